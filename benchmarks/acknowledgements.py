@@ -101,12 +101,12 @@ async def _measure(served: Served, digests: Sequence[str]) -> dict[str, list[flo
 
 
 async def _get(client: Client, path: str) -> None:
-    answer = await client.ask("GET", f"/v1/jobs/j/{path}")
+    answer = await client.send("GET", f"/v1/jobs/j/{path}")
     assert answer.status == 200, answer
 
 
 async def _post(client: Client, path: str, body: object) -> None:
-    answer = await client.ask("POST", f"/v1/jobs/j/{path}", json.dumps(body).encode())
+    answer = await client.send("POST", f"/v1/jobs/j/{path}", json.dumps(body).encode())
     assert answer.status == 200, answer
 
 

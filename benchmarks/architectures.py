@@ -1,7 +1,7 @@
-"""Hugging Face models under hostile plans on four CPU ranks, beside plain code in one process.
+"""Hugging Face models under hostile plans on four CPU ranks, compared with one process.
 
-Ten steps of AdamW with clipping; the plain code knows no plan: each document alone, transformers'
-own attention. The ranks are forked from a process that has imported transformers.
+Ten steps of AdamW with clipping; the reference runs each document alone, transformers'
+attention. The ranks are forked from a process that has imported transformers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.hostile_plans import RANKS, hostile_plans
 from benchmarks.settings import markdown
-from benchmarks.tiny_models import MODELS, REFUSED, VOCAB, tiny_model
+from benchmarks.tiny_models import MODELS, REJECTED, VOCAB, tiny_model
 
 LONGEST = 300
 CLIP_NORM = 1.0
@@ -86,7 +86,7 @@ def cases() -> list[Case]:
             Case(name, dtype="bfloat16")
             for name in ("gemma2, window of 64", "gpt_oss, window of 64")
         ),
-        *(Case(name) for name in REFUSED),
+        *(Case(name) for name in REJECTED),
     ]
 
 
@@ -96,14 +96,14 @@ class Outcome:
 
     losses: list[float]
     norms: list[float]
-    refusal: str = ""
+    rejection: str = ""
     refused_by_all: bool = False
-    saved_alike: bool = False
+    saved_equally: bool = False
 
 
 def run(data: object) -> None:
-    """Print what was trained and what was refused; ``SystemExit`` where a limit is exceeded."""
-    # A process of its own: ranks are forked from it before it has started any thread.
+    """Print trained and rejected models; ``SystemExit`` if a limit is exceeded."""
+    # A separate process: ranks are forked from it before it has started any thread.
     process = get_context("spawn").Process(target=_compare_all)
     process.start()
     process.join()
@@ -133,19 +133,19 @@ def _compare_all() -> None:
             there.close()
             pipes.append(here)
             ranks.append(process)
-        rows, refusals, failures = [], [], []
+        rows, rejections, failures = [], [], []
         for case in cases():
             outcomes: list[Outcome] = [pipe.recv() for pipe in pipes]
             first = outcomes[0]
-            if not first.refusal:
+            if not first.rejection:
                 cells, faults = _compared(case, first)
                 rows.append([case.label, *cells])
                 failures += [f"{case.label}: {fault}" for fault in faults]
                 continue
-            alike = len({outcome.refusal for outcome in outcomes}) == 1
-            refusals.append([case.label, first.refusal, "yes" if alike else "no"])
-            if not alike or case.name in MODELS:
-                failures.append(f"{case.label}: {first.refusal}")
+            same = len({outcome.rejection for outcome in outcomes}) == 1
+            rejections.append([case.label, first.rejection, "yes" if same else "no"])
+            if not same or case.name in MODELS:
+                failures.append(f"{case.label}: {first.rejection}")
         for process in ranks:
             process.join()
     print(f"\n{len(MODELS)} architectures, 4 CPU ranks, {len(hostile_plans(LONGEST))} steps each\n")
@@ -153,7 +153,7 @@ def _compare_all() -> None:
         markdown(["model", "loss differs by", "norm differs by", "saved model read back"], rows)
         + "\n"
     )
-    print(markdown(["refused", "with", "on every rank"], refusals) + "\n")
+    print(markdown(["rejected", "with", "on every rank"], rejections) + "\n")
     print(f"{time.monotonic() - started:.0f} s")
     if failures:
         raise SystemExit("\n".join(failures))
@@ -162,7 +162,7 @@ def _compare_all() -> None:
 def _compared(case: Case, outcome: Outcome) -> tuple[list[str], list[str]]:
     """Compare with plain code: the cells of a row, and what exceeds its limit."""
     plain = _plain(case)
-    faults = [] if outcome.saved_alike else ["the saved model differs"]
+    faults = [] if outcome.saved_equally else ["the saved model differs"]
     rounded = case.dtype != "float32" or case.autocast
     exact = _plain(case, exact=True) if rounded else plain
     cells = []
@@ -176,9 +176,9 @@ def _compared(case: Case, outcome: Outcome) -> tuple[list[str], list[str]]:
             limit = BF16_FACTOR * of_one
         if not error <= limit:
             faults.append(f"{quantity} differ by {error:.1e}, more than {limit:.1e}")
-        beside = f" of fp32; one process {of_one:.1e}" if rounded else ""
-        cells.append(f"{error:.1e}{beside}")
-    return [*cells, "bit-equal" if outcome.saved_alike else "no"], faults
+        reference = f" of fp32; one process {of_one:.1e}" if rounded else ""
+        cells.append(f"{error:.1e}{reference}")
+    return [*cells, "bit-equal" if outcome.saved_equally else "no"], faults
 
 
 def _differences(some: list[float], same: list[float]) -> Any:
@@ -205,10 +205,10 @@ def _run_rank(rank: int, pipe: Connection, folder: Path) -> None:
         try:
             outcome = _hosted(case, rank, groups, folder / str(number))
         except ValueError as error:
-            outcome = Outcome([], [], refusal=" ".join(str(error).split()))
+            outcome = Outcome([], [], rejection=" ".join(str(error).split()))
         except Exception:
             traceback.print_exc()
-            outcome = Outcome([], [], refusal=f"FAILS: {traceback.format_exc(limit=1)}")
+            outcome = Outcome([], [], rejection=f"FAILS: {traceback.format_exc(limit=1)}")
         pipe.send(outcome)
         dist.barrier(group=groups.control)
     dist.destroy_process_group()
@@ -233,14 +233,14 @@ def _hosted(case: Case, rank: int, groups: Any, folder: Path) -> Outcome:
     )
     results = [job.run(step, clip_norm=CLIP_NORM) for step in job.steps(_plans(case))]
     job.save_pretrained(folder)
-    alike = True
+    same = True
     if rank == 0:
-        alike = _saved_alike(case, model, folder)
+        same = _saved_equally(case, model, folder)
     losses = [result.loss for result in results]
-    return Outcome(losses, [result.gradient_norm for result in results], saved_alike=alike)
+    return Outcome(losses, [result.gradient_norm for result in results], saved_equally=same)
 
 
-def _saved_alike(case: Case, model: Any, folder: Path) -> bool:
+def _saved_equally(case: Case, model: Any, folder: Path) -> bool:
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -258,7 +258,7 @@ def _saved_alike(case: Case, model: Any, folder: Path) -> bool:
 
 
 def _plain(case: Case, *, exact: bool = False) -> Outcome:
-    """Train in one process that knows no plan; ``exact``: in fp32 whatever the case says."""
+    """Train in one process without plans; ``exact``: in fp32 for every case."""
     import torch
 
     model = _model(case, seed=0)
@@ -311,7 +311,7 @@ def _plain(case: Case, *, exact: bool = False) -> Outcome:
 
 
 def _router_loss(model: Any, routers: list[tuple[Any, ...]]) -> Any:
-    """Return transformers' own loss of the routers, of all documents together."""
+    """Return transformers' loss of the routers, of all documents together."""
     import torch
 
     together = tuple(torch.cat(layer) for layer in zip(*routers, strict=True))
@@ -333,7 +333,7 @@ def _base(case: Case, seed: int) -> Any:
 def _model(case: Case, seed: int) -> Any:
     import torch
 
-    # What is not trained must be alike on every rank.
+    # Frozen values must be equal on every rank.
     model = _base(case, seed=0 if case.lora else seed)
     if case.lora:
         from peft import LoraConfig, get_peft_model

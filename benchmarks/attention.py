@@ -1,9 +1,9 @@
 """CPU-seconds of attention, forward and backward, summed over four ranks on this machine.
 
-Wall time says little where ranks share cores; what all processes compute together says what a
+Wall time means little if ranks share cores; the CPU time of all processes shows what a
 cluster would pay. Every comparison runs the same kernel, so that the difference is the algorithm's.
 
-- *dense*: one long document on a ring: ours against torch's own ring (its
+- *dense*: one long document on a ring: ours against torch's ring (its
   ``_templated_ring_attention``, fed the same kernel) and one process without communication.
 - *short*: many short documents on a ring: ours against passing all keys and values round, and
   against gathering all of them (the way of Llama 3's context parallelism).
@@ -100,7 +100,7 @@ def run(data: Sequence[Data]) -> None:
 
 
 def masked_comparisons() -> list[tuple[str, list[int], str, list[Way]]]:
-    """List what is compared of windows, chunks, soft caps and sinks."""
+    """List the comparisons of windows, chunks, soft caps and sinks."""
 
     def way(name: str, **options: Any) -> Way:
         return Way(name, RING, GATHER_BELOW, tuple(options.items()))

@@ -1,4 +1,4 @@
-"""Balancing over ranks that are alike: planning time and proven gap."""
+"""Balancing over equal ranks: planning time and proven gap."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROFILE, SCHEME = "llama-7b-a800-80gb", "tp2"
 
 
 def run(data: Sequence[Data]) -> None:
-    """Print, for each data set, context and kind of host, the gap and the time of a call."""
+    """Print gap and time of a call by data set, context and trainer."""
     cost = Cost.from_profile(PROFILE, SCHEME)
     rows = [
         _row(source, cost, context, sequences, ranks, lockstep=lockstep)
@@ -27,7 +27,7 @@ def run(data: Sequence[Data]) -> None:
         for lockstep in (True, False)
     ]
     print(f"### Balancing, {DRAWS} draws, costs of {SCHEME} in {PROFILE}\n")
-    head = ["lengths, context", "sequences × ranks", "host", "micro-batches a rank"]
+    head = ["lengths, context", "sequences × ranks", "trainer", "micro-batches a rank"]
     head += ["gap, median", "p90", "CPU, median"]
     print(markdown(head, rows) + "\n")
 

@@ -58,7 +58,7 @@ def _ours_free(free: Comparison) -> list[str]:
 
 
 def _row(system: System, whole: Comparison, free: Comparison) -> list[str]:
-    """Propagation over plans that minimise it, iterations over plans that minimise those."""
+    """Propagation over plans that minimize it, iterations over plans that minimize those."""
     alone = next((s for s in free.systems if s.key == system.key), system)
     ratio = mean_propagation_ms(alone) / mean_propagation_ms(free.ours)
     by_selection = system.key in ("ours", "hydraulis-balanced")

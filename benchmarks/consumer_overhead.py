@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def _plan(step: int, ranks: int, random: np.random.Generator) -> Plan:
-    """A long sequence over all ranks, the others in micro-batches of eight on one rank each."""
+    """A long sequence over all ranks, and micro-batches of eight others on one rank each."""
     lengths = tuple(int(length) for length in random.integers(16, 512, SEQUENCES))
     pipelines = [_pipeline(Scheme(ulysses=ranks), tuple(range(ranks)), [(0,)], lengths)]
     for rank in range(ranks):

@@ -1,4 +1,4 @@
-"""Steps of a hosted model on four CPU ranks beside torch's DistributedDataParallel.
+"""Steps of a hosted model on four CPU ranks and of torch's DistributedDataParallel.
 
 First documents of one length, as many on every rank, the same ones on both sides: what hosting
 costs. Then ragged batches: DistributedDataParallel deals documents to ranks in the order they come
@@ -87,7 +87,7 @@ def _compare() -> None:
             *_cells(slowest["ragged ddp"], slowest["ragged ours"], RAGGED_STEPS),
         ],
     ]
-    print("\n### Beside DistributedDataParallel\n")
+    print("\n### Compared with DistributedDataParallel\n")
     head = ["a step", "DistributedDataParallel", "planned", "ratio", "losses differ by"]
     differences = [outcomes[0]["equal loss"], outcomes[0]["ragged loss"]]
     for row, of in zip(rows, differences, strict=True):
@@ -159,7 +159,7 @@ def _measured_profile(rank: int, folder: Path) -> Any:
         document[0] = profile_document(
             fit, devices, name="benchmark", source="measured by this benchmark", syncs=syncs
         )
-        # Room for so many tokens beside the states, which are small.
+        # Room for so many tokens in addition to the states, which are small.
         memory = document[0]["memory"]
         memory["capacity_bytes"] = (
             CAPACITY * per_token
@@ -197,7 +197,7 @@ def _optimizer(parameters: Any) -> Any:
 
 
 def _with_ddp(rank: int, batches: Sequence[Sequence[int]]) -> tuple[list[float], list[float]]:
-    """Train on documents dealt in order, one a micro-batch; CPU-seconds and loss of each step."""
+    """Train on documents in order, one a micro-batch; CPU-seconds and loss of each step."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel

@@ -107,7 +107,7 @@ def _left(path: Path) -> bool:
 
 
 class _Acknowledging:
-    """Acknowledges step after step of the running job, one request at a time, in a thread."""
+    """Acknowledges the running job's steps, one request at a time, in a thread."""
 
     def __init__(self, host: str, port: int) -> None:
         self.times: list[float] = []

@@ -1,6 +1,6 @@
 """Whole iterations against the best static strategy in settings that nobody chose: drawn at random.
 
-Model, GPUs, context, tokens of a step, lengths and the share of the sync that is hidden. Beside
+Model, GPUs, context, tokens of a step, lengths and the hidden share of the sync. In addition to
 the data, lengths are drawn from a Pareto distribution, with the longest tail there is, and from a
 log-normal one, as chats have. Of each first step many strategies near the plan's are tried, too.
 """
@@ -38,7 +38,7 @@ NEARBY, SWAPS, SIZES = 1000, 3, (1, 2, 4)
 
 @dataclass(frozen=True)
 class Setting:
-    """What is planned for: ``overlap`` is the share of the sync that propagation hides."""
+    """A planning problem: ``overlap`` is the share of the sync that computation hides."""
 
     source: Data
     model: str
@@ -55,7 +55,7 @@ class Setting:
 
 
 def run(data: Sequence[Data]) -> None:
-    """Print where we are slower on some step or far from the bound, and all settings in short."""
+    """Print steps that are slower or far from the bound, and a summary of settings."""
     rng = np.random.default_rng(0)
     sources = [*data, *_distributions(rng)]
     rows, judged, nearby, impossible = [], [], [], 0

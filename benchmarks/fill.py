@@ -1,4 +1,4 @@
-"""One fill: the compiled kernel beside the reference in Python."""
+"""One greedy placement: the native extension and the reference in Python."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SEED = 3
 
 
 def run(data: Sequence[Data]) -> None:
-    """Print the time of a fill that succeeds, and of one just below, which fails or is better."""
+    """Print the time of a successful placement, and of one just below its capacity."""
     if kernel_state() != "compiled":
         print(f"one fill: left out, as the fill is {kernel_state()}\n")
         return

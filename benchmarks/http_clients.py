@@ -1,4 +1,4 @@
-"""Many HTTP clients in one process, each with a connection of its own that it keeps."""
+"""Many HTTP clients in one process, each with a persistent connection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Answered:
 
 
 class Client:
-    """One connection, kept open, that asks one thing at a time."""
+    """One connection, kept open, with one request at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -27,8 +27,8 @@ class Client:
     async def connect(cls, host: str, port: int) -> Client:
         return cls(*await asyncio.open_connection(host, port))
 
-    async def ask(self, method: str, path: str, body: bytes = b"") -> Answered:
-        """Send a request and read the whole answer, which must say how long it is."""
+    async def send(self, method: str, path: str, body: bytes = b"") -> Answered:
+        """Send a request and read the whole answer, which must have a Content-Length."""
         kind = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n" if body else ""
         line = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n"
         self._writer.write(f"{line}{kind}\r\n".encode() + body)

@@ -1,4 +1,4 @@
-"""Planners of trainers beside ours, on the same lengths: predicted time and CPU time.
+"""Planners of trainers and ours, on the same lengths: predicted time and CPU time.
 
 Needs those trainers: ``./run bench integrations`` runs in the environment of
 ``./run test-integrations``.
@@ -38,8 +38,8 @@ def run(data: Sequence[Data]) -> None:
         for source in data:
             for sequences, ranks in SHAPES:
                 rows.append(_row(name, theirs, source, sequences, ranks, one_each=one_each))
-    print(f"### Hosts' own planners, costs of {SCHEME} in {PROFILE}, {DRAWS} draws\n")
-    head = ["host's planner", "lengths", "sequences × ranks", "its time over ours, least"]
+    print(f"### Trainers' planners, costs of {SCHEME} in {PROFILE}, {DRAWS} draws\n")
+    head = ["trainer's planner", "lengths", "sequences × ranks", "its time over ours, least"]
     head += ["median", "its CPU, median", "our CPU, median"]
     print(markdown(head, rows) + "\n")
     for _, theirs, one_each in _megatron():
@@ -105,7 +105,7 @@ def schedule_ms(
 
 
 def _megatron() -> list[tuple[str, Schedule, bool]]:
-    """List Megatron-Core's own schedulers: name, schedule, whether samples run one by one."""
+    """List Megatron-Core's schedulers: name, schedule, whether samples run one by one."""
     module = _installed("megatron.core.datasets.data_schedule", "megatron-core")
     if module is None:
         return []
@@ -135,7 +135,7 @@ def _dynamic(scheduler: Any, lengths: list[int], ranks: int) -> MicroBatches:
 
 
 def _installed(name: str, package: str) -> ModuleType | None:
-    """Import a host's module; None, and a line that says so, where it is not installed."""
+    """Import a trainer's module; None, and a printed line, if it is not installed."""
     try:
         return import_module(name)
     except ImportError:

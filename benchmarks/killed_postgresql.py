@@ -61,7 +61,7 @@ class KilledPostgresql:
 
     def _end(self, number: signal.Signals) -> None:
         processes = [self._server.pid]
-        if number == signal.SIGKILL:  # its children are in sessions of their own
+        if number == signal.SIGKILL:  # its children are in separate sessions
             processes += _children(self._server.pid)
         for process in processes:
             with suppress(ProcessLookupError):

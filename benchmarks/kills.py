@@ -35,7 +35,7 @@ STORE = "PostgreSQL, all processes"
 
 
 def run(data: Sequence[Data]) -> None:
-    """Print what was killed and what went on meanwhile; raises if anything was lost."""
+    """Print kills and the progress meanwhile; raises if anything was lost."""
     rows = []
     for kind, kills in KILLS.items():
         with tempfile.TemporaryDirectory() as folder:
@@ -200,7 +200,7 @@ def _train(
 
 
 class _Repeating:
-    """Does something again and again, in a thread, until it is told to end."""
+    """Does something again and again, in a thread, until it is stopped."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self.address = address
@@ -264,7 +264,7 @@ def _ask(
     headers: dict[str, str] | None = None,
     accepted: Sequence[int] = (200, 201, 202, 204),
 ) -> bytes:
-    """Ask until there is an answer that is no outage."""
+    """Retry until the response is no outage."""
     kind = {"Content-Type": "application/json"}
     ends = time.monotonic() + PATIENCE_S
     while True:

@@ -27,7 +27,7 @@ SENTENCES = 4
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Write the sources, read each in a process of its own, print a line for each."""
+    """Write the sources, read each in a separate process, print a line for each."""
     parser = argparse.ArgumentParser(prog="benchmarks.lengths_ingest", description=__doc__)
     parser.add_argument("--sequences", type=int, default=10_000_000)
     parser.add_argument("--read", metavar="FILE", type=Path, help=argparse.SUPPRESS)
@@ -80,7 +80,7 @@ def _peak_bytes() -> int:
 
 
 def _sources(folder: Path, sequences: int) -> Iterator[Path]:
-    """One file of each kind at a time; the caller may delete it before the next is asked for."""
+    """One file of each kind at a time; the caller may delete it before requesting the next."""
     lengths = np.random.default_rng(0).lognormal(6, 1.5, sequences).astype(np.int32) + SENTENCES
     kinds: dict[str, Callable[[Path, NDArray[np.int32]], None]] = {
         "lengths.npy": np.save,

@@ -52,7 +52,7 @@ MUTANTS = (
     ),
     Mutant(_U, "keys[:, key:last] += of_keys", "keys[:, key:last] = of_keys", (_RING,)),
     Mutant(_U, "values[:, key:last] += of_values", "values[:, key:last] = of_values", (_RING,)),
-    Mutant(_R, "accumulate(k, v, dkv, layout.own, ring.causal)", "pass", (_SUMS,)),
+    Mutant(_R, "accumulate(k, v, dkv, layout.local, ring.causal)", "pass", (_SUMS,)),
     Mutant(_R, "transfers.passing.add_home(dkv)", "pass", (_RING,)),
     Mutant(_R, "    lse = torch.logaddexp(lse, sinks.to(dtype))", "    pass", (_MASKED,)),
     Mutant(_R, "return -(weights * (dout", "return (weights * (dout", (_MASKED,)),

@@ -74,6 +74,6 @@ def run(data: Sequence[Data]) -> None:
                         f"{100 * above:.1f} %",
                     ]
                 )
-    print("### Proposals (judged on sampled batches with our dispatch and packing)\n")
+    print("### Proposals (simulated on sampled batches with our dispatch and packing)\n")
     head = ["lengths", "GPUs", "method", "time", "kept", "expected step", "above bound"]
     print(markdown(head, rows) + "\n")

@@ -1,7 +1,7 @@
 """What gradients cost that leave after each micro-batch: memory of a rank, CPU-seconds of all.
 
 Four CPU ranks train a Llama of 24 million fp32 parameters on short documents, each rank a pipeline
-of its own with as many micro-batches as the others: what is counted before the first step, the
+with as many micro-batches as the others: bytes counted before the first step, the
 most memory that a rank's process has had by the end over what it had before its states were made,
 and CPU-seconds of a step, with gradients summed once a step and after each micro-batch.
 """
@@ -71,7 +71,7 @@ def _on_ranks(reduce: Reduce, count: int) -> Measured:
 
 
 def _rank(rank: int, reduce: Reduce, count: int) -> tuple[int, int, int, list[float]]:
-    """Train a few steps; what is counted, of it gradients, what was taken, and CPU-seconds."""
+    """Train a few steps; counted bytes, of these gradients, bytes taken, and CPU-seconds."""
     groups = Communicators.create()
     model = Llama(CONFIG)
     importlib.import_module("torch._dynamo")  # as the optimizer does when it is made
@@ -90,7 +90,7 @@ def _rank(rank: int, reduce: Reduce, count: int) -> tuple[int, int, int, list[fl
         started = time.process_time()
         run_step(view, prepare(view), model, states, optimizer)
         times.append(time.process_time() - started)
-    # The module's own parameters were there before, and are in what is counted.
+    # The module's parameters were there before, and are counted.
     memory = _resident("VmHWM") - before + sum(p.nbytes for p in model.parameters())
     return counted.total, counted.gradients, memory, times
 

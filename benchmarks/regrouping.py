@@ -31,7 +31,7 @@ STEPS = 6
 
 
 def run(data: Sequence[Data]) -> None:
-    """Print, for each data set, propagation with both kinds of groups, gap and time to plan."""
+    """Print times with both kinds of groups, gap and planning time for each data set."""
     head = ["context, tokens a step, layout", "fixed groups", "regrouping", "gain, mean", "largest"]
     head += ["steps that regroup", "above the bound", "step, CPU: fixed", "regrouping"]
     for source in data:

@@ -1,4 +1,4 @@
-"""The service over HTTP: ranks that ask at once, ranks that wait, 1,024 views, acknowledgements."""
+"""The service over HTTP: immediate and waiting requests, 1,024 views, acknowledgements."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ STEPS, SEED = 10, 0
 CLIENTS = 64
 """Of the job of 64 ranks, one each."""
 PER_SECOND, SECONDS = 10, 10
-"""How often each client asks, on average and independently of the answers; for how long."""
+"""Each client's mean rate of requests, independent of the responses, and duration."""
 
 
 def run(data: Sequence[Data]) -> None:
-    """Print a table for the last data set. The clients are one process beside the service.
+    """Print a table for the last data set. The clients are one process next to the service.
 
     A wake-up is from the moment at which the plan can be read in the store, polled for, to the
     whole view at a rank that waited.
@@ -90,7 +90,7 @@ async def _woken(
     """For every rank, ms from the plan's publication to its view."""
     waiting = [
         asyncio.create_task(
-            client.ask("GET", f"/v1/jobs/{job}/plans/{batch.step}/ranks/{rank}?wait=60")
+            client.send("GET", f"/v1/jobs/{job}/plans/{batch.step}/ranks/{rank}?wait=60")
         )
         for rank, client in enumerate(ranks)
     ]
@@ -112,7 +112,7 @@ async def _at_a_rate(client: Client, rank: int, path: str) -> Times:
     times = []
     for turn, moment in enumerate(due.tolist()):
         await asyncio.sleep(max(0.0, began + moment - time.perf_counter()))
-        answer = await client.ask("GET", path.format(step=turn % STEPS, rank=rank))
+        answer = await client.send("GET", path.format(step=turn % STEPS, rank=rank))
         times.append(((answer.at - began - moment) * 1000, answer.status))
     return times
 
@@ -121,7 +121,7 @@ async def _at_once(clients: Sequence[Client], path: str, step: int) -> Times:
     await asyncio.sleep(0.1)
     began = time.perf_counter()
     step_path = path.format(step=step)
-    answers = await asyncio.gather(*(client.ask("GET", step_path) for client in clients))
+    answers = await asyncio.gather(*(client.send("GET", step_path) for client in clients))
     return _since(began, answers)
 
 
@@ -134,7 +134,7 @@ async def _acknowledged(ranks: Sequence[Client], job: str, step: int) -> Times:
     )
     path = f"/v1/jobs/{job}/acks"
     answers = await asyncio.gather(
-        *(client.ask("POST", path, body) for client, body in zip(ranks, bodies, strict=True))
+        *(client.send("POST", path, body) for client, body in zip(ranks, bodies, strict=True))
     )
     return _since(began, answers)
 
@@ -154,7 +154,7 @@ def _row(label: str, times_ms: Sequence[float], errors: int) -> list[str]:
 
 
 async def _ok(client: Client, path: str, body: Any) -> Any:
-    answer = await client.ask("POST", path, json.dumps(body).encode())
+    answer = await client.send("POST", path, json.dumps(body).encode())
     assert 200 <= answer.status < 300, answer
     return json.loads(answer.body)
 

@@ -34,7 +34,7 @@ class Data:
 
 
 def data_sets(wikipedia: Path | None) -> list[Data]:
-    """The code lengths that ship, and the Wikipedia lengths where a file of them is given."""
+    """Return code lengths that ship, and Wikipedia lengths if their file is given."""
     sets = [Data("code", read_lengths([CODE]).values)]
     if wikipedia is None:
         print("Wikipedia lengths: not given (--wikipedia FILE), left out\n")

@@ -1,4 +1,4 @@
-"""A sidecar on one core beside a job of 64 ranks that takes a second a step."""
+"""A sidecar on one core next to a job of 64 ranks that takes a second a step."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _job_file(folder: Path, data: Data) -> Path:
 
 
 async def _train(served: Served) -> tuple[list[float], list[int]]:
-    """For each step, the slowest rank's wait (ms) and how many plans there were when it began."""
+    """For each step, the slowest rank's wait (ms) and the plans ready when it began."""
     connection = await Client.connect(served.host, served.port)
     ranks = await connect_all(served.host, served.port, GPUS)
     waits, ahead = [], []
@@ -68,7 +68,7 @@ async def _train(served: Served) -> tuple[list[float], list[int]]:
         start = time.perf_counter()
         views = await asyncio.gather(
             *(
-                client.ask("GET", f"/v1/jobs/job/plans/{step}/ranks/{rank}?wait=60")
+                client.send("GET", f"/v1/jobs/job/plans/{step}/ranks/{rank}?wait=60")
                 for rank, client in enumerate(ranks)
             )
         )
@@ -79,7 +79,7 @@ async def _train(served: Served) -> tuple[list[float], list[int]]:
         bodies = (json.dumps({"step": step, "rank": r, "digest": None}) for r in range(GPUS))
         answers = await asyncio.gather(
             *(
-                client.ask("POST", "/v1/jobs/job/acks", body.encode())
+                client.send("POST", "/v1/jobs/job/acks", body.encode())
                 for client, body in zip(ranks, bodies, strict=True)
             )
         )
@@ -91,7 +91,7 @@ async def _train(served: Served) -> tuple[list[float], list[int]]:
 
 async def _planned(client: Client) -> int:
     """The number of steps that are planned."""
-    answer = await client.ask("GET", "/v1/jobs/job")
+    answer = await client.send("GET", "/v1/jobs/job")
     return int(json.loads(answer.body)["planned_steps"])
 
 

@@ -1,4 +1,4 @@
-"""Small and nearly full batches beside Megatron's own rule, at several costs of a ring step."""
+"""Small and nearly full batches compared with Megatron's rule, at several costs of a ring step."""
 
 from __future__ import annotations
 
@@ -27,13 +27,16 @@ def run(data: Sequence[Data], rule: Rule, timed: Timed, costs: dict[int, Cost]) 
     for ring_ms in RING_MS:
         ratios, gaps, cpu = [], [], []
         for ranks, lengths in _batches(data):
-            own = by_degree(costs, ranks)
-            own = {d: Cost(k.a, k.b, own[1].c + ring_ms * (d - 1)) for d, k in own.items()}
+            costs_here = by_degree(costs, ranks)
+            costs_here = {
+                d: Cost(k.a, k.b, costs_here[1].c + ring_ms * (d - 1))
+                for d, k in costs_here.items()
+            }
             theirs = rule(lengths, ranks)
             began = time.process_time()
-            rounds = plan_groups(lengths, ranks, CAPACITY, own, known=_known(theirs))
+            rounds = plan_groups(lengths, ranks, CAPACITY, costs_here, known=_known(theirs))
             cpu.append(1000 * (time.process_time() - began))
-            ratios.append(timed(theirs, lengths, own) / rounds.predicted_ms)
+            ratios.append(timed(theirs, lengths, costs_here) / rounds.predicted_ms)
             gaps.append(rounds.gap)
         slower = sum(ratio < 1 - 1e-9 for ratio in ratios)
         rows.append(
@@ -57,11 +60,11 @@ def _known(groups: Sequence[Sequence[Sequence[int]]]) -> list[list[tuple[int, li
     known: list[list[tuple[int, list[int]]]] = []
     for of_ranks in groups:
         known.append([])
-        for own in of_ranks:
-            if known[-1] and known[-1][-1][1] == list(own):
-                known[-1][-1] = (known[-1][-1][0] + 1, list(own))
+        for members in of_ranks:
+            if known[-1] and known[-1][-1][1] == list(members):
+                known[-1][-1] = (known[-1][-1][0] + 1, list(members))
             else:
-                known[-1].append((1, list(own)))
+                known[-1].append((1, list(members)))
     return known
 
 

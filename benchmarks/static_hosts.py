@@ -1,4 +1,4 @@
-"""Hosts of one static scheme beside ``seqplan.balance``, each by its own code, on the same lengths.
+"""Trainers with one static scheme and ``seqplan.balance``, each by its code, on the same lengths.
 
 verl deals a batch to ranks by Karmarkar-Karp and then packs each rank's part; TRL packs windows of
 the context by best fit, which reach ranks as they come; Hugging Face's batch rebalancing cuts the
@@ -46,8 +46,8 @@ def run(data: Sequence[Data], cost: Cost) -> None:
             for context in CONTEXTS:
                 for tokens in TOKENS:
                     rows.append(_row(name, host, source, context, tokens, cost, lockstep=lockstep))
-    print(f"### Hosts of one static scheme, {RANKS} ranks\n")
-    head = ["host's planner", "lengths", "context", "tokens a step", "its time over ours"]
+    print(f"### Trainers with one static scheme, {RANKS} ranks\n")
+    head = ["trainer's planner", "lengths", "context", "tokens a step", "its time over ours"]
     print(markdown([*head, "our gap", "its CPU", "our CPU"], rows) + "\n")
 
 
@@ -82,7 +82,7 @@ def _row(
 
 
 def _drawn(source: Data, context: int, tokens: int) -> list[int]:
-    """Draw sequences of so many tokens in all, as many as can be dealt to ranks evenly."""
+    """Draw sequences of so many tokens, as many as can be assigned to ranks evenly."""
     drawn = np.random.default_rng(0).choice(source.lengths, 4 * tokens // 100)
     lengths = np.minimum(drawn, context)
     count = int(np.searchsorted(np.cumsum(lengths), tokens)) // RANKS * RANKS
@@ -105,9 +105,9 @@ def _verl(lengths: list[int], capacity: int, cost: Cost) -> Lengths:
     del cost
     import torch
 
-    own = import_module("verl.utils.seqlen_balancing")
-    work = own.calculate_workload(torch.tensor(lengths)).tolist()
-    of_ranks = own.get_seqlen_balanced_partitions(work, k_partitions=RANKS, equal_size=True)
+    balancing = import_module("verl.utils.seqlen_balancing")
+    work = balancing.calculate_workload(torch.tensor(lengths)).tolist()
+    of_ranks = balancing.get_seqlen_balanced_partitions(work, k_partitions=RANKS, equal_size=True)
     rows = [[torch.zeros(lengths[i], dtype=torch.int8) for i in of_rank] for of_rank in of_ranks]
     count = 1
     while True:
@@ -117,7 +117,7 @@ def _verl(lengths: list[int], capacity: int, cost: Cost) -> Lengths:
             batch = import_module("tensordict").TensorDict(
                 {"input_ids": ids}, batch_size=[len(tokens)]
             )
-            parts = own.rearrange_micro_batches(batch, capacity, min_num_micro_batch=count)[1]
+            parts = balancing.rearrange_micro_batches(batch, capacity, min_num_micro_batch=count)[1]
             packed.append([[len(tokens[i]) for i in part] for part in parts])
         most = max(len(parts) for parts in packed)
         if min(len(parts) for parts in packed) == most:

@@ -1,9 +1,9 @@
 """CPU-seconds of a training step under each kind of parallelism, of all ranks together.
 
-The same sequences and model under every scheme, as many pipelines of it as there is room for; what
-all processes compute together, the sync of parameters and gradients included, says what the
-scheme costs beside tp = pp = 1. Schemes take turns and the least of several steps counts: whatever
-else runs on the machine adds to a step and takes nothing from it.
+The same sequences and model under every scheme, as many pipelines of it as fit. The CPU time of
+all processes, with the sync of parameters and gradients, shows the scheme's cost compared with
+tp = pp = 1. Schemes take turns, and the least of several steps counts: whatever else runs on the
+machine adds to a step and takes nothing from it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MODELS = tuple(
     ModelConfig(hidden=hidden, layers=4, heads=8, kv_heads=4, ffn=hidden * 11 // 4, vocab=1024)
     for hidden in (256, 768)
 )
-"""What crosses between ranks grows with the width, what is computed with its square."""
+"""Communication grows with the width, computation with its square."""
 
 SCHEMES = {
     2: ("tp1", "u2", "r2", "tp2", "pp2"),
@@ -45,7 +45,7 @@ SEQUENCES, LONGEST, SEED = 8, 200, 0
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """A step's CPU-seconds; ``transport``: of those, what the communication's own threads took."""
+    """A step's CPU-seconds; ``transport``: of those, the time of communication threads."""
 
     whole: float
     transport: float
@@ -73,7 +73,7 @@ def run(data: Sequence[Data]) -> None:
 
 
 def planned(scheme: Scheme, lengths: Sequence[int], ranks: int) -> Plan:
-    """Deal the sequences to as many pipelines as there is room for, two in a micro-batch."""
+    """Assign the sequences to as many pipelines as fit, two in a micro-batch."""
     count = ranks // scheme.gpus
     pipelines = []
     for number in range(count):
@@ -136,8 +136,8 @@ def _rank(
             view = rank_view(planned(Scheme.parse(scheme), lengths, ranks), rank)
             work = prepare(view)
             dist.barrier()
-            whole, own = time.process_time(), time.thread_time()
+            whole, thread = time.process_time(), time.thread_time()
             job.run_step(view, work, optimizer)
-            whole, own = time.process_time() - whole, time.thread_time() - own
-            steps.append(Seconds(whole, whole - own))
+            whole, thread = time.process_time() - whole, time.thread_time() - thread
+            steps.append(Seconds(whole, whole - thread))
     return {scheme: steps[WARM_UP:] for scheme, steps in seconds.items()}

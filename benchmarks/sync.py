@@ -55,7 +55,7 @@ def placed(strategy: Strategy) -> Placement:
 
 
 def figures(units: Sequence[UnitLayout], placement: Placement) -> tuple[str, ...]:
-    """CPU-seconds to lay out the slowest of a few ranks, and the largest counts among them."""
+    """CPU-seconds to lay out the slowest of a few ranks, and their largest counts."""
     shards = shards_of(placement)
     # The first rank of each scheme, and owners of the ends and the middle of every unit.
     ranks = {pipeline.ranks[0] for pipeline in placement[:: max(1, len(placement) // 16)]}

@@ -137,9 +137,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama4_text": _LLAMA4,
     "llama4_text, chunks of 64": {**_LLAMA4, "attention_chunk_size": 64},
 }
-"""By ``model_type``, and what is special about it."""
+"""By ``model_type``, and its special feature."""
 
-REFUSED: dict[str, dict[str, Any]] = {
+REJECTED: dict[str, dict[str, Any]] = {
     "seed_oss": _WIDE,
     "qwen3_next": {
         **_WIDE,
@@ -167,7 +167,7 @@ def tiny_model(name: str, seed: int, attention: str = "eager") -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    changes = (MODELS | REFUSED)[name]
+    changes = (MODELS | REJECTED)[name]
     config = AutoConfig.for_model(name.split(",")[0], **{**_BASE, **changes})
     torch.manual_seed(SEED + seed)
     return AutoModelForCausalLM.from_config(config, attn_implementation=attention)

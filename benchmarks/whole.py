@@ -1,8 +1,8 @@
 """Whole iterations against the best static strategy, context parallelism and our balancing allowed.
 
 Propagation and the sync as derived for each layout; derived schemes are used on both sides.
-The static strategy holds the longest sequence of the data, as it has to run all of it; beside it
-the one that is best if only the steps judged count.
+The static strategy holds the longest sequence of the data, as it has to run all of it; next to it
+the one that is best if only the simulated steps count.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ STEPS = {64: 8, 1024: 2}
 OTHER_SYNCS = tuple(
     setting for setting in SETTINGS if setting[2:] != (16384, 200_000) and setting[3] != 800_000
 )
-"""Those that are judged with other syncs than the derived one, too."""
+"""Settings that are simulated with other syncs than the derived one, too."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """Iterations in ms of the same steps: ours, of static strategies, and what is proven.
+    """Iterations in ms of the same steps: ours, of static strategies, and the proven bound.
 
     ``static`` holds the longest sequence of the data, ``hindsight`` that of these steps only.
     """
@@ -135,7 +135,7 @@ def _other_rows(
 
 
 def judge(source: Data, profile: Profile, where: Cluster, sync: SyncTimes, steps: int) -> Judged:
-    """Propose, plan steps and judge the static strategies on the same ones."""
+    """Propose, plan steps and simulate the static strategies on the same ones."""
     began = time.process_time()
     proposal = make_proposal(profile, where, source.lengths, sync=sync)
     proposal_s = time.process_time() - began

@@ -1,4 +1,4 @@
-"""Windows of steps: what composing them gains where one sequence bounds steps, and moves."""
+"""Windows of steps: gains of composing them if one sequence bounds steps, and moves."""
 
 from __future__ import annotations
 

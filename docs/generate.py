@@ -1,6 +1,6 @@
 """The generated parts of the documentation: ``python docs/generate.py`` writes them anew.
 
-- ``command-line.md``: the help of every verb, as ``seqplan VERB --help`` prints it 80 columns wide.
+- ``command-line.md``: the output of ``seqplan COMMAND --help``, 80 columns wide.
 - ``service.md``: every route of the interface, from the OpenAPI document of a running service.
 - ``architecture.md``: the public names of the packages, with the first sentence of each.
 
@@ -44,7 +44,7 @@ def verbs() -> str:
 
 
 def help_of(verb: str) -> str:
-    """What ``seqplan VERB --help`` prints, whatever this process's environment is."""
+    """What ``seqplan COMMAND --help`` prints, whatever this process's environment is."""
     from seqplan.api.cli import build_parser
 
     before = os.environ.get("COLUMNS")

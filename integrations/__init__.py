@@ -1,8 +1,8 @@
-"""Trainers that exist, fed with plans: one file a host, each imported only by who uses it.
+"""Integrations with trainers, a file for each, imported on use only.
 
-Hosts that take steps: ``balanced_steps`` (which sequences each step takes, balanced over ranks),
-then ``huggingface_trainer`` (``transformers.Trainer`` and what subclasses it), with ``axolotl`` on
-top. Hosts that ask for a schedule of the sequences they have: ``degree_costs`` (what a micro-batch
-costs there), then ``megatron``, ``slime`` and ``verl``; ``versions`` refuses those that lack the
+Trainers that take steps: ``balanced_steps`` (which sequences each step takes, balanced over ranks),
+then ``huggingface_trainer`` (``transformers.Trainer`` and subclasses), with ``axolotl`` on
+top. Trainers with a pluggable scheduler: ``degree_costs`` (costs of a micro-batch
+there), then ``megatron``, ``slime`` and ``verl``; ``versions`` rejects those that lack the
 place for it.
 """

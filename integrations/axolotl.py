@@ -27,7 +27,7 @@ __all__ = ["SeqplanOptions", "SeqplanPlugin"]
 
 
 def _base(module: str, name: str) -> Any:
-    """Return a class of the host; ``object`` where the host is not here."""
+    """Return a class of Axolotl; ``object`` if Axolotl is not installed."""
     try:
         return getattr(import_module(module), name, object)
     except ImportError:
@@ -55,7 +55,7 @@ class SeqplanOptions(BaseModel):
 class SeqplanPlugin(_PLUGIN):  # type: ignore[misc, valid-type]
     """Gives Axolotl a trainer whose ranks take the micro-batches that were planned for them.
 
-    ``UnsupportedVersion`` where Axolotl has no plugins or no such trainer.
+    ``UnsupportedVersion`` if Axolotl has no plugins or no such trainer.
     """
 
     def __init__(self) -> None:
@@ -72,17 +72,17 @@ class SeqplanPlugin(_PLUGIN):  # type: ignore[misc, valid-type]
         return f"{SeqplanOptions.__module__}.{SeqplanOptions.__name__}"
 
     def get_trainer_cls(self, cfg: Any) -> type[Any] | None:
-        """Return Axolotl's own trainer, planned; ``UnplannableError`` for what it is not for."""
+        """Return Axolotl's trainer class, planned; ``UnplannableError`` for other trainings."""
         others = [name for name in ("rl", "reward_model", "process_reward_model") if cfg.get(name)]
         if others or cfg.get("trainer_cls"):
             which = others[0] if others else "trainer_cls"
-            raise UnplannableError(f"{which} has a trainer of its own; steps are planned without")
+            raise UnplannableError(f"{which} uses another trainer: remove it to plan steps")
         if cfg.get("sample_packing"):
             raise UnplannableError("sample_packing: the plan packs; set it to false")
         return make_planned_trainer(cfg)
 
     def get_training_args(self, cfg: Any) -> dict[str, Any]:
-        """Let losses be means over the labelled tokens of all ranks, which Axolotl turns off."""
+        """Let losses be means over the labeled tokens of all ranks, which Axolotl turns off."""
         return {"average_tokens_across_devices": True}
 
     def get_collator_cls_and_kwargs(
@@ -93,7 +93,7 @@ class SeqplanPlugin(_PLUGIN):  # type: ignore[misc, valid-type]
 
 
 class _Options:
-    """What the YAML says, checked."""
+    """Options of the YAML file, validated."""
 
     def __init__(self, sequences: int, capacity: int, cost: Cost, seed: int) -> None:
         self.sequences, self.capacity, self.cost, self.seed = sequences, capacity, cost, seed
@@ -137,9 +137,9 @@ def make_planned_trainer(cfg: Any) -> type[Any]:
 
 
 class _WithLossCounts(_TRAINER):  # type: ignore[misc, valid-type]
-    """Axolotl's trainer with the tokens of the whole step given to models that divide by them.
+    """Axolotl's trainer, which passes the step's token count to models that use it.
 
-    Axolotl leaves them out where ``forward`` has no such parameter of its own, although most models
+    Axolotl leaves them out if ``forward`` has no such parameter, although most models
     hand what they get on to their loss. Whether this one does is tried before the first step.
     """
 
@@ -150,7 +150,7 @@ class _WithLossCounts(_TRAINER):  # type: ignore[misc, valid-type]
 
 def _set_steps(args: Any, cfg: Any, steps: int) -> None:
     """End after the epochs' planned steps, and warm up for a share of those: Axolotl counted what
-    its own sampler would take."""
+    its sampler would take."""
     if cfg.get("max_steps"):
         return
     args.max_steps = round(args.num_train_epochs * steps)

@@ -14,9 +14,9 @@ from seqplan.planner.balance.balance_ranks import balance
 
 @dataclass(frozen=True)
 class RankedStep:
-    """One optimizer step: places in the data set, by rank and micro-batch, and what is predicted.
+    """One optimizer step: places in the data set, by rank and micro-batch, and the prediction.
 
-    ``figures``: ``predicted_ms``, ``gap`` and ``imbalance``, for a host's metrics.
+    ``figures``: ``predicted_ms``, ``gap`` and ``imbalance``, for a trainer's metrics.
     """
 
     micro_batches: list[list[list[int]]]
@@ -27,7 +27,7 @@ class BalancedSteps:
     """Draws ``sequences`` of a data set for each step and balances them over the ranks.
 
     ``lengths``: tokens of every sequence; ``capacity``: tokens of a micro-batch; ``cost``: what one
-    costs (``seqplan.Cost``). Each epoch is a permutation fixed by (seed, epoch); what is left of it
+    costs (``seqplan.Cost``). Each epoch is a permutation fixed by (seed, epoch); its rest
     beyond whole steps is not used, as with a sampler that drops the last batch. The same on every
     rank, and for every epoch whatever came before. ``ValueError`` for less data than a step, or a
     sequence beyond ``capacity``.
@@ -48,7 +48,7 @@ class BalancedSteps:
             raise ValueError(
                 f"a step of {sequences} sequences cannot be drawn from {len(self._lengths)}"
             )
-        # One call refuses what no step can hold, before anything trains.
+        # One call rejects sequences that no step can hold, before training.
         balance(self._lengths, 1, capacity, cost, pad_to=pad_to)
         self._sequences, self._capacity, self._cost = sequences, capacity, cost
         self._seed, self._pad_to = seed, pad_to

@@ -1,4 +1,4 @@
-"""What a micro-batch costs on groups of each degree that a host forms."""
+"""Costs of a micro-batch on groups of each degree that a trainer forms."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def ring_costs(profile: Profile | str, scheme: Scheme | str) -> dict[int, Cost]:
     wanted = Scheme.parse(scheme) if isinstance(scheme, str) else scheme
     costs = {1: Cost.from_profile(known, wanted)}
     for entry in known.schemes:
-        alike = (entry.scheme.tp, entry.scheme.pp, entry.scheme.ulysses)
-        if alike == (wanted.tp, 1, wanted.ulysses) and entry.scheme.ring > 1:
+        shape = (entry.scheme.tp, entry.scheme.pp, entry.scheme.ulysses)
+        if shape == (wanted.tp, 1, wanted.ulysses) and entry.scheme.ring > 1:
             costs[entry.scheme.ring] = Cost.from_profile(known, entry.scheme)
     return costs
 
@@ -33,7 +33,7 @@ def by_degree(known: Cost | Mapping[int, Cost], ranks: int, smallest: int = 1) -
     """Give every degree of ``ranks`` a cost: powers of two that divide them, and all of them.
 
     A degree that is not known costs what the next smaller one does, its work divided evenly:
-    nothing is lost by communication. ``ValueError`` where degree 1 is not known.
+    nothing is lost by communication. ``ValueError`` if degree 1 is not known.
     """
     costs = dict(known) if isinstance(known, Mapping) else {1: known}
     if 1 not in costs:
@@ -49,9 +49,9 @@ def by_degree(known: Cost | Mapping[int, Cost], ranks: int, smallest: int = 1) -
 
 
 def add_padding(costs: Mapping[int, Cost], alignment: int) -> dict[int, Cost]:
-    """Add what padding at the end of a micro-batch costs, half of ``alignment`` tokens a rank.
+    """Add the cost of padding a micro-batch, half of ``alignment`` tokens a rank.
 
-    Padding is a sequence of its own: its tokens cost ``b`` each, and next to nothing beside it.
+    Padding is a separate sequence: its tokens cost ``b`` each, and little else.
     """
     return {
         degree: Cost(cost.a, cost.b, cost.c + cost.b * degree * (alignment - 1) / 2)
@@ -63,7 +63,7 @@ def costs_of_environment() -> dict[int, Cost]:
     """Read costs from the environment: ``SEQPLAN_PROFILE`` and ``SEQPLAN_SCHEME``, or
     ``SEQPLAN_COST``.
 
-    ``ValueError`` where neither is set, or what is set is no cost.
+    ``ValueError`` if neither is set, or one is invalid.
     """
     if text := os.environ.get(COST):
         try:

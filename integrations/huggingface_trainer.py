@@ -4,8 +4,8 @@
         pass
 
 One item of the loader is a rank's whole step; the borders of micro-batches travel inside it, so
-that worker processes know no plan. The loader is not given to accelerate, which would shard it
-again. The epoch follows from the trainer's step, so that a resumed run goes on where it was.
+that worker processes need no plan. The loader is not given to accelerate, which would shard it
+again. The epoch follows from the trainer's step, so that a resumed run continues at its step.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _LABELS = ("labels", "shift_labels")
 
 
 class UnplannableError(ValueError):
-    """A setting under which planned steps would be refused, hang or be silently wrong."""
+    """A setting under which planned steps would fail, hang or be silently wrong."""
 
 
 class PlannedTrainerMixin:
-    """Trains on the steps of ``planned``, each rank on its own micro-batches.
+    """Trains on the steps of ``planned``, each rank on its micro-batches.
 
-    Beside a trainer class, before it in the bases. The data set has a length and an element
+    A mixin before a trainer class in the bases. The data set has a length and an element
     ``input_ids`` in each sample; the collator packs without padding
     (``DataCollatorWithFlattening``, ``padding_free=True``). ``UnplannableError`` before the first
     step for what cannot be planned, with every reason. ``plan/…`` figures are among the logs.
@@ -48,7 +48,7 @@ class PlannedTrainerMixin:
     sync_each_micro_batch = True
     """FSDP2: False keeps whole gradients between micro-batches, for one reduction a step."""
 
-    # The trainer's own.
+    # Set by the trainer.
     args: Any
     accelerator: Any
     model: Any
@@ -87,7 +87,7 @@ class PlannedTrainerMixin:
             "per_device_train_batch_size must be 1: a batch is a planned step": (
                 args.per_device_train_batch_size != 1
             ),
-            "auto_find_batch_size changes what is planned": (
+            "auto_find_batch_size changes planned batches": (
                 getattr(args, "auto_find_batch_size", False)
             ),
             "nn.DataParallel (more than one device a process)": args.n_gpu > 1,
@@ -105,7 +105,7 @@ class PlannedTrainerMixin:
                 isinstance(self.train_dataset, IterableDataset)
                 or not hasattr(self.train_dataset, "__getitem__")
             ),
-            "the trainer's own tp, cp or sp above 1": (
+            "the trainer's tp, cp or sp above 1": (
                 max(getattr(self, f"get_{kind}_size")() for kind in ("tp", "cp", "sp")) > 1
             ),
             "output_router_logits: a mean over each micro-batch enters the loss": (
@@ -143,14 +143,14 @@ class PlannedTrainerMixin:
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
     ) -> tuple[list[Any], Any]:
-        """Take the next step, and the labelled tokens of all ranks in it."""
+        """Take the next step, and the labeled tokens of all ranks in it."""
         step = next(epoch_iterator, None)
         if step is None:
             return [], None
         self._figures = step.pop("figures")
         count: Any = self
         tokens = count._get_num_items_in_batch(step["micro_batches"], device)
-        # A whole number: FSDP2 casts what is not to bfloat16, which scales the gradients wrongly.
+        # A whole number: FSDP2 casts floats to bfloat16, which scales the gradients wrongly.
         return [step], tokens.round().long().clamp(min=1)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Any:
@@ -181,7 +181,7 @@ class PlannedTrainerMixin:
             trainer._track_num_input_tokens(micro_batch)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log what was predicted beside the loss."""
+        """Log predictions with the loss."""
         if "loss" in logs:
             logs.update({f"plan/{name}": value for name, value in self._figures.items()})
         trainer: Any = super()
@@ -216,7 +216,7 @@ class PlannedTrainerMixin:
 
 
 class _StepsOfRank:
-    """A batch sampler: each batch is one rank's step, with fillers where ranks are in lockstep."""
+    """A batch sampler: each batch is one rank's step, with fillers if ranks run in lockstep."""
 
     def __init__(
         self,
@@ -236,18 +236,18 @@ class _StepsOfRank:
         epoch = self._global_step() // self._planned.steps
         lockstep = self._trainer._lockstep
         for step in self._planned.epoch(epoch, self._ranks, lockstep=lockstep):
-            own = [micro for micro in step.micro_batches[self._rank] if micro]
+            local = [micro for micro in step.micro_batches[self._rank] if micro]
             some = next(i for of_rank in step.micro_batches for micro in of_rank for i in micro)
-            wanted = len(step.micro_batches[self._rank]) if lockstep else max(1, len(own))
-            fillers = wanted - len(own)
-            parts = [*own, *([some] for _ in range(fillers))]
-            yield [(parts, [False] * len(own) + [True] * fillers, step.figures)]
+            wanted = len(step.micro_batches[self._rank]) if lockstep else max(1, len(local))
+            fillers = wanted - len(local)
+            parts = [*local, *([some] for _ in range(fillers))]
+            yield [(parts, [False] * len(local) + [True] * fillers, step.figures)]
 
 
 class _SamplesOfStep(Dataset[Any]):
     """Samples by what the sampler yields: the nested places of a step.
 
-    Each has its planned length, or the step is not what was balanced: ``UnplannableError``.
+    Each has its planned length, or the step differs from the balanced one: ``UnplannableError``.
     """
 
     def __init__(self, samples: Any, planned: BalancedSteps) -> None:
@@ -274,7 +274,7 @@ class _SamplesOfStep(Dataset[Any]):
 
 
 class _PackedStep:
-    """Packs each micro-batch by the trainer's own collator; fillers have no label."""
+    """Packs each micro-batch by the trainer's collator; fillers have no label."""
 
     def __init__(self, collator: Any) -> None:
         self._collator = collator
@@ -318,5 +318,5 @@ def _cut(sample: Mapping[str, Any], tokens: int) -> dict[str, Any]:
 
 
 def _two(samples: Any) -> tuple[int, int]:
-    """Return two places of a data set, twice the same where it has one."""
+    """Return two places of a data set, twice the same if it has one."""
     return 0, min(1, len(samples) - 1)

@@ -3,7 +3,7 @@
     from seqplan.integrations import megatron
     megatron.install(megatron.ring_costs("llama-7b-a800-80gb", "tp2"))   # before training starts
 
-``install`` puts scheduler classes in the place of the host's own, which plan where theirs cannot.
+``install`` puts scheduler classes in the place of Megatron's, which plan steps that those cannot.
 Every rank computes the schedule by itself: the same lengths give the same one.
 """
 
@@ -32,7 +32,7 @@ __all__ = ["figures", "install", "ring_costs"]
 logger = logging.getLogger(__name__)
 
 DYNAMIC, STATIC = "default_dynamic_cp", "dp_balanced"
-"""The host's names of schedulers with and without context parallelism of each micro-batch."""
+"""Megatron's names of schedulers with and without context parallelism of each micro-batch."""
 
 _Groups = list[list[list[int]]]
 """Sample ids by micro-batch and rank."""
@@ -42,14 +42,14 @@ figures: dict[str, float] = {}
 
 
 def install(costs: Cost | Mapping[int, Cost] | None = None) -> list[str]:
-    """Put planned schedulers in the host's place; the names of what was replaced.
+    """Replace Megatron's schedulers by planned ones; return the names of the replaced.
 
     ``costs``: of a micro-batch on one rank of data and context parallelism, or by degree
     (``ring_costs``); by default from the environment (``degree_costs.costs_of_environment``).
-    ``UnsupportedVersion`` where the host has no place for a scheduler.
+    ``UnsupportedVersion`` if Megatron has no place for a scheduler.
     """
     known = costs_of_environment() if costs is None else costs
-    by_degree(known, 1)  # refuses costs that lack degree 1, before anything is replaced
+    by_degree(known, 1)  # rejects costs without degree 1, before anything is replaced
     schedule: Any = import_module("megatron.core.datasets.data_schedule")
     replaced = []
     for key, host_class in list(getattr(schedule, "scheduler_map", {}).items()):
@@ -57,7 +57,7 @@ def install(costs: Cost | Mapping[int, Cost] | None = None) -> list[str]:
         if name in (DYNAMIC, STATIC):
             planned = (_dynamic if name == DYNAMIC else _static)(_original(host_class), known)
             schedule.scheduler_map[key] = planned
-            # verl asks for the class by its name.
+            # verl finds the class by its name.
             setattr(schedule, _original(host_class).__name__, planned)
             replaced.append(str(name))
     if hasattr(schedule, "HybridCPDataLoaderWrapper") and hasattr(schedule, "BalancedCPScheduler"):
@@ -77,7 +77,7 @@ def install(costs: Cost | Mapping[int, Cost] | None = None) -> list[str]:
 
 
 def _original(scheduler: Any) -> Any:
-    """Return the host's own class, also where ours is in its place already."""
+    """Return Megatron's class, also if ours has replaced it already."""
     return getattr(scheduler, "host_class", scheduler)
 
 
@@ -90,7 +90,7 @@ def _dynamic(host_class: Any, costs: Cost | Mapping[int, Cost]) -> Any:
             return super().run(*arguments, **named)
 
         def get_groups_and_subsamples(self, sample_id_seqlens: Any) -> Any:
-            own = super().get_groups_and_subsamples
+            original = super().get_groups_and_subsamples
             ranks = self.dp_size * self.cp_size
             return _plan_or_fall_back(
                 lambda: _plan_groups(
@@ -103,9 +103,9 @@ def _dynamic(host_class: Any, costs: Cost | Mapping[int, Cost]) -> Any:
                     ),
                     multiple=self.microbatch_group_size_per_vp_stage or 1,
                     stages=_stages(),
-                    known=own(sample_id_seqlens) if sample_id_seqlens else None,
+                    known=original(sample_id_seqlens) if sample_id_seqlens else None,
                 ),
-                lambda: own(sample_id_seqlens),
+                lambda: original(sample_id_seqlens),
             )
 
     return _name_samples(PlannedDynamicCPScheduler, host_class)
@@ -126,7 +126,7 @@ def _alignment(scheduler: Any) -> int:
 
 
 def _stages() -> int:
-    """Return the pipeline stages that the host's micro-batches go through; 1 before it has any."""
+    """Return the pipeline stages that Megatron's micro-batches go through; 1 before it has any."""
     parallel_state = import_module("megatron.core.parallel_state")
     if not parallel_state.model_parallel_is_initialized():
         return 1
@@ -138,7 +138,7 @@ def _static(host_class: Any, costs: Cost | Mapping[int, Cost]) -> Any:
 
     class PlannedBalancedScheduler(host_class):  # type: ignore[misc]
         def get_groups_and_subsamples(self, sample_id_seqlens: Any) -> Any:
-            own = super().get_groups_and_subsamples
+            original = super().get_groups_and_subsamples
             return _plan_or_fall_back(
                 lambda: _balance_replicas(
                     sample_id_seqlens,
@@ -149,18 +149,18 @@ def _static(host_class: Any, costs: Cost | Mapping[int, Cost]) -> Any:
                     multiple=self.microbatch_group_size_per_vp_stage or 1,
                     most=getattr(self, "max_num_seqs", None),
                 ),
-                lambda: own(sample_id_seqlens),
+                lambda: original(sample_id_seqlens),
             )
 
     return _name_samples(PlannedBalancedScheduler, host_class)
 
 
 def _hybrid(host_class: Any, costs: Cost | Mapping[int, Cost]) -> Any:
-    """Make a scheduler whose groups run their samples one by one, with a barrier after each set."""
+    """Make a scheduler whose groups run samples one by one, with barriers between."""
 
     class PlannedHybridCPScheduler(host_class):  # type: ignore[misc]
         def get_groups_and_subsamples(self, sample_id_seqlens: Any, config: Any) -> Any:
-            own = super().get_groups_and_subsamples
+            original = super().get_groups_and_subsamples
             ranks, lengths = self.total_hdp_gpus, dict(sample_id_seqlens)
 
             def planned() -> tuple[Any, _Groups]:
@@ -171,9 +171,9 @@ def _hybrid(host_class: Any, costs: Cost | Mapping[int, Cost]) -> Any:
                     by_degree(costs, ranks),
                     one_each=True,
                 )
-                return [[[lengths[i] for i in own] for own in group] for group in ids], ids
+                return [[[lengths[i] for i in members] for members in group] for group in ids], ids
 
-            return _plan_or_fall_back(planned, lambda: own(sample_id_seqlens, config))
+            return _plan_or_fall_back(planned, lambda: original(sample_id_seqlens, config))
 
     return _name_samples(PlannedHybridCPScheduler, host_class)
 
@@ -183,13 +183,13 @@ def _name_samples(planned: Any, host_class: Any) -> Any:
     return planned
 
 
-def _plan_or_fall_back(planned: Callable[[], Any], own: Callable[[], Any]) -> Any:
-    """Return the planned schedule, or the host's own where there is none, which is logged."""
+def _plan_or_fall_back(planned: Callable[[], Any], original: Callable[[], Any]) -> Any:
+    """Return the planned schedule, or Megatron's if there is none, with a warning."""
     try:
         return planned()
     except ValueError as error:
         logger.warning("%s: this step runs as Megatron schedules it", error)
-        return own()
+        return original()
 
 
 def _plan_groups(
@@ -205,7 +205,7 @@ def _plan_groups(
 ) -> _Groups:
     """Plan groups for samples (id, tokens); ids by micro-batch and rank.
 
-    ``known``: those of the trainer's own rule, which the plan is no slower than.
+    ``known``: those of Megatron's rule, which the plan is no slower than.
     """
     ids, lengths = _split(samples)
     grouped = plan_groups(
@@ -219,7 +219,9 @@ def _plan_groups(
         known=None if known is None else _degrees(known, ids),
     )
     _tell(len(grouped.rounds), grouped.predicted_ms, grouped.gap, grouped.imbalance)
-    return [[[ids[i] for i in own] for own in groups] for groups in grouped.by_rank()]
+    return [
+        [[ids[i] for i in micro_batch] for micro_batch in groups] for groups in grouped.by_rank()
+    ]
 
 
 def _balance_replicas(
@@ -255,15 +257,15 @@ def _degrees(groups: _Groups, ids: Sequence[int]) -> list[list[tuple[int, list[i
     places = {number: place for place, number in enumerate(ids)}
     return [
         [
-            (len(list(ranks)), [places[int(number)] for number in own])
-            for own, ranks in groupby(of_ranks)
+            (len(list(ranks)), [places[int(number)] for number in micro_batch])
+            for micro_batch, ranks in groupby(of_ranks)
         ]
         for of_ranks in groups
     ]
 
 
 def _split(samples: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
-    """Take ids and lengths of samples apart; ``ValueError`` where there are none."""
+    """Take ids and lengths of samples apart; ``ValueError`` if there are none."""
     if not samples:
         raise ValueError("there are no samples to plan")
     return [int(i) for i, _ in samples], [int(length) for _, length in samples]

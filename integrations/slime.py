@@ -32,9 +32,9 @@ figures: dict[str, float] = {}
 
 
 def install(costs: Cost | Mapping[int, Cost] | None = None) -> None:
-    """Put the planned schedule in the host's place; ``costs`` of one rank or by context degree.
+    """Put the planned schedule in slime's place; ``costs`` of one rank or by context degree.
 
-    ``UnsupportedVersion`` where slime has no such function.
+    ``UnsupportedVersion`` if slime has no such function.
     """
     known = costs_of_environment() if costs is None else costs
     module: Any = import_module(SCHEDULE)
@@ -43,7 +43,7 @@ def install(costs: Cost | Mapping[int, Cost] | None = None) -> None:
             f"slime {find_installed_version('slime')} has no {NAME} in {SCHEDULE}; that of August "
             "2026 (revision 624b824) has it"
         )
-    own = getattr(getattr(module, NAME), "host_function", getattr(module, NAME))
+    original = getattr(getattr(module, NAME), "host_function", getattr(module, NAME))
 
     def build_dp_schedule(
         args: Any,
@@ -53,7 +53,7 @@ def install(costs: Cost | Mapping[int, Cost] | None = None) -> None:
         global_batch_size: int,
         rollout_indices: Sequence[int],
     ) -> Schedule:
-        """Return the planned schedule, or the host's own where there is none, which is logged."""
+        """Return the planned schedule, or slime's if there is none, with a warning."""
         try:
             return plan_schedule(
                 args,
@@ -65,7 +65,7 @@ def install(costs: Cost | Mapping[int, Cost] | None = None) -> None:
             )
         except ValueError as error:
             logger.warning("%s: these steps are scheduled as slime does it", error)
-            fallback: Callable[..., Schedule] = own
+            fallback: Callable[..., Schedule] = original
             return fallback(
                 args,
                 train_parallel_config,
@@ -75,7 +75,7 @@ def install(costs: Cost | Mapping[int, Cost] | None = None) -> None:
             )
 
     planned: Any = build_dp_schedule
-    planned.host_function = own
+    planned.host_function = original
     for path in (SCHEDULE, ROLLOUT):
         if path in sys.modules:
             setattr(sys.modules[path], NAME, planned)
@@ -90,9 +90,9 @@ def plan_schedule(
     global_batch_size: int,
     rollout_indices: Sequence[int],
 ) -> Schedule:
-    """Plan each step's micro-batches over data-parallel ranks, the host's steps as they are.
+    """Plan each step's micro-batches over data-parallel ranks, slime's steps as they are.
 
-    A step takes ``global_batch_size`` rollouts in the order of their first sample; what is left is
+    A step takes ``global_batch_size`` rollouts in the order of their first sample; the rest is
     dropped. ``ValueError`` for batches of fixed size, less than a step, a sample beyond
     a micro-batch, or fewer samples than micro-batches.
     """
@@ -112,7 +112,9 @@ def plan_schedule(
     places: list[list[list[int]]] = [[] for _ in range(ranks)]
     counts = []
     for first in range(0, len(sample_lists) - global_batch_size + 1, global_batch_size):
-        samples = [i for own in sample_lists[first : first + global_batch_size] for i in own]
+        samples = [
+            i for rollout in sample_lists[first : first + global_batch_size] for i in rollout
+        ]
         lengths = [int(total_lengths[i]) for i in samples]
         balanced = balance(lengths, ranks, capacity, cost, count_multiple=multiple)
         if not all(micro for of_rank in balanced.micro_batches for micro in of_rank):

@@ -4,7 +4,7 @@
     export SEQPLAN_PROFILE=… SEQPLAN_SCHEME=tp1
 
 Importing this module installs it: verl's workload is the measured cost, micro-batches are packed
-for all ranks together, and Megatron's dynamic context parallelism takes ``hosts.megatron``.
+for all ranks together, and Megatron's dynamic context parallelism takes ``integrations.megatron``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NAMES = ("rearrange_micro_batches", "calculate_workload", "log_seqlen_unbalance"
 """Functions of ``BALANCING`` that are replaced, here and wherever they were imported already."""
 
 NANOSECONDS = 1_000_000
-"""In a millisecond: workloads are whole numbers, as the host's own are."""
+"""Nanoseconds in a millisecond: workloads are whole numbers, as verl's are."""
 
 figures: dict[str, float] = {}
 """``predicted_ms``, ``gap`` and ``imbalance`` of the last micro-batches that were planned."""
@@ -42,7 +42,7 @@ figures: dict[str, float] = {}
 def install(costs: dict[int, Cost] | None = None) -> None:
     """Put planned functions in the place of verl's; ``costs`` by degree, or of the environment.
 
-    ``UnsupportedVersion`` where verl lacks one of them.
+    ``UnsupportedVersion`` if verl lacks one of them.
     """
     known = costs_of_environment() if costs is None else costs
     balancing: Any = import_module(BALANCING)
@@ -52,16 +52,16 @@ def install(costs: dict[int, Cost] | None = None) -> None:
             f"verl {find_installed_version('verl')} has no {', '.join(lacking)} in {BALANCING}; "
             "0.9.1 has them"
         )
-    own = {name: _original(getattr(balancing, name)) for name in NAMES}
+    originals = {name: _original(getattr(balancing, name)) for name in NAMES}
     cost = known[1]
     replacements = {
-        "rearrange_micro_batches": _rearranging(own["rearrange_micro_batches"], cost),
+        "rearrange_micro_batches": _rearranging(originals["rearrange_micro_batches"], cost),
         "calculate_workload": _workload(cost),
-        "log_seqlen_unbalance": _logging(own["log_seqlen_unbalance"], cost),
+        "log_seqlen_unbalance": _logging(originals["log_seqlen_unbalance"], cost),
     }
     for name, planned in replacements.items():
-        planned.host_function = own[name]
-        for module in _holding(name, own[name]):
+        planned.host_function = originals[name]
+        for module in _holding(name, originals[name]):
             setattr(module, name, planned)
     if find_spec(DYNAMIC):
         _install_dynamic(import_module(DYNAMIC), known)
@@ -71,12 +71,12 @@ def _original(function: Any) -> Any:
     return getattr(function, "host_function", function)
 
 
-def _holding(name: str, own: Any) -> list[Any]:
+def _holding(name: str, original: Any) -> list[Any]:
     """List verl's modules that have the function by this name."""
     return [
         module
         for path, module in list(sys.modules.items())
-        if path.startswith("verl.") and _original(getattr(module, name, None)) is own
+        if path.startswith("verl.") and _original(getattr(module, name, None)) is original
     ]
 
 
@@ -89,7 +89,7 @@ def _workload(cost: Cost) -> Any:
     return calculate_workload
 
 
-def _rearranging(own: Callable[..., Any], cost: Cost) -> Any:
+def _rearranging(original: Callable[..., Any], cost: Cost) -> Any:
     def rearrange_micro_batches(
         batch: Any,
         max_token_len: Any,
@@ -117,7 +117,7 @@ def _rearranging(own: Callable[..., Any], cost: Cost) -> Any:
             )
         except ValueError as error:
             logger.warning("%s: this batch is packed as verl does it", error)
-            return own(
+            return original(
                 batch,
                 max_token_len,
                 dp_group,
@@ -131,9 +131,9 @@ def _rearranging(own: Callable[..., Any], cost: Cost) -> Any:
         first = min(i for micro in mine for i in micro)
         places = [[i - first for i in micro] for micro in mine]
         if use_dynamic_bsz_balance:
-            # As the host does, the same on every rank: short ones first and last, for pipelines.
+            # As verl does, the same on every rank: short ones first and last, for pipelines.
             places = places[::2][::-1] + places[1::2]
-        return [select(batch, own) for own in places], places
+        return [select(batch, members) for members in places], places
 
     return rearrange_micro_batches
 
@@ -185,10 +185,10 @@ def _of_all_ranks(lengths: list[int], group: Any) -> list[list[int]]:
     return gathered
 
 
-def _logging(own: Callable[..., Any], cost: Cost) -> Any:
+def _logging(original: Callable[..., Any], cost: Cost) -> Any:
     def log_seqlen_unbalance(seqlen_list: Any, partitions: Any, prefix: str) -> Any:
-        """Add the dispatch's predicted time, gap and imbalance to the host's metrics."""
-        metrics = own(seqlen_list, partitions, prefix)
+        """Add the dispatch's predicted time, gap and imbalance to verl's metrics."""
+        metrics = original(seqlen_list, partitions, prefix)
         work = [x * (cost.a * x + cost.b) for x in map(int, seqlen_list)]
         ranks = [sum(work[i] for i in part) for part in partitions]
         mean = sum(ranks) / len(ranks)
@@ -202,17 +202,17 @@ def _logging(own: Callable[..., Any], cost: Cost) -> Any:
 
 
 def _install_dynamic(dynamic: Any, costs: dict[int, Cost]) -> None:
-    """Let dynamic context parallelism plan where Megatron is asked for its scheduler."""
-    own = _original(dynamic.get_megatron_dynamic_cp_scheduler_cls)
+    """Plan dynamic context parallelism when verl requests Megatron's scheduler."""
+    original = _original(dynamic.get_megatron_dynamic_cp_scheduler_cls)
 
     def get_megatron_dynamic_cp_scheduler_cls() -> Any:
         from seqplan.integrations import megatron
 
         megatron.install(costs)
-        return own()
+        return original()
 
     planned: Any = get_megatron_dynamic_cp_scheduler_cls
-    planned.host_function = own
+    planned.host_function = original
     dynamic.get_megatron_dynamic_cp_scheduler_cls = planned
 
 

@@ -1,4 +1,4 @@
-"""Versions of trainers: which is here, and the refusal of one without the place that plans need."""
+"""Versions of trainers: the installed one, and the error if it cannot take plans."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 class UnsupportedVersion(RuntimeError):
-    """A host whose installed version lacks what plans enter by; the message says which have it."""
+    """The installed version of a trainer cannot take plans; the message lists those that can."""
 
 
 def find_installed_version(package: str) -> str:

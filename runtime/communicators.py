@@ -51,19 +51,19 @@ class Communicators:
 
 
 def raise_on_all_ranks(
-    refusal: str | None,
+    error_message: str | None,
     group: dist.ProcessGroup,
     doing: str,
     error: type[Exception] = ValueError,
 ) -> None:
-    """Raise ``error`` on every rank where any refuses, so that none waits for another.
+    """Raise ``error`` on every rank if any rank has an error message.
 
-    Collective over ``group``, a CPU group; ``refusal``: this rank's, None where it has none;
-    ``doing``: what ranks are at, for the message where one is lost.
+    Collective over ``group``, a CPU group; ``error_message``: this rank's, None without;
+    ``doing``: what ranks are doing, for the message if one is lost.
     """
-    refusals: list[str | None] = [None] * dist.get_world_size(group)
+    messages: list[str | None] = [None] * dist.get_world_size(group)
     with communicating(doing):
-        dist.all_gather_object(refusals, refusal, group=group)
-    for text in refusals:
+        dist.all_gather_object(messages, error_message, group=group)
+    for text in messages:
         if text is not None:
             raise error(text)

@@ -21,7 +21,7 @@ __all__ = [
 
 
 class PlanTimeout(PlanError):
-    """No plan came in time; asking again may help."""
+    """No plan came in time; a retry may help."""
 
 
 class EndOfPlans(Exception):
@@ -29,7 +29,7 @@ class EndOfPlans(Exception):
 
 
 class DataError(ValueError):
-    """The data set does not hold what the plan says it holds."""
+    """The data set does not match the plan."""
 
 
 class CheckpointError(Exception):
@@ -37,14 +37,14 @@ class CheckpointError(Exception):
 
 
 class UnsupportedModel(ValueError):
-    """A model computes what a plan's ranks would compute otherwise, or is not known not to."""
+    """The model may not compute the same result under a plan."""
 
 
 class RankLost(Exception):
     """Another rank has died or does not answer: this one cannot go on.
 
-    ``doing``: what this rank was at, ``peer``: the global rank that it waited for, where it waited
-    for one; ``step``: the step, where one had begun. The rank that ended first need not be
+    ``doing``: this rank's activity; ``peer``: the global rank that it waited for, if it waited
+    for one; ``step``: the step, if one had begun. The rank that ended first need not be
     ``peer``, which may have ended for the same reason as this one.
     """
 
@@ -56,7 +56,7 @@ class RankLost(Exception):
         whom = "" if peer is None else f" with rank {peer}"
         super().__init__(
             f"{when}a rank is lost: {reason} while {doing}{whom}; "
-            "the log of the rank that ended first says why"
+            "see the log of the rank that ended first"
         )
 
     def in_step(self, step: int) -> RankLost:
@@ -68,7 +68,7 @@ class RankLost(Exception):
 def communicating(doing: str, peer: int | None = None) -> Iterator[None]:
     """Turn what a torch backend raises, in a block that only communicates, into ``RankLost``.
 
-    Out of memory and what is wrong with the call itself stay what they are.
+    Out of memory and errors of the call itself pass through unchanged.
     """
     try:
         yield
@@ -82,11 +82,11 @@ def communicating(doing: str, peer: int | None = None) -> Iterator[None]:
 
 
 _BACKEND = re.compile("gloo|nccl|connection|timed out|timeout|socket|broken pipe", re.IGNORECASE)
-"""What the errors of torch's backends say; they have no type of their own throughout."""
+"""Words in errors of torch's backends, which do not always have a type."""
 
 
 def _reason(text: str) -> str:
-    """Say in a few words what a backend says in many."""
+    """Summarize a backend's error message."""
     lowered = text.lower()
     if "timed out" in lowered or "timeout" in lowered:
         return "no answer within the group's time-out"

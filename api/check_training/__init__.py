@@ -1,6 +1,6 @@
-"""Plans executed by local processes beside one process that knows no plan.
+"""Plans executed by local processes, compared with a single-process reference run.
 
-Read ``check`` (what is compared and allowed), ``runs`` (both runs, beside each other), then
-``processes`` (what ranks are forked from, listened to and ended) and ``plan_pipe`` (plans for the
+Read ``check`` (comparison and tolerances), ``runs`` (both runs, concurrently), then
+``processes`` (a server that forks and ends ranks) and ``plan_pipe`` (plans for the
 one process, each when it may run it).
 """

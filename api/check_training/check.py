@@ -87,7 +87,7 @@ class Check:
 
     @property
     def agrees(self) -> bool:
-        """Whether all differences are within the gates; what is no number is not."""
+        """Whether all differences are within the tolerances; NaN is not."""
         return (
             all(step.loss_difference <= self.gates.loss for step in self.steps)
             and all(
@@ -98,7 +98,7 @@ class Check:
 
 
 def size_model(plans: Sequence[Plan]) -> ModelSizes:
-    """Size a small Llama that all of the plans' schemes can run, with fewer KV heads than heads."""
+    """Size a small Llama with grouped heads that all of the plans' schemes can run."""
     schemes = {pipeline.scheme for plan in plans for pipeline in plan.pipelines}
     common = math.lcm(*(scheme.tp for scheme in schemes))
     widest = max((scheme.tp * scheme.ulysses for scheme in schemes), default=1)
@@ -131,14 +131,14 @@ def count_step_gathered(plan: Plan, sizes: ModelSizes) -> Pulled:
 
 
 def relative(measured: float, expected: float) -> float:
-    """|found − expected| / |expected|; 0 where both are 0."""
+    """|found − expected| / |expected|; 0 if both are 0."""
     if measured == expected:
         return 0.0
     return abs(measured - expected) / abs(expected) if expected else math.inf
 
 
 def first_plans(path: Path, ranks: int, steps: int) -> list[Plan]:
-    """The first ``steps`` plans of a file, all of them where it has fewer.
+    """The first ``steps`` plans of a file, all of them if it has fewer.
 
     ``ValueError`` for what ``ranks`` processes of the runtime cannot run.
     """

@@ -15,7 +15,7 @@ _ENDING_S = 0.02
 
 
 class PlanPipe:
-    """A pipe at ``path``, made here, for one process that reads its lines as they come.
+    """A pipe, made at ``path``, from which one process reads lines as they come.
 
     A thread writes them, as a pipe holds little and its reader may be busy.
     """

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 GRACE_S = 1.0
-"""How long the other processes have to say what they know after a first failure."""
+"""Time for the other processes to report their errors after a first failure."""
 
 MODULE = "seqplan.runtime.check"
 
@@ -25,7 +25,7 @@ Message = Mapping[str, Any]
 
 
 class RankServer:
-    """A process that imports what ranks need once and forks those of one check after another.
+    """A process that imports the ranks' modules once and forks the ranks of each check.
 
     ``folder``: for files that all of them share, gone when they are. Made by ``rank_server``.
     """
@@ -46,11 +46,11 @@ class RankServer:
         self._reader.start()
 
     def messages(self, settings: Mapping[str, Any]) -> Iterator[tuple[int, Message]]:
-        """Run a check, ``CheckSettings`` of the runtime by name; what its processes say, by number.
+        """Run a check, ``CheckSettings`` by name; yield its processes' messages, by number.
 
-        Numbered are the ranks, then the one process. ``done`` is the last that each says, and
+        Numbered are the ranks, then the one process. ``done`` is each one's last message, and
         when this ends all of them have ended. ``ValueError`` for bad input and ``RuntimeError``
-        for any other failure that one of them tells or dies of; others may still run then.
+        for any other failure that one of them reports or dies of; others may still run then.
         """
         ranks: int = settings["ranks"]
         stdin = self._process.stdin
@@ -75,7 +75,7 @@ class RankServer:
 
     def end(self) -> None:
         """Kill what still runs. Idempotent."""
-        if self._process.returncode is None:  # not waited for: the number is still its own
+        if self._process.returncode is None:  # not waited for: the number is still valid
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -97,7 +97,7 @@ class RankServer:
     def _failure(self, message: Message | None, explained: set[int], ranks: int) -> Exception:
         """The error that explains the others: a death first, then bad input, then the rest.
 
-        ``explained``: processes that have said why they end.
+        ``explained``: processes that have reported their error.
         """
         errors: list[Message] = []
         deadline = time.monotonic() + GRACE_S
@@ -126,7 +126,7 @@ class RankServer:
 
 @contextmanager
 def rank_server() -> Iterator[RankServer]:
-    """A server in a block, at whose end there is no process of it left, and no file."""
+    """Yield a rank server and end its processes and remove its files afterwards."""
     with tempfile.TemporaryDirectory(prefix="seqplan-") as folder:
         server = RankServer(folder)
         try:
@@ -142,7 +142,7 @@ def _name(number: int, ranks: int) -> str:
 def _death(who: str, code: int, last_line: str) -> str:
     if code < 0:
         return f"{who} was killed by {signal.Signals(-code).name}; is there enough memory?"
-    return f"{who} ended with code {code}: {last_line or 'it said nothing'}"
+    return f"{who} ended with code {code}: {last_line or 'it printed nothing'}"
 
 
 def _environment() -> dict[str, str]:

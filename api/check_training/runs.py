@@ -1,4 +1,4 @@
-"""A training check: the steps of plans on real ranks, beside one process that knows no plan."""
+"""A training check: plans on real ranks, compared with a single-process reference run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from seqplan.plans.plan import Plan
 
 Progress = Callable[[str, int, int], None]
 StepSeen = Callable[[CheckedStep], None]
-"""Told of each step, in order, as soon as both runs have done it."""
+"""Callback for each step, in order, as soon as both runs have done it."""
 
 
 def check_training(
@@ -29,15 +29,15 @@ def check_training(
     progress: Progress,
     step_seen: StepSeen = lambda step: None,
 ) -> Check:
-    """Train on real ranks under the plans, and beside them in one process; compare.
+    """Train on real ranks under the plans, and the same in one process; compare.
 
     ``data``: a token file, or None for tokens seeded by sample id. ``ValueError`` for data that
-    the plans do not match, ``RuntimeError`` where a process fails; ``server`` has ended then.
+    the plans do not match, ``RuntimeError`` if a process fails; ``server`` has ended then.
     """
     sizes = size_model(plans)
     with tempfile.TemporaryDirectory(dir=server.folder) as name:
         folder = Path(name)
-        # Of their own: what else the file has is neither asked for nor looked at.
+        # A separate file: other steps of the given one are neither requested nor read.
         with write_plans(folder / "plans.jsonl") as write:
             for plan in plans:
                 write(plan)
@@ -55,7 +55,7 @@ def check_training(
 
 
 class _Runs:
-    """Both runs under way: what they have said, and which plans the one process may have.
+    """Both runs under way: their messages, and the plans available to the reference process.
 
     It gets a plan when the ranks have run it, so that it takes their cores as late as it can, and
     the last one when they are done, as it compares their parameters after that.
@@ -79,7 +79,7 @@ class _Runs:
         self._expected: list[tuple[float, float]] = []
 
     def listen(self, messages: Iterable[tuple[int, Message]]) -> None:
-        """Take what the processes, whose last is the one, say until all are done."""
+        """Read the processes' messages, the reference's last, until all are done."""
         steps_done = 0
         for number, message in messages:
             if "done" in message:

@@ -1,6 +1,6 @@
-"""The command line: ``seqplan VERB`` is the module of that name.
+"""The command line: ``seqplan COMMAND`` is the module of that name.
 
-Read any verb; what they all stand in is in ``frame``, and parts of the longest ones in
+Read any command; their frame is in ``framework``, and parts of the longest ones in
 ``verb_parts``.
 """
 

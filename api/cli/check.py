@@ -34,7 +34,7 @@ examples:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb and its options."""
+    """Register the command and its options."""
     parser = add_command(
         subparsers,
         "check",
@@ -62,7 +62,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb: 0 when every plan holds, 1 when one does not. ``ValueError`` on bad input."""
+    """Run the command: 0 if every plan holds, else 1. ``ValueError`` on bad input."""
     profile = None if args.profile is None else find_profile(args.profile)
     proposal = None if args.proposal is None else Proposal.load(args.proposal)
     source = profile if proposal is None else proposal.profile

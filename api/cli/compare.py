@@ -1,4 +1,4 @@
-"""``seqplan compare``: our plans beside what else would run, on the same batches, simulated."""
+"""``seqplan compare``: our plans and other systems on the same batches, simulated."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from seqplan.plans.format.atomic_file import atomic_write
 
 _DESCRIPTION = """\
 Compare plans with what would run instead: static strategies, and the published systems that the
-profile allows. All are simulated on the same batches by the same judge; nothing is measured.
+profile allows. All are simulated on the same batches by the same simulator; nothing is measured.
 """
 
 _EXAMPLES = f"""\
@@ -63,7 +63,7 @@ systems: {", ".join(SYSTEMS)}
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb and its options."""
+    """Register the command and its options."""
     parser = add_command(
         subparsers,
         "compare",
@@ -107,7 +107,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     add_rounds(
         parser,
         "our rounds of every step, and those of static strategies with our balancing, are a "
-        "multiple of M, other systems' are as many as their own rules make; default 1",
+        "multiple of M, other systems' are as many as their rules make; default 1",
     )
     add(
         "--optimizer-ms",
@@ -132,7 +132,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     add(
         "--fast",
         action="store_true",
-        help="cut Hydraulis's dispatch and packing short (labelled so), for large clusters",
+        help="cut Hydraulis's dispatch and packing short (labeled so), for large clusters",
     )
     add("-o", "--output", metavar="FILE", type=Path, help="write report.html")
     add("--json", action="store_true", help="all figures as JSON on stdout")
@@ -140,10 +140,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb. ``ValueError`` on bad input, ``Infeasible`` when nothing can run the data."""
+    """Run the command. ``ValueError`` on bad input, ``Infeasible`` if nothing can run the data."""
     profile = usable_profile(args)
     check_output(args.output, args.lengths, args.profile)
-    _sync(args, profile, args.gpus)  # so that bad options are told before the data is read
+    _sync(args, profile, args.gpus)  # so that bad options fail before the data is read
     _options(args)
     check_rounds(profile, runs_in_lockstep(args), args.micro_step_multiple)
     lengths = read_lengths([args.lengths]).values
@@ -195,7 +195,7 @@ def _compare(
     progress: ProgressBar,
     changed: Mapping[str, int] | None = None,
 ) -> Comparison:
-    """The comparison as asked for, with the ``changed`` value of an axis."""
+    """Return the requested comparison, with the ``changed`` value of an axis."""
     values = changed or {}
     gpus = values.get("gpus", args.gpus)
     tokens = values.get("tokens", args.tokens or TOKENS_PER_GPU * gpus)
@@ -229,7 +229,7 @@ def _runner(
     known: Comparison,
     progress: ProgressBar,
 ) -> Callable[[int], Comparison]:
-    """What a sweep runs for a value; what was compared already is not run again."""
+    """Return a sweep's comparison of a value; known ones are not run again."""
     here = {"gpus": known.gpus, "max-len": known.max_len, "tokens": known.tokens}[axis]
 
     def run_one(value: int) -> Comparison:

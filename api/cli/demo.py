@@ -41,7 +41,7 @@ from seqplan.plans.format.codec import to_json
 PROFILE, CLUSTER, STEPS, SEED = "llama-32b-a800-80gb", Cluster(64, 32768, 200_000), 20, 0
 
 SMALL_CLUSTER, SMALL_STEPS, SMALL_SEED = Cluster(4, 4096, 12_000), 4, 5
-"""What is executed here: few tokens, and batches whose strategies differ from step to step."""
+"""Executed on this machine: few tokens, and batches whose strategies differ from step to step."""
 
 _DESCRIPTION = f"""\
 Plan {STEPS} steps of training {PROFILE} on {CLUSTER.gpus} GPUs with real lengths: the tokens of
@@ -53,7 +53,7 @@ one step.
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb and its options."""
+    """Register the command and its options."""
     parser = add_command(
         subparsers,
         "demo",
@@ -78,7 +78,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb: 1 where what is executed differs from one process, which is a bug.
+    """Run the command; 1 if the execution differs from one process, which is a bug.
 
     ``ValueError`` when the lengths or the profiles are not there.
     """
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     print("\n".join(scheme_table(rows_of_schemes, CLUSTER.gpus)))
     print("\n".join(scheme_notes(measured)))
     more = len(profile.schemes) - len(measured.schemes)
-    print(f"and {more} derived from these: Ulysses and ring beside them (seqplan profiles)")
+    print(f"and {more} derived from these: with Ulysses and ring (seqplan profiles)")
 
     _title(f"3. Proposal: {CLUSTER.tokens:,} tokens a step, context {CLUSTER.max_len:,}")
     with ProgressBar(sys.stderr) as progress:

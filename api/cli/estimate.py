@@ -24,15 +24,15 @@ from seqplan.costs.analytic.memory import VERDICTS
 from seqplan.plans.scheme import Scheme
 
 NONE_FITS = 3
-"""Exit code where estimates are printed, and none of them fits into memory."""
+"""Exit code if none of the printed estimates fits into memory."""
 
 _DESCRIPTION = """\
-Estimate an iteration of equal sequences: milliseconds by term, TFLOP/s, model FLOPs utilisation,
+Estimate an iteration of equal sequences: milliseconds by term, TFLOP/s, model FLOPs utilization,
 and bytes on the fullest GPU. From data sheets and kernel efficiencies; nothing is measured (see
 seqplan validate-model for how far that is right). Lists of degrees give a table, fastest first;
-what does not fit into memory is in it, too, after what fits and what is tight: within a tenth of
-what there is, which is as far as the bytes may be off. Exit code 3: estimates are printed, and none
-of them fits or is tight; 2: no scheme can run at all.
+schemes that do not fit into memory come last, after tight ones: within a tenth of the memory,
+the error of the bytes. Exit code 3: estimates are printed, and none of them fits or is tight;
+2: no scheme can run at all.
 """
 
 _EXAMPLES = """\
@@ -45,7 +45,7 @@ examples:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb and its options."""
+    """Register the command and its options."""
     parser = add_command(
         subparsers,
         "estimate",
@@ -75,18 +75,18 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb. ``ValueError`` where no scheme can run; 3 where none fits into memory."""
+    """Run the command. ``ValueError`` if no scheme can run; 3 if none fits into memory."""
     deployment = deployment_of(args, longest=args.seq_len)
     load = Load(seq_len=args.seq_len, batch=args.batch, micro_batch=args.micro_batch)
-    estimates, refused = [], {}
+    estimates, rejected = [], {}
     for degrees in itertools.product(args.tp, args.pp, args.ulysses, args.ring):
         scheme = Scheme(*degrees)
         if reason := problem(deployment, scheme, load):
-            refused[str(scheme)] = reason
+            rejected[str(scheme)] = reason
         else:
             estimates.append(estimate(deployment, scheme, load))
     if not estimates:
-        reasons = "; ".join(f"{scheme}: {reason}" for scheme, reason in refused.items())
+        reasons = "; ".join(f"{scheme}: {reason}" for scheme, reason in rejected.items())
         raise ValueError(f"no scheme can run: {reasons}")
     estimates.sort(
         key=lambda estimated: (
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
             "hardware": deployment.cluster.hardware.name,
             "unchecked": "; ".join(deployment.notes) or None,
             "estimates": [as_json(estimated) for estimated in estimates],
-            "refused": refused,
+            "refused": rejected,
         }
         print(json.dumps(document, ensure_ascii=False))
     else:
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
             if single
             else _rank_rows(deployment, estimates)
         )
-        lines += _left_out(refused)
+        lines += _left_out(rejected)
         lines += _none_fits(estimates)
         print("\n".join(lines))
     return 0 if any(estimated.fits for estimated in estimates) else NONE_FITS
@@ -168,7 +168,7 @@ def _print_warnings(deployment: Deployment) -> list[str]:
 
 
 def _none_fits(estimates: list[Estimate]) -> list[str]:
-    """What would help where nothing fits."""
+    """Suggest options if nothing fits."""
     if any(estimated.fits for estimated in estimates):
         return []
     least = min(estimates, key=lambda estimated: estimated.peak_bytes)
@@ -180,11 +180,11 @@ def _room(estimated: Estimate) -> str:
     return f"{estimated.peak_bytes / GIB:.1f} of {estimated.usable_bytes / GIB:.1f} GiB usable"
 
 
-def _left_out(refused: dict[str, str]) -> list[str]:
+def _left_out(rejected: dict[str, str]) -> list[str]:
     """The schemes that cannot run, by reason."""
     lines = []
-    for reason in dict.fromkeys(refused.values()):
-        names = [scheme for scheme, why in refused.items() if why == reason]
+    for reason in dict.fromkeys(rejected.values()):
+        names = [scheme for scheme, why in rejected.items() if why == reason]
         lines += textwrap.wrap(f"left out ({reason}): {', '.join(names)}", 98)
     return lines
 

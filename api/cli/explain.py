@@ -34,7 +34,7 @@ examples:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb and its options."""
+    """Register the command and its options."""
     parser = add_command(
         subparsers,
         "explain",
@@ -61,7 +61,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb. ``ValueError`` when the file has no such step or the step no such rank."""
+    """Run the command. ``ValueError`` when the file has no such step or the step no such rank."""
     plan = find_step(args.plans, args.step)
     if args.rank is not None:
         if args.rank >= plan.world_size:

@@ -46,7 +46,7 @@ _MOST_LISTED = 10
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb and its options."""
+    """Register the command and its options."""
     parser = add_command(
         subparsers,
         "lengths",
@@ -92,7 +92,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb. ``LengthsError`` on bad input, ``OSError`` when the output cannot be written."""
+    """Run the command. ``LengthsError`` on bad input, ``OSError`` if the output is not writable."""
     options = SourceOptions(
         field=args.field,
         tokenizer=args.tokenizer,
@@ -147,7 +147,7 @@ def _as_text(lengths: Lengths, summary: Summary, output: Path | None) -> list[st
 
 
 def _source_lines(lengths: Lengths) -> list[str]:
-    """What each source gave or, of many shards, only what was noted on the way."""
+    """Return a line for each source or, for many shards, only their notes."""
     if len(lengths.sources) > _MOST_LISTED:
         return list(dict.fromkeys(note for source in lengths.sources for note in source.notes))
     lines = []
@@ -159,7 +159,7 @@ def _source_lines(lengths: Lengths) -> list[str]:
 
 
 def _blocks(out: TextIO) -> str:
-    """Block characters, or ``#`` where the terminal's encoding has none."""
+    """Block characters, or ``#`` if the terminal's encoding has none."""
     try:
         BLOCKS.encode(out.encoding or "utf-8")
     except (UnicodeEncodeError, LookupError):
@@ -168,7 +168,7 @@ def _blocks(out: TextIO) -> str:
 
 
 class _ProgressLine:
-    """The sequences read so far, on one line of a terminal or now and then in a log."""
+    """Progress of reading: one line of a terminal, or log lines at intervals."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out

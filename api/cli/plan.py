@@ -25,8 +25,8 @@ from seqplan.planner.batches.window import WindowReport, WindowSampler
 from seqplan.planner.bounds.sequence_costs import sequence_costs
 from seqplan.planner.lockstep.options import check_planning_in_lockstep
 from seqplan.planner.placement.fleet import PipelineClass, drop_dominated
+from seqplan.planner.problem import PACKINGS
 from seqplan.planner.proposal.document import Proposal
-from seqplan.planner.step.assemble import PACKINGS
 from seqplan.planner.sync.times import parse_layout
 from seqplan.planner.workers.executor import EXECUTORS
 from seqplan.planner.workers.produce import produce
@@ -54,7 +54,7 @@ STEPS = 20
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb and its options."""
+    """Register the command and its options."""
     parser = add_command(
         subparsers,
         "plan",
@@ -125,7 +125,7 @@ class StepRow:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb. ``ValueError`` on bad input, ``Infeasible`` for a step that nothing can run."""
+    """Run the command. ``ValueError`` on bad input, ``Infeasible`` for an impossible step."""
     proposal = Proposal.load(args.proposal)
     if args.trainer not in (None, proposal.trainer):
         made_for = "no trainer" if proposal.trainer is None else proposal.trainer

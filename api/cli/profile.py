@@ -28,11 +28,11 @@ from seqplan.profiler.measure.design import FIT_POINTS
 
 _DESCRIPTION = """\
 Measure forward and backward of real layers on this device, fit T(l) = a·l² + b·l + c and the memory
-of each scheme, and say how far the fit is from lengths and packings that it has not seen. Alone it
+of each scheme, and print the error on held-out lengths and packings. Alone it
 measures schemes of one rank; under torchrun those of several: tensor, pipeline, Ulysses and ring
 parallel, all ranks busy with as many pipelines of a scheme as there is room for. An interrupted run
-goes on from its samples. A machine too busy to be timed is told, and no profile written (exit
-code 1). Without the devices, --estimate derives a profile from data sheets, and
+goes on from its samples. Fails if the machine is too busy for reliable timing (exit code 1).
+Without the devices, --estimate derives a profile from data sheets, and
 --complete adds to a measured profile the schemes and cluster sizes that were never run.
 """
 
@@ -48,7 +48,7 @@ examples:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb; the parsed arguments carry ``run``."""
+    """Register the command; the parsed arguments carry ``run``."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "profile",
         help="measure a model on this device and fit its cost model",
@@ -109,7 +109,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb. ``ValueError`` for what cannot be measured, ``SampleError`` for bad samples."""
+    """Run the command. ``ValueError`` for bad input, ``SampleError`` for bad samples."""
     check_output(args.output, *(args.merge or ()))
     if args.estimate or args.complete:
         if args.plot is not None:
@@ -130,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
             print(f"seqplan: {reason}: the samples are fitted as they are", file=sys.stderr)
         if args.capacity_gib is None:
             raise ValueError(
-                "--merge wants --capacity-gib: samples do not say how much memory there is"
+                "--merge requires --capacity-gib: samples do not contain the memory size"
             )
         write_measured(
             args,

@@ -1,4 +1,4 @@
-"""``seqplan profiles``: the profiles that ship, and what one says for a cluster."""
+"""``seqplan profiles``: the profiles that ship, and the limits of one on a cluster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ examples:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb and its options."""
+    """Register the command and its options."""
     parser = add_command(
         subparsers,
         "profiles",
@@ -52,7 +52,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb. ``ProfileError`` for an unknown or malformed profile."""
+    """Run the command. ``ProfileError`` for an unknown or malformed profile."""
     if args.name is None:
         profiles = [load_shipped(name) for name in list_shipped()]
         if args.json:
@@ -99,7 +99,7 @@ def scheme_rows(
 
 
 def scheme_table(rows: list[dict[str, Any]], gpus: int) -> list[str]:
-    """The schemes that fit, and after them the names of those that do not, with the reason."""
+    """Tabulate the schemes that fit, then name the others with the reason."""
     runnable = [row for row in rows if row["max_len"] > 0]
     lines = table(
         ("scheme", "GPUs", "MaxLen", "UtilLen", "a ms/token²", "b ms/token", "c ms"),
@@ -137,7 +137,7 @@ def scheme_notes(profile: Profile) -> list[str]:
     notes = [f"* {entry.scheme}: {entry.flag}" for entry in profile.schemes if entry.flag]
     notes += [f"? {scheme}: {doubt}" for scheme, doubt in doubts(profile.schemes).items()]
     if any(entry.origin == "derived" for entry in profile.schemes):
-        notes.append("° derived, not measured; where they come from is said in the profile's notes")
+        notes.append("° derived, not measured; the profile's notes state their sources")
     return [line for note in notes for line in textwrap.wrap(note, 98, subsequent_indent="  ")]
 
 

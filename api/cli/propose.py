@@ -42,7 +42,7 @@ example:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb and its options."""
+    """Register the command and its options."""
     parser = add_command(
         subparsers,
         "propose",
@@ -56,7 +56,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--method",
         choices=METHODS,
         default=METHODS[0],
-        help="search: ours (default); eq4: the published dynamic programme, relaxed and rounded",
+        help="search: ours (default); eq4: the published dynamic program, relaxed and rounded",
     )
     parser.add_argument("--seed", metavar="S", type=natural, default=0)
     add_usable_schemes(parser)
@@ -78,7 +78,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb. ``ValueError`` on bad input, ``Infeasible`` when nothing can run the data."""
+    """Run the command. ``ValueError`` on bad input, ``Infeasible`` if nothing can run the data."""
     profile = usable_profile(args)
     lockstep = runs_in_lockstep(args)
     check_rounds(profile, lockstep, args.micro_step_multiple, static_groups=args.static_groups)
@@ -144,7 +144,7 @@ def proposal_lines(proposal: Proposal) -> list[str]:
     bound = proposal.lower_bound_ms
     best = "best candidate per batch"
     if proposal.sync is not None and not (proposal.static_groups or proposal.in_lockstep):
-        best += ", or groups that regroup within the step where that is faster"
+        best += ", or groups that regroup within the step if that is faster"
     if proposal.in_lockstep:
         best = "rounds of groups chosen per step (the rows above: one degree throughout)"
     lines += [

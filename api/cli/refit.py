@@ -27,12 +27,11 @@ if TYPE_CHECKING:
     from seqplan.costs.fit.refit import Measurement, Observations, Refitted, RefittedProfile
 
 _DESCRIPTION = """\
-Compare the step times that ranks measured with what the profile predicted, and write a profile
-whose coefficients fit them. A scheme is corrected by its own times where enough of its pipelines
-were measured and the new coefficients predict those better that they were not made from; schemes
-with too few are scaled as the measured ones. Where no measured scheme is corrected, nothing is
-written. The old profile stays as it is. Plans and times come from files, or from a job of a running
-service.
+Compare the step times that ranks measured with the profile's predictions, and write a profile
+whose coefficients fit them. A scheme is corrected by its times if enough of its pipelines were
+measured and the new coefficients predict held-out ones better; schemes with too few are scaled as
+the measured ones. Nothing is written if no measured scheme is corrected. The old profile stays.
+Plans and times come from files, or from a job of a running service.
 """
 
 _EXAMPLES = """\
@@ -58,7 +57,7 @@ class _Material:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb and its options."""
+    """Register the command and its options."""
     parser = add_command(
         subparsers,
         "refit",
@@ -87,14 +86,14 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb. ``ValueError`` for files, or a job, that do not fit together."""
+    """Run the command. ``ValueError`` for files, or a job, that do not fit together."""
     from seqplan.api.cli.framework.service_client import ServiceClient
     from seqplan.costs.fit.refit import match_measurements, refit_profile
 
     check_output(args.output, args.profile, args.plans, args.measurements)
     if args.server is not None:
         if args.job is None:
-            raise ValueError("--server: say which job of it with --job")
+            raise ValueError("--server requires --job")
         with ServiceClient(args.server, args.token) as client:
             material = _of_job(client, args)
             observations = match_measurements(material.plans, material.measurements)
@@ -127,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(path: Path, profile: Profile, refitted: RefittedProfile, rank_times: int) -> None:
-    """Write the corrected profile; ``ValueError`` where no scheme is corrected by its own times."""
+    """Write the corrected profile; ``ValueError`` if no scheme was corrected by its times."""
     from seqplan.costs.fit.refit import LEAST_TO_SCALE, write_refit
 
     common = refitted.common
@@ -142,9 +141,9 @@ def _write(path: Path, profile: Profile, refitted: RefittedProfile, rank_times: 
             f"{path}: not written: profile {profile.name} predicts the measured times best as it "
             "is; go on with it"
         )
-    own = sum(result.how in ("scaled", "fitted") for result in refitted.schemes)
+    direct = sum(result.how in ("scaled", "fitted") for result in refitted.schemes)
     others = sum(result.how == "extrapolated" for result in refitted.schemes)
-    corrected = "1 scheme by its own" if own == 1 else f"{own} schemes by their own"
+    corrected = "1 scheme by its times" if direct == 1 else f"{direct} schemes by their times"
     source = f"refitted to {rank_times:,} measured rank times of training: {corrected}"
     if others:
         source += (

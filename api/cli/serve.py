@@ -17,9 +17,9 @@ from seqplan.api.cli.framework.options import (
 from seqplan.planner.workers.executor import check_executor
 
 _DESCRIPTION = """\
-Serve plans over HTTP: trainers' ranks ask for their views, acknowledge steps, and never wait for
-a plan that a killed service had published, as everything is in the store before it is handed out.
-Without tokens in the store it listens on loopback only, and refuses pages of other sites.
+Serve plans over HTTP: trainers' ranks request their views, acknowledge steps, and never wait for
+a plan that a killed service had published, as everything is in the store before it is sent.
+Without tokens in the store it listens on loopback only, and rejects pages of other sites.
 """
 
 _EXAMPLES = """\
@@ -31,7 +31,7 @@ examples:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb and its options."""
+    """Register the command and its options."""
     parser = add_command(
         subparsers,
         "serve",
@@ -52,7 +52,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         metavar="NAME",
         action="append",
         default=[],
-        help="a Host, beside loopback, that a service without tokens answers to; may be repeated",
+        help="a Host, in addition to loopback, of a service without tokens; may be repeated",
     )
     parser.add_argument(
         "--port", metavar="PORT", type=natural, default=8400, help="default 8400; 0: a free one"
@@ -76,7 +76,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def add_keeping(parser: argparse.ArgumentParser) -> None:
-    """Add the options of what is kept for how long."""
+    """Add the retention options."""
     parser.add_argument(
         "--keep-steps",
         metavar="STEPS",
@@ -110,8 +110,8 @@ def add_keeping(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb. ``ValueError`` for a store or an address that cannot be used."""
-    # Imported here: no other verb needs the web framework or the database.
+    """Run the command. ``ValueError`` for a store or an address that cannot be used."""
+    # Imported here: no other command needs the web framework or the database.
     from seqplan.api.rest.server import serve
     from seqplan.api.service.service import Service
     from seqplan.api.service.upkeep import Keeping
@@ -141,7 +141,7 @@ def _tokens(args: argparse.Namespace) -> int:
     from seqplan.api.store.store import Store
     from seqplan.api.store.tables.tokens import add_token, list_tokens, revoke_token
 
-    store = Store(args.store, args.files, beside=True)
+    store = Store(args.store, args.files, in_use=True)
     try:
         with store.writing() as connection:
             if args.add_token is not None:

@@ -1,4 +1,4 @@
-"""``seqplan sidecar``: one job's plans over HTTP, beside the job."""
+"""``seqplan sidecar``: one job's plans over HTTP, next to the job."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 _CLAIM_S = 0.2
 
 _DESCRIPTION = """\
-Plan and serve one job that a file describes: the same engine and interface as seqplan serve. Begun
-again with the same file it goes on where it ended.
+Plan and serve one job that a file describes: the same engine and interface as seqplan serve.
+Restarted with the same file it continues.
 """
 
 _EXAMPLES = """\
@@ -50,12 +50,12 @@ optional: job, tokens, seed, look_ahead, store, files, host, port, allow_host,
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb and its options."""
+    """Register the command and its options."""
     parser = add_command(
         subparsers,
         "sidecar",
         run,
-        help="serve one job's plans beside it",
+        help="serve one job's plans next to it",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
     )
@@ -64,8 +64,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb. ``ValueError`` for a file that cannot be used or that is not the store's job."""
-    # Imported here: no other verb needs the web framework or the database.
+    """Run the command. ``ValueError`` for an unusable file or one that is not the store's job."""
+    # Imported here: no other command needs the web framework or the database.
     from seqplan.api.rest.server import serve
     from seqplan.api.service.service import Service
     from seqplan.api.service.upkeep import Keeping
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write_token(store: Store, path: Path, job: str) -> None:
-    """Make a token for the job's trainer, unless the file has one that the store knows."""
+    """Make a token for the job's trainer, unless the file has a valid one."""
     from seqplan.api.store.tables.tokens import add_token, read_token_hashes, scope_of
 
     with store.writing() as connection:

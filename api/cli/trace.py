@@ -31,13 +31,13 @@ examples:
 """
 
 ASSUMED = "assumed: the plan's profile does not ship and was not given"
-"""Where forward's share of a micro-batch is from when no profile says it."""
+"""Source of forward's share of a micro-batch without a profile."""
 
 PHASES = {"F": "forward", "B": "backward"}
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb and its options."""
+    """Register the command and its options."""
     parser = add_command(
         subparsers,
         "trace",
@@ -51,8 +51,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--profile",
         metavar="NAME|FILE",
-        help="the plan's profile, which says what forward takes of a micro-batch; found by itself "
-        "where it ships",
+        help="the plan's profile, with forward's share of a micro-batch; found by itself "
+        "if it ships",
     )
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=Path, help="trace.json; without it, stdout"
@@ -61,7 +61,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb. ``ValueError`` when there is no such step or its plan breaks a rule."""
+    """Run the command. ``ValueError`` when there is no such step or its plan breaks a rule."""
     check_output(args.output, args.plans)
     plan = find_step(args.plans, args.step)
     if broken := lint(plan, None):
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _forward_fraction(plan: Plan, args: argparse.Namespace) -> tuple[float, str]:
-    """Forward's share of a micro-batch's time, and who says so.
+    """Return forward's share of a micro-batch's time, and its source.
 
     ``ValueError`` when the profile that was given is not the plan's.
     """
@@ -104,7 +104,7 @@ def trace(
 ) -> dict[str, Any]:
     """The step as a Chrome trace document (JSON object format), times in microseconds.
 
-    ``source``: who says what forward takes of a micro-batch's time; the document states both.
+    ``source``: the source of forward's share of a micro-batch's time; the document states both.
     Every pipeline takes its 1F1B simulation; pipelines that share ranks follow one another and
     rounds wait for each other, as in the plan. A stage is one thread, since its ranks do the same
     at the same time. The plan must be sound.
@@ -132,7 +132,7 @@ def trace(
 
 
 def _names(index: int, pipeline: PlannedPipeline) -> Iterator[dict[str, Any]]:
-    """What Perfetto shows beside the tracks, and their order."""
+    """Yield names and order of the tracks in Perfetto."""
     about = "" if pipeline.micro_step is None else f", round {pipeline.micro_step}"
     label = f"pipeline {index}: {pipeline.scheme} on ranks {ranges_text(pipeline.ranks)}{about}"
     yield _metadata("process_name", index, 0, name=label)

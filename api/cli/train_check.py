@@ -38,8 +38,8 @@ LARGE_STEP = 65_536
 
 _DESCRIPTION = """\
 Execute the first steps of a plan file with a small Llama on real ranks, one process each on this
-machine's CPU over gloo, and train the same model on the same sequences in one process that knows
-no plan. Losses, gradient norms and final parameters must agree; exit code 1 where they do not.
+machine's CPU over gloo, and train the same model on the same sequences in one reference
+process. Losses, gradient norms and final parameters must agree; exit code 1 if they do not.
 """
 
 _EXAMPLES = """\
@@ -50,7 +50,7 @@ examples:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb and its options."""
+    """Register the command and its options."""
     parser = add_command(
         subparsers,
         "train-check",
@@ -81,7 +81,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb: 0 where both runs agree, 1 where not. ``ValueError`` on bad input."""
+    """Run the command: 0 if both runs agree, else 1. ``ValueError`` on bad input."""
     need_torch("train-check")
     plans = first_plans(args.plans, args.ranks, args.steps or STEPS)
     if args.data is not None and not Path(args.data).exists():
@@ -123,7 +123,7 @@ def print_check(
 ) -> Check:
     """Run a check and print it for people, each step when it is done; errors as ``check_training``.
 
-    ``profile``: the plans', where it is at hand.
+    ``profile``: the plans', if it is at hand.
     """
     columns = step_columns(plans, dtype)
     begun = False
@@ -163,7 +163,7 @@ def warnings(plans: Sequence[Plan]) -> list[str]:
 
 
 def setting_lines(plans: Sequence[Plan], data: str | None, dtype: str) -> list[str]:
-    """What is run."""
+    """Return the lines of the settings."""
     sizes = size_model(plans)
     reference = "float32" if dtype == "bfloat16" else dtype
     source = "made from the seed and each sample's id"
@@ -234,7 +234,7 @@ def step_cells(step: CheckedStep, plans: Sequence[Plan], dtype: str) -> tuple[st
 
 
 def describe_prediction(plan: Plan, profile: Profile | None) -> str:
-    """For which model and hardware a plan's times are, as far as its profile is known here."""
+    """Describe the model and hardware that a plan's times are for, if known."""
     if profile is None:
         of_plan = (
             p for p in map(load_shipped, list_shipped()) if p.digest == plan.provenance.profile
@@ -246,7 +246,7 @@ def describe_prediction(plan: Plan, profile: Profile | None) -> str:
 
 
 def document(check: Check, data: str | None) -> dict[str, Any]:
-    """The check for machines; what is no number is null."""
+    """Return the check as JSON; NaN is null."""
     return {
         "agrees": check.agrees,
         "ranks": check.steps[0].plan.world_size,

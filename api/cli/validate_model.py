@@ -1,4 +1,4 @@
-"""``seqplan validate-model``: the analytic model's predictions beside published figures."""
+"""``seqplan validate-model``: the analytic model's predictions and published results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from seqplan.costs.analytic.validation.table_check import TableCheck
 
 _DESCRIPTION = """\
-Predict what was published, with the model of seqplan estimate: attention and training throughput
+Predict published results with the model of seqplan estimate: attention and training throughput
 (USP), fitted latencies and MaxLen (Hydraulis), all-to-all times (FlexSP), training on A100 and H100
 (llm-foundry, NVIDIA), attention kernels. Nothing is scaled to the published figures; constants that
 a table has set are named with it, and where the model misses, the effect that it lacks.
@@ -28,12 +28,12 @@ examples:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb and its options."""
+    """Register the command and its options."""
     parser = add_command(
         subparsers,
         "validate-model",
         run,
-        help="the analytic model beside published figures",
+        help="the analytic model and published results",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
     )
@@ -43,7 +43,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb."""
+    """Run the command."""
     from seqplan.costs.analytic.validation.tables import checks
 
     tables = checks()

@@ -25,17 +25,17 @@ MINUTES, QUICK_SECONDS = 10.0, 20.0
 
 CHECKS = {
     "attention": "kernels and rings against fp64, forward and backward",
-    "rates": "attention, products and memory, sustained, beside what the analytic model assumes",
+    "rates": "attention, products and memory, sustained, and the analytic model's values",
     "profile": "a fit against lengths and packings held out; few layers against more",
     "memory": "bytes predicted from small micro-batches against larger ones",
-    "step": "a training step's own times against the wall's",
+    "step": "a training step's times against the wall's",
     "ranks": "attention over all ranks of torchrun against fp64; that alone runs there",
 }
-"""By name, what is checked."""
+"""Checks by name."""
 
 _DESCRIPTION = """\
-Check on this device, in at most ten minutes, what profiles and training rest on. Every figure has
-its limit beside it; where one is missed it is named, and the exit code is 1. Checks:
+Check on this device, in at most ten minutes, the basis of profiles and training. Every result is
+printed with its limit; a missed one is named, and the exit code is 1. Checks:
 """ + "\n".join(f"  {name:<10} {description}" for name, description in CHECKS.items())
 
 _EXAMPLES = """\
@@ -47,7 +47,7 @@ examples:
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the verb and its options."""
+    """Register the command and its options."""
     parser = add_command(
         subparsers,
         "verify-device",
@@ -68,7 +68,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="that all checks together take about, at most; default 10",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="small sizes, for seconds: times are not judged"
+        "--quick", action="store_true", help="small sizes, for seconds: times are not evaluated"
     )
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="every figure, as JSON")
     parser.add_argument("--json", action="store_true", help="print that instead of tables")
@@ -76,7 +76,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """The verb: 0 where no limit is missed, 1 otherwise. ``ValueError`` on bad input."""
+    """Run the command: 0 if no limit is missed, else 1. ``ValueError`` on bad input."""
     names = _names(args.checks)
     check_output(args.output)
     need_torch("verify-device")
@@ -164,7 +164,7 @@ def _lines(
         for name, figure in misses
     ]
     if settings.quick:
-        lines.append("quick: sizes are too small to judge times by")
+        lines.append("quick: sizes are too small to evaluate times")
     return lines
 
 

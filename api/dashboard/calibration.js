@@ -9,7 +9,7 @@ const BOTTOM = 34;
 function verdict(scheme) {
   if (scheme.warning) return "miscalibrated";
   if (scheme.error.recent === null) return "not measured";
-  return scheme.error.recent > scheme.limit ? "too few to say" : "holds";
+  return scheme.error.recent > scheme.limit ? "too few samples" : "holds";
 }
 
 function row(scheme) {
@@ -64,12 +64,12 @@ export async function copyRefit() {
 export function drawCalibration(calibration) {
   const { schemes, pipelines, steps } = calibration;
   const without = pipelines.all - pipelines.measurable;
-  let note = "No rank has measured a step yet: nothing can be said.";
+  let note = "No rank has measured a step yet: there is no result.";
   if (steps.measured > 0) {
     note = `Profile ${calibration.profile}; ${count(steps.measured)} measured steps, ${steps.first} to ${steps.last}. ` +
       `${count(pipelines.measured)} of ${count(pipelines.all)} pipelines were measured` +
       (without > 0 ? `; ${count(without)} cannot be, as they have several stages or share their ranks` : "") + ". " +
-      (schemes.some((each) => each.limit_assumed) ? "* assumed: the profile states no error of its own." : "");
+      (schemes.some((each) => each.limit_assumed) ? "* assumed: the profile states no error." : "");
   }
   write(find("#calibration-note"), note);
   find("#refit").hidden = !calibration.warning;

@@ -6,38 +6,38 @@ import { find, html, ms, percent, write } from "./markup.js";
 const HEIGHT = 190;
 const FIRST_HEIGHT = 240;
 
-/** What is drawn: the charts, and of each its series by field of a step. */
+/** The charts, and their series by field of a step. */
 const CHARTS = [
   {
     title: "Time of each step, ms",
     first: true,
     show: ms,
     series: [
-      { name: "predicted", field: "predicted_ms", look: "line", colour: "--ours" },
-      { name: "measured", field: "measured_ms", look: "points", colour: "--other" },
-      { name: "lower bound", field: "lower_bound_ms", look: "dotted", colour: "--soft" },
+      { name: "predicted", field: "predicted_ms", look: "line", color: "--ours" },
+      { name: "measured", field: "measured_ms", look: "points", color: "--other" },
+      { name: "lower bound", field: "lower_bound_ms", look: "dotted", color: "--soft" },
     ],
   },
   {
     title: "Optimality gap, at most",
     show: percent,
-    series: [{ name: "gap", field: "gap", look: "line", colour: "--ours" }],
+    series: [{ name: "gap", field: "gap", look: "line", color: "--ours" }],
   },
   {
     title: "Planning each step, ms (logarithmic)",
     show: ms,
     logarithmic: true, // a step that took long must not flatten the others
-    series: [{ name: "planning", field: "planning_ms", look: "line", colour: "--ours" }],
+    series: [{ name: "planning", field: "planning_ms", look: "line", color: "--ours" }],
   },
 ];
 
 /** Distances of the marks below a chart: steps are whole. */
 const WHOLE = Array.from({ length: 13 }, (_, power) => [1, 2, 5].map((k) => k * 10 ** power)).flat();
 
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-function plotted({ look, colour: name }) {
-  const stroke = colour(name);
+function plotted({ look, color: name }) {
+  const stroke = color(name);
   // One step, or one between gaps, has no line: a point shows it.
   const alone = { show: (plot, _, first, last) => first === last, size: 6 };
   if (look === "points") return { stroke, paths: () => null, points: { show: true, size: 6, width: 1.5 } };
@@ -79,7 +79,7 @@ export class Charts {
 
   #chart(chart) {
     const legend = html("ul", { class: "legend" });
-    const values = chart.series.map(({ name, look, colour: mark }) => {
+    const values = chart.series.map(({ name, look, color: mark }) => {
       const value = html("b");
       const swatch = html("span", { class: `swatch ${look}` });
       swatch.style.setProperty("--mark", `var(${mark})`);
@@ -90,8 +90,8 @@ export class Charts {
     const caption = html("figcaption", {}, html("h3", {}, chart.title));
     const figure = html("figure", { class: chart.first ? "first" : null }, caption, drawing, legend);
     this.#place.append(figure);
-    const axis = { stroke: colour("--soft"), grid: { stroke: colour("--rule"), width: 1 },
-      ticks: { stroke: colour("--rule"), width: 1 } };
+    const axis = { stroke: color("--soft"), grid: { stroke: color("--rule"), width: 1 },
+      ticks: { stroke: color("--rule"), width: 1 } };
     const plot = new uPlot(
       {
         width: Math.max(drawing.clientWidth, 100),
@@ -103,7 +103,7 @@ export class Charts {
         series: [{}, ...chart.series.map(plotted)],
         hooks: {
           draw: [(self) => this.#mark(self)],
-          setCursor: [(self) => this.#tell(chart, values, self.cursor.idx)],
+          setCursor: [(self) => this.#describe(chart, values, self.cursor.idx)],
         },
       },
       [[], ...chart.series.map(() => [])],
@@ -126,14 +126,14 @@ export class Charts {
       } else {
         plot.redraw(false);
       }
-      this.#tell(chart, values, plot.cursor.idx);
-      const told = `${chart.title}, steps ${steps[0]} to ${steps.at(-1)}; the table below has them`;
+      this.#describe(chart, values, plot.cursor.idx);
+      const label = `${chart.title}, steps ${steps[0]} to ${steps.at(-1)}; the table below has them`;
       find("canvas", figure)?.setAttribute("role", "img");
-      find("canvas", figure)?.setAttribute("aria-label", told);
+      find("canvas", figure)?.setAttribute("aria-label", label);
     }
   }
 
-  #tell(chart, values, hovered) {
+  #describe(chart, values, hovered) {
     const item = this.#items[hovered ?? this.#chosen];
     chart.series.forEach(({ field }, at) => write(values[at], chart.show(item?.[field])));
   }
@@ -144,9 +144,9 @@ export class Charts {
     const { ctx, bbox } = plot;
     const x = Math.round(plot.valToPos(item.step, "x", true));
     ctx.save();
-    ctx.strokeStyle = colour("--ink");
+    ctx.strokeStyle = color("--ink");
     ctx.lineWidth = devicePixelRatio;
-    ctx.setLineDash([]); // the series drawn last may have left its own
+    ctx.setLineDash([]); // the series drawn last may have set another
     ctx.beginPath();
     ctx.moveTo(x, bbox.top);
     ctx.lineTo(x, bbox.top + bbox.height);

@@ -3,7 +3,7 @@
 import { count, ms, spans, svg, ticks } from "./markup.js";
 
 const ROWS = 64; // more cannot be read; those that end last are shown
-const NAMED = 4000; // passes with a name of their own, more are too many for a browser to keep
+const NAMED = 4000; // passes with a separate name, more are too many for a browser to keep
 const ROW = 20;
 const PASS = { F: "forward", B: "backward" };
 
@@ -40,7 +40,7 @@ function passes(pipeline, stage, x, top, names) {
   return group;
 }
 
-/** Draw `timeline` into `place`; a note on what is left out, or "". */
+/** Draw `timeline` into `place`; a note on omissions, or "". */
 export function drawGantt(place, timeline) {
   const pipelines = chosen(timeline.pipelines);
   const width = Math.max(place.clientWidth, 260);
@@ -66,11 +66,11 @@ export function drawGantt(place, timeline) {
     pipeline.stages.forEach((_, stage) => {
       const wide = pipeline.ranks.length / pipeline.stages.length;
       const ranks = spans(pipeline.ranks.slice(stage * wide, (stage + 1) * wide));
-      const told = `${pipeline.scheme} · ${ranks}`;
+      const label = `${pipeline.scheme} · ${ranks}`;
       drawing.append(
         svg("text", { x: 0, y: top + ROW / 2 + 4 }, svg("title", {},
           `pipeline ${pipeline.at}: ${pipeline.scheme}, stage ${stage} on ranks ${ranks}`),
-        told.length > room ? `${told.slice(0, room - 1)}…` : told),
+        label.length > room ? `${label.slice(0, room - 1)}…` : label),
         svg("rect", { class: "track", x: left, y: top + 2, width: width - left - right, height: ROW - 4 }),
         passes(pipeline, stage, x, top, total <= NAMED),
       );

@@ -1,4 +1,4 @@
-// The list of jobs: the worst first, with a sign, a word and a color for what is wrong.
+// The list of jobs: the worst first, with a sign, a word and a color for the problem.
 
 import { NONE, count, duration, find, html, write } from "./markup.js";
 
@@ -20,7 +20,7 @@ const rankIn = (job) => 2 * ORDER.indexOf(troubleOf(job)?.word ?? null) + (job.s
 export const worstFirst = (jobs) =>
   [...jobs].sort((a, b) => rankIn(a) - rankIn(b) || (a.id < b.id ? -1 : 1));
 
-/** The state of a job in words: what is wrong, and what it does. */
+/** The state of a job in words: the problem, and the activity. */
 export function stateOf(job) {
   const running = isRunning(job) ? `running, ${count(job.ahead)} ${job.ahead === 1 ? "step" : "steps"} ahead` : job.state;
   const trouble = troubleOf(job);
@@ -80,9 +80,9 @@ export function showJobs(jobs, chosen, more, filtered) {
     if (body.children[at] !== row.element) body.insertBefore(row.element, body.children[at] ?? null);
     if (row.cells[0].textContent !== stateMark(job).textContent) row.cells[0].replaceChildren(stateMark(job));
     const late = behind(job);
-    const told = `${slowest(job)} ${late}`;
-    if (row.told !== told) {
-      row.told = told;
+    const label = `${slowest(job)} ${late}`;
+    if (row.label !== label) {
+      row.label = label;
       row.cells[1].replaceChildren(slowest(job), ...(late ? [html("small", {}, late)] : []));
     }
     write(row.cells[2], since(job));

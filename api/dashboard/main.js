@@ -1,16 +1,16 @@
-// The page: which job and step are looked at, and asking for what is new every two seconds.
+// The page: the selected job and step, refreshed every two seconds.
 
 import { Charts } from "./charts.js";
 import { copyRefit, drawCalibration } from "./calibration.js";
 import { drawGantt } from "./gantt.js";
 import { behind, showJobs, since, stateMark } from "./jobs.js";
 import { NONE, count, duration, find, html, ms, percent, roughPercent, signedPercent, write } from "./markup.js";
-import { Refused, json, ofJob, text, token } from "./service.js";
-import { Colours, drawStrategies } from "./strategies.js";
+import { RequestError, json, ofJob, text, token } from "./service.js";
+import { Colors, drawStrategies } from "./strategies.js";
 
 const EVERY_MS = 2000;
 const PAGE = 50;
-const UNSETTLED = 20; // steps asked for again behind the slowest rank: late measurements
+const UNSETTLED = 20; // steps requested again behind the slowest rank: late measurements
 const KEPT = 30; // timelines
 const TABLE = 50; // steps in the table
 
@@ -18,19 +18,19 @@ const seen = {
   pages: 1, // of the list of jobs
   job: null,
   about: null, // its row of /v1/progress
-  from: null, // the step that the window began with when it was last asked for as a whole
+  from: null, // the step that the window began with when it was last requested as a whole
   steps: new Map(), // by number
   step: undefined, // the chosen one
   items: [], // those of the window, ascending
   chosen: -1, // index in items
   calibration: null,
   timelines: new Map(),
-  colours: new Colours(),
+  colors: new Colors(),
 };
 let charts = null;
 let waiting = null;
 let asking = false;
-let again = false; // something else is to be shown than what is being asked for
+let again = false; // the selection changed during a request
 
 // The chosen job
 
@@ -79,13 +79,13 @@ function showFacts() {
     fact("Calibration error", roughPercent(worst?.error.recent),
       worst ? `limit ${roughPercent(worst.limit)}; ${signedPercent(worst.bias)} on balance` : "nothing measured"),
   );
-  const told = (calibration?.schemes ?? []).filter((each) => each.warning).map((each) => each.message);
-  if (about.state === "failed") told.unshift(`Step ${about.failed_step} cannot be planned: ${about.error}`);
+  const warnings = (calibration?.schemes ?? []).filter((each) => each.warning).map((each) => each.message);
+  if (about.state === "failed") warnings.unshift(`Step ${about.failed_step} cannot be planned: ${about.error}`);
   const place = find("#warnings");
-  if (place.dataset.told !== told.join("\n")) {
-    place.dataset.told = told.join("\n");
-    const lines = told.map((words) => html("p", {}, words));
-    place.replaceChildren(...(told.length ? [html("div", { class: "warning" }, ...lines)] : []));
+  if (place.dataset.warnings !== warnings.join("\n")) {
+    place.dataset.warnings = warnings.join("\n");
+    const lines = warnings.map((words) => html("p", {}, words));
+    place.replaceChildren(...(warnings.length ? [html("div", { class: "warning" }, ...lines)] : []));
   }
 }
 
@@ -96,7 +96,7 @@ function showSteps() {
   if (!some) return;
   charts ??= new Charts(find("#charts"), pick);
   charts.show(seen.items, seen.chosen);
-  drawStrategies(find("#strategies"), seen.items, seen.chosen, seen.colours, pick);
+  drawStrategies(find("#strategies"), seen.items, seen.chosen, seen.colors, pick);
   const slider = find("#step");
   slider.max = `${seen.items.length - 1}`;
   slider.value = `${seen.chosen}`;
@@ -139,10 +139,10 @@ async function showOneStep() {
   write(find("#gantt-note"), drawGantt(find("#gantt"), seen.timelines.get(item.step)));
   const why = find("#why");
   if (why.open && why.dataset.step !== `${job} ${item.step}`) {
-    const told = await text(ofJob(job, "plans", item.step, "explain"));
+    const explanation = await text(ofJob(job, "plans", item.step, "explain"));
     if (stale()) return;
     why.dataset.step = `${job} ${item.step}`;
-    write(find("pre", why), told);
+    write(find("pre", why), explanation);
   }
 }
 
@@ -191,7 +191,7 @@ async function askSteps(job, about) {
   };
 }
 
-async function ask() {
+async function refresh() {
   const only = find("#only").value;
   // Those that may need attention first: they are on the first page, whatever their names.
   const groups = only === "" ? ["failed", "planning", "planned,abandoned,stopped"] : [only];
@@ -206,7 +206,7 @@ async function ask() {
     }
     more ||= cursor !== null;
   }
-  find("#ask-token").hidden = true;
+  find("#token-form").hidden = true;
   find("#forget").hidden = token.get() === null;
   find("#main").hidden = false;
   if (seen.job === null && jobs.length === 1 && only === "") seen.job = jobs[0].id;
@@ -225,11 +225,11 @@ async function ask() {
     [seen.about, seen.calibration] = [about, calibration];
     keep();
   } catch (error) {
-    if (!(error instanceof Refused && error.status === 404)) throw error;
+    if (!(error instanceof RequestError && error.status === 404)) throw error;
     find("#facts").replaceChildren();
     find("#planned").hidden = true;
     write(find("#warnings"), error.message);
-    delete find("#warnings").dataset.told;
+    delete find("#warnings").dataset.warnings;
     return;
   }
   showFacts();
@@ -240,12 +240,12 @@ async function ask() {
 }
 
 function failed(error) {
-  if (error instanceof Refused && error.status === 401) {
+  if (error instanceof RequestError && error.status === 401) {
     const first = token.get() === null;
     token.forget();
     find("#main").hidden = true;
     find("#forget").hidden = true;
-    find("#ask-token").hidden = false;
+    find("#token-form").hidden = false;
     write(find("#token-why"), first
       ? "This service wants a token. One that may read is enough."
       : "The service does not know this token. One that may read is enough.");
@@ -255,7 +255,7 @@ function failed(error) {
   }
   const at = new Date().toLocaleTimeString("en", { hour12: false });
   if (!find("#link").textContent.startsWith("No answer")) {
-    const why = error instanceof Refused ? error.message : "the service cannot be reached";
+    const why = error instanceof RequestError ? error.message : "the service cannot be reached";
     write(find("#link"), `No answer since ${at}: ${why}. Trying again.`);
   }
 }
@@ -263,10 +263,10 @@ function failed(error) {
 async function tick() {
   clearTimeout(waiting);
   if (asking) again = true;
-  if (asking || document.hidden || !find("#ask-token").hidden) return;
+  if (asking || document.hidden || !find("#token-form").hidden) return;
   [asking, again] = [true, false];
   try {
-    await ask();
+    await refresh();
     write(find("#link"), "Live, every 2 s");
   } catch (error) {
     failed(error);
@@ -282,20 +282,20 @@ function open() {
   Object.assign(seen, { job: chosen, about: null, from: null, items: [], chosen: -1, step: undefined, calibration: null });
   seen.steps.clear();
   seen.timelines.clear();
-  seen.colours = new Colours();
+  seen.colors = new Colors();
   find("#follow").checked = true;
   find("#gantt").replaceChildren();
-  delete find("#warnings").dataset.told;
+  delete find("#warnings").dataset.warnings;
   find("#warnings").replaceChildren();
   find("#job").hidden = true;
   tick();
 }
 
-find("#ask-token").addEventListener("submit", (event) => {
+find("#token-form").addEventListener("submit", (event) => {
   event.preventDefault();
   token.set(find("#token").value.trim());
   find("#token").value = "";
-  find("#ask-token").hidden = true;
+  find("#token-form").hidden = true;
   tick();
 });
 find("#forget").addEventListener("click", () => {

@@ -49,7 +49,7 @@ export const html = (name, attributes = {}, ...children) =>
 export const svg = (name, attributes = {}, ...children) =>
   filled(document.createElementNS(SVG, name), attributes, children);
 
-/** Text of an element, left alone where it is the same: what reads it aloud need not again. */
+/** Text of an element, unchanged if it is the same, so that screen readers do not repeat it. */
 export function write(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }

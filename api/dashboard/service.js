@@ -4,7 +4,7 @@ const KEY = "seqplan-token";
 const PATIENCE_MS = 15_000;
 
 /** An answer that is an error; status 0: the token cannot be sent at all. */
-export class Refused extends Error {
+export class RequestError extends Error {
   constructor(status, detail) {
     super(detail);
     this.status = status;
@@ -22,7 +22,7 @@ async function answer(path) {
   const headers = { Accept: "application/json, text/plain, application/problem+json" };
   const known = token.get();
   if (known !== null) {
-    if (!/^[\x21-\x7e]+$/.test(known)) throw new Refused(401, "no token has such characters");
+    if (!/^[\x21-\x7e]+$/.test(known)) throw new RequestError(401, "no token has such characters");
     headers.Authorization = `Bearer ${known}`;
   }
   const response = await fetch(new URL(path, document.baseURI), {
@@ -38,7 +38,7 @@ async function answer(path) {
   } catch {
     // not a problem of the service: the status has to do
   }
-  throw new Refused(response.status, detail);
+  throw new RequestError(response.status, detail);
 }
 
 /** The JSON at a path below the service. */

@@ -5,7 +5,7 @@ import { html, round, svg } from "./markup.js";
 const HEIGHT = 64;
 const AXIS = 20; // below the band
 const LABEL = 60; // room of a step's number
-const COLOURS = 8;
+const COLORS = 8;
 const DEGREE = /(tp|pp|u|r)(\d+)/g;
 
 /** GPUs of one pipeline of a scheme such as tp4.pp2. */
@@ -18,18 +18,18 @@ const parts = (strategy) =>
     return [scheme, Number(times) * gpus(scheme)];
   });
 
-/** The classes of schemes: a colour for each, in the order in which they are first seen. */
-export class Colours {
+/** The classes of schemes: a color for each, in the order in which they are first seen. */
+export class Colors {
   #known = new Map();
   of(scheme) {
     if (!this.#known.has(scheme)) this.#known.set(scheme, this.#known.size);
     const at = this.#known.get(scheme);
-    return at < COLOURS ? `k${at}` : "rest";
+    return at < COLORS ? `k${at}` : "rest";
   }
 }
 
 /** Draw the band of `items` into `figure`, the step at index `chosen` framed. */
-export function drawStrategies(figure, items, chosen, colours, pick) {
+export function drawStrategies(figure, items, chosen, colors, pick) {
   const place = figure.querySelector(".drawing");
   const width = Math.max(place.clientWidth, 100);
   const column = width / items.length;
@@ -51,7 +51,7 @@ export function drawStrategies(figure, items, chosen, colours, pick) {
       seen.add(scheme);
       const height = (HEIGHT * n) / all;
       about.append(svg("rect", { x: begin * column, y: top, width: (end - begin) * column, height,
-        class: colours.of(scheme), "shape-rendering": "crispEdges" }));
+        class: colors.of(scheme), "shape-rendering": "crispEdges" }));
       top += height;
     }
     drawing.append(about);
@@ -75,5 +75,5 @@ export function drawStrategies(figure, items, chosen, colours, pick) {
   });
   place.replaceChildren(drawing);
   figure.querySelector(".legend").replaceChildren(...[...seen].map((scheme) =>
-    html("li", {}, html("span", { class: `swatch ${colours.of(scheme)}` }), scheme)));
+    html("li", {}, html("span", { class: `swatch ${colors.of(scheme)}` }), scheme)));
 }

@@ -29,7 +29,7 @@ ROLES = {
     "held-out": ("square", "held out"),
     "packed": ("diamond", "packed"),
 }
-"""Shapes tell the kinds of samples apart without colour."""
+"""Shapes distinguish the kinds of samples without color."""
 
 CURVE_POINTS = 60
 

@@ -63,7 +63,7 @@ def make_app(
 ) -> FastAPI:
     """Make the REST interface of a service, which starts and stops with it.
 
-    ``hosts``: names besides loopback by which a service without tokens may be asked. ``guarded``:
+    ``hosts``: Host names, in addition to loopback, of a service without tokens. ``guarded``:
     every request needs a token, whether there is any or not. ``ranks_only``: without tokens it
     takes what ranks write, acknowledgements and times, and nothing else.
     """
@@ -72,14 +72,14 @@ def make_app(
         version=VERSION,
         docs_url=None,
         redoc_url=None,
-        redirect_slashes=False,  # a redirect would name the host that a proxy asks for
+        redirect_slashes=False,  # a redirect would name the host of the proxy's request
         lifespan=_lifespan,
-        # It has metrics of its own; those of the framework look at the environment each time.
+        # The service has metrics; the framework's read the environment at each request.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     # What handlers share; see ``live/shared``.
     app.state.service = service
-    # The framework's own list has the routers, or their routes, as its release likes.
+    # The framework's list has the routers, or their routes, as its release likes.
     app.state.every_route = [route for resource in _RESOURCES for route in resource.routes.routes]
     app.state.summaries = PlanSummaries()
     app.state.watch = CalibrationWatch(service.store, app.state.summaries)
@@ -88,7 +88,7 @@ def make_app(
     describe(app)
     for resource in _RESOURCES:
         app.include_router(resource.routes)
-    # The one added last is asked first.
+    # The one added last runs first.
     app.add_middleware(PlanAnswers, waiters=lambda: app.state.waiters)
     app.add_middleware(Head)
     app.add_middleware(NoNul)

@@ -80,7 +80,7 @@ class ConnectionLimits:
             del self._of_peer[peer]
 
     def log(self, kind: str, line: str) -> None:
-        """Log a line, but of each kind at most one a minute, with the number left out since."""
+        """Log a line, at most one of each kind a minute."""
         now = time.monotonic()
         if now - self._logged_at.get(kind, -_LOGGED_EVERY_S) < _LOGGED_EVERY_S:
             self._unlogged[kind] += 1
@@ -126,7 +126,7 @@ class GuardedProtocol(HttpToolsProtocol):
             super().data_received(data)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP."""
+        """Respond to data that is no HTTP request."""
         self.limits.log("invalid", f"{self._peer}: no HTTP request")
         self._have_headers()
         super().send_400_response(msg)

@@ -21,7 +21,7 @@ _PROBLEM = {
         "type": {"type": "string", "description": "urn:seqplan:problem:KIND"},
         "title": {"type": "string"},
         "status": {"type": "integer", "minimum": 400, "maximum": 599},
-        "detail": {"type": "string", "description": "what is wrong, where, and how to mend it"},
+        "detail": {"type": "string", "description": "the problem, its place and the fix"},
     },
 }
 
@@ -58,7 +58,7 @@ def describe(app: FastAPI) -> None:
 
 
 def _describe_problems(operation: dict[str, Any]) -> None:
-    """Describe ``default``: any other status is a problem; the operation's text says which."""
+    """Describe ``default``: any other status is a problem; the operation's text lists them."""
     operation["responses"].pop("422", None)
     operation["responses"]["default"] = {
         "description": "A problem (RFC 9457)",
@@ -66,5 +66,5 @@ def _describe_problems(operation: dict[str, Any]) -> None:
             "application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}
         },
     }
-    # An empty requirement: without tokens in the store, none is asked for.
+    # An empty requirement: without tokens in the store, none is required.
     operation["security"] = [{}, {"token": []}]

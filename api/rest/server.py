@@ -1,4 +1,4 @@
-"""Listening: one process, one event loop, until it is told to end."""
+"""Server: one process, one event loop, until a signal."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from seqplan.api.store.tables.tokens import read_token_hashes
 
 _RETRY_S = 1.0
 _CANCELLED_S = 0.1
-"""What requests that are cancelled have to say so."""
+"""Time for canceled requests to respond."""
 
 _GRACE_S = 2
 _KEEP_ALIVE_S = 300
-"""A rank asks once a step, and steps may be long."""
+"""A rank sends a request once a step, and steps may be long."""
 
 
 def serve(
@@ -43,7 +43,7 @@ def serve(
     *,
     ranks_only: bool = False,
 ) -> int:
-    """Serve until SIGINT or SIGTERM; port 0 takes a free one. Says where on stderr.
+    """Serve until SIGINT or SIGTERM; port 0 takes a free one. Prints the address on stderr.
 
     ``allowed_hosts``, ``ranks_only``: see ``make_app``. ``ValueError`` for an address beyond
     loopback while the store has no tokens; ``OSError`` when the address cannot be had.
@@ -92,7 +92,7 @@ def make_server(
         proxy_headers=False,  # answers name no host, and no client is trusted to name itself
         http=make_guarded_protocol(ConnectionLimits(files or open_files())),
     )
-    # Of what is no HTTP the protocol logs a line a minute itself.
+    # The protocol logs data that is no HTTP itself, a line a minute.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     return _Server(config, app)
 
@@ -109,7 +109,7 @@ def _has_tokens(store: Store) -> bool:
 
 
 class _Server(uvicorn.Server):
-    """Wakes waiting requests when it is told to end, so that it need not wait for them."""
+    """Wakes waiting requests at shutdown, so that it need not wait for them."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
@@ -118,7 +118,7 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.state.waiters.stop()
         await super().shutdown(sockets)
-        if self.force_exit:  # told twice: no more waiting for requests, but an end of planning
+        if self.force_exit:  # a second signal: no more waiting for requests, but an end of planning
             for task in self.server_state.tasks:
                 task.cancel()
             await asyncio.sleep(_CANCELLED_S)

@@ -1,4 +1,4 @@
-"""Whether the profile of each job still holds: asked for, told in the log, counted for scrapers."""
+"""Whether the profile of each job still holds: on request, in the log and in metrics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EVERY_S = 15.0
 
 _PROFILES = 64
 _JUDGEMENTS = 16
-"""Kept, so that pages which ask every few seconds cost nothing while nothing is measured."""
+"""Cached evaluations, so that polling pages cost nothing without new measurements."""
 
 _State = tuple[list[int], tuple[int, float]]
 
@@ -51,7 +51,7 @@ class CalibrationWatch:
         self._thread: threading.Thread | None = None
 
     def start(self, every_s: float = EVERY_S) -> None:
-        """Look now and every ``every_s`` seconds, in a thread of its own, until stopped."""
+        """Look now and every ``every_s`` seconds, in a separate thread, until stopped."""
 
         def run() -> None:
             while not self._ending.is_set():
@@ -74,15 +74,15 @@ class CalibrationWatch:
             self._thread.join()
 
     def faults(self) -> list[str]:
-        """Say that the thread has ended before its time, where it has."""
+        """Return a line if the thread has ended unexpectedly."""
         if self._thread is None or self._thread.is_alive() or self._ending.is_set():
             return []
         return ["the calibration error of jobs is watched no more; start the service again"]
 
     def look(self) -> None:
-        """Judge the jobs that were measured since the last look, and tell what has changed.
+        """Evaluate the jobs measured since the last look, and log changes.
 
-        The first look takes up unfinished jobs only: what was told of others is long told.
+        The first look takes up unfinished jobs only: others were logged before.
         """
         with self._store.reading() as connection:
             last = {
@@ -103,11 +103,11 @@ class CalibrationWatch:
                         self.calibration_of(connection, job)
             except StoreUnavailable:
                 raise
-            except Exception:  # a job that cannot be judged must not keep the others from it
-                _log.exception("job %s: its calibration error cannot be judged", job)
+            except Exception:  # one job's error must not block the others
+                _log.exception("job %s: its calibration error cannot be computed", job)
 
     def _forget_all_but(self, jobs: Container[str]) -> None:
-        """Tell no more of jobs that were removed."""
+        """Drop the warnings of removed jobs."""
         with self._lock:
             self._latest = {job: errors for job, errors in self._latest.items() if job in jobs}
             self._warned = {key for key in self._warned if key[0] in jobs}
@@ -129,10 +129,9 @@ class CalibrationWatch:
     def calibration_of(
         self, connection: Connection, job: str, steps: int = WINDOW
     ) -> JobCalibration:
-        """Return the calibration error over the last ``steps`` measured steps of a job of the
-        store.
+        """Return the calibration error over the last ``steps`` measured steps of a job.
 
-        Over the default window it is what the log and the metrics tell.
+        Over the default window it equals the log and the metrics.
         """
         row = get(connection, JobRow, job)
         assert row is not None
@@ -153,7 +152,7 @@ class CalibrationWatch:
         return errors
 
     def _tell(self, job: str, errors: tuple[CalibrationError, ...]) -> None:
-        """Log one line when a scheme leaves its limit, one when it is within it again."""
+        """Log a line when a scheme leaves its limit or returns into it."""
         with self._lock:
             self._latest[job] = errors
             for scheme_calibration in errors:
@@ -172,7 +171,7 @@ class CalibrationWatch:
             return any(calibration.warning is not None for calibration in self._latest.get(job, ()))
 
     def latest(self) -> list[tuple[str, CalibrationError]]:
-        """Return each job with the calibration error of each of its schemes, at the last look."""
+        """Return each job with its schemes' calibration errors at the last look."""
         with self._lock:
             return [
                 (job, scheme_calibration)

@@ -15,7 +15,7 @@ from seqplan.planner.batches.sampler import Sampler, SamplerState
 
 @dataclass(frozen=True)
 class PlannedBatch:
-    """A batch to plan, and the sampler before it where it is one that draws."""
+    """A batch to plan, and the sampler before it for a job that draws."""
 
     batch: Batch
     state: SamplerState | None
@@ -39,7 +39,7 @@ class JobRemoved(Exception):
 def due_batches(
     store: Store, row: JobRow, last: int, max_len: int
 ) -> Iterator[PlannedBatch | Pending | EndOfData]:
-    """Yield what is due beyond step ``last``, without end: after the last step it is ``EndOfData``.
+    """Yield batches beyond step ``last``, without end: after the last step ``EndOfData``.
 
     ``max_len``, errors: as for ``job_sampler``. ``JobRemoved``, ``StoreUnavailable``.
     """

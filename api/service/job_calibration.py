@@ -55,7 +55,7 @@ def job_calibration(
     profile: Profile,
     summaries: PlanSummaries,
 ) -> JobCalibration:
-    """Compare what the plans of these steps, ascending, predict with what was measured since."""
+    """Compare predictions of these steps, ascending, with measurements."""
     measured = measurements.read_measurements_since(connection, job, steps[0]) if steps else {}
     summary_of = summaries.of(
         plans.digests(connection, job, measured),

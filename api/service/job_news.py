@@ -1,4 +1,4 @@
-"""What other threads tell the planning thread of a job, and its waiting for them."""
+"""Events from other threads for the planning thread of a job, and its waiting for them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import threading
 from collections.abc import Iterable, Sequence
 
 _PUSH_S = 0.2
-"""How long to wait for batches before the store is asked again."""
+"""How long to wait for batches before the store is read again."""
 
 
 class JobNews:
-    """Acknowledgements, pushed batches and the end, as they come; may be told from any thread."""
+    """Acknowledgements, pushed batches and the end, as they come; from any thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -60,7 +60,7 @@ class JobNews:
                 self._done[rank] = max(self._done[rank], step)
 
     def take_look(self) -> bool:
-        """Whether the store is to be asked for acknowledgements; it is said once."""
+        """Return whether to read acknowledgements from the store, and reset it."""
         look, self._look = self._look, False
         return look
 
@@ -81,6 +81,6 @@ class JobNews:
             self._changed.wait(_PUSH_S)
 
     def wait_for_room(self, slowest: int) -> None:
-        """Wait until every rank is beyond step ``slowest``, or planning is to look or to stop."""
+        """Wait until every rank is beyond ``slowest`` or planning must look or stop."""
         with self._changed:
             self._changed.wait_for(lambda: self.stopped or self._look or self.slowest() > slowest)

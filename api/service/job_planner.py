@@ -1,7 +1,7 @@
 """One job's planning: a thread that keeps plans a few steps ahead of its slowest rank.
 
-The thread sends batches to the planning processes, keeps each plan in the store and only then says
-that it is there. All that it knows is in the store: begun again after any end, it goes on with the
+The thread sends batches to the planning processes, stores each plan and only then
+announces it. Its whole state is in the store: begun again after any end, it goes on with the
 first step that has no plan, and planning being a pure function the bytes are the same.
 
 Here is the claim to the job, which one service has at a time, and trying again; ``look_ahead`` is
@@ -34,8 +34,8 @@ class PlanningJob:
 
     ``published`` is called, from the planning thread, whenever a plan is in the store (which it
     gets ready to send) or the job's state has changed (None). ``workers``: planners of this job;
-    ``executor``: where they run, one of ``EXECUTORS``. ``ended`` is called when planning ends by an
-    error of its own. ``news``: what to tell it.
+    ``executor``: their kind, one of ``EXECUTORS``. ``ended`` is called when planning ends by an
+    internal error. ``news``: its incoming events.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class PlanningJob:
         self.id = row.id
         self.news = JobNews()
         self.fault: str | None = None
-        """Why the thread ended while the store still says that the job is planned."""
+        """Why the thread ended while the job's state is still planning."""
 
         self._store = store
         self._published = published
@@ -61,7 +61,7 @@ class PlanningJob:
         self._thread = threading.Thread(target=self._run, name=f"job {self.id}", daemon=True)
 
     def start(self) -> None:
-        """Begin planning, in a thread of its own."""
+        """Begin planning, in a separate thread."""
         self._thread.start()
 
     @property
@@ -70,7 +70,7 @@ class PlanningJob:
         return not self._thread.is_alive()
 
     def stop(self) -> None:
-        """End planning now; what is underway is planned again by the next one."""
+        """End planning now; unfinished batches are planned again by the next one."""
         self.news.stop()
         if self._thread.ident is not None:  # it could be begun
             self._thread.join()
@@ -91,12 +91,12 @@ class PlanningJob:
                 return
 
     def give_up(self, error: Exception) -> None:
-        """Log what planning ended by, and settle the job as failed, so that no rank waits for it.
+        """Log the error of planning, and settle the job as failed.
 
-        Where the store refuses that, too, ``fault`` says what there is.
+        If the store rejects that, too, ``fault`` has the error.
         """
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        trace = None if isinstance(error, ValueError) else error  # which say what to mend
+        trace = None if isinstance(error, ValueError) else error  # whose message has the fix
         _log.error("job %s: planning ended: %s", self.id, reason, exc_info=trace)
         self.fault = reason
         self._ended()
@@ -111,8 +111,8 @@ class PlanningJob:
                 return
             except StoreUnavailable:
                 self.news.wait(_RETRY_S)
-            except Exception as refused:
-                _log.error("job %s: cannot be settled: %s", self.id, refused)
+            except Exception as failure:
+                _log.error("job %s: cannot be settled: %s", self.id, failure)
                 return
 
     def _plan_claimed(self, claim: Claim) -> None:

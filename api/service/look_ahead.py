@@ -23,8 +23,8 @@ from seqplan.api.store.store import Claim, Store
 from seqplan.api.store.tables import acks, jobs, plans
 from seqplan.api.store.tables.plans import StoredPlan
 from seqplan.api.store.tables.proposals import ready_document
+from seqplan.planner.problem import PACKINGS
 from seqplan.planner.proposal.document import Proposal
-from seqplan.planner.step.assemble import PACKINGS
 from seqplan.planner.workers.executor import Executor, open_executor
 from seqplan.planner.workers.planned_step import TimedPlan
 from seqplan.plans.format.codec import from_json
@@ -32,10 +32,10 @@ from seqplan.plans.lint import SchemeCost, lint
 from seqplan.plans.scheme import Scheme
 
 _WORDED = (ValueError, OSError, ArrayMissing, ArrayDamaged)
-"""Errors whose message says what to fix: the log needs no trace of them."""
+"""Errors whose message has the fix: the log needs no trace of them."""
 
 Published = Callable[[str, ReadyPlan | None], None]
-"""Told of a job's plan that is in the store; of None when the job's state has changed."""
+"""Callback: plan stored, or None if the job's state changed."""
 
 _log = logging.getLogger("seqplan.planning")
 
@@ -46,7 +46,7 @@ _ANSWER_S = 0.2
 class LookAhead:
     """Plans the job of ``row``, which ``claim`` allows, until it ends, fails or is stopped.
 
-    ``workers``: planners of this job; ``executor``: where they run, one of ``EXECUTORS``.
+    ``workers``: planners of this job; ``executor``: their kind, one of ``EXECUTORS``.
     """
 
     def __init__(

@@ -51,12 +51,12 @@ class ReadyPlan:
 
     @cached_property
     def plan(self) -> Plan:
-        """Read the plan itself, for what is asked less often."""
+        """Decode the plan, for less frequent requests."""
         return read_stored(StoredPlan(self.step, self.digest, self.line.decode()))
 
 
 def read_stored(stored: StoredPlan) -> Plan:
-    """Read a plan that the store has kept; ``RowDamaged`` if it is not what was planned."""
+    """Read a plan that the store has kept; ``RowDamaged`` if it differs from the plan."""
     try:
         return from_json(stored.line)
     except PlanError as error:

@@ -72,7 +72,7 @@ class PlanSummaries:
         self._lock = threading.Lock()
 
     def keep(self, digest: str, summary: PlanSummary) -> None:
-        """Keep that of a plan that is at hand, so that it need not be read again."""
+        """Store the summary of a plan, so that it need not be read again."""
         with self._lock:
             self._known.put(digest, summary)
 

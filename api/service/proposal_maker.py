@@ -1,4 +1,4 @@
-"""Making proposals one after another, each in a process of its own so that requests go on."""
+"""Queue of proposals, each made in a separate process so that requests go on."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ProposalMaker:
         self._thread = threading.Thread(target=self._run, name="proposals", daemon=True)
 
     def start(self) -> None:
-        """Begin making what is added."""
+        """Begin making the added proposals."""
         self._thread.start()
 
     def add(self, key: str) -> None:
@@ -91,7 +91,7 @@ class ProposalMaker:
 
     @property
     def ended(self) -> bool:
-        """Whether its thread has ended though nobody told it to."""
+        """Return whether its thread has ended without ``stop``."""
         return not self._thread.is_alive() and not self._stopped.is_set()
 
     def _ending(self, key: str) -> bool:

@@ -1,4 +1,4 @@
-"""What is asked of a proposal in a request, and making it, apart from the store and the web.
+"""Proposal requests and their execution, without the store and the web.
 
 A process that makes one imports the planner and little else.
 """
@@ -22,7 +22,7 @@ from seqplan.planner.sync.times import parse_layout
 
 
 def usable_profile(profile: Profile, request: dict[str, Any]) -> Profile:
-    """The profile with the schemes that a request allows; ``ProfileError`` where there is none."""
+    """The profile with the schemes that a request allows; ``ProfileError`` if there is none."""
     layout = request.get("layout")
     if (trainer := request.get("trainer")) is not None:
         profile = find_backend(trainer).usable_profile(profile, request["gpus"])
@@ -38,7 +38,7 @@ def parse_request(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
     ``ValueError`` as there. Requests of earlier versions, which had fewer options, may lack some.
     """
     times, method = request.get("sync_ms"), request.get("method", METHODS[0])
-    # Before the sync was derived, it was left out unless asked for, or "published".
+    # Before the sync was derived, it was left out unless requested, or "published".
     propagation_only = request.get("propagation_only", times is None)
     times = None if times == "published" else times
     sync = choose_proposal_sync(
@@ -89,10 +89,10 @@ def propose(
     path: str,
     histogram: str | None,
 ) -> None:
-    """Make a proposal in a process of its own; what comes of it goes through ``pipe``.
+    """Make a proposal in a separate process; the result goes through ``pipe``.
 
     ``("progress", (stage, done, total))``, then ``("document", text)`` or ``("error", line)``.
-    ``path``: of the array of lengths, where there is no ``histogram`` of them.
+    ``path``: of the array of lengths, if there is no ``histogram`` of them.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service ends it
     try:

@@ -47,13 +47,13 @@ class Limits:
 
 
 class Listener(Protocol):
-    """Who is told, from any thread, what becomes of the jobs."""
+    """Callbacks, from any thread, for events of jobs."""
 
     def on_published(self, job: str, ready: ReadyPlan | None) -> None:
-        """Hear that a plan is in the store, ready to send; None: there is other news of the job."""
+        """Handle a stored plan, ready to send; None: another change of the job."""
 
     def on_removed(self, job: str | None) -> None:
-        """Hear that a job was removed; None: any job may have been."""
+        """Handle the removal of a job; None: of any job."""
 
 
 class _NullListener:
@@ -67,7 +67,7 @@ class _NullListener:
 class Service:
     """Plans the jobs of a store.
 
-    ``workers``: planners of each job; ``executor``: where they run, one of ``EXECUTORS``.
+    ``workers``: planners of each job; ``executor``: their kind, one of ``EXECUTORS``.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Service:
             keeping or Keeping(),
             abandon=self._abandon,
             remove=self.remove,
-            asked=self._take_asked,
+            take_requests=self._take_asked,
         )
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -102,7 +102,7 @@ class Service:
         self._listener: Listener = _NullListener()
 
     def start(self, listener: Listener | None = None) -> None:
-        """Go on with all that the store says is unfinished, and watch for what others begin."""
+        """Resume the unfinished jobs of the store, and watch for those that others begin."""
         if listener is not None:
             self._listener = listener
         self.proposals.start()
@@ -219,8 +219,8 @@ class Service:
         self._asked[job] = time.time()
 
     def _take_asked(self) -> dict[str, float]:
-        asked, self._asked = self._asked, {}
-        return asked
+        requests, self._asked = self._asked, {}
+        return requests
 
     def _abandon(self, job: str) -> None:
         if self.halt(job, "abandoned", "planning") is not None:
@@ -249,12 +249,12 @@ class Service:
                     self._notice(job)
             except StoreUnavailable:
                 self._stopping.wait(_TICK_S)
-            except Exception:  # what one job is told must not keep the others from theirs
+            except Exception:  # one job's error must not block the others
                 _log.exception("a notice of another service could not be followed")
                 self._stopping.wait(_TICK_S)
 
     def _catch_up(self) -> None:
-        """Forget what was removed while nobody told it."""
+        """Forget jobs that were removed without a notice."""
         with self._lock:
             known = list(self._running)
         for job in known:
@@ -280,7 +280,7 @@ class Service:
             return get(connection, JobRow, job) is not None
 
     def _forget(self, job: str) -> None:
-        """Plan a job no longer that the store has removed, and have nobody wait for it."""
+        """Stop planning a removed job, and release its waiting requests."""
         self._stop_planning(job)
         self._listener.on_removed(job)
 
@@ -305,7 +305,7 @@ class Service:
         self.counts["planning_ends"] += 1
 
     def faults(self) -> list[str]:
-        """Say of each thread that has ended before its time what it leaves undone, and the mend."""
+        """Return for each thread that has ended unexpectedly the effect and the fix."""
         with self._lock:
             running = sorted(self._running.items())
         lines = [
@@ -318,7 +318,7 @@ class Service:
         if self.upkeep.ended:
             lines.append("rows of removed jobs are deleted no more; start the service again")
         if self._watch is not None and not self._watch.is_alive() and not self._stopping.is_set():
-            lines.append("other services are heard no more; start the service again")
+            lines.append("notices of other services are not received; restart the service")
         return lines
 
     def _on_published(self, job: str, ready: ReadyPlan | None) -> None:

@@ -40,7 +40,7 @@ _log = logging.getLogger("seqplan.service")
 
 @dataclass(frozen=True)
 class Keeping:
-    """For how long what is kept."""
+    """Retention times."""
 
     retention: Retention = field(default_factory=Retention)
     grace_days: float = leftovers.GRACE_DAYS
@@ -61,7 +61,7 @@ class Upkeep:
     """Keeps a store in order, in a thread; of services that share it one at a time does so.
 
     ``abandon`` and ``remove``: called with the id of a job that no rank has requested anything of.
-    ``asked``: returns and resets when a rank has last requested something of each job.
+    ``take_requests``: returns and resets when a rank has last requested something of each job.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class Upkeep:
         *,
         abandon: Callable[[str], None],
         remove: Callable[[str], object],
-        asked: Callable[[], dict[str, float]],
+        take_requests: Callable[[], dict[str, float]],
     ) -> None:
         self._store = store
         self._keeping = keeping
         self._abandon = abandon
         self._remove = remove
-        self._asked = asked
+        self._take_requests = take_requests
         self._wanted = threading.Event()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -86,12 +86,12 @@ class Upkeep:
         """Jobs of the store in each state, as of the last look."""
 
     def start(self) -> None:
-        """Begin, in a thread of its own."""
+        """Begin, in a separate thread."""
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End; what is left to delete is deleted by the next one."""
+        """End; the next one finishes deletions."""
         self._stopping.set()
         self._wanted.set()
         if self._thread is not None:
@@ -122,9 +122,9 @@ class Upkeep:
         """Do all that is due."""
         with self._store.reading() as connection:
             self.jobs_by_state = jobs.jobs_by_state(connection)
-        if asked := self._asked():
+        if requests := self._take_requests():
             with self._store.writing(background=True) as connection:
-                jobs.note_requests(connection, asked)
+                jobs.note_requests(connection, requests)
         with self._store.claim("upkeep") as claim:
             if claim is None:
                 return  # another service does it

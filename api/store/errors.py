@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class StoreError(ValueError):
-    """A store that cannot be used as asked: one line that says why."""
+    """The store cannot be used: one line with the reason."""
 
 
 class StoreUnavailable(RuntimeError):
@@ -12,16 +12,16 @@ class StoreUnavailable(RuntimeError):
 
 
 class ArrayMissing(RuntimeError):
-    """The row of a data set is there, but its file is not; the message says how to mend it."""
+    """The row of a data set is there, but its file is not; the message has the fix."""
 
 
 class ArrayDamaged(RuntimeError):
-    """The file of a data set is not what was uploaded; the message has the fix."""
+    """The file of a data set differs from the upload; the message has the fix."""
 
 
 class RowDamaged(RuntimeError):
-    """A row of the store does not hold what was written."""
+    """A row of the store was changed after it was written."""
 
 
 class InUse(RuntimeError):
-    """What cannot be removed, as something else needs it; the message says what."""
+    """It cannot be removed while something else, which the message names, needs it."""

@@ -41,24 +41,24 @@ class FolderMark:
 
     def check(self, connection: Connection) -> None:
         """Raise ``StoreError`` if the folder belongs to another store than the database's."""
-        own, marked = store_id(connection), self._id()
+        expected, marked = store_id(connection), self._id()
         if marked is not None:
-            if marked != own:
+            if marked != expected:
                 raise StoreError(
                     f"{self.files}: belongs to another store than {self.where}. Name the store's "
-                    "own folder with --files."
+                    "folder with --files."
                 )
             return
         there, known = self._arrays(), _list_arrays(connection)
         if unknown := sorted(there - known):
             raise StoreError(
                 f"{self.files}: has no mark, and {self.where} does not know its array "
-                f"{unknown[0]}. Name the store's own folder with --files, or move the array away."
+                f"{unknown[0]}. Name the store's folder with --files, or move the array away."
             )
         if known and not there:
             raise StoreError(
                 f"{self.files}: has none of the arrays of {self.where}. Name their folder with "
-                f"--files; if they are lost: echo {own} > {self.files / MARK}"
+                f"--files; if they are lost: echo {expected} > {self.files / MARK}"
             )
 
     def write(self, connection: Connection) -> None:

@@ -9,7 +9,7 @@ _log = logging.getLogger("seqplan.store")
 
 
 class Health:
-    """Logs one line when writing to the store ``where`` begins to fail, one when it succeeds."""
+    """Logs a line when writes to the store ``where`` begin to fail or succeed again."""
 
     def __init__(self, where: str) -> None:
         self._where = where

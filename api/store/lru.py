@@ -15,7 +15,7 @@ def _unit_size(value: Any) -> int:
 
 
 class Lru(Generic[Key, Value]):
-    """Keeps values of at most ``most`` in all by ``size``, or one that is larger by itself.
+    """Keeps values up to ``most`` in total ``size``, or one larger value.
 
     The least lately used is forgotten first. Not for several threads without a lock.
     """
@@ -27,14 +27,14 @@ class Lru(Generic[Key, Value]):
         self._values: OrderedDict[Key, Value] = OrderedDict()
 
     def get(self, key: Key) -> Value | None:
-        """Return the value, which is now the latest used; None where it is not known."""
+        """Return the value, which is now the latest used; None if it is unknown."""
         if key not in self._values:
             return None
         self._values.move_to_end(key)
         return self._values[key]
 
     def put(self, key: Key, value: Value) -> None:
-        """Keep the value as the latest used, in place of an earlier one of its key."""
+        """Store the value as the latest used, replacing its key's earlier one."""
         if key in self._values:
             self._total -= self._size(self._values.pop(key))
         self._values[key] = value

@@ -17,7 +17,7 @@ def _first(connection: Connection) -> None:
 
 
 def _second(connection: Connection) -> None:
-    """Add jobs that continue others, sampler states beside plans, histograms without sequences."""
+    """Add jobs that continue others, sampler states with plans, histograms without sequences."""
     added = {
         "jobs": {
             "continues": "VARCHAR(128)",
@@ -107,11 +107,11 @@ def read_version(connection: Connection) -> int:
 
 
 def migrate(connection: Connection, where: str, *, alone: bool = True) -> int:
-    """Apply what is missing, and return the earlier version.
+    """Apply missing migrations, and return the earlier version.
 
     ``StoreError`` for a store of a newer version.
 
-    ``alone``: False where a service is using the tables as they are, which are then left so.
+    ``alone``: False if a service is using the tables as they are, which are then left so.
     """
     if connection.dialect.name == "postgresql":  # one service at a time, to the transaction's end
         connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))

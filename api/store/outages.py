@@ -1,4 +1,4 @@
-"""Telling an outage of the database, which may pass, from what it refuses or what is damaged."""
+"""Distinguishes outages of the database, which may pass, from rejections and damage."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _PASSING = {
     sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_PROTOCOL,
 }
-"""What SQLite says of a disk, a lock, a lack of memory; other codes are of the file or the SQL."""
+"""SQLite's codes of disk, lock and memory errors; other codes are of the file or the SQL."""
 
 _PASSING_STATES = {
     "25006",  # a server that only reads: one that stands by, or is becoming the main
-    "23505",  # another service has just written the same row: asked again, it is there
+    "23505",  # another service has just written the same row: on retry, it is there
 }
-"""PostgreSQL's codes, beside those of operation, of what may be tried again."""
+"""PostgreSQL's codes, in addition to those of operation, of errors to retry."""
 
 
 @contextmanager

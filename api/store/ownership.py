@@ -30,7 +30,7 @@ class Ownership:
         self._new = None if database.exists() else database
         was_empty = self._new is not None or database.stat().st_size == 0
         try:
-            # SQLite's own locks are of another kind, which this one does not meet.
+            # SQLite's locks are of another kind, which this one does not meet.
             lock = self._take(database, f"{where}: another service")
             with suppress(PermissionError):  # another user's, who let this one write
                 os.fchmod(lock, _PRIVATE)

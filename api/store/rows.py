@@ -151,7 +151,7 @@ def columns(row: Row) -> dict[str, Any]:
 
 
 def get(connection: Connection, kind: type[AnyRow], key: str) -> AnyRow | None:
-    """Read the row with this id; None where there is none."""
+    """Read the row with this id; None if there is none."""
     return _first(connection, kind, _query(kind).where(kind.table.c.id == key))
 
 
@@ -174,7 +174,7 @@ def page(
     limit: int,
     *which: ColumnElement[bool],
 ) -> tuple[list[AnyRow], str | None]:
-    """Read rows in order of id beyond ``after``, and the id to go on from (None: that was all).
+    """Read rows in order of id beyond ``after``, and the next id or None.
 
     ``which``: conditions that the rows fulfill.
     """

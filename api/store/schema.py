@@ -32,7 +32,7 @@ lengths = Table(
     Column("tokens", BigInteger, nullable=False),
     Column("longest", BigInteger, nullable=False),
     Column("histogram", Text, nullable=False),  # JSON: [[over, up to, sequences, tokens], …]
-    # sequences; or histogram: the array only represents what is known
+    # sequences; or histogram: the array only represents it
     Column("kind", String(16), nullable=False, default="sequences"),
 )
 proposals = Table(

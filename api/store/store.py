@@ -44,16 +44,16 @@ thread that had to wait for another's would be kept from planning by whoever rea
 class Store:
     """A store at ``url``: a path, ``sqlite:///path`` or ``postgresql+psycopg://…``.
 
-    ``files``: the folder of uploaded arrays; by default ``PATH.files`` beside a SQLite file. A
+    ``files``: the folder of uploaded arrays; by default ``PATH.files`` next to a SQLite file. A
     transaction that ended without error is on disk (WAL with synchronous=FULL: an acknowledged
     write survives a power cut, not only a killed process). One service at a time uses a SQLite
     file, however its path is spelled; several may share a PostgreSQL database, and then share
-    ``files`` too, which are marked as the store's. ``beside``: for a look into the tables of a
+    ``files`` too, which are marked as the store's. ``in_use``: open the tables of a
     store that a service may be using. ``StoreError`` when it cannot be opened, another service
     holds it, or ``files`` belong to another store.
     """
 
-    def __init__(self, url: str, files: Path | None = None, *, beside: bool = False) -> None:
+    def __init__(self, url: str, files: Path | None = None, *, in_use: bool = False) -> None:
         self.where, database = _parse_address(url)
         if files is None:
             if database is None:
@@ -69,14 +69,14 @@ class Store:
         self._checking = threading.Lock()
         self._checked_at = -math.inf
         mark = FolderMark(files, self.where)
-        if not beside:
+        if not in_use:
             try:
-                # One service's own, unless several share it.
+                # Private to one service, unless several share it.
                 files.mkdir(0o777 if self._shared else 0o700, parents=True, exist_ok=True)
                 (files / "lengths").mkdir(exist_ok=True)
             except OSError as error:
                 raise StoreError(f"{files}: cannot be written: {error.strerror}") from None
-        self._ownership = None if database is None else self._own(Path(database), mark, beside)
+        self._ownership = None if database is None else self._own(Path(database), mark, in_use)
         try:
             self._engine = _engine(url, database)
         except BaseException as error:
@@ -85,7 +85,7 @@ class Store:
                 raise StoreError(f"{self.where}: cannot be opened: {error}") from None
             raise
         try:
-            self._prepare(mark, database, beside=beside)
+            self._prepare(mark, database, in_use=in_use)
         except BaseException as error:
             self._engine.dispose()
             if self._ownership is not None:
@@ -97,28 +97,28 @@ class Store:
                 raise StoreError(f"{self.where}: is damaged, or no store: {reason}") from None
             raise
 
-    def _prepare(self, mark: FolderMark, database: str | None, *, beside: bool) -> None:
+    def _prepare(self, mark: FolderMark, database: str | None, *, in_use: bool) -> None:
         """Bring the tables to this version, and mark the folder of arrays as the store's."""
         alone = self._shared or self._ownership is not None
-        if database is not None and not beside:
+        if database is not None and not in_use:
             compaction.prepare(self._engine, Path(database))
         with self.writing() as connection:
             if migrate(connection, self.where, alone=alone) == 0:
                 mark.check_new()
-            elif not beside:
+            elif not in_use:
                 mark.check(connection)
-        if beside:
+        if in_use:
             return
         # After the end of that transaction: no folder has the mark of a store that is not there.
         with self.reading() as connection, suppress(OSError):  # a full disk: the next start does it
             mark.write(connection)
         self.health.opened = True
 
-    def _own(self, database: Path, mark: FolderMark, beside: bool) -> Ownership | None:
+    def _own(self, database: Path, mark: FolderMark, in_use: bool) -> Ownership | None:
         try:
-            return Ownership(database, mark, self.where, folder=not beside)
+            return Ownership(database, mark, self.where, folder=not in_use)
         except InUseElsewhere:
-            if beside:
+            if in_use:
                 return None
             raise
         except OSError as error:
@@ -240,7 +240,7 @@ class Claim:
 
 
 def _beside(database: str) -> Path:
-    """Return the folder of arrays of a SQLite file: beside it, or beside what a link leads to."""
+    """Return the folder of arrays of a SQLite file: next to it, or to its link's target."""
     files = Path(f"{database}.files")
     if Path(database).is_symlink() and not files.exists():
         return Path(f"{os.path.realpath(database)}.files")
@@ -290,6 +290,6 @@ def _configure(connection: Any, _: ConnectionPoolEntry) -> None:
 
 
 def _begin(connection: Connection) -> None:
-    # A reader that turns writer can be refused at once: writers say so from the start.
+    # A reader that turns writer can be rejected at once: writers begin as such.
     writes = connection.get_execution_options().get("writes")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")

@@ -50,7 +50,7 @@ def take_report(page: Page, folder: Path) -> None:
 def take_dashboard(page: Page, folder: Path) -> None:
     """A job under way, ``DONE`` of its steps done."""
     with serving("--store", folder / "store.db", "--port", 0) as served:
-        lengths = served.ask("POST", "/v1/lengths", DATA.read_bytes()).json["id"]
+        lengths = served.send("POST", "/v1/lengths", DATA.read_bytes()).json["id"]
         wanted = {"gpus": GPUS, "max_len": MAX_LEN, "tokens": TOKENS}
         proposal = served.proposal({"profile": PROFILE, "lengths": lengths, **wanted})
         job = {"id": "llama-32b", "proposal": proposal, "lengths": lengths, "steps": STEPS}

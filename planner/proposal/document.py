@@ -10,6 +10,7 @@ from typing import Any
 
 from seqplan.costs.profile import Profile
 from seqplan.planner.cluster import Cluster
+from seqplan.planner.problem import PlanningProblem
 from seqplan.planner.proposal.layouts import LayoutChoice, LayoutRow
 from seqplan.planner.sync.times import (
     GivenSyncTimes,
@@ -17,6 +18,8 @@ from seqplan.planner.sync.times import (
     SyncTimes,
     layout_text,
     layouts_of,
+    parse_layout,
+    sync_fields,
 )
 from seqplan.plans.format.canonical import canonical_json, digest_of
 from seqplan.plans.format.fields import FieldReader, read_text, shown
@@ -92,6 +95,22 @@ class Proposal:
         """Whether steps are planned in rounds: by request, or under ZeRO-3."""
         return self.lockstep or self.profile.lockstep
 
+    @property
+    def problem(self) -> PlanningProblem:
+        """The problem that planning solves at every step."""
+        chosen = None if self.layouts is None else self.layouts.chosen
+        return PlanningProblem(
+            profile=self.profile,
+            cluster=self.cluster,
+            sync=self.sync,
+            strategies=tuple(candidate.strategy for candidate in self.candidates),
+            regroup_layout=None if chosen is None else parse_layout(chosen),
+            static_groups=self.static_groups,
+            lockstep=self.lockstep,
+            micro_step_multiple=self.micro_step_multiple,
+            proposal_digest=self.digest,
+        )
+
     def to_json(self) -> str:
         """Write the document with its digest, indented for people."""
         fields = self._fields()
@@ -107,7 +126,7 @@ class Proposal:
         # Left out if there is none, as in the documents of earlier versions.
         weighed: dict[str, Any] = {}
         if self.sync is not None:
-            weighed["sync"] = _sync_fields(self.sync)
+            weighed["sync"] = sync_fields(self.sync)
         if self.layouts is not None:
             weighed["layouts"] = asdict(self.layouts)
         if self.static_groups:
@@ -163,14 +182,6 @@ class Proposal:
     def load(cls, path: Path) -> Proposal:
         """Read a proposal file; ``ProposalError`` when it is missing or malformed."""
         return cls.from_json(read_text(path, ProposalError), str(path))
-
-
-def _sync_fields(sync: SyncTimes) -> dict[str, Any]:
-    fields = asdict(sync)
-    if isinstance(sync, LayoutSyncTimes):
-        del fields["by_layout_ms"]
-        fields["by_layout"] = [{"tp": tp, "pp": pp, "ms": ms} for (tp, pp), ms in sync.by_layout_ms]
-    return fields
 
 
 class _ProposalReader(FieldReader):

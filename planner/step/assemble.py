@@ -10,12 +10,10 @@ from seqplan.planner.placement.assembly import floor_us, gap, plan_of, plan_pipe
 from seqplan.planner.placement.even_chunks import chunk
 from seqplan.planner.placement.fleet import Bin, PipelineClass
 from seqplan.planner.placement.pack import pack
+from seqplan.planner.problem import PACKINGS
 from seqplan.planner.step.selection import Selected
 from seqplan.plans.plan import Considered, Plan, Provenance
 from seqplan.plans.scheme import Strategy
-
-PACKINGS = ("tight", "even")
-"""Full micro-batches first, or all of about equal tokens; the predicted time is the same."""
 
 
 def assemble(

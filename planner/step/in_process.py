@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from operator import index
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import numpy as np
 
@@ -15,9 +15,9 @@ from seqplan.planner.batches.batch import MOST_TOKENS, Batch, whole_lengths
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.lockstep.options import AS_NAMES, check_planning_in_lockstep, check_rounds
+from seqplan.planner.problem import PACKINGS, PlanningProblem
 from seqplan.planner.proposal.backends import find_backend
 from seqplan.planner.proposal.document import Proposal
-from seqplan.planner.step.assemble import PACKINGS
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import layout_text, parse_layout
@@ -30,24 +30,43 @@ if TYPE_CHECKING:
     from seqplan.planner.sync.times import SyncTimes
 
 
+class PlannerOptions(TypedDict, total=False):
+    """Keywords of ``Planner`` for any source."""
+
+    static_groups: bool
+    packing: str
+    seed: int
+    prove: bool
+    exact: bool
+
+
+class ProfileOptions(PlannerOptions, total=False):
+    """Keywords of ``Planner`` for a profile."""
+
+    layout: str | None
+    sync: SyncTimes | None
+    lockstep: bool
+    micro_step_multiple: int
+    trainer: str | None
+
+
 class Planner:
-    """Plans each step on request, the same on every rank that gives the same lengths.
+    """Plans each step inside a training program, the same on every rank that gives equal lengths.
 
-    From a proposal (its candidates, cluster and sync), or from a profile alone, which needs
-    ``gpus`` and ``max_len`` (tokens): strategies are then constructed for each step from all
-    schemes, in whichever layout is fastest with its sync. Nothing is learned from step to step,
-    so that any rank and any restart plans the same way. ``layout``: only that one, as ``tp4``, for
-    trainers that cannot change it. ``sync``: by default derived for each layout;
-    ``static_groups``: groups do not regroup within a step. ``lockstep``: all ranks run their k-th
-    micro-batches together, in rounds, whose number is a multiple of ``micro_step_multiple``.
-    ``trainer``: only schemes that it runs (``seqplan.planner.proposal.backends``). ``prove``:
-    whether plans have a close bound; without it they come in half the time with a bound that takes
-    microseconds, and the method ``prove`` makes it close later. ``exact``: solve steps of few
-    sequences that keep a large gap, which takes seconds for each; see ``StepPlanner``. Making a
-    planner takes the time to import what planning needs, so that the first step takes no longer
-    than others.
+    From a proposal (its candidates, cluster and sync), or from a profile, which requires ``gpus``
+    and ``max_len`` (tokens): strategies are then constructed for each step from all schemes, in
+    whichever layout is fastest with its sync. No state passes from step to step: any rank and any
+    restart makes equal plans. ``layout``: only this one, such as ``tp4``, for trainers that cannot
+    change it. ``sync``: by default derived for each layout. ``static_groups``: groups stay within a
+    step. ``lockstep``: all ranks run their k-th micro-batches together; the number of micro-steps
+    is a multiple of ``micro_step_multiple``. ``trainer``: only schemes that it runs
+    (``seqplan.planner.proposal.backends``). ``prove``: whether plans have a close bound; without it
+    they take half the time with a bound that takes microseconds, and the method ``prove`` makes it
+    close later. ``exact``: solve steps of few sequences that keep a large gap, which takes seconds
+    for each. ``packing``: see ``PlanningOptions``. Construction imports all that planning requires:
+    the first step takes no longer than others.
 
-    ``ValueError`` for missing or conflicting arguments, ``Infeasible`` if no scheme fits.
+    ``TypeError`` and ``ValueError`` name the argument; ``Infeasible`` if no scheme fits.
     """
 
     def __init__(
@@ -67,75 +86,68 @@ class Planner:
         prove: bool = True,
         exact: bool = False,
     ) -> None:
-        switches = {
-            "static_groups": static_groups,
-            "lockstep": lockstep,
-            "prove": prove,
-            "exact": exact,
-        }
+        switches = {"static_groups": static_groups, "lockstep": lockstep}
+        switches |= {"prove": prove, "exact": exact}
         for name, switch in switches.items():
             if type(switch) is not bool:
                 raise TypeError(f"{name}: {switch!r}. Give True or False")
-        if layout is not None and not isinstance(layout, str):
-            raise TypeError(f"layout: {layout!r}. Give text, such as 'tp4' or 'tp2.pp2'")
-        if max_len is not None and type(max_len) is int and max_len > MOST_TOKENS:
-            raise ValueError(f"max_len must be {MOST_TOKENS} or less, not {max_len}")
         if isinstance(source, Proposal):
-            options = {"gpus": gpus, "max_len": max_len, "layout": layout, "sync": sync}
-            options |= {"lockstep": lockstep or None, "trainer": trainer}
-            options |= {
-                "micro_step_multiple": micro_step_multiple if micro_step_multiple != 1 else None
-            }
-            if extra := [name for name, value in options.items() if value is not None]:
-                raise ValueError(f"{extra[0]} is stated by the proposal; leave it out")
-            document = source
-        elif not isinstance(source, str | Profile):
-            raise TypeError(f"source: {source!r}. Give a profile, a proposal, or a profile's name")
-        else:
-            profile = find_profile(source) if isinstance(source, str) else source
-            if gpus is None or max_len is None:
-                raise ValueError("planning from a profile needs gpus and max_len")
-            if trainer is not None:
-                backend = find_backend(trainer)
-                backend.check_without_data()
-                profile, lockstep = (
-                    backend.usable_profile(profile, gpus),
-                    backend.lockstep or lockstep,
-                )
-            check_rounds(
-                profile,
-                lockstep,
-                micro_step_multiple,
+            stated = {"gpus": gpus, "max_len": max_len, "layout": layout, "sync": sync}
+            stated |= {"lockstep": lockstep or None, "trainer": trainer}
+            stated |= {"micro_step_multiple": None if micro_step_multiple == 1 else 0}
+            if given := [name for name, value in stated.items() if value is not None]:
+                raise ValueError(f"{given[0]} is stated by the proposal; leave it out")
+            problem = source.problem
+        elif isinstance(source, str | Profile):
+            problem = _problem_of_profile(
+                find_profile(source) if isinstance(source, str) else source,
+                gpus,
+                max_len,
+                layout=layout,
+                sync=sync,
                 static_groups=static_groups,
-                spelled=AS_NAMES,
-            )
-            document = replace(
-                _without_candidates(profile, gpus, max_len, layout, sync, static_groups),
                 lockstep=lockstep,
                 micro_step_multiple=micro_step_multiple,
+                trainer=trainer,
             )
-        if document.in_lockstep:
+        else:
+            raise TypeError(f"source: {source!r}. Give a profile, a proposal, or a profile's name")
+        if problem.in_lockstep:
             check_planning_in_lockstep(
                 static_groups, packing != PACKINGS[0], spelled=("static_groups", "packing")
             )
+        self._problem = problem
         self._planner = StepPlanner(
-            document, seed, packing, regrouping=not static_groups, prove=prove, exact=exact
+            problem, seed, packing, regrouping=not static_groups, prove=prove, exact=exact
         )
         self._step = 0
+
+    @classmethod
+    def from_profile(
+        cls, profile: Profile | str, gpus: int, max_len: int, **options: Unpack[ProfileOptions]
+    ) -> Planner:
+        """Plan from a profile, its name or its file; ``options``: keywords of ``Planner``."""
+        return cls(profile, gpus, max_len, **options)
+
+    @classmethod
+    def from_proposal(
+        cls, proposal: Proposal | Path | str, **options: Unpack[PlannerOptions]
+    ) -> Planner:
+        """Plan from a proposal or its file; ``options``: keywords of ``Planner``."""
+        if not isinstance(proposal, Proposal):
+            proposal = Proposal.load(Path(proposal))
+        return cls(proposal, **options)
 
     @property
     def gpus(self) -> int:
         """Return the GPUs that plans are for."""
-        return self._planner.proposal.cluster.gpus
+        return self._problem.cluster.gpus
 
     @property
     def resident_bytes(self) -> float:
-        """Return the bytes on a GPU next to activations, at tp = pp = 1.
-
-        By the profile: parameters, gradients and its part of the states.
-        """
-        proposal = self._planner.proposal
-        memory, cluster = proposal.profile.memory, proposal.cluster
+        """Return what the profile counts on a GPU beside activations, at tp = pp = 1: parameters,
+        gradients and its part of the states."""
+        memory, cluster = self._problem.profile.memory, self._problem.cluster
         held = memory.count_fixed_bytes(Scheme(), cluster.gpus, cluster.max_len)
         return held - memory.context_bytes
 
@@ -172,7 +184,7 @@ class Planner:
         ids: Sequence[int] | npt.NDArray[np.integer] | None,
         loss_tokens: int | None,
     ) -> Batch:
-        limit = self._planner.proposal.cluster.max_len
+        limit = self._problem.cluster.max_len
         try:
             number = _whole("step", step)
             whole = whole_lengths(lengths)
@@ -203,15 +215,32 @@ def _whole(name: str, value: object) -> int:
         raise ValueError(f"{name} must be a whole number, not {value!r}") from None
 
 
-def _without_candidates(
+def _problem_of_profile(
     profile: Profile,
-    gpus: int,
-    max_len: int,
+    gpus: int | None,
+    max_len: int | None,
+    *,
     layout: str | None,
     sync: SyncTimes | None,
     static_groups: bool,
-) -> Proposal:
-    """Make what stands for a proposal: profile, cluster and sync."""
+    lockstep: bool,
+    micro_step_multiple: int,
+    trainer: str | None,
+) -> PlanningProblem:
+    """Make the problem of planning from a profile alone; errors as ``Planner`` raises them."""
+    if layout is not None and not isinstance(layout, str):
+        raise TypeError(f"layout: {layout!r}. Give text, such as 'tp4' or 'tp2.pp2'")
+    if max_len is not None and type(max_len) is int and max_len > MOST_TOKENS:
+        raise ValueError(f"max_len must be {MOST_TOKENS} or less, not {max_len}")
+    if gpus is None or max_len is None:
+        raise ValueError("planning from a profile needs gpus and max_len")
+    if trainer is not None:
+        backend = find_backend(trainer)
+        backend.check_without_data()
+        profile, lockstep = backend.usable_profile(profile, gpus), backend.lockstep or lockstep
+    check_rounds(
+        profile, lockstep, micro_step_multiple, static_groups=static_groups, spelled=AS_NAMES
+    )
     if layout is not None:
         degrees = parse_layout(layout)
         layouts = sorted({(entry.scheme.tp, entry.scheme.pp) for entry in profile.schemes})
@@ -229,16 +258,11 @@ def _without_candidates(
         )
     if sync is None and not profile.lockstep:
         sync = choose_sync(profile, gpus)
-    return Proposal(
-        method="none",
-        seed=0,
-        cluster=cluster,
+    return PlanningProblem(
         profile=profile,
-        lengths={},
-        candidates=(),
-        expected_ms=0.0,
-        lower_bound_ms=0.0,
-        judged=0,
+        cluster=cluster,
         sync=sync,
         static_groups=static_groups,
+        lockstep=lockstep,
+        micro_step_multiple=micro_step_multiple,
     )

@@ -12,15 +12,14 @@ from seqplan.planner.lockstep.assemble import assemble_rounds
 from seqplan.planner.lockstep.plan_rounds import plan_rounds
 from seqplan.planner.placement.assembly import floor_us, plan_of, plan_pipeline
 from seqplan.planner.placement.fleet import Models
-from seqplan.planner.proposal.document import Proposal
-from seqplan.planner.step.assemble import PACKINGS, cut_evenly
+from seqplan.planner.problem import PACKINGS, PlanningProblem
+from seqplan.planner.step.assemble import cut_evenly
 from seqplan.planner.strategies.regrouping import (
     Regrouping,
     RegroupLayout,
     find_regrouping,
     make_regroup_layouts,
 )
-from seqplan.planner.sync.times import parse_layout
 from seqplan.plans.plan import Considered, Plan, PlannedPipeline
 from seqplan.plans.schedule import schedule
 from seqplan.plans.scheme import Strategy
@@ -33,19 +32,16 @@ REFORMING_GAIN = 0.005
 """Share by which regrouping groups have to be faster: every change of groups costs a little."""
 
 
-def find_regroup_layouts(proposal: Proposal, models: Models) -> list[RegroupLayout]:
-    """List the layouts that groups may regroup in: the one that the proposal chose, or if it
-    chose several, each; of all their schemes, whether candidates or not.
+def find_regroup_layouts(problem: PlanningProblem) -> list[RegroupLayout]:
+    """List the layouts in which groups may change within a step, each with all its schemes.
 
-    None if no sync was weighed, or groups stay in the proposal.
+    The one that the proposal chose, or if it chose several, each. None without a sync.
     """
-    if proposal.sync is None or proposal.static_groups:
+    if problem.sync is None:
         return []
-    layouts = make_regroup_layouts(models, proposal.sync)
-    if proposal.layouts is None or proposal.layouts.chosen is None:
-        return layouts
-    chosen = parse_layout(proposal.layouts.chosen)
-    return [entry for entry in layouts if entry.layout == chosen]
+    layouts = make_regroup_layouts(problem.models, problem.sync)
+    chosen = problem.regroup_layout
+    return [entry for entry in layouts if chosen in (None, entry.layout)]
 
 
 def with_regrouping(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from seqplan.plans.scheme import Scheme, Strategy
 
@@ -164,3 +165,12 @@ def parse_layout(text: str) -> Layout:
 def replicas_differ(schemes: Iterable[Scheme]) -> bool:
     """Whether replicas of these schemes split their parameters differently: by tp or by pp."""
     return len(layouts_of(schemes)) > 1
+
+
+def sync_fields(sync: SyncTimes) -> dict[str, Any]:
+    """Write times of synchronization as a proposal's JSON has them."""
+    fields = asdict(sync)
+    if isinstance(sync, LayoutSyncTimes):
+        del fields["by_layout_ms"]
+        fields["by_layout"] = [{"tp": tp, "pp": pp, "ms": ms} for (tp, pp), ms in sync.by_layout_ms]
+    return dict(fields)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.problem import PACKINGS
 from seqplan.planner.proposal.document import Proposal
-from seqplan.planner.step.assemble import PACKINGS
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.workers.executor import EXECUTORS, Executor, check_executor, open_executor
 from seqplan.planner.workers.planned_step import TimedPlan, plan_one

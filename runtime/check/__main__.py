@@ -1,9 +1,9 @@
-"""The process that a training check starts, which forks the ranks and the reference beside them.
+"""Process of a training check, which forks the ranks and the reference.
 
 Started by the command line as ``python -m seqplan.runtime.check``. It imports what they need, which
 takes longer than a short check, and then serves checks one after another: each is a line of stdin,
-the ``CheckSettings`` as a JSON object. What a process of a check has to say comes on stdout, one
-JSON object a line with its number as ``process``; when it ends that is said, too: ``ended``, its
+the ``CheckSettings`` as a JSON object. Messages of a process are on stdout, one
+JSON object a line with its number as ``process``; the last one has ``ended``, its
 exit code, and ``log``, the last line that it printed. At the end of stdin, which is the command's,
 this process ends and those that it has forked end with it, so that none is left behind.
 """
@@ -68,7 +68,7 @@ def _start(settings: CheckSettings, number: int) -> _Child:
 
 
 def _serve(settings: CheckSettings, children: list[_Child], messages: _MessageWriter) -> None:
-    """Pass on what the processes say until all have ended, or stdin has."""
+    """Forward the processes' messages until all have ended, or stdin has."""
     speaking: dict[Any, _Child] = {child.pipe: child for child in children}
     while speaking:
         for ready in wait([STDIN, *speaking]):
@@ -77,7 +77,7 @@ def _serve(settings: CheckSettings, children: list[_Child], messages: _MessageWr
             child = speaking[ready]
             try:
                 message = child.pipe.recv()
-            except (EOFError, OSError):  # reset, where it has not read all it was sent
+            except (EOFError, OSError):  # reset, if it has unread input
                 del speaking[ready]
                 child.process.join()
                 messages.write(
@@ -88,7 +88,7 @@ def _serve(settings: CheckSettings, children: list[_Child], messages: _MessageWr
                 continue
             if "port" in message:
                 for other in children[1 : settings.ranks]:
-                    with suppress(BrokenPipeError):  # its end is told of
+                    with suppress(BrokenPipeError):  # its end is reported
                         other.pipe.send(message["port"])
             else:
                 messages.write(process=child.number, **message)
@@ -103,7 +103,7 @@ def _last_line(settings: CheckSettings, child: _Child) -> str:
 
 
 class _MessageWriter:
-    """Writes messages to what was stdout; whatever else prints there goes to stderr from now on."""
+    """Writes messages to the original stdout; other output there goes to stderr."""
 
     def __init__(self) -> None:
         self._out = os.fdopen(os.dup(1), "w", encoding="utf-8")

@@ -1,6 +1,6 @@
 """What one process of a training check does: run plans as a rank, or train without any.
 
-Both make the same model and the same data from the settings, and say what each step gave.
+Both make the same model and the same data from the settings, and report each step's results.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class CheckSettings:
 
 
 def log_path(settings: CheckSettings, number: int) -> Path:
-    """Return where the process of this number writes what it does not say in messages."""
+    """Return the log path of the process with this number."""
     name = f"rank-{number}" if number < settings.ranks else "reference"
     return Path(settings.folder, f"{name}.log")
 
@@ -74,8 +74,8 @@ def log_path(settings: CheckSettings, number: int) -> Path:
 def run_process(settings: CheckSettings, number: int, pipe: Connection) -> None:
     """Be rank ``number`` or, above the ranks, the reference; its messages go through ``pipe``.
 
-    They are those of a ``step`` or what else there is to say, at the end ``done`` or ``error``.
-    What is printed goes to the process' log.
+    They are those of a ``step`` or another event, at the end ``done`` or ``error``.
+    Printed lines go to the process' log.
     """
     with open(log_path(settings, number), "wb") as log:
         os.dup2(log.fileno(), 1)
@@ -141,7 +141,7 @@ def _run_rank(settings: CheckSettings, rank: int, pipe: Connection) -> None:
 
 
 def _run_reference(settings: CheckSettings, pipe: Connection) -> None:
-    # The initial values of the ranks; bfloat16 is judged against fp32 from there on.
+    # The initial values of the ranks; bfloat16 is compared with fp32 from there on.
     model = _model(settings, settings.seed, attend=dense_attention)
     if settings.dtype == "bfloat16":
         model = model.float()
@@ -155,7 +155,7 @@ def _run_reference(settings: CheckSettings, pipe: Connection) -> None:
             name: np.abs(ranks[name] - parameter.detach().numpy()).max()
             for name, parameter in model.named_parameters()
         }
-    # What is no number is the largest of all, and is said as such.
+    # NaN counts as the largest of all, and is reported as NaN.
     worst = max(differences, key=lambda name: np.nan_to_num(differences[name], nan=np.inf))
     pipe.send({"parameter_difference": float(differences[worst]), "parameter": worst})
 

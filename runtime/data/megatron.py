@@ -25,7 +25,7 @@ _DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
 class MegatronTokens:
     """Documents of the data set at ``path``, given with or without ``.idx`` or ``.bin``.
 
-    Both files are mapped into memory and only what is asked for is read. ``DataError`` for files
+    Both files are mapped into memory and only requested ranges are read. ``DataError`` for files
     that are missing, truncated, foreign or hold no integers.
     """
 

@@ -1,7 +1,7 @@
 """What a sample teaches: labels, their weights, and what else a loss wants of every token.
 
-Everything is aligned with the tokens: entry i belongs to token i, as what is to be predicted. A
-rank gets it shifted, as labels are: beside the token that predicts it.
+Everything is aligned with the tokens: entry i belongs to token i, as its prediction target. A
+rank gets it shifted, as labels are: next to the token that predicts it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Extras = Mapping[str, npt.NDArray[Any]]
 class Targets(NamedTuple):
     """Labels, weights and extras of a range of a sample's tokens.
 
-    ``labels``: int64 (tokens,), ``NO_LABEL`` where nothing is to be learnt; ``weights``: float64
+    ``labels``: int64 (tokens,), ``NO_LABEL`` to ignore a token; ``weights``: float64
     (tokens,), how much each label counts, 1 where None; ``extras``: by name, (tokens, …).
     """
 
@@ -35,7 +35,7 @@ class Targets(NamedTuple):
 
 @runtime_checkable
 class TargetData(TokenData, Protocol):
-    """Samples that say themselves what is learnt of them."""
+    """Samples with labels, weights or per-token columns."""
 
     def targets(self, id: int, start: int, stop: int) -> Targets:
         """Return what tokens ``[start, stop)`` of sample ``id`` teach, which may be none of them.
@@ -128,8 +128,8 @@ def _kinds(extras: Extras) -> str:
 class IndexedTargets(IndexedTokens):
     """As ``IndexedTokens`` for rows with columns: a list of mappings, a Hugging Face data set.
 
-    ``field``: the tokens' column; ``labels``: of the labels', the tokens themselves where None;
-    ``mask``: of 0 and 1, 0 where the label does not count; ``weights``: how much it counts;
+    ``field``: the tokens' column; ``labels``: the labels' column, or the tokens if None;
+    ``mask``: of 0 and 1, 0 if the label does not count; ``weights``: how much it counts;
     ``extras``: whatever else the loss wants. A column has an entry for each token, or is one
     number, which is then every token's. ``DataError`` names the sample's column that is wrong.
     """

@@ -35,7 +35,7 @@ class TokenShare(NamedTuple):
     """A rank's tokens of a micro-batch in the order of its view: int64, shape (local_tokens,).
 
     ``labels``: the token after each, ``NO_LABEL`` for the last of a sequence; ``positions``: of
-    each token in its own sequence.
+    each token in its sequence.
     """
 
     tokens: Tokens
@@ -46,10 +46,10 @@ class TokenShare(NamedTuple):
 def load_share(data: TokenData, view: MicroBatchView, *, step: int | None = None) -> TokenShare:
     """Load the tokens that a rank holds of ``view``, their labels and positions.
 
-    Labels are shifted in the whole sequence, before it is cut, so that no label is lost where it
-    is. Reads the rank's own ranges and the token after each. A sample with more tokens than
-    planned is truncated to the plan's length. ``DataError`` names id, step and lengths where the
-    data does not hold what the plan says.
+    Labels are shifted in the whole sequence, before it is cut, so that no label is lost at a cut.
+    Reads the rank's ranges and the token after each. A sample with more tokens than
+    planned is truncated to the plan's length. ``DataError`` names id, step and lengths if the
+    data does not match the plan.
     """
     tokens = np.empty(view.local_tokens, dtype=np.int64)
     labels = np.empty(view.local_tokens, dtype=np.int64)
@@ -103,7 +103,7 @@ class IndexedTokens:
         return self._sample(id)[start:stop]
 
     def _row(self, id: int) -> Any:
-        # Reading one may mean decoding it, and a share asks for its length and two ranges.
+        # Reading one may mean decoding it, and a share needs its length and two ranges.
         if self._last_row is None or self._last_row[0] != id:
             try:
                 self._last_row = id, self._data[id]
@@ -138,8 +138,8 @@ class IndexedTokens:
 class SeededTokens:
     """Tokens made from (seed, id, position) alone: uniform below ``vocab``, the same everywhere.
 
-    Every sample is as long as asked. Counter-based (Philox): a range is drawn without what is
-    before it. ``ValueError`` where ``vocab`` < 1 or ``seed`` is not in 0 … 2⁶⁴ − 1.
+    Every sample has the requested length. Counter-based (Philox): a range needs no numbers
+    before it. ``ValueError`` if ``vocab`` < 1 or ``seed`` is not in 0 … 2⁶⁴ − 1.
     """
 
     def __init__(self, vocab: int, seed: int) -> None:

@@ -3,7 +3,7 @@
 Read ``hosting`` and ``job`` first, what a program calls, with ``evaluation`` (the model between
 steps); then ``hosted`` (the model as a step calls it),
 ``attention`` (what transformers' layers attend with), ``inspection`` with ``support`` and
-``probe`` (what is not computed exactly, and how it is noticed), ``launch``, ``progress`` and
+``probe`` (detection of computations that are not exact), ``launch``, ``progress`` and
 ``report``. Needs the extra ``huggingface``.
 """
 
@@ -35,7 +35,7 @@ _names = lazy_names(__name__, _HOMES)
 
 
 def __getattr__(name: str) -> object:
-    """Load a name when it is first asked for; ``ImportError`` says which extra is missing."""
+    """Load a name at first use; ``ImportError`` names a missing extra."""
     try:
         return _names(name)
     except ModuleNotFoundError as error:

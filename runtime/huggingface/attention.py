@@ -1,6 +1,6 @@
 """What transformers' layers attend with: its registered attention and mask functions.
 
-``attention_refusal`` is the one place that says which kinds of attention ``runtime.attention``
+``attention_refusal`` alone lists which kinds of attention ``runtime.attention``
 computes here; a kernel that learns another is named there and in ``LayerAttention.attend``.
 """
 
@@ -43,7 +43,7 @@ _WITHOUT_EFFECT = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class LayerOptions:
-    """What a layer asks of attention beyond q, k and v.
+    """Attention options of a layer in addition to q, k and v.
 
     ``scale``, ``softcap`` and ``sinks`` as ``attention`` takes them; ``others``: options that
     nothing is known of.
@@ -61,14 +61,14 @@ class LayerOptions:
 def layer_options(
     module: nn.Module, mask: Tensor | None, options: Mapping[str, Any]
 ) -> LayerOptions:
-    """Read what a layer asks of attention, from its call and the mark in place of its mask."""
-    others = [] if mask is None or mask.dim() == 0 else ["a mask of its own making"]
+    """Read a layer's attention options from its call and its mask's mark."""
+    others = [] if mask is None or mask.dim() == 0 else ["a custom mask"]
     mark = None if mask is None or mask.dim() else int(mask)
     window = mark if mark is not None and mark > 0 else None
     chunk = -mark if mark is not None and mark < 0 else None
     asked_window = options.get("sliding_window")
     if asked_window is not None and asked_window != window:
-        others.append(f"a window of {asked_window} beside a mask that has another")
+        others.append(f"a window of {asked_window} but a mask with another")
     sinks = options.get("s_aux")
     if sinks is not None and sinks.dim() != 1:
         others.append(f"sinks of shape {tuple(sinks.shape)}")
@@ -94,7 +94,7 @@ def layer_options(
 
 
 def attention_refusal(options: LayerOptions) -> str | None:
-    """Say what of a layer's attention is not computed, with the config field; None where all is."""
+    """Return why a layer's attention is not supported, with the config field, or None."""
     if not options.causal:
         return "attends other than causally"
     if options.dropout:
@@ -108,10 +108,10 @@ def attention_refusal(options: LayerOptions) -> str | None:
 
 
 class LayerAttention:
-    """What the layers of one hosted model attend with, set before a forward and for its backward.
+    """Attention of one hosted model's layers, set before a forward and for its backward.
 
     A variable rather than an argument of the forward, as many models do not hand arguments on, and
-    as layers that are computed again in backward, in threads of autograd's own, need it too.
+    as layers that are computed again in backward, in autograd's threads, need it too.
     """
 
     def __init__(self) -> None:
@@ -175,7 +175,7 @@ class LayerAttention:
         )
         # A rank without a token computes one that counts nothing, see ``HostedModel``.
         out = nn.functional.pad(out, (0, 0, 0, 0, 0, query.shape[2] - rows))
-        return out[None].contiguous()  # as transformers' own functions: layers call view on it
+        return out[None].contiguous()  # as transformers does: layers call view on it
 
 
 def attend_hosted(
@@ -186,7 +186,7 @@ def attend_hosted(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Attend as the module's job says, for transformers' attention interface."""
+    """Attend as the module's job requires, for transformers' attention interface."""
     layers: LayerAttention | None = getattr(module, ATTRIBUTE, None)
     if layers is None:
         raise RuntimeError(
@@ -204,8 +204,8 @@ def mark_mask(
 ) -> Tensor | None:
     """Return a mark in place of a mask: None for the causal one, else its window or its chunk.
 
-    For transformers' mask interface, which is asked once for each kind of layer that a model may
-    have, used or not: what is not supported is refused where a layer uses it.
+    For transformers' mask interface, which is called once for each kind of layer that a model may
+    have, used or not: unsupported masks are rejected when a layer uses them.
     """
     chunks = local_size is not None and local_size == getattr(config, "attention_chunk_size", None)
     mask = Mask(chunk=local_size) if chunks else Mask(window=local_size)
@@ -219,7 +219,7 @@ def mark_mask(
 
 
 def _sees(mask_function: Any, mask: Mask, query: int) -> bool:
-    """Whether a mask function lets a query see the keys that it sees under ``mask``, no others."""
+    """Return whether a mask function lets a query see exactly the keys visible under ``mask``."""
     first = mask.first_seen(query)
     keys = [key for key in {*range(12), first - 1, first, query, query + 1} if key >= 0]
     at, row = torch.tensor(0), torch.tensor(query)

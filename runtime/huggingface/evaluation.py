@@ -1,4 +1,4 @@
-"""A hosted model between steps: lent as transformers has it, and values of a step's tokens."""
+"""A hosted model between steps: evaluation mode, and values of a step's tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from seqplan.runtime.training.token_values import SequenceValues, token_values
 def evaluation_mode(
     model: nn.Module, hosted: HostedModel, states: ShardedStates
 ) -> Iterator[nn.Module]:
-    """Lend ``model`` with the attention that it was loaded with, up to date, without gradients.
+    """Yield ``model`` with its original attention, current values and no gradients.
 
     Collective, between steps.
     """

@@ -26,7 +26,7 @@ class HostedModel(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self._lm = [causal_lm(model)]  # in a list, so that it is no module of its own
+        self._lm = [causal_lm(model)]  # in a list, so that it is not registered as a submodule
         self.own_attention: str = self.lm.config._attn_implementation
         self.layers = LayerAttention()
         self.autocast: torch.dtype | None = None
@@ -58,7 +58,7 @@ class HostedModel(nn.Module):
         return self.hidden(tokens, context.positions)
 
     def forget_call(self) -> None:
-        """Forget what the last forward was of: only the model's own use follows, or another."""
+        """Clear the context of the last forward."""
         self.layers.context = self.layers.lengths = None
         self.router_logits = ()
 
@@ -82,7 +82,7 @@ class HostedModel(nn.Module):
         return hidden[0, :rows]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Compute logits (tokens, vocabulary) by the model's own head, its scaling and capping."""
+        """Compute logits (tokens, vocabulary) by the model's head, with its scaling and capping."""
         with self._casting(hidden.device), _answering(self.decoder, hidden[None]):
             logits: Tensor = self.lm(inputs_embeds=hidden[None], use_cache=False).logits
         return logits[0]
@@ -97,7 +97,7 @@ class HostedModel(nn.Module):
 
 
 class _HiddenOnly:
-    """A decoder's output that has hidden states, and None for whatever else a head looks for."""
+    """Decoder output with hidden states, and None for any other attribute."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
@@ -116,15 +116,15 @@ def _answering(decoder: nn.Module, hidden: Tensor) -> Iterator[None]:
     def answer(*_: Any, **__: Any) -> _HiddenOnly:
         return _HiddenOnly(hidden)
 
-    own = decoder.__dict__.get("forward")
+    original = decoder.__dict__.get("forward")
     decoder.forward = answer
     try:
         yield
     finally:
-        if own is None:
+        if original is None:
             del decoder.__dict__["forward"]
         else:
-            decoder.forward = own
+            decoder.forward = original
 
 
 def copy_state(model: nn.Module) -> dict[str, Tensor]:

@@ -24,7 +24,7 @@ from seqplan.runtime.training.loss import LossOf, compute_chunked_loss, label_lo
 Optimizers = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 
 _PREFIX = "model."
-"""What a hosted model's parameters are called by beyond their own names."""
+"""Prefix of a hosted model's parameter names."""
 
 
 def host(
@@ -42,23 +42,23 @@ def host(
     owners: Owners = "slices",
     reduce: Reduce = "step",
 ) -> Job:
-    """Take a causal language model over and return the job that trains it, on every rank together.
+    """Prepare a causal language model and return the job that trains it. Collective.
 
     ``model``: of transformers, or wrapped by peft, in its dtype and on this rank's device; trained
-    values are taken from the first rank, frozen ones must be alike. ``optimizer`` gets names and
+    values are taken from the first rank, frozen ones must be equal. ``optimizer`` gets names and
     what this rank owns of the trained parameters, as torch's optimizers take them: slices of one
     axis, for an element-wise optimizer, or, where ``owners`` is ``matrices``, whole parameters, for
-    those that need them; a rank may own none. ``scheduler`` gets the optimizer and is stepped after
+    those that need them; a rank may have none. ``scheduler`` gets the optimizer and steps after
     each step. ``loss_of`` gets logits and the micro-batch, or parts of ``loss_rows`` tokens of
     both, and gives a sum over tokens. ``autocast``: dtype in which the model computes.
-    ``callbacks`` are called after each step. ``resident_bytes``: what plans count on beside
-    activations (``Planner.resident_bytes``); a model that takes well more is refused. ``reduce``:
+    ``callbacks`` are called after each step. ``resident_bytes``: what plans assume in addition to
+    activations (``Planner.resident_bytes``); a model that takes far more is rejected. ``reduce``:
     after what gradients are summed at their owners (``ShardedStates``). ``groups``: made here where
-    None, after the default process group where there is none either: of torchrun's ranks, or of
+    None, after the default process group if there is none either: of torchrun's ranks, or of
     this process alone.
 
     ``UnsupportedModel``, on every rank, for a model that is not computed exactly;
-    ``ValueError`` where frozen values differ between ranks, more is held than that, or the
+    ``ValueError`` if frozen values differ between ranks, more is held than that, or the
     optimizer needs whole parameters and owners hold slices.
     """
     joined = join_ranks(model)
@@ -97,13 +97,13 @@ def _optimizer_of(
     states: ShardedStates,
     groups: Communicators,
 ) -> torch.optim.Optimizer:
-    """Make the optimizer on every rank, or on none: torch's refuse a rank that owns nothing."""
-    stepping, refusal = None, None
+    """Make the optimizer on every rank, or on none: torch rejects a rank without parameters."""
+    stepping, error_message = None, None
     try:
         stepping = optimizer(masters)
         refuse_unfit(stepping, states)
     except ValueError as error:
-        refusal = str(error)
-    raise_on_all_ranks(refusal, groups.control, "making the optimizers")
+        error_message = str(error)
+    raise_on_all_ranks(error_message, groups.control, "making the optimizers")
     assert stepping is not None
     return stepping

@@ -1,4 +1,4 @@
-"""Whether every rank's model can be hosted, and what is done ahead of its steps."""
+"""Whether every rank's model can be hosted, and preparation of its steps."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def inspect_on_all_ranks(
     reasons: list[str | None] = [None] * groups.control.size()
     with communicating("comparing what the ranks' models can do"):
         dist.all_gather_object(reasons, reason, group=groups.control)
-    for rank, refusal in enumerate(reasons):
-        if refusal is not None:
+    for rank, message in enumerate(reasons):
+        if message is not None:
             if hosted is not None:  # as it was
                 hosted.lm.set_attn_implementation(hosted.own_attention)
-            raise UnsupportedModel(refusal if rank == 0 else f"rank {rank}: {refusal}")
+            raise UnsupportedModel(message if rank == 0 else f"rank {rank}: {message}")
     assert hosted is not None
     return hosted, attends
 
@@ -60,7 +60,7 @@ def make_hosted_preparer(
     groups: Communicators,
     device: torch.device,
 ) -> Callable[[RankView], tuple[MicroBatchWork, ...]]:
-    """Return what is done ahead of a step of a hosted model, see ``make_preparer``."""
+    """Return the function that prepares a hosted model's steps, see ``make_preparer``."""
     (heads, kv_heads), *others = sorted(attends.heads)
     prepare = make_preparer(
         data,

@@ -1,4 +1,4 @@
-"""A training job of a Hugging Face model: a call for each step, and what is between steps."""
+"""A training job of a Hugging Face model: a call for each step, evaluation and checkpoints."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class JobParts:
     """What a job is made of; ``hosting.host`` makes them for a model.
 
     ``loss_of``: of hidden states, ``loss_rows`` tokens at a time; ``routed``: the same with the
-    routers' loss, where there is one; ``prepare``: what is done with a view ahead of its step.
+    routers' loss, if there is one; ``prepare``: prepares a view's step.
     """
 
     model: nn.Module
@@ -90,9 +90,9 @@ class Job:
         """Yield the steps of ``plans`` from ``next_step`` on, each agreed on by all ranks.
 
         ``plans``: a plan file that every rank can read, a job of a planning service
-        (``http://HOST:PORT/v1/jobs/JOB``, with ``SEQPLAN_TOKEN`` of the environment where there is
-        one), a source, or plans made here, alike on every rank, each when it is asked for.
-        ``options``: further ones of ``PlanConsumer``. ``PlanError`` on every rank where a step
+        (``http://HOST:PORT/v1/jobs/JOB``, with ``SEQPLAN_TOKEN`` of the environment if set),
+        a source, or plans made here, equal on every rank, each on request.
+        ``options``: further ones of ``PlanConsumer``. ``PlanError`` on every rank if a step
         cannot be had or run.
         """
         if isinstance(plans, (str, os.PathLike)):
@@ -171,17 +171,17 @@ class Job:
 
     @contextmanager
     def evaluation(self) -> Iterator[nn.Module]:
-        """Lend the model as transformers has it, with the values after the last step.
+        """Yield the transformers model with the values after the last step.
 
         With the attention that it was loaded with, in evaluation mode and without gradients, to
-        evaluate on batches of one's own or to generate. All ranks enter it together, between steps;
-        what is done within is each rank's own.
+        evaluate on other batches or to generate. All ranks enter it together, between steps;
+        inside, each rank works independently.
         """
         with evaluation_mode(self.model, self._parts.hosted, self.states) as model:
             yield model
 
     def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> None:
-        """Write the model as its own ``save_pretrained`` does, with the values after the last step.
+        """Write the model with its ``save_pretrained``, with the values after the last step.
 
         All ranks call it; the first writes. Of a model wrapped by peft, its adapters.
         """
@@ -207,7 +207,7 @@ class Job:
     def resume(self, folder: str | os.PathLike[str]) -> Mapping[str, Any] | None:
         """Go on from the newest whole checkpoint in ``folder``; return its ``user`` state.
 
-        None where there is no checkpoint, or it has none. All ranks call it, before ``steps``. With
+        None if there is no checkpoint, or it has none. All ranks call it, before ``steps``. With
         another number of ranks, new ones keep the random numbers that they have.
         """
         cursor = restore(folder, self.states, self.optimizer, self.groups.control)

@@ -1,4 +1,4 @@
-"""Where a job's ranks meet and its plans come from, by what a program says of them in one word."""
+"""Rendezvous of a job's ranks and source of its plans, from a program's one-word settings."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def plan_source(where: str | os.PathLike[str], world_size: int) -> PlanSource:
 
 
 def join_ranks(model: nn.Module) -> bool:
-    """Make the default process group where there is none; whether that was so."""
+    """Make the default process group if there is none; return whether it did."""
     if dist.is_initialized():
         return False
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))

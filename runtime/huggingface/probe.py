@@ -37,14 +37,14 @@ TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-4}
 """Relative, of a layer's q, k and v: transformers' norms and rotary embeddings are fp32."""
 
 COARSE = 0.05
-"""Of shorter dtypes, where rounding hides what is smaller."""
+"""Tolerance of 16-bit dtypes, whose rounding hides smaller differences."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attends:
     """How a model attends: its layers' pairs of query and key heads, and masks.
 
-    ``router_loss``: what its routers add to the loss, None where nothing.
+    ``router_loss``: the routers' term of the loss, or None.
     """
 
     heads: frozenset[tuple[int, int]]
@@ -54,7 +54,7 @@ class Attends:
 
 @dataclass(slots=True)
 class _Record:
-    """What the layers asked of attention and got, in the order of their calls."""
+    """Arguments and results of the layers' attention calls, in order."""
 
     modules: list[nn.Module] = field(default_factory=list)
     options: list[LayerOptions] = field(default_factory=list)
@@ -89,7 +89,7 @@ def probe(model: HostedModel) -> Attends:
         with torch.no_grad(), torch.random.fork_rng(_cuda(device)), _run_eagerly(model):
             record = _Record()
             model.layers.instead = record
-            model.train()  # dropout of attention is asked for in training only
+            model.train()  # layers pass attention dropout in training only
             looking = LOOKING_AT_MASKS.set(True)
             try:
                 model.hidden(tokens, positions)

@@ -103,7 +103,7 @@ class DeterministicForward(TorchFunctionMode):
 
 
 def _numbers_rows(result: Any) -> bool:
-    """Whether a result has one number for each row, in equal steps, however it was made."""
+    """Return whether a result numbers the rows in equal steps."""
     if not isinstance(result, Tensor) or result.numel() != ROWS or result.is_complex():
         return False
     steps = result.detach().reshape(-1).double().diff()

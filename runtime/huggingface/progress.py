@@ -1,4 +1,4 @@
-"""What a job goes on from beside its states: rates, scheduler, random numbers, the user's own."""
+"""Progress of a job in addition to its states: rates, scheduler, random numbers, user data."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def restore_progress(
     optimizer: torch.optim.Optimizer,
     scheduler: Any,
 ) -> Mapping[str, Any] | None:
-    """Set what ``progress`` returned; give back the user's own.
+    """Set what ``progress`` returned; give back the user's data.
 
-    Random numbers only where this rank kept them. ``ValueError`` where the optimizer has other
+    Random numbers only if this rank kept them. ``ValueError`` if the optimizer has other
     groups, or only one of checkpoint and job has a scheduler.
     """
     if (stored["scheduler"] is None) != (scheduler is None):

@@ -1,4 +1,4 @@
-"""What a callback hears of a step."""
+"""Report of a step for callbacks."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ BY_LENGTH = frozenset({"dynamic", "longrope"})
 
 
 def rope_types(module: nn.Module) -> list[str]:
-    """Return the kinds of rotary embedding of a module; none where it is no such embedding."""
+    """Return the kinds of rotary embedding of a module; empty if it is no such embedding."""
     kinds = getattr(module, "rope_type", None)
     if isinstance(kinds, str):
         return [kinds]
@@ -53,7 +53,7 @@ def rotate_by_document(model: nn.Module, layers: LayerAttention) -> None:
 
 
 def _by_document(
-    own: Callable[..., tuple[Tensor, Tensor]],
+    original: Callable[..., tuple[Tensor, Tensor]],
     layers: LayerAttention,
     limit: int,
     x: Tensor,
@@ -61,13 +61,13 @@ def _by_document(
     *more: Any,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Compute cosines and sines (1, rows, d) of rows at positions, documents of a length together.
+    """Compute cosines and sines (1, rows, d) at positions, grouped by document length.
 
     All up to ``limit`` are of one kind.
     """
     lengths = layers.lengths
     if lengths is None:
-        return own(x, position_ids, *more, **options)
+        return original(x, position_ids, *more, **options)
     if len(lengths) < position_ids.shape[1]:  # a rank without a token computes one
         lengths = nn.functional.pad(lengths, (0, position_ids.shape[1] - len(lengths)))
     parts: list[tuple[Tensor, Tensor]] = []
@@ -76,10 +76,10 @@ def _by_document(
     for length in sorted(set(kinds.tolist())):
         of_length = torch.nonzero(kinds == length)[:, 0]
         # A short call first: what an earlier document has set for its length is set back.
-        own(x, position_ids.new_zeros(1, 1), *more, **options)
+        original(x, position_ids.new_zeros(1, 1), *more, **options)
         last = position_ids.new_full((1, 1), length - 1 if length > limit else 0)
         positions = torch.cat([position_ids[:, of_length], last], 1)
-        cos, sin = own(x, positions, *more, **options)
+        cos, sin = original(x, positions, *more, **options)
         parts.append((cos[:, :-1], sin[:, :-1]))
         rows.append(of_length)
     order = torch.cat(rows).argsort()

@@ -2,7 +2,7 @@
 
 Switch Transformer (arXiv 2101.03961) Eq. 4–6 as transformers computes it: with experts e, over all
 layers and tokens, coefficient · E · Σₑ (share of tokens sent to e) · (mean probability of e). It is
-a product of two means over the whole batch, so that no rank has a part of it of its own. But only
+a product of two means over the whole batch, so it does not split over ranks. But only
 the probabilities have gradients: where the shares are known before, the loss is a sum over tokens.
 So the tokens of each expert are counted first, in a forward of all micro-batches without gradients,
 and added over the ranks. That forward is the price: about a third more computing.
@@ -32,7 +32,7 @@ FUNCTION = "load_balancing_loss_func"
 """By which such a model's module computes it."""
 
 TOLERANCE = 1e-3
-"""Relative, between the model's own loss of a few tokens and this one: routers round in bf16."""
+"""Relative, between the model's loss of a few tokens and this one: routers round in bf16."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ class RouterLoss:
 
 
 def router_loss(model: HostedModel, tokens: Tensor, positions: Tensor) -> RouterLoss | None:
-    """Return the routers' loss where the configuration asks for it, checked on a few tokens.
+    """Return the routers' loss if the configuration enables it, checked on a few tokens.
 
-    ``UnsupportedModel`` where the model computes another one.
+    ``UnsupportedModel`` if the model computes another one.
     """
     lm = model.lm
     if not getattr(lm.config.get_text_config(), "output_router_logits", False):
@@ -81,7 +81,7 @@ def router_loss(model: HostedModel, tokens: Tensor, positions: Tensor) -> Router
     loss = RouterLoss(int(experts), int(top_k), float(coefficient))
     model.with_routers = True
     model.hidden(tokens, positions)
-    own = lm(
+    reference = lm(
         input_ids=tokens[None],
         position_ids=positions[None],
         use_cache=False,
@@ -91,7 +91,7 @@ def router_loss(model: HostedModel, tokens: Tensor, positions: Tensor) -> Router
     if logits and all(layer_logits.shape == (len(tokens), loss.experts) for layer_logits in logits):
         weights = loss.weights(loss.counts(logits), len(logits) * len(tokens))
         ours = float((weights * loss.probabilities(logits)).sum())
-        if abs(ours - loss.coefficient * float(own)) <= TOLERANCE * abs(ours):
+        if abs(ours - loss.coefficient * float(reference)) <= TOLERANCE * abs(ours):
             return loss
     raise UnsupportedModel(
         f"{name}: its routers' auxiliary loss (config.output_router_logits) is not that of Switch "

@@ -1,4 +1,4 @@
-"""Layers that number the rows of a call by themselves, and what is done about it.
+"""Layers that number the rows of a call by themselves, and their correction.
 
 Llama 4 scales the queries of layers without rotary embedding by their place in the row of a call,
 which is their position only where a row is one document in order.
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 
 def numbers_rows(module: nn.Module) -> bool:
-    """Say whether ``module`` is a layer whose numbering is known, and corrected."""
+    """Return whether ``module`` is a layer whose numbering is known, and corrected."""
     layer: Any = module
     return (
         type(module).__name__ == "Llama4TextAttention"

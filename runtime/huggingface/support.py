@@ -1,4 +1,4 @@
-"""What a model's configuration and modules say that a plan's ranks would not compute exactly."""
+"""Settings and modules of a model that a plan's ranks would not compute exactly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_at
 """Kinds of layers, as ``config.layer_types`` names them, whose every mixing is in attention."""
 
 FIXED_ROPES = frozenset({"default", "linear", "llama3", "yarn", "proportional"})
-"""Rotary embeddings whose angles depend on a token's own position alone."""
+"""Rotary embeddings whose angles depend on a token's position alone."""
 
 STANDARD_ATTENTION = re.compile(
     "eager|sdpa|flash_attention_[234]|flex_attention|kernels-community/(vllm-)?flash-attn[0-9]?"
@@ -31,7 +31,7 @@ _MIXERS = re.compile("Mamba|SSM|Rwkv|DeltaNet|LinearAttention|ShortConv|Recurren
 def causal_lm(model: nn.Module) -> PreTrainedModel:
     """Return the transformers model that ``model`` is, or is wrapped around by peft.
 
-    ``UnsupportedModel`` where there is none, or peft puts tokens of its own before the text.
+    ``UnsupportedModel`` if there is none, or peft puts virtual tokens before the text.
     """
     configs = getattr(model, "peft_config", None)
     if configs is not None and hasattr(model, "get_base_model"):
@@ -54,7 +54,7 @@ def causal_lm(model: nn.Module) -> PreTrainedModel:
 
 
 def refuse_unsupported(model: PreTrainedModel) -> None:
-    """Refuse what configuration and modules alone show; ``UnsupportedModel`` with one sentence."""
+    """Check configuration and modules; ``UnsupportedModel`` gives the reason in one sentence."""
     for reason in _reasons(model):
         raise UnsupportedModel(f"{type(model).__name__}: {reason}")
 
@@ -68,9 +68,9 @@ def _reasons(model: PreTrainedModel) -> Iterator[str]:
     devices = {parameter.device for parameter in model.parameters()}
     if len(devices) > 1 or torch.device("meta") in devices:
         yield "is spread over several devices (device_map): load it whole on this rank's device"
-    if (own := _own_attention(model)) is not None:
+    if (attention := _own_attention(model)) is not None:
         yield (
-            f"attends by {own!r} (attn_implementation), which may add biases of its own: load it "
+            f"attends by {attention!r} (attn_implementation), which may add biases: load it "
             "with eager, sdpa, flash_attention_2 or flex_attention if these compute the same"
         )
     if not model._can_set_attn_implementation():

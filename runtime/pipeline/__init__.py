@@ -1,7 +1,7 @@
 """Pipelines of stages: what a rank runs of them, in which order, and how it is prepared.
 
 Read ``llama_units`` (the model's parameters as the layouts see them), ``stage`` (a rank's layers of
-them), ``one_f_one_b`` (the passes of a pipeline in order), then ``prepare`` (what is done ahead of
+them), ``one_f_one_b`` (the passes of a pipeline in order), then ``prepare`` (preparation of
 a step), ``run_step`` (the step) and ``staged_llama``, all of it in one place. Public are the
 modules named here; the names that a trainer needs are in ``seqplan.runtime``.
 """

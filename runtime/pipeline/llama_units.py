@@ -7,11 +7,11 @@ from typing import Protocol
 from seqplan.plans.views.parameter_layout import Block, ParameterLayout
 
 NORMS, EMBEDDING, HEAD = "norms", "embedding", "head"
-"""Units beside those of the layers."""
+"""Units other than those of the layers."""
 
 
 class LlamaSizes(Protocol):
-    """What is needed of a model's sizes; ``head_width``: elements of one head."""
+    """Sizes of a model that units need; ``head_width``: elements of one head."""
 
     @property
     def hidden(self) -> int: ...
@@ -39,8 +39,8 @@ def layer_unit(layer: int) -> str:
 def llama_units(config: LlamaSizes) -> list[tuple[str, list[ParameterLayout]]]:
     """List the units in the order of their first use: name and parameters.
 
-    All norms are one unit, which every rank holds: apart they are a few elements of each layer that
-    few ranks would own and all would ask them for. Their gradients are partial, as every tp rank
+    All norms are one unit, which every rank holds: they are a few elements of each
+    layer, which all ranks would request from few. Their gradients are partial, as every tp rank
     has seen other rows.
     """
     hidden, width, layers = config.hidden, config.head_width, config.layers

@@ -1,6 +1,6 @@
 """A pipeline's passes on one rank, in 1F1B order, with what goes to and comes from its neighbors.
 
-Shapes need no handshake: both sides of a transfer know the rows from their own view, as the same
+Shapes need no handshake: both sides of a transfer know the rows from their view, as the same
 place of two stages holds the same tokens. In the steady state activations go out and a gradient
 comes in together, or the other way round, in one batch that meets exactly one batch of the
 neighbor's; in warm-up and cool-down each goes alone. The order is that of
@@ -20,7 +20,7 @@ from seqplan.runtime.pipeline.stage import Stage, StageInput
 from seqplan.runtime.sequence_parallel.peers import Peers
 
 Backward = Callable[[Tensor, Tensor | None, bool], None]
-"""Runs a backward pass: of a tensor, its gradient where it is no scalar, and whether it is the
+"""Runs a backward pass: of a tensor, its gradient if it is no scalar, and whether it is the
 pipeline's last pass here."""
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from seqplan.plans.scheme_limits import refusal
+from seqplan.plans.scheme_limits import refusal as unsupported_reason
 from seqplan.plans.views.placement import pushes_overlap
 from seqplan.plans.views.rank_view import PipelineView, RankView
 from seqplan.plans.views.resharding import shards_of
@@ -23,7 +23,7 @@ from seqplan.runtime.training.model import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class PreparedMicroBatch:
-    """A micro-batch's tokens and labels, where this rank's stage needs them, and its context."""
+    """A micro-batch's tokens and labels, if this rank's stage needs them, and its context."""
 
     tokens: torch.Tensor | None
     labels: torch.Tensor | None
@@ -32,7 +32,7 @@ class PreparedMicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class PreparedPipeline:
-    """One of the rank's pipelines; ``overlap``: its last backward may run beside pushes."""
+    """One of the rank's pipelines; ``overlap``: last backward overlaps with reduce-scatters."""
 
     view: PipelineView
     micro_batches: tuple[PreparedMicroBatch, ...]
@@ -40,18 +40,18 @@ class PreparedPipeline:
 
 
 def refuse_unrunnable(view: RankView, config: ModelConfig) -> None:
-    """Refuse a step that a model of ``config`` cannot run, on every rank alike.
+    """Reject a step that a model of ``config`` cannot run, on every rank.
 
-    ``PlanError`` for rounds that go through stages, for degrees that its sizes do not allow, and
+    ``PlanError`` for lockstep with stages, for degrees that its sizes do not allow, and
     for a rank that would hold several parts of the model at once.
     """
     if view.micro_steps is not None and any(placed.scheme.pp > 1 for placed in view.placement):
         raise PlanError(
-            f"step {view.step}: rounds that go through stages are for trainers that change groups "
+            f"step {view.step}: lockstep with stages is for trainers that change groups "
             "between micro-batches (Megatron); here plan without lockstep, or with pp 1"
         )
     for index, placed in enumerate(view.placement):
-        reason = refusal(
+        reason = unsupported_reason(
             placed.scheme,
             layers=config.layers,
             heads=config.heads,
@@ -79,11 +79,11 @@ def make_stage_preparer(
 
     The returned function raises ``PlanError`` for a plan that cannot run here and ``DataError``
     for one that the data set does not match; it communicates with no other rank. ``DataError`` at
-    once for data with targets of its own: stages learn the next token only.
+    once for data with labels, weights or per-token columns: stages learn the next token only.
     """
     if isinstance(data, TargetData):
         raise DataError(
-            "the data has targets of its own, and the built-in Llama learns the next token only: "
+            "the data has labels or weights, but the built-in Llama learns the next token only: "
             "train a module under ShardedStates with it"
         )
 

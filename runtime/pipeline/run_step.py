@@ -1,4 +1,4 @@
-"""One training step of any strategies: pull, pipelines, push, clip, update."""
+"""One training step of any strategy: all-gather, pipelines, reduce-scatter, clip, update."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def run_staged_step(
     tensor_groups: TensorGroups,
     clip_norm: float | None = None,
 ) -> StepResult:
-    """Run a rank's part of a step of any ⟨tp, pp, ulysses, ring⟩ side by side.
+    """Run a rank's part of a step with any ⟨tp, pp, ulysses, ring⟩.
 
     Called by every rank, also by those without work. ``peers``: for transfers between stages, which
-    attention may share. ``RankLost`` where another rank died; ``ValueError`` where the optimizer
+    attention may share. ``RankLost`` where another rank died; ``ValueError`` if the optimizer
     needs whole parameters and owners hold slices.
     """
     try:

@@ -33,7 +33,7 @@ class StageInput:
     """One micro-batch on one rank.
 
     ``tokens`` (local tokens,) on the first stage and ``labels`` on the last, int64, else None;
-    ``labels`` are −100 where nothing is counted.
+    ``labels`` are −100 for ignored tokens.
     """
 
     tokens: Tensor | None
@@ -88,7 +88,7 @@ class Stage:
         return decoder_layer(weights, hidden, rotation, work.context, work.split, self.config)
 
     def loss(self, hidden: Tensor, work: StageInput) -> Tensor:
-        """Sum the loss of the last layer's hidden states, the same on every rank of tp."""
+        """Sum the loss of the last layer's hidden states, equal on every tp rank."""
         assert work.labels is not None
         norm = self._source.parameters(NORMS)["norm.weight"]
         unit, name = (EMBEDDING, "embedding") if self.config.tied else (HEAD, "head")

@@ -26,8 +26,8 @@ from seqplan.runtime.training.run_step import StepResult
 class StagedLlama:
     """``model``'s parameters as sharded states, and steps of any ⟨tp, pp, ulysses, ring⟩ on them.
 
-    The values of the first rank's model are taken, and the model is not used again: the others' may
-    be on the meta device, where ``device`` says where ranks compute, and the first rank's anywhere.
+    The values of the first rank's model are taken, and the model is not used again: the others may
+    be on the meta device, if ``device`` is given, and the first anywhere.
     All ranks make it together.
 
     ``tensor_degrees``: the tp degrees that strategies will have, as far as this rank knows them
@@ -96,7 +96,7 @@ class StagedLlama:
 
 
 def _of_all_ranks(degrees: Iterable[int], group: dist.ProcessGroup) -> set[int]:
-    """Join what the ranks of ``group`` know, so that all of them make the same groups."""
+    """Join the degrees of all ranks of ``group``, so that all make the same groups."""
     known: list[list[int]] = [[] for _ in range(group.size())]
     with communicating("agreeing on the degrees of tensor parallelism"):
         dist.all_gather_object(known, sorted(set(degrees)), group=group)

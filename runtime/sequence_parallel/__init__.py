@@ -1,9 +1,9 @@
 """Attention of packed documents over the ranks of a pipeline: Ulysses within, ring around it.
 
-Read ``context`` first (what is known of a micro-batch), then ``unified``, which puts the others
-together; ``ulysses`` (heads are exchanged for tokens), ``masks`` (windows and chunks),
+Read ``context`` first (of a micro-batch), then ``unified``, which puts the others
+together; ``ulysses`` (all-to-all of heads and tokens), ``masks`` (windows and chunks),
 ``ring_layout`` and ``cut_layout`` (what each rank of a ring computes when: whole documents, and
-those that a mask cuts), ``fetch_layout`` (which rows are exchanged for it), ``ring`` (doing it),
+those that a mask cuts), ``fetch_layout`` (the rows of its messages), ``ring`` (the computation),
 ``ring_transfers`` (keys and values under way), ``flat_heads`` (how they travel), ``kernels``
 (attention on one device) and ``peers`` (how tensors get from rank to rank). Public are the modules
 named here; the names that a trainer needs are in ``seqplan.runtime``.

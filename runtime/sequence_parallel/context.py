@@ -19,7 +19,7 @@ from seqplan.runtime.sequence_parallel.ulysses import UlyssesLayout
 
 
 class DeviceIndices:
-    """Indices of a micro-batch's rows and heads on the device, copied there once for all layers."""
+    """Indices of a micro-batch's rows and heads, copied to the device once."""
 
     def __init__(self) -> None:
         self._tensors: dict[tuple[Hashable, torch.device], Tensor] = {}
@@ -39,11 +39,11 @@ class DeviceIndices:
 class AttentionContext:
     """Everything that attention needs to know of a micro-batch on this rank.
 
-    ``positions``: int64 (local tokens,), each token's position in its own document, for RoPE;
+    ``positions``: int64 (local tokens,), each token's position in its document, for RoPE;
     ``document_lengths``: int64 (local tokens,), tokens of the document that each is of;
     ``lengths``: tokens of the micro-batch's whole documents, in packed order, the same on all ranks
     of the pipeline; ``ring``: the layout of layers without mask, see ``layout``; ``kernel``: chosen
-    by the tensors' device, dtype and head dimension where None.
+    by the tensors' device, dtype and head dimension if None.
     """
 
     positions: Tensor
@@ -80,7 +80,7 @@ class AttentionContext:
     def attention_calls(self, before: int | None = None) -> int:
         """Return how often attention was called with this context: layers, after a forward.
 
-        ``before``: the count of another micro-batch. ``ValueError`` where there were none though
+        ``before``: the count of another micro-batch. ``ValueError`` if there were none though
         documents or ranks share the micro-batch, or another number than before: the model attends
         by other means than ``seqplan.runtime.attention``, and its numbers are wrong.
         """

@@ -1,9 +1,9 @@
 """The attention of documents that a window or a chunk cuts, on one rank of a ring.
 
 Such a document does not go round the ring. A rank fetches the keys that its two chunks of it see,
-its own among them: one run of positions, or two where they do not touch. Every query sees its own
+including its keys: one run of positions, or two if they do not touch. Every query sees its
 key, and the last row of a piece is that of its last key: all is one causal mask aligned at the
-bottom right, with the window; a chunk of a mask makes pieces of its own.
+bottom right, with the window; a chunk of a mask makes separate pieces.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def cut_layout(
 
 
 def _list_held_chunks(length: int, ring: int, rank: int) -> list[Range]:
-    """List the positions that a rank holds, as one range where its chunks touch; none is empty."""
+    """List the positions that a rank holds, as one range if its chunks touch; none is empty."""
     low, high = ring_chunks(length, ring, rank)
     if low[1] == high[0]:
         low, high = (low[0], high[1]), (high[1], high[1])
@@ -81,7 +81,7 @@ def _list_held_chunks(length: int, ring: int, rank: int) -> list[Range]:
 
 
 def _mask_parts(positions: Range, mask: Mask) -> Iterator[Range]:
-    """Yield the parts of a range of positions that lie in one chunk of the mask each."""
+    """Yield the parts of a range of positions, each in one chunk of the mask."""
     start, stop = positions
     while start < stop:
         end = stop if mask.chunk is None else min(stop, mask.first_seen(start) + mask.chunk)

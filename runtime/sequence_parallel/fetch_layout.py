@@ -1,4 +1,4 @@
-"""Which rows of each rank's keys and values every rank of a ring fetches in one exchange.
+"""Which rows of each rank's keys and values every rank of a ring fetches in one transfer.
 
 All of it follows from the documents' lengths, so that sender and receiver agree without a word.
 """
@@ -25,27 +25,27 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """One exchange of keys and values among the ranks of a ring, as one of them sees it.
+    """One transfer of keys and values within a ring, as one rank sees it.
 
     ``sent``: this rank's rows that each ring rank gets, int64, none for itself; ``counts``: rows
-    that come from each, 0 from itself; ``own``: this rank's rows that it needs beside those;
-    ``order``: where the needed rows, as pieces count them, are among its own followed by those
+    that come from each, 0 from itself; ``local``: this rank's rows that it needs, too;
+    ``order``: places of the needed rows, as pieces count them, among its local ones and then those
     that come, in rank order. No row is needed twice.
     """
 
     sent: tuple[npt.NDArray[np.int64], ...]
     counts: tuple[int, ...]
-    own: npt.NDArray[np.int64]
+    local: npt.NDArray[np.int64]
     order: npt.NDArray[np.int64]
 
 
 def fetch_layout(ring: int, rank: int, needed: Callable[[int], Sequence[Segment]]) -> Fetch:
-    """Lay out the exchange in which each ring rank m gets the segments ``needed(m)``, in order."""
+    """Lay out the transfer in which each ring rank m gets ``needed(m)``, in order."""
     mine = needed(rank)
     counts = [0] * ring
     for source, start, stop in mine:
         counts[source] += stop - start
-    # Where the next rows of each rank are: this rank's own come first.
+    # Where the next rows of each rank are: this rank's come first.
     next_row, rows = [0] * ring, counts[rank]
     for source in range(ring):
         if source != rank:
@@ -62,7 +62,7 @@ def fetch_layout(ring: int, rank: int, needed: Callable[[int], Sequence[Segment]
             for member in range(ring)
         ),
         counts=tuple(counts),
-        own=_rows_of(rank, mine),
+        local=_rows_of(rank, mine),
         order=concatenate_ranges(order),
     )
 

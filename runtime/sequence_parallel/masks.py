@@ -8,7 +8,7 @@ from typing import NamedTuple
 class Mask(NamedTuple):
     """What a causal query sees: its whole document so far, or only the latest part of it.
 
-    ``window``: so many tokens, itself among them; ``chunk``: those of its own chunk, where the
+    ``window``: so many tokens, itself among them; ``chunk``: those of its chunk, if the
     document is divided into chunks of so many tokens. One of them at most.
     """
 
@@ -17,14 +17,14 @@ class Mask(NamedTuple):
 
     @classmethod
     def from_sizes(cls, window: int | None, chunk: int | None) -> Mask:
-        """Return the mask of a layer's options; ``ValueError`` where they make none."""
+        """Return the mask of a layer's options; ``ValueError`` if they are invalid."""
         if window is not None and chunk is not None:
             raise ValueError(
                 f"attention has a window ({window}) and a chunk ({chunk}): give one of them"
             )
         for name, tokens in (("window", window), ("chunk", chunk)):
             if tokens is not None and tokens < 1:
-                raise ValueError(f"{name} is {tokens}: it counts the query's own token, give 1 up")
+                raise ValueError(f"{name} is {tokens}: it counts the query's token, use at least 1")
         return cls(window, chunk)
 
     def first_seen(self, position: int) -> int:
@@ -36,7 +36,7 @@ class Mask(NamedTuple):
         return 0
 
     def cuts(self, length: int) -> bool:
-        """Say whether it hides an earlier token from one in a document of ``length`` tokens."""
+        """Return whether it hides an earlier token from one in a document of ``length`` tokens."""
         reach = self.chunk if self.window is None else self.window
         return reach is not None and length > reach
 

@@ -32,7 +32,7 @@ class Transfer:
     def wait(self) -> None:
         """Wait until the received tensors are complete and the sent ones may be reused.
 
-        ``RankLost`` where a peer is gone.
+        ``RankLost`` if a peer is gone.
         """
         single = len(self._works) == len(self._operations)
         for work, operation in zip(self._works, self._operations, strict=False):
@@ -45,9 +45,9 @@ class Transfer:
 class Peers:
     """The ranks of ``group``, which spans the whole job and carries nothing else.
 
-    A communicator of its own keeps these transfers from standing in line behind the exchange of
-    parameters and gradients. None where there is one rank and nothing to transfer. ``doing``: what
-    a rank is at that waits for another, for the message where that is gone.
+    A separate communicator keeps these transfers from queueing behind the sync of
+    parameters and gradients. None for one rank, which transfers nothing. ``doing``: what
+    a waiting rank does, for the message if its peer is gone.
     """
 
     def __init__(

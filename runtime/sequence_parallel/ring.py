@@ -48,7 +48,7 @@ class Ring:
 
     @property
     def causal(self) -> Scores:
-        """Scores of whole documents' own pieces."""
+        """Scores of whole documents' local pieces."""
         return self.scores._replace(causal=True)
 
     @property
@@ -91,7 +91,7 @@ def ring_forward(
     out = q.new_empty(*q.shape[:2], v.shape[2], dtype=q.dtype if alone else dtype)
     lse = q.new_empty(q.shape[:2], dtype=dtype)
     transfers = _Transfers(k, v, ring.place)
-    _put(out, lse, kernel.forward(q, k, v, layout.own, ring.causal))
+    _put(out, lse, kernel.forward(q, k, v, layout.local, ring.causal))
     if layout.cut is not None:
         keys, values = k, v
         if transfers.cutting is not None:
@@ -113,7 +113,7 @@ def ring_forward(
 def ring_backward(dout: Tensor, attended: Attended, ring: Ring) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of q, k and v in their dtype.
 
-    ``attended``: this rank's own rows, with ``out`` and ``lse`` as ``ring_forward`` gave them.
+    ``attended``: this rank's rows, with ``out`` and ``lse`` as ``ring_forward`` gave them.
     """
     layout, kernel = ring.place.layout, ring.kernel
     q, k, v = attended.q, attended.k, attended.v
@@ -142,7 +142,7 @@ def ring_backward(dout: Tensor, attended: Attended, ring: Ring) -> tuple[Tensor,
         accumulate(keys, values, gradients, pieces, how)
         fetching.send_home(gradients, dkv)
 
-    accumulate(k, v, dkv, layout.own, ring.causal)
+    accumulate(k, v, dkv, layout.local, ring.causal)
     if layout.cut is not None:
         if transfers.cutting is None:
             accumulate(k, v, dkv, layout.cut.pieces, ring.cut)

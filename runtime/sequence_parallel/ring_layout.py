@@ -3,16 +3,16 @@
 Every rank holds two chunks of every document (see ``plans.sharding``), so that a step of the ring
 is, for each document, one rectangle of queries and keys without a mask:
 
-- its own keys and values (step 0): causal over the document's rows in the buffer, low chunk before
+- its keys and values (step 0): causal over the document's rows in the buffer, low chunk before
   high chunk, as every row of the high chunk is later than those of the low one;
 - those of an earlier ring rank: all queries × the low chunk, the high chunk being later than all;
 - those of a later ring rank: the queries of the high chunk × both chunks.
 
-A causal piece has as many queries as keys and step 0 gives every query its own key: the two
+A causal piece has as many queries as keys and step 0 gives every query its key: the two
 conventions of aligning a causal mask agree, and the running log-sum-exp is always finite.
 
 A document too short to be worth R − 1 small pieces is *gathered* instead: its keys and values from
-all ring ranks in one exchange, then at most two pieces whatever the ring's length. One that a
+all ring ranks in one transfer, then at most two pieces for any ring. One that a
 window or a chunk cuts goes neither way: see ``cut_layout``.
 """
 
@@ -51,7 +51,7 @@ class Gathered:
 class Passed:
     """The passing of the other documents' keys and values round the ring.
 
-    ``rows``: this rank's rows that travel, None where that is its whole buffer; ``counts``: rows
+    ``rows``: this rank's rows that travel, None if that is its whole buffer; ``counts``: rows
     of every ring rank; ``pieces[i]``: those of step ``i + 1``, whose keys and values come from ring
     rank ``(rank − i − 1) mod ring`` and are counted within its travelling rows.
     """
@@ -65,14 +65,14 @@ class Passed:
 class RingLayout:
     """The attention of one micro-batch on ring rank ``rank``.
 
-    ``tokens``: rows of its buffer; ``own``: the causal pieces of step 0. ``gathered``, ``passed``
-    and ``cut`` are None where no document goes that way; every rank of the ring agrees.
+    ``tokens``: rows of its buffer; ``local``: the causal pieces of step 0. ``gathered``, ``passed``
+    and ``cut`` are None if no document goes that way; every rank of the ring agrees.
     """
 
     ring: int
     rank: int
     tokens: int
-    own: Pieces
+    local: Pieces
     gathered: Gathered | None
     passed: Passed | None
     cut: Cut | None
@@ -86,13 +86,13 @@ def ring_layout(
     *,
     gather_below: int = GATHER_BELOW,
 ) -> RingLayout:
-    """Lay out documents of ``lengths`` tokens in packed order, as a layer with ``mask`` sees them.
+    """Lay out documents of ``lengths`` tokens in packed order for a layer with ``mask``.
 
     ``gather_below``: 0 passes every whole document round the ring; a large number gathers them all.
     """
     offsets = _offsets(lengths, ring, rank)
     cut = [mask.cuts(length) for length in lengths]
-    own = tuple(
+    local = tuple(
         Piece(start, stop, start, stop)
         for (start, stop), apart in zip(pairwise(offsets), cut, strict=True)
         if stop > start and not apart
@@ -109,7 +109,7 @@ def ring_layout(
         ring=ring,
         rank=rank,
         tokens=offsets[-1],
-        own=own,
+        local=local,
         gathered=_gather(lengths, ring, rank, offsets, gathered) if any(gathered) else None,
         passed=_pass_on(lengths, ring, rank, offsets, passed) if any(passed) else None,
         cut=cut_layout(lengths, ring, rank, mask, every) if any(cut) else None,
@@ -201,7 +201,7 @@ def _gather(
         fetch=Fetch(
             sent=tuple(none if member == rank else rows for member in range(ring)),
             counts=tuple(counts),
-            own=none,
+            local=none,
             order=concatenate_ranges(order),
         ),
         pieces=tuple(pieces),

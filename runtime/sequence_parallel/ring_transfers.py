@@ -55,7 +55,7 @@ class Passing:
         self._gradients: tuple[Transfer, Tensor] | None = None
 
     def _count(self, step: int) -> int:
-        """Return how many rows travel of the rank whose keys and values are here at ``step``."""
+        """Return how many rows travel of the keys and values present at ``step``."""
         layout = self._place.layout
         return self._layout.counts[(layout.rank - step) % layout.ring]
 
@@ -78,7 +78,7 @@ class Passing:
             yield pieces, received
 
     def send_on(self, step: int, gradients: Tensor) -> None:
-        """Add to the gradients of the rows of ``step`` those that travel, and pass them on.
+        """Add to the traveling gradients of ``step`` and pass them on.
 
         They are of the same rows, one hop behind.
         """
@@ -97,7 +97,7 @@ class Passing:
 
 
 class Fetching:
-    """Keys and values that come from other ranks in one exchange, and those needed beside them."""
+    """Keys and values received in one transfer, and the local ones needed."""
 
     def __init__(self, rows: Tensor, place: RingPlace, name: str, fetch: Fetch) -> None:
         def index(part: object, numbers: object) -> Tensor:
@@ -108,7 +108,7 @@ class Fetching:
         self._counts = list(fetch.counts)
         self._others = [member for member in range(place.layout.ring) if self._is_other(member)]
         self._sent = {member: index(member, fetch.sent[member]) for member in self._others}
-        self._own = index("own", fetch.own)
+        self._local = index("local", fetch.local)
         self._order = index("order", fetch.order)
         self._rows = rows
         self._received = rows.new_empty(sum(self._counts), rows.shape[1])
@@ -133,24 +133,24 @@ class Fetching:
         )
 
     def wait_for_needed(self) -> Tensor:
-        """Wait for the rows that this rank's queries need, in the order of the layout's pieces."""
+        """Wait for the rows that this rank's queries need, in layout order."""
         self._transfer.wait()
         rows = self._received
-        if len(self._own):
-            rows = torch.cat((self._rows[self._own], rows))
+        if len(self._local):
+            rows = torch.cat((self._rows[self._local], rows))
         return rows.index_select(0, self._order)
 
     def send_home(self, gradients: Tensor, total: Tensor) -> None:
-        """Add the gradients of the needed rows to ``total`` or send them where they came from."""
-        own = len(self._own)
-        spread = gradients.new_zeros(own + sum(self._counts), gradients.shape[1])
+        """Add the gradients of the needed rows to ``total`` or return them to their ranks."""
+        local = len(self._local)
+        spread = gradients.new_zeros(local + sum(self._counts), gradients.shape[1])
         spread[self._order] = gradients  # a row is needed once at most
-        add_rows(total, self._own, spread[:own])
+        add_rows(total, self._local, spread[:local])
         self._home = {
             member: gradients.new_empty(len(rows), gradients.shape[1])
             for member, rows in self._sent.items()
         }
-        self._transfer = self._exchange(self._by_member(spread[own:]), self._home)
+        self._transfer = self._exchange(self._by_member(spread[local:]), self._home)
 
     def add_home(self, total: Tensor) -> None:
         """Add what the other ranks computed for this rank's rows, in rank order."""

@@ -1,11 +1,11 @@
-"""The Ulysses exchange: from a piece of the tokens with all heads to all tokens with some heads.
+"""The Ulysses all-to-all: from a piece of the tokens with all heads to all tokens with some heads.
 
 Query heads are split as evenly as they go, ``[u·H // U, (u+1)·H // U)`` for rank u, so that the
 degree need not divide them. A rank gets the key and value heads that its query heads attend to;
 where the degree exceeds the number of key heads, several ranks get the same one, and its gradient
 is the sum of theirs.
 
-One exchange carries q, k and v: a third of the latency of three.
+One all-to-all carries q, k and v: a third of the latency of three.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from seqplan.runtime.sequence_parallel.peers import Peers
 class HeadSplit:
     """Which heads each of ``degree`` Ulysses ranks computes.
 
-    ``queries`` and ``keys``: a range of heads for each rank; ``ValueError`` from ``of`` where the
+    ``queries`` and ``keys``: a range of heads for each rank; ``ValueError`` from ``of`` if the
     heads cannot be split so.
     """
 
@@ -55,9 +55,9 @@ class HeadSplit:
         return cls(queries=queries, keys=keys, group=group)
 
     def key_of_query(self, rank: int) -> list[int] | None:
-        """Return for each query head of a rank the index of its key head among the rank's own.
+        """Return the index of each query head's key head among the rank's.
 
-        None where consecutive heads share keys evenly, which kernels do by themselves.
+        None if consecutive heads share keys evenly, which kernels do by themselves.
         """
         (first, stop), (key, last) = self.queries[rank], self.keys[rank]
         index = [head // self.group - key for head in range(first, stop)]
@@ -157,7 +157,7 @@ def gather_input_gradients(
 def _split_heads(
     split: HeadSplit, member: int, width: int, value_width: int
 ) -> tuple[Heads, Heads, Heads]:
-    """Return the heads of queries, keys and values of a rank, and how wide they are."""
+    """Return a rank's heads of queries, keys and values, and their widths."""
     (first, stop), (key, last) = split.queries[member], split.keys[member]
     return (stop - first, width), (last - key, width), (last - key, value_width)
 
@@ -168,9 +168,9 @@ def _piece(layout: UlyssesLayout, member: int) -> Range:
 
 def _gather_tokens(parts: Sequence[Tensor], layout: UlyssesLayout, peers: Peers) -> Tensor:
     """Give rank m the rows ``parts[m]``: return the whole buffer's, in this rank's width."""
-    own = parts[layout.rank]
-    buffer = own.new_empty(layout.tokens, own.shape[1])
-    buffer[slice(*_piece(layout, layout.rank))] = own
+    local = parts[layout.rank]
+    buffer = local.new_empty(layout.tokens, local.shape[1])
+    buffer[slice(*_piece(layout, layout.rank))] = local
     others = [member for member in range(len(parts)) if member != layout.rank]
     peers.transfer(
         [(parts[member].contiguous(), layout.ranks[member]) for member in others],

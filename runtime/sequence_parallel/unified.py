@@ -61,14 +61,14 @@ def attention(
     (local tokens, kv heads, values' d); the result: (local tokens, heads, values' d). All ranks of
     the pipeline call it together, also those with no local token.
 
-    ``scale`` is 1/√d where None. ``window``: how many tokens of its document a query sees, its own
+    ``scale`` is 1/√d if None. ``window``: how many tokens of its document a query sees, itself
     included; or ``chunk``: of how many tokens the chunks are that its document is divided into, of
-    which a query sees its own. ``softcap`` c makes c·tanh(score / c) of scores. ``sinks``: (heads,)
+    which a query sees one. ``softcap`` c makes c·tanh(score / c) of scores. ``sinks``: (heads,)
     scores that count in the softmax's denominator; their gradient is of this rank's tokens and
     heads, and sums over the ranks to the whole, as those of other parameters do.
 
     It computes in v's dtype and gives its result in it: autocast leaves rotated q and k in fp32.
-    ``ValueError`` where the heads cannot be split over the Ulysses degree, the rows are not the
+    ``ValueError`` if the heads cannot be split over the Ulysses degree, the rows are not the
     micro-batch's, or an option makes no sense; ``NotImplementedError`` for dropout.
     """
     if dropout != 0.0:
@@ -172,14 +172,14 @@ def _ring(context: AttentionContext, q: Tensor, v: Tensor, scores: Scores, mask:
 
 
 def _unit_stride(tensor: Tensor) -> Tensor:
-    """Make the innermost stride 1, as kernels read garbage where it is not."""
+    """Make the innermost stride 1, as kernels read garbage otherwise."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _expand(
     k: Tensor, v: Tensor, split: HeadSplit, context: AttentionContext
 ) -> tuple[Tensor, Tensor]:
-    """Give every query head a key head where the rank's heads share them unevenly."""
+    """Give every query head a key head if the rank's heads share them unevenly."""
     index = _key_of_query(split, context, k.device)
     return (k, v) if index is None else (k[:, index], v[:, index])
 
@@ -204,4 +204,4 @@ def _key_of_query(
 
 
 Attend = Callable[[Tensor, Tensor, Tensor, AttentionContext], Tensor]
-"""The shape of an attention call: what a model's own attention function is wrapped into."""
+"""Signature of an attention call, into which a model's attention function is wrapped."""

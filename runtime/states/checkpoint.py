@@ -3,7 +3,7 @@
 Every rank writes what it owns, each part under its parameter's name and range of elements
 (``stored_slices``), with ``torch.distributed.checkpoint``. A checkpoint appears under its name only
 when all of it is on disk, so that a job killed at any moment finds whole ones only. It can be read
-by any number of ranks: each takes the stored slices that overlap its own.
+by any number of ranks: each takes the stored slices that overlap its range.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from seqplan.runtime.states.stored_slices import (
 from seqplan.runtime.states.unit_states import UnitStates
 
 FORMAT = 3
-"""2 did not say what owners hold, which were slices; 1 had no list of transposed parameters, as
+"""2 did not record the sharding, which was flat; 1 had no list of transposed parameters, as
 there were none. Both are read as such."""
 
 _CURSOR = "cursor.json"
@@ -49,8 +49,8 @@ _NAME = re.compile(r"step-(\d{8})")
 class Cursor:
     """Where a job is: the next step to run, and the digest of the plan of the last one.
 
-    ``extra``: what this rank gave ``save`` beside it, on a rank that there was not what the first
-    one did; None where nothing was given.
+    ``extra``: the value that this rank passed to ``save``; a new rank gets the first one's; None
+     without.
     """
 
     next_step: int
@@ -76,16 +76,16 @@ def save(
     write or another job writes into the folder; earlier checkpoints remain. ``ValueError`` if the
     optimizer lacks what a rank owns, or keeps what cannot be stored; ``group`` is any CPU group.
     """
-    entries, refusal = {}, None
+    entries, error_message = {}, None
     try:
         entries = dict(iterate_owned_entries(states, optimizer))
     except ValueError as error:
-        refusal = str(error)
-    raise_on_all_ranks(refusal, group, _SAVING)
+        error_message = str(error)
+    raise_on_all_ranks(error_message, group, _SAVING)
     root = Path(folder)
     final = root / f"step-{cursor.next_step:08d}"
     partial = root / f"{final.name}.partial"
-    # Imported where there is a checkpoint only, as it takes more than a second.
+    # Imported for checkpoints only, as it takes more than a second.
     from torch.distributed.checkpoint import state_dict_saver
 
     first = dist.get_rank(group) == 0
@@ -143,11 +143,11 @@ def restore(
     optimizer: torch.optim.Optimizer,
     group: dist.ProcessGroup,
 ) -> Cursor | None:
-    """Bring back the newest whole checkpoint in ``folder``; None where there is none.
+    """Bring back the newest whole checkpoint in ``folder``; None if there is none.
 
     Every rank calls it, before the first step, with the model and optimizer as they were made at
     the first start; the number of ranks, and what owners hold, may be other ones. ``ValueError``
-    where the checkpoint is of another model or optimizer, of a newer format, or has states of the
+    if the checkpoint is of another model or optimizer, of a newer format, or has states of the
     optimizer that are no value for each element and belong to other ranges than this job's. If the
     newest is damaged, the one before is restored, with a warning; ``CheckpointError`` if all are.
     """
@@ -176,16 +176,16 @@ def _restore_one(
     from torch.distributed.checkpoint import state_dict_loader
 
     wanted = list(iterate_owned_parts(states, optimizer))
-    refusal, buffers = None, {}
+    error_message, buffers = None, {}
 
     def read() -> tuple[Cursor, StoredSlices | None]:
-        nonlocal refusal, buffers
+        nonlocal error_message, buffers
         try:
             cursor, transposed, owners = _read_cursor(path, dist.get_rank(group))
         except (json.JSONDecodeError, UnicodeDecodeError):
             raise
         except ValueError as error:
-            refusal = str(error)
+            error_message = str(error)
             return Cursor(0, None), None
         stored = StoredSlices(path, transposed, owners)
         try:
@@ -195,7 +195,7 @@ def _restore_one(
                 for key in stored.list_needed_keys(part, _owners(states))
             }
         except ValueError as error:  # it is whole, and of another job
-            refusal = str(error)
+            error_message = str(error)
         return cursor, stored
 
     def load() -> None:
@@ -204,7 +204,7 @@ def _restore_one(
 
     damaged = f"{path}: is damaged"
     cursor, stored = attempt_together(read, damaged, group, _RESTORING)
-    raise_on_all_ranks(refusal, group, _RESTORING)
+    raise_on_all_ranks(error_message, group, _RESTORING)
     attempt_together(load, damaged, group, _RESTORING)
     assert stored is not None
     for part in wanted:

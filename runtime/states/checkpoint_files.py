@@ -44,7 +44,7 @@ def lock_folder(folder: Path) -> None:
         owner = file.read(200).decode(errors="replace").strip()
         file.close()
         raise BlockingIOError(
-            errno.EWOULDBLOCK, f"another job writes into this folder ({owner}): give it its own"
+            errno.EWOULDBLOCK, f"another job writes into this folder ({owner}): use another folder"
         ) from None
     except OSError:  # a file system without locks
         file.close()

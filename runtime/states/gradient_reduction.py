@@ -3,9 +3,9 @@
 Once a step, every rank keeps the sum of its micro-batches, whole, and units leave in its last
 backward or after it. After each micro-batch, a rank holds the gradients of a few units only, which
 the owners add up; all ranks then go through the step's micro-batches in lockstep
-(``plans.views.lockstep``), and as many bytes travel for each round as else for the step.
+(``plans.views.lockstep``), and each micro-step sends as many bytes as a whole step otherwise.
 
-Both push units in one order on all ranks, the last ones first, as backward comes to them.
+Both reduce units in one order on all ranks, the last ones first, as backward comes to them.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from seqplan.runtime.states.sync import Finish
 from seqplan.runtime.states.unit import Unit
 
 Reduce = Literal["step", "micro-batch"]
-"""After what gradients are summed at their owners."""
+"""Interval at which gradients are summed at their owners."""
 
 IN_FLIGHT = 2
-"""Units whose pushes are under way when a rank waits for them: their buffers bound the memory."""
+"""Units in reduction when a rank waits for them: their buffers bound the memory."""
 
 StartPush = Callable[[int, bool], Finish]
-"""Starts a unit's push, which adds to what its owners have where so told."""
+"""Starts a unit's reduce-scatter, which adds to its owners' sums if the flag is set."""
 
 
 class GradientPush(Protocol):
-    """What the states tell of a step, in this order."""
+    """Events of a step that the states report, in this order."""
 
     def begin(self, view: RankView | None) -> None:
-        """A step's parameters are about to be pulled, without ``view`` to be looked at only."""
+        """A step's parameters are about to be gathered; without ``view``, for reading only."""
 
     def next_micro_batch(self) -> None:
         """The forward of a micro-batch follows."""
 
     def begin_backward(self, *, last: bool) -> None:
-        """A backward follows, the ``last`` one where pushes may run beside it."""
+        """A backward follows, the ``last`` one if reduce-scatters may overlap with it."""
 
     def on_accumulated(self, unit: Unit) -> None:
         """Backward has come to a parameter of ``unit``."""
@@ -52,11 +52,11 @@ class GradientPush(Protocol):
         """A backward has come to its end."""
 
     def finish(self) -> None:
-        """This rank has no more work: sum up everywhere what is left."""
+        """This rank has no more work: sum up the remaining gradients everywhere."""
 
 
 class PushOnce:
-    """Once a step. ``start``: of which unit's push."""
+    """Reduces once a step. ``start``: starts a unit's reduce-scatter."""
 
     def __init__(self, units: Sequence[Unit], start: StartPush) -> None:
         self._units, self._start = units, start
@@ -98,7 +98,7 @@ class PushOnce:
             self._finishes.pop(len(self._units) - 1 - number)()
 
     def _push_ready(self) -> None:
-        """Push the units that backward is done with; it comes to the last ones first."""
+        """Reduce the units that backward has finished, the last ones first."""
         while self._pushed < len(self._units) and not self._units[-1 - self._pushed].awaited:
             self._push_next()
 
@@ -110,10 +110,10 @@ class PushOnce:
 
 
 class PushEachMicroBatch:
-    """After each micro-batch, in lockstep over ``group``.
+    """Reduces after each micro-batch, in lockstep over ``group``.
 
-    A rank waits within backward, which is safe as all ranks go through the same rounds: what a
-    round's pushes wait for never waits for a later round.
+    A rank waits within backward, which is safe as all ranks go through the same micro-steps: the
+    reduction of a micro-step never waits for a later one.
     """
 
     def __init__(self, units: Sequence[Unit], start: StartPush, group: dist.ProcessGroup) -> None:
@@ -126,7 +126,7 @@ class PushEachMicroBatch:
         self._announced = False
 
     def begin(self, view: RankView | None) -> None:
-        """As ``GradientPush``; collective where there is a step."""
+        """As ``GradientPush``; collective if there is a step."""
         self._rounds = None if view is None else self._agree_on_counts(view)
         self._micro_batch = self._round = self._pushed = 0
         self._under_way.clear()
@@ -137,10 +137,10 @@ class PushEachMicroBatch:
                 unit.reduced.zero_()
 
     def next_micro_batch(self) -> None:
-        """As ``GradientPush``: take part in the rounds in which this rank has none."""
-        own = self._of_step().own
-        if self._micro_batch < len(own):
-            self._join(own[self._micro_batch])
+        """As ``GradientPush``: take part in micro-steps in which this rank has no micro-batch."""
+        counts = self._of_step().own
+        if self._micro_batch < len(counts):
+            self._join(counts[self._micro_batch])
         self._announced = True
 
     def begin_backward(self, *, last: bool) -> None:
@@ -161,7 +161,7 @@ class PushEachMicroBatch:
             self._push_next()
 
     def end_backward(self) -> None:
-        """As ``GradientPush``: push the units of which backward has not come to all parameters."""
+        """As ``GradientPush``: reduce the units with parameters that backward has not reached."""
         self._push_rest()
         self._micro_batch += 1
         self._announced = False
@@ -186,7 +186,7 @@ class PushEachMicroBatch:
         return self._rounds
 
     def _join(self, stop: int) -> None:
-        """Take part in the rounds before ``stop``, with zeros."""
+        """Take part in the micro-steps before ``stop``, with zeros."""
         while self._round < stop:
             self._pushed = 0
             self._push_rest()
@@ -208,21 +208,21 @@ class PushEachMicroBatch:
         unit.forget_gradient()
 
     def _agree_on_counts(self, view: RankView) -> LockstepSchedule:
-        """Learn how many micro-batches every pipeline of the step has; collective."""
+        """Return the schedule of the step's micro-batches; collective."""
         device = self._units[0].device if self._units else torch.device("cpu")
         counts = torch.zeros(len(view.placement), dtype=torch.int64, device=device)
         for pipeline in view.pipelines:
             counts[pipeline.index] = len(pipeline.micro_batches)
-        with communicating("agreeing on the step's rounds"):
+        with communicating("agreeing on the step's micro-batches"):
             dist.all_reduce(counts, op=dist.ReduceOp.MAX, group=self._group)
         return lockstep_rounds(view.placement, counts.tolist(), view.rank)
 
 
 def _count_down(unit: Unit) -> None:
-    """Note that a gradient has come; ``RuntimeError`` where one comes after the unit has left."""
+    """Note that a gradient has come; ``RuntimeError`` if one comes after the unit has left."""
     unit.awaited -= 1
     if unit.pushed:
         raise RuntimeError(
-            f"a parameter of {unit.name} got a gradient again after its unit had been pushed: "
+            f"a parameter of {unit.name} got a gradient again after its unit had been reduced: "
             "modules that run several times within checkpoints are not supported"
         )

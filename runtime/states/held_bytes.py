@@ -24,7 +24,7 @@ class HeldBytes:
     """Bytes of this rank: ``parameters`` and ``gradients`` that it computes with.
 
     ``states`` that it owns: masters, their summed gradients, moments as of AdamW; ``frozen``:
-    tensors of the model beside all these.
+    the model's other tensors.
     """
 
     parameters: int
@@ -49,7 +49,7 @@ class HeldBytes:
         return f"a rank holds {_gib(self.total)} before activations: {listed}"
 
     def refuse_above(self, counted: float, group: dist.ProcessGroup) -> None:
-        """Raise ``ValueError`` where any rank's is well above what plans count on (bytes).
+        """Raise ``ValueError`` if any rank's is well above what plans count on (bytes).
 
         Collective over ``group``, a CPU group; the same on every rank, and of the fullest.
         """
@@ -65,7 +65,7 @@ class HeldBytes:
 
 
 def count_held_bytes(units: Iterable[Unit], others: Iterable[Tensor] = ()) -> HeldBytes:
-    """Count what is held of ``units`` by what is laid out now, and of ``others``, each once.
+    """Count the bytes of ``units`` as laid out now and of ``others``, each once.
 
     Gradients that are not kept count as the largest units that are held at a time, with what
     their owners receive.

@@ -40,7 +40,7 @@ class JoinedOptimizer(torch.optim.Optimizer):
     """Several optimizers as one, such as Muon for matrices and AdamW for the rest.
 
     Its groups are theirs, one after the other, and so is its state: schedulers and checkpoints take
-    it as any other. Where a rank may own nothing of a part, give that part groups
+    it as any other. If a rank may have nothing of a part, give that part groups
     (``[{"params": parameters}]``), which may be empty. ``ValueError`` for none, and for a parameter
     that two of them have.
     """
@@ -80,7 +80,7 @@ class JoinedOptimizer(torch.optim.Optimizer):
 
 
 def refuse_unfit(optimizer: torch.optim.Optimizer, states: UnitStates) -> None:
-    """Raise ``ValueError`` where an optimizer needs whole parameters and owners hold slices."""
+    """Raise ``ValueError`` if an optimizer needs whole parameters and owners hold slices."""
     if states.whole_owners:
         return
     parts = optimizer.optimizers if isinstance(optimizer, JoinedOptimizer) else [optimizer]

@@ -1,4 +1,4 @@
-"""What every rank must hold alike and nothing keeps alike: compared once, at the start.
+"""Values that must be equal on every rank and are not synchronized: compared once, at the start.
 
 Trainable parameters take the first rank's values. Frozen ones and buffers stay as each rank loaded
 them, so that a wrong seed or a file that failed to load on one node would train on without an
@@ -34,10 +34,10 @@ def check_no_batch_norm(model: nn.Module) -> None:
 
 
 def refuse_differing_models(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Compare the ranks' models: names, shapes and dtypes of all, values of what is not trained.
+    """Compare the ranks' models: names, shapes and dtypes of all, values of the frozen.
 
     Collective. ``ValueError`` on every rank, naming the first tensor that differs and the first
-    rank where it does. Values are compared by a 64-bit checksum of their bytes.
+    rank that differs. Values are compared by a 64-bit checksum of their bytes.
     """
     refuse_differing_tensors(list(_tensors(model)), group)
 
@@ -92,7 +92,7 @@ def checksum(tensor: Tensor) -> Tensor:
     for start in range(0, flat.numel(), _CHUNK):
         words = flat[start : start + _CHUNK].to(torch.int64)
         places = torch.arange(start, start + len(words), dtype=torch.int64, device=tensor.device)
-        # Odd multipliers, spread by the golden ratio; sums wrap around, alike on every device.
+        # Odd multipliers, spread by the golden ratio; sums wrap around, equally on every device.
         multipliers = places * -7046029254386353131 + 1442695040888963407
         total = total + ((words + 1) * (multipliers | 1)).sum()
     return total

@@ -1,7 +1,7 @@
 """The states of a module whose pipelines compute with whole parameters: tp = pp = 1.
 
-Every rank computes with all parameters, so that the pull is an all-gather and the push a
-reduce-scatter, or a broadcast from each owner of whole parameters and a reduction to it. A rank
+Every rank computes with all parameters, so that parameters are all-gathered and gradients
+reduce-scattered, or broadcast from each owner of whole parameters and reduced to it. A rank
 holds, in bytes for each parameter of the model: its dtype's 2 or 4, 4 of gradients, and (4 master +
 4 summed gradient + the optimizer's) / ranks.
 """
@@ -29,9 +29,9 @@ class ShardedStates(UnitStates):
     """The parameters of ``model`` as units over ``group``, which carries nothing else.
 
     A unit has a layer's parameters of one dtype; ``owners``: who owns what of it. Takes over the
-    model: its parameters become views of flat buffers, in their own dtype; the master copies are
+    model: its parameters become views of flat buffers, in their dtype; the master copies are
     fp32, or fp64 for fp64 parameters. The values of the group's first rank are taken. Frozen
-    parameters and buffers are left alone; ``ValueError`` where they, or shapes or dtypes, differ
+    parameters and buffers are left alone; ``ValueError`` if they, or shapes or dtypes, differ
     between ranks, or a module normalizes over the tokens of a batch.
     ``reduce``: whether gradients are summed at their owners once a step, or after
     each ``micro-batch``, so that no rank keeps all of them and all go through the step in lockstep.
@@ -60,9 +60,9 @@ class ShardedStates(UnitStates):
                 if parameter.requires_grad and id(parameter) not in unit_of
             ]
             for dtype in dict.fromkeys(parameter.dtype for _, parameter in owned):
-                alike = [entry for entry in owned if entry[1].dtype == dtype]
-                unit_of.update((id(parameter), len(contents)) for _, parameter in alike)
-                contents.append((name or "the model itself", dict(alike)))
+                same = [entry for entry in owned if entry[1].dtype == dtype]
+                unit_of.update((id(parameter), len(contents)) for _, parameter in same)
+                contents.append((name or "the model itself", dict(same)))
         layouts = unit_layouts(
             [(name, _layouts(parameters)) for name, parameters in contents],
             1,
@@ -91,9 +91,9 @@ class ShardedStates(UnitStates):
                 parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def materialize(self) -> None:
-        """Bring the model's own parameters up to date, to evaluate, generate or save with it.
+        """Update the model's parameters, to evaluate, generate or save with it.
 
-        Collective, between steps. A step pulls for itself, whether this was called or not.
+        Collective, between steps. A step gathers parameters itself, with or without this call.
         """
         self.pull()
         for at in range(len(self.units)):

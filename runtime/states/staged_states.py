@@ -32,7 +32,7 @@ class StagedStates(UnitStates):
 
     Units whose parameters tp does not cut at all, such as norms, are held whole by every rank.
     ``values``: every parameter as the model has it; the group's first rank's are taken, one unit at
-    a time, so that the others' may be on the meta device. ``ValueError`` where names, shapes or
+    a time, so that the others' may be on the meta device. ``ValueError`` if names, shapes or
     dtypes differ. ``group`` carries nothing else. ``device``: where ranks compute, by default that
     of the values. ``owners``: who owns what of a unit.
     """
@@ -54,7 +54,7 @@ class StagedStates(UnitStates):
         trained = [(name, value, True) for name, value in values.items()]
         refuse_differing_tensors(trained, group, device)
         self._rank = dist.get_rank(group)
-        self._peers = Peers(group, "exchanging parameters or gradients")
+        self._peers = Peers(group, "syncing parameters or gradients")
         ranks = dist.get_world_size(group)
         layouts = unit_layouts(units, layers, ranks, owners)
         self.dtype = dtype
@@ -73,9 +73,9 @@ class StagedStates(UnitStates):
         self.moves = lru_cache(maxsize=PLACEMENTS)(self._moves)
 
     def begin(self, placement: Placement) -> None:
-        """Lay out what this rank holds in a step and start all pulls.
+        """Lay out what this rank holds in a step and start all transfers of parameters.
 
-        ``ValueError`` where a rank's pipelines want different shards.
+        ``ValueError`` if a rank's pipelines want different shards.
         """
         moves = self.moves(placement)
         shard = WHOLE if moves is None else shards_of(placement).get(self._rank)
@@ -102,7 +102,7 @@ class StagedStates(UnitStates):
         return {layout.name: natural(layout, leaf) for layout, leaf in self._held[unit]}
 
     def _moves(self, placement: Placement) -> list[UnitMoves] | None:
-        """List the messages of a placement, None where all parameters are whole everywhere."""
+        """List the messages of a placement, None if all parameters are whole everywhere."""
         shards = shards_of(placement)
         if all_whole(shards):
             return None

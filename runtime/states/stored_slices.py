@@ -2,7 +2,7 @@
 
 A key names a kind (the master, or what the optimizer calls a state), a parameter and the range of
 its elements. States with a value for each element are flat, in storage order, and any rank takes
-what overlaps its own range. Others, such as the scales of blocks or a preconditioner, are of their
+the overlap with its range. Others, such as the scales of blocks or a preconditioner, are of their
 range as a whole, and read where a rank owns the same one.
 """
 
@@ -45,7 +45,7 @@ class OwnedPart:
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
-    """An entry of a checkpoint: ``whole_range`` where it is no value for each element."""
+    """An entry of a checkpoint: ``whole_range`` unless it has one value per element."""
 
     key: str
     kind: str
@@ -57,7 +57,7 @@ class StoredPart:
 def iterate_owned_parts(
     states: UnitStates, optimizer: torch.optim.Optimizer
 ) -> Iterator[OwnedPart]:
-    """Yield all that this rank owns; ``ValueError`` where the optimizer lacks any of it."""
+    """Yield all that this rank owns; ``ValueError`` if the optimizer lacks any of it."""
     known = {
         parameter.data_ptr(): parameter
         for group in optimizer.param_groups
@@ -102,7 +102,7 @@ class StoredSlices:
     """A checkpoint's entries by parameter, without reading the tensors.
 
     ``transposed``: names of the parameters that are stored transposed; ``owners``: as of the states
-    that wrote it. ``ValueError`` where there is anything else.
+    that wrote it. ``ValueError`` for anything else.
     """
 
     def __init__(self, path: Path, transposed: frozenset[str], owners: str) -> None:
@@ -129,9 +129,9 @@ class StoredSlices:
         return layout.transposed != (layout.name in self._transposed)
 
     def list_needed_keys(self, part: OwnedPart, owners: str) -> list[str]:
-        """Return the keys that an owned part is made of, on a rank whose states have ``owners``.
+        """Return the keys that hold an owned part, for states with ``owners``.
 
-        ``ValueError`` where there are not all of its elements, or a state belongs to another range.
+        ``ValueError`` if elements are missing, or a state belongs to another range.
         """
         entries = self._overlapping(part)
         for entry in entries:
@@ -157,7 +157,7 @@ class StoredSlices:
         optimizer: torch.optim.Optimizer,
         buffers: dict[str, Tensor],
     ) -> None:
-        """Set a master and the optimizer's states of it from what was read."""
+        """Set a master and the optimizer's states of it from the stored values."""
         layout, other_order = part.layout, self.other_order(part.layout)
         first, last = (0, layout.numel) if other_order else (part.start, part.stop)
         flat: dict[str, Tensor] = {}
@@ -181,8 +181,8 @@ class StoredSlices:
                 part.master.copy_(elements)
             else:
                 dtype = part.master.dtype if elements.dtype == exact else elements.dtype
-                own = elements.to(part.master.device, dtype, copy=True)
-                state[kind] = states.view_owned(layout, own)
+                values = elements.to(part.master.device, dtype, copy=True)
+                state[kind] = states.view_owned(layout, values)
 
     def _overlapping(self, part: OwnedPart) -> list[StoredPart]:
         """List the entries that share elements of an owned part."""

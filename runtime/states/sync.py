@@ -1,8 +1,8 @@
 """How a unit's parameters come to the ranks that hold it, and its gradients back to their owners.
 
 Where every rank holds all of a unit, collectives over the job: an all-gather and a reduce-scatter,
-or, where parameters lie whole with their owners, a broadcast from each owner and a reduction to it;
-else messages between the ranks that own and those that hold, one for each pair
+or, if owners hold whole parameters, a broadcast from each owner and a reduction to it;
+else messages between owners and holders, one for each pair
 (``plans.views.resharding``). All are started in one order on all ranks, on a communicator that
 carries nothing else.
 """
@@ -27,11 +27,11 @@ _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 Finish = Callable[[], None]
-"""Waits for what was started, and puts it where it belongs."""
+"""Waits for the started transfers and stores their results."""
 
 
 class ParameterSync(Protocol):
-    """Brings one unit's parameters and gradients where they are needed."""
+    """Brings one unit's parameters and gradients to the ranks that need them."""
 
     def pull(self, unit: Unit) -> Finish:
         """Start filling ``unit.flat`` from the owners' masters."""
@@ -40,7 +40,7 @@ class ParameterSync(Protocol):
     def push(self, unit: Unit, *, add: bool = False) -> Finish:
         """Start summing all ranks' ``unit.gradient`` into the owners' ``reduced``.
 
-        ``add``: to what is there.
+        ``add``: to the present sum.
         """
         ...
 
@@ -53,14 +53,14 @@ def collective_sync(group: dist.ProcessGroup, layout: UnitLayout) -> ParameterSy
 
 
 class CollectiveSync:
-    """All of a unit on every rank of ``group``, of which each owns a slice as long as any."""
+    """Syncs a whole unit on every rank of ``group``, each owning an equal slice."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
 
     def pull(self, unit: Unit) -> Finish:
         """Start an all-gather of the masters."""
-        doing = f"pulling the parameters of {unit.name}"
+        doing = f"gathering the parameters of {unit.name}"
         master = unit.master.to(unit.dtype)
         with communicating(doing):
             work = _ALL_GATHER(unit.flat, master, group=self._group, async_op=True)
@@ -68,7 +68,7 @@ class CollectiveSync:
 
     def push(self, unit: Unit, *, add: bool = False) -> Finish:
         """Start a reduce-scatter of the gradients."""
-        doing = f"pushing the gradients of {unit.name}"
+        doing = f"reducing the gradients of {unit.name}"
         gradient = unit.gradient
         into = torch.empty_like(unit.reduced) if add else unit.reduced
         with communicating(doing):
@@ -86,7 +86,7 @@ class CollectiveSync:
 
 
 class OwnerSync:
-    """All of a unit on every rank of ``group``, of which each owner has whole parameters."""
+    """Syncs a whole unit on every rank of ``group``, each owning whole parameters."""
 
     def __init__(self, group: dist.ProcessGroup, layout: UnitLayout) -> None:
         self._group = group
@@ -98,7 +98,7 @@ class OwnerSync:
 
     def pull(self, unit: Unit) -> Finish:
         """Start a broadcast of each owner's masters."""
-        doing = f"pulling the parameters of {unit.name}"
+        doing = f"gathering the parameters of {unit.name}"
         unit.flat[unit.start : unit.stop] = unit.master
         with communicating(doing):
             works = [
@@ -109,7 +109,7 @@ class OwnerSync:
 
     def push(self, unit: Unit, *, add: bool = False) -> Finish:
         """Start summing the gradients at each owner."""
-        doing = f"pushing the gradients of {unit.name}"
+        doing = f"reducing the gradients of {unit.name}"
         gradient = unit.gradient
         with communicating(doing):
             works = [
@@ -120,8 +120,8 @@ class OwnerSync:
 
         def finish() -> None:
             wait()
-            own = gradient[unit.start : unit.stop]
-            unit.reduced.copy_(unit.reduced + own if add else own)
+            local = gradient[unit.start : unit.stop]
+            unit.reduced.copy_(unit.reduced + local if add else local)
 
         return finish
 
@@ -133,7 +133,7 @@ class MessageSync:
         self._peers, self._rank, self._moves = peers, rank, moves
 
     def pull(self, unit: Unit) -> Finish:
-        """Start sending what is owned here and receiving what is held here."""
+        """Start sending the owned parts and receiving the parts that this rank computes with."""
         moves = self._moves
         sends, receives = [], []
         unpacking: list[tuple[Tensor, Pieces]] = []
@@ -173,7 +173,7 @@ class MessageSync:
         return finish
 
     def push(self, unit: Unit, *, add: bool = False) -> Finish:
-        """Start sending the gradients of what is held here and receiving those of what is owned."""
+        """Start sending the gradients of held parts and receiving those of owned parts."""
         moves = self._moves
         sends, receives = [], []
         contributions: dict[int, tuple[Tensor, Pieces]] = {}

@@ -16,7 +16,7 @@ class Unit:
     """Parameters of one dtype that travel together, see ``UnitLayout``.
 
     ``master`` and ``reduced``: the owned part and its summed gradient, in fp32 (fp64 for fp64
-    parameters). ``flat`` and ``gradient``: the buffers of what is held in the step, in the
+    parameters). ``flat`` and ``gradient``: the buffers of the parts held in the step, in the
     parameters' dtype and in the master's; ``parameters``: the parts of ``flat`` that autograd knows
     as leaves, whose gradients ``accumulate`` adds to ``gradient``. Without ``keeps_gradient`` that
     is there from the first of them on, until ``forget_gradient``.
@@ -60,7 +60,7 @@ class Unit:
         return self.layout.padded
 
     def reserve(self, elements: int) -> None:
-        """Make room for what the step holds; what was held is gone before."""
+        """Allocate the step's parts; the previous ones are freed before."""
         self.parameters, self.places = [], []
         if self.flat.numel() != elements:
             self.flat = torch.empty(0, dtype=self.dtype, device=self.device)
@@ -70,12 +70,12 @@ class Unit:
                 self.reserve_gradient()
 
     def reserve_gradient(self) -> None:
-        """Make room for the gradient of what is held, zeros, where there is none."""
+        """Allocate zero gradients of the held parts, unless present."""
         if self.gradient.numel() != self.flat.numel():
             self.gradient = torch.zeros_like(self.flat, dtype=self.exact)
 
     def forget_gradient(self) -> None:
-        """Let the gradient go that has been pushed, unless it is kept."""
+        """Free the reduced gradient, unless it is kept."""
         if not self.keeps_gradient:
             self.gradient = torch.empty(0, dtype=self.exact, device=self.device)
 
@@ -85,7 +85,7 @@ class Unit:
         self.places.append(slice(local, local + parameter.numel()))
 
     def clear_gradients(self) -> None:
-        """Set the step's sums to zero and let backward add to them, in place where it can."""
+        """Zero the step's sums; backward adds to them, in place if it can."""
         self.gradient.zero_()
         self.awaited = len(self.parameters)
         if self.keeps_gradient and self.exact == self.dtype:
@@ -105,7 +105,7 @@ class Unit:
             parameter.grad = total if in_place else None
 
     def iterate_owned(self) -> Iterator[tuple[ParameterLayout, int, Tensor, Tensor]]:
-        """Yield what is owned here: parameter, first element, flat master and its gradient."""
+        """Yield the owned parts: parameter, first element, flat master and its gradient."""
         for parameter, at in zip(self.layout.parameters, self.layout.offsets, strict=True):
             start = max(at, self.start)
             stop = min(at + parameter.numel, self.stop)
@@ -122,7 +122,7 @@ class Unit:
 def natural(parameter: ParameterLayout, stored: Tensor) -> Tensor:
     """View a whole parameter's or part's elements in storage order as the model has them.
 
-    (rows,) or (rows, columns), the latter transposed where it is stored so.
+    (rows,) or (rows, columns), the latter transposed if it is stored so.
     """
     if parameter.vector:
         return stored

@@ -1,13 +1,13 @@
 """Optimizer states in units, and a step's sync of parameters and gradients.
 
-Optimization is apart from propagation (Hydraulis §5.2): fp32 master parameters and optimizer states
-are split over all ranks and never move, in even slices or, where an optimizer needs whole matrices,
-parameter by parameter. Before a step every rank pulls the parameters that
-its pipelines compute with; after it every rank pushes its gradients to their owners, who sum them.
+Optimization is separate from forward and backward (Hydraulis §5.2): fp32 master parameters and
+optimizer states are split over all ranks and never move, in even slices or, if an optimizer needs
+whole matrices, parameter by parameter. Before a step every rank gathers the parameters that its
+pipelines compute with. After it every rank sends its gradients to their owners, who sum them.
 
-Parameters are pulled and pushed in units, so that a layer computes as soon as its own parameters
+Parameters and gradients travel in units, so that a layer computes as soon as its parameters
 are there, and its gradients leave while earlier layers are still in backward. All ranks start these
-syncs in one order, whatever work a rank has: also with none.
+syncs in one order, also on ranks without work.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class UnitStates:
     def pull(self, view: RankView | None = None) -> None:
         """Start bringing every unit's parameters here; forward waits for each as it comes to it.
 
-        Also clears the step's gradients. ``view``: of the step, needed where gradients are reduced
+        Also clears the step's gradients. ``view``: of the step, needed if gradients are reduced
         after each micro-batch.
         """
         self._push.begin(view)
@@ -98,7 +98,7 @@ class UnitStates:
             self._pulling[at] = self.syncs[at].pull(unit)
 
     def finish_pull(self, at: int) -> None:
-        """Wait for a unit's parameters, where a pull is under way."""
+        """Wait for a unit's parameters, if its all-gather is under way."""
         finish = self._pulling[at]
         if finish is not None:
             self._pulling[at] = None
@@ -115,11 +115,11 @@ class UnitStates:
     def backward(
         self, tensor: Tensor, gradient: Tensor | None = None, *, last: bool = False
     ) -> None:
-        """Run a micro-batch's backward; in the ``last`` one, finished units are pushed meanwhile.
+        """Run a micro-batch's backward; in the ``last`` one, finished units are reduced meanwhile.
 
-        ``last`` only where the plan allows it (``MicroBatchWork.last``); never setting it is safe.
-        ``gradient``: of ``tensor``, where that is no scalar. Where gradients are reduced after each
-        micro-batch, finished units are pushed in all of them.
+        ``last`` only if the plan allows it (``MicroBatchWork.last``); never setting it is safe.
+        ``gradient``: of ``tensor``, if that is no scalar. Where gradients are reduced after each
+        micro-batch, finished units are reduced in all of them.
         """
         self._push.begin_backward(last=last)
         torch.autograd.backward(tensor, gradient)
@@ -173,7 +173,7 @@ class UnitStates:
                     yield layout.name, value.clone(memory_format=torch.contiguous_format)
 
     def _gather(self, unit: Unit, whole: Tensor) -> None:
-        """Bring what is owned of a unit to the group's first rank, into ``whole`` there."""
+        """Gather the owned parts of a unit on the group's first rank, into ``whole`` there."""
         mine, rank = unit.master[: unit.stop - unit.start], dist.get_rank(self._group)
         for owner in range(1, unit.layout.ranks):
             start, stop = unit.layout.iterate_owned(owner)

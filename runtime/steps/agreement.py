@@ -28,7 +28,7 @@ class State(IntEnum):
 
 @dataclass(frozen=True)
 class Record:
-    """What one rank says; ``message`` says why it has failed."""
+    """State of one rank; ``message``: why it has failed."""
 
     state: State
     step: int
@@ -71,7 +71,7 @@ def all_gather_records(record: Record, group: dist.ProcessGroup | None) -> list[
 
 
 def disagreement(records: Sequence[Record]) -> str | None:
-    """Say why the ranks cannot go on, naming the first that differs; None where they can."""
+    """Return why the ranks cannot continue, naming the first that differs, or None."""
     for rank, record in enumerate(records):
         if record.state is State.FAILED:
             return f"rank {rank}: {record.message}"
@@ -91,7 +91,7 @@ def disagreement(records: Sequence[Record]) -> str | None:
 
 
 def one_line(error: Exception) -> str:
-    """Return an error's text in one line; its type too where the message is not for people."""
+    """Return an error's text in one line; its type too if the message is not for people."""
     text = " ".join(str(error).split()) or type(error).__name__
     known = isinstance(error, (PlanError, ValueError, OSError, EndOfPlans))
     return text if known else f"{type(error).__name__}: {text}"

@@ -103,15 +103,15 @@ class PlanConsumer(Generic[Prepared]):
     times and take ``ahead_bytes``, at least ``prefetch``. Another calls ``prepare`` on the next
     ``prefetch`` of them: to check limits, to load tokens. ``ahead_s`` is the source's by default,
     0 for plan files. Before a step is handed out all ranks of
-    ``control_group`` exchange what they have. If one has failed (its source, its ``prepare``, no
-    step within ``timeout_s`` of asking) or they differ (step, end, digest), **every** rank raises
+    ``control_group`` compare their steps. If one has failed (its source, its ``prepare``, no
+    step within ``timeout_s`` of the call) or they differ (step, end, digest), **every** rank raises
     ``PlanError`` with the first failing rank's number and message; none is left waiting. A rank
     that is gone is ``RankLost``. Before the first step ranks compare tokens of its samples, if
     ``prepare`` is a ``DataPreparer``.
 
-    ``control_group``: gloo, over all ranks in order, used by nothing else while a step is asked
-    for; its own time-out must exceed ``timeout_s`` and the difference between the ranks' steps.
-    None where ``world_size`` is 1. The consumer closes ``source``. Close it, or use it in a
+    ``control_group``: gloo, over all ranks in order, used by nothing else while a step is
+    requested; its time-out must exceed ``timeout_s`` and the difference between the ranks' steps.
+    None if ``world_size`` is 1. The consumer closes ``source``. Close it, or use it in a
     ``with`` block, or its thread stays. ``ValueError`` for arguments that do not fit.
     """
 
@@ -174,7 +174,7 @@ class PlanConsumer(Generic[Prepared]):
         return self
 
     def __next__(self) -> Step[Prepared]:
-        """The next step. All ranks must ask; ``PlanError`` on all of them or on none."""
+        """Return the next step. Collective; ``PlanError`` on all ranks or on none."""
         if self._closed.is_set():
             raise PlanError("the consumer is closed")
         if isinstance(self._over, EndOfPlans):
@@ -204,7 +204,7 @@ class PlanConsumer(Generic[Prepared]):
         return fetched.step
 
     def acknowledge(self, step: int, measured_ms: float | None = None) -> None:
-        """Say that this rank has done ``step``, after its optimizer step.
+        """Report that this rank has done ``step``, after its optimizer step.
 
         ``measured_ms``: what it spent on its micro-batches (``StepResult.compute_s`` in ms), where
         it had any; a planning service holds it against the profile's prediction.
@@ -255,7 +255,7 @@ class PlanConsumer(Generic[Prepared]):
             )
 
     def _record(self, fetched: _Fetched[Prepared]) -> Record:
-        # Also at the end: nothing follows that could tell of the last acknowledgement.
+        # Also at the end: nothing later could report the last acknowledgement.
         if self._ack_failure is not None:
             return Record(State.FAILED, fetched.number, message=self._ack_failure)
         if fetched.step is not None:
@@ -307,7 +307,7 @@ class PlanConsumer(Generic[Prepared]):
             try:
                 view = self._source.view(number, self._rank, self._timeout_s)
             except PlanTimeout as late:
-                # Time counts from when the step is asked for, which ``__next__`` sees to; so far
+                # Time counts from the request of the step, which ``__next__`` sees to; so far
                 # ahead of it a plan may well be missing.
                 self._doing = f"waiting for its plan: {one_line(late)}"
                 if self._closed.wait(max(0.0, start + 0.05 - time.monotonic())):

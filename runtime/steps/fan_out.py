@@ -53,12 +53,12 @@ def open_job(
 
 
 class FanOutSource:
-    """The views of one rank, which rank 0 makes of the plans that its inner source returns.
+    """Views of one rank, which rank 0 makes of its inner source's plans.
 
     ``inner_factory`` is called on rank 0 only, at the first ``view``, so that its failure reaches
     every rank. ``store``: the job's; it is used through a clone. All ranks
-    make their sources of a store in the same order and ask for ascending steps, each once;
-    ``view`` is for the rank's own view. A time-out of the inner source is rank 0's alone, the
+    make their sources of a store in the same order and request ascending steps, each once;
+    ``view`` is for the rank's view. A time-out of the inner source is rank 0's alone, the
     others time out by themselves.
     """
 
@@ -79,7 +79,7 @@ class FanOutSource:
         # Keys of an earlier source, which may have been left in the middle, must not be read.
         generation = store.add(f"seqplan/sources/{rank}", 1)
         self._store = store  # the clone would outlive the server that may be in it
-        # A connection of its own: on the job's, looks would wait while the main thread waits. Both
+        # A separate connection: on the job's, polls would wait while the main thread waits. Both
         # threads here share it, as nothing here waits in the store.
         clone = store.clone()  # type: ignore[attr-defined] # torch's stub lacks it
         self._views = PrefixStore(f"seqplan/{generation}/views", clone)
@@ -88,7 +88,7 @@ class FanOutSource:
 
     def view(self, step: int, rank: int, timeout_s: float) -> RankView:
         if rank != self._rank:
-            raise PlanError(f"step {step}: rank {self._rank} was asked for the view of rank {rank}")
+            raise PlanError(f"step {step}: rank {self._rank} cannot return the view of rank {rank}")
         try:
             if self._rank == 0:
                 return self._fan_out(step, timeout_s)
@@ -163,7 +163,7 @@ class FanOutSource:
         return rank_view(plan, 0, digest=digest)
 
     def _publish(self, step: int, messages: list[bytes]) -> None:
-        # One request: as many of their own take a second per thousand.
+        # One request: separate ones take a second per thousand.
         keys = [self._key(step, rank) for rank in range(1, self._world_size)]
         self._views.multi_set(keys, messages[1:])  # type: ignore[attr-defined]
 

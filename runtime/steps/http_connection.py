@@ -42,10 +42,10 @@ class Connection:
     def request(
         self, method: str, path: str, body: bytes | None, headers: dict[str, str], timeout_s: float
     ) -> HttpResponse:
-        """Ask, on a new connection where the one that was open is gone.
+        """Send a request, on a new connection if the open one is gone.
 
-        ``OSError``, ``HTTPException`` for what went wrong, ``TimeoutError`` where the whole answer
-        is not there after ``timeout_s``; ``IncompleteRead``, an ``HTTPException``, where it was cut
+        ``OSError``, ``HTTPException`` for failures, ``TimeoutError`` if the whole response
+        is not there after ``timeout_s``; ``IncompleteRead``, an ``HTTPException``, if it was cut
         off; ``TooLarge``.
         """
         deadline = time.monotonic() + timeout_s
@@ -97,7 +97,7 @@ class Connection:
                 )
                 if len(answer.body) > MOST_BYTES:
                     raise TooLarge(None)
-                if len(answer.body) < announced:  # which a read with a bound does not say
+                if len(answer.body) < announced:  # which a bounded read does not report
                     raise http.client.IncompleteRead(answer.body, announced - len(answer.body))
                 if not response.isclosed():
                     response.read()  # the end of a body in chunks

@@ -4,8 +4,8 @@
 the plan's digest as ETag; ``…/plans/{step}`` likewise with the whole plan; 204 when it is not
 planned yet; 410 with a problem whose type ends in
 ``end-of-plans`` after the last step; 4xx and 5xx with a problem (RFC 9457) otherwise.
-``POST {base}/v1/jobs/{job}/acks`` with ``{"step", "rank", "digest"}`` and, where it was measured,
-``"measured_ms"``: 2xx. ``POST …/acks/many`` says it for several ``"ranks"`` at once, with a list of
+``POST {base}/v1/jobs/{job}/acks`` with ``{"step", "rank", "digest"}`` and, if it was measured,
+``"measured_ms"``: 2xx. ``POST …/acks/many`` does so for several ``"ranks"`` at once, with a list of
 times.
 """
 
@@ -40,10 +40,10 @@ from seqplan.runtime.steps.acknowledgements import (
 from seqplan.runtime.steps.http_connection import Connection, HttpResponse, TooLarge
 
 LONGEST_WAIT_S = 20.0
-"""What one request asks the service to wait: below what proxies cut off."""
+"""Longest wait of one request, below the time-outs of proxies."""
 
 GRACE_S = 2.0
-"""What a whole answer may take beyond the wait that was asked for."""
+"""Time of a whole response in addition to the requested wait."""
 
 FAN_OUT_RANKS = 512
 """Ranks of a job from which ``fan_out.open_job`` lets rank 0 act for all."""
@@ -92,7 +92,7 @@ class HttpSource:
             self._headers["Authorization"] = f"Bearer {token}"
         self._closed = threading.Event()
         secure = parts.scheme == "https"
-        # A request for a plan may wait long on its connection: acknowledgements have their own.
+        # A request for a plan may wait long on its connection: acknowledgements use another.
         self._plans = Connection(parts.hostname, parts.port, secure)
         self._acks = Connection(parts.hostname, parts.port, secure)
         folder = default_folder() if queue_folder is None else Path(queue_folder)
@@ -124,7 +124,7 @@ class HttpSource:
                 raise _refusal(answer, subject)
             if time.monotonic() >= deadline:
                 raise PlanTimeout(f"{subject}: not planned within {timeout_s:.3g} s")
-            # A service that does not wait must not be asked in a tight loop.
+            # A service that does not wait must not be polled in a tight loop.
             if time.monotonic() - begun < wait / 2:
                 self._pause(min(pause, deadline - time.monotonic()), subject)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
@@ -212,7 +212,7 @@ def _view(answer: HttpResponse, subject: str) -> RankView:
         document = json.loads(answer.body)
     except (ValueError, RecursionError) as error:
         raise PlanError(f"{subject}: not JSON: {error}") from None
-    # A newer service may say more than this reader knows.
+    # A newer service may send fields that this reader lacks.
     view = decode_view(document, strict=False, origin=subject)
     if answer.etag != f'"{view.digest}"':
         raise PlanError(f"{subject}: ETag {answer.etag} is not the view's digest {view.digest}")

@@ -1,4 +1,4 @@
-"""Steps of plans that are made where they run: each planned when it is asked for, on every rank.
+"""Steps of plans that are made on every rank, each on request.
 
 For reinforcement learning, where lengths are known after the rollout: nothing is fetched ahead.
 """
@@ -37,9 +37,9 @@ def iterate_agreed_steps(
     control_group: dist.ProcessGroup,
     first_step: int = 0,
 ) -> Iterator[Step[Prepared]]:
-    """Yield this rank's steps of ``plans``, an iterator that plans on every rank alike.
+    """Yield this rank's steps of ``plans``, an iterator that plans equally on every rank.
 
-    Plans before ``first_step`` are passed over. ``PlanError`` on every rank where one fails or
+    Plans before ``first_step`` are passed over. ``PlanError`` on every rank if one fails or
     plans something else: with the number and the message of the first that does, or if the ranks'
     data differ at the first step. ``RankLost`` where another rank died.
     """

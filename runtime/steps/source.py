@@ -1,6 +1,6 @@
 """Where a rank's views come from: the contract of every source, and plan files.
 
-Other sources: ``http_source`` (a planning service) and ``fan_out`` (one rank asks for all).
+Other sources: ``http_source`` (a planning service) and ``fan_out`` (one rank requests for all).
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class PlanSource(Protocol):
     def view(self, step: int, rank: int, timeout_s: float) -> RankView:
         """Return the view of ``rank`` at ``step``, with the digest; wait for it to be planned.
 
-        ``PlanTimeout`` when it is not there after ``timeout_s``, asking again is allowed;
+        ``PlanTimeout`` when it is not there after ``timeout_s``, a retry is allowed;
         ``EndOfPlans`` after the last step; ``PlanError`` for anything else, a planner's failure
-        with its own text included, and when the source is closed meanwhile.
+        with its text included, and when the source is closed meanwhile.
         """
 
     def acknowledge(
         self, step: int, rank: int, digest: str | None, measured_ms: float | None = None
     ) -> None:
-        """Say that ``rank`` has done ``step`` by the plan with ``digest``. ``PlanError``.
+        """Report that ``rank`` has done ``step`` by the plan with ``digest``. ``PlanError``.
 
-        ``measured_ms``: what it spent on its micro-batches, to be held against the prediction.
+        ``measured_ms``: time of its micro-batches, to compare with the prediction.
         """
 
     def close(self) -> None:
@@ -67,8 +67,8 @@ _DIGEST = re.compile(rb'"digest"\s*:\s*"([^"]*)"')
 class FileSource:
     """The plans of a plan file (JSON Lines), which is scanned for its steps once.
 
-    A plan is decoded, and its digest and invariants checked, when it is asked for. ``world_size``:
-    of the job, where known; plans for another are refused. ``PlanError`` for a file that cannot
+    A plan is decoded, and its digest and invariants checked, on request. ``world_size``:
+    of the job, if known; plans for another are rejected. ``PlanError`` for a file that cannot
     be read or is no plan file.
     """
 
@@ -128,7 +128,7 @@ class FileSource:
             for number, line in enumerate(self._file, start=1):
                 step = _STEP.search(line)
                 if step is None:
-                    # Not a plan: reading it as one says what is wrong.
+                    # Not a plan: decoding it raises the error.
                     self._decode(line, number)
                     raise PlanError(f"{self._path}:{number}: step: is missing")
                 steps.append((int(step[1]), number, offset))

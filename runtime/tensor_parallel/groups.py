@@ -1,7 +1,7 @@
 """The collectives of a tp group: over a process group, or by messages of a parent communicator.
 
 Process groups are made by all ranks together, in one order: at the start for every aligned block of
-the degrees that strategies have, later for what a plan wants beside them. They are never made by
+the degrees that strategies have, later for a plan's other groups. They are never made by
 their members alone, since the name that members give a group depends on how many they have made
 already, and members that have made different numbers wait for each other for ever.
 """
@@ -39,8 +39,8 @@ Finish = Callable[[], Tensor]
 class TensorGroup(Protocol):
     """What tensor parallelism needs of ``degree`` ranks, of which this one is at ``index``.
 
-    Results are the same on all ranks, bit for bit where they are sums. All ranks start collectives
-    in one order; what one is given must not change before it has ended.
+    Results are the same on all ranks, bit for bit for sums. All ranks start collectives
+    in one order; their inputs must not change before the end.
     """
 
     degree: int
@@ -168,7 +168,7 @@ class TensorGroups:
     """The tp groups of a job; ``parent`` spans all ranks and carries nothing else.
 
     ``degrees``: those of the strategies that are expected. With ``by_messages`` no group is made,
-    now or later: the only way where ranks cannot meet to make one, and slower on GPUs, where
+    now or later: the only way if ranks cannot meet to make one, and slower on GPUs, where
     messages have neither trees nor switches that add up.
     """
 
@@ -220,7 +220,7 @@ class TensorGroups:
         return CollectiveTensorGroup(self._groups[ranks], index)
 
     def _make(self, ranks: tuple[int, ...]) -> bool:
-        """Make a group and say whether it was missing."""
+        """Make a group and return whether it was missing."""
         if self._by_messages or ranks in self._groups:
             return False
         with communicating("making the groups of tensor parallelism"):

@@ -1,7 +1,7 @@
 """The products, embedding and loss of one tp rank, with sequence parallelism between them.
 
 Between products tp rank t holds rows ``[t·c, (t+1)·c)`` of the hidden states, c = ⌈tokens / tp⌉,
-the last of them padding (Korthikanti et al., arXiv 2205.05198): what is kept for backward is 1/tp
+the last of them padding (Korthikanti et al., arXiv 2205.05198): backward keeps 1/tp
 of all. A column-parallel product gathers its input, and gathers it again in backward instead of
 keeping it; a row-parallel product's sums are scattered. Without tensor parallelism all of it is
 the plain operation.
@@ -22,7 +22,7 @@ from seqplan.runtime.tensor_parallel.groups import TensorGroup
 class TensorSplit:
     """A micro-batch's tensor parallelism: ``tokens`` are shared by the ranks of ``group``.
 
-    None where tp is 1.
+    None if tp is 1.
     """
 
     tokens: int
@@ -44,7 +44,7 @@ class TensorSplit:
         return result
 
     def row(self, features: Tensor, weight: Tensor) -> Tensor:
-        """Multiply all tokens' features here by this rank's columns of a weight, and sum over tp.
+        """Multiply all tokens' features by this rank's weight columns, and sum over tp.
 
         (tokens, this rank's inputs) · (outputs, this rank's inputs) → (rows, outputs).
         """
@@ -54,7 +54,7 @@ class TensorSplit:
         return result
 
     def embed(self, tokens: Tensor, weight: Tensor, first: int) -> Tensor:
-        """Look up tokens (tokens,) in an embedding of which this rank has rows from ``first`` on.
+        """Look up tokens (tokens,) in this rank's embedding rows, from ``first`` on.
 
         → (rows, hidden).
         """
@@ -68,7 +68,7 @@ class TensorSplit:
         return result
 
     def loss(self, logits: Tensor, labels: Tensor, first: int) -> Tensor:
-        """Sum the cross-entropy of labelled tokens, of which −100 counts nothing.
+        """Sum the cross-entropy of labeled tokens, of which −100 counts nothing.
 
         ``logits``: (tokens, this rank's part of the vocabulary, from ``first`` on). The sum is the
         same on every rank of tp: one of them counts it. Two numbers a token cross the ranks.
@@ -88,7 +88,7 @@ def _product(left: Tensor, right: Tensor, rows: int) -> Tensor:
 class _GatheredLinear(torch.autograd.Function):
     """A product of gathered rows; only the rows here are kept, and gathered again in backward.
 
-    Both collectives of backward run beside its products.
+    Both collectives of backward overlap with its products.
     """
 
     @staticmethod
@@ -113,7 +113,7 @@ class _GatheredLinear(torch.autograd.Function):
 
 
 class _ScatteredLinear(torch.autograd.Function):
-    """A product of which each rank has a summand, and keeps ``rows`` rows of the sum."""
+    """Row-parallel product, reduce-scattered: each rank keeps ``rows`` rows of the sum."""
 
     @staticmethod
     def forward(
@@ -128,7 +128,7 @@ class _ScatteredLinear(torch.autograd.Function):
         features, weight = ctx.saved_tensors
         group: TensorGroup = ctx.group
         whole = group.all_gather(gradients[0])()[: features.shape[0]]
-        # Transposed, as such a weight is stored: what is added to it is then not copied before.
+        # Transposed, as such a weight is stored, so that adding to it copies nothing.
         return whole @ weight, (features.t() @ whole).t(), None, None
 
 

@@ -19,9 +19,9 @@ LossOf = Callable[[Tensor, MicroBatchWork], Tensor]
 
 
 def token_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Sum of the cross-entropy of the labelled tokens; label −100 counts nothing.
+    """Sum of the cross-entropy of the labeled tokens; label −100 counts nothing.
 
-    logits (tokens, vocabulary), labels and ``weights`` (tokens,), 1 where None. A sum, not a mean:
+    logits (tokens, vocabulary), labels and ``weights`` (tokens,), 1 if None. A sum, not a mean:
     the caller divides once by what the global batch counts, so that every token of it weighs the
     same wherever it was computed.
     """
@@ -39,7 +39,7 @@ def label_loss(logits: Tensor, micro_batch: MicroBatchWork) -> Tensor:
 
 
 def log_probabilities(logits: Tensor, micro_batch: MicroBatchWork) -> Tensor:
-    """Compute the log-probability of each row's label: (local tokens,), 0 where there is none."""
+    """Compute the log-probability of each row's label: (local tokens,), 0 without label."""
     exact = torch.float64 if logits.dtype == torch.float64 else torch.float32
     return -nn.functional.cross_entropy(
         logits.to(exact), micro_batch.labels, ignore_index=NO_LABEL, reduction="none"
@@ -75,23 +75,23 @@ def loss_divisor(view: RankView, work: Sequence[MicroBatchWork], states: UnitSta
     """Return what every loss of the step is divided by, once: the weights of all its labels.
 
     Where the data names no targets it is the plan's ``loss_tokens``. Collective; every rank calls
-    it, also without work. ``PlanError`` on every rank where the plan states a number of loss tokens
+    it, also without work. ``PlanError`` on every rank if the plan states a number of loss tokens
     that the data does not have.
     """
     named, labels, weight, sequences = states.sums(
         [
             float(any(batch.weights is not None for batch in work)),
-            float(sum(batch.labelled for batch in work)),
+            float(sum(batch.labeled for batch in work)),
             sum(batch.weight for batch in work),
             float(sum(batch.sequences_ended for batch in work)),
         ]
     )
     if not named:
         return float(max(view.loss_tokens, 1))
-    # Without a number of the batch's own a plan says how many tokens have a successor.
+    # Without the batch's count, a plan counts the tokens that have a successor.
     if view.loss_tokens not in (int(labels), view.tokens - int(sequences)):
         raise PlanError(
             f"step {view.step}: the plan has {view.loss_tokens} loss tokens, the data "
-            f"{int(labels)} labels; plan with the batch's own loss_tokens, or with none"
+            f"{int(labels)} labels; plan with the batch's loss_tokens, or with none"
         )
     return weight if weight > 0 else 1.0

@@ -25,7 +25,7 @@ CHECKPOINTING = ("none", "mlp", "full")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """Sizes of the model; ``ValueError`` where they do not fit together.
+    """Sizes of the model; ``ValueError`` if they do not fit together.
 
     ``tied``: the output head's weight is the embedding's; ``head_dim``: elements of one head, 0 for
     hidden / heads.
@@ -86,7 +86,7 @@ class LayerWeights(NamedTuple):
 class Llama(nn.Module):
     """Embedding, decoder layers, norm and output head.
 
-    ``attend`` is the attention call of every layer, the product's own by default.
+    ``attend`` is the attention call of every layer, ``runtime.attention`` by default.
     """
 
     def __init__(self, config: ModelConfig, attend: Attend = attention) -> None:
@@ -181,7 +181,7 @@ def _recompute(function: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
 
 
 def rotations(positions: Tensor, config: ModelConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Compute cosine and sine (tokens, 1, head_dim / 2) of rotary positions (Su et al., Eq. 15)."""
+    """Compute cosine and sine of rotary embeddings: (tokens, 1, head_dim / 2) (Su et al.)."""
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     steps = torch.arange(0, config.head_dim, 2, device=positions.device, dtype=exact)
     frequencies = config.rope_base ** (-steps / config.head_dim)

@@ -40,7 +40,7 @@ class MicroBatchWork:
     weights: Tensor | None = None
     extras: Mapping[str, Tensor] = field(default_factory=dict)
     shares: tuple[SequenceShare, ...] = ()
-    labelled: int = 0
+    labeled: int = 0
     weight: float = 0.0
 
     @property
@@ -61,7 +61,7 @@ class MicroBatchWork:
 
 
 def runnable(view: RankView, heads: int, kv_heads: int) -> None:
-    """Refuse what a module with whole parameters, of ``heads`` and ``kv_heads``, cannot run.
+    """Reject views that a module with ``heads`` and ``kv_heads`` and whole parameters cannot run.
 
     ``PlanError`` for tp or pp above 1, and for more Ulysses ranks than heads.
     """
@@ -91,8 +91,8 @@ def make_preparer(
 ) -> Callable[[RankView], tuple[MicroBatchWork, ...]]:
     """Return what a consumer does with a view ahead: check it, load its tokens, lay it out.
 
-    ``data`` may have targets of its own (``TargetData``); ``vocab``: tokens and labels must be
-    below it, unchecked where None; ``masks``: of the model's layers, see ``attention_context``. The
+    ``data`` may have labels and weights (``TargetData``); ``vocab``: tokens and labels must be
+    below it, unchecked if None; ``masks``: of the model's layers, see ``attention_context``. The
     returned function raises ``PlanError`` for a plan that cannot run here and ``DataError`` for one
     that the data set does not match; it communicates with no other rank.
     """
@@ -128,7 +128,7 @@ def make_preparer(
                     weights=weights,
                     extras={name: torch.from_numpy(e).to(device) for name, e in extras.items()},
                     shares=micro_batch.sequences,
-                    labelled=int(counts.sum()),
+                    labeled=int(counts.sum()),
                     weight=float(counts.sum() if targets is None else targets.weights.sum()),
                 )
             )

@@ -1,6 +1,6 @@
-"""One training step as a plan has it: pull, micro-batches, push, clip, update.
+"""One training step of a plan: all-gather, micro-batches, reduce-scatter, clip, update.
 
-What ``run_step`` does can be done in a trainer's own loop, in this order, with the same calls.
+A trainer's loop can do the same as ``run_step``, in this order, with the same calls.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def run_step(
     tokens, which is divided once, by ``loss_divisor`` of the global batch. ``before`` is called on
     every rank when the parameters are on their way, with that divisor, for what a loss must know of
     the whole batch. ``clip_norm`` bounds the norm of the whole gradient. ``RankLost`` where another
-    rank died; ``ValueError`` where the model does not call seqplan's attention, or the optimizer
+    rank died; ``ValueError`` if the model does not call seqplan's attention, or the optimizer
     needs whole parameters and owners hold slices.
     """
     try:

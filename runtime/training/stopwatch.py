@@ -1,4 +1,4 @@
-"""The time that a device spends, which on CUDA is not the time in which the host asks for it."""
+"""Device time, which on CUDA differs from the host's time of the calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Stopwatch:
         self._stopped: Any = self._started
 
     def stop(self) -> None:
-        """End the measurement with the work that was asked for so far."""
+        """End the measurement with the work submitted so far."""
         self._stopped = self._now()
 
     def seconds(self) -> float:

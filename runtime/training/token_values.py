@@ -20,7 +20,7 @@ from seqplan.runtime.training.prepare import MicroBatchWork
 class SequenceValues(NamedTuple):
     """A sample's id and a value for each of its planned tokens: float32 or float64 (tokens,).
 
-    Aligned as targets are: entry i belongs to token i as what is predicted, 0 for the first.
+    Aligned as targets are: entry i belongs to token i as its target, 0 for the first.
     """
 
     id: int

@@ -30,7 +30,7 @@ Fields = dict[str, Any]
 
 
 def missing() -> str | None:
-    """What this machine lacks to run a browser; None where nothing does."""
+    """Return the missing parts of a browser, or None."""
     lacking = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
     return f"{' and '.join(lacking)} not installed" if lacking else None
 
@@ -72,7 +72,7 @@ class Page:
         return self.command("POST", "/execute/sync", {"script": script, "args": arguments})
 
     def text(self, selector: str) -> str:
-        """What is shown of an element; "" where there is none, or it is hidden."""
+        """Return an element's visible text; "" without it or if it is hidden."""
         return str(self.run(f"return {_SHOWN}", selector))
 
     def until(self, script: str, *arguments: Any) -> Any:
@@ -101,7 +101,7 @@ class Page:
         self.command("POST", "/actions", {"actions": [typed]})
 
     def log(self) -> list[str]:
-        """What the console said since the last time: errors, refused loads, violations."""
+        """Return new lines of the console: errors, rejected loads, violations."""
         entries = self.command("POST", "/se/log", {"type": "browser"})
         return [f"{entry['level']}: {entry['message']}" for entry in entries]
 
@@ -120,7 +120,7 @@ TAB, RIGHT, LEFT, HOME, END, ENTER = "\ue004", "\ue014", "\ue012", "\ue011", "\u
 
 @contextmanager
 def browser(profile: Path) -> Iterator[Page]:
-    """A browser of its own with a fresh profile in the folder ``profile``, ended with the block."""
+    """A browser with a fresh profile in the folder ``profile``, ended with the block."""
     driver = subprocess.Popen(
         ["chromedriver", "--port=0"],
         stdout=subprocess.PIPE,

@@ -1,7 +1,7 @@
 """``seqplan`` commands as processes, forked from one that has imported them all.
 
 A fresh interpreter takes one to two seconds to import a service. What comes after that is the same
-here: a process of its own with its own arguments, environment, folder and streams, which runs
+here: a process with separate arguments, environment, folder and streams, which runs
 ``python -m seqplan.api.cli``, gets signals and is killed. What Python reads when it starts (its
 ``PYTHON…`` variables) is that of the tests; commands that need another are started afresh, by
 ``command_line.fresh_process``.
@@ -41,7 +41,7 @@ class CommandProcess:
         start_new_session: bool = False,
     ) -> None:
         """Start ``seqplan arguments…``; ``stdout`` and ``stderr`` as in ``subprocess.Popen``,
-        ``environment``: variables that it has beside those of this process."""
+        ``environment``: variables in addition to those of this process."""
         self.args = [str(argument) for argument in arguments]
         self.returncode: int | None = None
         self.stdout, out = _stream(stdout, 1)
@@ -124,7 +124,7 @@ class CommandProcess:
         self.wait()
 
     def _collect(self) -> None:
-        """Hear how the command has ended."""
+        """Receive how the command has ended."""
         self.returncode = int(self._said.readline())
         self._said.close()
         self._ends.close()
@@ -150,7 +150,7 @@ def _stream(stream: IO[Any] | int | None, number: int) -> tuple[IO[Any] | None, 
 
 @functools.cache
 def _template() -> socket.socket:
-    """Where the process takes its orders that is forked; started when it is first asked for."""
+    """Return the template process's socket; started at first use."""
     here, there = socket.socketpair()
     with there:
         process = subprocess.Popen(

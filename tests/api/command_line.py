@@ -1,4 +1,4 @@
-"""Running the command line in this process, which is fast, or as a process of its own."""
+"""Running the command line in this process, which is fast, or as a separate process."""
 
 from __future__ import annotations
 

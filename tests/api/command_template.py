@@ -82,7 +82,7 @@ def main() -> None:
 
 def next_order(orders: socket.socket) -> dict[str, Any] | None:
     """The next order with the ``streams`` that came with it: stdin, stdout, stderr, and where to
-    say how the command ends."""
+    report how the command ends."""
     size = orders.recv(4, socket.MSG_WAITALL)
     if len(size) < 4:
         return None
@@ -92,7 +92,7 @@ def next_order(orders: socket.socket) -> dict[str, Any] | None:
 
 
 def tell_ends(running: dict[int, socket.socket]) -> None:
-    """Say to those who wait how the commands ended that have."""
+    """Report ended commands to those who wait."""
     for pid, ends in list(running.items()):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
@@ -119,10 +119,11 @@ def become(order: dict[str, Any]) -> None:
 
 
 def fork_server_of_planners() -> None:
-    """Fork what becomes the server of planners if the command starts one, while there are no
-    threads: it has imported what a server would import, a second of work, and waits till then."""
+    """Fork a server of planners, for commands that start one, before there are threads.
+
+    It has imported a server's modules, a second of work, and waits till then."""
     orders, waiting = socket.socketpair()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as for what is started
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # as in started commands
     if (pid := os.fork()) == 0:
         orders.close()
         serve_planners(waiting)
@@ -143,8 +144,7 @@ def fork_server_of_planners() -> None:
 
 
 def serve_planners(waiting: socket.socket) -> None:
-    """Run the program that is ordered, with descriptors of the numbers that it names, and no
-    others; end where none is."""
+    """Run the ordered program with the descriptors that it names; end without an order."""
     text, received, _, _ = socket.recv_fds(waiting, 1 << 16, 8)
     if text:
         program, *numbers = json.loads(text)

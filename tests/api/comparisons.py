@@ -122,7 +122,7 @@ VOID = {"meta", "br", "hr", "img", "link", "input"}
 
 @dataclass
 class Page(HTMLParser):
-    """Parses a report; ``faults`` says where elements do not close, ``tables`` holds the cells."""
+    """Parses a report; ``faults``: places of unclosed elements, ``tables``: the cells."""
 
     faults: list[str] = field(default_factory=list)
     open_tags: list[str] = field(default_factory=list)

@@ -49,7 +49,7 @@ def lockstep(tmp_path_factory: pytest.TempPathFactory, lengths: Path) -> Planned
 
 @pytest.fixture
 def output(tmp_path: Path) -> Path:
-    """A file in a folder of its own, which must stay empty."""
+    """A file in a separate folder, which must stay empty."""
     folder = tmp_path / "output"
     folder.mkdir()
     return folder / "result.json"
@@ -64,7 +64,7 @@ def stocked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stocked]:
 
 @pytest.fixture(scope="session")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    """A browser, for tests that run where one is installed; files share it."""
+    """A browser, for tests that run if one is installed; files share it."""
     if lacking := missing():
         pytest.skip(f"no browser: {lacking}")
     with browser(tmp_path_factory.mktemp("browser")) as opened:

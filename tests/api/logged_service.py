@@ -1,4 +1,4 @@
-"""A service process whose log goes to a file, for tests of what it says and how it ends."""
+"""A service process whose log goes to a file, for tests of its log and its end."""
 
 from __future__ import annotations
 

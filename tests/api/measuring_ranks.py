@@ -1,4 +1,4 @@
-"""Ranks that report what a step took them, as a multiple of what the plan says."""
+"""Ranks that report step times, as a multiple of the plan's prediction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from seqplan.plans.plan import Plan
 
 def plan_of(served: Served, job: str, step: int) -> Plan:
     """The plan of a step, awaited."""
-    return from_json(served.ask("GET", f"/v1/jobs/{job}/plans/{step}?wait=60").body.decode())
+    return from_json(served.send("GET", f"/v1/jobs/{job}/plans/{step}?wait=60").body.decode())
 
 
 def measure(served: Served, job: str, steps: Iterable[int], factor: float) -> dict[int, float]:

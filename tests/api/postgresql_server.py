@@ -1,4 +1,4 @@
-"""A PostgreSQL server of the tests' own, from the system's packages, on loopback."""
+"""A PostgreSQL server for the tests, from the system's packages, on loopback."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENCE_S = 60.0
 
 
 def programs() -> Path | None:
-    """The folder of ``initdb`` and ``postgres``; None where it is not installed."""
+    """The folder of ``initdb`` and ``postgres``; None if it is not installed."""
     if program := shutil.which("initdb"):
         return Path(program).parent
     versions = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
@@ -60,7 +60,7 @@ def postgresql() -> Iterator[str]:
 
 
 def _user() -> str | None:
-    """Whom to run as: the server refuses to run as root."""
+    """The user of the server, which does not run as root."""
     if os.getuid() != 0:
         return None
     names = {entry.pw_name for entry in pwd.getpwall()}

@@ -1,7 +1,7 @@
-"""A service on a free port of loopback, in this process or in one of its own, and asking it.
+"""A service on a free port of loopback, in this process or a separate one, and requests to it.
 
 A process is for tests of what only a process does, signals and ends, the command line, two services
-beside each other.
+at once.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Served:
     url: str
     headers: dict[str, str] = field(default_factory=dict)
 
-    def ask(
+    def send(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
     ) -> Reply:
         """One request; bytes are sent as they are, anything else as JSON."""
@@ -69,13 +69,13 @@ class Served:
 
     def ok(self, method: str, path: str, body: Any = None) -> Any:
         """The JSON of an answer that must be a success."""
-        reply = self.ask(method, path, body)
+        reply = self.send(method, path, body)
         assert 200 <= reply.status < 300, reply
         return reply.json
 
     def problem(self, method: str, path: str, body: Any = None, status: int = 422) -> Any:
         """The problem of an answer that must be one."""
-        reply = self.ask(method, path, body)
+        reply = self.send(method, path, body)
         assert reply.status == status, reply
         assert reply.headers["content-type"] == "application/problem+json"
         assert reply.json["status"] == status
@@ -109,8 +109,9 @@ def serving_here(
     limits: Limits | None = None,
     open_files: int | None = None,
 ) -> Iterator[Served]:
-    """The service of a store in a thread of this process, as ``seqplan serve`` has it, until the
-    block ends; then nothing that it logged may be an error."""
+    """Serve a store in a thread of this process until the block ends.
+
+    Then nothing that it logged may be an error."""
     opened = Store(str(store), files)
     with opened.reading() as connection:
         guarded = bool(read_token_hashes(connection))
@@ -143,7 +144,7 @@ def serving(*arguments: str | Path | int, verb: str = "serve") -> Iterator[Serve
     assert process.stderr is not None
     try:
         stderr, url = "", None
-        while url is None:  # what it is doing comes before where it serves
+        while url is None:  # its progress comes before its address
             line = process.stderr.readline()
             assert line, stderr
             stderr += line

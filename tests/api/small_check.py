@@ -44,8 +44,9 @@ def written(path: Path, plans: Sequence[Plan]) -> Path:
 
 
 def logs(temporary: Path) -> dict[int, str]:
-    """The processes whose stderr is a file in this folder, which are all that a command has
-    started: number → name of the file."""
+    """Return the processes with stderr in this folder: number → name of the file.
+
+    These are all processes that a command has started."""
     names = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:

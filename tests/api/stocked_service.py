@@ -1,4 +1,4 @@
-"""What a service is given before tests ask of it: lengths and a proposal."""
+"""Data of a service before the tests: lengths and a proposal."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def _document() -> bytes:
 
 def stock(served: Served) -> Stocked:
     """Upload lengths and a proposal."""
-    reply = served.ask("POST", "/v1/lengths", DATA.read_bytes())
+    reply = served.send("POST", "/v1/lengths", DATA.read_bytes())
     assert reply.status == 201, reply
     proposal = served.ok("POST", "/v1/proposals/documents", _document())["id"]
     return Stocked(served, reply.json["id"], proposal)
 
 
 def deliver(fetched_from: Served, acknowledged: Served, first: int, last: int) -> list[str]:
-    """Steps of ``job``, for ranks that ask one service and acknowledge to another; the digests."""
+    """Fetch steps of ``job`` from one service, acknowledge to another; return the digests."""
     source, acks = HttpSource(fetched_from.url, "job"), HttpSource(acknowledged.url, "job")
     digests = []
     for step in range(first, last):

@@ -1,4 +1,4 @@
-"""Costs by degree: a profile's rings, the environment's, and what is not known."""
+"""Costs by degree: a profile's rings, the environment's, and unknown degrees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Balanced steps in ``transformers.Trainer``: the losses and norms of one process, or a refusal."""
+"""Balanced steps in ``transformers.Trainer``: the losses and norms of one process, or an error."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def plain() -> Logs:
 
 @functools.cache
 def reference() -> Logs:
-    """Of one process that knows no plan."""
+    """Of one process without plans."""
     (logs,) = on_ranks(1, plain)
     return logs
 
 
-def alike(logs: Logs, tolerance: float = 1e-6) -> None:
+def assert_equal_logs(logs: Logs, tolerance: float = 1e-6) -> None:
     assert len(logs) == 2 * STEPS
     for ours, theirs in zip(logs, reference(), strict=True):
         for name in ("loss", "grad_norm"):
@@ -88,7 +88,7 @@ def alike(logs: Logs, tolerance: float = 1e-6) -> None:
 )
 def test_losses_and_norms_are_those_of_one_process(ranks: int, options: dict[str, Any]) -> None:
     logs = on_ranks(ranks, functools.partial(trained, **options))[0]
-    alike(logs)
+    assert_equal_logs(logs)
     assert all(entry["plan/predicted_ms"] > 0 for entry in logs)
     assert all(0 <= entry["plan/gap"] < 1 for entry in logs)
 
@@ -120,8 +120,8 @@ def test_a_run_resumes_within_an_epoch(tmp_path: Path) -> None:
     assert [entry["loss"] for entry in resumed] == [entry["loss"] for entry in straight]
 
 
-def refused(**changes: Any) -> str:
-    """The message of a trainer that is refused, at its making or its first step."""
+def rejected(**changes: Any) -> str:
+    """The message of a trainer that is rejected, at its making or its first step."""
     from seqplan.integrations.huggingface_trainer import UnplannableError
 
     options: dict[str, Any] = {
@@ -136,20 +136,22 @@ def refused(**changes: Any) -> str:
     return str(raised.value)
 
 
-def test_what_cannot_be_planned_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_settings_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    both = refused(arguments={"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4})
+    both = rejected(arguments={"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4})
     assert "gradient_accumulation_steps must be 1" in both
     assert "per_device_train_batch_size must be 1" in both
-    assert "not the mean over all" in refused(arguments={"average_tokens_across_devices": False})
-    assert f"for {len(LENGTHS)} sequences, the data set has 5" in refused(train_dataset=SAMPLES[:5])
+    assert "not the mean over all" in rejected(arguments={"average_tokens_across_devices": False})
+    assert f"for {len(LENGTHS)} sequences, the data set has 5" in rejected(
+        train_dataset=SAMPLES[:5]
+    )
 
     class Stream(torch.utils.data.IterableDataset[Any]):
         def __iter__(self) -> Any:
             return iter(SAMPLES)
 
-    assert "an iterable data set" in refused(train_dataset=Stream(), arguments={"max_steps": 2})
-    see = refused(data_collator=seeing)
+    assert "an iterable data set" in rejected(train_dataset=Stream(), arguments={"max_steps": 2})
+    see = rejected(data_collator=seeing)
     assert "documents of a micro-batch see each other" in see
 
 
@@ -160,7 +162,7 @@ def seeing(samples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
     return {"input_ids": torch.tensor([ids]), "labels": torch.tensor([labels])}
 
 
-def test_a_padding_collator_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_padding_collator_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
     def padding(samples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
@@ -168,7 +170,7 @@ def test_a_padding_collator_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         rows = [s["input_ids"] + [0] * (longest - len(s["input_ids"])) for s in samples]
         return {"input_ids": torch.tensor(rows), "labels": torch.tensor(rows)}
 
-    assert "the collator pads" in refused(data_collator=padding)
+    assert "the collator pads" in rejected(data_collator=padding)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -177,13 +179,13 @@ def test_a_sample_of_another_length_than_planned_is_rejected(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     quartered = BalancedSteps(LENGTHS // 4 + 1, SEQUENCES, 160, Cost(5e-2, 1.0, 0.0), seed=1)
-    text = refused(planned=quartered, arguments={"dataloader_num_workers": workers})
+    text = rejected(planned=quartered, arguments={"dataloader_num_workers": workers})
     match = re.search(r"sample (\d+) has (\d+) tokens, its planned length is (\d+)\. Make", text)
     assert match is not None, text
     place, tokens, length = map(int, match.groups())
     assert (tokens, length) == (LENGTHS[place], LENGTHS[place] // 4 + 1)
     longer = [{key: [*value, 5] for key, value in sample.items()} for sample in SAMPLES]
-    assert "Make lengths from the data set" in refused(train_dataset=longer)
+    assert "Make lengths from the data set" in rejected(train_dataset=longer)
 
 
 def test_steps_are_the_same_on_every_rank_and_drawn_once_an_epoch() -> None:

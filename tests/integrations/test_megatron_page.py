@@ -1,4 +1,4 @@
-"""The page on Megatron: flags from a proposal, by the page's own code."""
+"""The page on Megatron: flags from a proposal, by the page's code."""
 
 from __future__ import annotations
 

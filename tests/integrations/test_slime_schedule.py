@@ -1,4 +1,4 @@
-"""slime's schedule, planned: its invariants, its steps, and what is left to the host."""
+"""slime's schedule, planned: its invariants, its steps, and fallbacks to slime."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_hosts_invariants(
     partitions, _, counts, _ = schedule
     assert all(count % group == 0 for count in counts)
     scheduled = [i for i, rollout in enumerate(of_samples) if rollout < size * len(counts)]
-    assert sorted(i for own in partitions for i in own) == scheduled
+    assert sorted(i for members in partitions for i in members) == scheduled
 
 
 def test_a_step_has_its_rollouts_only() -> None:
@@ -92,8 +92,8 @@ def test_a_step_has_its_rollouts_only() -> None:
     assert figures["gap"] < 0.05
 
 
-def test_what_is_not_planned_is_named() -> None:
-    def refusal(args: SimpleNamespace, lengths: list[int], size: int = 4) -> str:
+def test_unplanned_steps_are_named() -> None:
+    def message_of(args: SimpleNamespace, lengths: list[int], size: int = 4) -> str:
         with pytest.raises(ValueError, match=r".") as raised:
             plan_schedule(
                 args,
@@ -105,7 +105,7 @@ def test_what_is_not_planned_is_named() -> None:
             )
         return str(raised.value)
 
-    assert "fixed number of samples" in refusal(arguments(100, dynamic=False), [10] * 4)
-    assert "a micro-batch holds 100" in refusal(arguments(100), [10, 10, 10, 101])
-    assert "3 rollouts for steps of 4" in refusal(arguments(100), [10] * 3)
-    assert "too few for 2 ranks" in refusal(arguments(100), [10], 1)
+    assert "fixed number of samples" in message_of(arguments(100, dynamic=False), [10] * 4)
+    assert "a micro-batch holds 100" in message_of(arguments(100), [10, 10, 10, 101])
+    assert "3 rollouts for steps of 4" in message_of(arguments(100), [10] * 3)
+    assert "too few for 2 ranks" in message_of(arguments(100), [10], 1)

@@ -116,7 +116,7 @@ def arguments(folder: str, **more: Any) -> TrainingArguments:
 def trained(
     *, sharded: bool = False, resume: str | None = None, folder: str | None = None, **more: Any
 ) -> list[dict[str, float]]:
-    """Train; what was logged of each step."""
+    """Train; return the logs of each step."""
     from accelerate import PartialState
     from accelerate.utils import DistributedType
 
@@ -130,7 +130,7 @@ def trained(
             }
         args = arguments(folder or scratch, **more)
         if sharded:
-            # On CPUs accelerate takes plain data parallelism, whatever it is told.
+            # On CPUs accelerate takes plain data parallelism, for any setting.
             PartialState()
             PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
         trainer = planned_trainer()(
@@ -148,7 +148,7 @@ def trained(
 
 
 def on_ranks(ranks: int, work: Callable[[], Any], seconds: float = 120.0) -> list[Any]:
-    """Run ``work`` on forked ranks; what each returned. ``RuntimeError`` where one fails."""
+    """Run ``work`` on forked ranks; return their results. ``RuntimeError`` if one fails."""
     import transformers
 
     planned_trainer()  # imported once, here

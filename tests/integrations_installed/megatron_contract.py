@@ -39,12 +39,12 @@ def check(
     samples: list[int] = []
     for of_ranks in micro_batches:
         assert len(of_ranks) == ranks
-        for ids, own in members(of_ranks).items():
+        for ids, ranks in members(of_ranks).items():
             assert ids
             samples += ids
-            size = len(own)
-            assert own == list(range(own[0], own[0] + size))
-            assert own[0] % size == 0
+            size = len(ranks)
+            assert ranks == list(range(ranks[0], ranks[0] + size))
+            assert ranks[0] % size == 0
             assert size == ranks or (size & (size - 1) == 0 and size >= least)
             tokens = [lengths[i] for i in ids]
             assert (max(tokens) if one_each else sum(tokens)) <= CAPACITY * size
@@ -74,7 +74,7 @@ def time_ms(
             )
         else:
             total += max(
-                costs[len(own)].micro_batch_ms([lengths[i] for i in ids])
-                for ids, own in members(of_ranks).items()
+                costs[len(ranks)].micro_batch_ms([lengths[i] for i in ids])
+                for ids, ranks in members(of_ranks).items()
             )
     return total

@@ -18,7 +18,7 @@ from axolotl.integrations.base import PluginManager
 from axolotl.integrations.config import merge_input_args
 from axolotl.utils.dict import DictDefault
 from datasets import Dataset
-from test_huggingface_trainer import alike
+from test_huggingface_trainer import assert_equal_logs
 from trainer_ranks import COST, SAMPLES, SEQUENCES, STEPS, arguments, model, on_ranks
 from transformers import LlamaForCausalLM, TrainingArguments
 
@@ -37,7 +37,7 @@ OPTIONS = {
 
 
 def manager(cfg: DictDefault) -> PluginManager:
-    """The host's own, as it is when a YAML has been read."""
+    """Axolotl's class, as it is after reading a YAML file."""
     of_host = PluginManager.get_instance()
     of_host.register(PLUGIN)
     of_host.cfg = cfg
@@ -50,14 +50,14 @@ class PlannedArguments(AxolotlTrainingMixins, TrainingArguments):
 
 
 class MeanOfMeans(LlamaForCausalLM):
-    """A model that takes everything and divides by its own tokens."""
+    """A model that takes everything and divides by its tokens."""
 
     def forward(self, *args: Any, num_items_in_batch: Any = None, **kwargs: Any) -> Any:
         return super().forward(*args, **kwargs)
 
 
 def trained(*, own_means: bool = False, **more: Any) -> tuple[list[dict[str, float]], int, float]:
-    """Train as Axolotl's builder does; what was logged, the steps and those of the warm-up."""
+    """Train as Axolotl's builder does; return the logs, the steps and those of the warm-up."""
     cfg = DictDefault({**OPTIONS, **more})
     plugins = manager(cfg)
     collator, options = plugins.get_collator_cls_and_kwargs(cfg)
@@ -67,7 +67,7 @@ def trained(*, own_means: bool = False, **more: Any) -> tuple[list[dict[str, flo
         names += ("learning_rate", "optim", "lr_scheduler_type", "save_strategy", "disable_tqdm")
         names += ("max_grad_norm", "bf16", "ddp_backend", "report_to", "output_dir")
         kwargs: dict[str, Any] = {name: usual[name] for name in names}
-        # What Axolotl's builder gives, steps of its own count among it.
+        # Arguments of Axolotl's builder, including its number of steps.
         kwargs.update(average_tokens_across_devices=False, max_steps=len(SAMPLES))
         kwargs.update(gradient_checkpointing=False, warmup_steps=1)
         kwargs.update(plugins.get_training_args(cfg))
@@ -87,17 +87,17 @@ def trained(*, own_means: bool = False, **more: Any) -> tuple[list[dict[str, flo
 
 def test_losses_and_norms_are_those_of_one_process() -> None:
     for logs, steps, warm_up in on_ranks(2, functools.partial(trained), 300):
-        alike(logs)
+        assert_equal_logs(logs)
         assert all(entry["plan/predicted_ms"] > 0 for entry in logs)
         assert (steps, warm_up) == (2 * STEPS, 0)
 
 
-def test_steps_that_were_asked_for_stay() -> None:
+def test_requested_steps_stay() -> None:
     ((_, steps, _),) = on_ranks(1, functools.partial(trained, max_steps=4, warmup_steps=1), 300)
     assert steps == len(SAMPLES)  # as given to the arguments, beyond the epochs
 
 
-def test_a_model_with_means_of_its_own_is_refused() -> None:
+def test_a_model_with_local_means_is_rejected() -> None:
     with pytest.raises(RuntimeError, match="ignores num_items_in_batch: its loss would be a mean"):
         on_ranks(1, functools.partial(trained, own_means=True), 300)
 
@@ -124,10 +124,10 @@ def test_options_are_those_of_the_yaml() -> None:
         ({"seqplan_cost": [1.0, 2.0]}, "what a micro-batch costs: not enough values"),
         ({"seqplan_cost": None, "seqplan_profile": "gpt-9"}, "what a micro-batch costs: .*gpt-9"),
         ({"sample_packing": True}, "sample_packing: the plan packs"),
-        ({"rl": "dpo"}, "rl has a trainer of its own"),
+        ({"rl": "dpo"}, "rl uses another trainer"),
     ],
 )
-def test_refusals(options: dict[str, Any], sentence: str) -> None:
+def test_unsupported_options_are_rejected(options: dict[str, Any], sentence: str) -> None:
     cfg = DictDefault({**OPTIONS, **options})
     with pytest.raises(UnplannableError, match=sentence):
         manager(cfg).get_trainer_cls(cfg)

@@ -13,14 +13,14 @@ pytest.importorskip("deepspeed")
 
 import deepspeed
 import torch
-from test_huggingface_trainer import alike
+from test_huggingface_trainer import assert_equal_logs
 from trainer_ranks import SAMPLES, arguments, model, on_ranks, packing, planned, planned_trainer
 
 
 def under_zero(stage: int) -> tuple[list[dict[str, float]], int]:
-    """Train in fp32; what was logged of each step, and how often the engine stepped."""
+    """Train in fp32; return the logs of each step, and how often the engine stepped."""
     os.environ["DS_ACCELERATOR"] = "cpu"
-    # Collectives by gloo: its own, of shared memory, would be compiled first, for minutes.
+    # Collectives by gloo: its shared-memory ones would be compiled first, for minutes.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
@@ -49,5 +49,5 @@ def under_zero(stage: int) -> tuple[list[dict[str, float]], int]:
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_losses_and_norms_are_those_of_one_process(stage: int) -> None:
     for logs, steps in on_ranks(2, functools.partial(under_zero, stage), 300):
-        alike(logs)
+        assert_equal_logs(logs)
         assert steps == len(logs)

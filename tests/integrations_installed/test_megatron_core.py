@@ -45,7 +45,7 @@ static_registry = pytest.mark.skipif(
 
 @pytest.fixture(scope="module", autouse=True)
 def ranks() -> Iterator[None]:
-    """Groups of 64 ranks that send nothing: schedulers only ask for their size."""
+    """Groups of 64 ranks that send nothing: schedulers only read their size."""
     torch.distributed.init_process_group("fake", rank=0, world_size=RANKS, store=FakeStore())
     megatron.install(COST)
     yield
@@ -68,17 +68,17 @@ def test_the_hybrid_wrapper_runs_planned_groups(sequences: int, seed: int) -> No
     lengths = drawn(sequences, seed)
     groups, ids = scheduler.get_groups_and_subsamples(list(enumerate(lengths)), None)
     check(ids, lengths, RANKS, one_each=True)
-    assert groups == [[[lengths[i] for i in own] for own in group] for group in ids]
+    assert groups == [[[lengths[i] for i in members] for members in group] for group in ids]
     costs = by_degree(COST, RANKS)
     planned = time_ms(ids, lengths, costs, one_each=True)
     assert planned == pytest.approx(megatron.figures["predicted_ms"])
-    own = scheduler.host_class(CAPACITY, torch.distributed.group.WORLD)
-    _, theirs = own.get_groups_and_subsamples(list(enumerate(lengths)), None)
+    original = scheduler.host_class(CAPACITY, torch.distributed.group.WORLD)
+    _, theirs = original.get_groups_and_subsamples(list(enumerate(lengths)), None)
     assert planned <= time_ms(theirs, lengths, costs, one_each=True) * (1 + 1e-9)
 
 
 @hybrid
-def test_what_cannot_be_planned_runs_as_the_host_has_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_unplannable_steps_run_as_megatron_schedules_them(caplog: pytest.LogCaptureFixture) -> None:
     scheduler = wrapper().cp_balancing_scheduler
     caplog.set_level(logging.WARNING)
     groups, ids = scheduler.get_groups_and_subsamples([], None)
@@ -106,8 +106,8 @@ def test_the_registry_runs_planned_groups(sequences: int, seed: int) -> None:
     costs = by_degree(COST, RANKS)
     planned = time_ms(ids, lengths, costs)
     assert planned == pytest.approx(megatron.figures["predicted_ms"])
-    own = scheduler.host_class(CAPACITY, 2, RANKS // 2, None)
-    theirs = own.get_groups_and_subsamples(list(enumerate(lengths)))
+    original = scheduler.host_class(CAPACITY, 2, RANKS // 2, None)
+    theirs = original.get_groups_and_subsamples(list(enumerate(lengths)))
     assert planned <= time_ms(theirs, lengths, costs) * (1 + 1e-9)
     assert data_schedule.DefaultDynamicCPScheduler is type(scheduler)
 
@@ -115,12 +115,12 @@ def test_the_registry_runs_planned_groups(sequences: int, seed: int) -> None:
 @registry
 @pytest.mark.parametrize("ring_ms", [0.4, 5.0, 25.0])
 def test_small_and_nearly_full_batches_are_no_slower(ring_ms: float) -> None:
-    """Where a further rank of a group costs much, wide groups for leftovers do not pay."""
+    """Wide groups for leftovers do not pay if a further rank costs much."""
     costs = {
         d: Cost(k.a, k.b, COST.c + ring_ms * (d - 1)) for d, k in by_degree(COST, RANKS).items()
     }
-    own = getattr(registered(megatron.DYNAMIC), "host_class", registered(megatron.DYNAMIC))
-    planned_class = megatron._dynamic(own, costs)
+    original = getattr(registered(megatron.DYNAMIC), "host_class", registered(megatron.DYNAMIC))
+    planned_class = megatron._dynamic(original, costs)
     rng = np.random.default_rng(1)
     for case in range(24):
         ranks = int(rng.choice([4, 8, 16]))
@@ -132,7 +132,7 @@ def test_small_and_nearly_full_batches_are_no_slower(ring_ms: float) -> None:
         samples = list(enumerate(lengths))
         planned = planned_class(CAPACITY, 2, ranks // 2, None).get_groups_and_subsamples(samples)
         check(planned, lengths, ranks)
-        theirs = own(CAPACITY, 2, ranks // 2, None).get_groups_and_subsamples(samples)
+        theirs = original(CAPACITY, 2, ranks // 2, None).get_groups_and_subsamples(samples)
         of_ranks = by_degree(costs, ranks)
         assert time_ms(planned, lengths, of_ranks) <= time_ms(theirs, lengths, of_ranks) + 1e-6
 
@@ -147,7 +147,7 @@ def test_degrees_and_numbers_of_micro_batches_are_the_hosts() -> None:
 
 @registry
 def test_packed_micro_batches_hold_the_samples() -> None:
-    """The host's own packing accepts the groups, on every rank of one of them."""
+    """Megatron's packing accepts the groups, on every rank of one of them."""
     from megatron.core.datasets.data_schedule_utils import build_packed_microbatches
 
     lengths = drawn(40, longest=4_000)
@@ -165,9 +165,9 @@ def test_packed_micro_batches_hold_the_samples() -> None:
         packed = build_packed_microbatches(samples, ids, rank, torch.device("cpu"), True)
         assert len(packed) == len(ids)
         for micro, of_ranks in zip(packed, ids, strict=True):
-            own = of_ranks[rank]
-            assert micro["tokens"].tolist() == [i for i in own for _ in range(lengths[i])]
-            assert int(micro["local_cp_size"]) == sum(other == own for other in of_ranks)
+            members = of_ranks[rank]
+            assert micro["tokens"].tolist() == [i for i in members for _ in range(lengths[i])]
+            assert int(micro["local_cp_size"]) == sum(other == members for other in of_ranks)
 
 
 @static_registry
@@ -211,7 +211,7 @@ def test_every_rank_computes_the_same() -> None:
     assert len(first) == 65
 
 
-def test_a_version_without_a_place_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_without_a_place_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_schedule, "scheduler_map", {}, raising=False)
     monkeypatch.delattr(data_schedule, "HybridCPDataLoaderWrapper", raising=False)
     with pytest.raises(UnsupportedVersion, match=r"has no scheduler to replace; releases 0\.16\.1"):
@@ -228,6 +228,6 @@ def test_the_code_of_the_page_installs(capsys: pytest.CaptureFixture[str]) -> No
     hybrid_class = getattr(data_schedule, "BalancedCPScheduler", None)
     planned = [*REGISTRY.values(), *([hybrid_class] if hybrid_class else [])]
     assert any(hasattr(scheduler, "host_class") for scheduler in planned)
-    # Installed twice, the host's own class is still what a step falls back to.
-    own = [s.host_class for s in planned if hasattr(s, "host_class")]
-    assert not any(hasattr(host, "host_class") for host in own)
+    # Installed twice, a step still falls back to Megatron's class.
+    originals = [s.host_class for s in planned if hasattr(s, "host_class")]
+    assert not any(hasattr(host, "host_class") for host in originals)

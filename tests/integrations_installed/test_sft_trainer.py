@@ -15,7 +15,7 @@ from accelerate import PartialState
 from accelerate.utils import DistributedType
 from datasets import Dataset
 from peft import LoraConfig
-from test_huggingface_trainer import alike
+from test_huggingface_trainer import assert_equal_logs
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from trainer_ranks import SAMPLES, arguments, model, on_ranks, planned
@@ -32,7 +32,7 @@ class PlannedSFTTrainer(PlannedTrainerMixin, SFTTrainer):
 def fine_tuned(
     *, sharded: bool = False, adapters: bool = False, **more: Any
 ) -> list[dict[str, float]]:
-    """Train; what was logged of each step."""
+    """Train; return the logs of each step."""
     if sharded:
         more["fsdp"] = True
         more["fsdp_config"] = {
@@ -63,7 +63,7 @@ def fine_tuned(
         options.update(completion_only_loss=True)
         config = SFTConfig(output_dir=folder, **{**options, **more})
         if sharded:
-            # On CPUs accelerate takes plain data parallelism, whatever it is told.
+            # On CPUs accelerate takes plain data parallelism, for any setting.
             PartialState()
             PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
         trainer = PlannedSFTTrainer(
@@ -82,7 +82,7 @@ def fine_tuned(
 @pytest.mark.parametrize("sharded", [False, True], ids=["ddp", "fsdp2"])
 def test_masked_prompts_on_two_ranks(sharded: bool) -> None:
     logs = on_ranks(2, functools.partial(fine_tuned, sharded=sharded), 300)[0]
-    alike(logs)
+    assert_equal_logs(logs)
     assert all(entry["plan/predicted_ms"] > 0 for entry in logs)
 
 

@@ -38,8 +38,8 @@ def lockstep_ms(schedule: slime.Schedule, lengths: list[int]) -> float:
     """Σ over micro-batches of the slowest rank."""
     partitions, places, _, _ = schedule
     times = [
-        [COST.micro_batch_ms([lengths[own[i]] for i in micro]) for micro in of_rank]
-        for own, of_rank in zip(partitions, places, strict=True)
+        [COST.micro_batch_ms([lengths[samples[i]] for i in micro]) for micro in of_rank]
+        for samples, of_rank in zip(partitions, places, strict=True)
     ]
     return sum(max(of_round) for of_round in zip(*times, strict=True))
 
@@ -48,20 +48,20 @@ def test_the_schedule_that_rollouts_ask_for_is_planned(caplog: pytest.LogCapture
     from slime.utils import dp_schedule
 
     slime.install(COST)
-    planned, own = dp_schedule.build_dp_schedule, dp_schedule.build_dp_schedule.host_function
+    planned, original = dp_schedule.build_dp_schedule, dp_schedule.build_dp_schedule.host_function
     slime.install(COST)
-    assert dp_schedule.build_dp_schedule.host_function is own
+    assert dp_schedule.build_dp_schedule.host_function is original
     lengths = np.minimum(np.random.default_rng(0).lognormal(7, 1, 256).astype(int) + 1, 8192)
     call = {"global_batch_size": 128, "rollout_indices": list(range(256))}
     ours = planned(arguments(), PARALLEL, lengths.tolist(), **call)
-    theirs = own(arguments(), PARALLEL, lengths.tolist(), **call)
+    theirs = original(arguments(), PARALLEL, lengths.tolist(), **call)
     assert ours[3] == theirs[3]
-    first = [sorted(i for own in s[0] for i in own) for s in (ours, theirs)]
+    first = [sorted(i for members in s[0] for i in members) for s in (ours, theirs)]
     assert first[0] == first[1]
     assert lockstep_ms(ours, lengths.tolist()) <= lockstep_ms(theirs, lengths.tolist())
     caplog.set_level(logging.WARNING)
     fixed = arguments(use_dynamic_batch_size=False, micro_batch_size=4)
-    assert planned(fixed, PARALLEL, lengths.tolist(), **call) == own(
+    assert planned(fixed, PARALLEL, lengths.tolist(), **call) == original(
         fixed, PARALLEL, lengths.tolist(), **call
     )
     assert "these steps are scheduled as slime does it" in caplog.text

@@ -44,8 +44,8 @@ def prepared(lengths, **more):
     return [[int(row[0]) for row in micro["input_ids"].unbind()] for micro in micro_batches], places
 
 def slowest(places):
-    own = [sum(2e-6 * lengths[i] ** 2 + 0.1 * lengths[i] for i in micro) + 60 for micro in places]
-    return sorted(own, reverse=True)
+    times = [sum(2e-6 * lengths[i] ** 2 + 0.1 * lengths[i] for i in micro) + 60 for micro in places]
+    return sorted(times, reverse=True)
 
 ours, places = prepared(lengths)
 out = {"lengths": lengths, "ours": ours, "places": places, "times": slowest(places)}
@@ -55,10 +55,10 @@ grouped = batch([min(n, 4096) for n in lengths], force_group_size=2)
 out["grouped"] = utils.prepare_micro_batches(grouped)[1]
 out["workload"] = calculate_workload(torch.tensor([1000, 2000])).tolist()
 out["metrics"] = log_seqlen_unbalance([100, 300, 200, 200], [[0, 1], [2, 3]], "seq")
-# Alone, as between ranks it asks for an accelerator; as many as ours, so that they can be paired.
+# Alone, as between ranks it requires an accelerator; as many as ours, so that they can be paired.
 theirs = planned._original(utils.rearrange_micro_batches)
-_, own = theirs(batch(lengths), 8192, min_num_micro_batch=len(places))
-out["theirs"] = slowest(own)
+_, packed = theirs(batch(lengths), 8192, min_num_micro_batch=len(places))
+out["theirs"] = slowest(packed)
 print(json.dumps(out))
 if group:
     dist.destroy_process_group()
@@ -114,7 +114,7 @@ def test_a_jagged_batch_is_packed(alone: dict[str, Any]) -> None:
     assert alone["multiple"] % 4 == 0
 
 
-def test_what_is_not_planned_is_packed_by_verl(alone: dict[str, Any]) -> None:
+def test_unplanned_batches_are_packed_by_verl(alone: dict[str, Any]) -> None:
     assert "groups of 2 samples stay together: this batch is packed as verl does it" in alone["log"]
     assert all(set(micro) == {j for i in micro for j in (i, i ^ 1)} for micro in alone["grouped"])
 
@@ -128,7 +128,7 @@ def test_the_workload_is_the_cost_and_metrics_say_so(alone: dict[str, Any]) -> N
 
 
 def test_ranks_pack_together() -> None:
-    """Equal counts, and Σ of the slowest no more than verl's own on the same sequences."""
+    """Equal counts, and Σ of the slowest no more than verl's on the same sequences."""
     with socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -35,7 +35,7 @@ def texts(name: str) -> list[str]:
     return [rest for word, rest in instructions() if word == name]
 
 
-def test_what_ranks_need_is_left_out() -> None:
+def test_packages_of_ranks_are_left_out() -> None:
     """The image has the package and its PostgreSQL store at the pinned versions, without torch."""
     project: Any = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     declared = project["dependencies"] + project["optional-dependencies"]["postgresql"]
@@ -44,7 +44,7 @@ def test_what_ranks_need_is_left_out() -> None:
     assert install.endswith('pip install --no-cache-dir -c constraints.txt ".[postgresql]"')
 
 
-def test_the_build_gets_what_the_package_is_built_from() -> None:
+def test_the_build_gets_the_sources_of_the_package() -> None:
     """``COPY . .`` less what .dockerignore names."""
     ignored = (ROOT / ".dockerignore").read_text("utf-8").split()
     project: Any = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
@@ -107,8 +107,8 @@ def test_the_health_check_asks_the_served_port_with_the_standard_library() -> No
     assert modules
     assert set(modules) <= sys.stdlib_module_names
     # Nothing listens on port 1: a service that does not answer is an unhealthy one.
-    refused = code.replace(f":{texts('EXPOSE')[0]}/", ":1/")
-    completed = subprocess.run([sys.executable, "-c", refused], capture_output=True, check=False)
+    rejected = code.replace(f":{texts('EXPOSE')[0]}/", ":1/")
+    completed = subprocess.run([sys.executable, "-c", rejected], capture_output=True, check=False)
     assert completed.returncode == 1
 
 

@@ -63,7 +63,7 @@ def test_the_readme_is_short() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_resolve(page: Path) -> None:
     lost = []
     for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if re.match(r"[a-z]+:", link):
@@ -99,11 +99,11 @@ def test_the_help_of_every_verb(verb: str) -> None:
     section = rf"^### {verb}\n\n```text\n(.*?)^```$"
     part = re.search(section, of(DOCS / "command-line.md"), re.MULTILINE | re.DOTALL)
     assert part is not None, f"docs/command-line.md has no section {verb}: run docs/generate.py"
-    assert alike(part[1]) == alike(generator().help_of(verb)), "run docs/generate.py"
+    assert normalize(part[1]) == normalize(generator().help_of(verb)), "run docs/generate.py"
 
 
-def alike(text: str) -> str:
-    """Help without what differs between releases of Python: line breaks, a value said twice."""
+def normalize(text: str) -> str:
+    """Help without what differs between releases of Python: line breaks, a repeated value."""
     return re.sub(r"(-\w) (\S+), (--[\w-]+ \2)", r"\1, \3", " ".join(text.split()))
 
 
@@ -163,7 +163,7 @@ def test_the_code_of_the_plan_format_runs() -> None:
     )
 
 
-def test_every_benchmark_that_makes_a_figure_is_there_and_told() -> None:
+def test_every_benchmark_of_a_figure_exists_and_is_documented() -> None:
     documented = set(re.findall(r"\./run bench (\w+)", "".join(map(of, PAGES)))) - {"NAME"}
     assert [name for name in documented if not (ROOT / "benchmarks" / f"{name}.py").exists()] == []
     known = re.search(r"NAMES = \((.*?)\)", of(ROOT / "benchmarks" / "run.py"), re.DOTALL)

@@ -91,7 +91,7 @@ def test_a_circle_of_folders_is_found(tmp_path: Path) -> None:
 
 
 def test_a_circle_through_a_face_is_found(tmp_path: Path) -> None:
-    """A face that imports at once from a folder below, whose files import from beside the face."""
+    """A package that imports from a folder below, whose files import from the package's folder."""
     files = {
         "planner/__init__.py": "from seqplan.planner.one.here import name",
         "planner/cluster.py": "",

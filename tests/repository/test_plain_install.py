@@ -20,7 +20,7 @@ LOCATE = "import seqplan.plans.plan as module; print(module.__file__)"
 
 
 def copy_checkout(folder: Path) -> Path:
-    """Copy the files that a clone has and that an install or its first commands read."""
+    """Copy the clone's files that an install or its first commands read."""
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     packages = pyproject["tool"]["setuptools"]["package-dir"].values()
     ignored = shutil.ignore_patterns("__pycache__", "*.so", "*.pyd", "build", "*.egg-info")
@@ -71,7 +71,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> PlainInstall:
 
 
 def test_installed_package_is_used_inside_checkout(installed: PlainInstall) -> None:
-    """By ``-c``, by ``-m``, by a script of the root and by processes that a command starts."""
+    """By ``-c``, ``-m``, a script of the root and processes of a command."""
     (installed.checkout / "locate.py").write_text(LOCATE)
     site = installed.environment.resolve()
     for arguments in (("-c", LOCATE), ("locate.py",), ("-c", f"import seqplan.plans; {LOCATE}")):
@@ -112,7 +112,7 @@ def test_processes_of_both_starts_use_one_package(installed: PlainInstall) -> No
 
 
 def test_checkout_without_an_install_is_whole(tmp_path: Path) -> None:
-    """Its own folders are used, and Python fills when nothing was compiled."""
+    """Its folders are used, and Python does greedy placement when nothing was compiled."""
     made = PlainInstall(tmp_path)
     assert Path(made.run(made.python, "-c", LOCATE)).is_relative_to(made.checkout.resolve())
     balance = "seqplan.balance([5, 6, 7], 2, capacity=20, cost=seqplan.Cost(0, 1, 1))"

@@ -30,7 +30,7 @@ def block(page: str, language: str, holding: str) -> str:
 
 
 def typed(walk: str, port: str, folder: Path) -> str:
-    """What the shell says to the walk, typed with a port and files of its own.
+    """Run the walk in a shell, with a free port and separate files.
 
     It is read up to the walk's end only: the service goes on after it, with the pipe's other end.
     """
@@ -67,7 +67,7 @@ def typed(walk: str, port: str, folder: Path) -> str:
 
 @pytest.fixture
 def port() -> str:
-    """A port that is free; the test is skipped where there is no curl."""
+    """A port that is free; the test is skipped if there is no curl."""
     if shutil.which("curl") is None:
         pytest.skip("no curl")
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -1,4 +1,4 @@
-"""What the runtime needs of the rest, and what is loaded when: torch only when it is used."""
+"""Imports of the runtime, and their time: torch only when it is used."""
 
 from __future__ import annotations
 

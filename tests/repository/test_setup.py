@@ -78,7 +78,7 @@ def _run(checkout: Path, *arguments: str, path: str) -> subprocess.CompletedProc
 
 @pytest.fixture
 def tools_without_python(tmp_path: Path) -> str:
-    """A PATH with what the script needs apart from Python, so that a set-up ends at once."""
+    """A PATH with the script's tools but no Python, so that a set-up ends at once."""
     folder = tmp_path / "tools"
     folder.mkdir()
     for tool in ("readlink", "cat", "sh"):

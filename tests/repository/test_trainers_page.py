@@ -74,7 +74,7 @@ def plans(world_size: int) -> list[Plan]:
 
 
 def trained(rank: int, world_size: int) -> list[tuple[float, float]]:
-    """Losses and gradient norms, then two figures of what the trained model says."""
+    """Losses and gradient norms, then two figures of the trained model's output."""
     page = code_of_the_page()
     groups = runtime.Communicators.create()
     torch.manual_seed(0)
@@ -129,7 +129,7 @@ def test_the_trainer_of_the_readme_trains(tmp_path: Path) -> None:
     assert outcomes[0][0] == len(LENGTHS) - 1
 
 
-def test_the_page_names_what_there_is() -> None:
+def test_the_page_names_existing_functions() -> None:
     text = PAGE.read_text(encoding="utf-8")
     for name in set(re.findall(r"runtime\.([A-Za-z_]+)", text)):
         assert name in runtime.__all__

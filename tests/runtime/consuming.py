@@ -30,7 +30,7 @@ def control_group(limit_s: float = 60) -> dist.ProcessGroup:
 
 
 def prepare_tokens(view: RankView) -> int:
-    """Loads the rank's tokens, as a trainer does; the sum of what was loaded."""
+    """Loads the rank's tokens, as a trainer does; returns their sum."""
     data = SeededTokens(1000, 0)
     return sum(
         int(load_share(data, batch, step=view.step).tokens.sum())

@@ -136,7 +136,7 @@ def optimizer(parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> torch.opt
 
 
 def muon(parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer:
-    """Which has no matrix to take where owners hold slices, and says nothing itself."""
+    """Muon, which finds no matrix if sharding is flat, and reports nothing itself."""
     values = [value for _, value in parameters]
     matrices = [value for value in values if value.dim() == 2]
     rest = [value for value in values if value.dim() < 2]

@@ -1,4 +1,4 @@
-"""What ranks refuse of models and plans, and what they count that they hold."""
+"""Models and plans that ranks reject, and the bytes that they count."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from seqplan import runtime
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+REJECTED: dict[str, tuple[dict[str, Any], str]] = {
     "seed_oss": ({"head_dim": 8}, "config.attention_dropout: set it to 0"),
     "llama4_text": (
         {"output_router_logits": True},
@@ -68,12 +68,12 @@ def random_models() -> dict[str, Any]:
     }
 
 
-def refusals(groups: runtime.Communicators) -> dict[str, str]:
+def rejections(groups: runtime.Communicators) -> dict[str, str]:
     from seqplan.runtime import huggingface
 
     messages = {}
 
-    def refused(case: str, unsupported: Any) -> None:
+    def rejected(case: str, unsupported: Any) -> None:
         try:
             huggingface.host(unsupported, data(), optimizer=optimizer, groups=groups)
         except ValueError as error:
@@ -81,16 +81,16 @@ def refusals(groups: runtime.Communicators) -> dict[str, str]:
             if hasattr(unsupported, "config") and case != "base":
                 assert unsupported.config._attn_implementation in ("eager", "biased")
 
-    for name, (changes, _) in REFUSED.items():
-        refused(name, model(name, **changes))
+    for name, (changes, _) in REJECTED.items():
+        rejected(name, model(name, **changes))
     for name, permitted in random_models().items():
-        refused(f"random {name}", permitted)
+        rejected(f"random {name}", permitted)
     mixing = model("llama")
     mixing.model.layers[1].mlp.register_forward_hook(lambda _, __, out: out.cumsum(1))
-    refused("mixing", mixing)
+    rejected("mixing", mixing)
     skipping = model("llama")
     skipping.model.layers[1].self_attn.forward = lambda hidden_states, **_: (hidden_states, None)
-    refused("skipping", skipping)
+    rejected("skipping", skipping)
     masking = model("llama")
     masking.model.layers[1].self_attn.register_forward_pre_hook(
         lambda _, positional, named: (
@@ -99,21 +99,21 @@ def refusals(groups: runtime.Communicators) -> dict[str, str]:
         ),
         with_kwargs=True,
     )
-    refused("masking", masking)
+    rejected("masking", masking)
     numbering = model("llama")
     numbering.model.layers[1].self_attn.q_proj.register_forward_hook(
         lambda _, __, out: out * torch.arange(1, 1 + out.shape[1])[:, None]
     )
-    refused("numbering", numbering)
+    rejected("numbering", numbering)
     windowing = model("llama")
     windowing.model.layers[1].self_attn.register_forward_pre_hook(
         lambda _, positional, named: (positional, {**named, "sliding_window": 8}), with_kwargs=True
     )
-    refused("windowing", windowing)
+    rejected("windowing", windowing)
     for case, unsupported in subtle_models().items():
-        refused(case, unsupported)
-    refused("base", adapted(0, base_seed=groups.control.rank()))
-    refused("no model", torch.nn.Linear(2, 2))
+        rejected(case, unsupported)
+    rejected("base", adapted(0, base_seed=groups.control.rank()))
+    rejected("no model", torch.nn.Linear(2, 2))
     try:
         huggingface.host(model("llama"), data(), optimizer=muon, groups=groups)
     except ValueError as error:
@@ -132,7 +132,7 @@ def refusals(groups: runtime.Communicators) -> dict[str, str]:
 
 
 def memory(groups: runtime.Communicators) -> dict[str, Any]:
-    """What ranks hold of a model in bf16, of one with adapters; what is said of too much."""
+    """What ranks hold of a model in bf16, of one with adapters; the message about too much."""
     from seqplan.runtime import huggingface
 
     held: dict[str, Any] = {}
@@ -142,7 +142,7 @@ def memory(groups: runtime.Communicators) -> dict[str, Any]:
         trained = sum(size for p, size in sizes.items() if p.requires_grad)
         job = huggingface.host(hosted_model, data(), optimizer=optimizer, groups=groups)
         held[name] = (job.held_bytes, trained, sum(sizes.values()) - trained)
-        held[f"{name} said"] = str(job.held_bytes)
+        held[f"{name} message"] = str(job.held_bytes)
     enough = held["whole"][0].total
     fitting = model("llama").bfloat16()
     huggingface.host(fitting, data(), optimizer=optimizer, groups=groups, resident_bytes=enough)
@@ -156,7 +156,7 @@ def memory(groups: runtime.Communicators) -> dict[str, Any]:
 
 
 def unlike_plans(rank: int, groups: runtime.Communicators) -> list[str]:
-    """What ranks say to plans that are not those of the others, or cannot be had."""
+    """Errors of ranks for plans that differ from the others' or are missing."""
     from seqplan.runtime import huggingface
 
     messages = []

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hosted_inputs import CASES, model
-from hosted_refusals import memory, refusals, unlike_plans
+from hosted_refusals import memory, rejections, unlike_plans
 from hosted_training import page, resumed, trained_on_ranks, trained_plainly
 
 from seqplan import runtime
@@ -34,8 +34,8 @@ def on_rank(rank: int, world_size: int, folder: Path, url: str) -> dict[str, Any
 
 def refused_on_rank(rank: int, world_size: int) -> dict[str, Any]:
     groups = runtime.Communicators.create(200)
-    return {"refusals": refusals(groups), "memory": memory(groups)}
+    return {"rejections": rejections(groups), "memory": memory(groups)}
 
 
-def beside() -> dict[str, Any]:
+def meanwhile() -> dict[str, Any]:
     return {name: trained_plainly(name) for name in CASES}

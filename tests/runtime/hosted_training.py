@@ -21,7 +21,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 def trained_on_ranks(
     rank: int, groups: runtime.Communicators, folder: Path, url: str, name: str
 ) -> Any:
-    """Losses, norms, what was reported, log-probabilities, a local batch's logits, read back."""
+    """Losses, norms, reports, log-probabilities, a local batch's logits, read back."""
     from transformers import AutoModelForCausalLM
 
     from seqplan.runtime import huggingface
@@ -51,25 +51,25 @@ def trained_on_ranks(
         results.append(job.run(step, clip_norm=1.0))
         if step.view.step == 1:  # between steps, and training goes on
             values = job.token_values(step)
-            with job.evaluation() as lent:
-                logits = lent(input_ids=torch.arange(10).view(2, 5)).logits.numpy()
+            with job.evaluation() as evaluated:
+                logits = evaluated(input_ids=torch.arange(10).view(2, 5)).logits.numpy()
     job.save_pretrained(folder / name)
-    alike = True
+    equal = True
     if rank == 0 and name != "LoRA":
         stored = AutoModelForCausalLM.from_pretrained(folder / name).state_dict()
-        alike = all(torch.equal(stored[n], v) for n, v in hosted_model.state_dict().items())
+        equal = all(torch.equal(stored[n], v) for n, v in hosted_model.state_dict().items())
     elif rank == 0:
         from peft import PeftModel
 
         again = PeftModel.from_pretrained(model("llama"), folder / name).state_dict()
-        alike = all(torch.equal(again[n], v) for n, v in hosted_model.state_dict().items())
+        equal = all(torch.equal(again[n], v) for n, v in hosted_model.state_dict().items())
     return {
         "losses": [result.loss for result in results],
         "norms": [result.gradient_norm for result in results],
         "reports": reports,
         "values": [(id, value) for id, value in values],
         "logits": logits,
-        "alike": alike,
+        "equal": equal,
         "attention": hosted_model.config._attn_implementation,
     }
 
@@ -102,7 +102,7 @@ def trained_plainly(name: str) -> Any:
         rows = [of(*entry) for entry in batch]
         divisor = sum(weights.sum().item() for _, weights in rows)
         loss = -sum((new * weights).sum() for new, weights in rows) / divisor  # type: ignore[operator]
-        if routed:  # by transformers' own function, of all documents together
+        if routed:  # by transformers' function, of all documents together
             function = vars(sys.modules[type(plain).__module__])["load_balancing_loss_func"]
             together = tuple(torch.cat(layer) for layer in zip(*routers, strict=True))
             loss = loss + 0.1 * function(together, plain.num_experts, plain.num_experts_per_tok)
@@ -148,7 +148,7 @@ def resumed(rank: int, groups: runtime.Communicators, folder: Path) -> dict[str,
 
 
 def page(folder: Path) -> tuple[int, str]:
-    """The next step after the program of the page, and the dtype of what it has saved."""
+    """Run the step after the page's program, and return its saved dtype."""
     from transformers import AutoModelForCausalLM
 
     from seqplan.runtime import huggingface

@@ -24,7 +24,7 @@ needs_transformers = pytest.mark.skipif(
 
 
 class Program(NamedTuple):
-    """``function(rank, world_size, *args)`` of so many ranks, and ``beside()`` meanwhile.
+    """``function(rank, world_size, *args)`` of so many ranks, and ``meanwhile()`` meanwhile.
 
     The ranks have the default gloo group, unless they are not to be ``joined``.
     """
@@ -33,13 +33,13 @@ class Program(NamedTuple):
     world_size: int
     args: tuple[Any, ...]
     joined: bool = True
-    beside: Callable[[], Any] = int
+    meanwhile: Callable[[], Any] = int
 
 
 def hosted(
     programs: Sequence[Program], *, first: Callable[[], Any] = int, timeout_s: float = 400
 ) -> list[tuple[list[Any], Any]]:
-    """Run one after the other; of each what its ranks gave, in rank order, and what ``beside`` did.
+    """Run one after the other; return the ranks' results, in rank order, and that of ``meanwhile``.
 
     ``first`` runs before any rank is forked, which then finds what it has imported.
     ``AssertionError`` with the traceback of the first that fails. No process is left behind.
@@ -75,20 +75,20 @@ def _run_programs(pipe: Connection, programs: Sequence[Program], first: Callable
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
     first()
-    gc.freeze()  # what is imported: walking it would copy its pages in every rank
+    gc.freeze()  # imported objects: walking them would copy its pages in every rank
     results = []
     error = ""
     for program in programs:
         if not error:
-            ranks, own, error = _run_program(program)
-            results.append((ranks, own))
+            ranks, result, error = _run_program(program)
+            results.append((ranks, result))
     pipe.send((results, error))
 
 
 def _run_program(program: Program) -> tuple[list[Any], Any, str]:
     forking = get_context("fork")
     results: list[Any] = []
-    own, error = None, ""
+    result, error = None, ""
     with tempfile.TemporaryDirectory() as folder:
         pipes = []
         for rank in range(program.world_size):
@@ -97,7 +97,7 @@ def _run_program(program: Program) -> tuple[list[Any], Any, str]:
             there.close()
             pipes.append(here)
         try:
-            own = program.beside()
+            result = program.meanwhile()
         except BaseException:
             error = traceback.format_exc()
         for rank, there in enumerate(pipes):
@@ -107,7 +107,7 @@ def _run_program(program: Program) -> tuple[list[Any], Any, str]:
                 value, trace = None, "died"
             results.append(value)
             error = error or (f"rank {rank}: {trace}" if trace else "")
-    return results, own, error
+    return results, result, error
 
 
 def _rank(pipe: Connection, program: Program, rank: int, folder: Path) -> None:

@@ -118,7 +118,7 @@ def recorded(trace: Trace) -> Iterator[None]:
 
 
 def replay(traces: Sequence[Trace], *, one_queue: bool) -> str | None:
-    """Say where ranks stand that wait for each other for ever, None where all come to the end.
+    """Return the places of deadlocked ranks, or None if all come to the end.
 
     ``AssertionError`` where a transfer's two sides differ in size, or a batch meets more than one
     batch of a peer.

@@ -19,7 +19,7 @@ from seqplan.plans.plan import Plan
 
 
 class PlanService:
-    """What the service says, and what it was told; ``plans`` may be filled in while it runs."""
+    """Responses and requests of the service; ``plans`` may be filled in while it runs."""
 
     def __init__(self, plans: list[Plan], *, ends: bool = True, token: str | None = None) -> None:
         self.plans = {plan.step: plan for plan in plans}
@@ -159,7 +159,7 @@ def serving(service: PlanService) -> Iterator[PlanService]:
 
 
 def _one_by_one(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the same ranks would have said each for itself."""
+    """The equal requests of the same ranks, one by one."""
     ranks = document.pop("ranks")
     times = document.pop("measured_ms", [None] * len(ranks))
     return [

@@ -84,8 +84,8 @@ def random_staged_plan(
 ) -> Plan:
     """A plan of any schemes side by side that a model of ``sizes`` can run.
 
-    ``sizes``: as of ``refusal``. Ranks in any order, some idle, some again in a pipeline of their
-    own later in the step; up to ``most`` micro-batches in a pipeline, none in some.
+    ``sizes``: as of ``refusal``. Ranks in any order, some idle, some again in another pipeline
+    later in the step; up to ``most`` micro-batches in a pipeline, none in some.
     """
     order = [int(rank) for rank in rng.permutation(world_size)]
     slots: list[tuple[Scheme, tuple[int, ...]]] = []
@@ -124,7 +124,7 @@ def random_staged_plan(
 def one_pipeline_plan(
     scheme: Scheme, lengths: list[int], *, step: int = 0, packed: bool = True
 ) -> Plan:
-    """All sequences on one pipeline, in one micro-batch or each in its own."""
+    """All sequences on one pipeline, in one micro-batch or each in a separate one."""
     positions = list(range(len(lengths)))
     batches = [positions] if packed else [[position] for position in positions]
     pipeline = _pipeline(scheme, tuple(range(scheme.gpus)), lengths, batches)

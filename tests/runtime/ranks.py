@@ -180,7 +180,7 @@ def _rank_main(
         outcome = _Outcome(error=f"{type(error).__name__}: {error}", trace=traceback.format_exc())
     connection.send(outcome)
     # Ranks leave together: one that left early would fail the others with a lost connection,
-    # which would hide what they have to say themselves.
+    # which would hide their errors.
     with suppress(EOFError):
         connection.recv()
     if dist.is_initialized():

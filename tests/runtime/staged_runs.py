@@ -1,4 +1,4 @@
-"""Runs of random strategies on real ranks beside one process that knows no plan."""
+"""Runs of random strategies on real ranks compared with one process without plans."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Case:
     reduce: Reduce = "step"
 
     def plans(self) -> list[Plan]:
-        """``whole``: the same batches on one rank, each sequence in a micro-batch of its own."""
+        """``whole``: the same batches on one rank, each sequence in a separate micro-batch."""
         rng = np.random.default_rng(self.seed)
         plans = [
             random_staged_plan(rng, self.ranks, sizes_of(self.config), step=step)
@@ -110,7 +110,7 @@ def staged(rank: int, world_size: int, case: Case) -> Outcome:
 
 
 class SequenceParallelCase(Case):
-    """Random pipelines of tp = pp = 1, groups that regroup and idle ranks, on ``ShardedStates``."""
+    """Random pipelines of tp = pp = 1 with regrouping and idle ranks, on ``ShardedStates``."""
 
     def plans(self) -> list[Plan]:
         rng = np.random.default_rng(self.seed)

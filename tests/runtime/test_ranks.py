@@ -1,4 +1,4 @@
-"""The launcher of multi-rank tests: results in order, failures told, nothing left behind."""
+"""The launcher of multi-rank tests: results in order, failures reported, nothing left behind."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def preloaded(rank: int, world_size: int) -> bool:
     return {"torch._dynamo", "seqplan.runtime.training.run_step"} <= sys.modules.keys()
 
 
-def test_ranks_find_what_they_need_imported() -> None:
+def test_ranks_find_their_imports() -> None:
     assert run_ranks(preloaded, 2) == [True, True]
 
 
@@ -52,7 +52,7 @@ def test_results_come_in_rank_order() -> None:
     assert not multiprocessing.active_children()
 
 
-def test_a_failure_is_told_and_the_others_are_ended() -> None:
+def test_a_failure_is_reported_and_the_others_are_ended() -> None:
     with pytest.raises(AssertionError, match=r"(?s)rank 1 failed:.*rank 1 has had enough"):
         run_ranks(failing, 2, 1)
     assert not multiprocessing.active_children()
@@ -64,7 +64,7 @@ def test_expected_failures() -> None:
         run_ranks_expecting_failure(summed, 1, 0)
 
 
-def test_a_death_and_a_silence_are_told() -> None:
+def test_a_death_and_a_silence_are_reported() -> None:
     with pytest.raises(AssertionError, match="rank 0 died, exit code 7"):
         run_ranks(dying, 1)
     with pytest.raises(AssertionError, match=r"ranks \[1\] are silent after 12 s"):

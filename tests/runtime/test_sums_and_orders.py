@@ -23,7 +23,7 @@ from seqplan.runtime.training.run_step import apply_gradients
 
 @dataclass(frozen=True)
 class PipelineCase(Case):
-    """One pipeline over all ranks, each sequence in a micro-batch of its own."""
+    """One pipeline over all ranks, each sequence in a separate micro-batch."""
 
     scheme: Scheme = field(default_factory=Scheme)
     lengths: tuple[int, ...] = ()
@@ -102,7 +102,7 @@ def test_gradients_of_bf16_are_summed_in_fp32() -> None:
 
 
 def clip_tiny(rank: int, world_size: int) -> tuple[list[float], list[float]]:
-    """Clip gradients whose norm is not far above torch's epsilon, by the states and by torch."""
+    """Clip gradients with a norm near torch's epsilon, by the states and by torch."""
     groups = Communicators.create()
     torch.manual_seed(0)
     model, plain = torch.nn.Linear(3, 1, bias=False), torch.nn.Linear(3, 1, bias=False)
@@ -185,8 +185,8 @@ def make_optimizer() -> tuple[torch.nn.Parameter, torch.optim.Optimizer, Any]:
     return parameter, optimizer, torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=9)
 
 
-def test_learning_rates_go_on_where_they_were() -> None:
-    """Rates of a schedule that multiplies the rate before, and a weight decay that was changed."""
+def test_learning_rates_resume() -> None:
+    """Rates of a multiplicative schedule, and a weight decay that was changed."""
     parameter, optimizer, scheduler = make_optimizer()
     for _ in range(4):
         parameter.grad = torch.ones(4)

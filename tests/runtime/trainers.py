@@ -22,7 +22,7 @@ TRAINER = Path(__file__).parents[2] / "examples" / "train.py"
 
 @dataclass(frozen=True)
 class Trainer:
-    """A rank, and what it says: stdout and stderr."""
+    """A rank and its output: stdout and stderr."""
 
     process: BaseProcess
     output: TextIO
@@ -42,7 +42,7 @@ def start_trainers(world_size: int, arguments: Sequence[str | Path]) -> list[Tra
 def launched(
     world_size: int, program: Path | str, arguments: Sequence[str | Path]
 ) -> list[Trainer]:
-    """A file, or a module of that name, with these arguments on every rank, in rank order."""
+    """Run a file or a module with these arguments on every rank, in rank order."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

@@ -1,7 +1,7 @@
-"""What every verb stands in: from arguments to an exit code, options, environment and terminal.
+"""The frame of all commands: from arguments to an exit code, options, environment and terminal.
 
-Read ``entry`` (a verb is found and run, every error is one line), ``command`` and ``options`` (what
-verbs register alike), ``environment`` (defaults from ``SEQPLAN_*``), ``terminal`` (tables and
+Read ``entry`` (runs a command, every error is one line), ``command`` and ``options`` (what
+commands share), ``environment`` (defaults from ``SEQPLAN_*``), ``terminal`` (tables and
 progress), ``output_file``, ``extras`` (packages that are absent); ``job_file`` and
-``service_client`` read what a sidecar and a running service say. All is public to the verbs.
+``service_client`` read a sidecar's file and a running service. All is public to the commands.
 """

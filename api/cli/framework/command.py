@@ -1,4 +1,4 @@
-"""What every verb registers in the same way."""
+"""Registration of commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def add_command(
     description: str,
     epilog: str,
 ) -> argparse.ArgumentParser:
-    """Register a verb and return its parser; the parsed arguments carry ``run``.
+    """Register a command and return its parser; the parsed arguments carry ``run``.
 
     ``description`` and ``epilog`` keep their line breaks.
     """

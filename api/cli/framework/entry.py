@@ -1,4 +1,4 @@
-"""``seqplan VERB``. Exit codes: 0 ok, 1 failure, 2 bad input, 3 infeasible, 130 interrupted."""
+"""``seqplan COMMAND``. Exit codes: 0 ok, 1 failure, 2 bad input, 3 infeasible, 130 interrupted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VERBS = (
         "demo",
     ),
 )
-"""In the order of use; each has a module ``seqplan.api.cli.<verb>``, with _ for -."""
+"""In the order of use; each has a module ``seqplan.api.cli.<command>``, with _ for -."""
 
 FAILED, BAD_INPUT, INFEASIBLE, INTERRUPTED = 1, 2, 3, 130
 
@@ -65,9 +65,9 @@ class _Version(argparse.Action):
 
 
 def build_parser(
-    environment: Mapping[str, str], verbs: Sequence[str] = VERBS
+    environment: Mapping[str, str], names: Sequence[str] = VERBS
 ) -> argparse.ArgumentParser:
-    """The parser of these verbs, with option defaults taken from ``SEQPLAN_*`` variables."""
+    """Return the parser of these commands, with option defaults from ``SEQPLAN_*``."""
     parser = _Parser(
         prog="seqplan",
         description="Execution plans for training Transformers on variable-length sequences.",
@@ -77,25 +77,25 @@ def build_parser(
     parser.add_argument(
         "--version", action=_Version, nargs=0, help="show the version and what fills, and exit"
     )
-    commands = parser.add_subparsers(metavar="VERB", required=True, parser_class=_Parser)
-    for verb in verbs:
-        module = importlib.import_module(f"seqplan.api.cli.{verb.replace('-', '_')}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+    for name in names:
+        module = importlib.import_module(f"seqplan.api.cli.{name.replace('-', '_')}")
         command = module.add_parser(commands)
         apply_environment(command, environment)
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb; every error is one line on stderr."""
+    """Run one command; every error is one line on stderr."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    # A verb needs only its own modules; help and what is misspelt need all.
-    verbs = arguments[:1] if arguments and arguments[0] in VERBS else VERBS
+    # A command needs only its modules; help and a misspelled command need all.
+    names = arguments[:1] if arguments and arguments[0] in VERBS else VERBS
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # an encoding without × or ║ is no failure
     try:
         with _termination_as_exit():
-            args = build_parser(os.environ, verbs).parse_args(arguments)
+            args = build_parser(os.environ, names).parse_args(arguments)
             args.settle(args)
             code: int = args.run(args)
             sys.stdout.flush()

@@ -10,7 +10,7 @@ _ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 
 
 def apply_environment(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
-    """Take defaults of a verb's options from ``SEQPLAN_*`` variables.
+    """Take defaults of a command's options from ``SEQPLAN_*`` variables.
 
     The parsed arguments carry ``settle``, to be called with them before they are used.
     """
@@ -60,7 +60,7 @@ def _apply_to_alternatives(
 
 
 def _variable(action: argparse.Action) -> str:
-    """The environment variable of an option; no variable's name for what has none."""
+    """Return the environment variable of an option, or an invalid name without one."""
     for name in action.option_strings:
         if name.startswith("--") and name != "--help":
             return "SEQPLAN_" + name[2:].replace("-", "_").upper()

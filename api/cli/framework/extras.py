@@ -1,4 +1,4 @@
-"""Packages that only some verbs need, as extras of the installation."""
+"""Packages that only some commands need, as extras of the installation."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def lacks_torch() -> bool:
 
 
 def need_torch(purpose: str) -> None:
-    """Raise ``ValueError`` that says what to install where torch is absent."""
+    """Raise ``ValueError`` with the fix if torch is not installed."""
     if lacks_torch():
         raise ValueError(f"{purpose} needs {RUNTIME}")

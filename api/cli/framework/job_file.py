@@ -1,4 +1,4 @@
-"""A sidecar's job file (TOML): one job, and where it is kept and served."""
+"""A sidecar's job file (TOML): one job, its store and its address."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class JobFile:
     ``profile``: name or file; ``lengths``: any source of lengths; ``gpus``: ranks of the job;
     ``context``: longest sequence (tokens), longer ones are truncated; ``tokens``: of a step (0:
     the default per GPU); ``look_ahead``: steps planned beyond the slowest rank; ``store``: a path
-    or URL; ``files``: folder of uploaded arrays (default: beside a SQLite store; several sidecars
-    of a PostgreSQL store share it); ``workers``: planners; ``executor``: where they run, one of
+    or URL; ``files``: folder of uploaded arrays (default: next to a SQLite store; several sidecars
+    of a PostgreSQL store share it); ``workers``: planners; ``executor``: their kind, one of
     ``executor.EXECUTORS``; ``allow_host``: see ``serve --allow-host``; ``lockstep``,
     ``micro_step_multiple`` and ``trainer``: see ``propose``; ``keep_steps``, ``abandon_hours``,
     ``job_days`` and ``grace_days``: see ``serve``; ``token_file``: the file of the token that every

@@ -1,6 +1,6 @@
 """Options of estimates: the model, the cluster, and how it is trained.
 
-What an option needs of the profiler is imported where it is added: a verb loads what it uses.
+An option imports its part of the profiler on demand, so that commands load only what they use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 DEVICE_FIGURES = ("peak_tflops", "hbm_gb_s", "memory_bytes", "matmul_efficiency")
-"""What makes a device another one than the listed one where it is given."""
+"""Options that change a listed device."""
 
 
 def add_model(parser: argparse.ArgumentParser, *, required: bool) -> None:
@@ -46,11 +46,11 @@ def add_model(parser: argparse.ArgumentParser, *, required: bool) -> None:
 
 
 def sizes_of(args: argparse.Namespace, longest: int | None = None) -> ModelSizes:
-    """The sizes that were asked for, single flags over those of the named model.
+    """Return the requested sizes, single flags over those of the named model.
 
     ``longest``: tokens of the longest sequence that is meant, by default the longest that the model
     is made for. ``ValueError`` for an unknown name, a file that is no config or whose model is not
-    modelled, a size that is missing, and sizes that do not fit together.
+    modeled, a size that is missing, and sizes that do not fit together.
     """
     from seqplan.costs.model_sizes import SIZES, ModelSizes
 
@@ -63,7 +63,7 @@ def sizes_of(args: argparse.Namespace, longest: int | None = None) -> ModelSizes
 
 
 def parse_sizes(args: argparse.Namespace, longest: int | None = None) -> dict[str, int]:
-    """The sizes that were asked for, as far as they were; errors as ``sizes_of``."""
+    """Return the sizes that the options give; errors as ``sizes_of``."""
     from seqplan.costs.model_sizes import SIZES
 
     sizes = dict(_name_model(args.model, longest)) if args.model else {}
@@ -92,7 +92,7 @@ def add_cluster(parser: argparse.ArgumentParser, *, required: bool) -> None:
     from seqplan.costs.analytic.devices import DEVICES
 
     group = parser.add_argument_group(
-        "cluster", "a device that is not listed: the nearest that is, and its own figures"
+        "cluster", "a device that is not listed: the nearest listed one, and its numbers"
     )
     add = group.add_argument
     add("--hardware", metavar="NAME", required=required, help=", ".join(DEVICES))
@@ -115,7 +115,7 @@ def add_cluster(parser: argparse.ArgumentParser, *, required: bool) -> None:
         metavar="N",
         type=positive,
         help="network cards that a group with a part of a node's GPUs uses; default 1, as groups "
-        "lie side by side; 8 where every GPU has rails of its own (DGX)",
+        "lie side by side; 8 where every GPU has separate rails (DGX)",
     )
     add("--peak-tflops", metavar="TFLOP/S", type=number, help="of dense bf16 products")
     add("--hbm-gb-s", metavar="GB/S", type=number, help="of the GPU's memory")
@@ -134,7 +134,7 @@ def add_cluster(parser: argparse.ArgumentParser, *, required: bool) -> None:
 
 
 def cluster_of(args: argparse.Namespace) -> ClusterHardware:
-    """The cluster that was asked for; ``ValueError`` for unknown hardware or a bandwidth of 0."""
+    """Return the requested cluster; ``ValueError`` for unknown hardware or a bandwidth of 0."""
     from seqplan.costs.analytic.devices import find_device
     from seqplan.costs.analytic.hardware import GIB, ClusterHardware
 
@@ -221,8 +221,8 @@ def add_training(parser: argparse.ArgumentParser, *, schedule: bool) -> None:
         "--sync",
         choices=SYNC_OVERLAPS,
         default="exposed",
-        help="of gradients and parameters under ZeRO 1 and 2: after propagation, or beside it; "
-        "default exposed",
+        help="of gradients and parameters under ZeRO 1 and 2: after forward and backward, or "
+        "during it; default exposed",
     )
 
 
@@ -236,7 +236,7 @@ _TRAINING_DEFAULTS = {
 
 
 def refuse_training(args: argparse.Namespace, why: str) -> None:
-    """``ValueError`` where an option says how the model is trained, and that is not asked for."""
+    """Raise ``ValueError`` for a training option that this command does not use."""
     for name, default in _TRAINING_DEFAULTS.items():
         if getattr(args, name) != default:
             raise ValueError(f"--{name.replace('_', '-')} goes with --estimate only: {why}")
@@ -249,7 +249,7 @@ _DEVICE_OPTIONS = (
 
 
 def refuse_devices(args: argparse.Namespace, why: str) -> None:
-    """``ValueError`` where an option describes devices, and those there are are measured."""
+    """``ValueError`` if an option describes devices, and those there are are measured."""
     named = [name for name in _DEVICE_OPTIONS if getattr(args, name) is not None]
     if named or args.nodes != 1:
         option = (named or ["nodes"])[0].replace("_", "-")
@@ -257,7 +257,7 @@ def refuse_devices(args: argparse.Namespace, why: str) -> None:
 
 
 def deployment_of(args: argparse.Namespace, longest: int | None = None) -> Deployment:
-    """What was asked for of cluster, model and training; ``ValueError`` as the parts."""
+    """Return the requested cluster, model and training; ``ValueError`` as the parts."""
     from seqplan.costs.analytic.deployment import Deployment
 
     schedule = {

@@ -1,6 +1,6 @@
-"""Options that verbs share, and the types that argparse converts their values with.
+"""Options that commands share, and the types that argparse converts their values with.
 
-What an option needs of the planner or the profiler is imported where it is added: a verb loads what
+An option imports its part of the planner or the profiler on demand, so that a command loads what
 it uses, and no more.
 """
 
@@ -36,13 +36,13 @@ def natural(text: str) -> int:
 
 
 def check_port(port: int) -> None:
-    """``ValueError`` for what is no TCP port."""
+    """Raise ``ValueError`` unless ``port`` is a TCP port."""
     if port > 65535:
         raise ValueError(f"--port {port}: wants 0 to 65535")
 
 
 def add_planning_input(parser: argparse.ArgumentParser) -> None:
-    """Add what is planned for: profile, GPUs, lengths, longest sequence and tokens of a step."""
+    """Add the planning problem: profile, GPUs, lengths, longest sequence and tokens of a step."""
     from seqplan.planner.cluster import TOKENS_PER_GPU
 
     add = parser.add_argument
@@ -111,7 +111,7 @@ def usable_profile(args: argparse.Namespace) -> Profile:
 
 
 def runs_in_lockstep(args: argparse.Namespace) -> bool:
-    """Return whether ranks run in lockstep: asked for, or by the trainer that was named."""
+    """Return whether ranks run in lockstep: by option, or by the named trainer."""
     from seqplan.planner.proposal.backends import find_backend
 
     return args.lockstep or (args.trainer is not None and find_backend(args.trainer).lockstep)
@@ -189,7 +189,7 @@ def add_rounds(
 
 
 def add_executor(parser: argparse.ArgumentParser) -> None:
-    """Add the option to a verb's parser."""
+    """Add the option to a command's parser."""
     from seqplan.planner.workers.executor import EXECUTORS
 
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""Output files: refused before the work where they could not be written after it."""
+"""Output files: checked before the work that fills them."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class ServiceClient:
     """The service at ``url`` (http or https); ``token`` goes along as a bearer token.
 
     ``ValueError``, one line, for a URL or token that cannot be used, a service that cannot be
-    reached or breaks off, and an answer that is a refusal or no JSON.
+    reached or breaks off, and a response that is an error or no JSON.
     """
 
     def __init__(self, url: str, token: str | None = None) -> None:

@@ -12,7 +12,7 @@ class Columns:
     """Columns of a table as wide as their header and the widest of ``rows``.
 
     The first ``left`` columns are left-aligned, the others right-aligned. For tables whose rows
-    come one by one; what is wider than was known shifts the rest of its row.
+    come one by one; a wider cell shifts the rest of its row.
     """
 
     def __init__(self, header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> None:

@@ -60,7 +60,7 @@ def sweep_fields(sweep: Sweep) -> dict[str, Any]:
 
 
 def comparison_lines(comparison: Comparison) -> list[str]:
-    """A comparison for people: a row for each system, what was left out, and the advice."""
+    """Return lines of a comparison: a row for each system, skipped ones, and the advice."""
     steps = len(comparison.ours.iterations)
     header = ("system", "iteration", "tokens/s", "ours is faster", "propagation alone")
     lines = [

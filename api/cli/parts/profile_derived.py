@@ -32,7 +32,7 @@ def derive_every_scheme(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def complete_from_profile(args: argparse.Namespace) -> dict[str, Any]:
-    """``--complete``: a measured profile with the schemes that it lacks, derived from its own."""
+    """``--complete``: a measured profile with the schemes that it lacks, all derived."""
     from seqplan.costs.analytic.complete import complete
 
     profile = find_profile(args.complete)
@@ -76,7 +76,7 @@ def _cluster(args: argparse.Namespace, option: str) -> ClusterHardware:
 def _schemes(
     args: argparse.Namespace, shape: ModelShape, cluster: ClusterHardware, *, zero: int
 ) -> list[Scheme]:
-    """Those of ``--schemes``, or all powers of two: tp × pp, and Ulysses × ring beside tp = 1."""
+    """Those of ``--schemes``, or all powers of two: tp × pp, and Ulysses × ring with tp = 1."""
     if args.schemes is not None:
         return [Scheme.parse(text) for text in args.schemes.split(",")]
     powers = [2**power for power in range(cluster.gpus.bit_length())]
@@ -100,7 +100,7 @@ MOST_STAGES, MOST_RING, MOST_SHARES, MOST_GPUS = 2, 8, 16, 64
 def _beside(
     layouts: Sequence[tuple[int, int]], shape: ModelShape, cluster: ClusterHardware
 ) -> list[Scheme]:
-    """Ulysses × ring, powers of two, beside each measured layout of few stages and beside tp1."""
+    """Combine Ulysses × ring with each measured layout of few stages and with tp1."""
     powers = [2**power for power in range(MOST_SHARES.bit_length())]
     schemes = [
         Scheme(tp, pp, ulysses, ring)

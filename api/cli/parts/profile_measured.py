@@ -37,13 +37,13 @@ if TYPE_CHECKING:  # torch is imported only to measure
     from seqplan.runtime.training.model import ModelConfig
 
 GPUS_PER_NODE = 8
-"""Where nothing is said."""
+"""Default of ``--gpus-per-node``."""
 
 BUSY_MACHINE = 1
-"""Exit code where the samples are on disk, and too noisy for a profile."""
+"""Exit code if the samples are on disk, and too noisy for a profile."""
 
 LONGEST = 10**9
-"""Tokens of a micro-batch that may be asked for."""
+"""Most tokens of a micro-batch."""
 
 _RANGE = re.compile(r" *([0-9]{1,99}) *\.\. *([0-9]{1,99}) *")
 
@@ -88,7 +88,7 @@ def measure_and_write(args: argparse.Namespace) -> int:
     if reason is not None:
         print(
             f"seqplan: {reason}: no profile is written. {path} has the samples: delete it and "
-            "measure when the machine is quiet, or say --even-if-busy to fit them as they are",
+            "measure when the machine is quiet, or pass --even-if-busy to fit them as they are",
             file=sys.stderr,
         )
     elif rank == 0:
@@ -121,7 +121,7 @@ def write_measured(
     ranks: int = 1,
     syncs: Sequence[SyncSample] = (),
 ) -> None:
-    """Fit the samples, write the profile and print what is known of it."""
+    """Fit the samples, write the profile and print its errors."""
     for problem in find_unfitted(samples).values():
         print(f"{problem}: left out", file=sys.stderr)
     fit = fit_all(measured_on, samples)
@@ -152,7 +152,7 @@ def write_measured(
 
 
 def _source(measured_on: MeasuredOn, ranks: int) -> str:
-    """Say how the profile came to be: the devices, the date and the command."""
+    """Describe the profile's origin: the devices, the date and the command."""
     today = datetime.now(UTC).date().isoformat()
     command = shlex.join(["seqplan", *sys.argv[1:]])
     where = measured_on.device if ranks == 1 else f"{measured_on.device}, {ranks} ranks"
@@ -171,7 +171,7 @@ def _plot(
 
 
 def fit_lines(fit: MeasuredFit) -> list[str]:
-    """Tabulate the fits of all schemes, with the reasons of those that are suspect, and notes."""
+    """Tabulate the fits of all schemes, with the reasons of suspect ones and notes."""
     latencies, memory = fit.latencies, fit.memory
     header = ("scheme", "a ms/token²", "b ms/token", "c ms", "UtilLen", "in-sample", "held out")
     rows = [
@@ -203,7 +203,7 @@ def fit_lines(fit: MeasuredFit) -> list[str]:
 
 
 def _sync_lines(entries: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Say what the sync of the whole model takes, by layout and number of ranks."""
+    """Return lines of the model's sync times, by layout and number of ranks."""
     return [
         f"sync: {Scheme(entry['tp'], entry['pp'])} on {entry['gpus']} ranks "
         f"{entry['ms']:,.1f} ms, optimizer {entry['optimizer_ms']:,.1f} ms"

@@ -45,7 +45,7 @@ def coefficient(value: float) -> str:
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """The mean, None where there is nothing or something unknown."""
+    """Return the mean, None without values or with an unknown one."""
     known: list[float] = []
     for value in values:
         if value is None:

@@ -1,4 +1,4 @@
-"""The look of the report: light and dark, screen and paper, wide and narrow, without colour too."""
+"""The look of the report: light and dark, screen and paper, wide and narrow, without color too."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ gap:.75rem;margin:1rem 0}
 details{margin:.6rem 0}
 summary{cursor:pointer;font-weight:600;padding:.3rem 0}
 :focus-visible{outline:3px solid var(--ours);outline-offset:2px}
-/* A table may be wider than the text; where even that does not do, a shadow says there is more. */
+/* A table may be wider than the text; beyond the screen, a shadow shows that there is more. */
 .scroll{overflow-x:auto;position:relative;left:50%;transform:translateX(-50%);width:max-content;
 min-width:100%;max-width:max(100%,100vw - 56px);background:
 linear-gradient(90deg,var(--page) 40%,transparent) 0 0/36px 100% no-repeat local,
@@ -124,4 +124,4 @@ PATTERNS = """\
 <rect width="5" height="5" class="b-switch"></rect>\
 <path d="M2.5 0v5" class="l-switch"></path></pattern>\
 </defs></svg>"""
-"""Fills that differ without colour; a figure that is not shown could not lend its own."""
+"""Fills that differ without color, shared by all figures, as a hidden figure's cannot be used."""

@@ -17,11 +17,11 @@ style sheet shows one.
 """
 
 DASHES = (None, "7 3", "2 2", "9 3 2 3", "14 4", "5 2 2 2 2 2")
-"""Dash patterns, so that neighboring lines differ without colour."""
+"""Dash patterns, so that neighboring lines differ without color."""
 
-COLOURS = 5
+COLORS = 5
 """Classes k0, k1, … of curves. Their number and that of the dashes share no factor, so that lines
-are alike only thirty apart."""
+are equal only thirty apart."""
 
 MARKS = (
     "M-4 -4h8v8h-8z",
@@ -32,7 +32,7 @@ MARKS = (
     "M-1.7 -5h3.4v3.3h3.3v3.4h-3.3v3.3h-3.4v-3.3h-3.3v-3.4h3.3z",
     "M-5 -3l2 -2 3 3 3 -3 2 2 -3 3 3 3 -2 2 -3 -3 -3 3 -2 -2 3 -3z",
 )
-"""Shapes around the origin at the ends of lines, which differ without colour or dashes."""
+"""Shapes around the origin at the ends of lines, which differ without color or dashes."""
 
 CHARACTER = 0.56
 """Mean width of a character over the font size, on the safe side for sans-serif faces."""
@@ -76,15 +76,15 @@ def path(commands: str, class_: str, dashes: str | None = None) -> str:
 
 
 def curve(points: Iterable[tuple[float, float]], at: int) -> str:
-    """The line of number ``at`` in a chart, in its colour and dashes."""
-    return path(polyline(points), f"curve k{at % COLOURS}", DASHES[at % len(DASHES)])
+    """The line of number ``at`` in a chart, in its color and dashes."""
+    return path(polyline(points), f"curve k{at % COLORS}", DASHES[at % len(DASHES)])
 
 
 def mark(x: float, y: float, at: int) -> str:
     """The mark of line number ``at`` in a chart."""
     shape = MARKS[at % len(MARKS)]
     place = f"translate({number(x)} {number(y)})"
-    return f'<path d="{shape}" class="mark-of k{at % COLOURS}" transform="{place}"></path>'
+    return f'<path d="{shape}" class="mark-of k{at % COLORS}" transform="{place}"></path>'
 
 
 def polyline(points: Iterable[tuple[float, float]]) -> str:
@@ -108,7 +108,7 @@ def text_width(content: str, size: float = 12) -> float:
 
 
 def fit(content: str, room: float, size: float = 12) -> str:
-    """The text, cut with an ellipsis where it is wider than ``room`` px."""
+    """Return the text, cut with an ellipsis if it is wider than ``room`` px."""
     if text_width(content, size) <= room:
         return content
     while content and text_width(content + "…", size) > room:
@@ -168,7 +168,7 @@ def _log_ticks(low: float, high: float, count: float) -> list[float]:
 def figure(
     ident: str, title: str, about: str, caption: str, draw: Callable[[float], Drawing]
 ) -> str:
-    """A figure for wide and for narrow screens, its title and description for those who hear it."""
+    """A figure for wide and for narrow screens, with title and description for screen readers."""
     drawings = []
     for kind, width in (("wide", WIDE), ("narrow", NARROW)):
         drawing = draw(width)

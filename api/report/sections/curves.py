@@ -132,7 +132,7 @@ def _chart(models: list[SchemeModel], limit: int, width: float) -> Drawing:
 
 
 def _names_at(ends: list[tuple[float, float]], names: list[str]) -> list[str]:
-    """Names right beside the ends of their curves, where no end of another lies in the way."""
+    """Place names next to the ends of their curves, clear of other ends."""
     shapes = []
     for at, ((x, y), name) in enumerate(zip(ends, names, strict=True)):
         reach = x + 16 + text_width(name)

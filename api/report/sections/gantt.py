@@ -148,7 +148,7 @@ def _draw(rows: Sequence[GanttRow], total_ms: float, extent: Extent, width: floa
 
 
 def _pieces(rows: Sequence[GanttRow], end_ms: float, width: float) -> list[list[GanttBlock]]:
-    """What to draw of each row, the pieces as small as the whole chart's number allows."""
+    """Return the blocks to draw of each row, merged to fit the chart's limit."""
     shortest = end_ms / width
     while True:
         pieces = [blocks(row.spans, shortest) for row in rows]
@@ -158,7 +158,7 @@ def _pieces(rows: Sequence[GanttRow], end_ms: float, width: float) -> list[list[
 
 
 def _draw_number(block: GanttBlock, begin: float, size: float, middle: float) -> list[str]:
-    """The micro-batch's number where there is room for it."""
+    """The micro-batch's number if there is room for it."""
     if block.micro_batch is None or block.kind not in ("forward", "backward"):
         return []
     name = f"{block.micro_batch:,}"
@@ -168,7 +168,7 @@ def _draw_number(block: GanttBlock, begin: float, size: float, middle: float) ->
 
 
 def _table(title: str, rows: Sequence[GanttRow], total_ms: float) -> str:
-    """The times of every row; columns that say nothing here are left out."""
+    """Return the times of every row, without empty columns."""
     kinds = [kind for kind in KINDS if any(row.spent_ms(kind) > 0 for row in rows)]
     shared = any(row.stages > 1 for row in rows)
     header = ["Ranks", *(["Stages", "Shown"] if shared else []), "Micro-batches"]

@@ -38,15 +38,15 @@ PARTS = (
 
 
 def headline(comparison: Comparison) -> str:
-    """Mean iteration of every system, advice, what was left out, assumptions."""
+    """Return mean iterations of all systems, advice, skipped systems and assumptions."""
     origin = describe_simulation(comparison)
     parts = [_facts(comparison), element("p", text(comparison.advice), class_="advice")]
     parts.append(
         figure(
             "iteration",
             "Mean iteration",
-            "One bar for each system: its mean iteration in milliseconds, split into propagation, "
-            f"sync and optimizer. {_spoken(comparison)}",
+            "One bar for each system: its mean iteration in milliseconds, split into forward and "
+            f"backward, sync and optimizer. {_spoken(comparison)}",
             f"{origin} Shorter is better.",
             lambda width: _bars(comparison, width),
         )
@@ -60,7 +60,7 @@ def headline(comparison: Comparison) -> str:
         parts.append(listing(comparison.assumptions))
     return section(
         "summary",
-        "Ours beside the others",
+        "Ours and the others",
         f"Mean iteration, tokens per second and speed-up over the same "
         f"{len(comparison.ours.iterations):,} batches, simulated on profile {comparison.profile}.",
         *parts,
@@ -105,7 +105,7 @@ def _spoken(comparison: Comparison) -> str:
 
 
 def _means(system: System) -> list[float]:
-    """Mean propagation, sync and optimizer, ms."""
+    """Return mean forward and backward, sync and optimizer, ms."""
     count = len(system.iterations)
     return [
         sum(iteration.propagation_ms for iteration in system.iterations) / count,
@@ -145,7 +145,7 @@ def _tables(comparison: Comparison) -> str:
         rows.append(
             [
                 system.name,
-                "ours" if system.balanced or system is comparison.ours else "its own",
+                "ours" if system.balanced or system is comparison.ours else "its rules",
                 milliseconds(system.mean_ms),
                 whole(system.tokens_per_s),
                 factor(system.mean_ms / comparison.ours.mean_ms),
@@ -161,8 +161,8 @@ def _tables(comparison: Comparison) -> str:
                 percent(system.mfu),
             ]
         )
-    made_of = ["System", "Propagation (ms)", "SyncTimes (ms)", "Optimizer (ms)"]
-    made_of += ["Bubble", "Imbalance", "FLOPs utilisation"]
+    made_of = ["System", "Propagation (ms)", "Sync (ms)", "Optimizer (ms)"]
+    made_of += ["Bubble", "Imbalance", "FLOPs utilization"]
     about = [[system.name, system.description] for system in comparison.systems]
     return (
         table("Systems, over the steps", header, rows, left=2)

@@ -25,7 +25,7 @@ from seqplan.plans.ranges import ranges_text
 
 
 def load(comparison: Comparison) -> str:
-    """Bars by rank at our slowest step, figures for it, and every rank in a table."""
+    """Return bars by rank at our slowest step, its figures and a table of ranks."""
     at = slowest(comparison.ours)
     rival = shown_rival(comparison)
     systems = [comparison.ours] if rival is None else [comparison.ours, rival[1]]
@@ -39,8 +39,8 @@ def load(comparison: Comparison) -> str:
     return section(
         "load",
         "Load of the ranks",
-        f"How long each rank computes at our slowest step ({step:,}){against}; what is missing to "
-        "the end of propagation is waiting.",
+        f"How long each rank computes at our slowest step ({step:,}){against}; the rest up to "
+        "the end of forward and backward is waiting.",
         *figures,
         _summary(iterations),
         _ranks(iterations),
@@ -81,7 +81,7 @@ def _bars(iteration: Iteration, highest: float, width: float, ours: bool) -> Dra
         bars.append(f"M{number(x)} {number(bottom)}v-{rise}h{number(size)}v{rise}z")
     shapes.append(path("".join(bars), "ours" if ours else "other"))
     average = y(fmean(busy or (0.0,)))
-    # A dark dash would not show on a dark bar: a band of the page's colour lies under it.
+    # A dark dash would not show on a dark bar: a band of the page's color lies under it.
     shapes.append(line(left, average, width, average, "band"))
     shapes.append(line(left, average, width, average, "dashed"))
     end = y(iteration.propagation_ms)
@@ -131,7 +131,7 @@ def _summary(iterations: Sequence[tuple[System, Iteration]]) -> str:
 
 
 def _ranks(iterations: Sequence[tuple[System, Iteration]]) -> str:
-    """Every rank's load and end, ranks in a row together where all of these agree."""
+    """Every rank's load and end, one row for adjacent ranks that agree."""
     header = ["Ranks"]
     for system, _ in iterations:
         header += [f"{system.name}: busy (ms)", f"{system.name}: done at (ms)"]

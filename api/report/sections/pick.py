@@ -8,7 +8,7 @@ from seqplan.planner.simulation.iteration import Iteration
 
 
 def shown_rival(comparison: Comparison) -> tuple[str, System] | None:
-    """The system that the detailed figures show beside ours, after what it is among the others.
+    """Return the system that figures compare with ours, after its description.
 
     The nearest rival; another only if all need our planner.
     """
@@ -28,7 +28,7 @@ def fastest(system: System) -> int:
 
 
 def describe_simulation(comparison: Comparison) -> str:
-    """What every figure says of its origin."""
+    """Return the statement of origin of every figure."""
     return f"Simulated on profile {comparison.profile}."
 
 

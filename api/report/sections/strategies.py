@@ -11,7 +11,7 @@ from seqplan.planner.comparison.results import Comparison
 from seqplan.plans.ranges import ranges_text
 
 ROWS = 12
-"""Strategies with a row of their own in the figure; the table has all."""
+"""Strategies with a separate row in the figure; the table has all."""
 
 
 def strategies(comparison: Comparison) -> str:

@@ -30,13 +30,13 @@ NAMES = 0.42
 
 
 def sweeps(swept: Sequence[Sweep], profile: str) -> str:
-    """A figure and a table for each swept setting; empty where nothing was swept."""
+    """A figure and a table for each swept setting; empty without sweeps."""
     if not swept:
         return ""
     return section(
         "sweeps",
         "What if",
-        "The same comparison with one setting changed: what the other settings are is said above.",
+        "The same comparison with one setting changed: the other settings are as above.",
         *(_section(sweep, profile) for sweep in swept),
     )
 

@@ -144,9 +144,9 @@ def _spread(
 
 
 def _iterations(comparison: Comparison) -> str:
-    header = ["System", "Step", "Iteration (ms)", "Propagation (ms)", "SyncTimes (ms)"]
+    header = ["System", "Step", "Iteration (ms)", "Propagation (ms)", "Sync (ms)"]
     header += ["Optimizer (ms)", "Tokens/s", "Speed-up of ours", "Bubble", "Imbalance"]
-    header += ["FLOPs utilisation"]
+    header += ["FLOPs utilization"]
     rows = [
         [
             system.name,

@@ -7,7 +7,7 @@ import re
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from seqplan.api.rest.payloads.problems import Problem, refusal
+from seqplan.api.rest.payloads.problems import Problem, make_closing_response
 from seqplan.api.service.service import Limits
 
 _UPLOADS = ("/v1/lengths",)
@@ -18,7 +18,7 @@ _DOCUMENTS = re.compile(r"/v1/(?:profiles|proposals/documents|jobs/[^/]+/(?:batc
 
 
 class BodyLimit:
-    """ASGI middleware that answers 413, whether a header says so beforehand or the body grows."""
+    """ASGI middleware that answers 413, by the header or as the body grows."""
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
         self._app = app
@@ -33,7 +33,8 @@ class BodyLimit:
             (value for name, value in scope["headers"] if name == b"content-length"), b"0"
         )
         if int(length) > most:
-            await refusal(Problem(413, "too-large", _too_large(most)))(scope, receive, send)
+            error = Problem(413, "too-large", _too_large(most))
+            await make_closing_response(error)(scope, receive, send)
             return
         taken = 0
 

@@ -1,7 +1,7 @@
 """The dashboard at ``/``: a page and what it loads, as they are in the package.
 
-They are handed out before the guard asks for a token, as they tell nothing of the jobs: the page
-asks for a token itself and sends it with each question.
+They are handed out before the guard requires a token, as they contain nothing of the jobs: the page
+requests a token and sends it with each request.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Dashboard:
     """ASGI middleware that answers ``GET /`` and ``GET /dashboard/…``; the rest goes on.
 
     The files' folder is named by their content, so that browsers may keep them for ever; the page
-    itself is asked for each time and has not changed (304) until the next version.
+    itself is requested each time and has not changed (304) until the next version.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,8 +1,8 @@
-"""Taking acknowledgements: what every rank says in every step.
+"""Fast path for the acknowledgements that every rank sends in every step.
 
 As with plans (``direct_plans``), the framework's routing and validation would take several times as
-long as the rest. What is not plainly an acknowledgement goes on to ``routes/acknowledgements``,
-which describes it and words what is wrong with it.
+long as the rest. Anything else goes on to ``routes/acknowledgements``,
+which describes it and words its errors.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class DirectAcks:
 
 
 def _is_short_json(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Whether a body says that it is JSON, and how long it is."""
+    """Return whether headers declare a short JSON body."""
     json_type = short = False
     for name, value in headers:
         if name == b"content-type":
@@ -76,7 +76,7 @@ def _is_short_json(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 
 def _read(job: str, body: bytes) -> Acknowledged | None:
-    """Read an acknowledgement; None for a body that the framework is to judge."""
+    """Read an acknowledgement; None for a body that the framework must validate."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""Handing out plans and rank views: what every rank asks in every step.
+"""Fast path for the plans and rank views that every rank requests in every step.
 
 These two requests are answered before the framework sees them, as its routing and validation take
-several times as long as sending a few kilobytes does. What is not plainly such a request, and every
+several times as long as sending a few kilobytes does. Any other request, and every
 error, goes on to the routes of the same paths in ``routes/plans``.
 """
 
@@ -65,7 +65,7 @@ class PlanAnswers:
 
 
 def _wait(query: bytes) -> float | None:
-    """Return the seconds to wait; None for a query that the framework is to judge."""
+    """Return the seconds to wait; None for a query that the framework must validate."""
     if not query:
         return 0.0
     parameters = parse_qsl(query.decode("latin-1"), keep_blank_values=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from seqplan.api.rest.payloads.problems import Problem, refusal
+from seqplan.api.rest.payloads.problems import Problem, make_closing_response
 
 
 class NoNul:
-    """ASGI middleware that answers 422: databases differ in what they say of such a text."""
+    """ASGI middleware that answers 422: databases differ in how they reject such a text."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -21,6 +21,6 @@ class NoNul:
             ):
                 if has:
                     error = Problem(422, "invalid-request", f"{place}: has a NUL character")
-                    await refusal(error)(scope, receive, send)
+                    await make_closing_response(error)(scope, receive, send)
                     return
         await self._app(scope, receive, send)

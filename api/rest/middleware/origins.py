@@ -1,8 +1,8 @@
 """Before a request of a service without tokens is handled: does it come from a foreign page?
 
 Whoever reaches such a service may do everything, and so might a page of another site in a browser
-of this machine: by asking 127.0.0.1 itself, or by a name of its own that it has resolved to
-127.0.0.1. The browser says which page asks (Origin, Sec-Fetch-Site) and by what name (Host).
+of this machine: by a request to 127.0.0.1, or to a name of its site that resolves to
+127.0.0.1. The browser sends the page (Origin, Sec-Fetch-Site) and the name (Host).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from seqplan.api.rest.payloads.problems import Problem
 
 _READING = ("GET", "HEAD", "OPTIONS")
 _OWN = ("same-origin", "none")
-"""What a browser says of a request of the service's own page, and of an address that was typed."""
+"""Sec-Fetch-Site of the service's page, and of a typed address."""
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host, an address or a name, is this machine whatever a name server says."""
+    """Whether a host, an address or a name, is this machine by any name server."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -30,7 +30,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_host(name: str | None, hosts: frozenset[str]) -> None:
-    """Raise 403 for a Host that is neither of loopback nor one of ``hosts`` (names, lower case)."""
+    """Raise 403 for a Host that is neither loopback nor in ``hosts`` (lower case)."""
     if name is not None and not _is_known(name, hosts):  # every browser sends it
         raise Problem(
             403,
@@ -41,7 +41,7 @@ def check_host(name: str | None, hosts: frozenset[str]) -> None:
 
 
 def check_origin(method: str, headers: Headers, hosts: Collection[str]) -> None:
-    """Raise 403 for a write that a page of another origin asks for; ``hosts`` as above."""
+    """Raise 403 for a write by a page of another origin; ``hosts`` as above."""
     if method in _READING:
         return
     site, origin = headers.get("sec-fetch-site", "none"), headers.get("origin")
@@ -51,19 +51,19 @@ def check_origin(method: str, headers: Headers, hosts: Collection[str]) -> None:
         raise Problem(
             403,
             "foreign-origin",
-            f"{who} may not write here; ask from outside a browser, or make a token",
+            f"{who} may not write here; send it from outside a browser, or make a token",
         )
 
 
 def _same(origin: str, host: str, hosts: Collection[str]) -> bool:
-    """Whether an origin is what was asked, or one of the further hosts."""
+    """Return whether an origin is the request's host or one of the further hosts."""
     try:
         parts = urlsplit(origin)
         name = parts.hostname
     except ValueError:
         return False
     if parts.scheme not in ("http", "https") or name is None:
-        return False  # "null" and what is none
+        return False  # "null" or no origin
     return parts.netloc.lower() == host.lower() or name.lower() in hosts
 
 

@@ -1,4 +1,4 @@
-"""Around each request: what was it answered, and how long did that take?"""
+"""Status and latency of each request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from seqplan.api.rest.middleware.direct_plans import WAITED
 
 
 class Figures:
-    """ASGI middleware that counts statuses and tells ``answered`` the path and the time (s).
+    """ASGI middleware that counts statuses and passes ``answered`` the path and the time (s).
 
     ``counts``: by ``status NUMBER``. Requests that waited for a plan are not timed.
     """

@@ -7,13 +7,13 @@ import logging
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from seqplan.api.rest.payloads.problems import Problem, refusal
+from seqplan.api.rest.payloads.problems import Problem, make_closing_response
 
 _log = logging.getLogger("seqplan.requests")
 
 
 class Ending:
-    """ASGI middleware that answers 503 where the service ends before a request is done."""
+    """ASGI middleware that answers 503 if the service ends before a request is done."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -33,5 +33,5 @@ class Ending:
                 raise
             _log.warning("%s %s is cut off: the service ends", scope["method"], scope["path"])
             if not begun:
-                error = Problem(503, "ending", "the service ends; ask the next one")
-                await refusal(error)(scope, receive, send)
+                error = Problem(503, "ending", "the service is ending; retry with the next one")
+                await make_closing_response(error)(scope, receive, send)

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from seqplan.api.rest.middleware.origins import check_host, check_origin
-from seqplan.api.rest.payloads.problems import Problem, refusal, store_unavailable
+from seqplan.api.rest.payloads.problems import Problem, make_closing_response, store_unavailable
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables.tokens import read_token_hashes, scope_of
@@ -21,17 +21,17 @@ from seqplan.api.store.tables.tokens import read_token_hashes, scope_of
 _OF_RANKS = re.compile(r"/v1/jobs/[^/]+/(acks|acks/many|measurements|restart)")
 
 OPEN = ("/healthz", "/readyz")
-"""What probes ask without a token; it tells nothing of the jobs."""
+"""Paths of probes, which need no token and contain nothing of the jobs."""
 
 TOKENS_KEPT_S = 1.0
 """How long the tokens read from the store are used; one taken away may work that long."""
 
 
 class Tokens:
-    """ASGI middleware that answers 401 and 403, and 503 where the tokens cannot be read.
+    """ASGI middleware that answers 401 and 403, and 503 if the tokens cannot be read.
 
-    ``hosts``: names besides loopback by which a service without tokens may be asked. Once there
-    was a token, or where ``required``, no request goes without: revoking the last opens nothing.
+    ``hosts``: Host names, in addition to loopback, of a service without tokens. Once there
+    was a token, or if ``required``, no request goes without: revoking the last opens nothing.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Tokens:
                 await store_unavailable(error)(scope, receive, send)
                 return
             except Problem as error:
-                await refusal(error)(scope, receive, send)
+                await make_closing_response(error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -100,7 +100,7 @@ class Tokens:
 
 
 def _check_of_ranks(method: str, path: str) -> None:
-    """Raise 403 for a write that no rank asks for: any user of the machine reaches a sidecar."""
+    """Raise 403 for a write that is not a rank's: any user of the machine reaches a sidecar."""
     if method in ("POST", "DELETE") and not _OF_RANKS.fullmatch(path):
         raise Problem(
             403,

@@ -22,7 +22,7 @@ def describe_upload(content: dict[str, Any]) -> dict[str, Any]:
 
 
 class JobState(BaseModel):
-    """What is known of every job."""
+    """State of a job."""
 
     id: str
     state: Literal["planning", "planned", "failed", "abandoned", "stopped"]
@@ -60,7 +60,7 @@ class JobResponse(JobOfList):
 
 
 class JobBegun(BaseModel):
-    """A new job; what it draws depends on what was asked."""
+    """A new job; its drawn fields depend on the request."""
 
     id: str
     proposal: str
@@ -211,14 +211,14 @@ class Pushed(BaseModel):
 
 
 class AcknowledgedResponse(BaseModel):
-    """What was acknowledged."""
+    """An acknowledgement."""
 
     step: int
     rank: int
 
 
 class AcknowledgedAll(BaseModel):
-    """What was acknowledged by several ranks."""
+    """Acknowledgements of several ranks."""
 
     step: int
     ranks: list[int]

@@ -29,7 +29,7 @@ def _integral(value: Any) -> Any:
 
 
 def _integral_list(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
-    """As ``_integral`` for each of them, which is asked for only where the list is no other."""
+    """Validate each with ``_integral``, unless the list is valid as it is."""
     try:
         return check(value)
     except ValidationError:
@@ -70,13 +70,13 @@ Milliseconds = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Step = Annotated[int, Path(ge=0, le=MOST)]
 StepOfPlan = Annotated[int, Path(ge=0, le=MAX_INTEGER)]
-"""A step as far as the plan format counts, for what is only looked up."""
+"""A step within the plan format's range, for look-ups."""
 AfterStep = Annotated[int, Query(ge=-1, le=MAX_INTEGER)]
 AtStep = Annotated[int, Query(ge=0, le=MOST)]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 
 LONGEST_WAIT_S = 3600
-"""What a request may say; the service waits as long as its own limit allows."""
+"""Limit of a request's field; the service waits at most as long as its limit."""
 Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_S, description="seconds to wait for the plan")]
 
 

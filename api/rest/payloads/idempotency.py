@@ -24,7 +24,7 @@ _LONGEST_KEY = 255
 def once(service: Service, request: Request, content: str, effect: Effect) -> Response:
     """Run ``effect`` in a transaction together with keeping its answer.
 
-    ``content``: what was asked, to tell a repetition from another request under the same key.
+    ``content``: the request, to distinguish a repetition from another one under the same key.
     """
     key = request.headers.get("Idempotency-Key")
     if key is not None and not 0 < len(key) <= _LONGEST_KEY:

@@ -1,6 +1,6 @@
 """Bodies of up to millions of numbers: read and checked in a thread, so that others are answered.
 
-Of the framework's own way with bodies only this is different; errors look the same.
+Only this differs from the framework's reading of bodies; errors look the same.
 """
 
 from __future__ import annotations

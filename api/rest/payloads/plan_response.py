@@ -11,11 +11,11 @@ Headers = list[tuple[bytes, bytes]]
 
 
 def answer(
-    ready: ReadyPlan | None, rank: int | None, asked: Iterable[tuple[bytes, bytes]]
+    ready: ReadyPlan | None, rank: int | None, request_headers: Iterable[tuple[bytes, bytes]]
 ) -> tuple[int, Headers, bytes]:
     """Return status, headers and body for a plan, or for one rank's view of it.
 
-    ``ready``: with its views if ``rank`` is given. ``asked``: the request's headers, names in lower
+    ``ready``: with its views if ``rank`` is given. ``request_headers``: names in lower
     case. ``Problem`` for a rank outside the world.
     """
     if ready is None:
@@ -23,7 +23,7 @@ def answer(
     if rank is not None and rank >= ready.world_size:
         raise not_found(f"rank {rank}: the job has ranks 0 to {ready.world_size - 1}")
     tag = f'"{ready.digest}"'.encode()
-    if any(name == b"if-none-match" and value == tag for name, value in asked):
+    if any(name == b"if-none-match" and value == tag for name, value in request_headers):
         return 304, [(b"etag", tag)], b""
     body = ready.line
     if rank is not None:

@@ -58,13 +58,13 @@ def not_found(subject: str) -> Problem:
 
 
 def require_found(row: Named | None, subject: str) -> Named:
-    """Return what the path names and the store has; ``not_found`` where it has none."""
+    """Return the row that the path names; ``not_found`` if there is none."""
     if row is None:
         raise not_found(subject)
     return row
 
 
-def refusal(error: Problem) -> JSONResponse:
+def make_closing_response(error: Problem) -> JSONResponse:
     """Make the answer to a request whose body is not read: the connection ends with it."""
     more = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
     if error.status == 503:
@@ -73,7 +73,7 @@ def refusal(error: Problem) -> JSONResponse:
 
 
 def store_unavailable(error: Exception) -> JSONResponse:
-    """Make the 503 of a store that cannot be asked now."""
+    """Make the 503 of a store that cannot be reached now."""
     return problem(503, "store-unavailable", str(error), {"Retry-After": "1"})
 
 
@@ -164,11 +164,11 @@ async def _disk(_: Request, error: Exception) -> JSONResponse:
 
 async def _broken_off(request: Request, _: Exception) -> JSONResponse:
     _log.warning("%s %s: broken off within the body", request.method, request.url.path)
-    return problem(400, "broken-off", "the body was broken off")  # nobody hears it
+    return problem(400, "broken-off", "the body was broken off")  # nobody receives it
 
 
 async def _data(_: Request, error: Exception) -> JSONResponse:
-    """A value that the database cannot hold, such as a text with a NUL in PostgreSQL."""
+    """Reject a value that the database cannot hold, such as NUL in PostgreSQL."""
     assert isinstance(error, DataError)
     return problem(422, "invalid-request", " ".join(str(error.orig).split()))
 
@@ -178,7 +178,7 @@ async def _failure(_: Request, error: Exception) -> JSONResponse:
 
 
 def _allow_methods(request: Request) -> list[str]:
-    """Return the methods of the path that was asked for, where several routes share it."""
+    """Return the methods of the request's path, which several routes may share."""
     by_path: dict[str, set[str]] = {}
     for route in request.app.state.every_route:
         if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
@@ -195,7 +195,7 @@ def before_first_step(row: JobRow, step: int) -> Problem:
     return Problem(
         404,
         "before-first-step",
-        f"job {row.id} begins with step {row.first_step}, where it continues job "
+        f"job {row.id} begins with step {row.first_step}, as it continues job "
         f"{row.continues}; step {step} is of that job",
         first_step=row.first_step,
         continues=row.continues,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def body_text(body: bytes) -> str:
-    """Decode a body; ``ValueError`` where it is not UTF-8."""
+    """Decode a body; ``ValueError`` if it is not UTF-8."""
     try:
         return body.decode()
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""What ranks say of a step: that it is done, and what it took."""
+"""Reports of ranks: a step is done, and its time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _each_once(ranks: list[int]) -> list[int]:
 
 
 class Ack(BaseModel):
-    """A rank has done a step by the plan with this digest, and what it took."""
+    """A rank has done a step by the plan with this digest, and its time."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     step: Natural

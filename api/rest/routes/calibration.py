@@ -29,8 +29,8 @@ def measure_calibration_error(
 ) -> dict[str, Any]:
     """Predicted and measured times by scheme over the last measured steps; ratios, not %.
 
-    ``bias`` and ``error.recent`` are medians over the latest pipelines; where ``recent`` has
-    left ``limit``, what the profile states, ``warning`` is true and ``message`` says so.
+    ``bias`` and ``error.recent`` are medians over the latest pipelines; if ``recent`` has
+    left ``limit``, the profile's error, ``warning`` is true and ``message`` explains it.
     ``points``: how many [predicted ms, measured ms] of each scheme to add.
     """
     with service.store.reading() as connection:

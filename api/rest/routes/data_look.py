@@ -23,14 +23,14 @@ from seqplan.planner.batches.sampler import START, Sampler, SamplerState
 
 @dataclass(frozen=True)
 class DataLook:
-    """What a look into the data said, and of what; or what came of it instead."""
+    """Facts read from the data of a job, or the error of reading them."""
 
     of: tuple[Any, ...] = ()
     state: SamplerState = START
     error: Exception | None = None
 
     def check(self, *of: Any) -> None:
-        """Raise what came of the look; ``StoreUnavailable`` where it was of other data."""
+        """Raise the error of reading; ``StoreUnavailable`` if other data was read."""
         if self.error is not None:
             raise self.error
         if self.of != of:
@@ -38,9 +38,9 @@ class DataLook:
 
 
 def look_at_data(service: Service, new: NewJob) -> DataLook:
-    """Read of the lengths what a new job needs, outside the transaction that ``job_row`` is in.
+    """Read a new job's facts of the lengths, outside ``job_row``'s transaction.
 
-    What the request names wrongly is left to ``job_row`` to say.
+    Errors in the request are left to ``job_row``.
     """
     try:
         if new.continues is not None:

@@ -45,8 +45,8 @@ _STOPPABLE = ("planning", "failed", "abandoned")
 
 @routes.post("", status_code=201, **answers(JobBegun, 201))
 def create(service: ServiceOf, request: Request, body: NewJob) -> Response:
-    """Begin a job; its plans can be asked for at once."""
-    begun: list[JobRow] = []  # stays empty where an earlier answer is given again
+    """Begin a job; its plans can be requested at once."""
+    begun: list[JobRow] = []  # stays empty if an earlier response is repeated
     look = look_at_data(service, body)  # which may take seconds, in which others write
 
     def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
@@ -82,7 +82,7 @@ def one(service: ServiceOf, job: str) -> Response:
             "last_planned_step": last_planned(connection, job),
             "acknowledged": last_acknowledged(connection, job, row.world_size),
         }
-    del body["key"]  # the store's own
+    del body["key"]  # internal to the store
     return JSONResponse(body)
 
 
@@ -113,7 +113,7 @@ def restart(service: ServiceOf, request: Request, job: str) -> Response:
 
     Also one whose planning has ended without being noted as failed; 409 for any other.
     """
-    restarted: list[JobRow] = []  # stays empty where an earlier answer is given again
+    restarted: list[JobRow] = []  # stays empty if an earlier response is repeated
 
     def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
         row = require_found(get_for_update(connection, JobRow, job), f"job {job}")
@@ -139,7 +139,7 @@ def restart(service: ServiceOf, request: Request, job: str) -> Response:
 
 @routes.get("/{job}/state", **answers(SamplerStateResponse))
 def state(service: ServiceOf, job: str, step: AtStep) -> dict[str, Any]:
-    """Where a job that draws its batches is before ``step``, planned or the next to be.
+    """Return where a job that draws its batches is before ``step``.
 
     ``cursor``: sequences of the ``epoch`` used by earlier steps; ``carry_over``: those drawn
     and not yet used, which there never are between steps.

@@ -56,7 +56,7 @@ def all_lengths(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dic
 def one_lengths(service: ServiceOf, lengths: str) -> Response:
     """A data set's figures and histogram: [over, up to, sequences, tokens] a bucket.
 
-    ``kind``: sequences, or histogram where nothing else is known.
+    ``kind``: sequences, or histogram if only that is known.
     """
     with service.store.reading() as connection:
         row = require_found(get(connection, LengthsRow, lengths), f"lengths {lengths}")

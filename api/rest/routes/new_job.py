@@ -33,7 +33,7 @@ _FIRST_STATE = ("max_len", "first_epoch", "first_cursor")
 def job_row(service: Service, connection: Connection, new: NewJob, look: DataLook) -> JobRow:
     """Make the row of a new job, checked against what it names.
 
-    ``look``: what ``look_at_data`` said before this transaction, which reads no data.
+    ``look``: the result of ``look_at_data`` before this transaction, which reads no data.
     """
     proposal = get_for_update(connection, ProposalRow, new.proposal)
     if proposal is None:
@@ -62,7 +62,7 @@ def job_row(service: Service, connection: Connection, new: NewJob, look: DataLoo
 
 
 def describe_job(row: JobRow) -> dict[str, Any]:
-    """Return what a request for a new job is answered: what was asked or follows from it."""
+    """Return the response to a request for a new job: its fields and derived ones."""
     drawn: tuple[str, ...] = _OWN
     if row.continues is not None:
         drawn = _CONTINUED if row.lengths is None else _CONTINUED + _FIRST_STATE
@@ -71,7 +71,7 @@ def describe_job(row: JobRow) -> dict[str, Any]:
 
 
 def check_room(service: Service, connection: Connection) -> None:
-    """Raise 409 where the service plans as many jobs as it may."""
+    """Raise 409 if the service plans as many jobs as it may."""
     active = len(list_unfinished(connection))
     if active >= service.limits.jobs:
         raise Problem(409, "too-many-jobs", f"{active} jobs are being planned, the most allowed")
@@ -103,7 +103,7 @@ def _with_own_batches(
 
 
 def _check_given(new: NewJob) -> None:
-    """Raise 422 where a job that continues another is told what that one has."""
+    """Raise 422 if a job that continues another is given fields of that one."""
     for name in ("lengths", "tokens", "seed"):
         if name in new.model_fields_set:
             raise _invalid(f"{name}: is that of the job that is continued; leave it out")
@@ -115,8 +115,8 @@ def _with_continued_batches(
     """Add what a job's batches are: those of another, from a step on.
 
     All that it needs of the other job is in it, so that the other may be removed. ``cluster``: of
-    the new job's proposal. Problems: 422 for a job or step that there is not, and where the
-    proposal is for shorter sequences; 409 where the step before is not planned yet.
+    the new job's proposal. Problems: 422 for a job or step that there is not, and if the
+    proposal is for shorter sequences; 409 if the step before is not planned yet.
     """
     job, step = continues.job, continues.step
     other = get_for_update(connection, JobRow, job)
@@ -144,7 +144,7 @@ def _with_continued_batches(
 
 
 def _with_last_step(row: JobRow, other: JobRow) -> JobRow:
-    """Add where a job ends that goes on with the batches that were pushed to another."""
+    """Add the last step of a job that continues one with pushed batches."""
     if row.steps is not None:
         raise _invalid("steps: is for jobs with lengths")
     if row.first_step < other.kept_from:
@@ -159,7 +159,7 @@ def _with_last_step(row: JobRow, other: JobRow) -> JobRow:
 def _with_first_state(
     connection: Connection, row: JobRow, other: JobRow, max_len: int, look: DataLook
 ) -> JobRow:
-    """Add the sampler of ``other`` before the first step of a job that goes on drawing from it.
+    """Add the sampler of ``other`` before the first step of a job that continues it.
 
     The steps of the new job are by default the other's; ``max_len``: of the other's sequences.
     """

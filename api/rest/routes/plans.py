@@ -19,7 +19,7 @@ from seqplan.plans.explain import explain
 routes = APIRouter(prefix="/v1/jobs/{job}/plans/{step}", tags=["plans"])
 
 _Responses = dict[int | str, dict[str, Any]]
-_NOT_CHANGED: _Responses = {304: {"description": "As If-None-Match says"}}
+_NOT_CHANGED: _Responses = {304: {"description": "Not modified since If-None-Match"}}
 _DOCUMENT: _Responses = {200: {"model": dict[str, Any]}}
 _SIMULATED: _Responses = {200: {"model": Simulated}}
 _NOT_YET: _Responses = {204: {"description": "Not planned yet"}}
@@ -57,7 +57,7 @@ async def explain_step(waiters: WaitersOf, job: str, step: Step) -> Response:
 
 @routes.get("/simulate", responses=_NOT_YET | _SIMULATED)
 async def simulate_step(waiters: WaitersOf, job: str, step: Step) -> Response:
-    """The 1F1B simulation of the step beside its prediction and bound (ms)."""
+    """The 1F1B simulation of the step with its prediction and bound (ms)."""
     ready = await waiters.plan(job, step, 0)
     if ready is None:
         return Response(status_code=204)

@@ -99,7 +99,7 @@ def steps(
     after: AfterStep = -1,
     limit: Limit = 200,
 ) -> dict[str, Any]:
-    """Planned steps beyond ``after``: what was predicted, what planning and running took.
+    """Planned steps beyond ``after``: predicted, planning and measured times.
 
     Times in ms; ``measured_ms``: of the slowest of ``ranks_measured`` ranks.
     """

@@ -48,7 +48,7 @@ routes = APIRouter(prefix="/v1/proposals", tags=["proposals"])
 
 
 class NewProposal(BaseModel):
-    """What ``seqplan propose`` is told, by the names of its options, with its defaults.
+    """Options of ``seqplan propose``, by name, with its defaults.
 
     ``profile``: id or name; ``lengths``: id; ``sync_ms``: one time, or [equal replicas, different
     layouts]; without it, derived for each layout; ``propagation_only``: leave it out;
@@ -121,7 +121,7 @@ def no_proposal(service: ServiceOf, proposal: str) -> Response:
 
 @routes.post("", status_code=202, **answers(NewProposalId, 202))
 def new_proposal(service: ServiceOf, request: Request, body: NewProposal) -> Response:
-    """Make a proposal; the answer's Location tells how far it is."""
+    """Make a proposal; the response's Location shows its progress."""
     key = secrets.token_hex(8)
 
     def effect(connection: Connection) -> tuple[int, dict[str, Any]]:

@@ -16,7 +16,7 @@ from seqplan.planner.proposal.document import Proposal
 
 
 def sampler_state(service: Service, job: str, step: int) -> dict[str, Any]:
-    """Return the state of a job before ``step``, with all that its next steps follow from.
+    """Return the state of a job before ``step``, from which its next steps follow.
 
     Problems: 409 where batches are pushed or the step before is not planned yet, 404 before the
     first step and for the job, 410 beyond the end.

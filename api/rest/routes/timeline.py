@@ -29,7 +29,7 @@ _DIGITS = 3
 def timeline(
     service: ServiceOf, watch: WatchOf, request: Request, job: str, step: StepOfPlan
 ) -> Response:
-    """When each pass of each micro-batch runs by the 1F1B simulation, ms from the step's start.
+    """Return the simulated 1F1B times of each pass, ms from the step's start.
 
     ``stages[s]``: passes of stage s as [F or B, micro-batch, start, end].
     """

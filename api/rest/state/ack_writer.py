@@ -27,7 +27,7 @@ MOST_AT_ONCE = 4096
 
 @dataclass(frozen=True)
 class Acknowledged:
-    """A rank has done a step, by the plan with ``digest`` where it says so, in ``measured_ms``."""
+    """A rank has done a step, by the plan with ``digest`` if given, in ``measured_ms``."""
 
     job: str
     step: int
@@ -43,13 +43,13 @@ class AckQueue:
         self._service = service
         self._waiting: list[tuple[list[Acknowledged], asyncio.Future[None]]] = []
         self._writer: asyncio.Task[None] | None = None
-        # Its own, so that it waits for no reader.
+        # Separate, so that it waits for no reader.
         self._threads = CapacityLimiter(1)
 
     async def put(self, acks: list[Acknowledged]) -> None:
         """Keep acknowledgements; return when they are on disk, together.
 
-        ``Problem`` where one of them fits no plan: then none of them is kept; what others put goes
+        ``Problem`` if one of them fits no plan: then none of them is kept; those of others go
         on.
         """
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -69,7 +69,7 @@ class AckQueue:
                 except Exception as error:
                     problems = [error] * len(waiting)
                 for (_, written), problem in zip(waiting, problems, strict=True):
-                    if written.done():  # who asked has gone away
+                    if written.done():  # the client has gone away
                         continue
                     if problem is None:
                         written.set_result(None)
@@ -109,7 +109,7 @@ class AckQueue:
 
 
 class PlannedSteps:
-    """Whether acknowledgements fit what is planned; looks up each job and step once."""
+    """Checks acknowledgements against the plans; looks up each job and step once."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -121,7 +121,7 @@ class PlannedSteps:
         return next((problem for ack in acks if (problem := self.problem(ack))), None)
 
     def problem(self, ack: Acknowledged) -> Problem | None:
-        """Say why an acknowledgement fits no plan.
+        """Return why an acknowledgement fits no plan.
 
         404 for the job, 422 for the rank, 409 for the step or digest.
         """
@@ -134,7 +134,7 @@ class PlannedSteps:
                 422, "invalid-request", f"rank: {ack.rank} is not below {row.world_size}"
             )
         if self.has_expired(ack):
-            return None  # every rank has acknowledged it: this one says so again
+            return None  # every rank has acknowledged it: this one repeats it
         digest = self._digest(job, step)
         if digest is None:
             last = last_planned(self._connection, job)

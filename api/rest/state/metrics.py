@@ -1,4 +1,4 @@
-"""What the service tells Prometheus."""
+"""Metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class _Figures(Collector):
         for name, about in (
             ("acknowledgements", "Acknowledgements since the start."),
             ("publications", "Plans published by this service since the start."),
-            ("planning_ends", "Jobs whose planning ended by an error of its own since the start."),
+            ("planning_ends", "Jobs whose planning ended by an internal error since the start."),
         ):
             yield CounterMetricFamily(f"seqplan_{name}", about, value=counts[name])
         yield GaugeMetricFamily(

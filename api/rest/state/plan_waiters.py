@@ -1,4 +1,4 @@
-"""Who waits for which plan, and the plans that were asked for lately, ready to send."""
+"""Requests that wait for plans, and recently requested plans, ready to send."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PlanWaiters:
         self._loading: dict[tuple[str, int], asyncio.Task[ReadyPlan | None]] = {}
         self._writing: dict[tuple[str, int], asyncio.Task[ReadyPlan]] = {}
         self._loop = asyncio.get_running_loop()
-        # Their own, so that ranks wait for no page that people look at.
+        # Separate, so that ranks do not wait for dashboard pages.
         self._threads = CapacityLimiter(_LOADING)
         self.stopping = False
 
@@ -55,7 +55,7 @@ class PlanWaiters:
         self._loop.call_soon_threadsafe(self._on_removed, job)
 
     def _on_removed(self, job: str | None) -> None:
-        self._removals += 1  # what is being loaded now is not kept
+        self._removals += 1  # plans that are loading now are not kept
         self._forget(job)
         for key in [key for key in self._loading if job in (None, key[0])]:
             del self._loading[key]
@@ -70,7 +70,7 @@ class PlanWaiters:
         self._service.note_request(job)
 
     def at_hand(self, job: str, step: int) -> ReadyPlan | None:
-        """Return the plan, where it is in memory; published plans never change."""
+        """Return the plan if it is in memory; published plans never change."""
         return self._ready.get((job, step))
 
     def wake(self, job: str) -> None:
@@ -150,7 +150,7 @@ class PlanWaiters:
             stored = plans.get_plan(connection, job, step)
             row = get(connection, JobRow, job)
             if row is None:
-                # The notice of it may be on its way: whoever asks next must not get plans of it.
+                # The notice of it may be on its way: the next request must not get plans of it.
                 self._loop.call_soon_threadsafe(self._forget, job)
                 raise not_found(f"job {job}")
             pushed = stored is None and row.lengths is None
@@ -166,7 +166,7 @@ class PlanWaiters:
         return None
 
     def _take_back(self, job: str) -> None:
-        """Plan an abandoned job again, as a rank has asked for a step that has no plan."""
+        """Plan an abandoned job again after a rank's request for an unplanned step."""
         with self._service.store.writing() as connection:
             row = get_for_update(connection, JobRow, job)
             if row is None or row.state != "abandoned":
@@ -191,7 +191,7 @@ def _is_passed_over(connection: Connection, job: str, step: int) -> bool:
 
 
 def _never(row: JobRow, step: int, passed_over: bool) -> Problem | None:
-    """Say why a step that has no plan gets none; None where it may get one."""
+    """Return why a step without plan gets none, or None if it may get one."""
     if step < row.first_step:
         return before_first_step(row, step)
     if step < row.kept_from:

@@ -1,4 +1,4 @@
-"""What is read from the store's tables and written to them, a file for each table.
+"""Reads and writes of the store's tables, a file for each table.
 
 Read ``jobs`` first, which the others belong to, then ``plans``, ``acks`` and ``measurements``:
 what a step leaves behind. ``removals`` and ``expiry`` delete their rows in batches; ``leftovers``

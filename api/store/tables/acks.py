@@ -89,7 +89,7 @@ MOST_NAMED = 8
 
 
 def rank_progress(connection: Connection, job: str, world_size: int) -> RankProgress:
-    """Return how far the ranks of a job are, without a row for each of them."""
+    """Return the ranks' progress in a job, without a row for each rank."""
     table, key = schema.ranks, key_of(job)
     query = select(
         func.count(),

@@ -44,7 +44,7 @@ def keep_answer(connection: Connection, path: str, key: str, answer: StoredAnswe
 
 
 def forget_answers(connection: Connection, paths: Sequence[str], key: str) -> None:
-    """Forget that making ``key`` was answered: asked for again, it is to be made again."""
+    """Invalidate the idempotency record of ``key``."""
     table = schema.answers
     quoted = json.dumps(key)
     # Answers of earlier releases have a blank after each name.

@@ -84,7 +84,7 @@ def remove_job(connection: Connection, job: str) -> bool:
 
 
 def list_unfinished(connection: Connection) -> list[JobRow]:
-    """Read the jobs that have steps to plan, or may get some, in order of id."""
+    """Read the jobs that have or may get steps to plan, in order of id."""
     return jobs_in_state(connection, "planning")
 
 
@@ -116,7 +116,7 @@ def jobs_by_state(connection: Connection) -> dict[str, int]:
 
 
 def still_wanted(connection: Connection, row: JobRow) -> bool:
-    """Whether the job of ``row`` is there, to this transaction's end, and is no other of its name.
+    """Whether the job of ``row`` exists unchanged, until this transaction ends.
 
     Of plans by the same proposal and batches it does not matter which of the two they are for.
     """
@@ -129,7 +129,7 @@ def still_wanted(connection: Connection, row: JobRow) -> bool:
 
 
 def lasting(connection: Connection, jobs: Iterable[str]) -> dict[str, str]:
-    """Return the keys of those of the jobs that exist, and do so until this transaction ends."""
+    """Return the keys of existing jobs, which last until this transaction ends."""
     # In one order, so that two transactions do not wait for each other.
     rows = ((job, get_for_update(connection, JobRow, job)) for job in sorted(set(jobs)))
     return {job: row.key for job, row in rows if row is not None}

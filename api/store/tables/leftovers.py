@@ -1,7 +1,7 @@
 """Files in the folder of arrays that no row of the store has: kept for days, then removed.
 
 A service that was killed leaves them; a database that was restored from a backup, or is not the
-folder's own, does not know them either.
+folder's, does not know them either.
 """
 
 from __future__ import annotations

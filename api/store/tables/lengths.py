@@ -33,7 +33,7 @@ def lengths_path(store: Store, key: str) -> Path:
 def open_lengths(store: Store, key: str) -> npt.NDArray[np.int64]:
     """Open the array of a data set, which stays on the disk.
 
-    ``ArrayMissing`` if its file is gone, ``ArrayDamaged`` if it is not what was uploaded.
+    ``ArrayMissing`` if its file is gone, ``ArrayDamaged`` if it differs from the upload.
     """
     path = lengths_path(store, key)
     try:
@@ -141,13 +141,13 @@ def histogram_row(buckets: Sequence[Bucket]) -> LengthsRow:
 
 
 def put_lengths(connection: Connection, row: LengthsRow) -> None:
-    """Keep what ``write_lengths`` said of an array."""
+    """Store the result of ``write_lengths`` for an array."""
     if get(connection, ListedLengths, row.id) is None:
         connection.execute(insert(schema.lengths).values(columns(row)))
 
 
 def remove_lengths(store: Store, key: str) -> bool:
-    """Remove a data set with its file, in a transaction of its own; False where there is none.
+    """Remove a data set with its file, in a separate transaction; False if there is none.
 
     ``InUse`` while a job draws from it or a proposal is made from it.
     """

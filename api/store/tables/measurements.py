@@ -91,7 +91,7 @@ def latest_measured_steps(connection: Connection, job: str, steps: int) -> list[
 def measurements_state(connection: Connection, job: str, first: int) -> tuple[int, float]:
     """Return how many times were measured from step ``first`` on, and their sum (ms).
 
-    Another answer says that something was measured since, again or for the first time.
+    Another value means new or repeated measurements since.
     """
     table = schema.measurements
     state = select(func.count(), func.coalesce(func.sum(table.c.measured_ms), 0.0))

@@ -59,7 +59,7 @@ def add_plan(
 
 
 def get_plan(connection: Connection, job: str, step: int) -> StoredPlan | None:
-    """Read the plan of a step, where it is planned."""
+    """Read the plan of a step, if it is planned."""
     table = schema.plans
     query = select(table.c.step, table.c.digest, table.c.line)
     row = connection.execute(query.where(table.c.job == key_of(job), table.c.step == step)).first()
@@ -67,7 +67,7 @@ def get_plan(connection: Connection, job: str, step: int) -> StoredPlan | None:
 
 
 def plan_digest(connection: Connection, job: str, step: int) -> str | None:
-    """Return the digest of a step's plan, where it is planned."""
+    """Return the digest of a step's plan, if it is planned."""
     table = schema.plans
     query = select(table.c.digest).where(table.c.job == key_of(job), table.c.step == step)
     return connection.execute(query).scalar()

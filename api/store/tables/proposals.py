@@ -61,7 +61,7 @@ def settle_proposal(
 
 
 def remove_proposal(connection: Connection, key: str) -> bool:
-    """Remove a proposal; False where there is none. ``InUse`` while a job is planned by it."""
+    """Remove a proposal; False if there is none. ``InUse`` while a job is planned by it."""
     if not lock_row(connection, ProposalRow, key):
         return False
     check_unused(connection, f"proposal {key}", schema.jobs.c.proposal, key)

@@ -1,4 +1,4 @@
-"""The table of bearer tokens, kept as hashes only: who may ask, and for what."""
+"""The table of bearer tokens, kept as hashes only: which requests they allow."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def list_tokens(connection: Connection) -> list[tuple[str, str]]:
 
 
 def revoke_token(connection: Connection, name: str) -> None:
-    """Remove a token, so that it opens nothing any more; ``StoreError`` where there is none."""
+    """Remove a token, so that it opens nothing any more; ``StoreError`` if there is none."""
     gone = connection.execute(delete(schema.tokens).where(schema.tokens.c.name == name))
     if not gone.rowcount:
         names = ", ".join(repr(known) for known, _ in list_tokens(connection)) or "none"
@@ -50,7 +50,7 @@ def revoke_token(connection: Connection, name: str) -> None:
 
 
 def read_token_hashes(connection: Connection) -> list[tuple[str, str]]:
-    """Return hash and scope of every token; where there is any, every request needs one."""
+    """Return hash and scope of every token; if there is any, every request needs one."""
     query = select(schema.tokens.c.hash, schema.tokens.c.scope)
     return [(hashed, scope) for hashed, scope in connection.execute(query)]
 

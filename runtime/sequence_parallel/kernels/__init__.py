@@ -1,6 +1,6 @@
 """Attention kernels behind one interface: pieces in, partial results out.
 
-Read ``base`` first, which says what a kernel is given and gives back; then ``cpu``, ``blocks`` and
+Read ``base`` first, a kernel's arguments and results; then ``cpu``, ``blocks`` and
 ``cuda_flash``, one kernel each. ``kernel_for`` chooses among them.
 """
 

@@ -45,7 +45,7 @@ class Scores(NamedTuple):
 
     ``scale``: what their products are multiplied with; ``softcap``: c of c·tanh(score / c), None
     without; ``causal``: whether pieces are; ``window``: how many keys a causal query sees, up to
-    its own, None for all before it.
+    including the query's, None for all before it.
     """
 
     scale: float
@@ -63,7 +63,7 @@ class Partial(NamedTuple):
 
 
 class PartialGradients(NamedTuple):
-    """Gradients to be added to the rows ``q_rows`` of q's and ``k_rows`` of k's and v's."""
+    """Gradients to add to rows ``q_rows`` of q and ``k_rows`` of k and v."""
 
     q_rows: Rows
     k_rows: Rows
@@ -93,7 +93,7 @@ class Kernel(Protocol):
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, pieces: Pieces, scores: Scores
     ) -> Iterator[Partial]:
-        """Yield the partial results of all pieces, each query row in at most one of them."""
+        """Yield the pieces' partial results, each query row in at most one."""
         ...
 
     def backward(
@@ -111,8 +111,8 @@ def query_blocks(piece: Piece, rows: int, window: int | None) -> Iterator[Piece]
     q0, q1, k0, k1 = piece
     for start in range(q0, q1, rows):
         stop = min(q1, start + rows)
-        own = k1 - (q1 - start)  # the key of the first query's own token
-        first = k0 if window is None else max(k0, own - window + 1)
+        diagonal = k1 - (q1 - start)  # the key of the first query's token
+        first = k0 if window is None else max(k0, diagonal - window + 1)
         yield Piece(start, stop, first, k1 - (q1 - stop))
 
 
@@ -120,14 +120,14 @@ def hidden_keys(
     rows: int, columns: int, window: int | None, device: torch.device | None = None
 ) -> Tensor:
     """Return which keys of a causal piece are hidden: bool (rows, columns), bottom-right."""
-    own = torch.arange(columns - rows, columns, device=device)[:, None]
-    back = own - torch.arange(columns, device=device)
+    diagonal = torch.arange(columns - rows, columns, device=device)[:, None]
+    back = diagonal - torch.arange(columns, device=device)
     hidden = back < 0
     return hidden if window is None else hidden | (back >= window)
 
 
 def same_width(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Pad heads with zeros, which add nothing to scores or outputs, to the widest ones' width."""
+    """Pad heads with zeros to the widest ones' width, which changes no scores."""
     width = max(tensor.shape[2] for tensor in tensors)
     return tuple(
         tensor if tensor.shape[2] == width else pad(tensor, (0, width - tensor.shape[2]))
@@ -136,6 +136,6 @@ def same_width(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def refuse_capping(scores: Scores) -> None:
-    """Refuse soft caps where a fused kernel is asked; ``NotImplementedError``."""
+    """Reject soft caps in a fused kernel with ``NotImplementedError``."""
     if scores.softcap is not None:
-        raise NotImplementedError("the fused kernel caps no scores: BlockKernel does")
+        raise NotImplementedError("the fused kernel does not support softcap: use BlockKernel")

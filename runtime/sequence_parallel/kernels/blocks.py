@@ -106,10 +106,10 @@ def _scores(
     capped = products if cap is None else products * cap
     if scores.causal:
         rows, columns = block.q1 - block.q0, block.k1 - block.k0
-        # All queries see all keys up to the first query's own, from the last one's window on.
-        own = block.k1 - rows
+        # All queries see all keys up to the first query's, from the last one's window on.
+        diagonal = block.k1 - rows
         first = block.k0 if scores.window is None else block.k1 - scores.window
-        if part[1] > own + 1 or part[0] < first:
+        if part[1] > diagonal + 1 or part[0] < first:
             hidden = hidden_keys(rows, columns, scores.window, queries.device)
             hidden = hidden[:, part[0] - block.k0 : part[1] - block.k0]
             capped.view(len(capped), -1, *hidden.shape).masked_fill_(hidden, float("-inf"))
@@ -134,7 +134,7 @@ def _by_head(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _by_key_head(tensor: Tensor, group: int) -> Tensor:
-    """Turn (tokens, heads, d) into (key heads, group · tokens, d), its query heads in a row."""
+    """Turn (tokens, heads, d) into (key heads, group · tokens, d), grouped by key head."""
     tokens, heads, width = tensor.shape
     by_head = _by_head(tensor, tensor.dtype)
     return by_head.reshape(heads // group, group * tokens, width)

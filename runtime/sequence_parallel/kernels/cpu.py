@@ -39,7 +39,7 @@ class CpuKernel:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, pieces: Pieces, scores: Scores
     ) -> Iterator[Partial]:
-        """Yield the partial result of each piece by calls of its own."""
+        """Yield the partial result of each piece by separate calls."""
         refuse_capping(scores)
         width = v.shape[2]
         q, k, v = same_width(q, k, v)
@@ -58,7 +58,7 @@ class CpuKernel:
     def backward(
         self, dout: Tensor, attended: Attended, pieces: Pieces, scores: Scores
     ) -> Iterator[PartialGradients]:
-        """Yield the gradients of each piece by calls of its own."""
+        """Yield the gradients of each piece by separate calls."""
         key_width, value_width = attended.k.shape[2], attended.v.shape[2]
         tensors = same_width(dout, attended.q, attended.k, attended.v, attended.out)
         exact = attended.lse.dtype

@@ -94,7 +94,7 @@ class CudaFlashKernel:
 
 
 def _window(scores: Scores) -> dict[str, int]:
-    """Return the kernel's options, which count the keys before a query's own."""
+    """Return the kernel's options, which count the keys before a query's."""
     if scores.window is None:
         return {}
     return {"window_size_left": scores.window - 1, "window_size_right": 0}
@@ -105,7 +105,7 @@ def _rows(rows: Tensor | None) -> Rows:
 
 
 class _VarlenIndex(NamedTuple):
-    """Pieces as one variable-length call; rows are None where they are the whole tensor."""
+    """Pieces as one variable-length call; rows are None if they are the whole tensor."""
 
     q_rows: Tensor | None
     k_rows: Tensor | None

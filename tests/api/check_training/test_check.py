@@ -1,4 +1,4 @@
-"""What a training check refuses before it starts anything, its model, and its verdict."""
+"""Rejected inputs of a training check, its model, and its result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from seqplan.plans.format.codec import from_json
 from seqplan.plans.format.plan_file import read_plans
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme
-from seqplan.plans.scheme_limits import refusal
+from seqplan.plans.scheme_limits import refusal as unsupported_reason
 
 
 def test_plans_for_another_number_of_ranks(plans: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_model_that_all_schemes_can_run(plans: Path, schemes: list[Scheme]) ->
     assert sizes.hidden % (2 * sizes.heads) == 0
     assert sizes.heads % sizes.kv_heads == 0
     for scheme in schemes:
-        reason = refusal(
+        reason = unsupported_reason(
             scheme,
             layers=sizes.layers,
             heads=sizes.heads,

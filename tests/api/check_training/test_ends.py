@@ -1,4 +1,4 @@
-"""A check that ends early: what is said, and that no process is left behind."""
+"""A check that ends early: its message, and no process left behind."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_process_that_dies(plans: Path, temporary: Path, log: str, who: str) -
 
 
 def test_a_server_that_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last line of what it printed is told."""
+    """Its last printed line is in the message."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('not for this machine')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -88,9 +88,9 @@ def test_a_server_that_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def server_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A server that says lines of its own to the first that it is asked, written here."""
-    module = tmp_path / "said.py"
-    monkeypatch.setattr(processes, "MODULE", "said")
+    """A server that responds to its first request with these lines."""
+    module = tmp_path / "messages.py"
+    monkeypatch.setattr(processes, "MODULE", "messages")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     return module
 
@@ -122,8 +122,12 @@ def test_messages_until_all_are_done(server_module: Path) -> None:
             RuntimeError,
             "rank 1 ended with code 3: no room for a thread",
         ),
-        ([{"process": 0, "ended": 0, "log": ""}], RuntimeError, "ended with code 0: it said not"),
-        # Who has lost another says so first; then that one's death is what is told.
+        (
+            [{"process": 0, "ended": 0, "log": ""}],
+            RuntimeError,
+            "ended with code 0: it printed not",
+        ),
+        # A rank that has lost another reports it first; the message names the other's death.
         (
             [
                 {"process": 0, "error": "lost rank 1", "input": False},
@@ -150,7 +154,7 @@ def test_messages_until_all_are_done(server_module: Path) -> None:
         ),
     ],
 )
-def test_what_explains_a_failure(
+def test_failures_are_explained(
     server_module: Path, messages: list[dict[str, object]], error: type[Exception], text: str
 ) -> None:
     server_module.write_text(speaking(*messages))

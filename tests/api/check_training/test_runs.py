@@ -1,4 +1,4 @@
-"""Plans executed by real processes beside one that knows none."""
+"""Plans executed by real processes, compared with one process without plans."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def test_rounds_agree_too(lengths: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("in_server")
 def test_groups_that_regroup_within_the_step_agree_too(tmp_path: Path) -> None:
-    """A long sequence on all four ranks, which then go on in smaller groups. Trainers that cannot
-    do that ask for groups that stay."""
+    """A long sequence on all four ranks, which then go on in smaller groups. Trainers without
+    regrouping need static groups."""
     document = json.loads(SMALL.read_text("utf-8"))
     document["memory"]["capacity_bytes"] = 3.5e6  # some 200 tokens a rank
     profile, proposal = tmp_path / "profile.json", tmp_path / "proposal.json"
@@ -133,7 +133,7 @@ def test_groups_that_regroup_within_the_step_agree_too(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("in_server")
 def test_runs_that_differ(plans: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without any tolerance float32 cannot agree: the verdict and the exit code must say so."""
+    """Without any tolerance float32 cannot agree: the result and the exit code must show it."""
     monkeypatch.setitem(train_check.GATES, "float32", Gates(0.0, 0.0, 0.0))
     data = tmp_path / "tokens.jsonl"
     first = next(read_plans(plans))
@@ -167,7 +167,7 @@ def test_rows_come_as_steps_are_done(plans: Path, temporary: Path) -> None:
         assert table[3].split()[:2] == ["step", "tokens"]
         assert table[5].split()[0] == "0"
         assert have_logs(temporary, RUNNING)
-        # What is stopped now would have taken the other steps, and then have said its verdict.
+        # A stopped process would have run the other steps, and then printed its result.
         command.send_signal(signal.SIGINT)
         rest = command.stdout.read().splitlines()
         assert command.wait(ENDED_S) == 130
@@ -177,8 +177,8 @@ def test_rows_come_as_steps_are_done(plans: Path, temporary: Path) -> None:
 
 
 @pytest.mark.usefixtures("in_server")
-def test_fewer_plans_than_asked_for(plans: Path, tmp_path: Path) -> None:
-    """Said before anything starts; what is beyond the steps asked for does not matter."""
+def test_fewer_plans_than_requested(plans: Path, tmp_path: Path) -> None:
+    """Rejected before anything starts; steps beyond the requested ones do not matter."""
     two = written(tmp_path / "two.jsonl", list(read_plans(plans))[:2])
     outcome = call("train-check", "--plans", two, "--ranks", RANKS, "--steps", 99)
     assert outcome.code == 0
@@ -194,7 +194,7 @@ def test_fewer_plans_than_asked_for(plans: Path, tmp_path: Path) -> None:
         succeeded(call("train-check", "--plans", damaged, "--ranks", RANKS, "--steps", 2, "--json"))
     )
     assert len(report["steps"]) == 2
-    # A damaged one among them is told of before any rank is started.
+    # A damaged one among them fails before any rank is started.
     message = complaint(call("train-check", "--plans", damaged, "--ranks", RANKS, "--steps", 3))
     assert message.startswith(f"{damaged}:3: ")
 

@@ -1,4 +1,4 @@
-"""What ``train-check`` says of the sync of parameters in a step."""
+"""The columns of ``train-check`` on the parameter sync of a step."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def test_the_model_is_the_one_that_is_counted_here() -> None:
     assert (sizes.heads, sizes.kv_heads, sizes.ffn) == (4, 2, 128)
 
 
-def test_what_the_fullest_rank_pulls() -> None:
+def test_all_gather_size_of_the_fullest_rank() -> None:
     sizes = size_model(PLANS[:2])
     everything = NORMS + 2 * WORDS * HIDDEN + LAYERS * LAYER
     assert count_step_gathered(PLANS[0], sizes) == Pulled(everything * 3 // 4, None)
-    # A half of a layer and of one end, some of which the rank may own.
+    # A half of a layer and of one end, some of which the rank may hold already.
     cut = count_step_gathered(PLANS[1], sizes)
     assert cut.elements <= NORMS * 3 // 4 + (LAYER + WORDS * HIDDEN) // 2 < everything // 2
     assert cut.messages is not None

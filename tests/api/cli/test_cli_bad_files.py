@@ -27,7 +27,7 @@ def changed_gpus(text: str) -> str:
 
 
 def resealed(change: Callable[[Any], object]) -> Callable[[str], str]:
-    """A change to the document whose digest is then that of what was written."""
+    """Change the document and update its digest."""
 
     def text_of(text: str) -> str:
         document = json.loads(text)
@@ -171,9 +171,7 @@ def test_a_missing_step_rank_or_file(dense: PlannedFiles, tmp_path: Path) -> Non
 # Outputs
 
 
-def test_an_output_that_cannot_be_is_told_before_the_work(
-    dense: PlannedFiles, tmp_path: Path
-) -> None:
+def test_an_unwritable_output_fails_before_the_work(dense: PlannedFiles, tmp_path: Path) -> None:
     missing = tmp_path / "none" / "result.json"
     for outcome in (
         propose(dense.lengths, missing),
@@ -219,7 +217,7 @@ def test_a_full_device(dense: PlannedFiles) -> None:
 @pytest.mark.skipif(os.name != "posix", reason="limits of processes")
 @pytest.mark.parametrize("before", ["", "from before"])
 def test_a_file_that_may_not_grow(dense: PlannedFiles, output: Path, before: str) -> None:
-    """The device refuses in the middle of writing; what a full disk does."""
+    """The device rejects in the middle of writing; what a full disk does."""
     import resource
 
     if before:

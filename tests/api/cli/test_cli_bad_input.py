@@ -1,4 +1,4 @@
-"""Bad input: one line that says what and where, the right exit code, and no file left behind."""
+"""Bad input: one line with problem and place, the right exit code, and no file left behind."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_sequence_longer_than_any_scheme_holds(tmp_path: Path, output: Path) -
         f"gpt-7b-a100-40gb holds is {limit} (u4); use --max-len {limit} to truncate, or more GPUs"
     )
     nothing_left(output)
-    # What it says would mend it does.
+    # Its fix works.
     assert propose(source, output, "--gpus", 4, "--max-len", limit, *few).code == 0
     output.unlink()
     assert propose(source, output, "--gpus", 8, "--max-len", 65536, *few).code == 0
@@ -183,7 +183,7 @@ def test_an_sync_that_cannot_be(
     nothing_left(output)
 
 
-def test_an_sync_is_told_and_kept(lengths: Path, output: Path) -> None:
+def test_a_sync_is_printed_and_kept(lengths: Path, output: Path) -> None:
     more = ("--profile", "llama-7b-a800-80gb", "--tokens", 8000)
     text = propose(lengths, output, *more).out
     assert "All with the sync, derived for each layout: 6 bytes a parameter" in text
@@ -204,7 +204,7 @@ def test_an_sync_is_told_and_kept(lengths: Path, output: Path) -> None:
 
 
 def test_a_step_that_no_candidate_holds(dense: PlannedFiles, tmp_path: Path, output: Path) -> None:
-    """The steps before it were planned, but a file of some of the steps is no plan file."""
+    """Steps before it were planned, but a partial file is no plan file."""
     proposal = tmp_path / "proposal.json"
     short = tmp_path / "short.txt"
     short.write_text("50\n" * 100)

@@ -102,14 +102,14 @@ def test_line_ends_of_other_systems(dense: PlannedFiles, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("option", ["--tokens", "--steps", "--window"])
-def test_what_draws_batches_has_no_place_beside_them(
+def test_sampling_options_are_rejected_with_given_batches(
     dense: PlannedFiles, output: Path, tmp_path: Path, option: str
 ) -> None:
     batches = tmp_path / "batches.jsonl"
     batches.write_bytes(GOOD)
     given = ("--proposal", dense.proposal, "--batches", batches, "-o", output)
-    refused = complaint(call("plan", *given, option, 2))
-    assert refused == f"{option} is for --lengths; the steps of --batches are drawn already"
+    rejected = complaint(call("plan", *given, option, 2))
+    assert rejected == f"{option} is for --lengths; the steps of --batches are drawn already"
     nothing_left(output)
 
 

@@ -20,7 +20,7 @@ def plan_files(request: pytest.FixtureRequest) -> PlannedFiles:
 
 
 def plan(plan_files: PlannedFiles, output: Path, *more: str | int, hash_seed: str) -> bytes:
-    """The plan file that a process of its own writes."""
+    """The plan file that a separate process writes."""
     succeeded(
         fresh_process(
             *("plan", "--proposal", plan_files.proposal, "--lengths", plan_files.lengths),
@@ -56,8 +56,8 @@ def test_exact_answers_are_never_worse(
         assert new.lower_bound_ms >= old.lower_bound_ms
         assert new == old or old.gap > 0.01 > new.gap
     assert any(new.predicted_ms < old.predicted_ms for old, new in zip(before, after, strict=True))
-    refused = call("plan", "--proposal", lockstep.proposal, "--lengths", lengths, "--exact")
-    assert "gpt-7b-a100-40gb runs in rounds (ZeRO-3)" in complaint(refused)
+    rejected = call("plan", "--proposal", lockstep.proposal, "--lengths", lengths, "--exact")
+    assert "gpt-7b-a100-40gb runs in rounds (ZeRO-3)" in complaint(rejected)
 
 
 def test_proposals(plan_files: PlannedFiles, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def as_json(*arguments: str | Path | int) -> Any:
 
 
 def test_from_a_source_to_an_explained_plan(tmp_path: Path) -> None:
-    """Every verb of the flow as its own process, in the order that the help shows."""
+    """Every command of the flow as a separate process, in the order that the help shows."""
     source = tmp_path / "lengths.txt"
     source.write_text("".join(f"{50 + 37 * i % 3000}\n" for i in range(400)))
     lengths, proposal = tmp_path / "lengths.npy", tmp_path / "proposal.json"
@@ -181,7 +181,7 @@ def test_plan_reports_its_summary(plan_files: PlannedFiles, tmp_path: Path) -> N
     assert sum(document["strategies"].values()) == plan_files.steps
 
 
-def test_windows_of_steps_say_what_they_moved(plan_files: PlannedFiles, tmp_path: Path) -> None:
+def test_windows_of_steps_print_their_moves(plan_files: PlannedFiles, tmp_path: Path) -> None:
     path = tmp_path / "plans.jsonl"
     windows = (
         "plan",
@@ -208,9 +208,9 @@ def test_windows_of_steps_say_what_they_moved(plan_files: PlannedFiles, tmp_path
 
 
 def test_windows_that_move_nothing_say_only_that(dense: PlannedFiles, tmp_path: Path) -> None:
-    alike = tmp_path / "alike.npy"
-    np.save(alike, np.full(1000, 100))
-    given = ("--proposal", dense.proposal, "--lengths", alike, "--window", 2, "--steps", 2)
+    equal = tmp_path / "equal.npy"
+    np.save(equal, np.full(1000, 100))
+    given = ("--proposal", dense.proposal, "--lengths", equal, "--window", 2, "--steps", 2)
     lines = succeeded(call("plan", *given, "-o", tmp_path / "plans.jsonl")).splitlines()
     assert "windows of 2 steps: no sequence was moved, the steps are as drawn" in lines
     assert not [line for line in lines if "more often than at random" in line]
@@ -233,9 +233,9 @@ def test_plans_are_exported_for_loaders(plan_files: PlannedFiles, tmp_path: Path
         assert [line["rank"] for line in of_step] == list(range(plan.world_size))
         ids = {i for line in of_step for micro in line["micro_batches"] for i in micro}
         assert ids == set(plan.ids)
-    refused = call(*planned, "-o", path, "--export", tmp_path / "export.csv")
-    assert "an export ends in .jsonl or .parquet" in refused.err
-    assert refused.code != 0
+    rejected = call(*planned, "-o", path, "--export", tmp_path / "export.csv")
+    assert "an export ends in .jsonl or .parquet" in rejected.err
+    assert rejected.code != 0
     same = call(*planned, "-o", path, "--export", path)
     assert "is an input of this command" in same.err
 
@@ -280,7 +280,7 @@ def test_a_false_bound_is_found_though_its_digest_is_true(
     optimal = all(plan.gap < 1e-5 for plan in read_plans(plan_files.plans))
     assert optimal == (plan_files.profile == "llama-7b-a800-80gb")
     outcome = call("check", false, *source, "--prove")
-    assert outcome.code == (0 if optimal else 1)  # what is optimal cannot be stated too well
+    assert outcome.code == (0 if optimal else 1)  # an optimal plan cannot be overstated
     assert ("lower_bound_ms" in outcome.out) != optimal
     assert ("is not proven" in outcome.out) != optimal
     assert "--prove needs the profile" in call("check", false, "--prove").err
@@ -359,7 +359,9 @@ def test_batches_of_the_caller(plan_files: PlannedFiles, tmp_path: Path) -> None
     assert succeeded(call("check", tmp_path / "plans.jsonl", "--proposal", plan_files.proposal))
 
 
-def test_sampled_and_given_batches_plan_alike(plan_files: PlannedFiles, tmp_path: Path) -> None:
+def test_sampled_and_given_batches_have_equal_plans(
+    plan_files: PlannedFiles, tmp_path: Path
+) -> None:
     batches = tmp_path / "batches.jsonl"
     batches.write_text(
         "".join(

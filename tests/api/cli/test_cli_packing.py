@@ -44,7 +44,7 @@ def test_even_packing_keeps_the_times_and_needs_no_more_memory(
     assert changed
 
 
-def test_the_published_method_is_refused_under_zero_3(lengths: Path) -> None:
+def test_the_published_method_is_rejected_under_zero_3(lengths: Path) -> None:
     outcome = call(
         *("propose", "--profile", "gpt-7b-a100-40gb", "--gpus", 8, "--lengths", lengths),
         *("--max-len", 4096, "--method", "eq4"),

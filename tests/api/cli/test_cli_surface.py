@@ -104,7 +104,7 @@ def test_help_lists_the_verbs_and_an_example() -> None:
 
 
 def test_the_examples_of_the_help_parse() -> None:
-    """What the help tells people to type is understood, as far as arguments go."""
+    """Commands in help texts have valid arguments."""
     parser = build_parser({})
     for verb in ("", *VERBS):
         text = succeeded(call(*([verb] if verb else []), "--help"))
@@ -118,8 +118,8 @@ def test_the_examples_of_the_help_parse() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the following arguments are required: VERB"),
-        (["replan"], "argument VERB: invalid choice: 'replan'"),
+        ([], "the following arguments are required: COMMAND"),
+        (["replan"], "argument COMMAND: invalid choice: 'replan'"),
         (["plan"], "the following arguments are required: --proposal"),
         (["plan", "--proposal", "p"], "one of the arguments --lengths --batches is required"),
         (

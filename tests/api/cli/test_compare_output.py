@@ -1,4 +1,4 @@
-"""What a comparison says on a terminal."""
+"""Output of a comparison on a terminal."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_lists_of_degrees_are_ranked_and_the_impossible_named() -> None:
     assert document["refused"]["tp4.r16"] == "its 64 GPUs do not divide the cluster's 8"
 
 
-def test_what_does_not_fit_is_a_row_and_code_3() -> None:
+def test_a_scheme_that_does_not_fit_is_a_row_and_code_3() -> None:
     outcome = call(*NODE, "--batch", 8)
     assert (outcome.code, outcome.err) == (3, "")
     assert "\ndoes not fit: 179.7 of 76.0 GiB usable\n" in outcome.out
@@ -97,16 +97,16 @@ def test_figures_on_unchecked_efficiencies_say_so(tmp_path: Path) -> None:
     shown = succeeded(call("profiles", output, "--gpus", 8))
     assert "; efficiencies of h200-141gb unchecked" in shown
     assert json.loads(succeeded(call(*profile, "--json")))["notes"] == [document["unchecked"]]
-    # Ampere's efficiencies are those of sources; a kernel or a figure of one's own is not.
+    # Ampere's efficiencies are those of sources; a given kernel or number is not.
     ampere = (*NODE, "--batch", 8, "--tp", 8)
     assert "unchecked" not in succeeded(call(*ampere))
     assert json.loads(succeeded(call(*ampere, "--json")))["unchecked"] is None
     assert "45% in attention (fa1) is assumed" in " ".join(
         succeeded(call(*ampere, "--attention-kernel", "fa1")).split()
     )
-    own = succeeded(call(*ampere, "--peak-tflops", 200, "--matmul-efficiency", 0.5))
-    assert "reaches 50% of its peak" in own
-    assert "as given: peak tflops 200, matmul efficiency 0.5" in " ".join(own.split())
+    printed = succeeded(call(*ampere, "--peak-tflops", 200, "--matmul-efficiency", 0.5))
+    assert "reaches 50% of its peak" in printed
+    assert "as given: peak tflops 200, matmul efficiency 0.5" in " ".join(printed.split())
 
 
 def estimated(*more: str | int) -> dict[str, float]:
@@ -231,7 +231,7 @@ def test_bad_input_is_one_line(arguments: tuple[str | int | Path, ...], message:
     assert message in complaint(call(*NODE, *arguments))
 
 
-def test_the_model_beside_what_was_published() -> None:
+def test_the_model_is_compared_with_published_results() -> None:
     text = succeeded(process("validate-model"))
     for name in ("USP table 3", "USP table 4", "USP table 5", "llama-32b-a800-80gb: MaxLen"):
         assert name in text

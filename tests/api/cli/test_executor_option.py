@@ -37,7 +37,7 @@ def test_an_unknown_executor_is_a_usage_error() -> None:
     )
 
 
-def test_without_ray_one_line_says_what_to_install(
+def test_without_ray_one_line_has_the_fix(
     dense: PlannedFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec

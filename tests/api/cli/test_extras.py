@@ -1,4 +1,4 @@
-"""A verb that lacks an optional package says in one line which extra brings it."""
+"""A command without an optional package names the extra in one line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_torch")
-def test_what_trains_or_measures_needs_torch(dense: PlannedFiles, tmp_path: Path) -> None:
+def test_training_and_measuring_need_torch(dense: PlannedFiles, tmp_path: Path) -> None:
     install = "needs the torch package: pip install 'seqplan[runtime]'"
     check = call("train-check", "--plans", dense.plans, "--ranks", 4, "--steps", 1)
     assert complaint(check) == f"train-check {install}"

@@ -49,7 +49,7 @@ def test_one_rank_measures_fits_and_goes_on_from_its_samples(tmp_path: Path) -> 
     succeeded(profiled(*options))
     again = samples.read_text().splitlines(keepends=True)
     assert len(again) == len(lines)
-    assert again[:-2] == lines[:-2]  # what was there is kept, not measured anew
+    assert again[:-2] == lines[:-2]  # old samples are kept, not measured anew
 
 
 def test_wide_heads_and_tied_embeddings_are_measured_and_kept(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_wide_heads_and_tied_embeddings_are_measured_and_kept(tmp_path: Path) ->
     assert "head_dim 16, tied True, not hidden 32" in other.err
 
 
-def test_a_busy_machine_is_told_and_makes_no_profile(tmp_path: Path) -> None:
+def test_a_busy_machine_fails_and_makes_no_profile(tmp_path: Path) -> None:
     """Its samples stay, and can be fitted as they are."""
     output, samples = tmp_path / "p.json", tmp_path / "s.jsonl"
     options = ("--lengths", "8..64", "--points", "4", "--repeats", "1", "--measured-layers", "1")
@@ -99,7 +99,7 @@ def test_a_busy_machine_is_told_and_makes_no_profile(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A profile of all kinds of schemes, and what was said while it was measured."""
+    """A profile of all kinds of schemes, and the messages while it was measured."""
     output = tmp_path_factory.mktemp("ranks") / "p.json"
     page = output.with_name("fit.html")
     options = ("--lengths", "64..256", "--points", "4", "-o", str(output), "--plot", str(page))
@@ -162,10 +162,10 @@ def test_every_measured_scheme_is_on_the_page(four_ranks: tuple[Path, str]) -> N
     assert "http" not in html.replace("http://www.w3.org", "")
 
 
-def test_what_was_measured_on_ranks_completes_itself(
+def test_measurements_on_ranks_complete_a_profile(
     four_ranks: tuple[Path, str], tmp_path: Path
 ) -> None:
-    """From its tp1 alone, the schemes that were measured too; what was measured stays."""
+    """From its tp1 alone, the schemes that were measured too; measurements stay."""
     measured = json.loads(four_ranks[0].read_text())
     document = json.loads(four_ranks[0].read_text())
     document["schemes"] = [
@@ -190,7 +190,7 @@ def test_what_was_measured_on_ranks_completes_itself(
     # Both are of trainers that split norms and residuals over tp.
     assert measured["tensor_parallel"] == "sequence-parallel"
     assert "notes" not in measured
-    # What is added for tp2 is counted in bf16, what was measured is in fp32, and of tp2.u2.
+    # Additions for tp2 are counted in bf16; measurements are in fp32, and of tp2.u2.
     assert bytes_per_token["2"] == pytest.approx(was["2"], rel=0.04)
     assert was["1"] < bytes_per_token["2"] < was["2"]
 

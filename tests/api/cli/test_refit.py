@@ -83,13 +83,13 @@ def test_a_uniformly_slower_device_does_not_change_the_proposal(tmp_path: Path) 
     cluster = ("--gpus", "8", "--max-len", "8192", "--tokens", "100000", "--propagation-only")
     candidates = []
     for name in (profile, output):
-        asked = ("--profile", name, *cluster, "--lengths", tmp_path / "l.npy", "--json")
-        document = json.loads(succeeded(call("propose", *asked)))
+        arguments = ("--profile", name, *cluster, "--lengths", tmp_path / "l.npy", "--json")
+        document = json.loads(succeeded(call("propose", *arguments)))
         candidates.append([candidate["strategy"] for candidate in document["candidates"]])
     assert candidates[0] == candidates[1]
 
 
-def test_what_is_written_is_said_with_the_times_that_it_rests_on(tmp_path: Path) -> None:
+def test_a_refit_prints_its_measured_times(tmp_path: Path) -> None:
     profile, plans = planned(tmp_path)
     lines = measured(plans, 1.25)
     foreign = [f'{{"step":{step},"rank":0,"measured_ms":3}}' for step in (99, 98, 98, 97)]
@@ -123,9 +123,9 @@ def test_a_profile_that_nothing_corrects_is_not_written(
     times, output = tmp_path / "times.jsonl", tmp_path / "refitted.json"
     times.write_text("\n".join(measured(plans, *factors, steps=steps)))
     files = ("--profile", profile, "--plans", plans, "--measurements", times)
-    refused = complaint(call("refit", *files, "-o", output))
-    assert refused.startswith(f"{output}: not written: ")
-    assert why in refused
+    rejected = complaint(call("refit", *files, "-o", output))
+    assert rejected.startswith(f"{output}: not written: ")
+    assert why in rejected
     assert not output.exists()
     assert "kept" in succeeded(call("refit", *files))
 
@@ -150,7 +150,9 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
         ("--estimate --model llama3-8b --hardware h100-80gb --schemes tp3", "tp"),
     ],
 )
-def test_derived_profiles_say_what_is_missing(tmp_path: Path, arguments: str, message: str) -> None:
+def test_derived_profiles_state_missing_measurements(
+    tmp_path: Path, arguments: str, message: str
+) -> None:
     output = tmp_path / "o.json"
     assert message in complaint(call("profile", *arguments.split(), "-o", str(output)))
     assert not output.exists()

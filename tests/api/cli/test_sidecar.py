@@ -33,13 +33,13 @@ def planned_by_the_command_line(folder: Path, *options: str) -> list[str]:
 
 
 def planned_by_the_sidecar(job_file: Path) -> list[str]:
-    """Plans of the job's steps, asked of a sidecar."""
+    """Plans of the job's steps, requested from a sidecar."""
     with serving("--job", job_file, verb="sidecar") as served:
         paths = [f"/v1/jobs/job/plans/{step}?wait=30" for step in range(3)]
-        return [served.ask("GET", path).body.decode() for path in paths]
+        return [served.send("GET", path).body.decode() for path in paths]
 
 
-def test_a_sidecar_plans_what_the_command_line_does(tmp_path: Path) -> None:
+def test_a_sidecar_plans_like_the_command_line(tmp_path: Path) -> None:
     np.save(tmp_path / "lengths.npy", np.load(DATA)[:3000])
     job_file = tmp_path / "job.toml"
     job_file.write_text(FILE)
@@ -67,7 +67,7 @@ def test_no_other_user_removes_the_job_of_a_sidecar(tmp_path: Path) -> None:
     job_file, token_file = tmp_path / "job.toml", tmp_path / "job.token"
     job_file.write_text(FILE)
     with serving("--job", job_file, verb="sidecar") as served:
-        assert served.ask("GET", "/v1/jobs/job/plans/0?wait=30").status == 200
+        assert served.send("GET", "/v1/jobs/job/plans/0?wait=30").status == 200
         for method, path in (("DELETE", "/v1/jobs/job"), ("POST", "/v1/jobs/job/stop")):
             assert "token_file" in served.problem(method, path, status=403)["detail"]
         served.ok("POST", "/v1/jobs/job/acks", {"step": 0, "rank": 0, "digest": None})
@@ -77,10 +77,10 @@ def test_no_other_user_removes_the_job_of_a_sidecar(tmp_path: Path) -> None:
         with serving("--job", job_file, verb="sidecar") as served:
             tokens.append(token_file.read_text().strip())
             assert token_file.stat().st_mode & 0o777 == 0o600
-            assert served.ask("GET", "/v1/jobs/job/plans/0").status == 401
-            assert served.ask("DELETE", "/v1/jobs/job").status == 401
+            assert served.send("GET", "/v1/jobs/job/plans/0").status == 401
+            assert served.send("DELETE", "/v1/jobs/job").status == 401
             with_token = {"Authorization": f"Bearer {tokens[-1]}"}
-            plan = served.ask("GET", "/v1/jobs/job/plans/0?wait=30", headers=with_token)
+            plan = served.send("GET", "/v1/jobs/job/plans/0?wait=30", headers=with_token)
             assert plan.status == 200
     assert tokens[0] == tokens[1]
 

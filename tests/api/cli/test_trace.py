@@ -134,7 +134,7 @@ def test_rounds_wait_and_are_marked() -> None:
     assert min(event["ts"] for event in passes(document) if event["pid"] == 2) == 30300.0
 
 
-def test_events_say_what_runs() -> None:
+def test_events_name_their_passes() -> None:
     events = {
         (event["pid"], event["tid"], event["name"]): event["args"]
         for event in passes(trace(PIPELINED))
@@ -174,14 +174,14 @@ def test_the_verb_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert json.loads(capsys.readouterr().out) == trace(ROUNDS)
 
 
-def test_the_profile_says_what_forward_takes(
+def test_the_profile_gives_the_share_of_forward(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     document = json.loads(json.dumps(dict(load_shipped("llama-7b-a800-80gb").document)))
     document["forward_fraction"] = 0.25
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(document))
-    own = Profile.load(path)
+    profile = Profile.load(path)
 
     def traced(digest: str, *more: str) -> dict[str, Any]:
         plan = replace(PIPELINED, provenance=replace(PIPELINED.provenance, profile=digest))
@@ -190,14 +190,14 @@ def test_the_profile_says_what_forward_takes(
         trace: dict[str, Any] = json.loads(capsys.readouterr().out)
         return trace
 
-    assumed = traced(own.digest)
+    assumed = traced(profile.digest)
     assert assumed["otherData"]["forward_fraction_source"].startswith("assumed")
-    stated = traced(own.digest, "--profile", str(path))["otherData"]
+    stated = traced(profile.digest, "--profile", str(path))["otherData"]
     assert (stated["forward_fraction"], stated["forward_fraction_source"]) == (
         0.25,
-        f"profile {own.name}",
+        f"profile {profile.name}",
     )
-    first = next(event for event in passes(traced(own.digest, "--profile", str(path))))
+    first = next(event for event in passes(traced(profile.digest, "--profile", str(path))))
     assert first["dur"] == pytest.approx(0.25 * 10.001 * 1000)
     by_name = traced(load_shipped("llama-32b-a800-80gb").digest)["otherData"]
     assert by_name["forward_fraction_source"] == "profile llama-32b-a800-80gb"
@@ -226,7 +226,7 @@ def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert not output.exists()
 
 
-def test_an_unsound_plan_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unsound_plan_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, *others = ROUNDS.pipelines
     micro = MicroBatch((99,), 100, 100, 30.3)
     wrong = PlannedPipeline(first.scheme, first.ranks, (micro,), 30.3, 0)

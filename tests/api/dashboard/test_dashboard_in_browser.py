@@ -25,8 +25,8 @@ LONG = "a-name-as-long-as-names-of-jobs-may-become.2026-11-21.second-try"
 CONTRAST = """
 const [selector, property] = arguments;
 const seen = (element) => getComputedStyle(element);
-const luminance = (colour) => {
-  const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map((each) => {
+const luminance = (color) => {
+  const [r, g, b] = color.match(/[\\d.]+/g).slice(0, 3).map((each) => {
     const share = each / 255;
     return share <= 0.03928 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
   });
@@ -47,8 +47,9 @@ return [...document.querySelectorAll('#strategies svg text')].map(each => Number
 
 @pytest.fixture(scope="module")
 def stocked(tmp_path_factory: pytest.TempPathFactory, page: Page) -> Iterator[Stocked]:
-    """Jobs ``live``, ``waiting`` for its ranks, and ``slower``, whose ranks took 1.3 times what
-    was predicted. Planning the first step of ``slower`` took long."""
+    """Jobs ``live``, ``waiting`` for its ranks, and ``slower``, with slow ranks.
+
+    Ranks of ``slower`` took 1.3 times the prediction, and planning its first step took long."""
     store = tmp_path_factory.mktemp("dashboard") / "store.db"
     with serving_here(store) as served:
         stocked = stock(served)
@@ -115,7 +116,7 @@ def test_jobs_and_one_of_them(page: Page, stocked: Stocked) -> None:
     assert drawn == [sum(timed_pass[0] == kind for timed_pass in passes) for kind in "FB"]
     assert page.text("#step-name") == "step 4"  # the slowest rank has done 3
     page.click("#why summary")
-    explained = stocked.served.ask("GET", "/v1/jobs/live/plans/4/explain").body.decode()
+    explained = stocked.served.send("GET", "/v1/jobs/live/plans/4/explain").body.decode()
     assert page.until_text("#why pre", "lower bound").split() == explained.split()
     page.click("#steps summary")
     rows = "return document.querySelectorAll('#steps tbody tr').length"
@@ -127,7 +128,7 @@ def test_the_worst_job_comes_first(page: Page, tmp_path: Path) -> None:
         stocked = stock(served)
         for name in ("a-fine", "b-stuck", "c-failed", "d-stopped"):
             stocked.job(name, 60, look_ahead=4)
-            assert served.ask("GET", f"/v1/jobs/{name}/plans/3?wait=30").status == 200
+            assert served.send("GET", f"/v1/jobs/{name}/plans/3?wait=30").status == 200
         measure(served, "a-fine", range(2), 1.0)
         measure(served, "b-stuck", range(2), 1.0)
         ack = {"step": 2, "rank": 0, "digest": None}
@@ -188,7 +189,7 @@ def test_steps_on_axes_are_whole(page: Page, tmp_path: Path) -> None:
     with serving_here(tmp_path / "s.db") as served:
         stocked = stock(served)
         stocked.job("few", 2, look_ahead=2)
-        assert served.ask("GET", "/v1/jobs/few/plans/1?wait=30").status == 200
+        assert served.send("GET", "/v1/jobs/few/plans/1?wait=30").status == 200
         opened(page, stocked, "few")
         splits = page.run(
             "const seen = []; const write = CanvasRenderingContext2D.prototype.fillText;"
@@ -202,7 +203,7 @@ def test_steps_on_axes_are_whole(page: Page, tmp_path: Path) -> None:
         assert not [words for words in splits if re.fullmatch(r"0\.\d+", words)]
 
 
-def test_charts_show_what_the_service_says(page: Page, stocked: Stocked) -> None:
+def test_charts_show_the_values_of_the_service(page: Page, stocked: Stocked) -> None:
     opened(page, stocked, "slower")
     last = stocked.served.ok("GET", "/v1/jobs/slower/steps")["items"][-1]
     text = page.text("#charts").replace(",", "")
@@ -214,11 +215,11 @@ def test_charts_show_what_the_service_says(page: Page, stocked: Stocked) -> None
         " const data = canvas.getContext('2d').getImageData(0, 0, width, height).data;"
         " return new Set(new Uint32Array(data.buffer)).size })"
     )
-    assert all(colours > 3 for colours in inked), inked
+    assert all(colors > 3 for colors in inked), inked
 
 
 def test_a_slow_step_does_not_flatten_the_others(page: Page, stocked: Stocked) -> None:
-    """Steps that took 10 and 20 ms in turn are well apart beside one of 1,750 ms."""
+    """Steps that took 10 and 20 ms in turn are well apart next to one of 1,750 ms."""
     opened(page, stocked, "slower")
     heights = page.run(
         "const canvas = document.querySelectorAll('#charts canvas')[2], {width, height} = canvas;"
@@ -295,7 +296,7 @@ def test_keys_alone_choose_a_job_and_a_step(page: Page, stocked: Stocked) -> Non
     page.until_text("#step-name", f"^step {STEPS - 1}$")
 
 
-def test_calibration_is_told_and_drawn(page: Page, stocked: Stocked) -> None:
+def test_calibration_is_reported_and_drawn(page: Page, stocked: Stocked) -> None:
     opened(page, stocked, "slower")
     calibration = stocked.served.ok("GET", "/v1/jobs/slower/calibration?points=200")
     warned = [scheme for scheme in calibration["schemes"] if scheme["warning"]]
@@ -319,12 +320,12 @@ def test_calibration_is_told_and_drawn(page: Page, stocked: Stocked) -> None:
     assert not page.text("#refit")
 
 
-def test_it_follows_what_happens_and_rests_while_hidden(page: Page, stocked: Stocked) -> None:
+def test_the_page_refreshes_and_rests_while_hidden(page: Page, stocked: Stocked) -> None:
     opened(page, stocked, "live")
     slowest = stocked.served.ok("GET", "/v1/jobs/live/progress")["slowest"]
     measure(stocked.served, "live", [slowest + 1], 1.0)
     page.until_text("#step-name", f"^step {slowest + 2}$")
-    # No window manager hides the tab here: it is told that it is hidden.
+    # No window manager hides the tab here: it gets an event that it is hidden.
     hide = (
         "Object.defineProperty(document, 'hidden', {value: arguments[0], configurable: true});"
         "document.dispatchEvent(new Event('visibilitychange'))"
@@ -383,7 +384,7 @@ def test_light_and_dark_can_be_read(page: Page, stocked: Stocked) -> None:
     assert len(backgrounds) == 2
 
 
-def test_what_can_be_operated_has_a_name(page: Page, stocked: Stocked) -> None:
+def test_controls_have_names(page: Page, stocked: Stocked) -> None:
     opened(page, stocked, "slower")
     page.devtools("Accessibility.enable")
     nodes = page.devtools("Accessibility.getFullAXTree")["nodes"]
@@ -397,26 +398,26 @@ def test_what_can_be_operated_has_a_name(page: Page, stocked: Stocked) -> None:
     page.devtools("Accessibility.disable")
 
 
-def test_a_token_is_asked_for_and_kept_for_the_session(page: Page, tmp_path: Path) -> None:
+def test_a_token_is_requested_and_kept_for_the_session(page: Page, tmp_path: Path) -> None:
     store = tmp_path / "store.db"
     text = succeeded(call("serve", "--store", store, "--add-token", "reader")).strip()
 
-    def refused() -> list[str]:
-        """Refusals are what the console tells here, and all that it tells."""
+    def rejected() -> list[str]:
+        """Return the console's lines, all of which are rejected requests."""
         log = page.log()
         assert all("401 (Unauthorized)" in line for line in log), log
         return log
 
     with serving_here(store) as served:
         page.open(served.url)
-        page.until("return !document.querySelector('#ask-token').hidden")
+        page.until("return !document.querySelector('#token-form').hidden")
         assert page.run("return document.activeElement.id") == "token"
         assert page.text("#main") == ""
         page.type("#token", "wrong" + ENTER)
         page.until_text("#token-why", "does not know this token")
-        assert len(refused()) == 2
+        assert len(rejected()) == 2
         page.type("#token", text)
-        page.click("#ask-token button")
+        page.click("#token-form button")
         page.until_text("#no-jobs", "No jobs yet")
         assert page.run("return [sessionStorage.length, localStorage.length, document.cookie]") == [
             *(1, 0, "")
@@ -425,9 +426,9 @@ def test_a_token_is_asked_for_and_kept_for_the_session(page: Page, tmp_path: Pat
         page.command("POST", "/refresh")
         page.until_text("#no-jobs", "No jobs yet")
         page.click("#forget")
-        page.until("return !document.querySelector('#ask-token')?.hidden")
+        page.until("return !document.querySelector('#token-form')?.hidden")
         assert page.run("return sessionStorage.length") == 0
-        assert len(refused()) == 1
+        assert len(rejected()) == 1
         page.type("#token", "not one ✓" + ENTER)
         page.until_text("#token-why", "does not know this token")
 
@@ -447,7 +448,7 @@ def test_text_of_the_service_is_text(page: Page, stocked: Stocked, tmp_path: Pat
         assert page.run("return document.querySelector('#evil')") is None
         page.open(f"{served.url}/?again#job=%3Cb%3Enone")
         page.until_text("#warnings", "there is no job <b>none")
-        page.open("about:blank")  # which asks no more: the log is whole
+        page.open("about:blank")  # which sends no more requests: the log is whole
         assert all("404 (Not Found)" in line for line in page.log())
 
 

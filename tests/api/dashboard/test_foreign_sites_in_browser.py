@@ -12,15 +12,15 @@ from browser import Page
 from stocked_service import Stocked
 
 UPLOAD = """
-const asked = {method: 'POST', mode: 'no-cors', body: '5\\n6\\n7\\n'};
-fetch(arguments[0] + '/v1/lengths?format=txt', asked)
-  .then(() => { document.title = 'asked'; }, () => { document.title = 'refused'; });
+const requested = {method: 'POST', mode: 'no-cors', body: '5\\n6\\n7\\n'};
+fetch(arguments[0] + '/v1/lengths?format=txt', requested)
+  .then(() => { document.title = 'requested'; }, () => { document.title = 'rejected'; });
 """
 
 
 @pytest.fixture(scope="module")
 def elsewhere() -> Iterator[str]:
-    """The address of a site of its own, with one empty page."""
+    """The address of another site, with one empty page."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -46,9 +46,9 @@ def test_a_foreign_page_uploads_nothing(stocked: Stocked, elsewhere: str, page: 
     for host in ("127.0.0.1", "localhost"):  # of the same site, and of another
         page.open(elsewhere)
         page.run(UPLOAD, stocked.served.url.replace("127.0.0.1", host))
-        page.until("return document.title === 'asked'")
+        page.until("return document.title === 'requested'")
     assert stocked.served.ok("GET", "/v1/lengths") == before
-    metrics = stocked.served.ask("GET", "/metrics").body.decode()
+    metrics = stocked.served.send("GET", "/metrics").body.decode()
     assert 'seqplan_requests_total{status="403"} 2.0' in metrics
     page.open("about:blank")
     assert all("403 (Forbidden)" in line for line in page.log())

@@ -60,7 +60,7 @@ def test_text_is_escaped() -> None:
     assert "A window & a <script>alert(1)</script>." in page.words
 
 
-def test_what_no_document_may_contain_is_replaced() -> None:
+def test_invalid_characters_are_replaced() -> None:
     compared = replace(pipelined(), advice="a\x00b\ud800c\x1b[31m")
     document = render(compared)
     assert "a\ufffdb\ufffdc\ufffd[31m" in document
@@ -72,8 +72,8 @@ def test_the_same_comparison_gives_the_same_bytes(compared: Comparison) -> None:
     assert render(compared, PROFILE) == render(compared, PROFILE)
 
 
-def test_utilisation_is_of_all_flops_over_all_time() -> None:
-    """Not the mean of the steps' own, in which a short step would count as much as a long one."""
+def test_utilization_is_of_all_flops_over_all_time() -> None:
+    """Not the mean of the steps' rates, in which a short step would count as much as a long one."""
     first, second = in_lockstep().ours.iterations
     steps = (
         replace(first, propagation_ms=47.25, mfu=0.5),  # 100 ms in all
@@ -153,7 +153,7 @@ def test_the_headline_is_the_nearest_rival() -> None:
     assert f"Our slowest step (1): {ODD}" in words
 
 
-def test_every_curve_is_drawn_its_own_way() -> None:
+def test_every_curve_is_drawn_differently() -> None:
     profile = load_shipped("llama-32b-a800-80gb").restrict(measured=True)
     schemes = [str(model.scheme) for model in profile.usable(64, 32_768)]
     assert len(schemes) >= 13
@@ -166,7 +166,7 @@ def test_every_curve_is_drawn_its_own_way() -> None:
     assert len(set(marks)) == len(schemes)
     dashes = [dash for _, dash in legend[: len(schemes)]]
     shapes = [shape for shape, _ in marks[: len(schemes)]]
-    assert len(set(zip(dashes, shapes, strict=True))) == len(schemes)  # without colour, too
+    assert len(set(zip(dashes, shapes, strict=True))) == len(schemes)  # without color, too
     assert all(f">{scheme}</text>" in drawing for scheme in schemes)
     assert "leader" not in drawing
 
@@ -176,7 +176,7 @@ def test_no_chart_of_nearly_equal_bars() -> None:
 
 
 @COMPARISONS
-def test_every_figure_tells_where_it_is_from(compared: Comparison) -> None:
+def test_every_figure_states_its_origin(compared: Comparison) -> None:
     page = Page.of(render(compared))
     figures = sum(tag == "figure" for tag, _ in page.tags)
     drawings = [attributes for tag, attributes in page.tags if tag == "svg"]
@@ -190,7 +190,7 @@ def test_ours_alone_is_a_report() -> None:
     assert Page.of(render(compared)).faults == []
 
 
-def test_what_was_not_recorded_is_said() -> None:
+def test_missing_records_are_stated() -> None:
     compared = pipelined()
     bare = [replace(i, spans=(), gap=None, planning_ms=None) for i in compared.ours.iterations]
     ours = replace(compared.ours, iterations=tuple(bare))
@@ -199,7 +199,7 @@ def test_what_was_not_recorded_is_said() -> None:
     assert {"Not recorded.", "Neither was recorded."} <= set(page.words)
 
 
-def test_unequal_steps_are_refused() -> None:
+def test_unequal_steps_are_rejected() -> None:
     compared = pipelined()
     short = replace(compared.systems[1], iterations=compared.systems[1].iterations[:2])
     with pytest.raises(ValueError, match="has 2 steps, but ours has 3"):
@@ -232,7 +232,7 @@ def test_a_large_comparison_stays_small() -> None:
     assert len(document.encode()) < 2_000_000
     page = Page.of(document)
     assert page.faults == []
-    # Stages share rows where there are more of them than can be seen.
+    # Stages share rows if there are more than can be seen.
     assert "stages share a row" in document
     assert len(page.table("Ranks")) <= 201
 

@@ -1,4 +1,4 @@
-"""The report as a browser lays it out: no table is cut where there is room, no card left alone."""
+"""The report as a browser lays it out: no table is cut if there is room, no card is alone."""
 
 from __future__ import annotations
 

@@ -20,17 +20,17 @@ def test_tokens(tmp_path: Path) -> None:
     assert "there is a token 'read' already" in again
     assert not any(token.encode() in store.read_bytes() for token in tokens.values())
     with serving_here(store) as served:
-        assert served.ask("GET", "/healthz").status == 200
-        reply = served.ask("GET", "/v1/jobs")
+        assert served.send("GET", "/healthz").status == 200
+        reply = served.send("GET", "/v1/jobs")
         assert (reply.status, reply.headers["www-authenticate"]) == (401, "Bearer")
         assert reply.headers["content-type"] == "application/problem+json"
         served.headers["Authorization"] = "Bearer wrong"
-        assert served.ask("GET", "/metrics").status == 401
+        assert served.send("GET", "/metrics").status == 401
         served.headers["Authorization"] = f"Bearer {tokens['read']}"
         assert served.ok("GET", "/v1/jobs")["items"] == []
         assert served.problem("POST", "/v1/jobs", {"proposal": "x"}, 403)
-        metrics = served.ask("GET", "/metrics").body.decode()
-        assert 'seqplan_requests_total{status="401"} 2.0' in metrics  # refused, and counted
+        metrics = served.send("GET", "/metrics").body.decode()
+        assert 'seqplan_requests_total{status="401"} 2.0' in metrics  # rejected, and counted
         served.headers["Authorization"] = f"Bearer {tokens['write']}"
         assert served.problem("POST", "/v1/jobs", {"proposal": "x"}, 422)
 

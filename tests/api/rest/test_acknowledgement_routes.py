@@ -7,7 +7,7 @@ from stocked_service import WORLD, Stocked
 
 def test_all_ranks_acknowledge_at_once(stocked: Stocked) -> None:
     served, job = stocked.served, stocked.job("at-once", steps=2)
-    assert served.ask("GET", f"/v1/jobs/{job}/plans/1?wait=30").status == 200
+    assert served.send("GET", f"/v1/jobs/{job}/plans/1?wait=30").status == 200
     path = f"/v1/jobs/{job}/acks/many"
     acknowledgement = {
         "step": 0,
@@ -32,7 +32,7 @@ def test_all_ranks_acknowledge_at_once(stocked: Stocked) -> None:
 
 def test_bad_acknowledgements(stocked: Stocked) -> None:
     served, job = stocked.served, stocked.job("acks", 9, look_ahead=1)
-    served.ask("GET", f"/v1/jobs/{job}/plans/0?wait=30")
+    served.send("GET", f"/v1/jobs/{job}/plans/0?wait=30")
     path, ack = f"/v1/jobs/{job}/acks", {"step": 0, "rank": 0, "digest": None}
     assert served.problem("POST", path, {**ack, "step": 5}, 409)["last_step"] == 0
     assert served.problem("POST", path, {**ack, "rank": WORLD})

@@ -12,12 +12,12 @@ from stocked_service import Stocked
 
 def test_a_body_beyond_the_limit(stocked: Stocked) -> None:
     too_much = {"Content-Length": str(1 << 40)}
-    reply = stocked.served.ask("POST", "/v1/jobs", None, too_much)
+    reply = stocked.served.send("POST", "/v1/jobs", None, too_much)
     assert (reply.status, reply.json["type"]) == (413, "urn:seqplan:problem:too-large")
 
 
 def test_a_body_that_grows_beyond_the_limit(stocked: Stocked) -> None:
-    """Sent in chunks, so that nothing says beforehand how large it is."""
+    """Sent in chunks, so that no header has its size."""
     host = stocked.served.url.removeprefix("http://")
     connection = http.client.HTTPConnection(host, timeout=PATIENCE_S)
     connection.putrequest("POST", "/v1/jobs")

@@ -1,4 +1,4 @@
-"""A job whose ranks measure: the calibration error of its profile, and a refit that mends it."""
+"""A job whose ranks measure: the calibration error of its profile, and a refit that corrects it."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def test_a_slower_cluster_is_warned_of_and_refitted(stocked: Stocked, tmp_path: 
     changed = {str(scheme) for scheme, entry in after.items() if entry.origin == "measured"}
     assert changed == {judged["scheme"] for judged in warned}
 
-    # The other form says the same of the same plans and times.
+    # The other form returns the same for the same plans and times.
     plans, times = tmp_path / "plans.jsonl", tmp_path / "times.jsonl"
-    lines = [served.ask("GET", f"/v1/jobs/{job}/plans/{step}").body for step in range(STEPS)]
+    lines = [served.send("GET", f"/v1/jobs/{job}/plans/{step}").body for step in range(STEPS)]
     plans.write_bytes(b"\n".join(lines) + b"\n")
     cursor, rows = "", []
     while cursor is not None:
@@ -116,7 +116,7 @@ def test_a_profile_that_holds_is_not_warned_of(stocked: Stocked) -> None:
 
 
 def test_a_refitted_profile_states_its_error(stocked: Stocked, tmp_path: Path) -> None:
-    """Its limit comes from what it was judged by, not from what is assumed of published ones."""
+    """Its limit comes from its validation, not from the assumption for published ones."""
     served, job = stocked.served, stocked.job("first", STEPS, look_ahead=STEPS)
     measure(served, job, range(STEPS), 1.3)
     output = tmp_path / "refitted.json"
@@ -134,13 +134,13 @@ def test_a_refitted_profile_states_its_error(stocked: Stocked, tmp_path: Path) -
     assert all(entry["stated"]["p90"] < 0.01 == entry["limit"] for entry in stated)
 
 
-def test_refit_of_what_is_not_there_is_one_line(stocked: Stocked, tmp_path: Path) -> None:
+def test_refit_of_a_missing_job_is_one_line(stocked: Stocked, tmp_path: Path) -> None:
     served, job = stocked.served, stocked.job("unmeasured", 1)
     plan_of(served, job, 0)
     for arguments, message in [
         (("--server", served.url, "--job", job), "no rank has measured a step yet"),
         (("--server", served.url, "--job", "none"), "404: there is no job none"),
-        (("--server", served.url), "say which job of it with --job"),
+        (("--server", served.url), "--server requires --job"),
         (("--server", "ftp://x", "--job", job), "--server: wants http://HOST:PORT"),
         (("--server", "http://127.0.0.1:1", "--job", job), "no answer"),
         (("--plans", "p"), "--plans: wants --profile, too"),
@@ -152,7 +152,7 @@ def test_refit_shows_its_token(tmp_path: Path) -> None:
     store = tmp_path / "store.db"
     token = succeeded(call("serve", "--store", store, "--add-token", "reader")).strip()
     with serving_here(store) as served:
-        refused = complaint(_refit("--server", served.url, "--job", "j"))
-        assert "401: this service wants a bearer token" in refused
+        rejected = complaint(_refit("--server", served.url, "--job", "j"))
+        assert "401: this service wants a bearer token" in rejected
         known = complaint(_refit("--server", served.url, "--job", "j", "--token", token))
         assert "404: there is no job j" in known

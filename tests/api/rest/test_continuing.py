@@ -46,7 +46,7 @@ class Small:
 
     def plans(self, job: str, steps: range) -> list[Plan]:
         paths = [f"/v1/jobs/{job}/plans/{step}?wait=60" for step in steps]
-        return [from_json(self.served.ask("GET", path).body.decode()) for path in paths]
+        return [from_json(self.served.send("GET", path).body.decode()) for path in paths]
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,7 @@ def test_a_continuing_job_needs_the_other_no_more(small: Small) -> None:
     small.drawn("gone")
     whole = small.plans("gone", range(STEPS))
     small.on_two("left", "gone", 5, look_ahead=2)
-    assert small.served.ask("DELETE", "/v1/jobs/gone").status == 204
+    assert small.served.send("DELETE", "/v1/jobs/gone").status == 204
     source = HttpSource(small.served.url, "left")
     for step in range(5, STEPS):
         views = [source.view(step, rank, 60) for rank in range(2)]
@@ -156,7 +156,7 @@ def test_states_that_there_are_not(small: Small) -> None:
     assert served.problem("GET", "/v1/jobs/stateless/state", status=422)
 
 
-def test_a_step_before_the_first_is_told(small: Small) -> None:
+def test_a_step_before_the_first_is_a_problem(small: Small) -> None:
     small.drawn("whole", 6)
     small.plans("whole", range(6))
     small.on_two("part", "whole", 4)
@@ -184,7 +184,7 @@ def test_pushed_batches_go_over(small: Small) -> None:
     assert problem["last_step"] == 5
     served.ok("POST", "/v1/jobs/pushed-2/batches", pushed(7, end=True))
     assert small.plans("pushed-2", range(7, 8))[0].ids == (7, 8)
-    # None was copied: what is pushed begins with the first step.
+    # None was copied: pushed batches begin with the first step.
     small.on_two("pushed-3", "pushed", 6)
     problem = served.problem("POST", "/v1/jobs/pushed-3/batches", pushed(5), 409)
     assert problem["last_step"] == 5
@@ -216,10 +216,10 @@ def test_pushed_batches_go_over(small: Small) -> None:
         ),
     ],
 )
-def test_what_cannot_be_continued(
+def test_jobs_that_cannot_be_continued(
     small: Small, more: dict[str, Any], status: int, detail: str
 ) -> None:
-    if small.served.ask("GET", "/v1/jobs/begun").status == 404:
+    if small.served.send("GET", "/v1/jobs/begun").status == 404:
         small.job("begun", lengths=small.lengths, steps=6, tokens=TOKENS, look_ahead=3)
         small.plans("begun", range(3))
     short = small.proposals[2, MAX_LEN // 2 if more.get("short") else 2 * MAX_LEN]
@@ -243,7 +243,9 @@ def test_pushed_jobs_that_cannot_be_continued(small: Small) -> None:
 
 def test_a_state_survives_the_service(small: Small, tmp_path: Path) -> None:
     """A service begun again goes on drawing from the kept state, not from the beginning."""
-    document = small.served.ask("GET", f"/v1/proposals/{small.proposals[4, MAX_LEN]}/document").body
+    document = small.served.send(
+        "GET", f"/v1/proposals/{small.proposals[4, MAX_LEN]}/document"
+    ).body
     file = io.BytesIO()
     np.save(file, LENGTHS)
     plans: list[Plan] = []

@@ -1,4 +1,4 @@
-"""A job is begun without reading its data in the transaction; data whose file is gone is told."""
+"""A job is begun without reading its data in the transaction; missing files are reported."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ def test_the_transaction_reads_no_data(tmp_path: Path, dense: PlannedFiles) -> N
         put_lengths(connection, lengths)
         put_proposal(connection, "p", {}, dense.proposal.read_text())
     service = Service(store)
-    new = NewJob(id="own", proposal="p", lengths=lengths.id, steps=5)
+    new = NewJob(id="first", proposal="p", lengths=lengths.id, steps=5)
     again = NewJob.model_validate(
-        {"id": "on", "proposal": "p", "continues": {"job": "own", "step": 3}}
+        {"id": "on", "proposal": "p", "continues": {"job": "first", "step": 3}}
     )
     with store.writing():  # nor does the look want the turn to write
         look = look_at_data(service, new)
     with store.writing() as connection:
         add_job(connection, job_row(service, connection, new, look))
         for step in range(3):
-            add_plan(connection, "own", StoredPlan(step, "sha256:x", "{}"), 1.0)
+            add_plan(connection, "first", StoredPlan(step, "sha256:x", "{}"), 1.0)
     look_on = look_at_data(service, again)
     lengths_path(store, lengths.id).unlink()
     with store.writing() as connection:
@@ -53,12 +53,12 @@ def test_the_transaction_reads_no_data(tmp_path: Path, dense: PlannedFiles) -> N
     store.close()
 
 
-def test_a_missing_file_is_a_conflict_with_its_mend(tmp_path: Path) -> None:
+def test_a_missing_file_is_a_conflict_with_its_fix(tmp_path: Path) -> None:
     with serving_here(tmp_path / "s.db") as served:
         stocked = stock(served)
         job = {"proposal": stocked.proposal, "lengths": stocked.lengths, "steps": 3}
         served.ok("POST", "/v1/jobs", {**job, "id": "begun", "look_ahead": 1})
-        assert served.ask("GET", "/v1/jobs/begun/plans/0?wait=60").status == 200
+        assert served.send("GET", "/v1/jobs/begun/plans/0?wait=60").status == 200
         path = tmp_path / "s.db.files" / "lengths" / f"{stocked.lengths}.npy"
         path.unlink()
         request = {"profile": "llama-7b-a800-80gb", "lengths": stocked.lengths, "gpus": 4}

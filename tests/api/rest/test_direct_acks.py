@@ -1,4 +1,4 @@
-"""Acknowledgements are answered alike, whether the framework sees them or not."""
+"""Acknowledgements get the same response with and without the framework."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ BODIES: list[Any] = [
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: json.dumps(body))
 def test_an_answer_is_that_of_the_framework(stocked: Stocked, body: Any) -> None:
     served = stocked.served
-    if served.ask("GET", "/v1/jobs/acked").status == 404:
+    if served.send("GET", "/v1/jobs/acked").status == 404:
         stocked.job("acked", 2)
-        assert served.ask("GET", "/v1/jobs/acked/plans/1?wait=30").status == 200
-    direct = served.ask("POST", "/v1/jobs/acked/acks", body)
+        assert served.send("GET", "/v1/jobs/acked/plans/1?wait=30").status == 200
+    direct = served.send("POST", "/v1/jobs/acked/acks", body)
     # What the direct way leaves to the framework: JSON by another name.
     kind = {"Content-Type": "application/json; charset=utf-8"}
     data = json.dumps(body).encode()
-    other = served.ask("POST", "/v1/jobs/acked/acks", data, kind)
+    other = served.send("POST", "/v1/jobs/acked/acks", data, kind)
     assert (direct.status, direct.json) == (other.status, other.json)
     assert direct.headers["content-type"] == other.headers["content-type"]
 
 
-def test_a_body_that_is_too_large_is_told(stocked: Stocked) -> None:
+def test_a_body_that_is_too_large_is_rejected(stocked: Stocked) -> None:
     body = {"step": 0, "rank": 0, "digest": "x" * 70_000}
     stocked.served.problem("POST", "/v1/jobs/none/acks", body, status=413)
     chunked = {"Transfer-Encoding": "chunked"}
     data = b"%x\r\n%s\r\n0\r\n\r\n" % (70_000, b"x" * 70_000)
-    reply = stocked.served.ask("POST", "/v1/jobs/none/acks", data, chunked)
+    reply = stocked.served.send("POST", "/v1/jobs/none/acks", data, chunked)
     assert reply.status == 413, reply

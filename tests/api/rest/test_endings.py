@@ -1,4 +1,4 @@
-"""What a service says when uploads are broken off, and when it is told to end: a line, no trace."""
+"""Aborted uploads and shutdown of a service: a line, no trace."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_broken_off_upload_is_a_line(tmp_path: Path) -> None:
                 assert time.monotonic() < ends
                 time.sleep(0.01)
         _begun(served, "JSON").close()
-        assert served.ask("GET", "/readyz").status == 200
+        assert served.send("GET", "/readyz").status == 200
     text = log.read_text()
     assert "Traceback" not in text
     assert text.count("POST /v1/lengths: broken off within the body\n") == 3
@@ -58,7 +58,7 @@ def test_it_ends_without_a_trace(
 ) -> None:
     log = tmp_path / "log"
     with serving_logged(log, "--store", tmp_path / "s.db", "--port", 0) as served:
-        assert served.ask("GET", "/readyz").status == 200
+        assert served.send("GET", "/readyz").status == 200
         with _begun(served, request_kind) as connection:
             if request_kind == "upload":
                 _underway(tmp_path / "s.db.files")

@@ -1,4 +1,4 @@
-"""A service without tokens refuses what pages of other sites ask; with tokens those decide."""
+"""A service without tokens rejects requests of other sites' pages; with tokens those decide."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _refused(reply: Reply, kind: str) -> bool:
 def test_a_foreign_page_writes_nothing(
     served: Served, method: str, path: str, body: bytes | None, headers: dict[str, str]
 ) -> None:
-    assert _refused(served.ask(method, path, body, headers), "foreign-origin")
+    assert _refused(served.send(method, path, body, headers), "foreign-origin")
     assert served.ok("GET", "/v1/lengths")["items"] == []
 
 
@@ -55,41 +55,41 @@ def test_a_foreign_page_writes_nothing(
 )
 def test_a_name_that_was_bound_to_loopback_reads_nothing(served: Served, host: str) -> None:
     for method, path in (("GET", "/v1/jobs"), ("DELETE", "/v1/jobs/run1"), ("GET", "/metrics")):
-        assert _refused(served.ask(method, path, headers={"Host": host}), "foreign-host")
+        assert _refused(served.send(method, path, headers={"Host": host}), "foreign-host")
 
 
 def test_the_clients_that_measure_it_are_served(served: Served) -> None:
     async def status() -> int:
         host, _, port = served.url.removeprefix("http://").rpartition(":")
         client = await Client.connect(host, int(port))
-        answer = await client.ask("GET", "/v1/jobs")
+        answer = await client.send("GET", "/v1/jobs")
         client.close()
         return answer.status
 
     assert asyncio.run(status()) == 200
 
 
-def test_its_own_page_and_programs_are_served(served: Served) -> None:
-    own = served.url.removeprefix("http://")
-    port = own.rpartition(":")[2]
+def test_its_page_and_programs_are_served(served: Served) -> None:
+    address = served.url.removeprefix("http://")
+    port = address.rpartition(":")[2]
     for host in (
-        own,
+        address,
         f"localhost:{port}",
         "LOCALHOST",
         f"[::1]:{port}",
         "127.0.0.2",
         "plans.example",
     ):
-        assert served.ask("GET", "/v1/jobs", headers={"Host": host}).status == 200
+        assert served.send("GET", "/v1/jobs", headers={"Host": host}).status == 200
         same = {"Host": host, "Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}
-        assert served.ask("DELETE", "/v1/jobs/none", headers=same).status == 404
-    # A proxy that ends TLS and says its own name, or that of the service.
-    for host in ("plans.example", own):
+        assert served.send("DELETE", "/v1/jobs/none", headers=same).status == 404
+    # A proxy that ends TLS and sends its name, or that of the service.
+    for host in ("plans.example", address):
         proxied = {"Host": host, "Origin": "https://plans.example"}
-        assert served.ask("DELETE", "/v1/jobs/none", headers=proxied).status == 404
-    assert served.ask("DELETE", "/v1/jobs/none", headers={"Sec-Fetch-Site": "none"}).status == 404
-    # Probes tell nothing of the jobs, whoever asks.
-    assert served.ask("GET", "/healthz", headers={"Host": "10.0.0.7:8400"}).status == 200
+        assert served.send("DELETE", "/v1/jobs/none", headers=proxied).status == 404
+    assert served.send("DELETE", "/v1/jobs/none", headers={"Sec-Fetch-Site": "none"}).status == 404
+    # Probes contain nothing of the jobs, for any client.
+    assert served.send("GET", "/healthz", headers={"Host": "10.0.0.7:8400"}).status == 200
 
 
 def test_with_tokens_they_decide(tmp_path: Path) -> None:
@@ -98,6 +98,6 @@ def test_with_tokens_they_decide(tmp_path: Path) -> None:
     token = succeeded(call("serve", *options)).strip()
     with serving_here(store) as guarded:
         foreign = {"Host": "plans.internal", "Origin": "http://elsewhere"}
-        assert guarded.ask("DELETE", "/v1/jobs/none", headers=foreign).status == 401
+        assert guarded.send("DELETE", "/v1/jobs/none", headers=foreign).status == 401
         known = {**foreign, "Authorization": f"Bearer {token}"}
-        assert guarded.ask("DELETE", "/v1/jobs/none", headers=known).status == 404
+        assert guarded.send("DELETE", "/v1/jobs/none", headers=known).status == 404

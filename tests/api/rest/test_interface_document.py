@@ -1,4 +1,4 @@
-"""What the interface's document says of bodies and answers, and what holds for every route."""
+"""Bodies and responses in the OpenAPI document, and rules of every route."""
 
 from __future__ import annotations
 
@@ -44,27 +44,27 @@ def test_answers_are_described(stocked: Stocked) -> None:
     "path", ["/v1/jobs", "/v1/profiles/llama-7b-a800-80gb", "/docs", "/readyz"]
 )
 def test_head_is_get_without_the_body(stocked: Stocked, path: str) -> None:
-    get, head = (stocked.served.ask(method, path) for method in ("GET", "HEAD"))
+    get, head = (stocked.served.send(method, path) for method in ("GET", "HEAD"))
     assert (head.status, head.body) == (200, b"")
     for name in ("content-length", "content-type"):
         assert head.headers[name] == get.headers[name]
 
 
-def test_head_of_plans_and_of_what_is_not_there(stocked: Stocked) -> None:
+def test_head_of_plans_and_of_missing_ones(stocked: Stocked) -> None:
     served, job = stocked.served, stocked.job("head", 1)
-    get = served.ask("GET", f"/v1/jobs/{job}/plans/0?wait=60")
-    head = served.ask("HEAD", f"/v1/jobs/{job}/plans/0")
+    get = served.send("GET", f"/v1/jobs/{job}/plans/0?wait=60")
+    head = served.send("HEAD", f"/v1/jobs/{job}/plans/0")
     assert (head.status, head.body, head.headers["etag"]) == (200, b"", get.headers["etag"])
-    assert served.ask("HEAD", "/v1/jobs/none").status == 404
-    reply = served.ask("HEAD", f"/v1/jobs/{job}/restart")
+    assert served.send("HEAD", "/v1/jobs/none").status == 404
+    reply = served.send("HEAD", f"/v1/jobs/{job}/restart")
     assert (reply.status, reply.headers["allow"]) == (405, "POST")
-    assert served.ask("PUT", "/v1/jobs").headers["allow"] == "GET, HEAD, POST"
+    assert served.send("PUT", "/v1/jobs").headers["allow"] == "GET, HEAD, POST"
     # No redirect, which would name a host.
-    assert served.ask("GET", "/v1/jobs/").status == 404
+    assert served.send("GET", "/v1/jobs/").status == 404
 
 
 def test_pages_have_the_same_protection(stocked: Stocked) -> None:
-    docs, dashboard = (stocked.served.ask("GET", path).headers for path in ("/docs", "/"))
+    docs, dashboard = (stocked.served.send("GET", path).headers for path in ("/docs", "/"))
     for name in ("content-security-policy", "x-content-type-options", "referrer-policy"):
         assert docs[name] == dashboard[name]
 
@@ -72,9 +72,9 @@ def test_pages_have_the_same_protection(stocked: Stocked) -> None:
 def test_a_new_job_is_answered_compactly(stocked: Stocked) -> None:
     body = {"id": "compact", "proposal": stocked.proposal}
     key = {"Idempotency-Key": "compact"}
-    first = stocked.served.ask("POST", "/v1/jobs", body, key)
+    first = stocked.served.send("POST", "/v1/jobs", body, key)
     assert first.body == json.dumps(first.json, separators=(",", ":")).encode()
-    # The removal of what was made makes the key's answer void, as ever.
-    assert stocked.served.ask("DELETE", "/v1/jobs/compact").status == 204
-    assert stocked.served.ask("POST", "/v1/jobs", body, key).status == 201
+    # The removal of the result makes the key's answer void, as ever.
+    assert stocked.served.send("DELETE", "/v1/jobs/compact").status == 204
+    assert stocked.served.send("POST", "/v1/jobs", body, key).status == 201
     assert stocked.served.ok("GET", "/v1/jobs/compact")["id"] == "compact"

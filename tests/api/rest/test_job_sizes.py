@@ -1,4 +1,4 @@
-"""Jobs of more GPUs than any cluster has: refused, and harmless where an older release took one."""
+"""Jobs with too many GPUs: rejected, and harmless if an older release took one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from seqplan.planner.cluster import MOST_GPUS
 from seqplan.plans.format.canonical import canonical_json, digest_of
 
 ABSURD = 2**53 - 1
-SAID = f"gpus must be {MOST_GPUS} or fewer, not {ABSURD}"
+MESSAGE = f"gpus must be {MOST_GPUS} or fewer, not {ABSURD}"
 
 
 def _with_gpus(document: dict[str, Any], gpus: int) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def _with_gpus(document: dict[str, Any], gpus: int) -> dict[str, Any]:
     return {**fields, "digest": digest_of(canonical_json(fields))}
 
 
-def test_a_proposal_of_too_many_gpus_is_refused(stocked: Stocked) -> None:
+def test_a_proposal_of_too_many_gpus_is_rejected(stocked: Stocked) -> None:
     served = stocked.served
     path = "/v1/proposals/documents"
     document = served.ok("GET", f"/v1/proposals/{stocked.proposal}/document")
@@ -46,24 +46,24 @@ def test_a_proposal_of_too_many_gpus_is_refused(stocked: Stocked) -> None:
     largest = served.ok("POST", path, _with_gpus(document, MOST_GPUS))["id"]
     served.ok("POST", "/v1/jobs", {"id": "largest", "proposal": largest})
     assert len(served.ok("GET", "/v1/jobs/largest")["acknowledged"]) == MOST_GPUS
-    assert served.ask("DELETE", "/v1/jobs/largest").status == 204
+    assert served.send("DELETE", "/v1/jobs/largest").status == 204
 
 
 def test_the_command_line_says_so_in_a_line(dense: PlannedFiles, output: Path) -> None:
     options = ("--profile", dense.profile, "--gpus", ABSURD, "--lengths", dense.lengths)
-    assert SAID in complaint(call("propose", *options, "--max-len", 4096, "-o", output))
+    assert MESSAGE in complaint(call("propose", *options, "--max-len", 4096, "-o", output))
     job = output.with_name("job.toml")
     job.write_text(
         f'profile = "{dense.profile}"\nlengths = "{dense.lengths}"\ngpus = {ABSURD}\n'
         "context = 4096\nsteps = 3\n"
     )
-    assert complaint(call("sidecar", "--job", job)) == f"{job}: {SAID}"
+    assert complaint(call("sidecar", "--job", job)) == f"{job}: {MESSAGE}"
     proposal = output.with_name("absurd.json")
     proposal.write_text(json.dumps(_with_gpus(json.loads(dense.proposal.read_text()), ABSURD)))
     batches = output.with_name("batches.jsonl")
     batches.write_text('{"step":0,"ids":[1],"lengths":[5]}\n')
     options = ("--proposal", proposal, "--batches", batches, "-o", output)
-    assert SAID in complaint(call("plan", *options))
+    assert MESSAGE in complaint(call("plan", *options))
 
 
 def _settled(served: Served, job: str) -> dict[str, Any]:
@@ -86,12 +86,14 @@ def test_a_store_that_holds_such_a_job_starts(tmp_path: Path) -> None:
         assert f"{ABSURD} GPUs are more than the {MOST_GPUS}" in row["error"]
         assert served.ok("GET", "/v1/progress")["items"][0]["state"] == "failed"
         ends = time.monotonic() + PATIENCE_S
-        while 'seqplan_jobs{state="failed"} 1.0' not in served.ask("GET", "/metrics").body.decode():
+        while (
+            'seqplan_jobs{state="failed"} 1.0' not in served.send("GET", "/metrics").body.decode()
+        ):
             assert time.monotonic() < ends
             time.sleep(0.02)
         assert served.ok("POST", "/v1/jobs/brick/restart")["state"] == "planning"
         assert _settled(served, "brick")["state"] == "failed"
-        assert served.ask("DELETE", "/v1/jobs/brick").status == 204
+        assert served.send("DELETE", "/v1/jobs/brick").status == 204
 
 
 def test_other_services_of_its_store_go_on(postgresql_url: str, tmp_path: Path) -> None:
@@ -103,16 +105,16 @@ def test_other_services_of_its_store_go_on(postgresql_url: str, tmp_path: Path) 
         )
         engine = engine.execution_options(origin="another service")
         with engine.begin() as connection:
-            add_job(connection, brick)  # which tells the service of it
+            add_job(connection, brick)  # which notifies the service
         assert _settled(served, "brick")["state"] == "failed"
-        # It still hears of others' jobs.
+        # It still gets notices of others' jobs.
         with engine.begin() as connection:
             connection.execute(text("UPDATE jobs SET id = 'removed' WHERE id = 'brick'"))
             add_job(connection, JobRow(**{**vars(brick), "id": "next", "world_size": 4}))
         engine.dispose()
         push = {"batches": [{"step": 0, "ids": [1], "lengths": [100]}], "end": True}
         served.ok("POST", "/v1/jobs/next/batches", push)
-        assert served.ask("GET", "/v1/jobs/next/plans/0?wait=60").status == 200
+        assert served.send("GET", "/v1/jobs/next/plans/0?wait=60").status == 200
 
 
 @pytest.mark.parametrize("world_size", [ABSURD, 10**9])

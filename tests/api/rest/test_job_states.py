@@ -30,20 +30,20 @@ def _state(served: Served, job: str) -> str:
 
 def test_a_stopped_job_keeps_its_plans_and_can_go_on(stocked: Stocked) -> None:
     served, job = stocked.served, stocked.job("stopped", 40, look_ahead=2)
-    assert served.ask("GET", f"/v1/jobs/{job}/plans/1?wait=30").status == 200
-    plan = served.ask("GET", f"/v1/jobs/{job}/plans/0").body
+    assert served.send("GET", f"/v1/jobs/{job}/plans/1?wait=30").status == 200
+    plan = served.send("GET", f"/v1/jobs/{job}/plans/0").body
     for _ in range(2):
         assert served.ok("POST", f"/v1/jobs/{job}/stop") == {"id": job, "state": "stopped"}
     assert _state(served, job) == "stopped"
-    assert served.ask("GET", f"/v1/jobs/{job}/plans/0").body == plan
+    assert served.send("GET", f"/v1/jobs/{job}/plans/0").body == plan
     problem = served.problem("GET", f"/v1/jobs/{job}/plans/2?wait=20", status=424)
     assert problem["type"].endswith("job-stopped")
     assert "restart" in problem["detail"]
     assert served.ok("POST", f"/v1/jobs/{job}/restart")["step"] == 2
     for rank in range(WORLD):
         served.ok("POST", f"/v1/jobs/{job}/acks", {"step": 1, "rank": rank, "digest": None})
-    assert served.ask("GET", f"/v1/jobs/{job}/plans/2?wait=30").status == 200
-    assert served.ask("DELETE", f"/v1/jobs/{job}").status == 204
+    assert served.send("GET", f"/v1/jobs/{job}/plans/2?wait=30").status == 200
+    assert served.send("DELETE", f"/v1/jobs/{job}").status == 204
     served.problem("POST", f"/v1/jobs/{job}/stop", status=404)
 
 
@@ -68,15 +68,15 @@ def test_an_abandoned_job_makes_room_and_comes_back(brief: Served) -> None:
     _until(lambda: _state(brief, job) == "abandoned")
     other = stocked.job("second", 10, look_ahead=2)  # the limit is one
     _until(lambda: _state(brief, other) == "abandoned")
-    assert brief.ask("GET", f"/v1/jobs/{job}/plans/1").status == 200
+    assert brief.send("GET", f"/v1/jobs/{job}/plans/1").status == 200
     assert _state(brief, job) == "abandoned"  # it has that plan
-    reply = brief.ask("GET", f"/v1/jobs/{job}/plans/2/ranks/0")
+    reply = brief.send("GET", f"/v1/jobs/{job}/plans/2/ranks/0")
     assert reply.status == 204
     assert _state(brief, job) in ("planning", "abandoned")
     # Training goes on, whatever is abandoned between two steps.
     for rank in range(WORLD):
         brief.ok("POST", f"/v1/jobs/{job}/acks", {"step": 1, "rank": rank, "digest": None})
-    assert brief.ask("GET", f"/v1/jobs/{job}/plans/3?wait=30").status == 200
+    assert brief.send("GET", f"/v1/jobs/{job}/plans/3?wait=30").status == 200
 
 
 def test_a_rank_that_waits_keeps_its_job(brief: Served) -> None:
@@ -85,7 +85,7 @@ def test_a_rank_that_waits_keeps_its_job(brief: Served) -> None:
     _until(lambda: _state(brief, "pushed") == "abandoned")
     batch = {"step": 0, "ids": [1], "lengths": [10]}
     brief.ok("POST", "/v1/jobs/pushed/batches", {"batches": [batch]})
-    assert brief.ask("GET", "/v1/jobs/pushed/plans/0?wait=30").status == 200
+    assert brief.send("GET", "/v1/jobs/pushed/plans/0?wait=30").status == 200
 
 
 def test_a_job_that_comes_back_waits_for_room(brief: Served) -> None:
@@ -94,10 +94,10 @@ def test_a_job_that_comes_back_waits_for_room(brief: Served) -> None:
     _until(lambda: _state(brief, "first") == "abandoned")
     stocked.job("second", 50, look_ahead=1)
     ends = time.monotonic() + PATIENCE_S
-    while (reply := brief.ask("GET", "/v1/jobs/first/plans/1")).status == 204:
+    while (reply := brief.send("GET", "/v1/jobs/first/plans/1")).status == 204:
         if _state(brief, "second") == "abandoned":  # before the first came back
             return
-        brief.ask("GET", "/v1/jobs/second/plans/0/ranks/0")  # a rank of it is there
+        brief.send("GET", "/v1/jobs/second/plans/0/ranks/0")  # a rank of it is there
         assert time.monotonic() < ends
     assert reply.status in (200, 503)
     if reply.status == 503:
@@ -151,7 +151,7 @@ def test_a_step_that_expired_says_how_to_go_on(
     with serving_here(tmp_path / "s.db", keeping=keeping) as served:
         stocked = stock(served)
         job = stocked.job("job", 40)
-        first = served.ask("GET", f"/v1/jobs/{job}/plans/1?wait=30").body
+        first = served.send("GET", f"/v1/jobs/{job}/plans/1?wait=30").body
         digests = deliver(served, served, 0, 12)
         _until(lambda: served.ok("GET", f"/v1/jobs/{job}")["kept_from"] == 9)
     with serving_here(tmp_path / "s.db", keeping=keeping) as served:
@@ -166,7 +166,7 @@ def test_a_step_that_expired_says_how_to_go_on(
         goes_on = {"id": "again", "proposal": stocked.proposal}
         goes_on["continues"] = {"job": job, "step": 1}
         served.ok("POST", "/v1/jobs", goes_on)
-        assert served.ask("GET", "/v1/jobs/again/plans/1?wait=30").body == first
+        assert served.send("GET", "/v1/jobs/again/plans/1?wait=30").body == first
 
 
 def test_expired_batches_cannot_be_continued(

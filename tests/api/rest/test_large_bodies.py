@@ -37,7 +37,7 @@ def either(
 
 def test_a_nul_is_no_outage(either: Stocked) -> None:
     served, job = either.served, either.job("nul", 1)
-    assert served.ask("GET", f"/v1/jobs/{job}/plans/0?wait=60").status == 200
+    assert served.send("GET", f"/v1/jobs/{job}/plans/0?wait=60").status == 200
     for path in ("/v1/jobs/%00", "/v1/lengths/a%00", "/v1/jobs?cursor=%00", "/v1/jobs/%00/plans/0"):
         assert "has a NUL character" in served.problem("GET", path)["detail"]
     ack = {"step": 0, "rank": 0, "digest": None}
@@ -54,12 +54,12 @@ def test_a_nul_is_no_outage(either: Stocked) -> None:
         (f"/v1/jobs/{job}/acks", {**ack, "digest": text}),
     ):
         served.problem("POST", path, body)
-    assert served.ask("GET", "/readyz").status == 200
+    assert served.send("GET", "/readyz").status == 200
 
 
 def test_many_acknowledgements_have_a_bound(stocked: Stocked) -> None:
     served, job = stocked.served, stocked.job("many", 1)
-    assert served.ask("GET", f"/v1/jobs/{job}/plans/0?wait=60").status == 200
+    assert served.send("GET", f"/v1/jobs/{job}/plans/0?wait=60").status == 200
     path = f"/v1/jobs/{job}/acks/many"
     for ranks, message in (
         ([0] * 300_000, f"at most {MOST_GPUS} items"),
@@ -74,7 +74,7 @@ def test_many_acknowledgements_have_a_bound(stocked: Stocked) -> None:
     whole = {"step": 0, "ranks": [0.0, *range(1, WORLD)], "digest": None}
     assert served.ok("POST", path, whole)["ranks"] == [*range(WORLD)]
     assert served.problem("POST", path, {"step": 0, "ranks": [0], "digest": None, "more": 1})
-    plain = served.ask(
+    plain = served.send(
         "POST", path, b'{"step":0,"ranks":[0],"digest":null}', {"Content-Type": "text/plain"}
     )
     assert plain.status == 422
@@ -84,7 +84,7 @@ def test_many_acknowledgements_have_a_bound(stocked: Stocked) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/jobs/none/acks", "/v1/proposals"])
 def test_requests_of_a_few_fields_are_small(stocked: Stocked, path: str) -> None:
-    reply = stocked.served.ask("POST", path, b" " * (1 << 17))
+    reply = stocked.served.send("POST", path, b" " * (1 << 17))
     assert (reply.status, reply.json["type"]) == (413, "urn:seqplan:problem:too-large")
 
 
@@ -118,7 +118,7 @@ def test_checking_a_batch_calls_nothing_for_each_number(number: str) -> None:
         assert _calls(many.encode()) == _calls(few.encode())
 
 
-def test_the_schema_says_what_is_taken(stocked: Stocked) -> None:
+def test_the_schema_describes_accepted_bodies(stocked: Stocked) -> None:
     document = stocked.served.ok("GET", "/openapi.json")
     schemas = document["components"]["schemas"]
     assert schemas["Acks"]["properties"]["ranks"]["maxItems"] == MOST_GPUS

@@ -44,7 +44,7 @@ def test_a_data_set_known_by_its_histogram(tmp_path: Path) -> None:
         assert problem["type"].endswith("only-counts")
         assert "known by their histogram only" in problem["detail"]
         served.ok("POST", "/v1/jobs", {"id": "drawn", **job, "lengths": exact["id"]})
-        assert served.ask("GET", "/v1/jobs/drawn/plans/0?wait=30").status == 200
+        assert served.send("GET", "/v1/jobs/drawn/plans/0?wait=30").status == 200
         # Without tokens, sequences are spread evenly over their bucket.
         plain = [[0, 100, 10], [100, 200, 0], [200, 400, 4]]
         even = served.ok("POST", "/v1/lengths?format=histogram", plain)
@@ -54,7 +54,7 @@ def test_a_data_set_known_by_its_histogram(tmp_path: Path) -> None:
         ]
         again = served.ok("GET", f"/v1/lengths/{even['id']}")["histogram"]
         assert served.ok("POST", "/v1/lengths?format=histogram", again)["id"] == even["id"]
-        assert served.ask("DELETE", f"/v1/lengths/{even['id']}").status == 204
+        assert served.send("DELETE", f"/v1/lengths/{even['id']}").status == 204
 
 
 def _npy(array: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""What scrapers are told: names, labels and help, as dashboards rely on them."""
+"""Metrics: names, labels and help, as dashboards rely on them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_counters_do_not_fall_when_a_job_is_removed(stocked: Stocked) -> None:
     served = stocked.served
 
     def counters() -> dict[str, float]:
-        lines = served.ask("GET", "/metrics").body.decode().splitlines()
+        lines = served.send("GET", "/metrics").body.decode().splitlines()
         parts = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         ends = ("_total", "_count", "_sum")
         return {
@@ -101,10 +101,10 @@ def test_counters_do_not_fall_when_a_job_is_removed(stocked: Stocked) -> None:
         }
 
     stocked.job("counted", 3)
-    assert served.ask("GET", "/v1/jobs/counted/plans/2?wait=30").status == 200
+    assert served.send("GET", "/v1/jobs/counted/plans/2?wait=30").status == 200
     before = counters()
     assert before["seqplan_planning_seconds_count"] >= 3
     assert before["seqplan_planning_seconds_sum"] > 0
-    assert served.ask("DELETE", "/v1/jobs/counted").status == 204
+    assert served.send("DELETE", "/v1/jobs/counted").status == 204
     after = counters()
     assert {name for name in before if after[name] < before[name]} == set()

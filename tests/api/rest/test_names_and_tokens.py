@@ -1,4 +1,4 @@
-"""Names of jobs by one rule everywhere; tokens listed and revoked beside a running service."""
+"""Names of jobs by one rule everywhere; tokens listed and revoked next to a running service."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_tokens_come_and_go_while_a_service_runs(tmp_path: Path) -> None:
     with serving_here(path) as served:
 
         def allowed(token: str) -> bool:
-            reply = served.ask("GET", "/v1/jobs", headers={"Authorization": f"Bearer {token}"})
+            reply = served.send("GET", "/v1/jobs", headers={"Authorization": f"Bearer {token}"})
             assert reply.status in (200, 401)
             return reply.status == 200
 
@@ -71,8 +71,8 @@ def test_tokens_come_and_go_while_a_service_runs(tmp_path: Path) -> None:
         for name in ("new", "write"):
             succeeded(_tokens(path, "--revoke-token", name))
         soon(write, False)
-        assert served.ask("GET", "/v1/jobs").status == 401
-        assert served.ask("GET", "/readyz").status == 200
+        assert served.send("GET", "/v1/jobs").status == 401
+        assert served.send("GET", "/readyz").status == 200
 
 
 def test_labels_of_metrics_are_escaped(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Plans and rank views as ranks ask for them, of a real service process."""
+"""Plans and rank views as ranks request them from a real service process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from seqplan.runtime.steps.http_source import FAN_OUT_RANKS, HttpSource
 
 def test_a_plan_and_its_views(stocked: Stocked) -> None:
     served, job = stocked.served, stocked.job("views", 2)
-    reply = served.ask("GET", f"/v1/jobs/{job}/plans/0?wait=30")
+    reply = served.send("GET", f"/v1/jobs/{job}/plans/0?wait=30")
     plan = from_json(reply.body.decode())
     tagged = reply.headers["etag"].strip('"')
     assert plan.world_size == WORLD
@@ -33,10 +33,10 @@ def test_a_plan_and_its_views(stocked: Stocked) -> None:
         assert source.view(0, rank, 30) == rank_view(plan, rank, digest=tagged)
     source.close()
     tag = {"If-None-Match": reply.headers["etag"]}
-    assert served.ask("GET", f"/v1/jobs/{job}/plans/0", headers=tag).status == 304
+    assert served.send("GET", f"/v1/jobs/{job}/plans/0", headers=tag).status == 304
     figures = served.ok("GET", f"/v1/jobs/{job}/plans/0/simulate")
     assert figures["lower_bound_ms"] <= figures["predicted_ms"]
-    assert b"step 0" in served.ask("GET", f"/v1/jobs/{job}/plans/0/explain").body
+    assert b"step 0" in served.send("GET", f"/v1/jobs/{job}/plans/0/explain").body
 
 
 def test_views_of_many_ranks_are_written_when_first_requested(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_views_of_many_ranks_are_written_when_first_requested(tmp_path: Path) ->
         request = {"id": "many", "proposal": proposal, "lengths": lengths, "steps": 2}
         served.ok("POST", "/v1/jobs", request)
         path = "/v1/jobs/many/plans"
-        plan = from_json(served.ask("GET", f"{path}/0?wait=30").body.decode())
+        plan = from_json(served.send("GET", f"{path}/0?wait=30").body.decode())
         last = FAN_OUT_RANKS - 1
 
         def view(rank: int) -> object:
@@ -65,20 +65,20 @@ def test_views_of_many_ranks_are_written_when_first_requested(tmp_path: Path) ->
         assert served.problem("GET", f"{path}/0/ranks/{last + 1}", status=404)
         # Its first request that the framework answers, not the middleware.
         assert served.ok("GET", f"{path}/1/ranks/{last}?wait=30.0000000001")["rank"] == last
-        served.ask("DELETE", "/v1/jobs/many")
+        served.send("DELETE", "/v1/jobs/many")
         assert served.problem("GET", f"{path}/0/ranks/0", status=404)
 
 
 def test_planning_keeps_ahead_of_the_slowest_rank_only(stocked: Stocked) -> None:
     served, job = stocked.served, stocked.job("ahead", 9, look_ahead=2)
-    assert served.ask("GET", f"/v1/jobs/{job}/plans/1?wait=30").status == 200
-    assert served.ask("GET", f"/v1/jobs/{job}/plans/2?wait=0.5").status == 204
+    assert served.send("GET", f"/v1/jobs/{job}/plans/1?wait=30").status == 200
+    assert served.send("GET", f"/v1/jobs/{job}/plans/2?wait=0.5").status == 204
     for rank in range(1, WORLD):
         served.ok("POST", f"/v1/jobs/{job}/acks", {"step": 0, "rank": rank, "digest": None})
-    assert served.ask("GET", f"/v1/jobs/{job}/plans/2?wait=0.5").status == 204
+    assert served.send("GET", f"/v1/jobs/{job}/plans/2?wait=0.5").status == 204
     answers: list[Reply] = []
     path = f"/v1/jobs/{job}/plans/2/ranks/0?wait=30"
-    waiting = threading.Thread(target=lambda: answers.append(served.ask("GET", path)))
+    waiting = threading.Thread(target=lambda: answers.append(served.send("GET", path)))
     waiting.start()
     served.ok("POST", f"/v1/jobs/{job}/acks", {"step": 0, "rank": 0, "digest": None})
     waiting.join(PATIENCE_S)
@@ -86,12 +86,12 @@ def test_planning_keeps_ahead_of_the_slowest_rank_only(stocked: Stocked) -> None
     assert served.ok("GET", f"/v1/jobs/{job}")["last_planned_step"] == 2
 
 
-def test_a_step_that_cannot_be_planned_is_told_to_those_who_wait(tmp_path: Path) -> None:
-    """A job whose lengths are damaged on the disk: its ranks hear of it, none waits for ever."""
+def test_waiting_ranks_get_the_error_of_a_step(tmp_path: Path) -> None:
+    """A job whose lengths are damaged on the disk: its ranks get the error, none waits for ever."""
     with serving_here(tmp_path / "s.db") as served:
         stocked = stock(served)
         job = stocked.job("lost", 6, look_ahead=2)
-        before = served.ask("GET", f"/v1/jobs/{job}/plans/1?wait=30").body
+        before = served.send("GET", f"/v1/jobs/{job}/plans/1?wait=30").body
     damaged = tmp_path / "s.db.files" / "lengths" / f"{stocked.lengths}.npy"
     damaged.write_bytes(b"\x93NUMPY broken")
     with serving_here(tmp_path / "s.db") as served:
@@ -101,7 +101,7 @@ def test_a_step_that_cannot_be_planned_is_told_to_those_who_wait(tmp_path: Path)
         source.close()
         problem = served.problem("GET", f"/v1/jobs/{job}/plans/4", status=424)
         assert problem["failed_step"] == 2
-        assert served.ask("GET", f"/v1/jobs/{job}/plans/1").body == before
+        assert served.send("GET", f"/v1/jobs/{job}/plans/1").body == before
         assert served.ok("GET", f"/v1/jobs/{job}")["state"] == "failed"
 
 
@@ -112,7 +112,7 @@ def test_a_service_ends_while_ranks_wait(tmp_path: Path, stocked: Stocked) -> No
         job = served.ok("POST", "/v1/jobs", {"proposal": proposal})["id"]
         answers: list[Reply] = []
         path = f"/v1/jobs/{job}/plans/0?wait=50"
-        waiting = threading.Thread(target=lambda: answers.append(served.ask("GET", path)))
+        waiting = threading.Thread(target=lambda: answers.append(served.send("GET", path)))
         waiting.start()
         time.sleep(0.5)
         served.process.terminate()

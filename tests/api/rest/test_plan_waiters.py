@@ -35,7 +35,7 @@ def test_a_job_that_is_found_gone_is_forgotten_before_its_notice_comes(tmp_path:
     store = Store(str(tmp_path / "s.db"))
     step = _planned(store)
 
-    async def ask() -> None:
+    async def request() -> None:
         waiters = PlanWaiters(Service(store), PlanSummaries())
         assert await waiters.plan("j", step, 0) is waiters.at_hand("j", step) is not None
         with store.writing() as connection:  # as another service does
@@ -44,5 +44,5 @@ def test_a_job_that_is_found_gone_is_forgotten_before_its_notice_comes(tmp_path:
             await waiters.plan("j", step + 1, 0)
         assert waiters.at_hand("j", step) is None
 
-    asyncio.run(ask())
+    asyncio.run(request())
     store.close()

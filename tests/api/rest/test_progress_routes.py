@@ -84,7 +84,7 @@ def test_jobs_in_some_states(stocked: Stocked) -> None:
 def test_one_step_in_time(stocked: Stocked) -> None:
     served, job = stocked.served, stocked.job("timed", 2)
     plan = plan_of(served, job, 1)
-    reply = served.ask("GET", f"/v1/jobs/{job}/plans/1/timeline")
+    reply = served.send("GET", f"/v1/jobs/{job}/plans/1/timeline")
     durations = reply.json
     fraction = load_shipped(PROFILE).forward_fraction
     assert durations["simulated_ms"] == pytest.approx(simulate_plan_ms(plan, fraction))
@@ -100,7 +100,7 @@ def test_one_step_in_time(stocked: Stocked) -> None:
             starts = [*(start for _, _, start, _ in passes), drawn["end_ms"]]
             assert all(end <= start + 0.002 for end, start in zip(ends, starts, strict=True))
     tag = {"If-None-Match": reply.headers["etag"]}
-    assert served.ask("GET", f"/v1/jobs/{job}/plans/1/timeline", headers=tag).status == 304
+    assert served.send("GET", f"/v1/jobs/{job}/plans/1/timeline", headers=tag).status == 304
 
 
 @pytest.mark.parametrize(
@@ -118,6 +118,6 @@ def test_one_step_in_time(stocked: Stocked) -> None:
     ],
 )
 def test_bad_questions_are_problems(stocked: Stocked, path: str, status: int, detail: str) -> None:
-    if stocked.served.ask("GET", "/v1/jobs/bad").status == 404:
+    if stocked.served.send("GET", "/v1/jobs/bad").status == 404:
         stocked.job("bad", 1)
     assert detail in stocked.served.problem("GET", f"/v1/jobs/{path}", status=status)["detail"]

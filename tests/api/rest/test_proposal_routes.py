@@ -1,4 +1,4 @@
-"""What proposals are asked for with, and what becomes of them."""
+"""Requests for proposals, and their results."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_same_document_as_from_the_command_line(
     succeeded(call(*line))
     request = {"profile": LLAMA, "gpus": gpus, "lengths": stocked.lengths, "max_len": MAX_LEN}
     key = stocked.served.proposal({**request, **fields})
-    reply = stocked.served.ask("GET", f"/v1/proposals/{key}/document")
+    reply = stocked.served.send("GET", f"/v1/proposals/{key}/document")
     assert reply.headers["content-type"] == "application/json"
     assert reply.body == output.read_bytes()
 
@@ -113,13 +113,13 @@ def test_a_proposal_that_fails_says_why(stocked: Stocked) -> None:
     problem = stocked.served.problem("GET", f"/v1/proposals/{row['id']}/document", status=409)
     assert problem["detail"] == f"proposal {row['id']} is failed"
     assert stocked.served.problem("GET", "/v1/proposals/none/document", status=404)
-    assert stocked.served.ask("DELETE", f"/v1/proposals/{row['id']}").status == 204
+    assert stocked.served.send("DELETE", f"/v1/proposals/{row['id']}").status == 204
 
 
 @pytest.mark.parametrize(
     ("stored", "kind"),
     [
-        ({}, type(None)),  # before the sync was derived, it was left out unless asked for
+        ({}, type(None)),  # before the sync was derived, it was left out unless requested
         ({"sync_ms": None, "overlap": 0.0}, type(None)),
         ({"sync_ms": "published", "overlap": 0.25}, LayoutSyncTimes),
         ({"sync_ms": [900.0]}, GivenSyncTimes),

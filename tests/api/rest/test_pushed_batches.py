@@ -14,11 +14,11 @@ def test_pushed_batches(stocked: Stocked) -> None:
     served = stocked.served
     created = served.ok("POST", "/v1/jobs", {"proposal": stocked.proposal})
     job = created["id"]
-    assert served.ask("GET", f"/v1/jobs/{job}/plans/5?wait=0.2").status == 204
+    assert served.send("GET", f"/v1/jobs/{job}/plans/5?wait=0.2").status == 204
     batches = f"/v1/jobs/{job}/batches"
     first = {"step": 5, "ids": [3, 4], "lengths": [100, 4000]}
     served.ok("POST", batches, {"batches": [first]})
-    plan = from_json(served.ask("GET", f"/v1/jobs/{job}/plans/5?wait=30").body.decode())
+    plan = from_json(served.send("GET", f"/v1/jobs/{job}/plans/5?wait=30").body.decode())
     assert (plan.ids, plan.lengths) == ((3, 4), (100, 4000))
     assert served.problem("POST", batches, {"batches": [first]}, 409)["last_step"] == 5
     long = {"step": 6, "ids": [1, 2], "lengths": [5, 5000]}
@@ -26,7 +26,7 @@ def test_pushed_batches(stocked: Stocked) -> None:
     assert problem["detail"] == "body.batches[0].lengths[1]: 5000 is above the proposal's 4096"
     assert served.problem("GET", f"/v1/jobs/{job}/plans/4", status=404)
     served.ok("POST", batches, {"batches": [{**first, "step": 8}], "end": True})
-    assert served.ask("GET", f"/v1/jobs/{job}/plans/8?wait=30").status == 200
+    assert served.send("GET", f"/v1/jobs/{job}/plans/8?wait=30").status == 200
     problem = served.problem("GET", f"/v1/jobs/{job}/plans/9", status=410)
     assert problem["type"].endswith("end-of-plans")
     assert served.problem("POST", batches, {"batches": []}, 409)
@@ -53,6 +53,6 @@ def test_malformed_batches(stocked: Stocked, batch: dict[str, Any], detail: str)
     pushed = {"batches": [good, {**good, "step": 7, **batch}]}
     problem = stocked.served.problem("POST", f"/v1/jobs/{job}/batches", pushed)
     assert problem["detail"].startswith(detail)
-    # Of a push that is refused nothing is kept.
+    # Of a push that is rejected nothing is kept.
     assert stocked.served.ok("POST", f"/v1/jobs/{job}/batches", {"batches": [good]})
-    assert stocked.served.ask("DELETE", f"/v1/jobs/{job}").status == 204
+    assert stocked.served.send("DELETE", f"/v1/jobs/{job}").status == 204

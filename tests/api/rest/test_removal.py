@@ -23,8 +23,10 @@ def test_a_failed_job_is_planned_again(tmp_path: Path) -> None:
         stocked = stock(served)
         job = stocked.job("lost", 6, look_ahead=2)
         whole = stocked.job("whole", 6, look_ahead=6)
-        before = served.ask("GET", f"/v1/jobs/{job}/plans/1?wait=30").body
-        expected = [served.ask("GET", f"/v1/jobs/{whole}/plans/{k}?wait=30").body for k in range(6)]
+        before = served.send("GET", f"/v1/jobs/{job}/plans/1?wait=30").body
+        expected = [
+            served.send("GET", f"/v1/jobs/{whole}/plans/{k}?wait=30").body for k in range(6)
+        ]
     damaged = tmp_path / "s.db.files" / "lengths" / f"{stocked.lengths}.npy"
     sound = damaged.read_bytes()
     damaged.write_bytes(b"\x93NUMPY broken")
@@ -40,7 +42,7 @@ def test_a_failed_job_is_planned_again(tmp_path: Path) -> None:
         assert problem["failed_step"] == 2
         damaged.write_bytes(sound)
         key = {"Idempotency-Key": "again"}
-        first = served.ask("POST", f"/v1/jobs/{job}/restart", None, key)
+        first = served.send("POST", f"/v1/jobs/{job}/restart", None, key)
         assert (first.status, first.json["step"]) == (202, 2)
         for step in range(6):
             for rank in range(WORLD):
@@ -48,13 +50,13 @@ def test_a_failed_job_is_planned_again(tmp_path: Path) -> None:
                 view = source.view(step, rank, 30)
                 source.acknowledge(step, rank, view.digest)
                 source.close()
-        plans = [served.ask("GET", f"/v1/jobs/{job}/plans/{k}").body for k in range(6)]
+        plans = [served.send("GET", f"/v1/jobs/{job}/plans/{k}").body for k in range(6)]
         assert plans == expected
         assert plans[1] == before
         row = served.ok("GET", f"/v1/jobs/{job}")
         assert (row["state"], row["failed_step"], row["error"]) == ("planned", None, None)
         # The same answer to the same question, which is not done twice.
-        assert served.ask("POST", f"/v1/jobs/{job}/restart", None, key).body == first.body
+        assert served.send("POST", f"/v1/jobs/{job}/restart", None, key).body == first.body
         assert served.ok("GET", f"/v1/jobs/{job}")["state"] == "planned"
         problem = served.problem("POST", f"/v1/jobs/{job}/restart", status=409)
         assert problem["detail"] == f"job {job} is planned, it has not failed"
@@ -63,16 +65,16 @@ def test_a_failed_job_is_planned_again(tmp_path: Path) -> None:
 
 def test_a_removed_job_is_gone(stocked: Stocked) -> None:
     served, job = stocked.served, stocked.job("brief", 50, look_ahead=3)
-    assert served.ask("GET", f"/v1/jobs/{job}/plans/2?wait=30").status == 200
+    assert served.send("GET", f"/v1/jobs/{job}/plans/2?wait=30").status == 200
     waiting: list[Reply] = []
     path = f"/v1/jobs/{job}/plans/7/ranks/0?wait=50"
-    thread = threading.Thread(target=lambda: waiting.append(served.ask("GET", path)))
+    thread = threading.Thread(target=lambda: waiting.append(served.send("GET", path)))
     thread.start()
-    assert served.ask("GET", f"/v1/jobs/{job}/plans/7?wait=0.5").status == 204
-    reply = served.ask("DELETE", f"/v1/jobs/{job}")
+    assert served.send("GET", f"/v1/jobs/{job}/plans/7?wait=0.5").status == 204
+    reply = served.send("DELETE", f"/v1/jobs/{job}")
     assert (reply.status, reply.body) == (204, b"")
     thread.join(PATIENCE_S)
-    assert [answer.status for answer in waiting] == [404]  # told, long before its time was up
+    assert [answer.status for answer in waiting] == [404]  # long before its time was up
     source = HttpSource(served.url, job)
     with pytest.raises(PlanError, match="there is no job brief"):
         source.view(0, 0, 20)
@@ -90,14 +92,14 @@ def test_another_job_may_have_the_name(stocked: Stocked) -> None:
     request = {"id": "name", "proposal": stocked.proposal, "lengths": stocked.lengths, "steps": 2}
     key = {"Idempotency-Key": "name"}
     for _ in range(2):  # a key of the removed job does not answer for the new one
-        assert served.ask("POST", "/v1/jobs", request, key).status == 201
-        assert served.ask("GET", "/v1/jobs/name/plans/1?wait=30").status == 200
+        assert served.send("POST", "/v1/jobs", request, key).status == 201
+        assert served.send("GET", "/v1/jobs/name/plans/1?wait=30").status == 200
         served.ok("POST", "/v1/jobs/name/acks", {"step": 0, "rank": 1, "digest": None})
-        assert served.ask("DELETE", "/v1/jobs/name").status == 204
+        assert served.send("DELETE", "/v1/jobs/name").status == 204
     served.ok("POST", "/v1/jobs", {"id": "name", "proposal": stocked.proposal})
     batch = {"step": 0, "ids": [77], "lengths": [300]}
     served.ok("POST", "/v1/jobs/name/batches", {"batches": [batch]})
-    plan = served.ask("GET", "/v1/jobs/name/plans/0?wait=30").json
+    plan = served.send("GET", "/v1/jobs/name/plans/0?wait=30").json
     assert plan["sequences"]["ids"] == [77]
     assert served.ok("GET", "/v1/jobs/name")["acknowledged"] == [-1] * WORLD
 
@@ -112,14 +114,14 @@ def test_proposals_and_lengths_stay_while_they_are_used(tmp_path: Path) -> None:
             assert problem["detail"].endswith(f"{key}: job user uses it; remove the job first")
         request = {"profile": "llama-7b-a800-80gb", "lengths": stocked.lengths, "gpus": 64}
         making = served.ok("POST", "/v1/proposals", {**request, "max_len": 4096})["id"]
-        assert served.ask("DELETE", "/v1/jobs/user").status == 204
+        assert served.send("DELETE", "/v1/jobs/user").status == 204
         problem = served.problem("DELETE", f"/v1/lengths/{stocked.lengths}", status=409)
         assert problem["detail"].endswith(f"proposal {making} is being made from them")
         for key in (making, stocked.proposal):
-            assert served.ask("DELETE", f"/v1/proposals/{key}").status == 204
+            assert served.send("DELETE", f"/v1/proposals/{key}").status == 204
             assert served.problem("DELETE", f"/v1/proposals/{key}", status=404)
             assert served.problem("GET", f"/v1/proposals/{key}", status=404)
-        assert served.ask("DELETE", f"/v1/lengths/{stocked.lengths}").status == 204
+        assert served.send("DELETE", f"/v1/lengths/{stocked.lengths}").status == 204
         assert served.problem("DELETE", f"/v1/lengths/{stocked.lengths}", status=404)
         assert list((tmp_path / "s.db.files" / "lengths").iterdir()) == []
         # The same data again, and the maker goes on with the next proposal.
@@ -132,7 +134,7 @@ def test_proposals_and_lengths_stay_while_they_are_used(tmp_path: Path) -> None:
 
 
 def _published(served: Served) -> int:
-    text = served.ask("GET", "/metrics").body.decode()
+    text = served.send("GET", "/metrics").body.decode()
     (line,) = [row for row in text.splitlines() if row.startswith("seqplan_publications_total ")]
     return int(float(line.split()[1]))
 
@@ -151,13 +153,13 @@ def test_services_that_share_a_store_forget_together(postgresql_url: str, tmp_pa
             batch = {"step": step, "ids": [step], "lengths": [100]}
             other.ok("POST", "/v1/jobs/job/batches", {"batches": [batch]})
             for served in (first, other):
-                plan = served.ask("GET", f"/v1/jobs/job/plans/{step}?wait=30").json
+                plan = served.send("GET", f"/v1/jobs/job/plans/{step}?wait=30").json
                 assert plan["sequences"]["ids"] == [step]
             path = "/v1/jobs/job/plans/9/ranks/0?wait=50"
-            waiting = [threads.submit(served.ask, "GET", path) for served in (first, other)]
+            waiting = [threads.submit(served.send, "GET", path) for served in (first, other)]
             # Whichever of the two plans it, either removes it.
             remover = (first, other)[step % 2]
-            assert remover.ask("DELETE", "/v1/jobs/job").status == 204
+            assert remover.send("DELETE", "/v1/jobs/job").status == 204
             assert [reply.result(PATIENCE_S).status for reply in waiting] == [404, 404]
             for served in (first, other):
                 assert served.problem("GET", f"/v1/jobs/job/plans/{step}", status=404)
@@ -167,15 +169,15 @@ def test_services_that_share_a_store_forget_together(postgresql_url: str, tmp_pa
 def _ask_until_served(served: Served, path: str) -> Reply:
     """As a client does: a request that is reading the store when it goes is 503."""
     ends = time.monotonic() + PATIENCE_S
-    while (reply := served.ask("GET", path)).status == 503:
+    while (reply := served.send("GET", path)).status == 503:
         assert reply.headers["retry-after"] == "1"
         assert time.monotonic() < ends
         time.sleep(0.1)
     return reply
 
 
-def test_a_removal_that_nobody_was_told_of(postgresql_url: str, tmp_path: Path) -> None:
-    """A service that has lost its database for a while finds out what is gone."""
+def test_a_removal_without_notice_is_found(postgresql_url: str, tmp_path: Path) -> None:
+    """A service that has lost its database for a while finds removed jobs."""
     engine = create_engine(postgresql_url)
     with (
         serving_here(postgresql_url, tmp_path / "files") as served,
@@ -184,7 +186,7 @@ def test_a_removal_that_nobody_was_told_of(postgresql_url: str, tmp_path: Path) 
         stocked = stock(served)
         for job in ("planned", "planning"):
             stocked.job(job, 2 if job == "planned" else 50, look_ahead=2)
-            assert served.ask("GET", f"/v1/jobs/{job}/plans/1?wait=30").status == 200
+            assert served.send("GET", f"/v1/jobs/{job}/plans/1?wait=30").status == 200
         waiting = threads.submit(_ask_until_served, served, "/v1/jobs/planning/plans/7?wait=50")
         with engine.begin() as connection:
             for table in (schema.jobs, schema.plans):
@@ -195,7 +197,7 @@ def test_a_removal_that_nobody_was_told_of(postgresql_url: str, tmp_path: Path) 
         assert waiting.result(PATIENCE_S).status == 404
         for job in ("planned", "planning"):
             ends = time.monotonic() + PATIENCE_S
-            while served.ask("GET", f"/v1/jobs/{job}/plans/0").status != 404:
+            while served.send("GET", f"/v1/jobs/{job}/plans/0").status != 404:
                 assert time.monotonic() < ends
                 time.sleep(0.1)
         served.proposal(
@@ -216,6 +218,6 @@ def test_a_sidecar_whose_job_was_removed(tmp_path: Path) -> None:
         )
         with serving("--job", file, verb="sidecar") as served:
             served.headers["Authorization"] = f"Bearer {token_file.read_text().strip()}"
-            plan = served.ask("GET", "/v1/jobs/job/plans/1?wait=30").json
+            plan = served.send("GET", "/v1/jobs/job/plans/1?wait=30").json
             assert plan["world_size"] == gpus
-            assert served.ask("DELETE", "/v1/jobs/job").status == 204
+            assert served.send("DELETE", "/v1/jobs/job").status == 204

@@ -10,19 +10,19 @@ from stocked_service import Stocked
 
 def test_idempotency_keys(stocked: Stocked) -> None:
     served, job = stocked.served, stocked.job("once", 1)
-    served.ask("GET", f"/v1/jobs/{job}/plans/0?wait=30")
+    served.send("GET", f"/v1/jobs/{job}/plans/0?wait=30")
     path, body = f"/v1/jobs/{job}/measurements", {"step": 0, "rank": 1, "measured_ms": 12.5}
     key = {"Idempotency-Key": "k"}
-    first = served.ask("POST", path, body, key)
-    assert (first.status, served.ask("POST", path, body, key).body) == (200, first.body)
+    first = served.send("POST", path, body, key)
+    assert (first.status, served.send("POST", path, body, key).body) == (200, first.body)
     assert (
-        served.ask("POST", path, {**body, "measured_ms": 9.0}, key)
+        served.send("POST", path, {**body, "measured_ms": 9.0}, key)
         .json["type"]
         .endswith("key-reused")
     )
     new = {"proposal": stocked.proposal}
-    created = served.ask("POST", "/v1/jobs", new, {"Idempotency-Key": "new"})
-    again = served.ask("POST", "/v1/jobs", new, {"Idempotency-Key": "new"})
+    created = served.send("POST", "/v1/jobs", new, {"Idempotency-Key": "new"})
+    again = served.send("POST", "/v1/jobs", new, {"Idempotency-Key": "new"})
     assert created.json == again.json
     assert served.ok("POST", "/v1/jobs", new)["id"] != created.json["id"]
 
@@ -80,14 +80,14 @@ def test_bad_requests_are_problems(
 
 def test_probes_metrics_and_docs(stocked: Stocked) -> None:
     served = stocked.served
-    assert served.ask("GET", "/healthz").body == b"ok\n"
-    assert served.ask("GET", "/readyz").body == b"ready\n"
-    metrics = served.ask("GET", "/metrics").body.decode()
+    assert served.send("GET", "/healthz").body == b"ok\n"
+    assert served.send("GET", "/readyz").body == b"ready\n"
+    metrics = served.send("GET", "/metrics").body.decode()
     assert "# TYPE seqplan_jobs gauge" in metrics
     assert 'seqplan_requests_total{status="200"}' in metrics
     assert 'seqplan_request_seconds_bucket{kind="other",le="+Inf"}' in metrics
     assert "# TYPE seqplan_calibration_error gauge" in metrics
-    page = served.ask("GET", "/docs").body.decode()
+    page = served.send("GET", "/docs").body.decode()
     assert "GET /v1/jobs/{job}/plans/{step}" in page
     assert "<script" not in page
     assert "/v1/jobs/{job}/acks" in served.ok("GET", "/openapi.json")["paths"]
@@ -101,7 +101,7 @@ def test_a_repeated_post_has_the_location_again(stocked: Stocked) -> None:
         ("/v1/profiles", served.ok("GET", "/v1/profiles/gpt-7b-a100-40gb")),
     ):
         key = {"Idempotency-Key": "again"}
-        first, again = (served.ask("POST", path, body, key) for _ in range(2))
+        first, again = (served.send("POST", path, body, key) for _ in range(2))
         assert (first.status, again.status) == (201, 201)
         assert again.body == first.body
         place = f"{path.partition('?')[0]}/{first.json['id']}"
@@ -110,12 +110,12 @@ def test_a_repeated_post_has_the_location_again(stocked: Stocked) -> None:
 
 @pytest.mark.parametrize("path", ["jobs", "lengths", "proposals", "profiles", "progress"])
 def test_one_limit_of_pages(stocked: Stocked, path: str) -> None:
-    assert stocked.served.ask("GET", f"/v1/{path}?limit=1000").status == 200
+    assert stocked.served.send("GET", f"/v1/{path}?limit=1000").status == 200
     assert "limit" in stocked.served.problem("GET", f"/v1/{path}?limit=1001")["detail"]
 
 
 @pytest.mark.parametrize("path", ["measurements", "steps"])
 def test_one_limit_of_pages_of_a_job(stocked: Stocked, path: str) -> None:
     job = stocked.job(f"paged-{path}", 1)
-    assert stocked.served.ask("GET", f"/v1/jobs/{job}/{path}?limit=1000").status == 200
+    assert stocked.served.send("GET", f"/v1/jobs/{job}/{path}?limit=1000").status == 200
     assert "limit" in stocked.served.problem("GET", f"/v1/jobs/{job}/{path}?limit=1001")["detail"]

@@ -67,12 +67,12 @@ def measure(store: Store, plans: list[Plan], factor: float) -> None:
 
 
 def gauges(store: Store, watch: CalibrationWatch) -> list[str]:
-    """What a scraper is told of calibration."""
+    """Return the metrics of calibration."""
     lines = Metrics(Service(store), watch).text().splitlines()
     return [line for line in lines if line.startswith("seqplan_calibration_")]
 
 
-def test_told_once_per_change(
+def test_changes_are_logged_once(
     planned: tuple[Store, list[Plan]], caplog: pytest.LogCaptureFixture
 ) -> None:
     store, plans = planned
@@ -111,7 +111,7 @@ def test_told_once_per_change(
     )
 
 
-def test_a_removed_job_is_told_of_no_more(planned: tuple[Store, list[Plan]]) -> None:
+def test_a_removed_job_is_reported_no_more(planned: tuple[Store, list[Plan]]) -> None:
     store, plans = planned
     watch = CalibrationWatch(store, PlanSummaries())
     watch.look()
@@ -142,7 +142,7 @@ def test_a_judgement_is_kept_until_something_is_measured(planned: tuple[Store, l
 
 
 def test_a_summary_is_that_of_the_plan(planned: tuple[Store, list[Plan]]) -> None:
-    """Read without its sequences, a plan tells the same of its pipelines."""
+    """Read without its sequences, a plan has the same summary of its pipelines."""
     for plan in (*planned[1], *(from_json(line) for line in GOLDEN)):
         summary = PlanSummary.from_line(to_json(plan), {})
         assert summary == PlanSummary.from_plan(plan, len(plan.ids))
@@ -186,7 +186,7 @@ def test_summaries_are_read_once_and_forgotten_in_order(
             lines[step] = (stored.digest, stored.line)
     summaries, read = PlanSummaries(most=2), []
 
-    def ask(*steps: int) -> list[float]:
+    def predictions(*steps: int) -> list[float]:
         def wanted(missing: object) -> dict[int, str]:
             read.append(list(missing))  # type: ignore[call-overload]
             return {step: lines[step][1] for step in read[-1]}
@@ -194,18 +194,18 @@ def test_summaries_are_read_once_and_forgotten_in_order(
         read_now = summaries.of({step: lines[step][0] for step in steps}, wanted)
         return [read_now[step].predicted_ms for step in steps]
 
-    assert ask(0, 1) == [plans[0].predicted_ms, plans[1].predicted_ms]
-    assert ask(0) == [plans[0].predicted_ms]
-    assert ask(0, 2) == [plans[0].predicted_ms, plans[2].predicted_ms]
-    assert ask(0, 1) == [plans[0].predicted_ms, plans[1].predicted_ms]
+    assert predictions(0, 1) == [plans[0].predicted_ms, plans[1].predicted_ms]
+    assert predictions(0) == [plans[0].predicted_ms]
+    assert predictions(0, 2) == [plans[0].predicted_ms, plans[2].predicted_ms]
+    assert predictions(0, 1) == [plans[0].predicted_ms, plans[1].predicted_ms]
     assert read == [[0, 1], [2], [1]]
     # Of a plan that was at hand nothing is read.
     summaries.keep(lines[2][0], PlanSummary.from_plan(plans[2], len(plans[2].ids)))
-    assert ask(2, 1) == [plans[2].predicted_ms, plans[1].predicted_ms]
+    assert predictions(2, 1) == [plans[2].predicted_ms, plans[1].predicted_ms]
     assert read == [[0, 1], [2], [1]]
 
 
-def test_the_service_says_so_without_being_asked(tmp_path: Path) -> None:
+def test_the_service_logs_calibration_by_itself(tmp_path: Path) -> None:
     with serving("--store", tmp_path / "s.db", "--port", 0) as served:
         slower = stock(served).job("slower", 2 * STEPS, look_ahead=STEPS)
         report(served, slower, range(STEPS), 1.3)

@@ -1,4 +1,4 @@
-"""What is due of a job whose batches are pushed, as they come."""
+"""Due batches of a job with pushed batches."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_pushed_batches_come_in_order_and_then_the_end(store: Store) -> None:
     assert [next(coming) for _ in range(2)] == [EndOfData(5)] * 2
 
 
-def test_what_is_planned_is_not_due(store: Store) -> None:
+def test_planned_batches_are_not_due(store: Store) -> None:
     with store.writing() as connection:
         add_batches(connection, "j", BATCHES)
     assert next(due_batches(store, JOB, 2, 100)) == PlannedBatch(BATCHES[2], None)

@@ -21,7 +21,7 @@ def test_killed_in_the_middle(tmp_path: Path) -> None:
     with serving_here(tmp_path / "undisturbed.db") as served:
         stock(served).job("job", STEPS)
         expected = deliver(served, served, 0, STEPS)
-        lines = [served.ask("GET", f"/v1/jobs/job/plans/{k}").body for k in range(STEPS)]
+        lines = [served.send("GET", f"/v1/jobs/job/plans/{k}").body for k in range(STEPS)]
     assert len(set(expected)) == STEPS
 
     digests: list[str] = []
@@ -38,7 +38,7 @@ def test_killed_in_the_middle(tmp_path: Path) -> None:
         served.process.wait()
     with serving_here(tmp_path / "killed.db") as served:
         digests += deliver(served, served, 6, STEPS)
-        again = [served.ask("GET", f"/v1/jobs/job/plans/{k}").body for k in range(STEPS)]
+        again = [served.send("GET", f"/v1/jobs/job/plans/{k}").body for k in range(STEPS)]
         source = HttpSource(served.url, "job")
         with pytest.raises(EndOfPlans, match=f"ends with step {STEPS - 1}"):
             source.view(STEPS, 0, 5)

@@ -1,4 +1,4 @@
-"""Planning threads go on beside slow readers; one that ends is told of and can be begun again."""
+"""Planning threads go on with slow readers; one that ends is reported and can be restarted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _await(reached: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_planning_goes_on_beside_many_slow_readers(tmp_path: Path, dense: PlannedFiles) -> None:
+def test_planning_continues_with_many_slow_readers(tmp_path: Path, dense: PlannedFiles) -> None:
     store = Store(str(tmp_path / "s.db"))
     with store.writing() as connection:
         put_proposal(connection, "p", {}, dense.proposal.read_text())
@@ -78,7 +78,7 @@ def test_a_pool_that_has_run_dry_is_an_outage(tmp_path: Path) -> None:
     engine.dispose()
 
 
-def test_a_thread_that_ends_is_told_of_and_begun_again(tmp_path: Path) -> None:
+def test_a_thread_that_ends_is_reported_and_restarted(tmp_path: Path) -> None:
     path, log = tmp_path / "s.db", tmp_path / "log"
     with serving_logged(log, "--store", path, "--port", 0) as served:
         stocked = stock(served)
@@ -87,26 +87,26 @@ def test_a_thread_that_ends_is_told_of_and_begun_again(tmp_path: Path) -> None:
         # Neither the plan nor that the job has failed can be kept.
         for name, when in (("plans", "INSERT ON plans"), ("jobs", "UPDATE OF state ON jobs")):
             database.execute(
-                f"CREATE TRIGGER no_{name} BEFORE {when} BEGIN SELECT RAISE(ABORT, 'refused'); END"
+                f"CREATE TRIGGER no_{name} BEFORE {when} BEGIN SELECT RAISE(ABORT, 'rejected'); END"
             )
         batches = [{"step": 0, "ids": [1], "lengths": [10]}]
         served.ok("POST", "/v1/jobs/lost/batches", {"batches": batches})
-        _await(lambda: served.ask("GET", "/readyz").status == 503)
+        _await(lambda: served.send("GET", "/readyz").status == 503)
         problem = served.problem("GET", "/readyz", status=503)
         assert problem["type"] == "urn:seqplan:problem:planning-ended"
         assert "job lost: planning ended: IntegrityError: " in problem["detail"]
         assert "POST /v1/jobs/lost/restart" in problem["detail"]
-        metrics = served.ask("GET", "/metrics").body.decode()
+        metrics = served.send("GET", "/metrics").body.decode()
         assert "seqplan_threads_ended 1.0\n" in metrics
         assert "seqplan_planning_ends_total 1.0\n" in metrics
-        assert served.ask("GET", "/healthz").status == 200
+        assert served.send("GET", "/healthz").status == 200
         database.execute("DROP TRIGGER no_plans")
         database.execute("DROP TRIGGER no_jobs")
         database.close()
         begun = {"id": "lost", "state": "planning", "step": 0}
         assert served.ok("POST", "/v1/jobs/lost/restart") == begun
-        assert served.ask("GET", "/v1/jobs/lost/plans/0?wait=60").status == 200
-        assert served.ask("GET", "/readyz").status == 200
+        assert served.send("GET", "/v1/jobs/lost/plans/0?wait=60").status == 200
+        assert served.send("GET", "/readyz").status == 200
         # One that is being planned is no failed one.
         assert served.problem("POST", "/v1/jobs/lost/restart", status=409)
     assert "job lost: planning ended: IntegrityError" in log.read_text()
@@ -122,16 +122,16 @@ def test_an_ended_thread_is_settled_and_others_go_on(tmp_path: Path) -> None:
         database.execute(
             "CREATE TRIGGER no BEFORE INSERT ON plans "
             "WHEN NEW.job = (SELECT key FROM jobs WHERE id = 'lost') "
-            "BEGIN SELECT RAISE(ABORT, 'refused'); END"
+            "BEGIN SELECT RAISE(ABORT, 'rejected'); END"
         )
         database.close()
         batches = {"batches": [{"step": 0, "ids": [1], "lengths": [10]}]}
         for job in ("lost", "other"):
             served.ok("POST", f"/v1/jobs/{job}/batches", batches)
         assert (
-            "refused"
+            "rejected"
             in served.problem("GET", "/v1/jobs/lost/plans/0?wait=60", status=424)["detail"]
         )
-        assert served.ask("GET", "/v1/jobs/other/plans/0?wait=60").status == 200
-        assert served.ask("GET", "/readyz").status == 200
+        assert served.send("GET", "/v1/jobs/other/plans/0?wait=60").status == 200
+        assert served.send("GET", "/readyz").status == 200
     assert "job lost: planning failed: IntegrityError" in log.read_text()

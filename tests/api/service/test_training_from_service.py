@@ -23,9 +23,7 @@ port = 0
 
 
 @pytest.mark.parametrize("fan_out_ranks", [WORLD, WORLD + 1])
-def test_ranks_train_from_a_sidecar_and_report_what_steps_took(
-    tmp_path: Path, fan_out_ranks: int
-) -> None:
+def test_ranks_train_from_a_sidecar_and_report_times(tmp_path: Path, fan_out_ranks: int) -> None:
     """Rank 0 acts for all from ``fan_out_ranks`` on, below it each for itself."""
     np.save(tmp_path / "lengths.npy", np.load(ROOT / "examples" / "data" / "code.npy")[:500])
     (tmp_path / "job.toml").write_text(JOB)
@@ -45,7 +43,7 @@ def test_ranks_train_from_a_sidecar_and_report_what_steps_took(
         assert [step["ranks_acknowledged"] for step in steps] == [WORLD] * STEPS
         assert all(step["measured_ms"] > 0 for step in steps)
         each = WORLD * STEPS if fan_out_ranks > WORLD else 0
-        metrics = served.ask("GET", "/metrics").body.decode()
+        metrics = served.send("GET", "/metrics").body.decode()
         count = 'seqplan_request_seconds_count{kind="acknowledgement"}'
         assert f"{count} {each:.1f}" in metrics.splitlines()
         calibration = served.ok("GET", "/v1/jobs/job/calibration")

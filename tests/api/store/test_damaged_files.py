@@ -1,4 +1,4 @@
-"""Arrays and rows that changed on the disk: found before they are used, and mended by an upload."""
+"""Arrays and rows that changed on the disk: found before they are used, and fixed by an upload."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def test_a_damaged_array_is_not_planned_from_until_it_is_uploaded_again(
         assert problem["type"].endswith("file-damaged")
         assert "file is damaged" in problem["detail"]
         assert "Upload the same data again" in problem["detail"]
-        uploaded = served.ask("POST", "/v1/lengths", DATA.read_bytes())
+        uploaded = served.send("POST", "/v1/lengths", DATA.read_bytes())
         assert (uploaded.status, uploaded.json["id"]) == (201, stocked.lengths)
         served.ok("POST", "/v1/jobs", body)
-        assert served.ask("GET", "/v1/jobs/j/plans/1?wait=30").status == 200
+        assert served.send("GET", "/v1/jobs/j/plans/1?wait=30").status == 200
 
 
 def test_arrays_are_compared_when_the_service_starts(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_arrays_are_compared_when_the_service_starts(tmp_path: Path) -> None:
 def test_a_damaged_plan_is_an_error_of_the_service(tmp_path: Path, path: str) -> None:
     with serving_here(tmp_path / "s.db") as served:
         job = stock(served).job("j", 2)
-        assert served.ask("GET", f"/v1/jobs/{job}/plans/1?wait=30").status == 200
+        assert served.send("GET", f"/v1/jobs/{job}/plans/1?wait=30").status == 200
     with sqlite3.connect(tmp_path / "s.db") as database:
         database.execute("UPDATE plans SET line = replace(line, '\"tokens\":', '\"tokens\":1')")
     database.close()

@@ -47,7 +47,9 @@ def _run_steps(store: Store, first: int, last: int, line: str) -> None:
 
 def _upkeep(store: Store, retention: Retention) -> Upkeep:
     keeping = Keeping(retention=retention)
-    return Upkeep(store, keeping, abandon=lambda job: None, remove=lambda job: None, asked=dict)
+    return Upkeep(
+        store, keeping, abandon=lambda job: None, remove=lambda job: None, take_requests=dict
+    )
 
 
 def test_a_window_behind_the_slowest_rank_is_kept(opened: Opener) -> None:
@@ -94,7 +96,7 @@ def test_nothing_expires_before_every_rank_has_done_it(opened: Opener, behind: i
 def test_the_store_of_a_hundred_thousand_steps_is_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of plans of 1 KB each, which are 100 MB, and as many times and batches."""
+    """Plans of 1 KB each, which are 100 MB, with times and batches."""
     monkeypatch.setattr("seqplan.api.service.upkeep.EXPIRE_S", 0.0)
     path, steps, at_once = tmp_path / "s.db", 100_000, 2500
     store = Store(str(path))

@@ -42,7 +42,7 @@ def test_a_mistyped_store_is_rejected_and_no_array_is_deleted(tmp_path: Path) ->
     with serving_here(tmp_path / "a.db", files) as served:
         body = {"id": "j", "proposal": stocked.proposal, "lengths": stocked.lengths, "steps": 2}
         served.ok("POST", "/v1/jobs", body)
-        assert served.ask("GET", "/v1/jobs/j/plans/1?wait=30").status == 200
+        assert served.send("GET", "/v1/jobs/j/plans/1?wait=30").status == 200
 
 
 def test_the_folder_of_another_store_is_rejected(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_folder_of_an_earlier_release_is_adopted_by_its_store_alone(tmp_path: 
         Store(str(tmp_path / "b.db"), tmp_path / "files")
 
 
-def test_a_new_postgresql_store_beside_a_marked_folder(postgresql_url: str, tmp_path: Path) -> None:
+def test_a_new_postgresql_store_with_a_marked_folder(postgresql_url: str, tmp_path: Path) -> None:
     _stock(tmp_path / "a.db", tmp_path / "files")
     with pytest.raises(StoreError, match="is new, but"):
         Store(postgresql_url, tmp_path / "files")

@@ -94,7 +94,7 @@ def test_an_array_that_a_restored_database_knows_stays(tmp_path: Path) -> None:
     store.close()
 
 
-def test_what_others_are_writing_stays(postgresql_url: str, tmp_path: Path) -> None:
+def test_files_that_others_write_stay(postgresql_url: str, tmp_path: Path) -> None:
     store = Store(postgresql_url, tmp_path / "files")
     (store.files / "upload-ab12_cd9").mkdir()
     (store.files / "upload-ab12_cd9" / "body.npy").write_bytes(b"half")
@@ -137,4 +137,4 @@ def test_a_histogram_takes_no_room_on_the_disk(tmp_path: Path, rows: str) -> Non
         assert row["sequences"] == 200_000_000
         assert [*(tmp_path / "s.db.files" / "lengths").iterdir()] == []
         assert served.ok("GET", f"/v1/lengths/{row['id']}")["kind"] == "histogram"
-        assert served.ask("DELETE", f"/v1/lengths/{row['id']}").status == 204
+        assert served.send("DELETE", f"/v1/lengths/{row['id']}").status == 204

@@ -1,4 +1,4 @@
-"""What is used lately is kept, what is used least lately goes first."""
+"""Recently used values are kept, the least recently used goes first."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ JOB = JobRow(id="j", proposal="p", seed=0, look_ahead=2, world_size=2)
 Opener = Callable[[], Store]
 
 
-def test_a_newer_schema_is_refused(opened: Opener) -> None:
+def test_a_newer_schema_is_rejected(opened: Opener) -> None:
     store = opened()
     with store.writing() as connection:
         connection.execute(update(schema.version).values(version=len(MIGRATIONS) + 1))

@@ -48,15 +48,15 @@ def test_one_store_of_a_folder_of_arrays(tmp_path: Path) -> None:
     store.close()
 
 
-def test_tokens_are_changed_beside_a_service(tmp_path: Path) -> None:
+def test_tokens_are_changed_while_a_service_runs(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "a.db"))
-    beside = Store(str(tmp_path / "a.db"), beside=True)
-    with beside.writing() as connection:
+    other = Store(str(tmp_path / "a.db"), in_use=True)
+    with other.writing() as connection:
         add_token(connection, "t", "read")
-    beside.close()
+    other.close()
     with store.reading() as connection:
         assert len(read_token_hashes(connection)) == 1
-    # The one that was beside took no lock, and gave none up.
+    # The second took no lock, and released none.
     with pytest.raises(StoreError, match="another service"):
         Store(str(tmp_path / "a.db"))
     store.close()
@@ -98,7 +98,7 @@ def test_files_are_private(tmp_path: Path) -> None:
     store.close()
 
 
-def test_damage_is_told_with_the_path(tmp_path: Path) -> None:
+def test_damage_is_reported_with_the_path(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     Store(str(path)).close()
     with sqlite3.connect(path) as database:  # a schema whose names are no text

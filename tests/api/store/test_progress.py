@@ -1,4 +1,4 @@
-"""Progress as the store tells it, for every database, against counting by hand."""
+"""Progress read from the store, for every database, compared with counts by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WORLD = 5
 STEPS = range(3, 60, 2)
 
 
-def test_progress_is_what_was_kept(store: Store) -> None:
+def test_progress_equals_stored_acknowledgements(store: Store) -> None:
     rng = random.Random(0)
     measured: dict[tuple[int, int], float] = {}
     last_steps = [-1] * WORLD
@@ -29,7 +29,7 @@ def test_progress_is_what_was_kept(store: Store) -> None:
             for step in STEPS:
                 plan = StoredPlan(step, f"sha256:{job}{step}", f"plan of {step}")
                 plans.add_plan(connection, job, plan, step / 2)
-        for rank in range(WORLD - 1):  # the last one says nothing
+        for rank in range(WORLD - 1):  # the last one sends nothing
             for step in rng.sample(STEPS, 12):
                 acks.acknowledge(connection, [AckRow("job", step, rank)])
                 last_steps[rank] = max(last_steps[rank], step)

@@ -1,4 +1,4 @@
-"""What is removed leaves nothing, and what is used is not removed; for every database."""
+"""Removals leave nothing, and used rows are not removed; for every database."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TABLES = (
 
 
 def _keep(connection: Connection, job: str, steps: int) -> None:
-    """Keep rows of a job in every table, some of them more than one batch deletes."""
+    """Store rows of a job in every table, some more than one batch deletes."""
     jobs.add_job(connection, replace(JOB, id=job))
     key = jobs.job_key(connection, job)
     for step in range(steps):
@@ -119,7 +119,9 @@ def test_a_removed_job_is_gone_at_once_and_its_rows_follow_in_batches(opened: Op
         _acknowledge(connection, "j_", 3)
         jobs.add_job(connection, replace(JOB, id="j_"))
         assert plans.list_planned_steps(connection, "j_") == []
-    upkeep = Upkeep(store, Keeping(), abandon=lambda job: None, remove=lambda job: None, asked=dict)
+    upkeep = Upkeep(
+        store, Keeping(), abandon=lambda job: None, remove=lambda job: None, take_requests=dict
+    )
     upkeep.look()
     assert max(changed) <= removals.MOST_ROWS
     assert sum(changed) > 5 * removals.MOST_ROWS
@@ -136,7 +138,9 @@ def test_deleting_goes_on_at_the_next_start(opened: Opener) -> None:
         (key,) = removals.pending_removals(connection)
         assert removals.delete_batch(connection, key, 10)
     store = opened()
-    upkeep = Upkeep(store, Keeping(), abandon=lambda job: None, remove=lambda job: None, asked=dict)
+    upkeep = Upkeep(
+        store, Keeping(), abandon=lambda job: None, remove=lambda job: None, take_requests=dict
+    )
     upkeep.look()
     with store.reading() as connection:
         assert _count(connection) == [0] * len(TABLES)
@@ -151,7 +155,9 @@ def test_space_of_a_removed_job_is_given_back(tmp_path: Path) -> None:
             plans.add_plan(connection, "j", StoredPlan(step, "sha256:x", "x" * 4096), 1.0)
     with store.writing() as connection:
         jobs.remove_job(connection, "j")
-    Upkeep(store, Keeping(), abandon=lambda job: None, remove=lambda job: None, asked=dict).look()
+    Upkeep(
+        store, Keeping(), abandon=lambda job: None, remove=lambda job: None, take_requests=dict
+    ).look()
     store.close()
     assert path.stat().st_size < 6 << 20
 
@@ -168,7 +174,7 @@ def test_a_store_that_keeps_its_space_is_rewritten_when_opened(tmp_path: Path) -
         assert database.execute("PRAGMA auto_vacuum").fetchone() == (2,)
 
 
-def test_what_is_used_is_not_removed(opened: Opener) -> None:
+def test_used_rows_are_not_removed(opened: Opener) -> None:
     store = opened()
     row = lengths.write_lengths(store, np.array([5, 6], np.int64))
     path = lengths.lengths_path(store, row.id)
@@ -199,7 +205,9 @@ def test_old_answers_are_removed(store: Store) -> None:
             answer = answers.StoredAnswer("ab", 201, "{}")
             answers.keep_answer(connection, "/v1/jobs", f"{number}", answer)
         connection.exec_driver_sql("UPDATE answers SET at = at - 90000 WHERE key < '3'")
-    Upkeep(store, Keeping(), abandon=lambda job: None, remove=lambda job: None, asked=dict).look()
+    Upkeep(
+        store, Keeping(), abandon=lambda job: None, remove=lambda job: None, take_requests=dict
+    ).look()
     with store.reading() as connection:
         known = [answers.earlier_answer(connection, "/v1/jobs", f"{n}") for n in range(5)]
     assert [answer is not None for answer in known] == [False] * 3 + [True] * 2

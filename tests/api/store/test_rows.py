@@ -36,7 +36,7 @@ def test_a_whole_row_has_the_columns_of_its_table_in_order(kind: type[Row]) -> N
 
 
 @pytest.mark.parametrize("kind", [*WHOLE, *PARTS])
-def test_what_a_row_may_lack_its_column_may(kind: type[Row]) -> None:
+def test_optional_fields_have_nullable_columns(kind: type[Row]) -> None:
     for field in fields(kind):
         assert ("None" in str(field.type)) == bool(kind.table.c[field.name].nullable), field.name
 

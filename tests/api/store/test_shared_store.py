@@ -19,7 +19,7 @@ STEPS = 12
 
 
 def _published(served: Served) -> int:
-    text = served.ask("GET", "/metrics").body.decode()
+    text = served.send("GET", "/metrics").body.decode()
     line = re.search(r"^seqplan_publications_total (\d+)\.0", text, re.MULTILINE)
     assert line is not None, text
     return int(line[1])
@@ -39,7 +39,7 @@ def test_two_services_share_a_job(postgresql_url: str, tmp_path: Path) -> None:
         stocked = stock(first)
         # Waits at the other before the job's plans are there, and soon gets them.
         stocked.job("job", STEPS)
-        waiting = threads.submit(other.ask, "GET", "/v1/jobs/job/plans/0?wait=60")
+        waiting = threads.submit(other.send, "GET", "/v1/jobs/job/plans/0?wait=60")
         assert json.loads(waiting.result().body)["step"] == 0
         digests = deliver(other, first, 0, 3) + deliver(first, other, 3, 6)
         plans, idle = (first, other) if _published(first) else (other, first)
@@ -49,7 +49,7 @@ def test_two_services_share_a_job(postgresql_url: str, tmp_path: Path) -> None:
         # Whoever is left goes on where the other ended.
         digests += deliver(idle, idle, 6, STEPS)
         assert 0 < _published(idle) <= STEPS - 6
-        lines = [idle.ask("GET", f"/v1/jobs/job/plans/{k}").body for k in range(STEPS)]
+        lines = [idle.send("GET", f"/v1/jobs/job/plans/{k}").body for k in range(STEPS)]
         assert [json.loads(line)["step"] for line in lines] == list(range(STEPS))
         assert idle.ok("GET", "/v1/jobs/job")["state"] == "planned"
     assert digests == expected
@@ -66,7 +66,7 @@ def test_proposals_are_made_by_one(postgresql_url: str, tmp_path: Path) -> None:
         other.ok("POST", "/v1/jobs", {"id": "j", "proposal": key})
         batch = {"step": 0, "ids": [5], "lengths": [100]}
         first.ok("POST", "/v1/jobs/j/batches", {"batches": [batch]})
-        reply = first.ask("GET", "/v1/jobs/j/plans/0?wait=60")
+        reply = first.send("GET", "/v1/jobs/j/plans/0?wait=60")
         assert reply.json["sequences"]["ids"] == [5]
         assert _published(first) + _published(other) == 1
 
@@ -83,7 +83,7 @@ def test_two_sidecars_of_one_job(postgresql_url: str, tmp_path: Path) -> None:
     def plans() -> tuple[list[bytes], int]:
         with serving("--job", job, verb="sidecar") as served:
             paths = [f"/v1/jobs/job/plans/{step}?wait=60" for step in range(4)]
-            lines = [served.ask("GET", path).body for path in paths]
+            lines = [served.send("GET", path).body for path in paths]
             together.wait(60)  # both have all plans before either ends
             return lines, _published(served)
 

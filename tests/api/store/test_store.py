@@ -23,7 +23,7 @@ JOB = JobRow(id="j", proposal="p", seed=0, look_ahead=2, world_size=2)
 Opener = Callable[[], Store]
 
 
-def test_what_was_written_is_there_after_opening_again(opened: Opener) -> None:
+def test_writes_survive_reopening(opened: Opener) -> None:
     store = opened()
     pushed = [Batch(3, (7, 8), (10, 20)), Batch(5, (9,), (30,), 12)]
     plan = StoredPlan(3, "sha256:x", '{"digest":…}')

@@ -20,7 +20,7 @@ STEPS = 6
 
 def _acknowledge(served: Served, step: int, rank: int) -> int:
     body = {"step": step, "rank": rank, "digest": None}
-    reply = served.ask("POST", "/v1/jobs/job/acks", body)
+    reply = served.send("POST", "/v1/jobs/job/acks", body)
     if reply.status != 200:
         assert reply.headers["content-type"] == "application/problem+json", reply
         assert reply.json["type"] == "urn:seqplan:problem:store-unavailable", reply
@@ -35,33 +35,33 @@ def test_a_full_disk(tmp_path: Path) -> None:
     with serving_logged(log, "--store", store, "--port", 0) as served:
         stocked = stock(served)
         stocked.job("job", STEPS, look_ahead=2)
-        assert served.ask("GET", "/v1/jobs/job/plans/1?wait=60").status == 200
+        assert served.send("GET", "/v1/jobs/job/plans/1?wait=60").status == 200
         acknowledgements = [(0, rank) for rank in range(WORLD - 1)]
         assert [_acknowledge(served, *acknowledgement) for acknowledgement in acknowledgements] == [
             200
         ] * len(acknowledgements)
         unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-        # No file may grow: what the disk says when it is full, for this process alone.
+        # No file may grow: the error of a full disk, for this process alone.
         limit = (4096, resource.RLIM_INFINITY)
         resource.prlimit(served.process.pid, resource.RLIMIT_FSIZE, limit)
         assert _acknowledge(served, 0, WORLD - 1) == 503
-        reply = served.ask("POST", "/v1/lengths", _array(np.arange(1, 5000)))
+        reply = served.send("POST", "/v1/lengths", _array(np.arange(1, 5000)))
         assert (reply.status, reply.headers["content-type"]) == (503, "application/problem+json")
         for _ in range(2):
             assert served.problem("GET", "/readyz", status=503)["type"].endswith("unavailable")
-        assert b"seqplan_store_writable 0.0\n" in served.ask("GET", "/metrics").body
+        assert b"seqplan_store_writable 0.0\n" in served.send("GET", "/metrics").body
         assert log.read_text().count("store.db: cannot be written to: ") == 1
         # What needs no writing goes on.
-        assert served.ask("GET", "/v1/jobs/job/plans/1").status == 200
+        assert served.send("GET", "/v1/jobs/job/plans/1").status == 200
         assert served.ok("GET", "/v1/jobs/job")["acknowledged"] == [0] * (WORLD - 1) + [-1]
         resource.prlimit(served.process.pid, resource.RLIMIT_FSIZE, unlimited)
         assert _acknowledge(served, 0, WORLD - 1) == 200
         for step in range(1, STEPS):
-            assert served.ask("GET", f"/v1/jobs/job/plans/{step}?wait=60").status == 200
+            assert served.send("GET", f"/v1/jobs/job/plans/{step}?wait=60").status == 200
             assert [_acknowledge(served, step, rank) for rank in range(WORLD)] == [200] * WORLD
-        assert served.ask("POST", "/v1/lengths", _array(np.arange(1, 5000))).status == 201
-        assert served.ask("GET", "/readyz").status == 200
-        assert b"seqplan_store_writable 1.0\n" in served.ask("GET", "/metrics").body
+        assert served.send("POST", "/v1/lengths", _array(np.arange(1, 5000))).status == 201
+        assert served.send("GET", "/readyz").status == 200
+        assert b"seqplan_store_writable 1.0\n" in served.send("GET", "/metrics").body
         assert log.read_text().count("store.db: can be written to again") == 1
     with serving_here(store) as served:
         assert served.ok("GET", "/v1/jobs/job")["acknowledged"] == [STEPS - 1] * WORLD
@@ -71,15 +71,15 @@ def test_a_locked_database(tmp_path: Path) -> None:
     store = tmp_path / "store.db"
     with serving_here(store) as served:
         stock(served).job("job", STEPS, look_ahead=2)
-        assert served.ask("GET", "/v1/jobs/job/plans/0?wait=60").status == 200
+        assert served.send("GET", "/v1/jobs/job/plans/0?wait=60").status == 200
         other = sqlite3.connect(store, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         assert _acknowledge(served, 0, 0) == 503
-        assert served.ask("GET", "/v1/jobs/job/plans/0").status == 200
+        assert served.send("GET", "/v1/jobs/job/plans/0").status == 200
         other.execute("ROLLBACK")
         other.close()
         for step in range(STEPS):
-            assert served.ask("GET", f"/v1/jobs/job/plans/{step}?wait=60").status == 200
+            assert served.send("GET", f"/v1/jobs/job/plans/{step}?wait=60").status == 200
             assert [_acknowledge(served, step, rank) for rank in range(WORLD)] == [200] * WORLD
 
 

@@ -18,8 +18,8 @@ from producer_cases import DEADLY, dense_proposal, drawn_batches, lockstep_propo
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.errors import Infeasible
+from seqplan.planner.problem import PACKINGS
 from seqplan.planner.proposal.document import Proposal
-from seqplan.planner.step.assemble import PACKINGS
 from seqplan.planner.workers import processes as process_workers
 from seqplan.planner.workers.planned_step import TimedPlan
 from seqplan.planner.workers.pool import DEATHS, WorkerDied, WorkerPool

@@ -1,4 +1,4 @@
-"""What a rank's tokens are to predict: shifted in the whole sequence; wrong columns are refused."""
+"""A rank's targets: shifted in the whole sequence; wrong columns are rejected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def views(scheme: Scheme, lengths: list[int]) -> list[MicroBatchView]:
 
 
 def rows(lengths: list[int], surplus: int = 0) -> dict[int, dict[str, Any]]:
-    """Columns of numbers that say where they are."""
+    """Columns of numbers that encode their place."""
     random = np.random.default_rng(3)
     return {
         10 * at: {
@@ -44,16 +44,14 @@ def rows(lengths: list[int], surplus: int = 0) -> dict[int, dict[str, Any]]:
     st.lists(st.integers(1, 60), min_size=1, max_size=6),
     st.integers(0, 5),
 )
-def test_every_row_has_what_follows_its_token(
-    scheme: Scheme, lengths: list[int], surplus: int
-) -> None:
+def test_every_row_has_the_next_token(scheme: Scheme, lengths: list[int], surplus: int) -> None:
     samples = rows(lengths, surplus)
     data = IndexedTargets(
         samples, "input_ids", mask="mask", weights="weights", extras=["teacher", "advantage"]
     )
     for view in views(scheme, lengths):
         labels, weights, extras = load_targets(data, view)
-        assert extras["teacher"].shape == (view.local_tokens, 3)  # also where nothing is held
+        assert extras["teacher"].shape == (view.local_tokens, 3)  # also without tokens
         at = 0
         for share in view.sequences:
             row = samples[share.id]
@@ -90,7 +88,7 @@ def test_every_row_has_what_follows_its_token(
         ),
     ],
 )
-def test_wrong_columns_are_refused_by_name(
+def test_wrong_columns_are_rejected_by_name(
     change: dict[str, Any], columns: dict[str, Any], message: str
 ) -> None:
     samples = rows([5, 4])
@@ -98,13 +96,13 @@ def test_wrong_columns_are_refused_by_name(
     if "labels" in change:
         samples[0]["labels"] = samples[0]["input_ids"]
     (view,) = views(Scheme(), [5, 4])
-    with pytest.raises(DataError) as refusal:
+    with pytest.raises(DataError) as caught:
         load_targets(IndexedTargets(samples, "input_ids", **columns), view, step=7)
-    assert message in str(refusal.value)
-    assert "of step 7: " in str(refusal.value)
+    assert message in str(caught.value)
+    assert "of step 7: " in str(caught.value)
 
 
-def test_data_of_ones_own_that_gives_too_little_is_refused() -> None:
+def test_custom_data_that_gives_too_little_is_rejected() -> None:
     class Short(IndexedTargets):
         def targets(self, id: int, start: int, stop: int) -> Targets:
             labels, _, _ = super().targets(id, start, stop)

@@ -1,4 +1,4 @@
-"""Samples by id and a rank's share of them: the right tokens, the right labels, clear refusals."""
+"""Samples by id and a rank's share of them: right tokens, right labels, clear errors."""
 
 from __future__ import annotations
 
@@ -129,10 +129,10 @@ ONE = views(Scheme(), [5], [4])[0]
     ],
 )
 def test_data_that_does_not_fit_the_plan(data: Any, message: str) -> None:
-    with pytest.raises(DataError) as refused:
+    with pytest.raises(DataError) as caught:
         load_share(data, ONE, step=9)
-    assert message in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_data_that_breaks_its_word() -> None:
@@ -181,7 +181,7 @@ def test_seeded_tokens_are_fixed_for_ever() -> None:
 SEEDED = [6870, 18687, 12691, 62, 33443, 38516]
 
 
-def test_bad_seeds_are_refused() -> None:
+def test_bad_seeds_are_rejected() -> None:
     with pytest.raises(ValueError, match="vocab must be positive, not 0"):
         SeededTokens(0, 1)
     with pytest.raises(ValueError, match=r"seed must be in 0 … 2\*\*64 − 1, not -1"):
@@ -237,26 +237,26 @@ def test_megatron_ids_outside_the_data(tmp_path: Path) -> None:
 def test_megatron_files_that_are_damaged(tmp_path: Path) -> None:
     stem, idx, bin = tmp_path / "d", tmp_path / "d.idx", tmp_path / "d.bin"
 
-    def refused(message: str) -> None:
-        with pytest.raises(DataError, match=message) as refused:
+    def rejected(message: str) -> None:
+        with pytest.raises(DataError, match=message) as caught:
             MegatronTokens(stem).tokens(3, 0, 2)
-        assert "\n" not in str(refused.value)
+        assert "\n" not in str(caught.value)
 
-    refused(r"d\.idx: No such file")
+    rejected(r"d\.idx: No such file")
     write_megatron(stem, DOCUMENTS)
     good = idx.read_bytes()
     bin.unlink()
-    refused(r"d\.bin: No such file")
+    rejected(r"d\.bin: No such file")
     bin.write_bytes(b"")
-    refused(r"d\.bin: has 0 bytes, the index wants byte 8; it is cut off")
+    rejected(r"d\.bin: has 0 bytes, the index wants byte 8; it is cut off")
     for content in (b"", b"MMIDIDX", b"PK" + good[2:]):
         idx.write_bytes(content)
-        refused(r"d\.idx: is not a Megatron index")
+        rejected(r"d\.idx: is not a Megatron index")
     idx.write_bytes(good[:-1])
-    refused(r"d\.idx: has \d+ bytes, its header wants \d+")
+    rejected(r"d\.idx: has \d+ bytes, its header wants \d+")
     idx.write_bytes(good[:9] + b"\2" + good[10:])
-    refused(r"d\.idx: is of version 2")
+    rejected(r"d\.idx: is of version 2")
     idx.write_bytes(good[:17] + b"\7" + good[18:])
-    refused(r"d\.idx: has dtype code 7; tokens are integers")
+    rejected(r"d\.idx: has dtype code 7; tokens are integers")
     idx.write_bytes(good[:-8] + struct.pack("<q", 99))
-    refused(r"d\.idx: its document starts are damaged")
+    rejected(r"d\.idx: its document starts are damaged")

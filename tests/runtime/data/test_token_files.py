@@ -1,4 +1,4 @@
-"""Token data from files: the same samples from each kind, and one line for what is none."""
+"""Token data from files: the same samples from each kind, and one line for other files."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ def test_folding_leaves_small_ids() -> None:
         ("a.idx", b"MMID", r"a\.idx: is not a Megatron index"),
     ],
 )
-def test_what_is_no_token_file(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+def test_other_files_are_rejected(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(DataError, match=message) as refused:
+    with pytest.raises(DataError, match=message) as caught:
         token_file(path)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("array", [np.arange(9), np.zeros((2, 3))])

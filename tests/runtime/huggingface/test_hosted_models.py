@@ -1,4 +1,4 @@
-"""Hugging Face models on four ranks, beside plain code of transformers in one process.
+"""Hugging Face models on four ranks, compared with transformers in one process.
 
 The table of many architectures is a benchmark, ``./run bench architectures``; here a few models try
 every part of a job.
@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from hosted_inputs import CASES, RANKS, Rows, plans
-from hosted_refusals import REFUSED
-from hosted_scenarios import beside, load, on_rank, refused_on_rank
+from hosted_refusals import REJECTED
+from hosted_scenarios import load, meanwhile, on_rank, refused_on_rank
 from hosted_training import examples
 from hosting_ranks import Program, hosted, needs_transformers
 from plan_service import PlanService, serving
@@ -39,7 +39,7 @@ def every_outcome() -> Any:
             arguments = Path(folder), f"{service.url}/v1/jobs/a%20job"
             ran = hosted(
                 [
-                    Program(on_rank, RANKS, arguments, beside=beside),
+                    Program(on_rank, RANKS, arguments, meanwhile=meanwhile),
                     Program(examples, 2, (ports, Path(folder)), joined=False),
                     Program(refused_on_rank, 2, ()),
                 ],
@@ -57,7 +57,7 @@ def outcomes(every_outcome: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def refused(every_outcome: Any) -> Any:
+def rejected(every_outcome: Any) -> Any:
     return every_outcome[2][0]
 
 
@@ -71,7 +71,7 @@ def test_losses_and_norms_are_those_of_plain_code(outcomes: Any, name: str) -> N
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_saved_model_is_read_back_as_it_was(outcomes: Any, name: str) -> None:
-    assert all(rank[name]["alike"] for rank in outcomes[0])
+    assert all(rank[name]["equal"] for rank in outcomes[0])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -96,7 +96,7 @@ def test_local_batches_between_steps_see_the_values_after_the_step(
         assert mine["attention"] == "seqplan"  # for the steps that followed
 
 
-def test_callbacks_hear_of_predicted_and_measured_time(outcomes: Any) -> None:
+def test_callbacks_get_predicted_and_measured_time(outcomes: Any) -> None:
     ranks, _ = outcomes
     busy = [report for rank in ranks for report in rank["llama"]["reports"] if report.measured_ms]
     idle = [report for rank in ranks for report in rank["llama"]["reports"] if report not in busy]
@@ -110,11 +110,11 @@ def test_callbacks_hear_of_predicted_and_measured_time(outcomes: Any) -> None:
     )
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_exact_is_refused_by_name_on_every_rank(refused: Any, name: str) -> None:
-    messages = {rank["refusals"][name] for rank in refused}
+@pytest.mark.parametrize("name", REJECTED)
+def test_inexact_models_are_rejected_by_name_on_every_rank(rejected: Any, name: str) -> None:
+    messages = {rank["rejections"][name] for rank in rejected}
     assert len(messages) == 1
-    assert REFUSED[name][1] in messages.pop()
+    assert REJECTED[name][1] in messages.pop()
 
 
 @pytest.mark.parametrize(
@@ -122,11 +122,11 @@ def test_what_is_not_exact_is_refused_by_name_on_every_rank(refused: Any, name: 
     [
         ("mixing", "after the last layer a token depends on what else is in the call"),
         ("skipping", "layers 1 do not attend by transformers' attention interface"),
-        ("masking", "layer 1 passes a mask of its own making to attention"),
+        ("masking", "layer 1 passes a custom mask to attention"),
         ("numbering", "layer 1 numbers the rows of a call by itself"),
-        ("windowing", "layer 1 passes a window of 8 beside a mask that has another to attention"),
+        ("windowing", "layer 1 passes a window of 8 but a mask with another to attention"),
         ("base", "is not trained and has other values"),
-        ("biased", "attends by 'biased' (attn_implementation), which may add biases of its own"),
+        ("biased", "attends by 'biased' (attn_implementation), which may add biases"),
         ("head", "in the logits a token depends on what else is in the call"),
         ("training", "in training mode: something outside attention mixes tokens"),
         ("far", "a token depends on what else is in the call"),
@@ -137,13 +137,13 @@ def test_what_is_not_exact_is_refused_by_name_on_every_rank(refused: Any, name: 
         ("muon", "Muon looks at whole parameters, and owners hold slices of them"),
     ],
 )
-def test_what_no_configuration_says_is_noticed(refused: Any, name: str, message: str) -> None:
-    assert all(message in rank["refusals"][name] for rank in refused)
+def test_unsupported_modules_are_detected(rejected: Any, name: str, message: str) -> None:
+    assert all(message in rank["rejections"][name] for rank in rejected)
 
 
-def test_random_numbers_of_training_are_permitted(refused: Any) -> None:
-    for rank in refused:
-        assert not [case for case in rank["refusals"] if case.startswith("random")]
+def test_random_numbers_of_training_are_permitted(rejected: Any) -> None:
+    for rank in rejected:
+        assert not [case for case in rank["rejections"] if case.startswith("random")]
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         _ = huggingface.host
 
 
-def test_what_cannot_be_run_is_refused_on_every_rank_before_the_step(outcomes: Any) -> None:
+def test_unsupported_plans_are_rejected_on_every_rank_before_the_step(outcomes: Any) -> None:
     for messages in (rank["unlike"] for rank in outcomes[0]):
         assert len(messages) == 3
         assert "step 1: rank 2 has the plan sha256:" in messages[0]
@@ -164,18 +164,18 @@ def test_what_cannot_be_run_is_refused_on_every_rank_before_the_step(outcomes: A
         assert messages[2].startswith("step 0: sample 5 has other tokens on rank 3 than on rank 0")
 
 
-def test_what_a_rank_holds_is_counted(refused: Any) -> None:
+def test_held_bytes_are_counted(rejected: Any) -> None:
     """2 bytes a parameter and 4 a gradient, 16 over the ranks; padding is less than a hundredth."""
-    for held in (rank["memory"] for rank in refused):
+    for held in (rank["memory"] for rank in rejected):
         whole, trained, _ = held["whole"]
         assert whole.parameters == pytest.approx(2 * trained, rel=0.01)
         assert whole.gradients == pytest.approx(4 * trained, rel=0.01)
-        assert whole.states == pytest.approx(16 * trained / len(refused), rel=0.01)
+        assert whole.states == pytest.approx(16 * trained / len(rejected), rel=0.01)
         adapters, trained, frozen = held["adapters"]
         assert adapters.parameters == pytest.approx(4 * trained, rel=0.1)
         assert adapters.frozen == pytest.approx(4 * frozen, rel=0.02)  # and buffers
-        assert held["adapters said"].startswith("a rank holds ")
-        assert ", frozen " in held["adapters said"]
+        assert held["adapters message"].startswith("a rank holds ")
+        assert ", frozen " in held["adapters message"]
         assert "the profile that plans are made with counts" in held["too much"]
 
 

@@ -113,7 +113,7 @@ MUTATIONS: dict[str, Callable[[], Any]] = {
 
 
 def case_of(mutation: str) -> Case:
-    """What is stale in the second step shows in what it does to the third; other faults at once."""
+    """Stale values of the second step change the third; other errors show at once."""
     return replace(CASE, steps=3) if mutation in ("none", STALE) else CASE
 
 
@@ -131,7 +131,7 @@ def outcomes() -> list[dict[str, Outcome]]:
     return ranks
 
 
-def test_the_case_has_what_the_faults_are_about() -> None:
+def test_the_case_exercises_the_faults() -> None:
     first, *_ = CASE.plans()
     schemes = [pipeline.scheme for pipeline in first.pipelines if pipeline.micro_batches]
     assert any(scheme.tp > 1 for scheme in schemes)

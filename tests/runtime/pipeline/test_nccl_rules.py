@@ -21,7 +21,7 @@ EACH = "pushes after each micro-batch"
 EACH_CASE = SequenceParallelCase(
     8, 19, config=replace(CONFIG, layers=2), steps=2, reduce="micro-batch"
 )
-OVERLAPPED = "pushes beside backward, whatever the plan"
+OVERLAPPED = "reduce-scatters during backward, for any plan"
 
 
 def traces_of(rank: int, world_size: int) -> dict[str, Trace]:
@@ -49,7 +49,7 @@ def ranks() -> list[dict[str, Trace]]:
     return recorded_traces
 
 
-def test_the_cases_have_pushes_beside_backward_and_after_it() -> None:
+def test_the_cases_reduce_during_and_after_backward() -> None:
     for case in CASES.values():
         placements = [placement_of(plan.pipelines) for plan in case.plans()]
         assert {pushes_overlap(placement) for placement in placements} == {False, True}
@@ -59,7 +59,9 @@ def test_the_cases_have_pushes_beside_backward_and_after_it() -> None:
     waiting = [
         plan for plan in EACH_CASE.plans() if not pushes_overlap(placement_of(plan.pipelines))
     ]
-    assert waiting, "ranks in two pipelines, which push beside every backward all the same"
+    assert waiting, (
+        "ranks in two pipelines, which reduce-scatter during every backward all the same"
+    )
 
 
 @pytest.mark.parametrize("one_queue", [False, True], ids=["a queue each", "one queue"])
@@ -71,7 +73,7 @@ def test_steps_come_to_their_end(ranks: list[dict[str, Trace]], name: str, one_q
 
 
 def test_a_step_that_would_hang_is_seen(ranks: list[dict[str, Trace]]) -> None:
-    """Stages that push in backward wait for each other where kernels run one at a time."""
+    """Stages that reduce in backward deadlock if kernels run one at a time."""
     traces = [of_rank[OVERLAPPED] for of_rank in ranks]
     stuck = replay(traces, one_queue=True)
     assert stuck is not None

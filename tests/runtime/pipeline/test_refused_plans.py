@@ -1,4 +1,4 @@
-"""Plans that a model cannot run: one line, on every rank alike, before the step."""
+"""Plans that a model cannot run: one line, on every rank, before the step."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ CONFIG = ModelConfig(hidden=48, layers=3, heads=6, kv_heads=2, ffn=5, vocab=60)
 def test_degrees_that_the_sizes_do_not_allow(scheme: Scheme, reason: str) -> None:
     plan = one_pipeline_plan(scheme, [40, 9], step=4)
     for rank in (0, scheme.gpus - 1):
-        with pytest.raises(PlanError) as refused:
+        with pytest.raises(PlanError) as caught:
             refuse_unrunnable(rank_view(plan, rank), CONFIG)
-        assert str(refused.value).startswith(f"step 4, pipeline 0: {reason}")
+        assert str(caught.value).startswith(f"step 4, pipeline 0: {reason}")
     refuse_unrunnable(rank_view(one_pipeline_plan(Scheme(tp=2, pp=3), [9]), 0), CONFIG)
 
 
@@ -42,7 +42,7 @@ def test_rounds_that_go_through_stages() -> None:
     plan = one_pipeline_plan(Scheme(pp=3), [40, 9], step=4)
     (pipeline,) = plan.pipelines
     view = rank_view(replace(plan, pipelines=(replace(pipeline, micro_step=0),)), 1)
-    with pytest.raises(PlanError, match=r"step 4: rounds that go through stages are for trainers"):
+    with pytest.raises(PlanError, match=r"step 4: lockstep with stages is for trainers"):
         refuse_unrunnable(view, CONFIG)
 
 

@@ -128,7 +128,7 @@ def attend(plan: Plan, rank: int, case: Case, kernel: Kernel | None = None) -> E
             out = attention(q, k, v, context)
             out.backward(whole[3][rows])
             wholes = [[tensor.double() for tensor in whole]]
-            if case.dtype not in GATES:  # then one process' own error is asked for
+            if case.dtype not in GATES:  # then one process' error is the reference
                 wholes.append(whole)
             shapes = [whole[at].shape for at in (3, 0, 1, 2)]
             right = computed_once(
@@ -239,7 +239,7 @@ def one_rank_context(tokens: int = 8) -> AttentionContext:
     return attention_context(pipeline, pipeline.micro_batches[0], Peers(None))
 
 
-def test_dropout_is_refused_by_name() -> None:
+def test_dropout_is_rejected_by_name() -> None:
     q = torch.randn(8, 2, 4)
     with pytest.raises(NotImplementedError, match="dropout"):
         attention(q, q, q, one_rank_context(), dropout=0.1)
@@ -258,7 +258,7 @@ def test_rotated_queries_of_autocast_are_computed_in_the_values_dtype() -> None:
     assert q.grad.dtype == torch.float32
 
 
-def test_calls_are_counted_and_missing_ones_refused() -> None:
+def test_calls_are_counted_and_missing_ones_rejected() -> None:
     q = torch.randn(12, 2, 4)
     context = local_context([7, 5])
     with pytest.raises(ValueError, match=r"did not call seqplan.runtime.attention .* 2 documents"):
@@ -270,7 +270,7 @@ def test_calls_are_counted_and_missing_ones_refused() -> None:
         context.attention_calls(2)
 
 
-def test_wrong_rows_and_heads_are_refused() -> None:
+def test_wrong_rows_and_heads_are_rejected() -> None:
     q = torch.randn(7, 2, 4)
     with pytest.raises(ValueError, match="holds 8 tokens"):
         attention(q, q, q, one_rank_context())
@@ -285,7 +285,7 @@ def too_many_ulysses(rank: int, world_size: int) -> None:
     attend(one_pipeline_plan(Scheme(1, 1, 2, 1), [40]), rank, Case(0, 1, 1, torch.float32, 0))
 
 
-def test_more_ulysses_than_heads_is_refused_on_every_rank() -> None:
+def test_more_ulysses_than_heads_is_rejected_on_every_rank() -> None:
     for text in run_ranks_expecting_failure(too_many_ulysses, 2):
         assert "Ulysses degree 2 exceeds the model's 1 attention heads" in text
 

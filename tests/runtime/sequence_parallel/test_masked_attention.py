@@ -24,7 +24,7 @@ from seqplan.runtime.sequence_parallel.peers import Peers, Transfer
 from seqplan.runtime.sequence_parallel.unified import attention
 
 GATES = {torch.float64: 1e-12, torch.float32: 2e-5}
-"""Relative to the largest entry of what is compared, or to 1: a query that sees one key alone has a
+"""Relative to the largest compared value, or to 1: a query that sees one key alone has a
 gradient of 0."""
 
 HEADS = [(8, 8), (8, 2), (4, 1), (6, 2), (5, 5)]
@@ -48,7 +48,7 @@ def options(kind: str, rng: np.random.Generator) -> dict[str, Any]:
 
 
 def errors_of_plan(plan: Plan, rank: int, number: int, kind: str, dtype: torch.dtype) -> Errors:
-    """A rank's worst errors, with random heads and options, alike on all ranks."""
+    """A rank's worst errors, with random heads and options, equal on all ranks."""
     rng = np.random.default_rng(number)
     heads, kv_heads = HEADS[number % len(HEADS)]
     masking = options(kind, rng)
@@ -129,13 +129,13 @@ def gradients(
     masking: dict[str, Any],
     dtype: torch.dtype,
 ) -> list[Tensor]:
-    """Output and gradients of q, k, v and sinks of whole documents; zeros where there are none."""
+    """Output and gradients of q, k, v and sinks of whole documents; zeros without sinks."""
     q, k, v = (tensor.to(dtype).requires_grad_() for tensor in whole[:3])
-    own = None if sinks is None else sinks.detach().to(dtype).requires_grad_()
-    leaves = [q, k, v] if own is None else [q, k, v, own]
-    out = dense_attention(q, k, v, lengths, sinks=own, **masking)
+    leaf = None if sinks is None else sinks.detach().to(dtype).requires_grad_()
+    leaves = [q, k, v] if leaf is None else [q, k, v, leaf]
+    out = dense_attention(q, k, v, lengths, sinks=leaf, **masking)
     of_leaves = torch.autograd.grad(out, leaves, whole[3].to(dtype))
-    of_sinks = [] if own is not None else [torch.zeros(q.shape[1], dtype=dtype)]
+    of_sinks = [] if leaf is not None else [torch.zeros(q.shape[1], dtype=dtype)]
     return [out.detach(), *of_leaves, *of_sinks]
 
 
@@ -190,7 +190,7 @@ class CountedPeers(Peers):
 
 
 def sent_rows(rank: int, world_size: int) -> dict[str, list[int]]:
-    """Rows of keys and values that a rank sends in a forward of one document of 800 tokens."""
+    """Rows of keys and values that a rank sends for a document of 800 tokens."""
     return {name: _sent_rows(rank, world_size, masking) for name, masking in WINDOWS.items()}
 
 
@@ -205,7 +205,7 @@ def _sent_rows(rank: int, world_size: int, masking: dict[str, Any]) -> list[int]
 
 
 def test_keys_go_only_where_a_window_reaches() -> None:
-    """Each of the eight chunks of 100 tokens needs 19 of the one before it, but for the first."""
+    """Each chunk of 100 tokens but the first needs 19 of the one before."""
     ranks = run_ranks(sent_rows, 4)
     four = {name: [by_name[name] for by_name in ranks] for name in WINDOWS}
     assert [sum(rows) for rows in four["none"]] == [600] * 4
@@ -225,7 +225,7 @@ WINDOWS: dict[str, dict[str, Any]] = {
 
 
 def test_long_windows_cross_the_blocks_of_a_kernel() -> None:
-    """Blocks of 64 and 128 rows and of 1,024 keys, and documents that no window cuts beside."""
+    """Blocks of 64 and 128 rows and of 1,024 keys, and documents that no window cuts, too."""
     lengths = [700, 1300, 1]
     generator = torch.Generator().manual_seed(0)
     q, k, v = (
@@ -244,7 +244,7 @@ def test_long_windows_cross_the_blocks_of_a_kernel() -> None:
         assert (out - right).abs().max() < 1e-12, request
 
 
-def test_what_hides_nothing_changes_no_bit() -> None:
+def test_masks_that_hide_nothing_change_no_bit() -> None:
     q, k, v = torch.randn(3, 12, 2, 4)
     context = local_context([7, 5])
     whole = attention(q, k, v, context)
@@ -269,15 +269,15 @@ def test_what_hides_nothing_changes_no_bit() -> None:
         ({"sinks": torch.zeros(1, 2)}, r"sinks are of shape \(1, 2\)"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(masking: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_rejected(masking: dict[str, Any], message: str) -> None:
     q = torch.randn(8, 2, 4)
     with pytest.raises(ValueError, match=message):
         attention(q, q, q, local_context([8]), **masking)
 
 
-def test_a_fused_kernel_says_that_it_caps_nothing() -> None:
+def test_a_fused_kernel_rejects_soft_caps() -> None:
     context = local_context([8])
     object.__setattr__(context, "kernel", CpuKernel())
     q = torch.randn(8, 2, 4)
-    with pytest.raises(NotImplementedError, match="caps no scores"):
+    with pytest.raises(NotImplementedError, match="does not support softcap"):
         attention(q, q, q, context, softcap=2.0)

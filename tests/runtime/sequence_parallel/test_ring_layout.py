@@ -39,16 +39,16 @@ def pairs(
     met = []
     for q0, q1, k0, k1 in pieces:
         for q in range(q0, q1):
-            own = k1 - (q1 - q) if causal else k1 - 1
-            first = k0 if window is None else max(k0, own - window + 1)
-            met += [(queries[q], keys[k]) for k in range(first, own + 1)]
+            diagonal = k1 - (q1 - q) if causal else k1 - 1
+            first = k0 if window is None else max(k0, diagonal - window + 1)
+            met += [(queries[q], keys[k]) for k in range(first, diagonal + 1)]
     return met
 
 
 def fetched(fetches: list[Fetch], rank: int, buffers: list[list[Row]]) -> list[Row]:
     """What a rank has after an exchange, as its pieces count it; sizes agree on both sides."""
     mine = fetches[rank]
-    rows = [buffers[rank][row] for row in mine.own]
+    rows = [buffers[rank][row] for row in mine.local]
     for member, other in enumerate(fetches):
         assert len(other.sent[rank]) == mine.counts[member]
         assert len(set(other.sent[rank].tolist())) == len(other.sent[rank])
@@ -78,7 +78,7 @@ def test_every_query_meets_every_key_that_it_sees_once(
     for rank, layout in enumerate(layouts):
         mine = buffers[rank]
         assert layout.tokens == len(mine)
-        met += pairs(layout.own, mine, mine, causal=True)
+        met += pairs(layout.local, mine, mine, causal=True)
         if layout.gathered is not None:
             fetches = [other.gathered.fetch for other in layouts if other.gathered is not None]
             keys = fetched(fetches, rank, buffers)
@@ -119,9 +119,9 @@ def test_work_is_even_over_the_ring(ring: int) -> None:
     for rank in range(ring):
         layout = ring_layout([2 * ring * 50], ring, rank, gather_below=0)
         assert layout.passed is not None
-        own = sum((q1 - q0) * (q1 - q0 + 1) // 2 for q0, q1, _, _ in layout.own)
+        local = sum((q1 - q0) * (q1 - q0 + 1) // 2 for q0, q1, _, _ in layout.local)
         work.append(
-            own
+            local
             + sum(
                 (q1 - q0) * (k1 - k0)
                 for pieces in layout.passed.pieces
@@ -136,4 +136,4 @@ def test_gathered_documents_have_at_most_three_pieces_whatever_the_ring() -> Non
         layout = ring_layout([999], 16, rank, gather_below=1000)
         assert layout.passed is None
         assert layout.gathered is not None
-        assert len(layout.own) + len(layout.gathered.pieces) <= 3
+        assert len(layout.local) + len(layout.gathered.pieces) <= 3

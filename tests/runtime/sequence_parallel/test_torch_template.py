@@ -1,4 +1,4 @@
-"""torch's own ring attention as a second oracle, where it applies: one document, even chunks."""
+"""torch's ring attention as a second oracle, if it applies: one document, even chunks."""
 
 from __future__ import annotations
 

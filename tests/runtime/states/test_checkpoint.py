@@ -103,12 +103,12 @@ def other_model(rank: int, world_size: int, folder: Path) -> None:
     restore(folder, states, optimizer, groups.control)
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_rejected(tmp_path: Path) -> None:
     texts = run_ranks_expecting_failure(other_model, 2, tmp_path)
     assert all("checkpoint of another model" in text for text in texts)
 
 
-def test_an_optimizer_that_lacks_a_slice_is_refused(tmp_path: Path) -> None:
+def test_an_optimizer_that_lacks_a_slice_is_rejected(tmp_path: Path) -> None:
     (text,) = run_ranks_expecting_failure(foreign_optimizer, 1, tmp_path)
     assert "does not hold this rank's slice of embedding.weight" in text
 
@@ -121,9 +121,9 @@ def foreign_optimizer(rank: int, world_size: int, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{}", '{"format": 4}'])
-def test_a_newer_format_is_refused(tmp_path: Path, text: str) -> None:
-    (refusal,) = run_ranks_expecting_failure(newer_format, 1, tmp_path, text)
-    assert "this version reads 1" in refusal
+def test_a_newer_format_is_rejected(tmp_path: Path, text: str) -> None:
+    (message,) = run_ranks_expecting_failure(newer_format, 1, tmp_path, text)
+    assert "this version reads 1" in message
 
 
 def newer_format(rank: int, world_size: int, folder: Path, text: str) -> None:
@@ -215,7 +215,7 @@ def test_an_order_of_elements_is_turned_into_the_other(tmp_path: Path) -> None:
 
 
 class BlockAdamW(torch.optim.Optimizer):
-    """AdamW whose moments are 8-bit codes, with a scale for each block of a parameter's elements.
+    """AdamW whose moments are 8-bit codes with a scale for each block.
 
     ``strange``: with a state that is no plain tensor, which checkpoints cannot hold.
     """
@@ -277,8 +277,8 @@ def run_blocks(
     return dict(states.export())
 
 
-def test_states_by_blocks_go_on_where_owners_hold_the_same(tmp_path: Path) -> None:
-    """Slices: with as many ranks, else refused; whole parameters: with any number of ranks."""
+def test_states_by_blocks_resume_with_equal_owners(tmp_path: Path) -> None:
+    """Slices: with as many ranks, else rejected; whole parameters: with any number of ranks."""
     straight = run_ranks(run_blocks, 3, tmp_path / "slices", "slices", 2, 4)[0]
     again = run_ranks(run_blocks, 3, tmp_path / "slices", "slices", 2, 4)[0]
     whole = run_ranks(run_blocks, 3, tmp_path / "whole", "matrices", 2, 4)[0]
@@ -308,7 +308,7 @@ def run_owners(
 
 
 def test_states_by_element_go_on_with_other_owners_and_ranks(tmp_path: Path) -> None:
-    """Whole parameters of 7 ranks, some of which own none, then slices, then whole ones again."""
+    """Whole parameters of 7 ranks, some of which have none, then slices, then whole ones again."""
     run_ranks(run_owners, 7, tmp_path / "job", "matrices", 1)
     run_ranks(run_owners, 3, tmp_path / "job", "slices", 2)
     last = run_ranks(run_owners, 2, tmp_path / "job", "matrices", 3)[0]
@@ -334,7 +334,7 @@ def strange_state(rank: int, world_size: int, folder: Path) -> None:
     save(folder, Cursor(1, None), states, optimizer, groups.control)
 
 
-def test_a_state_that_cannot_be_stored_is_refused_on_every_rank(tmp_path: Path) -> None:
+def test_a_state_that_cannot_be_stored_is_rejected_on_every_rank(tmp_path: Path) -> None:
     for text in run_ranks_expecting_failure(strange_state, 2, tmp_path / "job"):
         assert "as a list: checkpoints hold numbers and plain tensors" in text
     assert not (tmp_path / "job").exists()

@@ -101,7 +101,7 @@ def write_without_room(rank: int, world_size: int, folder: Path) -> None:
             )
 
 
-def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_full_disk_is_one_line_and_keeps_old_files(tmp_path: Path) -> None:
     for text in run_ranks_expecting_failure(write_without_room, 2, tmp_path):
         assert text.startswith(f"CheckpointError: {tmp_path / 'step-00000002'}: cannot be written")
         assert "rank 1: " in text

@@ -81,7 +81,7 @@ WIDE = ModelConfig(hidden=64, layers=6, heads=4, kv_heads=2, ffn=128, vocab=64)
 
 
 def held(rank: int, world_size: int) -> tuple[HeldBytes, HeldBytes, int]:
-    """What is counted of either; the most elements of gradients that there are in a backward."""
+    """Counted bytes of both; the most elements of gradients during a backward."""
     groups = Communicators.create()
     sharded = ShardedStates(Llama(WIDE), groups.states)
     model = Llama(WIDE)
@@ -105,7 +105,7 @@ def held(rank: int, world_size: int) -> tuple[HeldBytes, HeldBytes, int]:
 
 
 def test_no_rank_holds_all_gradients() -> None:
-    """A layer at a time, beside those under way; what is counted has room for all of these."""
+    """A layer at a time, in addition to those under way; the counted bytes include all of these."""
     for sharded, passing, most in run_ranks(held, 2):
         assert passing.parameters == sharded.parameters
         assert passing.states == sharded.states
@@ -140,6 +140,6 @@ def without_announcement(rank: int, world_size: int, fault: str) -> None:
         ("push", "RuntimeError: backward ran 0 times, and the step has 2 micro-batches of this"),
     ],
 )
-def test_a_loop_that_announces_nothing_is_refused(fault: str, text: str) -> None:
-    (refusal,) = run_ranks_expecting_failure(without_announcement, 1, fault)
-    assert refusal.startswith(text)
+def test_a_loop_that_announces_nothing_is_rejected(fault: str, text: str) -> None:
+    (message,) = run_ranks_expecting_failure(without_announcement, 1, fault)
+    assert message.startswith(text)

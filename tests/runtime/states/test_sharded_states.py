@@ -1,4 +1,4 @@
-"""Units of parameters: the collectives do what the general transfer list says; odd models."""
+"""Units of parameters: the collectives follow the general transfer list; odd models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from seqplan.runtime.states.sharded_states import ShardedStates
 
 
 class Odd(nn.Module):
-    """Tied weights, a frozen module, a parameter of the root, and one that no loss reaches."""
+    """Tied weights, a frozen module, a root parameter, and one without gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ def test_tied_frozen_and_unused_parameters() -> None:
 
 
 class MixedLayer(nn.Module):
-    """A bf16 product after a norm in fp32, as models keep them that are loaded in bf16."""
+    """A bf16 product after an fp32 norm, as in models loaded in bf16."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,7 +175,7 @@ def differing(rank: int, world_size: int, difference: str) -> None:
         ("count", "the model of rank 1 has 13 parameters and buffers, 3 of them not trained"),
     ],
 )
-def test_models_that_differ_between_ranks_are_refused(difference: str, text: str) -> None:
+def test_models_that_differ_between_ranks_are_rejected(difference: str, text: str) -> None:
     for message in run_ranks_expecting_failure(differing, 2, difference):
         assert message.startswith(f"ValueError: {text}")
 

@@ -33,7 +33,7 @@ Named = list[tuple[str, nn.Parameter]]
 
 
 class ExactMuon(torch.optim.Optimizer):
-    """Momentum, orthogonalized by Newton and Schulz in the parameter's own dtype."""
+    """Momentum, orthogonalized by Newton and Schulz in the parameter's dtype."""
 
     def __init__(self, groups: list[dict[str, list[nn.Parameter]]], lr: float) -> None:
         super().__init__(groups, {"lr": lr})
@@ -53,7 +53,7 @@ class ExactMuon(torch.optim.Optimizer):
 
 
 def _joined(named: Named, muon: type, **options: float) -> JoinedOptimizer:
-    """Muon for the layers' matrices, AdamW for embedding, norms and head; a rank may own none."""
+    """Muon for the layers' matrices, AdamW for embedding, norms and head; a rank may have none."""
     matrices = [value for name, value in named if name.startswith("layers.") and value.dim() == 2]
     matrix_ids = set(map(id, matrices))
     rest = [value for _, value in named if id(value) not in matrix_ids]
@@ -120,7 +120,7 @@ def test_muon_trains_as_in_one_process(outcomes: list[list[Outcome]], name: str)
 
 
 class Muon(ExactMuon):
-    """By its name known to need whole matrices, here without a check of its own."""
+    """By its name known to need whole matrices, here without a check in the optimizer."""
 
     def __init__(self, groups: list[dict[str, list[nn.Parameter]]], lr: float) -> None:
         torch.optim.Optimizer.__init__(self, groups, {"lr": lr})
@@ -138,12 +138,12 @@ def muon_on_slices(rank: int, world_size: int) -> None:
     run_step(rank_view(plan, rank), (), nn.Identity(), states, JoinedOptimizer([adamw, muon]))
 
 
-def test_muon_on_slices_is_refused_before_the_step() -> None:
+def test_muon_on_slices_is_rejected_before_the_step() -> None:
     for text in run_ranks_expecting_failure(muon_on_slices, 2):
         assert text.startswith("ValueError: Muon looks at whole parameters, and owners hold slices")
 
 
-def test_joined_optimizers_are_one_to_schedulers_and_their_own_state() -> None:
+def test_joined_optimizers_are_one_to_schedulers_and_checkpoints() -> None:
     def parameters() -> list[nn.Parameter]:
         torch.manual_seed(0)
         return [nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(4))]

@@ -1,4 +1,4 @@
-"""Where one rank fails or differs, all ranks are told the same, and none is left waiting."""
+"""If one rank fails or differs, all ranks get the same error, and none is left waiting."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def steps_until_failure(rank: int, world_size: int, scenario: str, where: Any) -
         control_group=group,
         timeout_s=timeout_s,
     ) as steps:
-        with pytest.raises(PlanError) as refused:
+        with pytest.raises(PlanError) as caught:
             run_out(steps)
         with pytest.raises(PlanError, match="after a failure no step follows"):
             next(steps)
     # Only who does not listen can keep its thread, which dies with the process.
     assert len(threads()) == (rank == 1 and scenario == "hang for ever")
-    return str(refused.value)
+    return str(caught.value)
 
 
 def run_out(steps: PlanConsumer[Any]) -> None:
@@ -118,7 +118,7 @@ class Unacknowledged(FileSource):
 
 
 def lost_rank(rank: int, world_size: int, path: Path) -> str:
-    """Rank 1 stops asking for steps; the others are told by the group's time-out."""
+    """Rank 1 stops requesting steps; the others fail by the group's time-out."""
     group = control_group(3)
     with PlanConsumer(
         FileSource(path),
@@ -130,9 +130,9 @@ def lost_rank(rank: int, world_size: int, path: Path) -> str:
         next(steps)
         if rank == 1:
             return ""
-        with pytest.raises(RankLost, match="step 1: a rank is lost: ") as refused:
+        with pytest.raises(RankLost, match="step 1: a rank is lost: ") as caught:
             next(steps)
-        return str(refused.value)
+        return str(caught.value)
 
 
 # The tests

@@ -133,10 +133,10 @@ class Late:
         self.plans = plans
         self.late = late
         self.hold = threading.Event()
-        self.asked: list[int] = []
+        self.requested: list[int] = []
 
     def view(self, step: int, rank: int, timeout_s: float) -> RankView:
-        self.asked.append(step)
+        self.requested.append(step)
         if step >= len(self.plans):
             raise EndOfPlans("no more")
         if step == self.late and not self.hold.wait(timeout_s):
@@ -162,10 +162,10 @@ def test_fetching_stays_within_its_limit() -> None:
     with alone(source, prefetch=3) as steps:
         for taken in range(4):
             deadline = time.monotonic() + HERE_S
-            while len(source.asked) < taken + 3 and time.monotonic() < deadline:
+            while len(source.requested) < taken + 3 and time.monotonic() < deadline:
                 time.sleep(0.01)
             time.sleep(0.1)
-            assert source.asked == list(range(taken + 3))
+            assert source.requested == list(range(taken + 3))
             assert next(steps).view.step == taken
     assert not threads()
 
@@ -180,27 +180,29 @@ def test_fetching_stays_within_its_limit() -> None:
     ],
 )
 def test_views_are_fetched_ahead_by_time_and_bytes(limits: dict[str, Any], expected: int) -> None:
-    """At least as many as are prepared, more as long as they are short (4 ms each) and small."""
+    """At least as many as are prepared, more while they are short and small."""
     source = Late(small_plans(21, 1), late=20)
     with alone(source, prefetch=2, **limits):
         deadline = time.monotonic() + HERE_S
-        while len(source.asked) < expected and time.monotonic() < deadline:
+        while len(source.requested) < expected and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.1)
-        assert sorted({step for step in source.asked if step != source.late}) == [*range(expected)]
+        assert sorted({step for step in source.requested if step != source.late}) == [
+            *range(expected)
+        ]
         source.hold.set()
     assert not threads()
 
 
-def test_time_counts_from_when_a_step_is_asked_for() -> None:
-    """A plan may be late while nobody wants it; the source's own time-outs are asked again."""
+def test_time_counts_from_the_request_of_a_step() -> None:
+    """A plan may be late while nobody waits; requests that time out in the source are repeated."""
     source = Late(small_plans(3, 1), late=1)
     with alone(source, timeout_s=1.0) as steps:
         next(steps)
         time.sleep(1.5)
         source.hold.set()
         assert next(steps).view.step == 1
-        assert source.asked.count(1) > 1
+        assert source.requested.count(1) > 1
         assert [step.view.step for step in steps] == [2]
     late = Late(small_plans(3, 1), late=1)
     with alone(late, timeout_s=0.3) as steps:

@@ -1,9 +1,10 @@
-"""The source that asks a planning service: its troubles are sat out, its mistakes refused."""
+"""The source of a planning service: outages are retried, invalid responses rejected."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import closing
 from email.utils import formatdate
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from seqplan.runtime.steps.http_source import HttpSource
 
 WORLD = 3
 SOON_S = 20.0
-"""Long enough for the slowest machine; nothing waits so long where all is well."""
+"""Long enough for the slowest machine; nothing waits so long without errors."""
 
 
 @pytest.fixture
@@ -47,13 +48,12 @@ def test_passing_troubles_are_sat_out(service: PlanService, client: HttpSource) 
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
-def test_statuses_that_pass_are_retried(
-    service: PlanService, client: HttpSource, status: int
-) -> None:
-    service.passing = [f"{status}"] * 3
-    assert client.view(0, 1, SOON_S) == view_of(service.plans[0], 1)
-    service.passing = [f"{status}"] * 2
-    client.acknowledge(0, 1, "sha256:d")
+def test_statuses_that_pass_are_retried(service: PlanService, status: int) -> None:
+    with closing(HttpSource(service.url, "a job", "let me in", outage_s=SOON_S)) as client:
+        service.passing = [f"{status}"] * 3
+        assert client.view(0, 1, SOON_S) == view_of(service.plans[0], 1)
+        service.passing = [f"{status}"] * 2
+        client.acknowledge(0, 1, "sha256:d")
     assert [ack["step"] for ack in service.acks] == [0]
 
 
@@ -63,8 +63,8 @@ def test_a_pause_that_the_service_requests_is_kept(
 ) -> None:
     service.passing = ["429"] * 1000
     service.retry_after = retry_after
-    with pytest.raises(PlanTimeout, match=r"no answer within 0\.3 s, at last 429 Too Many"):
-        client.view(0, 1, 0.3)
+    with pytest.raises(PlanTimeout, match=r"no answer within 0\.9 s, at last 429 Too Many"):
+        client.view(0, 1, 0.9)
     assert service.requests == 2  # the second at the deadline
     service.passing = []
 
@@ -72,7 +72,7 @@ def test_a_pause_that_the_service_requests_is_kept(
 def test_queued_acknowledgements_follow_when_a_plan_arrives(
     service: PlanService, tmp_path: Path
 ) -> None:
-    """Without another one, as a service may plan the next step only after it has them."""
+    """Without another one, as a service may need them to plan the next step."""
     source = HttpSource(service.url, "a job", "let me in", queue_folder=tmp_path)
     service.passing = ["503"] * 8
     source.acknowledge(0, 1, "sha256:d")
@@ -82,9 +82,7 @@ def test_queued_acknowledgements_follow_when_a_plan_arrives(
     source.close()
 
 
-def test_an_answer_that_is_cut_off_is_asked_for_again(
-    service: PlanService, client: HttpSource
-) -> None:
+def test_truncated_response_is_retried(service: PlanService, client: HttpSource) -> None:
     service.passing = ["no body", "half a body"]
     assert client.view(0, 1, SOON_S) == view_of(service.plans[0], 1)
     assert not service.passing
@@ -115,7 +113,7 @@ def test_nobody_listens() -> None:
     source.close()
 
 
-def test_a_service_that_does_not_wait_is_not_asked_in_a_loop(
+def test_a_service_that_does_not_wait_is_not_polled_in_a_loop(
     service: PlanService, client: HttpSource
 ) -> None:
     service.ends = service.waits = False
@@ -124,24 +122,24 @@ def test_a_service_that_does_not_wait_is_not_asked_in_a_loop(
     assert 2 <= service.requests <= 8
 
 
-def test_answers_that_are_refused(service: PlanService, client: HttpSource) -> None:
-    def refused(message: str, step: int = 0) -> None:
+def test_answers_that_are_rejected(service: PlanService, client: HttpSource) -> None:
+    def rejected(message: str, step: int = 0) -> None:
         before = service.requests
-        with pytest.raises(PlanError, match=message) as refused:
+        with pytest.raises(PlanError, match=message) as caught:
             client.view(step, 1, SOON_S)
-        assert type(refused.value) is PlanError
-        assert "let me in" not in str(refused.value)
-        assert "\n" not in str(refused.value)
+        assert type(caught.value) is PlanError
+        assert "let me in" not in str(caught.value)
+        assert "\n" not in str(caught.value)
         assert service.requests == before + 1
 
     service.etag = '"sha256:other"'
-    refused('ETag "sha256:other" is not the view\'s digest sha256:')
+    rejected('ETag "sha256:other" is not the view\'s digest sha256:')
     service.failure = (424, {"title": "Broken"})
-    refused(r"step 99 of rank 1: Broken$", 99)
+    rejected(r"step 99 of rank 1: Broken$", 99)
     service.failure = (410, {"type": "about:blank", "title": "The job is gone"})
-    refused("The job is gone", 99)
+    rejected("The job is gone", 99)
     service.token = "another"
-    refused("Who are you?")
+    rejected("Who are you?")
     with pytest.raises(PlanError, match="acknowledging step 0 of rank 1: Who are you"):
         client.acknowledge(0, 1, None)
 
@@ -150,6 +148,6 @@ def test_urls_and_tokens_that_cannot_be_used() -> None:
     for url in ("ftp://host", "host:80", "http://", "http://host?x=1"):
         with pytest.raises(ValueError, match="wants http://HOST:PORT, got"):
             HttpSource(url, "job")
-    with pytest.raises(ValueError, match="the token has characters") as refused:
+    with pytest.raises(ValueError, match="the token has characters") as caught:
         HttpSource("http://host", "job", "secret\n")
-    assert "secret" not in str(refused.value)
+    assert "secret" not in str(caught.value)

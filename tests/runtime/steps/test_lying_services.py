@@ -60,7 +60,7 @@ ENDLESS = {
 
 @contextmanager
 def _service(talk: Talk) -> Iterator[tuple[HttpSource, threading.Event]]:
-    """A source of a service that talks so; the event is set when it has said all it had to say."""
+    """A source of a service that sends this; the event is set when it has sent everything."""
     listener, ended, said_all = (
         socket.create_server(("127.0.0.1", 0)),
         threading.Event(),

@@ -26,7 +26,7 @@ from seqplan.runtime.steps.source import FileSource, PlanSource
 
 WORLD = 3
 SOON_S = 20.0
-"""Long enough for the slowest machine; nothing waits so long where all is well."""
+"""Long enough for the slowest machine; nothing waits so long without errors."""
 
 
 def write_file(path: Path, plans: list[Plan]) -> Path:
@@ -72,15 +72,15 @@ class Ranks:
     def views(self, step: int, timeout_s: float = SOON_S) -> list[RankView]:
         return [source.view(step, rank, timeout_s) for rank, source in enumerate(self.sources)]
 
-    def refusals(self, step: int, timeout_s: float = SOON_S) -> list[Exception]:
-        """What each rank is told at ``step``."""
+    def rejections(self, step: int, timeout_s: float = SOON_S) -> list[Exception]:
+        """The error of each rank at ``step``."""
         errors: list[Exception] = []
         for rank, source in enumerate(self.sources):
-            with pytest.raises((PlanError, EndOfPlans)) as refused:
+            with pytest.raises((PlanError, EndOfPlans)) as caught:
                 source.view(step, rank, timeout_s)
-            assert "\n" not in str(refused.value)
-            assert str(refused.value)
-            errors.append(refused.value)
+            assert "\n" not in str(caught.value)
+            assert str(caught.value)
+            errors.append(caught.value)
         return errors
 
 
@@ -104,11 +104,11 @@ def test_every_rank_gets_its_view_of_every_step_and_then_the_end(ranks: Ranks) -
         assert ranks.views(plan.step) == [view_of(plan, rank) for rank in range(WORLD)]
         for rank, source in enumerate(ranks.sources):
             source.acknowledge(plan.step, rank, digest(plan))
-    assert [type(end) for end in ranks.refusals(7)] == [EndOfPlans] * WORLD
+    assert [type(end) for end in ranks.rejections(7)] == [EndOfPlans] * WORLD
 
 
 def test_no_plans_at_all(ranks: Ranks) -> None:
-    assert [type(end) for end in ranks.over([]).refusals(0)] == [EndOfPlans] * WORLD
+    assert [type(end) for end in ranks.over([]).rejections(0)] == [EndOfPlans] * WORLD
 
 
 def test_a_failure_reaches_every_rank(ranks: Ranks) -> None:
@@ -120,7 +120,7 @@ def test_a_failure_reaches_every_rank(ranks: Ranks) -> None:
         ranks.service.failure = (424, {"title": "The planner failed", "detail": "no GPU\nis left"})
         expected = "The planner failed: no GPU is left"
     ranks.views(0)
-    for error in ranks.refusals(1):
+    for error in ranks.rejections(1):
         assert type(error) is PlanError
         assert ("is not sound: tokens: " in str(error)) or (expected in str(error))
 
@@ -141,7 +141,7 @@ def test_a_plan_that_comes_late(waiting_ranks: Ranks) -> None:
     service = ranks.service
     assert service is not None
     ranks.views(0)
-    for error in ranks.refusals(1, timeout_s=0.2):
+    for error in ranks.rejections(1, timeout_s=0.2):
         assert type(error) is PlanTimeout
         assert "within 0.2 s" in str(error)
     timer = threading.Timer(0.3, lambda: service.plans.update({1: plans[1]}))
@@ -152,11 +152,11 @@ def test_a_plan_that_comes_late(waiting_ranks: Ranks) -> None:
 
 def test_closing_ends_a_view_that_waits(waiting_ranks: Ranks) -> None:
     ranks = waiting_ranks.over([], ends=False)
-    # Rank 0 last: a source that it closes while it asks for all has failed for all.
+    # Rank 0 last: a source that it closes during the request for all has failed for all.
     for rank, source in reversed(list(enumerate(ranks.sources))):
         errors: list[Exception] = []
 
-        def ask(
+        def request(
             source: PlanSource = source, rank: int = rank, errors: list[Exception] = errors
         ) -> None:
             try:
@@ -164,7 +164,7 @@ def test_closing_ends_a_view_that_waits(waiting_ranks: Ranks) -> None:
             except PlanError as error:
                 errors.append(error)
 
-        thread = threading.Thread(target=ask)
+        thread = threading.Thread(target=request)
         thread.start()
         time.sleep(0.3)
         assert thread.is_alive()
@@ -225,9 +225,9 @@ def test_a_damaged_file(tmp_path: Path, change: Callable[[bytes], bytes], messag
         finally:
             source.close()
 
-    with pytest.raises(PlanError, match=message) as refused:
+    with pytest.raises(PlanError, match=message) as caught:
         read()
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_files_that_do_not_fit_the_job(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ def test_a_factory_that_fails_and_a_foreign_rank(tmp_path: Path) -> None:
     for rank, source in enumerate(sources):
         with pytest.raises(PlanError, match="No such file"):
             source.view(0, rank, SOON_S)
-    with pytest.raises(PlanError, match="rank 1 was asked for the view of rank 0"):
+    with pytest.raises(PlanError, match="rank 1 cannot return the view of rank 0"):
         sources[1].view(0, 0, SOON_S)
     for source in sources:
         source.close()
@@ -299,7 +299,7 @@ def test_a_source_left_in_the_middle_does_not_feed_the_next(tmp_path: Path) -> N
     store = new_store()
     path = write_file(tmp_path / "plans.jsonl", small_plans(1, 2))
     first = [FanOutSource(lambda: FileSource(path), store, r, 2) for r in range(2)]
-    first[0].view(0, 0, SOON_S)  # rank 1 never reads its own
+    first[0].view(0, 0, SOON_S)  # rank 1 never reads its view
     other = write_file(tmp_path / "others.jsonl", [small_plan(0, 2, seed=1)])
     second = [FanOutSource(lambda: FileSource(other), store, r, 2) for r in range(2)]
     for rank, source in enumerate(second):

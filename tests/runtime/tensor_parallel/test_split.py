@@ -40,7 +40,7 @@ def part(size: int, index: int) -> slice:
 
 
 def of_rank(split: TensorSplit, whole: dict[str, Tensor], index: int) -> list[Tensor]:
-    """The loss of a small network, and the gradients of this rank's parts of its weights."""
+    """Loss of a small network, and gradients of this rank's parts of its weights."""
     words, features = part(WORDS, index), part(FEATURES, index)
     weights = [
         weight.detach().requires_grad_()
@@ -90,7 +90,7 @@ def ranks() -> list[dict[tuple[bool, int], list[Tensor]]]:
 
 @pytest.mark.parametrize("by_messages", [False, True], ids=["groups", "messages"])
 @pytest.mark.parametrize("tokens", TOKENS)
-def test_ranks_compute_what_one_process_does(
+def test_ranks_compute_like_one_process(
     ranks: list[dict[tuple[bool, int], list[Tensor]]], tokens: int, by_messages: bool
 ) -> None:
     loss, embedding, up, down, head = of_one(operands(tokens))

@@ -18,7 +18,7 @@ CROSSED = (PlacedPipeline(Scheme(tp=2), (3, 1)), PlacedPipeline(Scheme(tp=2), (0
 
 
 def made_groups(rank: int, world_size: int) -> list[tuple[set[tuple[int, ...]], int]]:
-    """The groups at the start, after a placement that they are for, and after another one.
+    """The groups at the start and after each of two placements.
 
     With each how many warnings there were. The first rank knows of tp 2, the others of tp 4.
     """

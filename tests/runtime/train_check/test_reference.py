@@ -21,7 +21,7 @@ def test_dense_attention_is_softmax_of_all_scores() -> None:
 
 
 def test_dense_attention_works_in_blocks() -> None:
-    """By the kernel whose memory is linear in the tokens: torch refuses where it cannot be used."""
+    """By the kernel with memory linear in the tokens: torch raises if it cannot use it."""
     q = torch.randn(64, 2, 8)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         assert dense_attention(q, q, q, local_context([64])).shape == q.shape

@@ -58,7 +58,7 @@ def pipeline_parallel_plan() -> str:
 
 def another_schema() -> str:
     raw = json.loads(to_json(small_plan(0, RANKS)))
-    raw["schema"] = 2
+    raw["schema"] = 1
     return json.dumps(raw)
 
 
@@ -99,7 +99,7 @@ def scenarios() -> dict[str, Scenario]:
     }
 
 
-def refusals(rank: int, world_size: int, folder: Path) -> dict[str, tuple[str, list[int]]]:
+def rejections(rank: int, world_size: int, folder: Path) -> dict[str, tuple[str, list[int]]]:
     """Of each scenario what this rank raises and the steps that it did before."""
     groups = Communicators.create(LIMIT_S)
     return {
@@ -146,7 +146,7 @@ def _trained(
                 ran.append(step.view.step)
         except PlanError as error:
             return str(error), ran
-    return "nothing was refused", ran
+    return "nothing was rejected", ran
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +156,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, l
         for rank in range(RANKS):
             lines = scenario["each"][rank] if "each" in scenario else scenario["plans"]
             (folder / f"{name}-{rank}.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    results = run_ranks(refusals, RANKS, folder, timeout_s=90)  # leaves no process behind
+    results = run_ranks(rejections, RANKS, folder, timeout_s=90)  # leaves no process behind
     assert results[0] == results[1]
     by_scenario: dict[str, tuple[str, list[int]]] = results[0]
     return by_scenario
@@ -170,7 +170,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, l
             r"rank 0: .*:1: world_size: 3, but the job has 2 ranks; plan for as many GPUs",
             [],
         ),
-        ("schema", r"rank 0: .*:1: schema: is 2, this reader knows 1", []),
+        ("schema", r"rank 0: .*:1: schema: is 1, this version reads 2", []),
         ("outside", "rank 1: sample 105 of step 1: the data has no such id, it has 23 samp", [0]),
         (
             "short",
@@ -198,7 +198,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, l
         ("staged pp", "rank 0: step 0, pipeline 0: pp 2 exceeds the model's 1 layers$", []),
     ],
 )
-def test_every_rank_is_told_the_same(
+def test_every_rank_gets_the_same_error(
     failures: dict[str, tuple[str, list[int]]], scenario: str, message: str, steps: list[int]
 ) -> None:
     text, ran = failures[scenario]

@@ -21,7 +21,7 @@ SIZES = {"layers": 2, "heads": 4, "kv_heads": 2, "ffn": 128, "vocab": 256}
 
 @dataclass(frozen=True)
 class Run:
-    """What the ranks of a job said: (step, loss) as rank 0 prints them, and all else by rank."""
+    """Output of a job's ranks: (step, loss) as rank 0 prints them, and all else by rank."""
 
     losses: list[tuple[int, float]]
     remarks: list[list[str]]
@@ -54,7 +54,7 @@ def trained(plans: Path, folder: Path, kill: tuple[int, int] | None = None) -> R
 
 
 def assert_one_sentence(remarks: list[str]) -> None:
-    """What a rank says that has lost the other: no trace of a backend's stack."""
+    """The message of a rank that has lost the other: no trace of a backend's stack."""
     # gloo of some releases writes there that it is connected
     (line,) = (remark for remark in remarks if "is connected to" not in remark)
     assert re.match(r"rank [01]: (step \d+: )?a rank is lost: the connection closed while ", line)

@@ -20,6 +20,6 @@ def test_parameters_are_as_many_as_the_profiler_counts(head_dim: int, tied: bool
 
 
 @pytest.mark.parametrize(("head_dim", "hidden"), [(7, 32), (-2, 32), (0, 36)])
-def test_heads_that_cannot_be_rotated_are_refused(head_dim: int, hidden: int) -> None:
+def test_heads_that_cannot_be_rotated_are_rejected(head_dim: int, hidden: int) -> None:
     with pytest.raises(ValueError, match=r"must be (even|a multiple of twice)"):
         ModelConfig(hidden=hidden, heads=4, kv_heads=2, head_dim=head_dim)

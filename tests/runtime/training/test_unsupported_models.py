@@ -1,4 +1,4 @@
-"""Models whose numbers would be wrong, and ranks that are gone: said, not computed or hung."""
+"""Models whose numbers would be wrong, and ranks that are gone: reported, not computed or hung."""
 
 from __future__ import annotations
 
@@ -57,26 +57,26 @@ class Job:
 
 
 def own_attention(q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:
-    """What a model does that was left on its own attention: all tokens here as one document."""
+    """A model's original attention: all tokens here as one document."""
     return dense_attention(q, k, v, context)
 
 
 def unplanned(rank: int, world_size: int) -> str:
     torch.manual_seed(0)
     job = Job(Llama(CONFIG, attend=own_attention))
-    with pytest.raises(ValueError, match="did not call") as refused:
+    with pytest.raises(ValueError, match="did not call") as caught:
         job.step(one_pipeline_plan(Scheme(ring=2), [40]), rank)
-    return str(refused.value)
+    return str(caught.value)
 
 
-def test_a_model_that_attends_by_its_own_means_is_refused() -> None:
+def test_a_model_with_another_attention_is_rejected() -> None:
     for text in run_ranks(unplanned, 2):
         assert text.startswith("the model did not call seqplan.runtime.attention with the context")
         assert "1 documents on 2 ranks" in text
 
 
 def leaving(rank: int, world_size: int, moment: str) -> tuple[str, int | None, str, int | None]:
-    """Rank 2 ends without a word in a step; what the others say."""
+    """Rank 2 ends silently in a step; return the others' errors."""
     torch.manual_seed(0)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:

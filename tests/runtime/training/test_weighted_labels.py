@@ -58,7 +58,7 @@ def policy_loss(logits: torch.Tensor, micro_batch: MicroBatchWork) -> torch.Tens
 
 
 class Headless(torch.nn.Module):
-    """A Llama that stops before its head, counting the most rows that the head has seen."""
+    """A Llama without head, which counts the most rows that a head would see."""
 
     def __init__(self, llama: runtime.Llama) -> None:
         super().__init__()
@@ -171,8 +171,8 @@ def test_a_policy_gradient_is_that_of_one_process() -> None:
                 assert gathered == pytest.approx(whole, rel=1e-9)
 
 
-def refusals(rank: int, world_size: int) -> list[str]:
-    """What wrong data says on this rank, in one step that puts a sequence on each rank."""
+def rejections(rank: int, world_size: int) -> list[str]:
+    """Errors of wrong data on this rank, in one step that puts a sequence on each rank."""
     groups = runtime.Communicators.create()
     messages = []
     plan = random_plan(np.random.default_rng(5), world_size, heads=4, longest=90)
@@ -230,8 +230,8 @@ class OnePlan:
     def close(self) -> None: ...
 
 
-def test_wrong_targets_are_refused_on_every_rank_before_the_step() -> None:
-    for tokens, weights, mask, planned, staged in run_ranks(refusals, RANKS):
+def test_wrong_targets_are_rejected_on_every_rank_before_the_step() -> None:
+    for tokens, weights, mask, planned, staged in run_ranks(rejections, RANKS):
         assert "of step 0: token 64 is outside the model's vocabulary of 64" in tokens
         assert "of step 0: a weight is -1.0" in weights
         assert "of step 0: column 'mask' has 3 entries for " in mask

@@ -1,0 +1,63 @@
+"""Plans of steps in lockstep: micro-steps of groups, of whichever layout is fastest."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from seqplan.costs.scheme_model import SchemeModel
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.errors import Infeasible
+from seqplan.planner.lockstep.assemble import assemble_rounds
+from seqplan.planner.lockstep.best_layout import best_rounds, of_layouts
+from seqplan.planner.lockstep.proof import prove_rounds
+from seqplan.planner.problem import PlanningOptions, PlanningProblem
+from seqplan.planner.sync.times import layouts_of
+from seqplan.plans.plan import Plan, Provenance
+
+
+class LockstepPlanner:
+    """Plans steps whose ranks all run their k-th micro-batches together."""
+
+    def __init__(
+        self, problem: PlanningProblem, options: PlanningOptions, provenance: Provenance
+    ) -> None:
+        self._problem, self._options, self._provenance = problem, options, provenance
+
+    @cached_property
+    def _layouts(self) -> list[list[SchemeModel]]:
+        """Schemes of each layout that micro-steps may have: of the candidates, or all."""
+        models = self._problem.models
+        schemes = [s for strategy in self._problem.strategies for s, _ in strategy.counts]
+        chosen = layouts_of(schemes or models)
+        return [own for layout, own in of_layouts(models).items() if layout in chosen]
+
+    def plan(self, batch: Batch) -> Plan:
+        """Plan the micro-steps of a batch; ``Infeasible`` if no group holds a sequence."""
+        problem = self._problem
+        gpus = problem.cluster.gpus
+        try:
+            best = best_rounds(
+                batch, self._layouts, gpus, problem.sync, problem.micro_step_multiple
+            )
+        except ValueError as error:
+            raise Infeasible(f"step {batch.step}: {error}") from None
+        if best is None:
+            limit = max(model.max_sequence for models in self._layouts for model in models)
+            sample = batch.ids[batch.lengths.index(batch.longest)]
+            raise Infeasible(
+                f"step {batch.step}: sequence {sample} has {batch.longest} tokens, but no group of "
+                f"{gpus} GPUs holds more than {limit}; truncate it or use more GPUs"
+            )
+        rounds = prove_rounds(best.rounds, batch) if self._options.prove_lockstep else best.rounds
+        return assemble_rounds(
+            batch,
+            rounds,
+            self._provenance,
+            gpus,
+            forward_fraction=problem.profile.forward_fraction,
+            sync_ms=None if problem.sync is None else round(best.sync_ms, 3),
+        )
+
+    def prove(self, plan: Plan) -> Plan:
+        """Return the plan: its bound is the closest that is known of micro-steps."""
+        return plan

@@ -1,4 +1,4 @@
-"""What the layers of a decoder have next to full attention and one gated feed-forward."""
+"""Parts of a decoder's layers next to full attention and one gated feed-forward."""
 
 from __future__ import annotations
 
@@ -112,6 +112,6 @@ LINEAR = (
     "linear_value_dim",
 )
 NAMES = tuple(field.name for field in fields(Architecture))
-"""What an architecture's sizes are called everywhere."""
+"""Names of an architecture's sizes everywhere."""
 
 DENSE = Architecture()

@@ -1,4 +1,4 @@
-"""What the keys and model types of a config.json mean: modeled, without effect, or rejected."""
+"""Meaning of the keys and model types of a config.json: modeled, without effect, or rejected."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ BEYOND = {
     **dict.fromkeys({"bert", "roberta"}, "no decoder"),
     **dict.fromkeys({"bart", "t5"}, "an encoder and a decoder"),
 }
-"""What the layers of a model_type have that is not modeled; of any other that is not above nothing
+"""Unmodeled parts of the layers of a model_type; of types that are not above either, nothing
 is known."""
 
 UNSUPPORTED = {

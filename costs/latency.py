@@ -54,7 +54,7 @@ class Latency:
     def util_len(self, threshold: float = EFFICIENCY_THRESHOLD) -> int | None:
         """Find UtilLen: the least length whose T(l)/l is within ``threshold`` of its best.
 
-        T(l)/l = a·l + b + c/l is least at √(c/a), if it is b + 2√(ac) (b as l → ∞ if a = 0).
+        T(l)/l = a·l + b + c/l is least at √(c/a), with b + 2√(ac) (b as l → ∞ if a = 0).
         None if no finite length reaches it (b = a·c = 0).
         """
         best = self.b + 2 * math.sqrt(self.a * self.c)

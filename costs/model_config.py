@@ -1,4 +1,4 @@
-"""A model's sizes from the config.json that its release carries, or what of it is not modeled."""
+"""A model's sizes from the config.json of its release, or its unsupported parts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def read_model_config(path: Path, longest: int | None = None) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ValueError(f"{path}: wants an object of sizes")
     keys_by_meaning: dict[str, list[str]] = {}
-    for key, meaning in _not_modelled(config):
+    for key, meaning in _list_unsupported(config):
         keys_by_meaning.setdefault(meaning, []).append(f"{key} {_shown(config[key])}")
     if keys_by_meaning:
         beyond = (f"{', '.join(keys)}: {meaning}" for meaning, keys in keys_by_meaning.items())
@@ -89,7 +89,7 @@ def _sizes(config: Mapping[str, Any]) -> dict[str, Any]:
     return sizes
 
 
-def _not_modelled(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _list_unsupported(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield every key whose meaning is not modeled, and the meaning."""
     for key, meaning in UNSUPPORTED.items():
         if config.get(key):

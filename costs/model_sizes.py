@@ -18,7 +18,7 @@ class ModelShape:
     """Sizes of a Transformer; None if a source does not state them.
 
     ``head_dim``: elements of a head if they are not hidden/heads; ``tied``: the output head's
-    weight is the embedding's; ``architecture``: what a dense decoder does not have.
+    weight is the embedding's; ``architecture``: parts that a dense decoder does not have.
     """
 
     hidden: int
@@ -72,7 +72,7 @@ class ModelSizes:
     """Sizes of a decoder; ``ValueError`` if they do not fit together.
 
     ``head_dim``: elements of a head, None for hidden/heads; ``tied``: the output head's weight is
-    the embedding's; ``architecture``: what a dense decoder with a gated feed-forward does not have.
+    the embedding's; ``architecture``: parts that a dense decoder with a gated feed-forward lacks.
     """
 
     hidden: int

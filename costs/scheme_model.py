@@ -1,4 +1,4 @@
-"""What the planner knows of one scheme on one cluster: its latency and its capacity."""
+"""One scheme on one cluster for the planner: its latency and its capacity."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SchemeModel:
 
     @property
     def max_sequence(self) -> int:
-        """Longest sequence (tokens) that a micro-batch of its can hold."""
+        """Longest sequence (tokens) that a micro-batch can hold."""
         unit = 1 if self.scheme.ring == 1 else 2 * self.scheme.ring
         return self.capacity - self.capacity % unit
 

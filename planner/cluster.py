@@ -18,7 +18,7 @@ each rank (a step it has done, its view of a plan) stay within megabytes."""
 
 @dataclass(frozen=True)
 class Cluster:
-    """What a proposal was made for, and what planning steps needs of it."""
+    """The cluster that a proposal was made for, as planning needs it."""
 
     gpus: int
     max_len: int

@@ -1,4 +1,4 @@
-"""The execution plan of a step: what it is, its text, its invariants, and what each rank does.
+"""The execution plan of a step: its data, its text, its invariants, and each rank's part.
 
 The names that a reader or writer of plans needs, loaded on first use, so that importing the package
 imports no numpy. Read ``scheme`` and ``plan`` first, then ``groups``, ``schedule`` and

@@ -112,7 +112,7 @@ def _pipelines(plan: Plan, times: Schedule, costs: Mapping[Scheme, SchemeCost]) 
         by_scheme.setdefault(pipeline.scheme, []).append(index)
     for scheme, indexes in by_scheme.items():
         indexes.sort(key=lambda index: (round(times.slack_ms[index], 3), index))
-        # A row of its costs no more lines than a summary of one.
+        # A separate row costs no more lines than a summary of one.
         shown = len(indexes) if len(indexes) <= ROWS + 1 else ROWS
         for place, index in enumerate(indexes[:shown]):
             pipeline = plan.pipelines[index]

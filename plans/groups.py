@@ -63,7 +63,7 @@ def pipeline_groups(pipeline: PlannedPipeline) -> list[Group]:
 
 
 def process_groups(pipelines: Iterable[PlannedPipeline]) -> tuple[Group, ...]:
-    """List the groups of a step: its pipelines' in list order, each if it first occurs.
+    """List the groups of a step: its pipelines' in list order, each at its first occurrence.
 
     Every rank derives the same list, so that groups are created in one order everywhere. The same
     ranks in another order are another group.

@@ -64,7 +64,7 @@ class Plan:
 
     ``predicted_ms`` is the objective, never below the 1F1B simulation; ``lower_bound_ms`` is a
     proven lower bound on that objective over all dispatches and packings of this strategy (over all
-    plans of its layout, where ranks regroup within the step) and ``gap`` = predicted / bound − 1.
+    plans of its layout, if ranks regroup within the step) and ``gap`` = predicted / bound − 1.
     ``layout_lower_bound_ms`` is one over all plans of its layouts ⟨tp, pp⟩, whatever their groups,
     and ``layout_gap`` follows from it; None in plans that no planner made.
     None of the five holds ``sync_ms``: the time of the gradient sync next to it, as far as nothing

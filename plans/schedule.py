@@ -28,7 +28,7 @@ def schedule(
     """Find when each pipeline runs if every rank runs its pipelines in list order.
 
     A pipeline starts when its last rank is free and lasts its ``predicted_ms``, or its entry of
-    ``durations_ms``. Where pipelines carry rounds, a round starts when the one before it has ended
+    ``durations_ms``. If pipelines carry rounds, a round starts when the one before it has ended
     on every rank; with stages it follows through them as 1F1B does, see ``_through_stages``.
     """
     if durations_ms is None:

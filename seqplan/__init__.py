@@ -3,7 +3,7 @@
 The names here are those that a user starts from; they load their modules on first use,
 so that ``import seqplan`` costs nothing. Behind them, in the order of the flow: ``plans`` (the
 format), ``costs`` (cost models and lengths), ``planner`` (proposals and steps), ``runtime``
-(what each rank runs), ``profiler`` (measurements on devices) and ``api`` (command line, service).
+(each rank's part), ``profiler`` (measurements on devices) and ``api`` (command line, service).
 """
 
 from __future__ import annotations

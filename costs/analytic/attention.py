@@ -139,7 +139,7 @@ def attention_ms(
     of each later block to do; else the last rank does all of each (basic ring).
 
     Sequences that ``mask`` cuts do not go round a ring: a rank fetches the keys that its queries
-    see and its do not have, up to the mask's reach for each of its two chunks. ``gathered``:
+    see beyond its keys, up to the mask's reach for each of its two chunks. ``gathered``:
     keys and values of the whole ring are gathered instead before one kernel, and their gradients
     scattered after it; nothing is merged, and nothing hidden.
     """

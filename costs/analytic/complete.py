@@ -58,7 +58,7 @@ def complete(
     a layout that was not measured, or is doubtful, is the sum of the calibrated terms.
 
     Derived schemes that the profile has and ``schemes`` names are derived anew. ``sizes``: of the
-    model, where the profile does not state them. ``ValueError`` when nothing sound was measured,
+    model, if the profile does not state them. ``ValueError`` when nothing sound was measured,
     sizes are missing, or a scheme cannot be run.
     """
     deployment = Deployment(

@@ -36,7 +36,7 @@ def derive_profile(
 
     ``longest``: tokens up to which T(l) is fitted. Parameter traffic of ZeRO 1 and 2 is left to the
     sync, as in measured profiles; ZeRO 3 gathers over the whole cluster. MaxLen counts logits
-    on every stage, which is above what a first stage needs. ``ValueError`` for a scheme that the
+    on every stage, which is above the need of a first stage. ``ValueError`` for a scheme that the
     model or the cluster cannot run, or none.
     """
     check_schemes(deployment.sizes, deployment.cluster, schemes, deployment.zero)

@@ -1,4 +1,4 @@
-"""One derived scheme: what it may be, its coefficients from the terms, its entry in a profile."""
+"""One derived scheme: its limits, its coefficients from the terms, its entry in a profile."""
 
 from __future__ import annotations
 

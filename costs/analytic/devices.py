@@ -183,7 +183,7 @@ are ``unchecked`` are assumed, not measured, half of the peak on an MI300X among
 def find_device(name: str, parameter: str = "device") -> Hardware:
     """Return the hardware of this name; ``ValueError`` suggests the nearest of all.
 
-    ``parameter``: what the reader calls it.
+    ``parameter``: its name for the reader.
     """
     if name not in DEVICES:
         near = get_close_matches(name.lower(), DEVICES, n=1, cutoff=0.4)

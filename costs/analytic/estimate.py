@@ -60,7 +60,7 @@ class Estimate:
 
     @property
     def usable_bytes(self) -> float:
-        """What of the GPU's memory may be planned with."""
+        """Usable part of the GPU's memory."""
         return usable_bytes(self.capacity_bytes)
 
     @property
@@ -108,7 +108,7 @@ def estimate(deployment: Deployment, scheme: Scheme, load: Load) -> Estimate:
 
     (m + (pp − 1)/v) · stage for m micro-batches and v virtual stages, activations sent between
     stages (next to kernels where stages are interleaved, but for the first and last), the sync
-    of gradients and parameters, and the optimizer. Where pp·v does not divide the layers the
+    of gradients and parameters, and the optimizer. If pp·v does not divide the layers the
     longest stage counts.
     """
     if reason := problem(deployment, scheme, load):

@@ -1,4 +1,4 @@
-"""What one GPU takes for a matrix product, an attention kernel, or passing over memory."""
+"""Time of one GPU for a matrix product, an attention kernel, or passing over memory."""
 
 from __future__ import annotations
 

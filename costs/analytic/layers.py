@@ -144,7 +144,7 @@ def memory_bound_ms(
     """Time norms (8 bytes an element, two), residual sums (6, two), rotary positions, activation.
 
     Backward moves twice as much. Norms and sums are split over tp by tokens, the rest by width.
-    Where tp does not split by tokens (``Deployment.sequence_parallel``) every rank does them all.
+    If tp does not split by tokens (``Deployment.sequence_parallel``) every rank does them all.
     Experts: every token's hidden state is copied to each of its experts and summed from them.
     """
     sizes, special = deployment.sizes, deployment.sizes.architecture

@@ -1,4 +1,4 @@
-"""What a transfer costs, by the links that a group of ranks uses.
+"""Time of a transfer, by the links that a group of ranks uses.
 
 Groups are laid out tp, ulysses, ring, dp, pp from neighboring ranks outward (USP, tip 7), so that
 each axis has a stride; the stride and GPUs per node decide which links it uses.
@@ -77,7 +77,7 @@ def ring_collective_ms(
     Between nodes NCCL builds a ring for every GPU of a node that the group has, each over one
     network card, if the group has all of them. Groups that hold a part of a node lie side by
     side there, and each is given one card (USP, arXiv 2405.07719, tables 6 and 7, whose tp2 and tp4
-    rows take longer by just that); clusters with rails of their do better
+    rows take longer by just that); clusters with separate rails do better
     (``Hardware.inter_rails``).
     """
     whole = np.asarray(whole_bytes, dtype=np.float64)

@@ -17,7 +17,7 @@ PARAMETER_BYTES, OPTIMIZER_BYTES = 2, 12
 """bf16 parameter; fp32 master copy and two Adam moments."""
 
 UNSPLIT_BYTES = 1.5
-"""Per token, hidden unit and layer on every rank of tp, where tp does not split norms and residuals
+"""Per token, hidden unit and layer on every rank of tp, if tp does not split norms and residuals
 by tokens: what it does not split. By this much the activations of a rank grow with each rank of tp
 in what Hydraulis (arXiv 2412.07894) publishes."""
 
@@ -55,7 +55,7 @@ def state_bytes(deployment: Deployment) -> tuple[float, float, float]:
 def layer_activation_bytes(
     sizes: ModelSizes, checkpointing: str, tp: int, *, sequence_parallel: bool = True
 ) -> float:
-    """Count what one layer keeps per token, all in bf16, before division over tp·ulysses·ring.
+    """Count the saved bytes of one layer per token, before division over tp·ulysses·ring.
 
     Attention keeps its input, the normed input, q, k, v, its output and the residual sum; the
     feed-forward its normed input, gate, up and their product; experts that for each that a token
@@ -66,7 +66,7 @@ def layer_activation_bytes(
     if special.kv_rank:
         attended += special.query_rank + special.kv_rank + special.rope_dim
     if special.attention_gate:
-        attended += 2 * sizes.attention_width  # the gate, and what it is multiplied with
+        attended += 2 * sizes.attention_width  # the gate, and its factor
     values = special.linear_value_heads * special.linear_value_dim
     linear = 2 * special.linear_key_heads * special.linear_key_dim + 3 * values
     layers = sizes.layers
@@ -159,7 +159,7 @@ def _buffer_bytes(deployment: Deployment, scheme: Scheme, tokens: float) -> floa
 
 
 def usable_bytes(memory_bytes: float) -> float:
-    """Return what of a GPU's memory may be planned with."""
+    """Return the usable part of a GPU's memory."""
     return memory_bytes * (1 - FRAGMENTATION)
 
 

@@ -1,4 +1,4 @@
-"""Step times that come back from training: how far a profile has drifted, and a refitted one.
+"""Step times that come back from training: a profile's calibration error, and its refit.
 
 A measurement is the time that a rank spent on its micro-batches in a step. It counts for a pipeline
 where the rank ran nothing else in that step: then the slowest rank of the pipeline gives its time,

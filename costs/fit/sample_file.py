@@ -104,7 +104,7 @@ class SampleFile:
 
 
 def read_samples(path: Path) -> tuple[MeasuredOn, list[Sample]]:
-    """Read a file, which stays as it is: what its samples were measured on, and the samples.
+    """Read a file, which stays as it is: its setting, and its samples.
 
     A last line without an end is left out: a run was killed, or is just writing it. ``SampleError``
     names the line that cannot be read.

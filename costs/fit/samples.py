@@ -1,4 +1,4 @@
-"""Measured samples: on what they were measured, and what of each micro-batch."""
+"""Measured samples: the setting, and the readings of each micro-batch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class MeasuredOn:
     model: tuple[tuple[str, int], ...]
     """Sizes by name: hidden, layers, heads, kv_heads, ffn, vocab; see ``ModelSizes.as_dict``."""
     tensor_parallel: str = PLAIN_TENSOR_PARALLEL
-    """How tp ranks hold what it does not cut."""
+    """How tp ranks hold activations that tp does not cut."""
 
     def sizes(self) -> dict[str, int]:
         """Return ``model`` as a dictionary."""

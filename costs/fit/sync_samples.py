@@ -1,4 +1,4 @@
-"""Measured syncs of parameters and gradients, and what a whole model's takes by them."""
+"""Measured syncs of parameters and gradients, extended to a whole model."""
 
 from __future__ import annotations
 

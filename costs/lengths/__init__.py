@@ -1,4 +1,4 @@
-"""Sequence lengths of a data set: read from many kinds of files, summarised and kept.
+"""Sequence lengths of a data set: read from many kinds of files, summarized and kept.
 
 Read ``read`` first (from paths to lengths), then ``sources`` (a reader for each kind of file),
 ``summary``, ``histogram``, ``save`` and ``digest``.

@@ -19,7 +19,7 @@ _WANTED = "[over, up to, sequences] or [over, up to, sequences, tokens]"
 def parse_histogram(text: bytes, origin: str) -> tuple[Bucket, ...]:
     """Read buckets from a JSON list of ``[over, up to, sequences]``, with or without ``tokens``.
 
-    Buckets ascend and do not overlap; a bucket may be empty. Where its tokens are not given they
+    Buckets ascend and do not overlap; a bucket may be empty. If its tokens are not given they
     are those of lengths spread evenly over it, rounded down. ``LengthsError`` names the first
     element that is wrong, as ``origin[3][1]``.
     """
@@ -96,7 +96,7 @@ def _spread(bucket: Bucket) -> NDArray[np.int64]:
 
 
 def _floor_sum(n: int, m: int, a: int, b: int) -> int:
-    """Compute the floor sum Σ ⌊(a·i + b) / m⌋, 0 ≤ i < n, by Euclid's algorithm."""
+    """Compute the sum of ⌊(a·i + b) / m⌋ over 0 ≤ i < n by Euclid's algorithm."""
     total = 0
     while True:
         total += (a // m) * (n * (n - 1) // 2) + (b // m) * n

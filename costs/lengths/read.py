@@ -88,7 +88,7 @@ def _suffix(path: Path) -> str:
 
 
 def _check_use(options: SourceOptions, suffixes: list[str]) -> None:
-    """Reject an option that no source heeds: it was meant for something else."""
+    """Reject an option that no source uses: it was meant for something else."""
     if options.field is not None and not set(suffixes) & set(_WITH_FIELDS):
         raise LengthsError(f"--field {options.field}: no source has fields")
     if options.chat_template is not None and not set(suffixes) <= set(_WITH_FIELDS):

@@ -1,4 +1,4 @@
-"""What a data set's lengths look like: statistics, a histogram and its text."""
+"""Overview of a data set's lengths: statistics, a histogram and its text."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Summary:
 
 
 def summarise(lengths: NDArray[np.integer], limits: Sequence[int] = LIMITS) -> Summary:
-    """Summarise lengths, an array of shape (sequences,); ``ValueError`` when there are none."""
+    """Summarize lengths, an array of shape (sequences,); ``ValueError`` when there are none."""
     if not len(lengths):
         raise ValueError("summary: there are no lengths")
     tokens = int(lengths.sum(dtype=np.int64))

@@ -50,7 +50,7 @@ class Balanced:
 
     @cached_property
     def rank_ms(self) -> tuple[float, ...]:
-        """Return what each rank computes (ms), waiting for others apart."""
+        """Return the computing time of each rank (ms), waiting for others apart."""
         return tuple(
             sum(
                 self.cost.micro_batch_ms([self.lengths[i] for i in micro])
@@ -66,7 +66,7 @@ class Balanced:
         return max(self.rank_ms) / (sum(self.rank_ms) / len(self.rank_ms)) - 1
 
     def order(self) -> list[int]:
-        """Return the positions, rank after rank: what a driver sends in this order."""
+        """Return the positions, rank after rank: the order in which a driver sends."""
         return [i for of_rank in self.micro_batches for micro in of_rank for i in micro]
 
     def inverse(self) -> list[int]:
@@ -91,7 +91,7 @@ def balance(
 ) -> Balanced:
     """Balance sequences over equal ranks, and pack them into micro-batches.
 
-    ``capacity``: tokens of a micro-batch; ``cost``: what it costs (``Cost``). ``lockstep``: ranks
+    ``capacity``: tokens of a micro-batch; ``cost``: its cost (``Cost``). ``lockstep``: ranks
     wait for each other after every micro-batch (FSDP, ZeRO-3), so that all have equally many and
     Σ of the slowest counts; else they meet once a step. ``keep_together``: a key for each sequence;
     those of one key share a micro-batch. ``count_multiple``: each rank has a multiple of so many

@@ -62,7 +62,7 @@ class Cost(Latency):
         zero: int = 1,
         gpus: int = 8,
     ) -> Cost:
-        """Derive costs by the analytic model, where nobody has measured.
+        """Derive costs by the analytic model, if nobody has measured.
 
         ``model``: a known name or the path of its config.json; ``device``: of ``DEVICES``;
         ``gpus``: of the whole job. ``ValueError`` for an unknown name and an unsupported model.

@@ -23,7 +23,7 @@ OUTLIER = 1.01
 """A sequence that alone takes this multiple of the window's mean step is an outlier."""
 
 FULL = 0.985
-"""A step takes outliers in until its work fills this share of what its longest sequence takes."""
+"""A step takes outliers in until its work fills this share of its longest sequence's time."""
 
 SIMILAR = (0.97, 1.002)
 """Tokens of the short sequences in a swap, as multiples of the outlier's: least and most."""
@@ -37,7 +37,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class SequenceCosts:
-    """What each sequence of the data set costs (arrays of its length).
+    """Costs of each sequence of the data set (arrays of its length).
 
     ``alone_ms``: alone, on the group that is fastest for it; ``area_ms``: its least GPU-time over
     all GPUs. ``short``: the longest that the smallest group holds (tokens).
@@ -146,7 +146,7 @@ class WindowSampler:
         ]
 
     def _count(self, drawn: Batch, composed: Batch, drawn_in: Mapping[int, int]) -> None:
-        """Count what a step got from other steps of its epoch in the window."""
+        """Count a step's sequences from other steps of its epoch in the window."""
         self._tokens += composed.tokens
         if composed is not drawn:
             for i, length in zip(composed.ids, composed.lengths, strict=True):

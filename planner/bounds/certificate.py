@@ -1,4 +1,4 @@
-"""What a plan's bound rests on: cheap bounds first, then prices from the relaxation."""
+"""The terms of a plan's bound: cheap bounds first, then prices from the relaxation."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ class Demand:
         return needed
 
     def _in_places(self, runs: npt.NDArray[np.bool_], size: int, places: int) -> float:
-        """Compute what the longest sequences need of so many places of ``size`` GPUs (ms).
+        """Compute the least need of the longest sequences in places of ``size`` GPUs (ms).
 
         ``runs`` (classes, longest): which class may run which.
         """

@@ -54,7 +54,7 @@ class Relaxation:
 class _ClassStates:
     """The states of one class in the program: even ones, one for each V of ``ladder``, then peaked.
 
-    ``resources``: what each group of sequences takes of a pipeline in each state.
+    ``resources``: the shares of each group of sequences in a pipeline, by state.
     """
 
     ladder: Ints

@@ -1,4 +1,4 @@
-"""What a pipeline offers by a time and what sequences take of it: the terms of every bound.
+"""Resources of a pipeline by a time and the shares of sequences in them: terms of every bound.
 
 A pipeline that ends by τ runs some number V of micro-batches; M is the work of the largest. Form S
 is at most τ exactly if Σ(a·l² + b·l) + V·c + (pp − 1)·(M + c) ≤ τ. With β = τ/(V + pp − 1) − c, the

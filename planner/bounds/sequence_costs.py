@@ -1,4 +1,4 @@
-"""What each sequence of a data set costs on a cluster, whatever it is planned with."""
+"""Costs of each sequence of a data set on a cluster, whatever it is planned with."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ def _surplus(values: Floats, least: Floats, counts: Ints, offered: float) -> flo
 def cut_values(values: Floats, least: Floats, counts: Ints, offered: float) -> tuple[Floats, float]:
     """Cut values to w·``least``, at the weight w at which they exceed w·``offered`` by most.
 
-    What a pipeline holds is w times its price if no value is above w·``least``, the least that a
+    A pipeline holds w times its price if no value is above w·``least``, the least that a
     length takes of any pipeline, priced. Values that no pipeline can hold are not cut.
     """
     takes = np.isfinite(least)

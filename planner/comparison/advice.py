@@ -20,7 +20,7 @@ def assumptions(
     lockstep: bool = False,
     micro_step_multiple: int = 1,
 ) -> tuple[str, ...]:
-    """List what the simulation takes for granted, a sentence each."""
+    """List the assumptions of the simulation, a sentence each."""
     sentences = [
         (
             f"Simulated on profile {profile.name}, not measured; fit of its coefficients: "
@@ -134,7 +134,7 @@ ABLATION = ("megatron", "megatron-balanced", "one-strategy", "ours")
 
 
 def ablation(systems: Sequence[System]) -> list[tuple[System, float]]:
-    """Pair each system of the ablation with the first one's mean iteration over its.
+    """Pair each system of the ablation with its speedup over the first.
 
     Empty if one of them was not run.
 

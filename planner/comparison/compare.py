@@ -1,4 +1,4 @@
-"""The flow of a comparison: batches → systems → one simulation → what the difference is worth."""
+"""The flow of a comparison: batches → systems → one simulation → the gain."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from seqplan.planner.simulation.iteration import Iteration
 
 @dataclass(frozen=True)
 class System:
-    """A named way to train, with what it did at every step of the comparison.
+    """A named way to train, with its results at every step of the comparison.
 
     ``key``: stable identifier, ``ours`` for the planner; ``balanced``: whether dispatch and packing
     are ours on the system's strategy.
@@ -35,7 +35,7 @@ class System:
 
     @property
     def mfu(self) -> float | None:
-        """Return all model FLOPs over what the GPUs' peak allows in all time; None if unknown.
+        """Return all model FLOPs over the GPUs' peak in all time; None if unknown.
 
         Of systems on the same batches, a faster one has the higher.
         """

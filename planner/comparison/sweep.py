@@ -1,4 +1,4 @@
-"""One comparison for each value of a setting: what a plan is worth over GPUs, context or tokens."""
+"""One comparison for each value of a setting: a plan's worth over GPUs, context or tokens."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def sweep(axis: str, values: Sequence[int], run: Callable[[int], Comparison]) ->
 
 
 def point_of(value: int, comparison: Comparison) -> SweptPoint:
-    """Keep of a comparison what a sweep shows: the means."""
+    """Keep the part of a comparison that a sweep shows: the means."""
     ours = comparison.ours
 
     def swept(system: System) -> SweptSystem:

@@ -1,4 +1,4 @@
-"""A step's placement problem in whole numbers: what the exact model is built from.
+"""A step's placement problem in whole numbers, the base of the exact model.
 
 Times are counted in units of a 10⁷th of the time to beat and rounded down for every sequence and
 overhead, so that a placement takes no more units than its time is worth, and a bound in units is

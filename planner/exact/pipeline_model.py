@@ -1,4 +1,4 @@
-"""One pipeline of the exact model: what it may run, its micro-batches, and its time in form S.
+"""One pipeline of the exact model: its sequences, its micro-batches, and its time in form S.
 
 ``PipelineModel.limit`` adds, in this order: sequences that do not fit; the number of micro-batches
 V, by tokens and by dual feasible functions; the work, and the time if there is one stage. With
@@ -163,7 +163,7 @@ def _weight(weights: Sequence[int], variables: Sequence[Any]) -> Any:
 
 
 def _dual_feasible(padded: Sequence[int], capacity: int) -> Iterator[tuple[list[int], int]]:
-    """List what sequences need of each micro-batch, and what it has of that.
+    """List the needs of sequences in each micro-batch, and its capacity.
 
     Dual feasible functions of Fekete and Schepers, u^(k) for k = 1 to 4, times k·(k + 1): for
     k = 1, a micro-batch holds one sequence above half of MaxLen, or two of just half.

@@ -119,7 +119,7 @@ class _Blocks:
         return None if best is None else best[1]
 
     def _runs(self, bins: list[tuple[Bin, ...]], distinct: list[int]) -> Regrouping:
-        """List what each block runs: the largest first, each when its last rank is free."""
+        """List the sequences of each block: the largest first, each when its last rank is free."""
         pipelines = self.fleet.pipelines
         ready = [0.0] * (len(self.paths) * min(k.gpus for k in pipelines))
         runs = []

@@ -15,7 +15,7 @@ from seqplan.plans.scheme import Scheme
 
 @dataclass(frozen=True)
 class LayoutRounds:
-    """A step's rounds, and what the sync of their layout takes that nothing hides (ms)."""
+    """A step's rounds, and the exposed sync of their layout (ms)."""
 
     layout: Layout
     rounds: MicroSteps
@@ -49,7 +49,7 @@ def layout_bound_ms(
 
 
 def compute_exposed_ms(sync: SyncTimes | None, layout: Layout, rounds: int) -> float:
-    """Return what of a layout's sync nothing hides; ranks change groups between rounds."""
+    """Return the exposed part of a layout's sync; ranks change groups between rounds."""
     return 0.0 if sync is None else sync.compute_exposed_ms([layout], regrouping=rounds > 1)
 
 

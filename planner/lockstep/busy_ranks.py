@@ -117,7 +117,7 @@ class BusyRanks:
         return left
 
     def _larger(self, group: Group, idle: int) -> list[list[Group]]:
-        """List what a group can become with up to ``idle`` more ranks."""
+        """List the classes that a group can become with up to ``idle`` more ranks."""
         k, positions = group
         options: list[list[Group]] = []
         degree = self._classes[k].gpus

@@ -33,7 +33,7 @@ class ClassGroups:
     placement: ClassPlacement | PackedPlacement
 
     def bins(self) -> list[tuple[int, Bin]]:
-        """List the groups with sequences: (index of the class, what it has)."""
+        """List the groups with sequences: (index of the class, sequences)."""
         placement = self.placement
         unpacked = placement.unpack() if isinstance(placement, PackedPlacement) else placement
         return [
@@ -56,7 +56,7 @@ class FilledRounds:
 
     @property
     def total_ms(self) -> float:
-        """Return what the rounds take, one after another through the stages."""
+        """Return the time of the rounds, one after another through the stages."""
         return in_stages_ms(self.times_ms, self.stages)
 
     @classmethod
@@ -76,7 +76,7 @@ class FilledRounds:
         return replace(self, rounds=self.rounds + after.rounds, times_ms=times)
 
     def bins(self) -> list[list[tuple[int, Bin]]]:
-        """List the groups with sequences, round by round: (index of the class, what it has)."""
+        """List the groups with sequences, round by round: (index of the class, sequences)."""
         return [[pair for groups in by_class for pair in groups.bins()] for by_class in self.rounds]
 
     def groups(self, batch: Batch) -> list[list[Group]]:

@@ -62,7 +62,7 @@ class _Opening(NamedTuple):
 
 
 class RoundsFiller:
-    """Fills rounds one after another, each to a target: longest sequences first, then what fits.
+    """Fills rounds one after another, each to a target: longest sequences first, then any that fit.
 
     ``classes``: the degrees, largest first, each with the ranks of a group as its ``gpus`` and
     with any ``count``. ``one_each``: a group runs its sequences one by one, each a micro-batch.
@@ -217,8 +217,8 @@ class RoundsFiller:
     def _fill_round(self, fill: _Fill, longest: int, target_ms: float) -> list[_FilledClass]:
         """Fill one round, the largest groups first, each opened for a sequence that needs it.
 
-        A sequence needs a degree where the next smaller one cannot hold it or not end by the
-        target; the group is then topped up with what fits tokens and target. ``longest``: the place
+        A sequence needs a degree if the next smaller one cannot hold it or not end by the
+        target; the group is then topped up with any that fit both. ``longest``: the place
         of the longest that is left.
         """
         reach = [min(c.capacity, longest_alone(c, target_ms)) for c in self.classes]

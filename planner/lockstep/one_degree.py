@@ -16,7 +16,7 @@ from seqplan.planner.lockstep.search import common_target, improve_targets
 from seqplan.planner.placement.fleet import Bin, PipelineClass
 
 EXTRA_ROUNDS = 2
-"""Numbers of rounds tried beyond the fewest, in multiples of what the trainer requires."""
+"""Numbers of rounds tried beyond the fewest, in multiples that the trainer requires."""
 
 LOOSE, FEW = 1e-2, 2_000
 """Longest-first assignment is tried as well above this gap, with up to so many sequences; with up

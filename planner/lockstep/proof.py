@@ -1,4 +1,4 @@
-"""A bound on all round plans that keeps what a long round cannot give to the others.
+"""A bound on all round plans that counts the idle room of long rounds.
 
 ``rounds_bound_ms`` lets work flow between rounds. But a round that one long sequence stretches can
 not be filled with short ones if memory is tight: tokens per GPU and round are about the same for

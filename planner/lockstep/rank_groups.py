@@ -31,7 +31,7 @@ MOST_NUMBERS = 1_000
 """Numbers of rounds that are tried at most; one sequence a round would do."""
 
 EXTRA_ROUNDS = 2
-"""Rounds tried beyond the fewest, in multiples of what the trainer requires."""
+"""Rounds tried beyond the fewest, in multiples that the trainer requires."""
 
 FILLS, DEEP_FILLS = 40, 200
 """Rounds filled to improve one plan, about, and the best in the end: groups of several degrees
@@ -41,7 +41,7 @@ IMPROVED = 3
 """Of the rounds found for few sequences, how many of the shortest are improved by moves."""
 
 CLEARLY = 1e-3
-"""Where a group runs sequences one by one, more rounds must be faster by this share: each ends in
+"""If a group runs sequences one by one, more rounds must be faster by this share: each ends in
 a barrier that no cost model has."""
 
 

@@ -1,6 +1,6 @@
-"""What every plan in rounds costs at least, whatever its groups: how many rounds, and how long.
+"""Least cost of every plan in rounds, whatever its groups: how many rounds, and how long.
 
-All are of one layout and reckoned at one stage: ``classes`` have the ranks of one stage, ``ranks``
+All are of one layout and counted at one stage: ``classes`` have the ranks of one stage, ``ranks``
 are those of a stage, and the rounds go through ``stages`` of them one after another.
 """
 
@@ -36,7 +36,7 @@ def rounds_bound_ms(
 ) -> float:
     """Compute a lower bound (ms) on every plan of at least ``rounds`` rounds.
 
-    Where the longest round lasts L, no group of the plan takes longer. On the groups that remain,
+    If the longest round lasts L, no group of the plan takes longer. On the groups that remain,
     GPU-time Σ min_g gpus_g·work_g spreads over all ranks, each round pays its overhead, and filling
     and draining take (stages − 1) times L, or the mean round if that is longer. And the longest
     round counts ``stages`` times, every other as long as one of the shortest sequences alone. That

@@ -65,7 +65,7 @@ class _Columns:
 
 
 def solve(program: RoundProgram) -> Prices | None:
-    """Minimise the work that is left over; the duals. None if the rounds hold the batch."""
+    """Minimize the work that is left over; the duals. None if the rounds hold the batch."""
     from scipy.optimize import linprog
 
     columns = _Columns(program)

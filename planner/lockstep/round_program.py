@@ -122,7 +122,7 @@ def least_overhead_ms(classes: Sequence[PipelineClass]) -> float:
 
 
 def _shares(pipeline_class: PipelineClass, lengths: Ints, round_ms: float) -> Floats | None:
-    """Compute what a sequence of each length takes of one group of ranks: (4, lengths).
+    """Compute the shares of each length's sequence in a group of ranks: (4, lengths).
 
     Work, tokens, and of the places for sequences above half of either; infinite if it does
     not fit. None if nothing does.

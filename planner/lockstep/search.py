@@ -104,7 +104,7 @@ def _least_rest(
     if filled is None or filled.total_ms >= best.total_ms:
         return best
     best = filled
-    # Where the rest holds next to nothing, halving its targets gains nothing and would not end.
+    # If the rest holds next to nothing, halving its targets gains nothing and would not end.
     while high - low > 4 * TOLERANCE * high and sum(shape) * high > TOLERANCE * best.total_ms:
         middle = (low + high) / 2
         filled = filler.fill([*fixed, *(middle * part for part in shape)])

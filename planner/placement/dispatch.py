@@ -37,7 +37,7 @@ def probe(
 def dispatch(
     filler: Filler, lower_ms: float, *, known: Filling | None = None, below_ms: float = inf
 ) -> Filling | None:
-    """Minimise the slowest pipeline (form S) over dispatch and packing together.
+    """Minimize the slowest pipeline (form S) over dispatch and packing together.
 
     Gallops up from ``lower_ms``, a lower bound on the objective, then bisects to ``TOLERANCE``;
     small batches are tried once more with micro-batches opened before old ones are topped up.

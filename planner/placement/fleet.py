@@ -1,4 +1,4 @@
-"""A strategy together with the models of its schemes: what a batch is planned on."""
+"""A strategy together with the models of its schemes, on which a batch is planned."""
 
 from __future__ import annotations
 

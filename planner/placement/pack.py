@@ -1,7 +1,7 @@
 """Our packing: the micro-batches of one pipeline whose sequences are given.
 
-Minimises form S, Σ(m_j + c) + (pp − 1)·(max m_j + c), over the number V of micro-batches and the
-assignment, with Σ padded lengths ≤ MaxLen in each. (Eq. 1 of Hydraulis minimises the closed form
+Minimizes form S, Σ(m_j + c) + (pp − 1)·(max m_j + c), over the number V of micro-batches and the
+assignment, with Σ padded lengths ≤ MaxLen in each. (Eq. 1 of Hydraulis minimizes the closed form
 max·(pp − 1 + V), which is never below S.)
 """
 
@@ -121,7 +121,7 @@ def _largest_first(
 ) -> list[list[int]] | None:
     """Give each sequence, longest first, to the least loaded micro-batch with room.
 
-    Where capacity is tight that can fail, and the fullest micro-batch with room is tried
+    If capacity is tight that can fail, and the fullest micro-batch with room is tried
     (best-fit decreasing on lengths); None if that fails too.
     """
     order = sorted(range(len(work)), key=lambda j: (-padded[j], j))
@@ -168,7 +168,7 @@ def _improve(
 ) -> None:
     """Move or swap sequences off the largest micro-batch while its work falls. In place."""
     if pipeline_class.pp == 1 or len(work) > MOST_IMPROVED:
-        return  # the sum is what it is; many sequences leave little to gain
+        return  # the sum is fixed; many sequences leave little to gain
     load = [sum(work[j] for j in micro) for micro in packed]
     used = [sum(padded[j] for j in micro) for micro in packed]
     for _ in range(4 * len(work)):

@@ -43,7 +43,7 @@ def balance(fleet: Fleet, batch: Batch, filling: Filling, lower_ms: float) -> Fi
 class _State:
     """Pipelines as lists of sequences; sequence j has index ``index[j]`` among distinct lengths.
 
-    ``time``: form S per pipeline. Pipelines of several stages keep what they have.
+    ``time``: form S per pipeline. Pipelines of several stages stay unchanged.
     """
 
     distinct: list[int]

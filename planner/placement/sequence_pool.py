@@ -40,7 +40,7 @@ class SequencePool:
     def top_up(
         self, pipeline_class: PipelineClass, micro: Bin, work: float, tokens: int, above: int
     ) -> tuple[float, int]:
-        """Add to one micro-batch, longest first, what fits ``work`` ms and ``tokens``.
+        """Add sequences that fit ``work`` ms and ``tokens`` to one micro-batch, longest first.
 
         Only sequences longer than ``above`` are taken. Returns the work and tokens left.
         """

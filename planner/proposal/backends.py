@@ -41,7 +41,7 @@ class TrainingBackend:
         return all(axis in self.axes or getattr(scheme, axis) == 1 for axis in AXES)
 
     def usable_profile(self, profile: Profile, gpus: int) -> Profile:
-        """Return the profile with what the backend runs; ``ProfileError`` if nothing is left.
+        """Return the profile with schemes of the backend; ``ProfileError`` if nothing is left.
 
         A profile of another ZeRO stage is derived anew if it is wholly of the analytic model.
         """
@@ -64,7 +64,7 @@ class TrainingBackend:
         return _restrict(profile, chosen)
 
     def check_without_data(self) -> None:
-        """Raise ``ValueError`` if only a data set decides what the backend runs."""
+        """Raise ``ValueError`` if only a data set decides the backend's schemes."""
         if self.uniform:
             raise ValueError(
                 f"trainer {self.name!r}: runs one scheme, which a proposal for a data set chooses. "

@@ -78,7 +78,7 @@ class BatchTimes:
         return sync_bound_ms(self._families, self.batch, self.best_ms, self._bound_of)
 
     def close(self, space: FamilyRelaxation) -> bool:
-        """Whether the best known time is close to what any strategy of ``space`` could take."""
+        """Whether the best known time is close to the least of any strategy of ``space``."""
         propagation_ms = self.best_ms - space.sync_ms
         if propagation_ms <= self._lower * (1 + CLOSE):
             return True

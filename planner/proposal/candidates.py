@@ -97,7 +97,7 @@ def propose(
 ) -> CandidatePool:
     """Propose strategies for data like ``batches``, of which ``effort.judged`` are evaluated.
 
-    1. Batch by batch, the strategies found so far are tried. Where the best of them is not close to
+    1. Batch by batch, the strategies found so far are tried. If the best of them is not close to
        the bound over all strategies, and for at most ``effort.searched`` batches, strategies are
        searched for the batch (``search``: the relaxation's fractional pipeline counts rounded, and
        swaps evaluated by placement) and join those found. With a ``sync``, each layout is
@@ -110,7 +110,7 @@ def propose(
        unless several are better by more than ``ONE_LAYOUT`` (``choose_layout``).
 
     ``derived``: the schemes whose costs nobody has measured. ``static_groups``: groups do not
-    regroup within a step; otherwise a layout is worth what they reach, too. At least one kept
+    regroup within a step; otherwise a layout's worth includes them, too. At least one kept
     candidate holds ``max_len`` tokens. Raises ``ValueError`` when no scheme does.
     """
     report = progress or (lambda stage, done, total: None)
@@ -222,7 +222,7 @@ def conclude(
 
     At most ``most_kept`` of them. With an ``sync`` and ``scenarios``, candidates are of one
     layout, unless several layouts together are better (``choose_layout``), where groups of
-    ``may_regroup`` count with what they reach by regrouping.
+    ``may_regroup`` count with their times by regrouping.
     """
     order = list(strategies)
     for done, batch_times in enumerate(judged):
@@ -284,7 +284,7 @@ def conclude(
 def _keep(times: npt.NDArray[np.float64], holds: Sequence[bool], most_kept: int) -> list[int]:
     """Choose by greedy k-median the strategies whose best per batch has the least mean.
 
-    One of them holds max_len, where any does. Stops early when a further strategy gains less than
+    One of them holds max_len, if any does. Stops early when a further strategy gains less than
     0.01 %.
     """
     chosen: list[int] = []

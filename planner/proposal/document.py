@@ -1,4 +1,4 @@
-"""The proposal as a JSON document: candidates, what they are worth, and all that planning needs."""
+"""The proposal as a JSON document: candidates, their worth, and all that planning needs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ProposalError(ValueError):
 class Candidate:
     """A proposed strategy and its worth on the evaluated batches (ms; None: it ran none of them).
 
-    ``expected_ms`` holds what the proposal's sync, if any, takes with this strategy.
+    ``expected_ms`` holds the time of the proposal's sync, if any, with this strategy.
     """
 
     strategy: Strategy
@@ -68,7 +68,7 @@ class Proposal:
     ``sync``: the sync with which strategies were, and in planning are, chosen; expected times and
     the bound over all strategies hold it. None: by forward and backward alone. ``layouts``: which
     layout the candidates have, and why. ``static_groups``: groups do not regroup within a step;
-    otherwise expected times hold what they gain by it. ``lockstep``: all ranks run their k-th
+    otherwise expected times hold its gain. ``lockstep``: all ranks run their k-th
     micro-batches together, in rounds, whose number is a multiple of ``micro_step_multiple``; under
     ZeRO-3 they do in any case. ``trainer``: the backend that it was made for, of
     which the profile has the schemes.

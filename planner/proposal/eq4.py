@@ -1,6 +1,6 @@
 """The published proposal: Eq. 4 of Hydraulis with its continuous relaxation, and its rounding.
 
-Eq. 4 minimises over n GPUs and sequences up to l tokens
+Eq. 4 minimizes over n GPUs and sequences up to l tokens
 
     t[n][l] = min over (P, n', l') of max(t[n'][l'], W_P(l', l) / ((n − n') / gpus(P)))
 

@@ -35,7 +35,7 @@ class LayoutTimes:
     ``by_layout``: of one layout alone, those that hold the longest sequence and were not proven
     slower before they were searched; ``several_ms``: of any layouts together; ``static``: the best
     homogeneous strategy for all batches and its time. ``exposed_ms``: the part of ``by_layout``
-    that is sync; where a layout lacks it, what groups that stay expose. ``standard_error_ms``:
+    that is sync; if a layout lacks it, what groups that stay expose. ``standard_error_ms``:
     of ``by_layout`` less ``several_ms``, as other batches of the data would have it.
     """
 
@@ -78,7 +78,9 @@ class Scenarios:
         ]
         self._exposed_ms = {layout: exposed_ms(layout) for layout in self.layouts}
         self._bounds = {
-            (factor, layout): bound_ms(_dearer(of_layouts[layout], factor, frozenset(derived)))
+            (factor, layout): bound_ms(
+                _raise_cp_costs(of_layouts[layout], factor, frozenset(derived))
+            )
             for factor in {1.0, *(scenario.context_parallel for scenario in self.scenarios)}
             for layout in self.layouts
         }
@@ -126,7 +128,7 @@ def flips(chosen: Layout | None, times: LayoutTimes, scenarios: Scenarios, tie: 
     return "It would be " + ", ".join(better) + "."
 
 
-def _dearer(models: Models, factor: float, derived: frozenset[Scheme]) -> Models:
+def _raise_cp_costs(models: Models, factor: float, derived: frozenset[Scheme]) -> Models:
     """Make derived schemes with context parallelism slower by a factor."""
     if factor == 1.0:
         return models

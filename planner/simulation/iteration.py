@@ -80,7 +80,7 @@ class Iteration:
 
 @dataclass(frozen=True)
 class Execution:
-    """What a system runs in one step: phases of pipelines, ``switch_ms`` between two of them.
+    """One step of a system: phases of pipelines, ``switch_ms`` between two of them.
 
     ``gap`` and ``planning_ms`` (proven gap, time to plan): None if a system does not have them.
     """

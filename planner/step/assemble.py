@@ -137,7 +137,7 @@ def _repack(
     lengths: Sequence[int],
     time_ms: float,
 ) -> tuple[list[list[int]], float]:
-    """Pack the same sequences into better micro-batches, where packing them anew finds any; with
+    """Pack the same sequences into better micro-batches, if packing them anew finds any; with
     the time that they take."""
     positions = [i for micro in micro_batches for i in micro]
     packing = pack(pipeline_class, [lengths[i] for i in positions])

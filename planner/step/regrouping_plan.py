@@ -54,7 +54,7 @@ def with_regrouping(
 ) -> Plan:
     """Return a plan whose groups regroup if it is faster by ``REFORMING_GAIN``, else ``static``.
 
-    With the sync of each of these layouts, and of the static plan. Where steps of up to
+    With the sync of each of these layouts, and of the static plan. If steps of up to
     ``MOST_IN_ROUNDS`` sequences stay ``COARSE`` above the bound, rounds that do not wait for each
     other are tried too. Its bound is over all plans
     of the layout, whatever their groups; ``selection`` keeps the static strategies that were
@@ -91,7 +91,7 @@ def _rounds_without_waiting(
 ) -> Plan | None:
     """Plan rounds of groups and let none wait for the end of a round; None if no group fits.
 
-    Each group starts when its ranks are free. Where sequences are equally long, rounds divide
+    Each group starts when its ranks are free. If sequences are equally long, rounds divide
     ranks among those that are left over.
     """
     of_layout = [models[scheme] for scheme in layout.schemes]

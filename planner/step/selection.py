@@ -169,7 +169,7 @@ def _best_candidate(
 def _by_first_fill(
     search: Search, fleets: Sequence[Fleet], bounds: Mapping[Strategy, float]
 ) -> list[tuple[Filler, Filling | None]]:
-    """Order candidates by what they promise, by one fill each at a common time.
+    """Order candidates by promise, by one fill each at a common time.
 
     First those that succeed, by their time with the sync; then by how much was missing.
     """
@@ -251,7 +251,7 @@ def _make_strategy(
     batch, models, gpus = search.batch, search.models, search.gpus
     classes = [PipelineClass.from_model(models[scheme], 1) for scheme in schemes]
     lower = single_bound_ms(classes, batch)
-    # What the sync takes more than that of the best, propagation must gain.
+    # Computation must gain the sync's excess over that of the best.
     extra_sync_ms = sync_ms - search.sync.of_strategy_ms(best.strategy)
     objective = best.objective_ms - extra_sync_ms
     if objective <= lower * (1 + TAILOR_GAIN):

@@ -1,4 +1,4 @@
-"""Homogeneous strategies: what a static trainer would run, planned with our machinery."""
+"""Homogeneous strategies: those of a static trainer, planned with our machinery."""
 
 from __future__ import annotations
 

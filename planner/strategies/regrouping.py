@@ -37,7 +37,7 @@ PRICE_SPREAD = 0.08
 """Standard deviation of the logarithm of a random multiplier of prices."""
 
 TOLERANCE = 1e-3
-"""Relative width at which a bisection of the target time ends, and what a trial has to gain."""
+"""Relative width at which a bisection of the target time ends, and least gain of a trial."""
 
 _ROUND = 1.0 + 1e-12
 

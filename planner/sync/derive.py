@@ -32,7 +32,7 @@ OPTIMIZER_MS = 20.0
 """Published (Hydraulis, Table 1): the optimizer's step on shards over 64 ranks."""
 
 PULLED_BYTES, PUSHED_BYTES = 2, 4
-"""Of a parameter in bf16, and of its gradient's sum in fp32: what this runtime moves."""
+"""Of a parameter in bf16, and of its gradient's sum in fp32, as in this runtime."""
 
 FIXED_MS_PER_UNIT = 9.35
 """Rest of both published totals, per layer or embedding. Fitted on these two; that it goes
@@ -143,7 +143,7 @@ def hardware_of(profile: Profile) -> Hardware | None:
 
 
 def count_parameters(shape: ModelShape, layout: Layout) -> tuple[float, int]:
-    """Count what the fullest rank of a layout holds: parameters, and units that they are of."""
+    """Count parameters and their units on the fullest rank of a layout."""
     tp, pp = layout
     attention = 4 * shape.hidden * shape.attention_width
     ffn = 8 * shape.hidden**2 if shape.ffn is None else 3 * shape.hidden * shape.ffn

@@ -72,7 +72,7 @@ class SyncTimes(ABC):
         return self.whole_ms(layouts) * (1 - hidden)
 
     def of_strategy_ms(self, strategy: Strategy) -> float:
-        """Return what an iteration of a strategy takes next to computation and optimizer."""
+        """Return the time of an iteration next to computation and optimizer."""
         return self.compute_exposed_ms(layouts_of(scheme for scheme, _ in strategy.counts))
 
     def extra_ms(self, strategy: Strategy, than: Strategy) -> float:

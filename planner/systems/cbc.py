@@ -28,7 +28,7 @@ class CbcAnswer:
 
 
 def minimise(problem: pulp.LpProblem, time_limit_s: float) -> CbcAnswer:
-    """Solve a minimisation; ``bound`` is −inf where CBC stated none, +inf if it is infeasible."""
+    """Solve a minimization; ``bound`` is −inf where CBC stated none, +inf if it is infeasible."""
     with tempfile.TemporaryDirectory(prefix="seqplan-cbc-") as folder:
         log = Path(folder) / "cbc.log"
         solver = pulp.COIN_CMD(

@@ -3,7 +3,7 @@
 A step runs in rounds (its micro-batches), each on all GPUs; a round is cut into sequence-parallel
 groups of different degrees, and lasts as long as its slowest group. Sequences are sorted and
 chunked into the rounds by tokens; each round is a mixed-integer program over groups and buckets of
-similar lengths. Where the program finds nothing better in its time, the best even split into equal
+similar lengths. If the program finds nothing better in its time, the best even split into equal
 groups is taken, which is also the authors' starting solution.
 """
 
@@ -191,7 +191,7 @@ def _program(
 ) -> npt.NDArray[np.int64] | None:
     """Count the sequences of each bucket on each group (buckets, groups); None if unsolved.
 
-    Minimises the slowest group over integers A (bucket, group) and binaries m (group is in use):
+    Minimizes the slowest group over integers A (bucket, group) and binaries m (group is in use):
     Σ_p A = size; Σ_k boundary·A ≤ MaxLen·m; Σ_k time·A + c·m ≤ slowest; Σ_p gpus·m ≤ all GPUs. The
     published program requires exactly all GPUs in use; at most all is never worse.
     """

@@ -1,6 +1,6 @@
 """The published packing (Hydraulis, arXiv 2412.07894, Eq. 1 and appendix C): an ILP for each V.
 
-Minimises C = (max m_j + c)·(pp − 1 + V), m_j the work of micro-batch j, over the number V of
+Minimizes C = (max m_j + c)·(pp − 1 + V), m_j the work of micro-batch j, over the number V of
 micro-batches and the assignment, with Σ padded lengths ≤ MaxLen in each.
 """
 
@@ -87,7 +87,10 @@ def ilp_packing(
 
 
 def compute_closed_form_ms(pipeline_class: PipelineClass, works_ms: Sequence[float]) -> float:
-    """Compute the closed form C = (max m_j + c)·(pp − 1 + V) of micro-batches."""
+    """Compute the closed form of micro-batches: C = (max m_j + c)·(pp − 1 + V).
+
+    ``works_ms``: the m_j.
+    """
     return (
         (max(works_ms) + pipeline_class.c) * (pipeline_class.pp - 1 + len(works_ms))
         if works_ms

@@ -1,7 +1,7 @@
 """verl's balancing: Karmarkar and Karp's differencing, over ranks and then over micro-batches.
 
 Ranks get equally many sequences of about equal workload, 24,576·l + l² whatever the model and the
-device; each rank then splits its into as many micro-batches as the rank with most tokens needs,
+device; each rank then splits them into as many micro-batches as the rank with most tokens needs,
 by the same method, and into one more on all of them while some micro-batch is too long.
 
 Source: ``rearrange_micro_batches`` and ``karmarkar_karp`` of verl 0.9.1.
@@ -23,7 +23,7 @@ from seqplan.plans.scheme import Scheme
 KEY, NAME = "verl", "verl-like, Karmarkar-Karp"
 
 TOKEN_WORKLOAD = 24_576
-"""What a token costs next to l², in its units: made for a hidden size of 4,096."""
+"""Cost of a token next to l², in its units: made for a hidden size of 4,096."""
 
 
 def karmarkar_karp(setting: Setting) -> list[ComparedSystem | Skipped]:

@@ -29,7 +29,7 @@ CAP = 1.05
 """A rank's load stays within this multiple of the longest sequence times a rank's tokens."""
 
 TOKEN_SHARES = (1.0, 0.75, 0.5, 0.35)
-"""Shares of what a rank's memory holds that are tried as its limit of tokens, for the best."""
+"""Shares of a rank's memory that are tried as its limit of tokens, for the best."""
 
 PROMISING = 1.3
 """A limit or layout this far above the best on the first batches is not run on the others."""
@@ -146,7 +146,7 @@ def _micro_batches(
 def _next_micro_batch(
     lengths: Sequence[int], left: Sequence[int], schemes: Sequence[Scheme], ranks: int, limit: int
 ) -> tuple[list[_Group], list[int]]:
-    """Place what fits one micro-batch; the groups, and the rest (positions, longest first)."""
+    """Place sequences that fit one micro-batch; the groups, and the rest (positions)."""
     cap = lengths[left[0]] * limit * CAP
     groups: list[_Group] = []
     free, largest = ranks, 0.0

@@ -1,4 +1,4 @@
-"""What every baseline is made of: a setting to train in, and a way to run a step."""
+"""The parts of every baseline: a setting to train in, and a way to run a step."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class ComparedSystem:
-    """A named way to train: ``step`` returns what it runs for a batch.
+    """A named way to train: ``step`` plans its execution of a batch.
 
     ``balanced``: whether dispatch and packing are ours on the system's strategy.
     """

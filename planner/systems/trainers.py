@@ -2,9 +2,10 @@
 
 TRL packs by best fit, longest first, into windows of the context, which reach ranks in a random
 order. slime packs by first fit as sequences come, splits the windows with most tokens until ranks
-have equally many, and deals them in turn. Hugging Face's batch rebalancing cuts the sorted
-sequences into as many runs as ranks have micro-batches, moves the cuts while the dearest run gives
-one sequence to the cheapest, by l + 0.001·l² of padded sequences, and pads each run to its longest.
+have equally many, and assigns them in turn. Hugging Face's batch rebalancing cuts the sorted
+sequences into as many runs as ranks have micro-batches and moves the cuts while the costliest
+run gives one sequence to the cheapest. Its cost is l + 0.001·l² of padded sequences, and each run
+is padded to its longest.
 
 Sources: ``pack_dataset`` ("bfd") of TRL 1.16; ``build_dp_schedule`` of slime, August 2026;
 ``BatchRebalanceSampler`` of transformers 5.23, without its freezing of runs of one sequence.
@@ -128,8 +129,8 @@ def cut_balanced_runs(batch: Batch, ranks: int, model: SchemeModel) -> tuple[Bat
         for i in run:
             lengths[i] = length
     costs = [_cost(len(run), length) for run, length in zip(runs, longest, strict=True)]
-    dearest = sorted(range(len(runs)), key=lambda k: (-costs[k], k))
-    assigned = round_robin([runs[k] for k in dearest], ranks)
+    costliest = sorted(range(len(runs)), key=lambda k: (-costs[k], k))
+    assigned = round_robin([runs[k] for k in costliest], ranks)
     return Batch(batch.step, batch.ids, tuple(lengths), batch.loss_tokens), assigned
 
 
@@ -138,7 +139,7 @@ def _cost(count: int, longest: int) -> float:
 
 
 def _balance_counts(lengths: Sequence[int], runs: int) -> list[int]:
-    """Count the sequences of each run: the dearest gives one to the cheapest, while that helps."""
+    """Count the sequences of each run: the costliest gives one to the cheapest if that helps."""
     base, more = divmod(len(lengths), runs)
     counts = [base + (k < more) for k in range(runs)]
     best, least = list(counts), float("inf")

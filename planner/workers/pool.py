@@ -57,7 +57,7 @@ class Workforce(Protocol):
         """
 
     def close(self) -> None:
-        """Free what its workers shared, after all of them have ended."""
+        """Free shared resources of its workers, after all of them have ended."""
 
 
 @dataclass
@@ -122,7 +122,7 @@ class WorkerPool:
                 thread.join()
 
     def _worker_loop(self) -> None:
-        """Keep one worker, and replace it when it dies: what each thread does all its life."""
+        """Keep one worker, and replace it when it dies: the loop of each thread."""
         try:
             while (worker := self._new_worker()) is not None:
                 self._keep_busy(worker)

@@ -93,7 +93,7 @@ def start_process(
 
 
 def planning_context() -> SpawnContext | ForkServerContext:
-    """Return how planners are started: forked from a server that has imported what they need once.
+    """Return how planners are started: forked from a server with all imports done.
 
     A job's first plan and a proposal come sooner than from a fresh process, and planners share the
     memory of all imports, the solver's too. The server is a small process without threads; it
@@ -134,12 +134,12 @@ def _serve(
         pipe.send(None)  # ready
         while True:
             pipe.send(answer_of(planner, pipe.recv()))
-    except (EOFError, ConnectionError):  # reset, where an answer was left unread
+    except (EOFError, ConnectionError):  # reset, if an answer was left unread
         return
 
 
 def answer_of(planner: StepPlanner, batch: Batch) -> TimedPlan | Exception:
-    """Plan a step; return it, or what its planning raised, fit to travel between processes."""
+    """Plan a step; return it, or its planning's error, fit to travel between processes."""
     try:
         return plan_one(planner, batch)
     except Exception as error:

@@ -109,7 +109,7 @@ def _connect(
     regrouping: bool,
     exact: bool,
 ) -> _StartWorker:
-    """Join the cluster, or start one; a failure is what every attempt to hire then raises."""
+    """Join the cluster, or start one; every attempt to start a worker raises a failure."""
     address = os.environ.get(ADDRESS, "")
     place = f"the Ray cluster at {address}" if address else "a Ray cluster of this machine"
     end = time.monotonic() + patience_s

@@ -51,7 +51,7 @@ class RayWorkforce:
         return RayWorker(self._agent)
 
     def close(self) -> None:
-        """End the agent, and with it its actors and what it started of Ray."""
+        """End the agent, and with it its actors and all that it started of Ray."""
         if self._agent is not None:
             self._agent.end()
 

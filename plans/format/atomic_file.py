@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal, TextIO, overload
 
-# What a full or failing device answers to a write. Python raises these without the file's name.
+# Errors of a full or failing device on a write. Python raises these without the file's name.
 _DEVICE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 
 
@@ -108,7 +108,7 @@ def _open(file: int | Path, mode: Literal["w", "wb"]) -> IO[Any]:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Make the new name itself survive a crash, where the platform can open a folder."""
+    """Make the new name itself survive a crash, if the platform can open a folder."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

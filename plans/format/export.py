@@ -59,7 +59,7 @@ def export_plans(path: Path) -> Iterator[Callable[[Plan], None]]:
 
 
 def rank_lines(plan: Plan) -> Iterator[dict[str, Any]]:
-    """Yield what each rank runs: step, rank, and the ids of its micro-batches in their order.
+    """Yield each rank's part: step, rank, and the ids of its micro-batches in their order.
 
     A rank of several pipelines runs them one after the other; an idle rank has none.
     """

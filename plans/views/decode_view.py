@@ -25,7 +25,7 @@ _PIPELINE = frozenset(
 )
 _AXES = frozenset({"tp", "pp", "ulysses", "ring"})
 _GROUPS = _AXES | {"sp"}
-_NEIGHBOURS = frozenset({"ring_previous", "ring_next", "pp_previous", "pp_next"})
+_NEIGHBORS = frozenset({"ring_previous", "ring_next", "pp_previous", "pp_next"})
 _MICRO_BATCH = frozenset(
     {"sequences", "tokens", "local_tokens", "padded_local_tokens", "cost_ms"}
     | {"cu_seqlens", "padded_cu_seqlens", "ring_cu_seqlens"}
@@ -119,7 +119,7 @@ class _ViewReader(PlanReader):
             if group[index_on[name]] != rank:
                 self.fail(group_place, f"has rank {group[index_on[name]]} where rank {rank} stands")
         neighbors = raw["neighbors"]
-        self.fields(neighbors, f"{place}.neighbors", _NEIGHBOURS)
+        self.fields(neighbors, f"{place}.neighbors", _NEIGHBORS)
         expected = _neighbors(groups["ring"], at.ring, groups["pp"], at.pp)
         for name, neighbor in expected.items():
             stated = self.integer_or_null(neighbors, name, f"{place}.neighbors")

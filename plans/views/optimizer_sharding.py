@@ -1,4 +1,4 @@
-"""Who owns what of a model's parameters: slices of every unit, or whole parameters.
+"""Ownership of a model's parameters: slices of every unit, or whole parameters.
 
 An optimizer that works element by element, such as AdamW, steps on any slice. One that looks at a
 whole matrix, such as Muon or Shampoo, needs owners of whole parameters.

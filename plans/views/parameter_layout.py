@@ -25,7 +25,7 @@ Gradient = Literal["split", "equal", "partial"]
 
 
 class Shard(NamedTuple):
-    """What a rank holds of the model: tp rank ``tp_rank`` of ``tp``, stage ``stage`` of ``pp``."""
+    """A rank's part of the model: tp rank ``tp_rank`` of ``tp``, stage ``stage`` of ``pp``."""
 
     tp: int
     pp: int
@@ -60,8 +60,8 @@ class ParameterLayout:
     """One parameter as the layouts see it.
 
     - ``blocks``: its rows in storage order, ``columns`` elements each;
-    - ``layers``: those that use it: 0 … layers − 1, −1 for what comes before the first layer, and
-      ``layers`` for what comes after the last; two entries for tied embeddings;
+    - ``layers``: those that use it: 0 … layers − 1, −1 before the first layer, and
+      ``layers`` after the last; two entries for tied embeddings;
     - ``gradient``: whether it is cut (``split``), else every tp rank holds all of it;
     - ``transposed``: stored as the transpose of the model's parameter;
     - ``vector``: of one axis in the model.

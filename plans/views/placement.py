@@ -1,6 +1,6 @@
-"""If all pipelines of a step run: what a rank must know of the others' places.
+"""Placement of all pipelines of a step, as each rank needs it.
 
-The sync of parameters and gradients needs to know what every rank holds, and whether it may
+The sync of parameters and gradients needs every rank's parameters, and whether it may
 run next to backward depends on all pipelines, not on one rank's alone.
 """
 
@@ -37,7 +37,7 @@ def pushes_overlap(placement: Placement) -> bool:
 
     Only if every pipeline has one stage and no rank is in two: otherwise a rank would wait, in
     its last backward, for a message that another rank posts only after work that itself waits for
-    the first. Where a device runs one communication kernel at a time that never ends.
+    the first. If a device runs one communication kernel at a time that never ends.
     """
     ranks = [rank for pipeline in placement for rank in pipeline.ranks]
     return len(set(ranks)) == len(ranks) and all(pipeline.scheme.pp == 1 for pipeline in placement)

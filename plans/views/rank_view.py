@@ -22,7 +22,7 @@ from seqplan.plans.views.sharding import Range, list_held_ranges, ring_tokens, u
 
 @dataclass(frozen=True, slots=True)
 class SequenceShare:
-    """What a rank holds of one sequence.
+    """A rank's part of one sequence.
 
     ``position`` in the plan's sequences, ``id`` the sample's index in the data set, ``length`` the
     whole sequence's tokens; ``ranges``: the token ranges held, at most two, none where empty.
@@ -116,9 +116,9 @@ class RankView:
     """The pipelines of one rank in a step, in the order of running.
 
     ``loss_tokens``: of the whole step, the divisor of every loss; ``micro_steps``: number of them
-    on every rank, None without lockstep; ``digest``: the plan's, where the caller gave it,
-    so that ranks can check that they follow the same plan; ``placement``: where all pipelines
-    of the step run, the same for every rank.
+    on every rank, None without lockstep; ``digest``: the plan's, if the caller gave it,
+    so that ranks can check that they follow the same plan; ``placement``: of all pipelines of
+    the step, the same for every rank.
     """
 
     step: int

@@ -40,8 +40,8 @@ class Message(NamedTuple):
 class UnitMoves:
     """One rank's part of a unit's sync; it sends to itself what it keeps.
 
-    ``pull_to`` and ``push_from``: what this rank owns, ``local`` counting in the others' buffers;
-    ``pull_from`` and ``push_to``: what it holds, by owner.
+    ``pull_to`` and ``push_from``: of owned elements, ``local`` counting in the others' buffers;
+    ``pull_from`` and ``push_to``: of held ones, by owner.
     """
 
     pull_to: tuple[Message, ...] = ()
@@ -118,7 +118,7 @@ def unit_moves(
 
 @dataclass(frozen=True)
 class _Cut:
-    """A shard's pieces of a unit by owner: what it pulls and what it pushes."""
+    """A shard's pieces of a unit by owner, in the all-gather and the reduce-scatter."""
 
     pulled: Mapping[int, Pieces]
     pushed: Mapping[int, Pieces]

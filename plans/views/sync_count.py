@@ -1,4 +1,4 @@
-"""What a step's sync of parameters moves, counted before it does."""
+"""Count the traffic of a step's parameter all-gather before it runs."""
 
 from __future__ import annotations
 

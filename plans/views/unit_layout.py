@@ -1,4 +1,4 @@
-"""A unit: parameters that travel together, who owns its elements, and what a holder keeps of them.
+"""A unit: parameters that travel together, the owners of its elements, and a holder's part.
 
 All ranges are half-open and count elements. No torch.
 """
@@ -75,7 +75,7 @@ class UnitLayout:
         return self.elements if self.owners is not None else self.room(0) * self.ranks
 
     def room(self, rank: int) -> int:
-        """Return how many elements a rank reserves for what it owns; of slices all the same."""
+        """Return how many elements a rank reserves for its part; of slices all the same."""
         if self.owners is None:
             return -(-self.elements // self.ranks)
         start, stop = self.iterate_owned(rank)
@@ -91,7 +91,7 @@ class UnitLayout:
         return self.borders[rank], self.borders[rank + 1]
 
     def held_ranges(self, shard: Shard) -> tuple[HeldParameter, ...]:
-        """List what a holder keeps, in the order of its buffer; parameters of no row left out."""
+        """List a holder's parts in the order of its buffer; parameters of no row left out."""
         parts = []
         local = 0
         for parameter in self.parameters:

@@ -1,10 +1,10 @@
-"""What a rank runs of a measured micro-batch: the bench, the plan, and the stage's calls.
+"""A rank's part of a measured micro-batch: the bench, the plan, and the stage's calls.
 
 As many pipelines as there is room for run the same micro-batch at the same time, because in
 training they do: links between ranks, and the cores of a CPU, are shared. Ranks left over wait.
 
 A few layers stand for all: their time is multiplied. Embedding, head and loss are measured once by
-themselves, each on the stage that has it, with what a pipeline's stages send to each other.
+themselves, each on the stage that has it, with the transfers between a pipeline's stages.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RankWork:
         self._stages: dict[int, MeasuredStage] = {}
 
     def of(self, scheme: Scheme, lengths: Sequence[int]) -> StageWork | None:
-        """Return what this rank runs of a micro-batch of sequences of ``lengths`` tokens.
+        """Return this rank's part of a micro-batch of sequences of ``lengths`` tokens.
 
         None on a rank that the scheme leaves over.
         """

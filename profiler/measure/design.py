@@ -13,7 +13,7 @@ FIT_POINTS, PACKED_FIT_POINTS, PACKED_POINTS = 10, 5, 6
 
 @dataclass(frozen=True, slots=True)
 class DesignPoint:
-    """A micro-batch of sequences of ``lengths`` tokens, and what its time is for."""
+    """A micro-batch of sequences of ``lengths`` tokens, and the use of its time."""
 
     role: Role
     lengths: tuple[int, ...]

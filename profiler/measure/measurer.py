@@ -40,7 +40,7 @@ class Measurer:
 
         In the first round everything runs once, without transfers between stages, before ranks
         agree that it fits: a last stage that its logits do not fit leaves no other stage waiting.
-        Ranks of one stage hold almost the same; where only some of them run out of memory, the
+        Ranks of one stage hold almost the same; if only some of them run out of memory, the
         others may wait for them in a collective: the bench's ``out_of_memory`` is called on those.
         """
         if not self._warm:

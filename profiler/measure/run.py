@@ -79,7 +79,7 @@ def measure(
     report: Report | None = None,
     complain: Callable[[str], None] | None = None,
 ) -> Measured:
-    """Measure what the file of samples lacks; return on what and, on rank 0, all of it.
+    """Measure samples that the file lacks; return the setting and, on rank 0, all samples.
 
     Samples are ``rescale_to_usual_speed`` and ``pool_samples``; other ranks have nothing to return.
     Longer micro-batches of a scheme that has run out of memory are not tried. ``SampleError`` on
@@ -255,7 +255,7 @@ class _Run:
 
 
 def _describe_hardware(task: Task, device: torch.device) -> MeasuredOn:
-    """Return what the samples of a task must agree on."""
+    """Return the facts on which the samples of a task must agree."""
     config = task.config
     sizes = ModelSizes(
         **{name: getattr(config, name) for name in SIZES},

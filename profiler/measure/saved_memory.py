@@ -96,7 +96,7 @@ def count_saved_bytes(call: Call, parameters: Iterable[Tensor]) -> int:
 def peak_bytes(call: Call, allocator: Allocator) -> int:
     """Read the allocator's peak over forward and backward, above what there was before.
 
-    Parameters and, where the call has run before without its gradients being cleared, gradients are
+    Parameters and, if the call has run before without its gradients being cleared, gradients are
     there before: they are resident in training and counted as such.
     """
     before = allocator.current_bytes()

@@ -41,7 +41,7 @@ class Neighbours:
 
 @dataclass(frozen=True, slots=True)
 class StageWork:
-    """What this rank runs of a micro-batch: its stage and the calls on it.
+    """This rank's part of a micro-batch: its stage and the calls on it.
 
     ``alone``: the stage's end without the transfers; ``whole``: a layer without checkpointing.
     """
@@ -143,7 +143,7 @@ class MeasuredStage:
         return Call(forward, lambda out: torch.autograd.backward(out, gradient))
 
     def ends_call(self, context: AttentionContext, neighbors: Neighbours) -> Call:
-        """Prepare what the first stage adds, the embedding, and the last: norm, head and loss.
+        """Prepare the ends: of the first stage the embedding, of the last norm, head and loss.
 
         A single stage adds both, one after the other; a stage in between nothing.
         """

@@ -19,7 +19,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 class AttentionCase:
     """Documents of ``lengths`` tokens, packed, and the attention over them.
 
-    ``heads``: of queries and of keys; ``scores``: what they have beyond a causal mask, in a word;
+    ``heads``: of queries and of keys; ``scores``: their terms beyond a causal mask, in a word;
     ``rings``: the lengths of ring that are emulated; ``gather_below``: see ``ring_layout``.
     """
 

@@ -24,7 +24,7 @@ RING_OVER_FUSED = 2.0
 """Most that a ring's error may be over that of the fused call."""
 
 FLOOR = {"bf16": 1e-4, "fp32": 1e-6}
-"""Errors of rings that are nothing, where the fused call's is smaller still."""
+"""Errors of rings that are nothing, if the fused call's is smaller still."""
 
 LSE_ERROR = {"bf16": 1e-3, "fp32": 1e-4}
 """Most by which a log-sum-exp may be off, absolute."""

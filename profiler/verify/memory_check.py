@@ -98,7 +98,7 @@ def _near_one(group: str, name: str, ratio: float) -> Figure:
 
 
 def _search(bench: Bench, per_token: float, length: int, notes: list[str]) -> Figure:
-    """Search for the largest micro-batch that runs; ratio of the predicted tokens to its."""
+    """Search for the largest micro-batch that runs; ratio of predicted to found tokens."""
     rank_work = RankWork(bench)
     _runs(rank_work, (length,))  # its gradients stay, as in training
     torch.cuda.empty_cache()

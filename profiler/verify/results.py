@@ -1,4 +1,4 @@
-"""What a check gives: figures with their limits."""
+"""Results of a check: figures with their limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Figure:
     """One number that was measured.
 
     ``group``: the row of the table that it is in; ``name``: which of that row. ``least`` and
-    ``most``: what it must not be below or above, None for a figure that is only shown;
+    ``most``: its limits, None for a figure that is only shown;
     ``assumed``: the analytic model's value, None if it has none. ``unit``: % for
     a share, of which ``value`` is a part of 1.
     """

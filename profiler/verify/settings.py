@@ -28,7 +28,7 @@ class VerifySettings:
     """The verified model and device, and the time limit.
 
     ``seconds``: of all checks together; ``quick``: small sizes, times shown without limits;
-    ``hardware``: what the analytic model knows of the device, None if it is not listed;
+    ``hardware``: the analytic model's data sheet of the device, None if it is not listed;
     ``groups``: of all ranks, None if there is one.
     """
 

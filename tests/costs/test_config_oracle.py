@@ -1,4 +1,4 @@
-"""Sizes read from a config.json, compared with transformers' own models on the meta device."""
+"""Sizes read from a config.json, compared with transformers' models on the meta device."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def count_parameters(config: Any) -> int:
 
 
 def read_error(path: Path, file: dict[str, Any], parameters: int) -> float | str:
-    """Return the relative error of what is read from ``file``, or the message that rejects it."""
+    """Return the relative error of the sizes of ``file``, or the error message."""
     path.write_text(json.dumps(file, default=str))
     try:
         return abs(ModelSizes.from_mapping(read_model_config(path)).parameters / parameters - 1)
@@ -70,7 +70,7 @@ def read_error(path: Path, file: dict[str, Any], parameters: int) -> float | str
 
 
 def wide_file(kind: str) -> dict[str, Any]:
-    """A file of the type whose heads are not hidden/heads elements, unless that is the rule."""
+    """A file of the type whose heads are not hidden/heads elements by default."""
     made = transformers.CONFIG_MAPPING[kind]
     usual = made(**STATED.get(kind, {}))
     key = "n_embd" if hasattr(usual, "n_embd") else "hidden_size"
@@ -93,7 +93,7 @@ def test_enough_types_are_compared() -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", RIGHT)
 def test_parameters_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
-    """With the class's own values, and with each key left out that is no size."""
+    """With the class's values, and with each key left out that is no size."""
     path = tmp_path / "config.json"
     made = transformers.CONFIG_MAPPING[kind]
     files = [made(**STATED.get(kind, {})).to_diff_dict()]

@@ -1,4 +1,4 @@
-"""The latency model: costs, UtilLen by its definition, refused coefficients."""
+"""The latency model: costs, UtilLen by its definition, rejected coefficients."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_util_len_without_some_terms() -> None:
     )  # the smaller root of 1e-3·l² − (2√1e-3/0.85)·l + 1
 
 
-def test_util_len_beyond_max_len_is_not_told() -> None:
+def test_util_len_beyond_max_len_is_none() -> None:
     latency = Latency(0, 0.5, 10)
     assert SchemeModel(Scheme(), latency, 114).util_len == 114
     assert SchemeModel(Scheme(), latency, 113).util_len is None
@@ -77,7 +77,7 @@ def test_costs() -> None:
 
 @pytest.mark.parametrize("name", ["a", "b", "c"])
 @pytest.mark.parametrize("value", [-1e-9, math.nan, math.inf, True, "1", None])
-def test_what_is_not_a_coefficient(name: str, value: object) -> None:
+def test_invalid_coefficients_are_rejected(name: str, value: object) -> None:
     coefficients: dict[str, object] = {"a": 1.0, "b": 1.0, "c": 1.0, name: value}
     with pytest.raises(
         ValueError, match=f"coefficient {name} must be a number from 0 to 1,000,000,000, not"

@@ -1,4 +1,4 @@
-"""Sizes of real releases' config.json, and what of them is refused by name."""
+"""Sizes of real releases' config.json, and what of them is rejected by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from seqplan.costs.model_config import read_model_config
 from seqplan.costs.model_sizes import ModelSizes
 
 CONFIGS = Path(__file__).parent / "model_configs"
-"""Those of the releases, without what says nothing of their layers."""
+"""Those of the releases, without keys that do not concern their layers."""
 
 
 def changed(tmp_path: Path, name: str, **keys: Any) -> Path:
@@ -206,11 +206,11 @@ def test_where_layers_are_special(
         ("gemma-3-4b", "text_config {"),
     ],
 )
-def test_what_is_not_modelled_is_refused_by_key_and_value(name: str, message: str) -> None:
+def test_unmodeled_configs_are_rejected_by_key_and_value(name: str, message: str) -> None:
     path = CONFIGS / f"{name}.json"
-    with pytest.raises(ValueError, match="not modeled") as refusal:
+    with pytest.raises(ValueError, match="not modeled") as raised:
         read_model_config(path)
-    text = str(refusal.value)
+    text = str(raised.value)
     assert text.startswith(f"{path}: not modeled: ")
     assert message in text
     assert "Sizes can be given as flags (--hidden, --layers, …) without --model" in text
@@ -228,10 +228,10 @@ def test_what_is_not_modelled_is_refused_by_key_and_value(name: str, message: st
         ({"num_kv_shared_layers": 4}, "num_kv_shared_layers 4: layers that share keys and values"),
     ],
 )
-def test_single_keys_are_refused(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match="not modeled") as refusal:
+def test_single_keys_are_rejected(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match="not modeled") as raised:
         read_model_config(changed(tmp_path, "llama3-8b", **keys))
-    assert message in str(refusal.value)
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -253,11 +253,11 @@ def test_single_keys_are_refused(tmp_path: Path, keys: dict[str, Any], message: 
         ({"sliding_window": -1}, "sliding_window wants a whole number, not -1"),
     ],
 )
-def test_keys_that_are_wrong_say_so(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
+def test_wrong_keys_are_named(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
     path = changed(tmp_path, "llama3-8b", **keys)
-    with pytest.raises(ValueError, match=re.escape(message)) as refusal:
+    with pytest.raises(ValueError, match=re.escape(message)) as raised:
         read_model_config(path)
-    assert str(refusal.value).startswith(f"{path}: ")
+    assert str(raised.value).startswith(f"{path}: ")
 
 
 @pytest.mark.parametrize(
@@ -278,14 +278,14 @@ def test_keys_that_change_nothing_are_taken(tmp_path: Path, keys: dict[str, Any]
     assert sizes.as_dict() == usual.as_dict()
 
 
-def test_a_window_is_judged_by_the_longest_sequence_that_is_meant() -> None:
+def test_a_window_no_shorter_than_the_longest_has_no_effect() -> None:
     path = CONFIGS / "mistral-7b-v0.1.json"
     assert "window" not in read_model_config(path, longest=4096)
     assert read_model_config(path, longest=4097)["window"] == 4096
 
 
 def test_embeddings_are_tied_where_the_release_has_them_so(tmp_path: Path) -> None:
-    """Gemma's config does not say it."""
+    """Gemma's config does not state it."""
     gemma = ModelSizes.from_mapping(read_model_config(CONFIGS / "gemma-3-1b.json", longest=512))
     assert gemma.tied
     assert gemma.parameters == pytest.approx(1.0e9, rel=1e-3)
@@ -297,7 +297,7 @@ def test_embeddings_are_tied_where_the_release_has_them_so(tmp_path: Path) -> No
 VALUES = (None, True, False, 0, -1, 2, 7, 1.5, "8", "LG", "", [], [1], {"a": 1}, 10**30, 10**8)
 
 
-def test_whatever_a_key_says_the_answer_is_sizes_or_a_line(tmp_path: Path) -> None:
+def test_any_value_of_a_key_gives_sizes_or_one_line(tmp_path: Path) -> None:
     rng = random.Random(1)
     configs = [json.loads(path.read_text()) for path in sorted(CONFIGS.glob("*.json"))]
     path, lines, read = tmp_path / "config.json", [], 0
@@ -308,8 +308,8 @@ def test_whatever_a_key_says_the_answer_is_sizes_or_a_line(tmp_path: Path) -> No
         path.write_text(json.dumps(config))
         try:
             read += read_model_config(path).get("layers", 1) >= 1
-        except ValueError as refusal:
-            lines.append(str(refusal))
+        except ValueError as raised:
+            lines.append(str(raised))
     assert read > 50
     assert len(lines) > 50
     assert all(line.startswith(f"{path}: ") and "\n" not in line for line in lines)

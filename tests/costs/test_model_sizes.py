@@ -39,8 +39,8 @@ def test_schemes_that_cannot(scheme: str, problem: str) -> None:
     assert scheme_problem(Scheme.parse(scheme), GROUPED) == problem
 
 
-def test_what_a_profile_may_have_the_runtime_runs() -> None:
-    """A profile is refused with any other scheme, and plans have only a profile's schemes."""
+def test_the_runtime_runs_every_scheme_of_a_profile() -> None:
+    """A profile is rejected with any other scheme, and plans have only a profile's schemes."""
     allowed = 0
     for layers, heads, kv_heads in product((1, 2, 6, 30), (1, 4, 12, 24), (1, 2, 3, 6)):
         if heads % kv_heads:
@@ -60,7 +60,7 @@ def test_layers_are_checked_where_heads_are_unknown() -> None:
     assert scheme_problem(Scheme.parse("pp7"), UNKNOWN) == "pp = 7 does not divide the 30 layers"
 
 
-def test_nodes_are_checked_when_asked() -> None:
+def test_nodes_are_checked_on_request() -> None:
     scheme = Scheme.parse("tp24")
     assert scheme_problem(scheme, GROUPED) is None
     assert scheme_problem(scheme, GROUPED, gpus_per_node=8) == "tp = 24 spans nodes of 8 GPUs"
@@ -68,7 +68,7 @@ def test_nodes_are_checked_when_asked() -> None:
 
 
 def test_heads_that_are_wider_than_hidden_over_heads() -> None:
-    """Qwen3-32B: 64 heads of 128 beside a hidden size of 5120."""
+    """Qwen3-32B: 64 heads of 128 next to a hidden size of 5120."""
     qwen = {"hidden": 5120, "layers": 64, "heads": 64, "kv_heads": 8, "ffn": 25600, "vocab": 151936}
     sizes = ModelSizes(**qwen, head_dim=128)
     assert (sizes.attention_width, sizes.kv_width) == (8192, 1024)

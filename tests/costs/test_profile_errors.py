@@ -1,4 +1,4 @@
-"""What is wrong with a profile is said in one line that names the file and the field."""
+"""An error in a profile is one line that names the file and the field."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_a_malformed_profile(case: str, tmp_path: Path) -> None:
         (b"1" * 5000, "not a profile (Exceeds the limit"),
     ],
 )
-def test_what_is_not_a_profile(tmp_path: Path, content: bytes, message: str) -> None:
+def test_malformed_profiles_are_rejected(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "profile.json"
     path.write_bytes(content)
     with pytest.raises(ProfileError) as caught:
@@ -280,7 +280,7 @@ def test_states_are_those_of_the_least_context_that_suffices() -> None:
 
 
 @pytest.mark.parametrize("name", list_shipped())
-def test_every_shipped_profile_loads_and_says_where_it_is_from(name: str) -> None:
+def test_every_shipped_profile_loads_and_states_its_source(name: str) -> None:
     profile = load_shipped(name)
     assert profile.name == name
     assert "arXiv" in profile.source or profile.source.startswith("derived: analytic model of ")

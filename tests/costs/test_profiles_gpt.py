@@ -62,7 +62,7 @@ def test_max_len_is_the_published_memory_model(name: str, context: int, gpus: in
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_context_beyond_what_the_source_sizes_is_an_error(name: str) -> None:
+def test_a_context_beyond_the_source_is_an_error(name: str) -> None:
     profile = load_shipped(name)
     assert profile.usable(64, 393216)
     with pytest.raises(ProfileError) as caught:

@@ -129,7 +129,7 @@ def test_max_len_grows_with_gpus_and_with_shards(name: str) -> None:
         assert by_shards == by_gpus
 
 
-def test_the_flagged_scheme_is_left_out_unless_asked_for() -> None:
+def test_the_flagged_scheme_is_left_out_by_default() -> None:
     profile = load_shipped("llama-32b-a800-80gb")
     flagged = [entry.scheme for entry in profile.schemes if entry.flag]
     assert flagged == [Scheme.parse("pp2")]

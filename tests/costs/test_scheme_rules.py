@@ -35,11 +35,11 @@ def test_flagged_schemes_neither_count_nor_are_named() -> None:
     assert doubts(with_quadratic({1: 8e-6, 2: 4e-6, 4: 2e-6, 8: 3e-6}, flag=8).schemes) == {}
 
 
-def test_two_schemes_say_nothing_of_each_other() -> None:
+def test_two_schemes_raise_no_doubt() -> None:
     assert doubts(with_quadratic({1: 8e-6, 8: 9e-6}).schemes) == {}
 
 
-def test_doubts_about_what_ships() -> None:
+def test_doubts_about_shipped_profiles() -> None:
     doubtful = {
         name: [str(scheme) for scheme in doubts(load_shipped(name).schemes)]
         for name in list_shipped()

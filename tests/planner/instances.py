@@ -134,7 +134,7 @@ def random_class(
 
 @st.composite
 def clusters(draw: st.DrawFn) -> ClusterCase:
-    """Schemes of up to 3 · 2 GPUs, most of which hold the batch, and a few GPUs."""
+    """Schemes of up to 3 · 2 GPUs that mostly hold the batch."""
     lengths = draw(st.lists(st.integers(1, 24), min_size=1, max_size=5))
     models = {}
     for tp, pp in draw(

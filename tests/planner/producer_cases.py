@@ -74,7 +74,7 @@ def drawn_batches(steps: int, seed: int = 0, sequences: int = 60) -> list[Batch]
 
 
 def plan_or_die(planner: StepPlanner, batch: Batch) -> TimedPlan:
-    """Plan, but that one sequence ends the process, as a step does that takes all memory."""
+    """Plan; one sequence kills the process, as running out of memory does."""
     if DEADLY in batch.ids:
         os.kill(os.getpid(), signal.SIGKILL)
     return plan_one(planner, batch)

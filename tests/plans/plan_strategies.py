@@ -81,7 +81,7 @@ def plans(*, rounds: bool | None = None) -> st.SearchStrategy[Plan]:
 
 @st.composite
 def _blocks(draw: st.DrawFn, stages: int | None) -> tuple[list[_Block], int]:
-    """Ranks of several layouts, all of this many ``stages`` where that is given."""
+    """Ranks of several layouts, all of this many ``stages`` if that is given."""
     shapes = draw(
         st.lists(
             st.tuples(

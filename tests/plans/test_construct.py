@@ -38,7 +38,7 @@ def test_a_constructed_plan_is_complete() -> None:
         ([5, 6], {"x2": [[[0, 1]]]}, "x2"),
     ],
 )
-def test_what_is_no_plan(
+def test_invalid_plans_are_rejected(
     lengths: list[int], pipelines: dict[str, list[list[list[int]]]], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

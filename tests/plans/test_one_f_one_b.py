@@ -34,6 +34,6 @@ def test_each_pass_once_and_few_in_flight(pp: int, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(("pp", "stage", "count"), [(2, 2, 1), (2, -1, 1), (1, 0, -1)])
-def test_what_is_no_stage(pp: int, stage: int, count: int) -> None:
+def test_invalid_stages_are_rejected(pp: int, stage: int, count: int) -> None:
     with pytest.raises(ValueError, match="must"):
         stage_order(pp, stage, count)

@@ -158,9 +158,9 @@ BROKEN = {
     ),
     "round batches": (
         swap(R, 0, micro_batches=R.pipelines[0].micro_batches * 2, predicted_ms=24.8),
-        "pipeline 0: 2 micro-batches in round 0, at most one",
+        "pipeline 0: 2 micro-batches in micro-step 0, at most one",
     ),
-    "round rank": (swap(R, 2, ranks=(1,)), "pipeline 2: rank 1 is already in use in round 1"),
+    "round rank": (swap(R, 2, ranks=(1,)), "pipeline 2: rank 1 is already in use in micro-step 1"),
     "group missing": (
         replace(S, groups=S.groups[1:]),
         "groups: [0, 1] is missing (1 such groups)",
@@ -219,7 +219,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("rule", BROKEN)
-def test_each_rule_names_what_breaks_it(rule: str) -> None:
+def test_each_rule_names_its_violation(rule: str) -> None:
     plan, line = BROKEN[rule]
     assert line in lint(plan, COSTS)
 

@@ -53,7 +53,7 @@ def test_nothing_takes_no_time() -> None:
 
 
 @given(plans())
-def test_slack_is_what_a_pipeline_can_lose(plan: Plan) -> None:
+def test_slack_is_the_delay_a_pipeline_can_take(plan: Plan) -> None:
     times = schedule(plan.pipelines)
     end = times.makespan_ms
     assert makespan_ms(plan) == end

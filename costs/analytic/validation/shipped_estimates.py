@@ -32,7 +32,7 @@ CHECKPOINTING = {
     "qwen3-30b-a3b": "full",
     "gpt-oss-20b": "full",
 }
-"""The models, and what of each is computed again: what long sequences need on 80 GB."""
+"""The models, and their recomputation: that of long sequences on 80 GB."""
 
 DEVICE_NAMES = ("h100-80gb", "h200-141gb")
 NODES = 8

@@ -56,7 +56,7 @@ The 128K rows are predicted as forward and backward: as forward alone they would
 per GPU, where the 32K rows reach 149 and the slower L20 91.
 Zigzag's half blocks gain nothing over causal ones as published; the model lets blocks without a
 mask run a ninth faster, as basic ring shows, and so is up to 9 % fast there.
-The benchmark synchronises after every call: at 32K that, and the start of kernels, which are not
+The benchmark synchronizes after every call: at 32K that, and the start of kernels, which are not
 modeled, make it up to 18 % slower than predicted.""",
     "table4": """\
 How the GPUs hang on switches and sockets is assumed (2 and 4). BRIDGE_FLOWS, the number of

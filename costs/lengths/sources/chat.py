@@ -13,7 +13,7 @@ MESSAGES, TOOLS = "messages", "tools"
 """Fields of a record: a chat's messages, and the tools that its template is given."""
 
 GENERATION = "{% generation"
-"""What a template has around an assistant's tokens, from which their mask follows."""
+"""Text of a template around an assistant's tokens, from which their mask follows."""
 
 CHUNK = 1024
 

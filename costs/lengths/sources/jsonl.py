@@ -33,7 +33,7 @@ def read_jsonl(
     out: Collector,
     chats: ChatTokenizer | None = None,
 ) -> None:
-    """Read one sequence a record; the first record settles the field and what it holds.
+    """Read one sequence a record; the first record settles the field and its kind.
 
     ``chats``: renders and counts the messages of each record instead.
     """

@@ -47,7 +47,7 @@ def terms(sizes: ModelSizes, scheme: str, lengths: list[int]) -> dict[str, float
 
 
 @pytest.mark.parametrize("length", [1, 5, 8, 9, 64, 100])
-def test_what_a_query_sees_by_counting(length: int) -> None:
+def test_keys_of_a_query_match_a_count(length: int) -> None:
     """Pairs with itself counted half, as the causal half of l² is."""
     for mask, first_seen in (
         (AttentionMask(), lambda query: 0),
@@ -72,7 +72,7 @@ def test_windows_are_linear_beyond_themselves_and_nothing_before() -> None:
     assert several[2] == pytest.approx((several[0] + several[1]) / 2)
 
 
-def test_a_ring_fetches_what_windows_see_and_passes_nothing_on() -> None:
+def test_a_ring_with_windows_fetches_only_their_keys() -> None:
     arguments = (CLUSTER, LLAMA, Scheme(ring=8), [131072])
     full = attention_ms(*arguments, backward=False)
     cut = attention_ms(*arguments, backward=False, mask=AttentionMask(window=1024))
@@ -125,7 +125,7 @@ def test_latent_attention_makes_wide_keys_from_few_elements() -> None:
     assert terms(latent, "u8", [32768])["ulysses"] == terms(wide, "u8", [32768])["ulysses"]
 
 
-def test_linear_attention_is_linear_and_its_own_term() -> None:
+def test_linear_attention_is_linear_and_a_separate_term() -> None:
     sizes = of_config("qwen3-next-80b")
     short, long = (terms(sizes, "u4", [n])["linear attention"] for n in (8192, 65536))
     assert long == pytest.approx(8 * short)
@@ -145,7 +145,7 @@ def test_two_matrices_are_less_than_three() -> None:
     assert difference == 2 * 14336
 
 
-def test_a_profile_says_what_its_model_is_and_completing_keeps_it() -> None:
+def test_completing_a_profile_keeps_its_architecture() -> None:
     deployment = Deployment(cluster=CLUSTER, sizes=ModelSizes.from_mapping(MODELS["gpt-oss-20b"]))
     schemes = [Scheme(tp=8), Scheme(ulysses=8), Scheme(ulysses=4, ring=2)]
     document = derive_profile(deployment, schemes, name="p")
@@ -182,17 +182,17 @@ def test_a_profile_says_what_its_model_is_and_completing_keeps_it() -> None:
         ({"heads_of_state": 1}, "heads_of_state"),
     ],
 )
-def test_a_profile_with_a_wrong_architecture_is_refused(
+def test_a_profile_with_a_wrong_architecture_is_rejected(
     model: dict[str, object], message: str
 ) -> None:
     document = derive_profile(
         Deployment(cluster=CLUSTER, sizes=LLAMA), [Scheme(ulysses=8)], name="p"
     )
     document["model"].update(model)
-    with pytest.raises(ProfileError) as refusal:
+    with pytest.raises(ProfileError) as raised:
         Profile.from_document(document, "p")
-    assert str(refusal.value).startswith("p: model")
-    assert message in str(refusal.value)
+    assert str(raised.value).startswith("p: model")
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize("name", ["gemma-3-1b", "gpt-oss-20b", "qwen3-30b-a3b"])

@@ -1,4 +1,4 @@
-"""Completing measured profiles: what is derived from what, and how far from what was measured."""
+"""Completing measured profiles: derived schemes, and their distance from measured ones."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def profile_of(document: dict[str, Any]) -> Profile:
 
 
 def measured(slower: float) -> Profile:
-    """A profile of one device that is ``slower`` times as slow as the model says."""
+    """A profile of one device that is ``slower`` times as slow as the model."""
     document = derive_profile(DEPLOYMENT, [Scheme()], name="measured")
     for entry in document["schemes"]:
         entry.update({name: slower * entry[name] for name in "abc"}, origin="measured")
     return profile_of(document)
 
 
-def test_completing_keeps_what_was_measured_and_adds_the_rest() -> None:
+def test_completing_keeps_measured_schemes_and_adds_the_rest() -> None:
     profile = measured(1.0)
     document = complete(profile, DEPLOYMENT.cluster, SCHEMES)
     completed = profile_of(document)
@@ -47,7 +47,7 @@ def test_completing_keeps_what_was_measured_and_adds_the_rest() -> None:
     assert sorted(completed.by_scheme) == sorted(SCHEMES)
     assert {entry.origin for entry in completed.schemes if entry.scheme != Scheme()} == {"derived"}
     assert any("Schemes marked derived" in note for note in document["notes"])
-    # On a device as fast as the model says, they are those of a derived profile.
+    # On a device as fast as the model, they are those of a derived profile.
     derived = profile_of(derive_profile(DEPLOYMENT, SCHEMES, name="x"))
     for scheme in SCHEMES:
         for length in (2048, 32768):
@@ -74,7 +74,7 @@ def test_a_slower_device_computes_slower_but_sends_as_fast() -> None:
         assert ratio < 1.98
 
 
-def test_what_is_shared_shrinks_also_where_the_model_sees_launches_only() -> None:
+def test_shared_costs_shrink_also_if_the_model_has_launches_only() -> None:
     """A tiny model on a CPU: on the cluster's devices launching would be most of its time."""
     sizes = {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 128, "vocab": 256}
     deployment = Deployment(cluster=DEPLOYMENT.cluster, sizes=ModelSizes.from_mapping(sizes))
@@ -84,12 +84,12 @@ def test_what_is_shared_shrinks_also_where_the_model_sees_launches_only() -> Non
     completed = profile_of(complete(profile_of(document), deployment.cluster, [four], longest=4096))
     alone, shared = (completed.by_scheme[scheme].latency for scheme in (Scheme(), four))
     assert shared.micro_batch_ms([4096]) < 0.5 * alone.micro_batch_ms([4096])
-    # What is paid once a micro-batch is not shared.
+    # Costs paid once a micro-batch are not shared.
     assert shared.micro_batch_ms([128]) > 0.5 * alone.micro_batch_ms([128])
 
 
 SPLIT = [Scheme(tp, pp) for tp, pp in product((1, 2, 4, 8), (1, 2))]
-BESIDE = [Scheme.parse(text) for text in ("u4", "tp2.u4", "tp4.r2", "tp8.u2", "tp4.pp2.u2")]
+DERIVED = [Scheme.parse(text) for text in ("u4", "tp2.u4", "tp4.r2", "tp8.u2", "tp4.pp2.u2")]
 
 
 def measured_split(factors: dict[str, float], left_out: Scheme | None = None) -> Profile:
@@ -114,8 +114,8 @@ def measured_split(factors: dict[str, float], left_out: Scheme | None = None) ->
 FACTORS = {"attention": 0.7, "tp communication": 1.5, "matrix products": 1.1}
 
 
-def test_terms_are_calibrated_on_what_was_measured() -> None:
-    document = complete(measured_split(FACTORS), DEPLOYMENT.cluster, BESIDE)
+def test_terms_are_calibrated_on_measured_schemes() -> None:
+    document = complete(measured_split(FACTORS), DEPLOYMENT.cluster, DERIVED)
     (note,) = [note for note in document["notes"] if note.startswith("Schemes marked derived")]
     assert "terms calibrated on 8 measured schemes: matrix products ×1." in note
     moved = {
@@ -134,7 +134,7 @@ def test_terms_are_calibrated_on_what_was_measured() -> None:
             )
             for length in (4096, 32768)
         }
-        for scheme in BESIDE
+        for scheme in DERIVED
     }
     for scheme, times in truth.items():
         for length, ms in times.items():
@@ -155,13 +155,13 @@ def test_a_layout_that_was_not_measured_comes_from_the_calibrated_terms() -> Non
 
 
 @pytest.mark.parametrize("model", ["7b", "13b", "32b"])
-def test_what_ships_is_what_completing_gives(model: str) -> None:
+def test_shipped_profiles_equal_completed_ones(model: str) -> None:
     whole = load_shipped(f"llama-{model}-a800-80gb")
     derived = [entry.scheme for entry in whole.schemes if entry.origin == "derived"]
     assert len(derived) >= 60
     assert all(scheme.sp > 1 or scheme == Scheme() for scheme in derived)
     cluster = ClusterHardware(DEVICES["a800-80gb"], 8, 8)
-    for part in (whole.restrict(measured=True), whole):  # what is derived already is so anew
+    for part in (whole.restrict(measured=True), whole):  # derived schemes are derived anew
         again = complete(part, cluster, derived, sizes=MODELS[f"llama-{model}"])
         # The order of sums decides the last digits, and where the fit of coefficients ends.
         for entry, shipping in zip(again["schemes"], whole.document["schemes"], strict=True):
@@ -172,7 +172,7 @@ def test_what_ships_is_what_completing_gives(model: str) -> None:
 
 @pytest.mark.parametrize("model", ["7b", "13b", "32b"])
 def test_sequence_parallelism_costs_gpu_time_and_buys_room(model: str) -> None:
-    """Beside the same tp and pp: no less GPU-time per token, and tokens in proportion to GPUs."""
+    """Next to the same tp and pp: no less GPU-time per token, and tokens in proportion to GPUs."""
     profile = load_shipped(f"llama-{model}-a800-80gb")
     models = {m.scheme: m for m in profile.usable(64, 32768)}
     pairs = [(s, Scheme(s.tp, s.pp)) for s in models if s.sp > 1 and Scheme(s.tp, s.pp) in models]
@@ -187,7 +187,7 @@ def test_sequence_parallelism_costs_gpu_time_and_buys_room(model: str) -> None:
             assert spread >= alone * 0.99, (scheme, length)
 
 
-def test_what_cannot_be_completed_says_why() -> None:
+def test_incomplete_profiles_are_rejected_with_the_reason() -> None:
     with pytest.raises(ValueError, match="does not state the model's ffn; give --ffn or --model"):
         complete(
             load_shipped("llama-7b-a800-80gb").restrict(measured=True), DEPLOYMENT.cluster, SCHEMES

@@ -78,7 +78,7 @@ def test_zero_3_derives_sequence_parallel_schemes_only() -> None:
         derive_profile(deployment, [Scheme(tp=2)], name="x")
 
 
-def test_what_cannot_be_derived_says_why() -> None:
+def test_underivable_profiles_are_rejected_with_the_reason() -> None:
     with pytest.raises(ValueError, match="u32: needs 32 GPUs, the cluster has 16"):
         derive_profile(DEPLOYMENT, [Scheme(ulysses=32)], name="x")
     with pytest.raises(ValueError, match="does not divide the 32 attention heads"):

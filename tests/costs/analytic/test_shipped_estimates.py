@@ -1,4 +1,4 @@
-"""The estimated profiles that ship are what the model derives, and say that they are."""
+"""The estimated profiles that ship are derived by the model, and state it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_all_of_them_ship() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama3-70b-h100-80gb", "qwen3-30b-a3b-h100-80gb"])
-def test_what_ships_is_what_the_model_derives(name: str) -> None:
+def test_shipped_profiles_equal_derived_ones(name: str) -> None:
     """To a thousandth: the last digits, and where the fit of coefficients ends, vary."""
     derived, document = document_of(name), dict(load_shipped(name).document)
     assert json.loads(text_of(derived)) == derived
@@ -34,7 +34,7 @@ def test_what_ships_is_what_the_model_derives(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", names())
-def test_each_says_that_it_is_derived_and_how_far_it_may_be_off(name: str) -> None:
+def test_each_states_that_it_is_derived_and_its_error(name: str) -> None:
     profile = load_shipped(name)
     assert {entry.origin for entry in profile.schemes} == {"derived"}
     assert profile.shape.sizes == ModelSizes.from_mapping(MODELS[name.rpartition("-h")[0]])

@@ -1,4 +1,4 @@
-"""Terms against sums done by hand, and against each other where physics says which is larger."""
+"""Terms against sums done by hand, and against each other when physics fixes the larger one."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_ring_transfers_hide_behind_long_kernels_only() -> None:
     short = stage_terms(slow, Scheme(ring=4), [2048])
     long = stage_terms(slow, Scheme(ring=4), [262144])
     assert short["ring transfer"] > short["attention"]
-    # What is left is the multiprocessors that the transfer takes away.
+    # The rest is the multiprocessors that the transfer takes away.
     assert long["ring transfer"] < 0.15 * long["attention"]
 
 
@@ -190,15 +190,15 @@ def test_model_flops_by_hand() -> None:
         ),
     ],
 )
-def test_what_cannot_run_says_why(
+def test_schemes_that_cannot_run_have_a_reason(
     deployment: Deployment, scheme: str, load: Load, reason: str | None
 ) -> None:
-    refusal = problem(deployment, Scheme.parse(scheme), load)
+    found = problem(deployment, Scheme.parse(scheme), load)
     if reason is None:
-        assert refusal is None
+        assert found is None
         return
-    assert refusal is not None
-    assert reason in refusal
+    assert found is not None
+    assert reason in found
     with pytest.raises(ValueError, match=scheme):
         estimate(deployment, Scheme.parse(scheme), load)
 

@@ -27,7 +27,7 @@ DEPLOYMENT = Deployment(cluster=ClusterHardware(H100, 2, 8), sizes=LLAMA)
 QUIET = replace(H100, intra_latency_us=0.0, inter_latency_us=0.0)
 
 
-def test_part_of_a_node_has_one_network_card_unless_it_is_said() -> None:
+def test_part_of_a_node_has_one_network_card_by_default() -> None:
     """1 GB over 0.8 of 50 GB/s a card; whole nodes have eight, 320 GB/s, NVLink is faster."""
 
     def ms(hardware: Hardware, group: Group) -> float:
@@ -93,7 +93,7 @@ def test_virtual_stages_shorten_the_bubble_and_keep_more() -> None:
     assert interleaved.terms_ms["pipeline bubble"] == pytest.approx(
         plain.terms_ms["pipeline bubble"] / 4
     )
-    # Sends are beside kernels but when filling and draining: 3 of 3 + 8 micro-batches.
+    # Sends are next to kernels but when filling and draining: 3 of 3 + 8 micro-batches.
     assert interleaved.terms_ms["pipeline sends"] == pytest.approx(
         plain.terms_ms["pipeline sends"] * 3 / 11
     )
@@ -116,9 +116,9 @@ def test_the_longest_stage_counts_where_pp_does_not_divide_the_layers() -> None:
     # Embedding and head may stand for a layer each: 128 stages, but no more.
     many = replace(deployment, virtual_stages=16)
     assert (many.stage_layers(8), problem(many, scheme, load)) == (16, None)
-    refused = problem(replace(deployment, virtual_stages=17), scheme, load)
-    assert refused is not None
-    assert refused.startswith("136 stages (pp · virtual stages) are more than the 126 layers, ")
+    found = problem(replace(deployment, virtual_stages=17), scheme, load)
+    assert found is not None
+    assert found.startswith("136 stages (pp · virtual stages) are more than the 126 layers, ")
     assert many.stage_layers(1) == 126
 
 
@@ -170,7 +170,7 @@ def test_selective_recomputation_is_between_none_and_the_feed_forward() -> None:
     assert times[1] < 1.05 * times[0]
 
 
-def test_what_tp_does_not_split_is_kept_on_every_rank() -> None:
+def test_activations_that_tp_does_not_split_are_on_every_rank() -> None:
     split, whole = (
         layer_activation_bytes(LLAMA, "none", 8, sequence_parallel=sequence_parallel)
         for sequence_parallel in (True, False)
@@ -188,14 +188,12 @@ def test_what_tp_does_not_split_is_kept_on_every_rank() -> None:
     ("needed", "expected"),
     [(68.3, "fits"), (68.5, "tight"), (87.9, "tight"), (88.1, "does not fit")],
 )
-def test_a_tenth_below_what_is_usable_and_above_what_is_there_is_tight(
-    needed: float, expected: str
-) -> None:
+def test_a_tenth_around_the_usable_and_whole_memory_is_tight(needed: float, expected: str) -> None:
     """Of 80 GiB 76 are usable."""
     assert verdict(needed * 2**30, 80 * 2**30) == expected
 
 
-def test_a_derived_profile_says_how_it_is_trained() -> None:
+def test_a_derived_profile_states_its_training_options() -> None:
     fast = replace(H100, attention_kernel="fa3")
     deployment = replace(
         DEPLOYMENT,

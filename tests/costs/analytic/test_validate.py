@@ -1,4 +1,4 @@
-"""How well the analytic model ranks what was published, as docs/analytic-model.md states."""
+"""How well the analytic model ranks published results, as docs/analytic-model.md states."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def test_the_predicted_best_is_the_published_best_or_within_3_percent(
     assert not lost
 
 
-def test_what_fits_is_agreed_on_by_every_scheme(by_name: dict[str, TableCheck]) -> None:
+def test_every_scheme_agrees_on_the_longest_that_fits(by_name: dict[str, TableCheck]) -> None:
     for name, schemes in (("llama-7b", 13), ("llama-13b", 12), ("llama-32b", 15)):
         reason = by_name[f"{name}-a800-80gb: MaxLen"].missing
         assert reason.startswith(f"On {schemes} of {schemes} schemes both agree")
 
 
-def test_no_run_that_was_published_is_said_not_to_fit() -> None:
+def test_every_published_run_fits() -> None:
     foundry, nvidia = read_published("llm_foundry.json"), read_published("nvidia_h100.json")
     verdicts = Counter(
         [

@@ -33,7 +33,7 @@ def terms(sizes: ModelSizes, scheme: str) -> dict[str, float]:
     return {name: float(ms) for name, ms in stage.items()}
 
 
-def test_the_usual_width_said_aloud_changes_nothing() -> None:
+def test_stating_the_default_width_changes_nothing() -> None:
     deployments = [
         Deployment(cluster=CLUSTER, sizes=sizes)
         for sizes in (NARROW, replace(NARROW, head_dim=80, tied=False))
@@ -117,13 +117,11 @@ def test_a_profile_keeps_both_and_its_memory_model_knows_them() -> None:
         ({"head_dim": 64, "heads": None}, "p: model.head_dim: wants heads next to it"),
     ],
 )
-def test_a_profile_that_says_them_wrongly_is_refused(
-    model: dict[str, object], message: str
-) -> None:
+def test_a_profile_with_wrong_heads_is_rejected(model: dict[str, object], message: str) -> None:
     document = derive_profile(
         Deployment(cluster=CLUSTER, sizes=NARROW), [Scheme(ulysses=8)], name="p"
     )
     document["model"].update(model)
-    with pytest.raises(ProfileError) as refusal:
+    with pytest.raises(ProfileError) as raised:
         Profile.from_document(document, "p")
-    assert message in str(refusal.value)
+    assert message in str(raised.value)

@@ -31,14 +31,14 @@ def test_a_device_that_varies_is_not_busy() -> None:
     assert busy([]) is None
 
 
-def test_a_busy_one_is_told_with_its_figures() -> None:
+def test_a_busy_device_is_described_with_figures() -> None:
     assert busy(read(5.0, 3)) == (
         "the machine was too busy: a fixed piece of work usually took 0.2 ms, and 5.0 times that "
         "in every tenth case"
     )
 
 
-def test_processor_time_is_told_beside() -> None:
+def test_processor_time_is_stated_too() -> None:
     """As it was had, whatever times are rescaled to."""
     half = [
         replace(measured, layers_cpu_ms=tuple(ms / 2 for ms in measured.layers_ms))

@@ -48,7 +48,7 @@ def test_fewer_than_half_disturbed_is_no_calibration(
 
 
 @given(st.integers(0, 300))
-def test_a_change_is_told_by_the_latest_whatever_went_before(before: int) -> None:
+def test_a_change_is_found_in_the_latest_pipelines(before: int) -> None:
     predicted = np.full(before + RECENT, 100.0)
     slower = predicted * np.where(np.arange(len(predicted)) < before, 1.0, 1.2)
     running = measure_calibration_error(Scheme(), predicted, slower, None)
@@ -61,13 +61,13 @@ def test_a_change_is_told_by_the_latest_whatever_went_before(before: int) -> Non
 
 
 @given(st.lists(st.floats(0.1, 1e6), max_size=LEAST_MEASURED - 1))
-def test_too_few_are_not_judged(predicted: list[float]) -> None:
+def test_too_few_pipelines_give_no_warning(predicted: list[float]) -> None:
     running = measure_calibration_error(Scheme(), predicted, [2 * ms for ms in predicted], None)
     assert (running.pipelines, running.warning) == (len(predicted), None)
 
 
 @pytest.mark.parametrize(("p90", "limit"), [(0.2, 0.2), (0.03, 0.03), (1e-9, LEAST_LIMIT)])
-def test_what_is_stated_is_the_limit(p90: float, limit: float) -> None:
+def test_the_stated_error_is_the_limit(p90: float, limit: float) -> None:
     predicted = np.linspace(1, 9, 20)
     stated = Stated(40, p90 / 3, p90)
     within = measure_calibration_error(Scheme(), predicted, predicted * (1 + 0.9 * limit), stated)

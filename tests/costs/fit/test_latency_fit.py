@@ -1,4 +1,4 @@
-"""Fits recover what made the samples, and say so when they cannot."""
+"""Fits recover the truth behind samples, and report when they cannot."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_one_disturbed_sample_does_not_bend_the_curve() -> None:
 
 
 def test_intervals_hold_the_truth_under_noise() -> None:
-    """Of 200 noisy fits the 95 % intervals miss each coefficient in at most one in ten."""
+    """In at most one in ten of 200 noisy fits an interval misses its coefficient."""
     truth = Latency(1e-6, 0.05, 3.0)
     rng = np.random.default_rng(0)
     missed = {"a": 0, "b": 0, "c": 0}
@@ -68,7 +68,7 @@ def test_intervals_hold_the_truth_under_noise() -> None:
     assert max(missed.values()) <= 20
 
 
-def test_what_is_not_quadratic_is_suspect() -> None:
+def test_times_that_are_not_quadratic_are_suspect() -> None:
     cubic = [Observed((length,), 1e-9 * length**3 + 1.0) for length in LENGTHS]
     held = [Observed((length,), 1e-9 * length**3 + 1.0) for length in HELD]
     fit = fit_latency(cubic, held, held)
@@ -76,7 +76,7 @@ def test_what_is_not_quadratic_is_suspect() -> None:
     assert any(reason.startswith("held-out errors of") for reason in fit.reasons)
 
 
-def test_a_shared_device_is_told_by_the_spread() -> None:
+def test_a_shared_device_is_found_by_the_spread() -> None:
     latency = Latency(1e-6, 0.05, 3.0)
     samples = [Observed((length,), latency.micro_batch_ms([length]), 0.3) for length in LENGTHS]
     fit = fit_latency(samples, samples, samples)
@@ -85,7 +85,7 @@ def test_a_shared_device_is_told_by_the_spread() -> None:
     )
 
 
-def test_without_samples_to_judge_by_a_fit_is_suspect() -> None:
+def test_a_fit_without_held_out_samples_is_suspect() -> None:
     latency = Latency(1e-6, 0.05, 3.0)
     samples = [Observed((length,), latency.micro_batch_ms([length])) for length in LENGTHS]
     fit = fit_latency(samples, [], samples)
@@ -93,7 +93,7 @@ def test_without_samples_to_judge_by_a_fit_is_suspect() -> None:
     assert fit.reasons == ("no held-out samples to evaluate it by",)
 
 
-def test_bad_samples_are_refused() -> None:
+def test_bad_samples_are_rejected() -> None:
     with pytest.raises(ValueError, match="at least 4 samples, there are 3"):
         fit_latency([Observed((length,), 1.0) for length in (1, 2, 3)], [], [])
     with pytest.raises(ValueError, match=r"lengths \(2,\): 0\.0 ms is not a positive time"):

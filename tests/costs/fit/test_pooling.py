@@ -34,7 +34,7 @@ def slowed(sample: Sample, by: float, yardstick_ms: float = 0.4) -> Sample:
     return replace(sample, **times, layers_yardstick_ms=read, ends_yardstick_ms=read)
 
 
-def test_what_disturbs_the_device_for_a_while_does_not_bend_the_curve() -> None:
+def test_a_passing_disturbance_does_not_bend_the_curve() -> None:
     """Every round's repetitions count together; one that was slow throughout shows as spread."""
     calm = samples(Scheme())
     slow = [
@@ -81,7 +81,7 @@ def test_times_are_as_at_one_speed(speeds: list[float]) -> None:
     np.testing.assert_allclose(np.divide(steady[0].ends_ms, measured.ends_ms), usual[0][0])
 
 
-def test_readings_count_by_what_they_tell() -> None:
+def test_readings_count_by_their_correlation_with_times() -> None:
     """Noise of the yardstick is not put into times; half a response is taken for half."""
     rng = np.random.default_rng(0)
 
@@ -129,8 +129,8 @@ def test_samples_without_readings_stay_as_they_are() -> None:
     assert rescale_to_usual_speed([full]) == [full]
 
 
-def test_each_run_is_steadied_by_its_own_usual_speed(tmp_path: Path) -> None:
-    """Its readings may be of other ranks on the same cores, or of another release of torch."""
+def test_each_run_is_rescaled_to_its_usual_speed(tmp_path: Path) -> None:
+    """Readings may be of other ranks on the same cores, or another torch."""
     measured = sample(Scheme(), "fit", (64,))
     for name, yardstick_ms in (("a", 0.4), ("b", 4.0)):
         with SampleFile(tmp_path / name, MEASURED_ON) as file:

@@ -1,4 +1,4 @@
-"""Step times correct a profile only where they bear it."""
+"""Step times correct a profile only if they bear it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_another_shape_is_fitted_by_many() -> None:
         assert getattr(result.latency, name) == pytest.approx(getattr(other, name), rel=0.01)
 
 
-def test_what_is_right_is_kept() -> None:
+def test_correct_coefficients_are_kept() -> None:
     result = refit(BELIEVED, Scheme(), samples(BELIEVED, LEAST_TO_FIT))
     assert result.before.largest == pytest.approx(0, abs=1e-9)
     assert result.latency.a == pytest.approx(BELIEVED.a)
@@ -125,7 +125,7 @@ LLAMA = load_shipped("llama-7b-a800-80gb")
 
 
 def slower(scheme: Scheme, factor: float, count: int) -> list[Observed]:
-    """Samples of a scheme that takes ``factor`` times what the profile says."""
+    """Samples of a scheme that takes ``factor`` times the profile's prediction."""
     latency = LLAMA.by_scheme[scheme].latency
     return samples(Latency(*(factor * getattr(latency, name) for name in "abc")), count)
 
@@ -156,7 +156,7 @@ def test_a_device_that_is_slower_is_slower_for_schemes_that_were_not_measured() 
     assert again.by_scheme[Scheme()].fit == {"refitted": f"extrapolated: {reasons[Scheme()]}"}
 
 
-def test_measured_schemes_that_disagree_are_averaged_and_said_to() -> None:
+def test_measured_schemes_that_disagree_are_averaged_and_reported() -> None:
     two, four = Scheme(tp=2), Scheme(tp=4)
     by_scheme = {scheme: slower(scheme, f, 8) for scheme, f in ((two, 1.0), (four, 1.44))}
     refitted = refit_profile(LLAMA, by_scheme)
@@ -207,7 +207,7 @@ def test_bad_measurements_are_named_by_line(tmp_path: Path, line: str, message: 
         read_measurements(path)
 
 
-def test_the_new_profile_says_where_it_comes_from_and_keeps_the_rest() -> None:
+def test_the_new_profile_states_its_source_and_keeps_the_rest() -> None:
     profile = load_shipped("llama-7b-a800-80gb")
     entry = profile.schemes[0]
     slower = Latency(*(getattr(entry.latency, name) * 1.5 for name in "abc"))

@@ -287,7 +287,7 @@ def test_the_design_is_a_series_with_lengths_between_and_packings() -> None:
     assert several.count("packed") >= 4
     assert several.count("fit") >= 3
     assert several.count("held-out") == 0
-    assert len({point.lengths for point in points}) == len(points)  # nothing judges its own fit
+    assert len({point.lengths for point in points}) == len(points)  # nothing judges its fit
     assert all(sum(point.lengths) <= 4096 for point in points)
     assert points == design(64, 4096, points=8)
     for wrong in ((0, 5), (5, 5), (9, 3)):
@@ -328,7 +328,7 @@ def test_fragmentation_leaves_a_margin(
     assert fragment in note
 
 
-def test_what_autograd_keeps_has_no_margin() -> None:
+def test_memory_counted_by_autograd_has_no_margin() -> None:
     document = profile_document(
         fit_all(MEASURED_ON, samples(Scheme())),
         ProfiledDevices("d", 8, 1e9),

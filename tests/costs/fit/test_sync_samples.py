@@ -1,4 +1,4 @@
-"""Syncs that were measured: kept beside the samples, extended to the whole model."""
+"""Syncs that were measured: kept next to the samples, extended to the whole model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONE = SyncSample(1, 1, 4, 1, (5.0, 7.0, 6.0), (2.0,))
 TWO = replace(ONE, layers=2, sync_ms=(8.0, 10.0, 9.0), optimizer_ms=(2.5,))
 
 
-def test_syncs_are_kept_beside_the_samples(tmp_path: Path) -> None:
+def test_syncs_are_kept_with_the_samples(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     with SampleFile(path, MEASURED_ON) as file:
         file.add_sync(ONE)
@@ -49,7 +49,7 @@ def test_a_damaged_sync_is_named(tmp_path: Path, change: dict[str, object], mess
         read_syncs(path)
 
 
-def test_a_layer_more_takes_what_the_second_took() -> None:
+def test_each_further_layer_takes_as_long_as_the_second() -> None:
     """6 ms with one layer of a stage, 9 with two: 6 + 7·3 with eight, 6 + 3·3 with four."""
     (entry,) = fit_sync([ONE, TWO], 8)
     assert entry == {"tp": 1, "pp": 1, "gpus": 4, "ms": 27.0, "optimizer_ms": 5.5}

@@ -1,4 +1,4 @@
-"""Chats as a source of lengths: rendered by transformers' own template of a real tokenizer."""
+"""Chats as a source of lengths: rendered by transformers' template of a real tokenizer."""
 
 from __future__ import annotations
 

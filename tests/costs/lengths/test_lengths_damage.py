@@ -35,7 +35,7 @@ def whole_file(path: Path) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["a.npy", "a.parquet", "file.arrow", "a.idx", "a.jsonl.gz"])
-def test_a_file_cut_anywhere_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_file_cut_anywhere_is_rejected(tmp_path: Path, name: str) -> None:
     whole = whole_file(tmp_path / name)
     for size in range(len(whole)):
         complaint(file_of(tmp_path / name, whole[:size]))

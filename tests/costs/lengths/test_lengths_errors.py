@@ -1,4 +1,4 @@
-"""What is wrong with a source is said in one line: what, where, and how to mend it."""
+"""An error in a source is one line: the problem, its place, and a fix."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
 
 
 @pytest.mark.parametrize("case", sorted(CASES))
-def test_what_is_wrong(tmp_path: Path, case: str) -> None:
+def test_errors_are_one_line_with_a_fix(tmp_path: Path, case: str) -> None:
     make, message = CASES[case]
     path = make(tmp_path)
     options = {"field": "x", "bytes_per_token": 4} if case == "parquet utf-8" else {}
@@ -308,10 +308,10 @@ def test_missing_extras(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module:
 def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = file_of(tmp_path / "a.txt", "1")
 
-    def refuse(self: Path, *_: Any) -> Any:
+    def raise_denied(self: Path, *_: Any) -> Any:
         raise PermissionError(13, "Permission denied", str(self))
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "open", raise_denied)
     assert complaint(path) == "a.txt: cannot be read: Permission denied"
 
 

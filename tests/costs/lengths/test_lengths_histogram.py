@@ -1,4 +1,4 @@
-"""Histograms of lengths: what is refused, and lengths that have them."""
+"""Histograms of lengths: rejected texts, and lengths that have a given histogram."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_many_sequences_of_any_length_stay_within_64_bits() -> None:
         ("[[1,8,3,5]]", "body[0][3]: 5 is not in 6 to 24, what 3 sequences of 2 to 8 tokens"),
     ],
 )
-def test_what_is_no_histogram(text: str, message: str) -> None:
-    with pytest.raises(LengthsError) as refused:
+def test_malformed_histograms_are_rejected(text: str, message: str) -> None:
+    with pytest.raises(LengthsError) as raised:
         parse_histogram(text.encode("latin-1"), "body")
-    assert str(refused.value).startswith(message)
+    assert str(raised.value).startswith(message)

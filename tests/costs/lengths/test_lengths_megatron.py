@@ -1,4 +1,4 @@
-"""Megatron indices: documents are summed, and what is damaged is refused."""
+"""Megatron indices: documents are summed, and damaged files are rejected."""
 
 from __future__ import annotations
 
@@ -114,12 +114,12 @@ IDX_CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
 
 
 @pytest.mark.parametrize("case", sorted(IDX_CASES))
-def test_what_is_wrong_with_a_megatron_index(tmp_path: Path, case: str) -> None:
+def test_a_damaged_megatron_index_is_rejected(tmp_path: Path, case: str) -> None:
     make, message = IDX_CASES[case]
     assert complaint(make(tmp_path / "a.idx")) == f"a.idx: {message}"
 
 
-def test_a_megatron_index_cut_anywhere_is_refused(tmp_path: Path) -> None:
+def test_a_megatron_index_cut_anywhere_is_rejected(tmp_path: Path) -> None:
     whole = idx(tmp_path / "whole.idx", [5, 6, 7], [0, 1, 3]).read_bytes()
     for size in range(1, len(whole)):
         message = complaint(file_of(tmp_path / "a.idx", whole[:size]))

@@ -138,7 +138,7 @@ def test_the_command_speaks_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
     }
 
 
-def test_a_bad_output_is_refused_before_reading(tmp_path: Path) -> None:
+def test_a_bad_output_is_rejected_before_reading(tmp_path: Path) -> None:
     with pytest.raises(LengthsError, match=r"written as \.npy"):
         run("missing.txt", "-o", str(tmp_path / "a.txt"))
 

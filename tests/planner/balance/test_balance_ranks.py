@@ -1,4 +1,4 @@
-"""Balancing over ranks that are alike: every sequence once, within memory, and near the bound."""
+"""Balancing over equal ranks: every sequence once, within memory, and near the bound."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def check(
     for of_rank in balanced.micro_batches:
         times.append([])
         for micro in of_rank:
-            own = [balanced.lengths[i] for i in micro]
-            assert sum(-(-length // pad_to) * pad_to for length in own) <= capacity
-            work = sum(length * (balanced.cost.a * length + balanced.cost.b) for length in own)
+            part = [balanced.lengths[i] for i in micro]
+            assert sum(-(-length // pad_to) * pad_to for length in part) <= capacity
+            work = sum(length * (balanced.cost.a * length + balanced.cost.b) for length in part)
             times[-1].append(work + balanced.cost.c if micro else 0.0)
     if balanced.lockstep:
         predicted = sum(max(of_round) for of_round in zip(*times, strict=True))
@@ -68,7 +68,7 @@ costs = st.builds(
     multiple=st.integers(1, 3),
     pad_to=st.sampled_from([1, 4, 16]),
 )
-def test_sound_whatever_is_asked(
+def test_plans_are_sound_for_any_options(
     lengths: list[int],
     ranks: int,
     room: int,
@@ -237,12 +237,12 @@ def test_one_long_sequence_is_alone_on_its_rank() -> None:
         (([5], 2, 0, COST), "capacity must be a whole number of 1 or more, not 0"),
     ],
 )
-def test_what_cannot_be_is_said(arguments: tuple[object, ...], message: str) -> None:
+def test_impossible_arguments_are_rejected(arguments: tuple[object, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         balance(*arguments)  # type: ignore[arg-type]
 
 
-def test_what_cannot_be_bound_is_said() -> None:
+def test_impossible_constraints_are_rejected() -> None:
     with pytest.raises(ValueError, match="keep_together has 1 keys for 2 sequences"):
         balance([5, 5], 2, 10, COST, keep_together=["a"])
     with pytest.raises(ValueError, match="'a': its 2 sequences have 12 tokens"):

@@ -55,7 +55,7 @@ def test_of_a_model_and_a_device(tmp_path: Path) -> None:
         Cost.from_model(config, "a100-80gb")
 
 
-def test_corrected_by_what_was_measured() -> None:
+def test_coefficients_are_corrected_by_measurements() -> None:
     random = np.random.default_rng(0)
     stated, true = Cost(1e-6, 0.05, 5.0), Cost(2e-6, 0.09, 30.0)
 

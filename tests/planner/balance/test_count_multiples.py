@@ -54,7 +54,7 @@ def construct_free(lengths: list[int], ranks: int, capacity: int, cost: Cost, nu
         r = min(range(ranks), key=lambda r: loads[r])
         loads[r] += work_ms(length, cost)
         tokens[r] += length
-    # One more micro-batch for what is not alone: only if it fits.
+    # One more micro-batch for sequences that are not alone: only if it fits.
     return max(loads) + number * cost.c if max(tokens) <= capacity else inf
 
 
@@ -134,7 +134,7 @@ def test_fewer_sequences_than_micro_batches_run_side_by_side(lockstep: bool) -> 
     cost = Cost(0.0, 1.0, 100.0)
     balanced = balance([5, 6, 7], 2, 20, cost, count_multiple=7, lockstep=lockstep)
     assert [len(of_rank) for of_rank in balanced.micro_batches] == [7, 7]
-    assert balanced.predicted_ms == 111.0  # 5 and 6 together, beside 7
+    assert balanced.predicted_ms == 111.0  # 5 and 6 together, next to 7
     assert balanced.gap < 0.02
 
 

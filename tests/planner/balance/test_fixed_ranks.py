@@ -17,11 +17,13 @@ def least_ms(of_ranks: list[list[int]], capacity: int, cost: Cost) -> float:
     """Σ rounds of the best packing by enumeration, for any number of rounds."""
     ways = [
         [
-            sorted((cost.micro_batch_ms([own[i] for i in part]) for part in parts), reverse=True)
-            for parts in partitions(range(len(own)))
-            if all(sum(own[i] for i in part) <= capacity for part in parts)
+            sorted(
+                (cost.micro_batch_ms([of_rank[i] for i in part]) for part in parts), reverse=True
+            )
+            for parts in partitions(range(len(of_rank)))
+            if all(sum(of_rank[i] for i in part) <= capacity for part in parts)
         ]
-        for own in of_ranks
+        for of_rank in of_ranks
     ]
     # The slowest of each rank together is best: sorted times, with no micro-batch empty.
     return min(
@@ -39,7 +41,7 @@ def least_ms(of_ranks: list[list[int]], capacity: int, cost: Cost) -> float:
     c=st.sampled_from([0.0, 10.0]),
     multiple=st.integers(1, 2),
 )
-def test_every_rank_packs_its_own_near_the_optimum(
+def test_every_rank_packs_its_sequences_near_the_optimum(
     of_ranks: list[list[int]], room: int, a: float, c: float, multiple: int
 ) -> None:
     cost, capacity = Cost(a, 1.0, c), max(map(max, of_ranks)) + room
@@ -48,14 +50,16 @@ def test_every_rank_packs_its_own_near_the_optimum(
     except ValueError as error:
         assume("sequences for" in str(error))
         return
-    assert len({len(own) for own in balanced.micro_batches}) == 1
+    assert len({len(of_rank) for of_rank in balanced.micro_batches}) == 1
     assert len(balanced.micro_batches[0]) % multiple == 0
     first = 0
-    for own, micro_batches in zip(of_ranks, balanced.micro_batches, strict=True):
+    for of_rank, micro_batches in zip(of_ranks, balanced.micro_batches, strict=True):
         assert all(micro_batches)
-        assert sorted(i - first for micro in micro_batches for i in micro) == list(range(len(own)))
-        assert all(sum(own[i - first] for i in micro) <= capacity for micro in micro_batches)
-        first += len(own)
+        assert sorted(i - first for micro in micro_batches for i in micro) == list(
+            range(len(of_rank))
+        )
+        assert all(sum(of_rank[i - first] for i in micro) <= capacity for micro in micro_batches)
+        first += len(of_rank)
     assert balanced.lower_bound_ms <= balanced.predicted_ms
     if multiple == 1:
         best = least_ms(of_ranks, capacity, cost)
@@ -64,15 +68,18 @@ def test_every_rank_packs_its_own_near_the_optimum(
 
 
 def test_others_fill_the_time_of_a_rank_with_a_long_sequence() -> None:
-    """The first micro-batch of every rank lasts as long as the long sequence, so rank 1 puts half
-    of its sequences there and none of its rounds waits."""
+    """The other ranks' sequences fill the rounds of a long sequence.
+
+    The first micro-batch of every rank lasts as long as the long sequence, so rank 1 puts half
+    of its sequences there and none of its rounds waits.
+    """
     cost = Cost(0.0, 1.0, 0.0)
     balanced = balance_fixed([[800, *[100] * 4], [100] * 12], 1_000, cost)
     assert balanced.predicted_ms == pytest.approx(1_200.0)
     assert balanced.gap < 1e-6
 
 
-def test_what_cannot_be_packed_is_an_error() -> None:
+def test_impossible_packings_are_errors() -> None:
     cost = Cost(0.0, 1.0, 0.0)
     with pytest.raises(ValueError, match="a rank has 1 sequences for 2 micro-batches or more"):
         balance_fixed([[10, 10, 10], [10]], 20, cost)

@@ -72,7 +72,7 @@ def test_seeds_and_epochs_differ() -> None:
     assert len(orders) == 9
 
 
-def test_what_cannot_be_drawn_is_refused() -> None:
+def test_impossible_draws_are_rejected() -> None:
     with pytest.raises(ValueError, match="tokens per step must be 1 or more, not 0"):
         Sampler(np.array([1]), 0, 1, 0)
     with pytest.raises(ValueError, match="longest sequence must be 1 or more tokens, not 0"):
@@ -100,14 +100,14 @@ def test_going_on_from_a_state_gives_the_same_steps(
 
 @UNTIMED
 @given(LENGTHS, st.integers(1, 200))
-def test_a_state_counts_what_was_drawn(lengths: list[int], tokens: int) -> None:
+def test_a_state_counts_drawn_sequences(lengths: list[int], tokens: int) -> None:
     drawn = 0
     for state, batch in itertools.islice(sampler_of(lengths, tokens, 50, 0).resume(START), 9):
         assert drawn == state.epoch * len(lengths) + state.cursor
         drawn += len(batch.ids)
 
 
-def test_a_state_of_other_data_is_refused() -> None:
+def test_a_state_of_other_data_is_rejected() -> None:
     sampler = Sampler(np.array([5, 6]), 5, 9, 0)
     for state in (SamplerState(1, 0, 2), SamplerState(1, -1, 0), SamplerState(-1, 0, 0)):
         with pytest.raises(ValueError, match="2 sequences have no state"):

@@ -101,7 +101,7 @@ def test_a_step_that_meets_an_epochs_end_stays_and_epochs_do_not_mix() -> None:
         assert sorted(before_ids) == sorted(ids)
 
 
-def test_a_window_has_a_step_and_its_own_costs() -> None:
+def test_a_window_needs_a_step_and_costs() -> None:
     sampler = Sampler(np.array([5, 6, 7]), 10, 10, 0)
     costs = costs_of(sampler, 1.0)
     with pytest.raises(ValueError, match="1 step or more, not 0"):

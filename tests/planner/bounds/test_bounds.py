@@ -133,7 +133,7 @@ def test_the_bound_is_exact_where_nothing_is_lost() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 3])
-def test_values_of_a_shorter_time_prove_what_the_program_says(seed: int) -> None:
+def test_values_of_a_shorter_time_prove_the_program_s_bound(seed: int) -> None:
     # Similar lengths are one group of the program, which limits what a sequence is worth by the
     # group's mean: a longer one may be worth more than it takes of a pipeline that the mean is in.
     cluster = Cluster(256, 32768, 800_000)

@@ -1,4 +1,4 @@
-"""A bound's witness convinces a program that knows nothing but costs, and a false one does not."""
+"""A bound's witness convinces a program that has costs only, and a false one does not."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_every_bound_is_proven_anew(
         assert plan.layout_lower_bound_ms is not None
         assert plan.layout_lower_bound_ms <= plan.lower_bound_ms
         if plan.gap > 1e-3:
-            # Bound and gap agree, and so would a digest: only a proof tells.
+            # Bound and gap agree, and so would a digest: only a proof shows it.
             false = replace(plan, lower_bound_ms=plan.predicted_ms, gap=0.0)
             if plan.layout_lower_bound_ms == plan.lower_bound_ms:
                 false = replace(false, layout_lower_bound_ms=plan.predicted_ms)

@@ -50,7 +50,7 @@ def test_ours_is_no_slower_than_the_static_ones() -> None:
     assert all(step.gap is not None and step.planning_ms for step in comparison.ours.iterations)
 
 
-def test_in_lockstep_what_runs_in_lockstep_is_compared_and_the_rest_left_out() -> None:
+def test_in_lockstep_only_lockstep_systems_are_compared() -> None:
     profile = load_shipped("llama-7b-a800-80gb")
     sync = choose_sync(profile, 8)
     comparison = compare(profile, Cluster(8, 8192, 30_000), CODE, 2, sync, lockstep=True)
@@ -71,7 +71,7 @@ def test_in_lockstep_what_runs_in_lockstep_is_compared_and_the_rest_left_out() -
     assert ours > 0
 
 
-def test_whose_rounds_are_a_multiple_is_said() -> None:
+def test_assumptions_state_whose_rounds_are_a_multiple() -> None:
     profile = load_shipped("llama-7b-a800-80gb")
     cluster, sync = Cluster(8, 8192, 30_000), choose_sync(profile, 8)
     options = Options(("static",))
@@ -109,7 +109,7 @@ def test_all_systems_see_the_same_batches() -> None:
         assert len({step.mfu and round(step.mfu * step.total_ms, 6) for step in systems}) == 1
 
 
-def test_what_was_left_out_is_told() -> None:
+def test_skipped_systems_have_reasons() -> None:
     assert {name for name, _ in small().left_out} == {
         "DeepSpeed-like",
         "FlexSP-like",
@@ -118,7 +118,7 @@ def test_what_was_left_out_is_told() -> None:
     }
 
 
-def test_one_layout_and_groups_that_regroup_are_told_apart() -> None:
+def test_one_layout_and_regrouping_are_separate_systems() -> None:
     profile = load_shipped("llama-32b-a800-80gb").restrict(layout=(8, 1))
     cluster, lengths = Cluster(64, 131_072, 800_000), CODE
     options = Options(("one-layout", "megatron-dcp"))
@@ -196,7 +196,7 @@ def with_error(error: float | None) -> Profile:
 
 
 @pytest.mark.parametrize(
-    ("error", "factor", "says"),
+    ("error", "factor", "expected"),
     [
         (0.05, 0.99, "Static will do. "),
         (0.05, 1.03, "Static will do, as far as predictions are right. "),
@@ -205,18 +205,18 @@ def with_error(error: float | None) -> Profile:
         (None, 1.2, "Plans pay off if the profile is right within 20.0%. "),
     ],
 )
-def test_advice(error: float | None, factor: float, says: str) -> None:
+def test_advice(error: float | None, factor: float, expected: str) -> None:
     ours = small().ours
     static = replace(slower(ours, "static", factor), name="Static")
     text = advice(with_error(error), [ours, static])
-    assert text.startswith(says)
+    assert text.startswith(expected)
     stated = "unknown" if error is None else f"{error:.1%}"
     assert f"The prediction's error against devices is {stated}." in text
     assert advice(with_error(error), [ours]).startswith("No other system was compared")
 
 
 def test_headline_is_the_nearest_rival() -> None:
-    """Not the static strategy when a published system is faster, and no part of our own plans."""
+    """Neither a slower static strategy nor a part of our plans."""
     ours = small().ours
     systems = [
         ours,
@@ -346,7 +346,7 @@ def test_the_same_seed_gives_the_same_figures(lengths: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "code", "says"),
+    ("more", "code", "expected"),
     [
         (("--systems", "megatron,best"), 2, f"unknown system 'best'; there are {SYSTEMS[0]}"),
         (("--overlap", "2"), 2, "overlap must be a share from 0 to 1, not 2.0"),
@@ -360,10 +360,12 @@ def test_the_same_seed_gives_the_same_figures(lengths: Path) -> None:
         (("-o", "/nowhere/report.html"), 2, "/nowhere"),
     ],
 )
-def test_bad_input_is_one_line(lengths: Path, more: tuple[str, ...], code: int, says: str) -> None:
+def test_bad_input_is_one_line(
+    lengths: Path, more: tuple[str, ...], code: int, expected: str
+) -> None:
     ended, out, err = call(lengths, *more)
     assert ended == code
-    assert says in err
+    assert expected in err
     assert len(err.splitlines()) == 1
     assert out == ""
 

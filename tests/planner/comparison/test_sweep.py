@@ -37,13 +37,13 @@ def test_each_point_is_the_comparison_of_its_value() -> None:
     ours, *others = by_gpus.points[0].systems
     assert (ours.key, ours.speedup) == ("ours", 1.0)
     assert ours.mean_ms == alone.ours.mean_ms
-    for system, alike in zip(others, alone.systems[1:], strict=True):
-        assert system.speedup == pytest.approx(alike.mean_ms / alone.ours.mean_ms)
+    for system, same in zip(others, alone.systems[1:], strict=True):
+        assert system.speedup == pytest.approx(same.mean_ms / alone.ours.mean_ms)
     assert not by_gpus.points[1].systems
     assert by_gpus.notes()[0].startswith("1: not possible: 1 GPU is too few for llama-7b-a800-80gb")
 
 
-def test_an_unknown_axis_is_refused() -> None:
+def test_an_unknown_axis_is_rejected() -> None:
     with pytest.raises(ValueError, match="unknown axis 'steps'; there are gpus, max-len, tokens"):
         sweep("steps", [1], compared)
 
@@ -53,7 +53,7 @@ def swept(key: str, speedup: float) -> SweptSystem:
 
 
 def sweep_of_two() -> Sweep:
-    """A system that is missing at one value, a reason for all values, a value with none."""
+    """A missing system, a reason for all values, a value with none."""
     everywhere = ("Deep", "has no rounds")
     return Sweep(
         "tokens",
@@ -128,7 +128,7 @@ def test_optimizer_shards_and_flagged_coefficients_count(lengths: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         ("steps=1", "wants AXIS=V,V,… of the axes gpus, max-len, tokens, not 'steps=1'"),
         ("gpus", "wants AXIS=V,V,… of the axes gpus, max-len, tokens, not 'gpus'"),
@@ -136,8 +136,8 @@ def test_optimizer_shards_and_flagged_coefficients_count(lengths: Path) -> None:
         ("gpus=8 gpus=16", "has gpus twice"),
     ],
 )
-def test_a_bad_sweep_is_one_line(lengths: Path, text: str, says: str) -> None:
+def test_a_bad_sweep_is_one_line(lengths: Path, text: str, expected: str) -> None:
     code, out, err = call(lengths, "--sweep", text)
     assert (code, out) == (2, "")
-    assert says in err
+    assert expected in err
     assert len(err.splitlines()) == 1

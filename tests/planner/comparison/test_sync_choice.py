@@ -72,7 +72,7 @@ def test_a_dear_sync_changes_the_choice_and_not_the_times() -> None:
     assert same.placement.fleet.strategy == free.placement.fleet.strategy
 
 
-def test_a_plan_says_why_a_faster_candidate_was_left() -> None:
+def test_a_plan_states_why_a_faster_candidate_was_left() -> None:
     batch = dense().batches[0]
     chosen = select(batch, CANDIDATES, dense().models, 64, sync=of(0, 300), tailor=False)
     faster = replace(

@@ -1,4 +1,4 @@
-"""Every baseline runs each sequence once, within memory and ranks, or says why it cannot."""
+"""Every baseline runs each sequence once, within memory and ranks, or gives a reason."""
 
 from __future__ import annotations
 
@@ -139,14 +139,14 @@ def _no_rank_twice_at_once(phase: object) -> None:
         ("dense", "megatron-packing", "no context-parallel schemes"),
     ],
 )
-def test_what_does_not_apply_says_why(where: str, name: str, why: str) -> None:
+def test_skipped_baselines_state_a_reason(where: str, name: str, why: str) -> None:
     (offer,) = BY_NAME[name](SETTINGS[where]())
     assert isinstance(offer, Skipped)
     assert why in offer.why
 
 
 @pytest.mark.parametrize("name", ["verl", "trainers"])
-def test_a_host_runs_on_what_holds_the_data_though_no_step_has_its_longest(name: str) -> None:
+def test_a_trainer_runs_on_a_scheme_that_holds_all_data(name: str) -> None:
     setting = dense()
     batches = [Batch.from_lengths([min(n, 4096) for n in b.lengths]) for b in setting.batches]
     short = replace(setting, batches=batches, longest=4096)
@@ -211,8 +211,8 @@ def test_windows(lengths: list[int], window: int, unit: int) -> None:
     assert max(padded) <= window
     # Any two windows together exceed one: first fit would have joined them.
     assert all(sum(pair) > window for pair in pairwise(padded))
-    dealt = round_robin(windows, 3)
-    assert sorted(map(len, dealt))[-1] - sorted(map(len, dealt))[0] <= 1
+    assigned = round_robin(windows, 3)
+    assert sorted(map(len, assigned))[-1] - sorted(map(len, assigned))[0] <= 1
 
 
 def test_without_pulp_the_published_packing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -222,14 +222,14 @@ def test_ctrl_c_is_handled_as_before() -> None:
     assert caught() == before
 
 
-def test_what_exact_answers_are_not_for_is_said() -> None:
+def test_unsupported_exact_problems_are_rejected() -> None:
     with pytest.raises(ValueError, match="close bound; leave prove=False out"):
         Planner("llama-7b-a800-80gb", 8, 4096, prove=False, exact=True)
     with pytest.raises(ValueError, match="gpt-7b-a100-40gb runs in rounds"):
         Planner("gpt-7b-a100-40gb", 8, 4096, exact=True)
 
 
-def test_the_solver_is_imported_where_it_is_asked_for() -> None:
+def test_the_solver_is_imported_on_demand() -> None:
     code = (
         "import sys; from seqplan import Planner\n"
         "for exact in (False, True):\n"

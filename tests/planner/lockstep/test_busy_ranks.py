@@ -1,4 +1,4 @@
-"""No rank idle in a round: groups split or widened, sequences moved, and what is left idle."""
+"""No rank idle in a round: groups split or widened, sequences moved, and the rest idle."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_no_slower_than_a_known_plan() -> None:
     lengths = [8_620, 5_859, 4_851, 2_631, 2_588, 1_838, 1_042, 894, 690, 655, 402, 350, 256, 74]
     known = [[(2, [0, 4, 6, 7, 9, 11, 12]), (1, [1, 5, 10, 13]), (1, [2, 3, 8])]]
     known_ms = max(
-        costs[degree].micro_batch_ms([lengths[i] for i in own]) for degree, own in known[0]
+        costs[degree].micro_batch_ms([lengths[i] for i in part]) for degree, part in known[0]
     )
     assert plan_groups(lengths, ranks, CAPACITY, costs).predicted_ms <= known_ms * (1 + 1e-9)
     for draw in range(20):

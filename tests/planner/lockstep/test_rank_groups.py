@@ -50,11 +50,11 @@ def check(
             assert group.first == first
             assert group.first % group.degree == 0
             first += group.degree
-            own = [lengths[i] for i in group.positions]
-            assert (max(own) if one_each else sum(own)) <= capacity * group.degree
+            part = [lengths[i] for i in group.positions]
+            assert (max(part) if one_each else sum(part)) <= capacity * group.degree
             cost = costs[group.degree]
-            work = sum(length * (cost.a * length + cost.b) for length in own)
-            times.append(work + cost.c * (len(own) if one_each else 1))
+            work = sum(length * (cost.a * length + cost.b) for length in part)
+            times.append(work + cost.c * (len(part) if one_each else 1))
         assert first == ranks
         total += max(times)
     assert rounds.predicted_ms == pytest.approx(total)
@@ -73,7 +73,7 @@ def check(
     one_each=st.booleans(),
     multiple=st.integers(1, 3),
 )
-def test_sound_whatever_is_asked(
+def test_plans_are_sound_for_any_options(
     lengths: list[int],
     ranks: int,
     room: int,
@@ -107,7 +107,7 @@ def test_sound_whatever_is_asked(
 def test_rounds_lie_between_the_bound_and_the_optimum(
     lengths: list[int], ranks: int, room: int, a: float, c: float, loss: float, one_each: bool
 ) -> None:
-    """Of all ways to group them, groups of which some ranks may be idle among them."""
+    """Of all ways to group them, also with idle ranks in some groups."""
     capacity = -(-max(lengths) // ranks) + room
     costs = costs_of(ranks, a, 1.0, c, loss)
     rounds = plan_groups(lengths, ranks, capacity, costs, one_each=one_each)
@@ -155,7 +155,7 @@ def test_the_same_lengths_give_the_same_groups() -> None:
     assert plans[0].gap < 0.03
 
 
-def test_a_long_sequence_gets_ranks_and_the_others_work_beside_it() -> None:
+def test_a_long_sequence_gets_ranks_and_the_others_work_next_to_it() -> None:
     rounds = plan_groups([32_000, *[4_000] * 8], 16, 8_192, costs_of(16, 2e-6, 0.1, 60.0))
     degrees = {i: g.degree for groups in rounds.rounds for g in groups for i in g.positions}
     assert degrees[0] >= 4
@@ -171,7 +171,7 @@ def test_few_sequences_one_by_one_are_near_their_bound() -> None:
     assert plan_groups(lengths, 64, 8192, costs, one_each=True).gap <= 0.07
 
 
-def test_what_cannot_be_is_an_error() -> None:
+def test_impossible_arguments_are_errors() -> None:
     costs = costs_of(4, 0.0, 1.0, 0.0)
     with pytest.raises(ValueError, match="a sequence has 401 tokens; 4 ranks hold 400"):
         plan_groups([401], 4, 100, costs)

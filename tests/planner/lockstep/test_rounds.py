@@ -95,7 +95,7 @@ def test_static_groups_are_never_better() -> None:
 
 
 def test_rounds_that_hold_nothing_end_the_search() -> None:
-    """Where a round has no cost of its own, what follows the last full one may be as short as 0."""
+    """Rounds after the last full one may take 0 ms if rounds cost nothing themselves."""
 
     class Counting(RoundsFiller):
         fills = 0
@@ -119,10 +119,10 @@ def test_thrifty_rounds_hold_everything(case: tuple[list[SchemeModel], Batch, in
     models, batch, gpus = case
     classes = [PipelineClass.from_model(model, 1) for model in reversed(models)]
     filler = RoundsFiller(classes, Sequences(batch.distinct, batch.multiplicity), gpus)
-    thrifty = filler.fill_with_least_waste()
-    assert thrifty is not None
+    least_waste = filler.fill_with_least_waste()
+    assert least_waste is not None
     positions = [
-        place for groups in thrifty.groups(batch) for _, members in groups for place in members
+        place for groups in least_waste.groups(batch) for _, members in groups for place in members
     ]
     assert sorted(positions) == list(range(len(batch.lengths)))
     beyond = RoundsFiller(
@@ -135,7 +135,7 @@ def test_thrifty_rounds_hold_everything(case: tuple[list[SchemeModel], Batch, in
 
 @pytest.mark.parametrize(("layout", "gap"), [((4, 1), 0.04), ((4, 2), 0.03), ((8, 2), 0.02)])
 def test_many_unlike_rounds_are_near_their_bound(layout: tuple[int, int], gap: float) -> None:
-    """Long and short rounds of code, each with its own target; with stages the longest counts."""
+    """Long and short rounds of code, each with its target; with stages the longest counts."""
     models = [
         model
         for model in load_shipped("llama-32b-a800-80gb").usable(64, 32768)
@@ -148,7 +148,7 @@ def test_many_unlike_rounds_are_near_their_bound(layout: tuple[int, int], gap: f
 
 
 def test_equal_groups_are_chosen_with_their_overhead() -> None:
-    """Of schemes of one size, less work does not pay for a large overhead of each micro-batch."""
+    """Of equal sizes, less work does not pay for a large overhead."""
     models = [
         SchemeModel(Scheme(ulysses=2), Latency(0.0, 1.0, 400.0), 4_096),
         SchemeModel(Scheme(ring=2), Latency(0.0, 1.1, 10.0), 4_096),

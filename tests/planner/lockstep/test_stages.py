@@ -27,7 +27,7 @@ Case = tuple[list[SchemeModel], Batch, int]
 
 @st.composite
 def staged_rounds(draw: st.DrawFn) -> Case:
-    """Few sequences on one or two tp ranks × up to three stages, several degrees of them."""
+    """Few sequences on one or two tp ranks × up to three stages, several degrees."""
     stages, tp = draw(st.integers(2, 3)), draw(st.sampled_from([1, 2]))
     groups = draw(st.sampled_from([1, 2, 3, 4]))
     lengths = draw(st.lists(st.integers(1, 20), min_size=1, max_size=5))
@@ -105,8 +105,8 @@ def test_their_plans_break_no_rule_and_no_simulation_takes_longer(
 
 
 @given(st.lists(st.sampled_from([1.0, 2.0, 3.5]), min_size=1, max_size=9), st.integers(1, 5))
-def test_equal_rounds_take_what_their_simulation_does(costs: list[float], stages: int) -> None:
-    """Form S is exact for equal rounds, and above the simulation where they rise and then fall."""
+def test_equal_rounds_take_as_long_as_their_simulation(costs: list[float], stages: int) -> None:
+    """Form S is exact for equal rounds, and above the simulation for others."""
     equal = [costs[0]] * len(costs)
     assert in_stages_ms(equal, stages) == pytest.approx(simulate_ms(equal, stages))
     ascending = sorted(costs)

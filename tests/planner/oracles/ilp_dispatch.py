@@ -30,7 +30,7 @@ class IlpDispatch:
 def ilp_dispatch(
     classes: Sequence[PipelineClass], batch: Batch, *, time_limit_s: float = 60.0
 ) -> IlpDispatch:
-    """Minimise the slowest pipeline's bound over all assignments of sequences to pipelines.
+    """Minimize the slowest pipeline's bound over all assignments of sequences to pipelines.
 
     A pipeline's bound is Σ(a·l² + b·l) + V_min·c + (pp − 1)·(w(longest) + c), 0 when it is empty;
     V_min is an integer of at least tokens/MaxLen. Where CBC finds nothing in time, the greedy

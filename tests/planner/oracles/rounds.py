@@ -30,13 +30,13 @@ def least_rounds_ms(
     for groups in partitions(range(len(lengths))):
         options = []
         for group in groups:
-            own = [lengths[i] for i in group]
-            calls, held = (len(own), max) if one_each else (1, sum)
+            members = [lengths[i] for i in group]
+            calls, held = (len(members), max) if one_each else (1, sum)
             options.append(
                 [
-                    (kind.gpus, sum(n * (kind.a * n + kind.b) for n in own) + calls * kind.c)
+                    (kind.gpus, sum(n * (kind.a * n + kind.b) for n in members) + calls * kind.c)
                     for kind in classes
-                    if held(-(-n // kind.unit) * kind.unit for n in own) <= kind.capacity
+                    if held(-(-n // kind.unit) * kind.unit for n in members) <= kind.capacity
                 ]
             )
         for rounds in partitions(range(len(groups))):
@@ -57,16 +57,16 @@ def least_rounds_ms(
 def least_busy_rounds_ms(
     lengths: Sequence[int], ranks: int, capacity: int, costs: Mapping[int, Latency]
 ) -> float:
-    """Σ rounds of the best plan whose groups take all ranks in each round, by subsets."""
+    """Σ rounds of the best plan whose groups take all ranks, by subsets."""
     every = 1 << len(lengths)
     times = [
         {
-            degree: cost.micro_batch_ms(own)
+            degree: cost.micro_batch_ms(members)
             for degree, cost in costs.items()
-            if degree <= ranks and sum(own) <= capacity * degree
+            if degree <= ranks and sum(members) <= capacity * degree
         }
         for subset in range(every)
-        if (own := [n for i, n in enumerate(lengths) if subset >> i & 1]) or True
+        if (members := [n for i, n in enumerate(lengths) if subset >> i & 1]) or True
     ]
     one = [inf] * every
     for subset in range(1, every):
@@ -74,10 +74,10 @@ def least_busy_rounds_ms(
         for groups in partitions(places):
             reached = {0: 0.0}  # ranks in groups so far: the slowest of these
             for group in groups:
-                own = times[sum(1 << i for i in group)]
+                options = times[sum(1 << i for i in group)]
                 further: dict[int, float] = {}
                 for used, slowest in reached.items():
-                    for degree, time in own.items():
+                    for degree, time in options.items():
                         if used + degree <= ranks:
                             time = max(time, slowest)
                             further[used + degree] = min(time, further.get(used + degree, inf))

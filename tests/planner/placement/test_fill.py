@@ -24,7 +24,7 @@ SLACK = 1 + 1e-9
 
 
 def check(classes: tuple[PipelineClass, ...], batch: Batch, filling: Filling) -> None:
-    """Every sequence once, MaxLen kept after padding, and times as form S says."""
+    """Every sequence once, MaxLen kept after padding, and times by form S."""
     placed = np.zeros(len(batch.distinct), dtype=int)
     lengths = batch.distinct.tolist()
     for pipeline, pipelines, times in zip(classes, filling.bins, filling.pipeline_ms, strict=True):
@@ -140,7 +140,7 @@ def test_a_sequence_that_fits_nowhere() -> None:
     assert dispatch(Filler(fleet(classes), Batch.from_lengths([11])), 11.0) is None
 
 
-def test_the_long_pipeline_is_kept_for_what_only_it_can_hold() -> None:
+def test_the_long_pipeline_is_kept_for_sequences_only_it_holds() -> None:
     long = PipelineClass(pp=1, a=0.0, b=1.0, c=0.0, capacity=20, unit=1, count=1, gpus=2)
     short = PipelineClass(pp=1, a=0.0, b=1.0, c=0.0, capacity=5, unit=1, count=2, gpus=1)
     batch = Batch.from_lengths([12, 12, 12, *[5] * 14])

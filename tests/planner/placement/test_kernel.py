@@ -1,4 +1,4 @@
-"""The compiled fill: the same bits as the reference in Python; what is not it is not used."""
+"""The compiled fill: the same bits as the reference in Python, and only its build is used."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def both(compute: Callable[[], Result]) -> tuple[Result, Result]:
 
 
 def bits(outcome: Filling | Shortfall) -> object:
-    """All that a fill says, with every bit of its floats."""
+    """The whole result of a fill, with every bit of its floats."""
     if isinstance(outcome, Shortfall):
         return outcome.gpu_ms.hex()
     assert all(type(micro) is list for c in outcome.bins for p in c for micro in p)
@@ -68,7 +68,7 @@ def outcome(
 
 @st.composite
 def fleets(draw: st.DrawFn) -> Case:
-    """One to five classes of up to six pipelines, and batches from a few to some 200 sequences."""
+    """One to five classes of up to six pipelines, up to some 200 sequences."""
     batch = draw(batches(most=draw(st.sampled_from([8, 60]))))
     if draw(st.booleans()):
         batch = batch_of(draw(st.integers(0, 99)), draw(st.integers(2, 200)))
@@ -140,7 +140,7 @@ def test_without_overhead_micro_batches_are_counted_to_a_limit(pp: int) -> None:
     assert bits(ours) == bits(reference)
     assert isinstance(ours, Filling)
     assert len(ours.bins[0][0]) == 3 * MOST_COUNTED
-    # One long sequence beside them, and a target that would allow for more than floats count.
+    # One long sequence next to them, and a target that would allow for more than floats count.
     case = (replace(some, capacity=50),), Batch.from_lengths([50] + [1] * 2000)
     ours, reference = both(partial(outcome, case, 1e12, None, False))
     assert bits(ours) == bits(reference)
@@ -199,7 +199,7 @@ def test_a_proposal_and_its_steps_are_the_same_bytes() -> None:
 
 
 @compiled
-def test_what_it_cannot_take_is_refused() -> None:
+def test_unsupported_inputs_are_rejected() -> None:
     fill_class, unpack = kernel.fill_kernel.fill_class, kernel.fill_kernel.unpack
     lengths, counts = np.array([5, 3]), np.array([1, 2])
     numbers = (1, 0.1, 1.0, 0.0, 10, 1, 2)
@@ -232,7 +232,7 @@ def test_what_it_cannot_take_is_refused() -> None:
 
 @compiled
 def test_it_keeps_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither Python's objects nor its own arrays, whether fills succeed, fail or are refused."""
+    """Neither Python's objects nor its arrays, whether fills succeed, fail or are rejected."""
     monkeypatch.delenv(kernel.VARIABLE, raising=False)
     some = PipelineClass(pp=2, a=1e-6, b=0.01, c=1.0, capacity=40000, unit=4, count=9, gpus=1)
     batch = batch_of(1, 300)

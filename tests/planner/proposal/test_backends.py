@@ -34,7 +34,7 @@ def test_names_are_those_of_the_option() -> None:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_plans_have_only_what_the_trainer_runs(name: str) -> None:
+def test_plans_have_only_schemes_of_the_trainer(name: str) -> None:
     backend = BACKENDS[name]
     proposal = make_proposal(load_shipped(H100), CLUSTER, CODE, trainer=name)
     assert proposal.trainer == name
@@ -118,7 +118,7 @@ def test_baseline_of_the_trainer_is_compared(name: str, profile: str, key: str) 
     assert system.mean_ms >= compared.ours.mean_ms * 0.99
 
 
-def test_planner_in_a_program_has_only_what_the_trainer_runs() -> None:
+def test_planner_in_a_program_has_only_schemes_of_the_trainer() -> None:
     lengths = CODE.clip(max=8192)[:30].tolist()
     for name in ("seqplan-huggingface", "megatron"):
         plan = Planner(load_shipped(A800), gpus=8, max_len=8192, trainer=name).plan(lengths)

@@ -94,7 +94,7 @@ def test_plans_of_one_layout_are_never_behind_its_best_static_strategy() -> None
                 assert ours <= (time + sync.of_strategy_ms(strategy)) * 1.001
 
 
-def test_the_document_says_why_and_reads_back() -> None:
+def test_the_document_states_the_reasons_and_reads_back() -> None:
     document = proposed(choose_sync(profile(), CLUSTER.gpus))
     again = Proposal.from_json(document.to_json(), "file")
     assert again == document
@@ -107,12 +107,12 @@ def test_the_document_says_why_and_reads_back() -> None:
     assert document.layouts.rows[0].expected_ms == min(
         row.expected_ms for row in document.layouts.rows
     )
-    # A profile that was measured needs no scenario of dearer context parallelism.
+    # A profile that was measured needs no scenario of more expensive context parallelism.
     raw = [{**entry, "origin": "measured"} for entry in profile().document["schemes"]]
     measured = Profile.from_document({**profile().document, "schemes": raw}, "measured")
     same = make_proposal(measured, CLUSTER, LENGTHS, sync=choose_sync(measured, 16))
     assert same.layouts is not None
-    assert "dearer" not in " ".join(same.layouts.why)
+    assert "more expensive" not in " ".join(same.layouts.why)
 
 
 def test_an_sync_must_know_every_layout() -> None:
@@ -130,9 +130,9 @@ def scenarios_of(sync: LayoutSyncTimes) -> Scenarios:
     return Scenarios(
         models,
         int(LENGTHS.max()),
-        lambda own: mean(
+        lambda of_layout: mean(
             gpu_time_bound_ms(
-                [PipelineClass.from_model(m, 1) for m in own.values()], batch, CLUSTER.gpus
+                [PipelineClass.from_model(m, 1) for m in of_layout.values()], batch, CLUSTER.gpus
             )
             for batch in batches
         ),
@@ -151,7 +151,7 @@ def scenarios_of(sync: LayoutSyncTimes) -> Scenarios:
         (3015.0, float("inf"), "That is 0.5% on one batch, and one layout"),
     ],
 )
-def test_a_tie_that_other_batches_may_decide_is_said(
+def test_a_tie_that_other_batches_may_decide_is_reported(
     tp4: float, error: float, edge: str | None
 ) -> None:
     times = LayoutTimes({(4, 1): tp4}, 3000.0, None, {}, {(4, 1): error})

@@ -1,4 +1,4 @@
-"""Proposals in lockstep: rounds for any profile, by layout, and what is refused."""
+"""Proposals in lockstep: rounds for any profile, by layout, and rejected options."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def test_every_step_is_in_lockstep_of_one_layout(document: Proposal) -> None:
         assert plan.sync_ms == document.layouts.rows[0].sync_ms
         assert simulate_plan_ms(plan, LLAMA.forward_fraction) <= plan.predicted_ms + 1e-6
         for number in range(max(p.micro_step or 0 for p in plan.pipelines) + 1):
-            own = [r for p in plan.pipelines if p.micro_step == number for r in p.ranks]
-            assert sorted(own) == list(range(CLUSTER.gpus))
+            used = [r for p in plan.pipelines if p.micro_step == number for r in p.ranks]
+            assert sorted(used) == list(range(CLUSTER.gpus))
 
 
-def test_the_document_says_so_and_those_without_it_are_read_as_before(
+def test_the_document_states_lockstep_and_older_ones_are_read(
     document: Proposal,
 ) -> None:
     again = Proposal.from_json(document.to_json(), "here")
@@ -119,7 +119,7 @@ def test_fewer_sequences_than_groups_leave_ranks_idle() -> None:
     assert alone.plan([4_000]).idle_ranks == tuple(range(8, 16))
 
 
-def test_zero_3_has_no_sync_and_its_own_memory() -> None:
+def test_zero_3_has_no_sync_and_a_separate_memory_model() -> None:
     gpt = find_profile("gpt-7b-a100-40gb")
     lockstep_plan = Planner(gpt, 16, 16_384, lockstep=True).plan(batch().lengths)
     implied = Planner(gpt, 16, 16_384).plan(batch().lengths)
@@ -127,7 +127,7 @@ def test_zero_3_has_no_sync_and_its_own_memory() -> None:
     assert lockstep_plan.pipelines == implied.pipelines
 
 
-def test_what_does_not_go_together_is_refused() -> None:
+def test_conflicting_options_are_rejected() -> None:
     with pytest.raises(ValueError, match="eq4 chooses strategies for a whole step"):
         make_proposal(LLAMA, CLUSTER, CODE, method="eq4", lockstep=True)
     with pytest.raises(
@@ -159,7 +159,7 @@ def test_an_sync_that_one_round_hides_counts_for_nothing() -> None:
     assert "sync halved or doubled" in document.layouts.why[-1]
 
 
-def test_it_says_at_which_costs_another_layout_would_be_chosen(document: Proposal) -> None:
+def test_costs_at_which_another_layout_wins_are_stated(document: Proposal) -> None:
     assert document.layouts is not None
     assert "tp8 where the sync takes twice as long" in document.layouts.why[-1]
     derived = choose_sync(LLAMA, CLUSTER.gpus)

@@ -100,7 +100,7 @@ def test_rounds_wait_for_the_slowest_group() -> None:
     assert not iteration.strategy.startswith("3")
 
 
-def test_a_rank_beyond_the_gpus_is_refused() -> None:
+def test_a_rank_beyond_the_gpus_is_rejected() -> None:
     with pytest.raises(ValueError, match="rank 3 is beyond the 2 GPUs"):
         simulate_iteration(BATCH, Execution(((pipeline("tp4", 0, [1]),),)), PROFILE, 2, NOTHING)
 
@@ -110,7 +110,7 @@ COSTS = st.lists(st.floats(0.1, 1000), min_size=1, max_size=6)
 
 @settings(deadline=None, max_examples=27)
 @given(st.lists(st.tuples(st.sampled_from(["tp1", "tp2", "pp2", "pp4"]), COSTS), max_size=4), COSTS)
-def test_what_holds_of_every_iteration(
+def test_invariants_of_every_iteration(
     work: list[tuple[str, list[float]]], alone: list[float]
 ) -> None:
     phase, first = [], 0

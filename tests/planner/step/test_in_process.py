@@ -41,7 +41,7 @@ def test_a_profile_is_enough() -> None:
     assert plan.lengths == tuple(LENGTHS.tolist())
     assert (plan.step, planner.plan(LENGTHS).step, planner.plan(LENGTHS, step=9).step) == (0, 1, 9)
     assert planner.plan(LENGTHS).step == 10
-    # Another rank, or the same after a restart, plans alike.
+    # Another rank, or the same after a restart, plans the same way.
     again = Planner(PROFILE, 64, 32_768).plan(LENGTHS.tolist())
     assert digest(again) == digest(plan)
     assert from_json(to_json(plan)) == plan
@@ -56,7 +56,7 @@ def test_a_profile_is_enough() -> None:
     assert plan.predicted_ms + plan.sync_ms <= static_ms * 1.001
 
 
-def test_few_sequences_are_tried_on_what_a_static_trainer_would_run() -> None:
+def test_few_sequences_are_tried_on_static_strategies() -> None:
     """Three sequences on eight GPUs: one after another on all, in the layout that is best so."""
     profile = find_profile("llama-7b-a800-80gb")
     for number, length in ((3, 7580), (2, 16_000), (5, 900)):
@@ -70,7 +70,7 @@ def test_few_sequences_are_tried_on_what_a_static_trainer_would_run() -> None:
         assert plan.predicted_ms + plan.sync_ms <= static_ms * 1.001
 
 
-def test_layout_groups_and_sync_are_as_asked() -> None:
+def test_layout_groups_and_sync_follow_the_arguments() -> None:
     free = GivenSyncTimes(0.0, 0.0, "none", 0.0, 0.0)
     several = Planner(PROFILE, 64, 32_768, sync=free).plan(LENGTHS)
     assert {p.scheme.tp for p in several.pipelines} != {16}
@@ -83,7 +83,7 @@ def test_layout_groups_and_sync_are_as_asked() -> None:
     assert quick.prove(unproven).lower_bound_ms >= unproven.lower_bound_ms
 
 
-def test_a_proposal_brings_its_own() -> None:
+def test_a_proposal_brings_its_options() -> None:
     profile = PROFILE.restrict(layout=(8, 1), measured=True)
     document = make_proposal(
         profile, Cluster(32, 8192, 60_000), CODE[:3000], sync=choose_sync(profile, 32)
@@ -135,7 +135,7 @@ def test_lengths_that_are_none(lengths: list[int], message: str) -> None:
         ({"ids": [1]}, "1 ids but 2 lengths"),
     ],
 )
-def test_what_else_a_step_cannot_have(options: dict[str, Any], message: str) -> None:
+def test_invalid_steps_are_rejected(options: dict[str, Any], message: str) -> None:
     """Losses are divided by the loss tokens, and ids are what a trainer loads."""
     planner = Planner("llama-7b-a800-80gb", gpus=8, max_len=8192, prove=False)
     with pytest.raises(ValueError, match=message):
@@ -153,7 +153,7 @@ def test_lengths_that_no_plan_can_state(lengths: Any) -> None:
         planner.plan(lengths)
 
 
-def test_a_plan_is_proven_by_a_planner_made_alike() -> None:
+def test_a_plan_is_proven_by_an_equal_planner() -> None:
     """Where groups hold less, as on fewer GPUs, a bound would be false."""
     profile = "llama-7b-a800-80gb"
     lengths = np.random.default_rng(0).integers(7500, 15000, 40)
@@ -162,11 +162,11 @@ def test_a_plan_is_proven_by_a_planner_made_alike() -> None:
         other = Planner(profile, gpus, max_len, layout="tp4", static_groups=True)
         with pytest.raises(ValueError, match="step 0: planned from another proposal, or for other"):
             other.prove(plan)
-    alike = Planner(profile, 64, 32768, layout="tp4", static_groups=True)
-    assert alike.prove(plan).lower_bound_ms >= plan.lower_bound_ms
+    same = Planner(profile, 64, 32768, layout="tp4", static_groups=True)
+    assert same.prove(plan).lower_bound_ms >= plan.lower_bound_ms
 
 
-def test_rounds_have_groups_of_their_own_and_no_sync_under_zero_3() -> None:
+def test_rounds_have_separate_groups_and_no_sync_under_zero_3() -> None:
     zero_3 = "gpt-7b-a100-40gb"
     with pytest.raises(ValueError, match=r"runs in rounds \(ZeRO-3\).*leave static_groups out"):
         Planner(zero_3, gpus=8, max_len=8192, static_groups=True)
@@ -180,7 +180,7 @@ def test_rounds_have_groups_of_their_own_and_no_sync_under_zero_3() -> None:
         Planner(document, packing="even")
 
 
-def test_a_proposal_weighs_the_sync_unless_told_not_to() -> None:
+def test_a_proposal_weighs_the_sync_by_default() -> None:
     lengths = [700, 2900] * 200
     cluster = Cluster(16, 8192, 60_000)
     whole = make_proposal(PROFILE, cluster, lengths)
@@ -190,7 +190,7 @@ def test_a_proposal_weighs_the_sync_unless_told_not_to() -> None:
         make_proposal(PROFILE, cluster, lengths, sync=whole.sync, propagation_only=True)
 
 
-def test_what_is_missing_is_said() -> None:
+def test_missing_arguments_are_named() -> None:
     with pytest.raises(ValueError, match="needs gpus and max_len"):
         Planner(PROFILE, gpus=8)
     with pytest.raises(ValueError, match="has no layout tp3; it has "):
@@ -215,7 +215,7 @@ def test_neither_torch_nor_the_solver_is_needed() -> None:
     assert (completed.stderr, completed.stdout.strip()) == ("", "[]")
 
 
-def test_resident_bytes_are_what_the_profile_counts() -> None:
+def test_resident_bytes_follow_the_profile() -> None:
     """Parameters and gradients whole, the states over the GPUs; as more GPUs share them, less."""
     few, many = (Planner("llama-7b-a800-80gb", gpus, 4096) for gpus in (8, 64))
     memory = find_profile("llama-7b-a800-80gb").memory

@@ -275,7 +275,7 @@ def test_only_layouts_without_stages_regroup() -> None:
     assert [entry.layout for entry in offered] == [(8, 1)]
 
 
-def test_a_proposal_counts_what_groups_gain_by_regrouping() -> None:
+def test_a_proposal_counts_the_gain_of_regrouping() -> None:
     document = long_code()
     fixed = make_proposal(
         document.profile,

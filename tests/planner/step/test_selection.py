@@ -1,4 +1,4 @@
-"""Which candidate a step is planned on, and what is said of the others."""
+"""The candidate that a step is planned on, and the reasons against the others."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_selection_plans_on_the_best_candidate_and_accounts_for_all() -> None:
     assert_sound(tailored.placement.fleet, batch, tailored.placement.filling)
 
 
-def test_selection_says_which_sequence_no_candidate_holds() -> None:
+def test_selection_names_the_sequence_that_no_candidate_holds() -> None:
     batch = Batch(7, (40, 41), (100, 30000))
     with pytest.raises(Infeasible, match=r"step 7: sequence 41 has 30000 .* candidate .* 21928;"):
         select(batch, [Strategy.parse("8xtp8")], LLAMA_32B, 64, tailor=False)

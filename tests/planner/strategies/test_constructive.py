@@ -28,7 +28,7 @@ CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 
 @st.composite
 def one_layout(draw: st.DrawFn) -> tuple[Models, Batch, int]:
-    """Up to three schemes of one layout, a few sequences that the largest holds, and GPUs."""
+    """Up to three schemes of one layout, sequences that the largest holds, GPUs."""
     lengths = draw(st.lists(st.integers(1, 24), min_size=1, max_size=5))
     degrees = draw(st.lists(st.sampled_from([1, 2, 4]), min_size=1, max_size=3, unique=True))
     pp, c = draw(st.sampled_from([1, 1, 2])), draw(st.sampled_from([0.0, 1.0, 9.0]))
@@ -44,7 +44,7 @@ def one_layout(draw: st.DrawFn) -> tuple[Models, Batch, int]:
 
 
 @given(one_layout())
-def test_what_is_constructed_is_sound_and_not_below_the_optimum(
+def test_constructed_strategies_are_sound_and_not_below_the_optimum(
     case: tuple[Models, Batch, int],
 ) -> None:
     models, batch, gpus = case
@@ -83,7 +83,7 @@ def test_it_is_close_to_the_bound_without_any_candidate(layout: tuple[int, int],
     assert in_python.filling.bins == placement.filling.bins
 
 
-def test_a_limit_just_above_what_is_reached_does_not_hide_it() -> None:
+def test_a_limit_just_above_the_result_does_not_hide_it() -> None:
     usable = load_shipped("llama-32b-a800-80gb").usable(1024, 32768)
     models = {m.scheme: m for m in usable if (m.scheme.tp, m.scheme.pp) == (8, 1)}
     batch = batch_of(2, 1500)

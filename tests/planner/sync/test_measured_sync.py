@@ -24,7 +24,7 @@ def entry(tp: int = 1, gpus: int = 8, ms: float = 100.0) -> dict[str, float]:
     return {"tp": tp, "pp": 1, "gpus": gpus, "ms": ms, "optimizer_ms": 4.0}
 
 
-def test_what_was_measured_is_taken_as_it_is() -> None:
+def test_measured_syncs_are_taken_as_they_are() -> None:
     sync = choose_sync(with_sync(entry(1, ms=123.4), entry(2, ms=77.0)), 8)
     assert sync.whole_ms([TP1]) == 123.4
     assert sync.whole_ms([TP2]) == 77.0
@@ -54,7 +54,7 @@ def test_the_nearest_number_of_gpus_counts() -> None:
     assert choose_sync(profile, 16).whole_ms([TP1]) == pytest.approx(expected, rel=1e-4)
 
 
-def test_without_any_it_says_so() -> None:
+def test_a_profile_without_syncs_states_it() -> None:
     assert DERIVED[8].source.endswith("nothing was measured")
     assert DERIVED[8].optimizer_ms == OPTIMIZER_MS
 

@@ -22,7 +22,7 @@ Models = dict[Scheme, SchemeModel]
 
 
 def models_of(per_gpu: int, overhead: float, quadratic: float) -> Models:
-    """Degrees 1, 2 and 4; the all-to-all makes large degrees dearer per token."""
+    """Degrees 1, 2 and 4; the all-to-all makes large degrees more expensive per token."""
     models = {}
     for sp in (1, 2, 4):
         latency = Latency(quadratic / sp, (1 + 0.2 * (sp - 1)) / sp, overhead)
@@ -105,7 +105,7 @@ def test_a_published_step() -> None:
     assert all(scheme.sp > 1 for groups in solved.rounds for scheme, _ in groups)
 
 
-def test_what_cannot_be_planned_is_refused() -> None:
+def test_impossible_batches_are_rejected() -> None:
     models = models_of(10, 0.0, 0.3)
     with pytest.raises(ValueError, match="41 tokens exceeds every group's 40"):
         flexsp([41], models, 4)

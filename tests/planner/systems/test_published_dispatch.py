@@ -121,7 +121,7 @@ def test_trials_that_leave_a_pipeline_empty_are_rejected_unless_all_do() -> None
     assert sum(map(len, greedy_dispatch(PAIR, Batch.from_lengths([8]), trials=5))) == 1
 
 
-def test_too_long_a_sequence_and_no_trials_are_refused() -> None:
+def test_too_long_a_sequence_and_no_trials_are_rejected() -> None:
     with pytest.raises(ValueError, match="11 tokens exceeds every pipeline's 10"):
         greedy_dispatch(PAIR, Batch.from_lengths([11]))
     with pytest.raises(ValueError, match="trials must be 1 or more, not 0"):

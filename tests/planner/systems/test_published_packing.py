@@ -64,7 +64,7 @@ def test_the_least_closed_form_is_found(solver: str, examples: int) -> None:
             least(pipeline, lengths, solution.most), rel=1e-5
         )
         assert solution.lower_bound_ms <= solution.objective_ms
-        if solver == "highs":  # CBC does not say of every number of micro-batches that none fits
+        if solver == "highs":  # CBC does not prove of every number of micro-batches that none fits
             assert solution.lower_bound_ms == pytest.approx(solution.objective_ms, rel=1e-5)
 
     check()

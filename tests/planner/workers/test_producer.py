@@ -152,7 +152,7 @@ def test_a_failing_source_of_batches_is_reported_after_the_steps_before_it() -> 
 
 
 @pytest.mark.parametrize(("look_ahead", "bound"), [(1, 1), (3, 3), (None, 4)])
-def test_the_look_ahead_bounds_what_is_drawn(look_ahead: int | None, bound: int) -> None:
+def test_the_look_ahead_bounds_the_batches_drawn(look_ahead: int | None, bound: int) -> None:
     drawn = 0
 
     def source() -> Iterator[Batch]:

@@ -18,7 +18,7 @@ from producer_cases import dense_proposal, drawn_batches
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 
 PATIENCE_S = 60
-"""Long enough for the slowest machine; nothing waits so long where all is well."""
+"""Long enough for the slowest machine; nothing waits so long if all is well."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def output_folder(tmp_path: Path) -> None:
 
 @contextmanager
 def planning(files: tuple[Path, Path], output: Path) -> Iterator[CommandProcess]:
-    """``seqplan plan`` with two workers, in a process group of its own."""
+    """``seqplan plan`` with two workers, in a separate process group."""
     with CommandProcess(
         *("plan", "--workers", 2),
         *("--proposal", files[0], "--batches", files[1], "-o", output),

@@ -37,7 +37,7 @@ needs_ray = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[dict[str, str]]:
-    """A head with one CPU and another node with one: what the environment must say to join."""
+    """A head with one CPU and another node with one: yields the environment to join."""
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
         environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder}
@@ -108,7 +108,7 @@ def lines(batches: list[Batch], workers: int, executor: str = "ray") -> list[str
 @needs_ray
 @pytest.mark.usefixtures("joined")
 def test_ray_gives_the_bytes_of_one_process() -> None:
-    """Also where there are fewer CPUs than workers: the third is done without."""
+    """Also if there are fewer CPUs than workers: the third is done without."""
     batches = drawn_batches(8)
     alone = lines(batches, 1, "processes")
     assert lines(batches, 1) == alone
@@ -162,7 +162,7 @@ def until_failure(produced: Iterator[TimedPlan]) -> tuple[list[int], Exception]:
 
 @needs_ray
 @pytest.mark.usefixtures("joined")
-def test_what_planning_raises_is_raised_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planning_errors_are_raised_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that nothing can run, and one that ends its actor every time."""
     batches = drawn_batches(5)
     batches[2] = Batch(2, (8, 9), (100, 32768 * 30))
@@ -198,7 +198,7 @@ def test_closing_ends_the_actors() -> None:
 def test_without_an_address_a_cluster_is_started_and_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the command, which an interrupt ends in the middle: nothing is said, nothing is left."""
+    """By the command, interrupted in the middle: no output and no process is left."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     proposal, batches = tmp_path / "proposal.json", tmp_path / "batches.jsonl"
     proposal.write_text(dense_proposal().to_json())

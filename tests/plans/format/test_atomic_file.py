@@ -53,7 +53,7 @@ def test_an_exception_leaves_the_old_content_and_no_temporary(
 def test_a_signal_that_comes_as_the_temporary_is_made_leaves_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its handler runs when the call returns, with the file there and nobody who knows of it."""
+    """The handler runs when the call returns: the file exists, unregistered."""
     plain_open = os.open
 
     def interrupted(*arguments: object) -> int:
@@ -80,7 +80,7 @@ def test_a_full_disk_names_the_file_and_leaves_nothing(
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
-def test_what_is_not_a_regular_file_is_written_directly() -> None:
+def test_files_that_are_not_regular_are_written_directly() -> None:
     with atomic_write("/dev/null") as file:
         file.write("gone")
     assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
@@ -117,7 +117,7 @@ def test_a_missing_folder_and_a_folder_are_named(tmp_path: Path) -> None:
         _write(tmp_path)
 
 
-def test_an_unknown_mode_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_mode_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'r'"):
         atomic_write(tmp_path / "a", "r")  # type: ignore[call-overload]
 

@@ -40,7 +40,7 @@ def test_the_pages_code_reads_both_forms(tmp_path: Path, monkeypatch: pytest.Mon
     assert names["table"].column_names == list(COLUMNS)
 
 
-def test_rows_say_where_each_sequence_is(tmp_path: Path) -> None:
+def test_rows_locate_each_sequence(tmp_path: Path) -> None:
     from pyarrow import parquet
 
     path = tmp_path / "export.parquet"
@@ -60,7 +60,7 @@ def test_an_idle_rank_has_a_line_without_work(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["export.csv", "export"])
-def test_other_forms_are_refused(tmp_path: Path, name: str) -> None:
+def test_other_forms_are_rejected(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match=r"ends in \.jsonl or \.parquet"):
         check_export(tmp_path / name)
 

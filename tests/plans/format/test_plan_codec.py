@@ -1,4 +1,4 @@
-"""The JSON of a plan: exact both ways, refused with one line where it is not a plan."""
+"""The JSON of a plan: exact both ways, rejected with one line if it is not a plan."""
 
 from __future__ import annotations
 
@@ -137,14 +137,14 @@ def test_wrong_values_are_named(path: tuple[str | int, ...], value: object, expe
     for step in path[:-1]:
         target = target[step]
     target[path[-1]] = value
-    with pytest.raises(PlanError) as refused:
+    with pytest.raises(PlanError) as raised:
         from_json(sealed(fields), origin="plans.jsonl:3")
-    assert str(refused.value).startswith(f"plans.jsonl:3: {expected}")
-    assert "\n" not in str(refused.value)
+    assert str(raised.value).startswith(f"plans.jsonl:3: {expected}")
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("place", ["", "provenance", "sequences"])
-def test_unknown_fields_are_refused_or_ignored(place: str) -> None:
+def test_unknown_fields_are_rejected_or_ignored(place: str) -> None:
     fields = json.loads(to_json(small_plan()))
     (fields[place] if place else fields)["color"] = "crimson"
     text = sealed(fields)
@@ -188,12 +188,12 @@ def test_missing_fields_are_named(name: str) -> None:
     ],
 )
 def test_texts_that_are_no_plan(text: str, expected: str) -> None:
-    with pytest.raises(PlanError, match=expected) as refused:
+    with pytest.raises(PlanError, match=expected) as raised:
         from_json(text)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(raised.value)
 
 
-def test_a_strategy_out_of_order_is_refused() -> None:
+def test_a_strategy_out_of_order_is_rejected() -> None:
     fields = json.loads(to_json(small_plan()))
     smallest = {"tp": 1, "pp": 1, "ulysses": 1, "ring": 1, "count": 1}
     fields["selection"][0]["strategy"].insert(0, smallest)
@@ -201,7 +201,7 @@ def test_a_strategy_out_of_order_is_refused() -> None:
         from_json(sealed(fields))
 
 
-def test_values_that_json_lacks_are_refused_when_written() -> None:
+def test_values_that_json_lacks_are_rejected_when_written() -> None:
     with pytest.raises(PlanError, match="plan of step 17: cannot be written"):
         to_json(replace(small_plan(), gap=float("nan")))
 

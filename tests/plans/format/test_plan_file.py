@@ -52,9 +52,9 @@ def test_a_file_without_plans(tmp_path: Path) -> None:
 def test_a_cut_line_is_named(tmp_path: Path, two: list[Plan], size: int) -> None:
     path = tmp_path / "plans.jsonl"
     path.write_bytes(lines(two[:1]) + lines(two[1:])[:size])
-    with pytest.raises(PlanError, match=r"plans\.jsonl:2: ") as refused:
+    with pytest.raises(PlanError, match=r"plans\.jsonl:2: ") as raised:
         list(read_plans(path))
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_missing_line_end_is_no_cut(tmp_path: Path, two: list[Plan]) -> None:

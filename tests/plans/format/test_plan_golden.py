@@ -1,4 +1,4 @@
-"""The golden plan files: byte for byte what is written, readable, sound, in the schema."""
+"""The golden plan files: byte for byte as written, readable, sound, in the schema."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_every_golden_file_is_known() -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_golden_files_are_what_is_written(name: str, tmp_path: Path) -> None:
+def test_golden_files_equal_written_plans(name: str, tmp_path: Path) -> None:
     with write_plans(tmp_path / name) as write:
         for plan in FILES[name]():
             write(plan)
@@ -33,7 +33,7 @@ def test_golden_files_are_read_and_sound(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_line_cut_anywhere_is_refused(name: str) -> None:
+def test_a_line_cut_anywhere_is_rejected(name: str) -> None:
     line = (FOLDER / name).read_text(encoding="utf-8").splitlines()[0]
     for size in range(len(line)):
         with pytest.raises(PlanError, match=r"^here:1: "):
@@ -41,7 +41,7 @@ def test_a_line_cut_anywhere_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_character_changed_anywhere_is_refused(name: str) -> None:
+def test_a_character_changed_anywhere_is_rejected(name: str) -> None:
     line = (FOLDER / name).read_text(encoding="utf-8").splitlines()[0]
     for at, character in enumerate(line):
         changed = "7" if character != "7" else "8"

@@ -1,4 +1,4 @@
-"""The JSON Schema accepts what the codec writes and refuses what it refuses."""
+"""The JSON Schema accepts what the codec writes and rejects what it rejects."""
 
 from __future__ import annotations
 
@@ -70,6 +70,6 @@ def test_every_object_is_closed_and_complete() -> None:
         ("groups", [1]),
     ],
 )
-def test_wrong_values_are_refused(name: str, value: object) -> None:
+def test_wrong_values_are_rejected(name: str, value: object) -> None:
     fields = json.loads(to_json(FILES["rounds.jsonl"]()[0]))
     assert not VALIDATOR.is_valid({**fields, name: value})

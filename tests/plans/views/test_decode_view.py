@@ -1,4 +1,4 @@
-"""Rank views out of JSON: the inverse of writing them, and clear about what is wrong."""
+"""Rank views out of JSON: the inverse of writing them, with clear errors."""
 
 from __future__ import annotations
 
@@ -136,20 +136,20 @@ DAMAGES: list[tuple[str, Callable[[dict[str, Any]], object], str]] = [
 def test_damage_is_named(damage: Callable[[dict[str, Any]], object], message: str) -> None:
     document = copy.deepcopy(view_document())
     damage(document)
-    with pytest.raises(PlanError) as refused:
+    with pytest.raises(PlanError) as raised:
         decode_view(document, origin="from here")
-    assert str(refused.value).startswith("from here: ")
-    assert message in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert str(raised.value).startswith("from here: ")
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("document", [None, [], "view", 3])
-def test_what_is_no_object(document: object) -> None:
+def test_values_that_are_no_object_are_rejected(document: object) -> None:
     with pytest.raises(PlanError, match="view: wants an object"):
         decode_view(document)
 
 
-def test_a_newer_minor_is_read_where_asked() -> None:
+def test_a_newer_minor_is_read_on_request() -> None:
     document = view_document()
     document["more"] = 1
     view = decode_view(document, strict=False)

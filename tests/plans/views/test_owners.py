@@ -62,6 +62,6 @@ def test_every_parameter_has_one_owner_who_owns_all_of_it(
             assert start <= at <= at + parameter.numel <= stop
 
 
-def test_other_owners_are_refused() -> None:
+def test_other_owners_are_rejected() -> None:
     with pytest.raises(ValueError, match="owners are slices or matrices, not 'rows'"):
         unit_layouts([layer(0)], 1, 2, "rows")  # type: ignore[arg-type]

@@ -62,7 +62,7 @@ def placements(draw: st.DrawFn) -> tuple[Placement, int]:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Units of parameters on any layers: fused, replicated, tied, empty ones; some units alike."""
+    """Units of parameters on any layers: fused, replicated, tied, empty; some units equal."""
     placement, world_size = draw(placements())
     layers = draw(st.integers(1, 5))
     gradients: list[Gradient] = ["split", "split", "equal", "partial"]
@@ -148,7 +148,7 @@ def test_pull_brings_every_held_element_once(case: Case) -> None:
 @SLOW
 @given(cases())
 def test_push_sums_every_contribution_once(case: Case) -> None:
-    """Of each gradient class what it says, over replicas, sequence parallel ranks and stages."""
+    """Of each gradient class by its rule, over replicas, sequence parallel ranks and stages."""
     shards, moves = shards_of(case.placement), moves_of(case)
     random = np.random.default_rng(0)
     for number, unit in enumerate(case.units):
@@ -235,7 +235,7 @@ def test_stages_of_uneven_layers() -> None:
         stage_of(8, 7, 3)
 
 
-def test_a_rank_of_two_shards_is_refused() -> None:
+def test_a_rank_of_two_shards_is_rejected() -> None:
     placement = (
         PlacedPipeline(Scheme(tp=2), (0, 1)),
         PlacedPipeline(Scheme(pp=2), (0, 1)),

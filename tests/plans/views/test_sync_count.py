@@ -22,7 +22,7 @@ NORM = UnitLayout(
 UNITS = [NORM, *MATRICES]
 
 
-def test_what_stays_on_a_rank_is_not_counted() -> None:
+def test_elements_that_stay_on_a_rank_are_not_counted() -> None:
     messages = [
         Message((0, 2), (ParameterPiece(0, 5, 0), ParameterPiece(7, 9, 5))),
         Message((1,), (ParameterPiece(9, 10, 7),)),
@@ -39,7 +39,7 @@ def test_whole_parameters_are_gathered() -> None:
 
 
 def test_a_rank_pulls_its_part() -> None:
-    # Half of each layer is 40 elements, of two owners: rank 3 holds none of what it owns where it
+    # Half of each layer is 40 elements, of two owners: rank 3 holds none of what it owns if it
     # has the first half. Of the norm, which every rank holds, 6 elements of 8 are others'.
     across = (PlacedPipeline(Scheme(tp=2), (3, 0)), PlacedPipeline(Scheme(tp=2), (1, 2)))
     assert count_gathered(UNITS, across) == Pulled(6 + 2 * 40, 4)

@@ -47,7 +47,7 @@ def measured(rank: int, world_size: int, folder: Path, lacking: int) -> list[int
     MeasuredStage.layers_call = layers_call  # type: ignore[method-assign]
 
     def complain(text: str) -> None:
-        folder.joinpath("said").write_text(text)
+        folder.joinpath("output").write_text(text)
 
     _, samples, _ = measure(TASK, folder / "s.jsonl", rank, world_size, None, complain)
     return [sample.tokens for sample in samples if not sample.oom]
@@ -57,7 +57,7 @@ def measured(rank: int, world_size: int, folder: Path, lacking: int) -> list[int
 def test_ranks_that_wait_in_vain_end_and_the_next_run_goes_on(tmp_path: Path, lacking: int) -> None:
     with pytest.raises(AssertionError, match=r"rank \d (died, exit code 1|failed)"):
         run_ranks(measured, 2, tmp_path, lacking)
-    assert (tmp_path / "said").read_text() == (
+    assert (tmp_path / "output").read_text() == (
         f"u2, 64 tokens: rank {lacking} is out of memory while others wait for it; kept as out of "
         "memory: start again to go on with the rest"
     )

@@ -48,14 +48,14 @@ def test_errors_that_do_not(error: Exception) -> None:
     assert not is_out_of_memory(error)
 
 
-def test_the_cpu_says_it_in_its_own_words() -> None:
-    with pytest.raises(RuntimeError) as refusal:
+def test_the_message_of_the_cpu_allocator_is_recognized() -> None:
+    with pytest.raises(RuntimeError) as raised:
         torch.empty(10**15)
-    assert is_out_of_memory(refusal.value)
+    assert is_out_of_memory(raised.value)
 
 
 class Full(CudaAllocator):
-    """A device on which a library raises ``error`` when its peak is asked for."""
+    """A device on which a library raises ``error`` when its peak is requested."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(torch.device("cpu"))

@@ -46,17 +46,17 @@ def bytes_kept(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("checkpointing", CHECKPOINTING)
-def test_fake_tensors_keep_what_real_ones_keep(checkpointing: str, dtype: torch.dtype) -> None:
+def test_fake_tensors_keep_as_much_as_real_ones(checkpointing: str, dtype: torch.dtype) -> None:
     real = bytes_kept(checkpointing, 2, fake=False, dtype=dtype)
     assert bytes_kept(checkpointing, 2, fake=True, dtype=dtype) == real
 
 
 @pytest.mark.parametrize("checkpointing", CHECKPOINTING)
-def test_the_analytic_model_counts_what_layers_keep(checkpointing: str) -> None:
+def test_the_analytic_model_counts_saved_activations(checkpointing: str) -> None:
     """In elements, without what fused kernels do not keep and these layers do.
 
     On a CPU each norm keeps what it multiplies by its weight; q and k are kept rotated and not;
-    the activation is kept beside its product. The analytic model has none of these.
+    the activation is kept next to its product. The analytic model has none of these.
     """
     sizes = ModelSizes.from_mapping(SIZES)
     many, few = (
@@ -129,7 +129,7 @@ def test_a_storage_counts_once_and_parameters_not() -> None:
 
 
 class Tensors:
-    """An allocator of the tensors that a call says it holds."""
+    """An allocator of the tensors that a call reports as held."""
 
     def __init__(self, resident: int) -> None:
         self.held = self.most = resident
@@ -151,7 +151,7 @@ class Tensors:
         self.most = max(self.most, self.held)
 
 
-def test_the_peak_is_above_what_is_resident() -> None:
+def test_the_peak_is_above_resident_memory() -> None:
     allocator = Tensors(1000)
     allocator.take(5000)  # an earlier peak, forgotten
     allocator.take(-5000)
@@ -169,7 +169,7 @@ def test_the_peak_is_above_what_is_resident() -> None:
 
 
 def test_peaks_are_read_where_there_is_an_allocator() -> None:
-    """Of every call, beside what autograd keeps, and once its gradients are there."""
+    """Of every call, next to what autograd keeps, and once its gradients are there."""
     config = ModelConfig(**SIZES)
     allocator = Tensors(1000)
     reset_at: list[int] = []

@@ -1,4 +1,4 @@
-"""How often a call is run, and what is counted of it; never how long it takes."""
+"""How often a call is run, and which runs count; never how long it takes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUN = ["forward", "backward", "forget"]
 
 
 def runs(queued: bool) -> list[str]:
-    """What happens when a call is timed three times after one run that is not counted."""
+    """List the calls when one is timed three times after one uncounted run."""
     happened: list[str] = []
 
     def forward() -> torch.Tensor:

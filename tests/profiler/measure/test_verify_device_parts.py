@@ -30,7 +30,7 @@ from seqplan.profiler.verify.results import Figure
         (-0.06, -0.05, 0.05, True),
     ],
 )
-def test_what_is_beyond_a_limit(
+def test_values_beyond_a_limit_are_misses(
     value: float, least: float | None, most: float | None, missed: bool
 ) -> None:
     figure = Figure("group", "name", value, least=least, most=most)

@@ -15,7 +15,7 @@ from seqplan.profiler.measure.yardstick import (
 
 
 def test_a_device_that_slows_down_is_read_until_it_is_flat() -> None:
-    """From its highest clock down to the steady one, by 0.4 % a reading and then no more."""
+    """From its highest clock down by 0.4 % a reading, and then steady."""
     falling = iter([0.20 * 1.004 ** min(step, 30) for step in range(1000)])
     readings = warm_up(lambda: next(falling))
     assert 30 < len(readings) <= 30 + FLAT_READINGS

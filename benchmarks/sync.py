@@ -37,7 +37,7 @@ def run(data: Sequence[Data]) -> None:
             placement = placed(Strategy.parse(text))
             assert sum(len(pipeline.ranks) for pipeline in placement) == ranks
             rows.append((f"{ranks:,}", text, *figures(layouts, placement)))
-    print(f"### SyncTimes of parameters and gradients, {MODEL}\n")
+    print(f"### Sync of parameters and gradients, {MODEL}\n")
     heads = ["GPUs", "strategy", "laid out in", "pull: messages in", "out"]
     heads += ["GiB in", "out", "push: GiB out", "in"]
     print(markdown(heads, rows))

@@ -30,10 +30,7 @@ def assumptions(
             f"Forward takes {profile.forward_fraction:.0%} of a micro-batch's time; sending "
             "between pipeline stages takes none."
         ),
-        (
-            f"SyncTimes of parameters and gradients: {sync.source}; optimizer "
-            f"{sync.optimizer_ms:g} ms."
-        ),
+        (f"Sync of parameters and gradients: {sync.source}; optimizer {sync.optimizer_ms:g} ms."),
         "Our selection of strategies weighs this sync; the published methods do not.",
         "Systems that are set up by search were given the very batches of the comparison.",
         (

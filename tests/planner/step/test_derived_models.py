@@ -74,6 +74,6 @@ def test_plans_lint_and_stay_above_their_bound(name: str) -> None:
     )
     planner = StepPlanner(document)
     plan = planner.plan(Batch.from_lengths(lengths[:60].tolist()))
-    assert lint(plan, planner.models) == []
+    assert lint(plan, planner.problem.models) == []
     assert 0 < plan.lower_bound_ms <= plan.predicted_ms
     assert plan.predicted_ms <= 1.25 * plan.lower_bound_ms

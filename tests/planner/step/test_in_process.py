@@ -227,7 +227,7 @@ def test_resident_bytes_follow_the_profile() -> None:
 
 def test_long_sequences_that_run_one_after_another_are_counted() -> None:
     planner = Planner("llama-7b-a800-80gb", 16, 65_536, layout="tp1")
-    models = planner._planner.models
+    models = planner._problem.models
     held = {scheme.gpus: 0 for scheme in models}
     for scheme, model in models.items():
         if (scheme.tp, scheme.pp) == (1, 1):

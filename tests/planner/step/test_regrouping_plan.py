@@ -239,7 +239,7 @@ def test_long_code_gains_by_groups_that_regroup() -> None:
     gains = []
     for batch in Sampler(CODE, 800_000, 131_072, 0).batches(4):
         static, plan = static_planner.plan(batch), planner.plan(batch)
-        assert lint(plan, planner.models) == []
+        assert lint(plan, planner.problem.models) == []
         assert plan.sync_ms == static.sync_ms
         assert to_json(plan) == to_json(StepPlanner(document).plan(batch))
         if plan.predicted_ms == static.predicted_ms:
@@ -253,16 +253,14 @@ def test_long_code_gains_by_groups_that_regroup() -> None:
 
 def test_they_are_offered_where_the_sync_is_weighed_and_groups_may_change() -> None:
     document = long_code()
-    planner = StepPlanner(document)
-    (layout,) = find_regroup_layouts(document, planner.models)
+    (layout,) = find_regroup_layouts(document.problem)
     assert layout.layout == (8, 1)
-    assert find_regroup_layouts(replace(document, static_groups=True), planner.models) == []
     fixed = StepPlanner(replace(document, static_groups=True))
     batch = next(iter(Sampler(CODE, 800_000, 131_072, 0).batches(1)))
-    assert fixed.plan(batch).strategy.gpus <= 64
+    assert not fixed.plan(batch).regroups
     profile = document.profile
     without = make_proposal(profile, Cluster(16, 8192, 20_000), CODE, propagation_only=True)
-    assert find_regroup_layouts(without, StepPlanner(without).models) == []
+    assert find_regroup_layouts(without.problem) == []
 
 
 def test_only_layouts_without_stages_regroup() -> None:
@@ -271,7 +269,7 @@ def test_only_layouts_without_stages_regroup() -> None:
     assert [entry.layout for entry in layouts] == [(4, 1), (8, 1), (16, 1)]
     assert long_code().layouts is not None
     document = replace(long_code(), layouts=replace(long_code().layouts, chosen=None))
-    offered = find_regroup_layouts(document, StepPlanner(document).models)
+    offered = find_regroup_layouts(document.problem)
     assert [entry.layout for entry in offered] == [(8, 1)]
 
 

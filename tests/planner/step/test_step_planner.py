@@ -48,11 +48,11 @@ def test_a_plan_handed_out_first_is_proven_later() -> None:
     closer = []
     for batch in Sampler(CODE, 200_000, 32_768, 5).batches(6):
         at_once, whole = quick.plan(batch), planner.plan(batch)
-        assert lint(at_once, planner.models) == []
+        assert lint(at_once, planner.problem.models) == []
         assert to_json(quick.plan(batch)) == to_json(at_once)
         proven = planner.prove(at_once)
         assert to_json(quick.prove(at_once)) == to_json(proven)
-        assert lint(proven, planner.models) == []
+        assert lint(proven, planner.problem.models) == []
         assert proven.pipelines == at_once.pipelines
         assert at_once.lower_bound_ms <= proven.lower_bound_ms <= proven.predicted_ms
         assert at_once.predicted_ms <= whole.predicted_ms * 1.01

@@ -4,7 +4,7 @@ The names that a reader or writer of plans needs, loaded on first use, so that i
 imports no numpy. Read ``scheme`` and ``plan`` first, then ``groups``, ``schedule`` and
 ``one_f_one_b`` (what follows from a plan), ``format`` (plans as JSON) and ``views`` (what one rank
 does). ``lint`` (its invariants) and ``explain`` (a description) are modules with a function of
-the same name, ``lint.lint`` and ``explain.explain``; ``ranges``, ``lazy_face`` and ``version``
+the same name, ``lint.lint`` and ``explain.explain``; ``ranges``, ``lazy_exports`` and ``version``
 serve all.
 """
 

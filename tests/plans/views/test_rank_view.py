@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
-from time import perf_counter
 
 import numpy as np
 import pytest
@@ -202,33 +199,3 @@ def test_idle_and_foreign_ranks() -> None:
     for rank in (-1, 2):
         with pytest.raises(ValueError, match=f"rank must be in 0 … 1, not {rank}"):
             rank_view(plan, rank)
-
-
-def test_a_view_of_a_large_plan_is_fast() -> None:
-    scheme = Scheme(tp=2, ulysses=2)
-    pipelines = []
-    for index in range(256):
-        positions = range(index * 24, index * 24 + 24)
-        batches = tuple(
-            MicroBatch(tuple(positions[first : first + 4]), 4000, 4000, 12.0)
-            for first in range(0, 24, 4)
-        )
-        ranks = tuple(range(index * 4, index * 4 + 4))
-        pipelines.append(PlannedPipeline(scheme, ranks, batches, 72.0))
-    plan = replace(
-        one_pipeline(Scheme(), (5,), 1024),
-        ids=tuple(range(6144)),
-        lengths=(1000,) * 6144,
-        pipelines=tuple(pipelines),
-    )
-    seconds = min(
-        _timed(lambda: [rank_view(plan, rank) for rank in range(0, 1024, 8)]) for _ in "ab"
-    )
-    print(f"{seconds / 128 * 1e3:.3f} ms a view")
-    assert seconds / 128 < 0.02
-
-
-def _timed(work: Callable[[], object]) -> float:
-    begun = perf_counter()
-    work()
-    return perf_counter() - begun

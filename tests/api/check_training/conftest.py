@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.util
 import tempfile
 from pathlib import Path
 
@@ -20,6 +21,7 @@ def plans(tmp_path_factory: pytest.TempPathFactory, lengths: Path) -> Path:
 @pytest.fixture(autouse=True)
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the commands of a test have their temporary files."""
+    multiprocessing.util.get_temp_dir()  # kept for the whole process: it must not be in the folder
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))

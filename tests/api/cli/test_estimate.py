@@ -221,7 +221,10 @@ def test_figures_of_layers_that_nobody_checked_say_so() -> None:
             ("--pp", 8, "--virtual-stages", 5),
             "40 stages (pp · virtual stages) are more than the 32",
         ),
-        (("--model", CONFIGS / "gemma-3-4b.json"), "a part of a larger model: give it as a file"),
+        (
+            ("--model", CONFIGS / "gemma-3-4b.json"),
+            "a part of a larger model: give it as a separate file",
+        ),
         (("--model", CONFIGS / "qwen3-next-80b.json", "--ring", 2), "no ring passes on the state"),
         (("--checkpointing", "some"), "argument --checkpointing: invalid choice: 'some'"),
         (("--seq-len", 1, "--ring", 8), "sequences of 1 tokens are too short for 8 GPUs"),

@@ -9,8 +9,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import NoReturn
 
 from seqplan.api.cli.framework.environment import apply_environment
@@ -36,7 +37,8 @@ VERBS = (
 FAILED, BAD_INPUT, INFEASIBLE, INTERRUPTED = 1, 2, 3, 130
 
 _EPILOG = """\
-Options may be set in the environment: --max-len as SEQPLAN_MAX_LEN, and so on; a flag goes first.
+Environment: SEQPLAN_PROFILE, SEQPLAN_STORE and SEQPLAN_TOKEN set --profile, --store and --token if
+a command requires them; SEQPLAN_KERNEL=python plans without compiled code. An option goes first.
 
 example:
   seqplan propose --profile llama-32b-a800-80gb --gpus 64 --lengths lengths.npy \\
@@ -48,10 +50,28 @@ example:
 
 
 class _Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
+    """An argument parser whose errors are one line and suggest the nearest name."""
+
+    options: Collection[str] = ()
+    """Options of the command that is parsed."""
 
     def error(self, message: str) -> NoReturn:
+        kind, _, unknown = message.partition(": ")
+        if kind == "unrecognized arguments":
+            message += _nearest(unknown.split()[0].partition("=")[0], self.options)
         self.exit(BAD_INPUT, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += _nearest(str(value), [str(choice) for choice in action.choices or ()])
+            raise
+
+
+def _nearest(name: str, names: Collection[str]) -> str:
+    near = get_close_matches(name, names, 1)
+    return f". Did you mean {near[0]}?" if near else ""
 
 
 class _Version(argparse.Action):
@@ -67,7 +87,7 @@ class _Version(argparse.Action):
 def build_parser(
     environment: Mapping[str, str], names: Sequence[str] = VERBS
 ) -> argparse.ArgumentParser:
-    """Return the parser of these commands, with option defaults from ``SEQPLAN_*``."""
+    """Return the parser of these commands, with defaults from ``environment.VARIABLES``."""
     parser = _Parser(
         prog="seqplan",
         description="Execution plans for training Transformers on variable-length sequences.",
@@ -82,6 +102,7 @@ def build_parser(
         module = importlib.import_module(f"seqplan.api.cli.{name.replace('-', '_')}")
         command = module.add_parser(commands)
         apply_environment(command, environment)
+        parser.options = command._option_string_actions
     return parser
 
 
@@ -96,7 +117,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with _termination_as_exit():
             args = build_parser(os.environ, names).parse_args(arguments)
-            args.settle(args)
             code: int = args.run(args)
             sys.stdout.flush()
         return code

@@ -205,96 +205,43 @@ def test_help_is_light() -> None:
 # Environment
 
 
-def plan_line(plan_files: PlannedFiles, *arguments: str | int) -> dict[str, object]:
-    line: dict[str, object] = json.loads(
-        succeeded(call("plan", "--proposal", plan_files.proposal, *arguments)).splitlines()[-1]
-    )
-    return line
-
-
-def test_options_from_the_environment(
-    lockstep: PlannedFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SEQPLAN_LENGTHS", str(lockstep.lengths))
-    monkeypatch.setenv("SEQPLAN_STEPS", "3")
-    monkeypatch.setenv("SEQPLAN_SEED", "5")
-    line = plan_line(lockstep)
-    assert line["step"] == 2
-    assert line["provenance"]["seed"] == 5  # type: ignore[index]
-
-
-def test_addresses_that_kubernetes_sets_are_ignored(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("SEQPLAN_PORT", "tcp://10.0.0.1:8400")
-    monkeypatch.setenv("SEQPLAN_STORE", str(tmp_path / "s.db"))
-    for name in ("SEQPLAN_SERVICE_PORT", "SEQPLAN_SERVICE_HOST", "SEQPLAN_PORT_8400_TCP_PORT"):
-        monkeypatch.setenv(name, "8400")
-    assert call("serve", "--list-tokens").code == 0
-    monkeypatch.setenv("SEQPLAN_PORT", "8400 or so")
-    assert "--port" in call("serve", "--list-tokens").err
-
-
-def test_a_flag_goes_before_the_environment(
-    lockstep: PlannedFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SEQPLAN_LENGTHS", "nowhere.npy")
-    monkeypatch.setenv("SEQPLAN_STEPS", "abc")
-    line = plan_line(lockstep, "--lengths", str(lockstep.lengths), "--steps", 1)
-    assert line["step"] == 0
-
-
-def test_the_environment_goes_before_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SEQPLAN_GPUS", "16")
-    rows = json.loads(succeeded(call("profiles", "llama-7b-a800-80gb", "--json")))["schemes"]
-    by_scheme = {row["scheme"]: row["max_len"] for row in rows}
-    assert by_scheme["tp16"] == 132509
-    monkeypatch.setenv("SEQPLAN_JSON", "1")
-    assert json.loads(succeeded(call("profiles", "llama-7b-a800-80gb")))["schemes"] == rows
-    monkeypatch.setenv("SEQPLAN_JSON", "0")
-    assert succeeded(call("profiles")).startswith("profile ")
-
-
 def test_required_options_may_come_from_the_environment(
     lengths: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {
-        "PROFILE": "gpt-7b-a100-40gb",
-        "GPUS": "8",
-        "LENGTHS": str(lengths),
-        "MAX_LEN": str(MAX_LEN),
-        "OUTPUT": str(tmp_path / "proposal.json"),
-    }
-    for name, value in settings.items():
-        monkeypatch.setenv(f"SEQPLAN_{name}", value)
-    succeeded(call("propose"))
-    assert json.loads((tmp_path / "proposal.json").read_text())["max_len"] == MAX_LEN
+    output = tmp_path / "proposal.json"
+    arguments = ("--gpus", 8, "--lengths", lengths, "--max-len", MAX_LEN, "-o", output)
+    monkeypatch.setenv("SEQPLAN_PROFILE", "gpt-7b-a100-40gb")
+    succeeded(call("propose", *arguments))
+    assert json.loads(output.read_text())["profile"]["name"] == "gpt-7b-a100-40gb"
+    # An option goes first.
+    succeeded(call("propose", "--profile", "llama-7b-a800-80gb", *arguments))
+    assert json.loads(output.read_text())["profile"]["name"] == "llama-7b-a800-80gb"
 
 
-def test_a_bad_value_in_the_environment_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SEQPLAN_GPUS", "many")
-    assert "argument --gpus: wants an integer of 1 or more, not 'many'" in complaint(
-        call("profiles", "llama-7b-a800-80gb")
-    )
-    # Another verb does not read it.
-    succeeded(call("explain", "--help"))
-
-
-def test_alternatives_in_the_environment(
-    lockstep: PlannedFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_other_variables_have_no_effect(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lockstep: PlannedFiles
 ) -> None:
-    batches = tmp_path / "batches.jsonl"
-    batches.write_text('{"step":41,"lengths":[5]}\n')
-    monkeypatch.setenv("SEQPLAN_BATCHES", str(batches))
-    assert plan_line(lockstep)["step"] == 41
-    # A flag goes before the environment's choice of the other alternative, too.
-    line = plan_line(lockstep, "--lengths", str(lockstep.lengths), "--steps", 1)
-    assert line["step"] == 0
-    monkeypatch.setenv("SEQPLAN_LENGTHS", str(lockstep.lengths))
-    assert complaint(call("plan", "--proposal", lockstep.proposal)).startswith(
-        "seqplan plan: SEQPLAN_LENGTHS and SEQPLAN_BATCHES exclude each other"
-    )
-    assert plan_line(lockstep, "--batches", str(batches))["step"] == 41
+    monkeypatch.setenv("SEQPLAN_STORE", str(tmp_path / "s.db"))
+    for name in ("SEQPLAN_SERVICE_PORT", "SEQPLAN_SERVICE_HOST", "SEQPLAN_PORT_8400_TCP_PORT"):
+        monkeypatch.setenv(name, "8400")
+    for name in ("PORT", "LENGTHS", "GPUS", "JSON", "STEPS", "BATCHES"):
+        monkeypatch.setenv(f"SEQPLAN_{name}", "tcp://10.0.0.1:8400")
+    assert call("serve", "--list-tokens").code == 0
+    arguments = ("--proposal", lockstep.proposal, "--lengths", lockstep.lengths, "--steps", 1)
+    succeeded(call("plan", *arguments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "nearest"),
+    [
+        (["proposee"], "Did you mean propose?"),
+        (["check", "plans.jsonl", "--profil-e=x"], "Did you mean --profile?"),
+        (["propose", "--method", "serch"], "Did you mean search?"),
+        (["propose", "--trainer", "megatrn"], "Did you mean megatron?"),
+    ],
+)
+def test_the_nearest_name_is_suggested(arguments: list[str], nearest: str) -> None:
+    assert nearest in complaint(call(*arguments))
 
 
 # Output

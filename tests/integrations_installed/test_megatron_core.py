@@ -189,9 +189,9 @@ def schedule_in_another_process() -> str:
     code = (
         "import hashlib\n"
         "from megatron_contract import COST, drawn\n"
-        "from seqplan.integrations.megatron import _grouped\n"
+        "from seqplan.integrations.megatron import _plan_groups\n"
         "from seqplan.integrations.degree_costs import by_degree\n"
-        "ids = _grouped(list(enumerate(drawn(300))), 64, 8192, by_degree(COST, 64))\n"
+        "ids = _plan_groups(list(enumerate(drawn(300))), 64, 8192, by_degree(COST, 64))\n"
         "print(hashlib.sha256(str(ids).encode()).hexdigest())"
     )
     here = str(Path(__file__).parent)

@@ -98,7 +98,7 @@ def propose(
     try:
         profile = usable_profile(Profile.from_json(profile_json, "profile"), request)
         if histogram is None:
-            lengths = np.load(path, mmap_mode="r")
+            lengths = np.load(path)
         else:
             lengths = representative(parse_histogram(histogram.encode(), "histogram"))
         document = make_proposal(

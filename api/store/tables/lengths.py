@@ -31,7 +31,7 @@ def lengths_path(store: Store, key: str) -> Path:
 
 
 def open_lengths(store: Store, key: str) -> npt.NDArray[np.int64]:
-    """Open the array of a data set, which stays on the disk.
+    """Read the array of a data set.
 
     ``ArrayMissing`` if its file is gone, ``ArrayDamaged`` if it differs from the upload.
     """
@@ -80,9 +80,12 @@ def _is_sound(path: Path, key: str, lengths: npt.NDArray[np.int64]) -> bool:
 
 
 def _read_array(path: Path) -> npt.NDArray[np.int64]:
-    """Map an array from the disk; ``ValueError`` for a file that is no array of integers."""
+    """Read an array from disk; ``ValueError`` for a file that is no array of integers.
+
+    It is not mapped: a file that is cut off while it is mapped ends the process by SIGBUS.
+    """
     try:
-        lengths: npt.NDArray[np.int64] = np.load(path, mmap_mode="r", allow_pickle=False)
+        lengths: npt.NDArray[np.int64] = np.load(path, allow_pickle=False)
     except (EOFError, SyntaxError) as error:  # numpy's of a header that is cut or overwritten
         raise ValueError(str(error) or "the file is cut off") from None
     if lengths.dtype != np.int64 or lengths.ndim != 1:

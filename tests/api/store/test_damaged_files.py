@@ -86,3 +86,14 @@ def test_a_damaged_plan_is_an_error_of_the_service(tmp_path: Path, path: str) ->
         problem = served.problem("GET", f"/v1/jobs/{job}/plans/0{path}", status=500)
         assert problem["type"].endswith("damaged")
         assert "the store's plan of step 0 is damaged" in problem["detail"]
+
+
+def test_an_array_outlives_its_file_being_cut_off(tmp_path: Path) -> None:
+    """A mapped array would end the process by SIGBUS."""
+    with serving_here(tmp_path / "s.db") as served:
+        key = stock(served).lengths
+    store = Store(str(tmp_path / "s.db"))
+    lengths = open_lengths(store, key)
+    _cut(tmp_path / "s.db.files" / "lengths" / f"{key}.npy")
+    assert int(lengths.sum()) > 0
+    store.close()

@@ -183,6 +183,7 @@ def test_the_worst_job_comes_first(page: Page, tmp_path: Path) -> None:
             "return document.querySelectorAll('#job-table tbody tr').length === 1"
             " && document.querySelector('#job-table tbody').textContent.includes('d-stopped')"
         )
+        page.open("about:blank")  # it must not request anything of a service that has ended
 
 
 def test_steps_on_axes_are_whole(page: Page, tmp_path: Path) -> None:
@@ -201,6 +202,7 @@ def test_steps_on_axes_are_whole(page: Page, tmp_path: Path) -> None:
         )
         assert {"0", "1"} <= set(splits)
         assert not [words for words in splits if re.fullmatch(r"0\.\d+", words)]
+        page.open("about:blank")
 
 
 def test_charts_show_the_values_of_the_service(page: Page, stocked: Stocked) -> None:

@@ -134,8 +134,10 @@ class Planner:
         cls, proposal: Proposal | Path | str, **options: Unpack[PlannerOptions]
     ) -> Planner:
         """Plan from a proposal or its file; ``options``: keywords of ``Planner``."""
-        if not isinstance(proposal, Proposal):
+        if isinstance(proposal, str | Path):
             proposal = Proposal.load(Path(proposal))
+        if not isinstance(proposal, Proposal):
+            raise TypeError(f"proposal: {proposal!r}. Give a proposal or its file")
         return cls(proposal, **options)
 
     @property

@@ -79,3 +79,8 @@ def test_lengths_of_any_kind() -> None:
         for kind in (data, torch.tensor(data.astype(np.int64)))
     ]
     assert proposals[0].to_json() == proposals[1].to_json()
+
+
+def test_a_proposal_of_another_kind_is_named() -> None:
+    with pytest.raises(TypeError, match=r"proposal: 5\. Give a proposal or its file"):
+        Planner.from_proposal(5)  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """The estimated profiles that ship, with the error that the tables here let one expect.
 
-``python -m seqplan.costs.analytic.validation.shipped_estimates`` writes them into
+``python -m seqplan.costs.derived.shipped_estimates`` writes them into
 ``costs/shipped``.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,12 @@ from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import ClusterHardware
-from seqplan.costs.analytic.validation.training_tables import training_checks
+from seqplan.costs.derived.model_profiles import list_schemes
+from seqplan.costs.derived.expected_error import describe_expected_error
 from seqplan.costs.model_sizes import MODELS, ModelSizes
 from seqplan.costs.profile import Profile
-from seqplan.costs.scheme_rules import scheme_problem
 from seqplan.costs.shipped import catalogue
 from seqplan.plans.format.atomic_file import atomic_write
-from seqplan.plans.scheme import Scheme
 
 CHECKPOINTING = {
     "llama3-8b": "none",
@@ -37,11 +35,8 @@ CHECKPOINTING = {
 DEVICE_NAMES = ("h100-80gb", "h200-141gb")
 NODES = 8
 
-MOST_SHARES, MOST_RING, MOST_STAGES, LEAST_TOKENS = 16, 8, 2, 8192
-"""Of a scheme that ships: ulysses·ring, ring, pp at most, and MaxLen at least, on all nodes."""
-
-CHECKED_BY = "llm-foundry, h100-80gb bf16"
-"""The table whose errors are stated: training in bf16 on the same devices."""
+LEAST_TOKENS = 8192
+"""MaxLen of a scheme that ships, at least, on all nodes."""
 
 
 def names() -> list[str]:
@@ -57,16 +52,7 @@ def document_of(name: str) -> dict[str, Any]:
         ClusterHardware(DEVICES[device], NODES, 8),
     )
     deployment = Deployment(cluster=cluster, sizes=sizes, checkpointing=CHECKPOINTING[model])
-    powers = [2**power for power in range(MOST_SHARES.bit_length())]
-    schemes = [
-        scheme
-        for degrees in product((1, 2, 4, 8), (1, MOST_STAGES), powers, powers)
-        if (scheme := Scheme(*degrees)).sp <= MOST_SHARES
-        and scheme.ring <= MOST_RING
-        and scheme.gpus <= cluster.gpus
-        and scheme.tp * scheme.ulysses <= cluster.gpus_per_node
-        and scheme_problem(scheme, sizes.shape) is None
-    ]
+    schemes = list_schemes(sizes.shape, cluster)
     shape = derive_profile(deployment, schemes, name=name)
     profile = Profile.from_document(shape, name)
     roomy = {
@@ -74,19 +60,8 @@ def document_of(name: str) -> dict[str, Any]:
         for entry in profile.schemes
         if profile.model(entry, cluster.gpus, 1).max_len >= LEAST_TOKENS
     }
-    notes = [*shape.get("notes", ()), _describe_expected_error()]
+    notes = [*shape.get("notes", ()), describe_expected_error("h100-80gb")]
     return {**shape, "schemes": profile.entries_of(roomy), "notes": notes}
-
-
-def _describe_expected_error() -> str:
-    """Describe how far published training runs on an H100 are from their predictions."""
-    (check,) = (check for check in training_checks() if check.name == CHECKED_BY)
-    return (
-        f"expected error: {check.median_error:.0%} (median) and {check.p90_error:.0%} (p90), as of "
-        f"{len(check.rows)} published training runs on H100 in bf16 ({CHECKED_BY}; seqplan "
-        "validate-model), none of them with sequence parallelism between nodes; more where "
-        "something here is unchecked"
-    )
 
 
 def text_of(document: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from seqplan.costs.analytic.validation.shipped_estimates import document_of, names, text_of
+from seqplan.costs.derived.shipped_estimates import document_of, names, text_of
 from seqplan.costs.model_sizes import MODELS, ModelSizes
 from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
 from seqplan.plans.scheme import Scheme

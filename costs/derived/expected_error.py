@@ -1,0 +1,19 @@
+"""The error that published training runs let one expect of a derived profile."""
+
+from __future__ import annotations
+
+from seqplan.costs.analytic.validation.training_tables import training_checks
+
+
+def describe_expected_error(device: str) -> str | None:
+    """Describe how far published runs on a device are from their predictions; None without runs."""
+    name = f"llm-foundry, {device} bf16"
+    check = next((check for check in training_checks() if check.name == name), None)
+    if check is None:
+        return None
+    return (
+        f"expected error: {check.median_error:.0%} (median) and {check.p90_error:.0%} (p90), as of "
+        f"{len(check.rows)} published training runs on {device.partition('-')[0].upper()} in bf16 "
+        f"({check.name}; seqplan validate-model), none of them with sequence parallelism between "
+        "nodes; more where something here is unchecked"
+    )

@@ -1,0 +1,55 @@
+"""Profiles of a model on named devices, for who has measured none: every scheme derived."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+from seqplan.costs.analytic.deployment import CHECKPOINTING, Deployment
+from seqplan.costs.analytic.derive import derive_profile
+from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.derived.expected_error import describe_expected_error
+from seqplan.costs.model_sizes import ModelShape, ModelSizes
+from seqplan.costs.profile import Profile
+from seqplan.costs.scheme_rules import scheme_problem
+from seqplan.plans.scheme import Scheme
+
+MOST_SHARES, MOST_RING, MOST_STAGES = 16, 8, 2
+"""Of a scheme that is derived by default: ulysses·ring, ring and pp at most."""
+
+
+def list_schemes(shape: ModelShape, cluster: ClusterHardware, *, zero: int = 1) -> list[Scheme]:
+    """List the schemes of powers of two that the model and the cluster can run.
+
+    tp · ulysses stays within a node; under ZeRO-3 tp = pp = 1.
+    """
+    powers = [2**power for power in range(MOST_SHARES.bit_length())]
+    layouts = product((1,), (1,)) if zero == 3 else product((1, 2, 4, 8), (1, MOST_STAGES))
+    return [
+        scheme
+        for (tp, pp), ulysses, ring in product(layouts, powers, powers)
+        if (scheme := Scheme(tp, pp, ulysses, ring)).sp <= MOST_SHARES
+        and scheme.ring <= MOST_RING
+        and scheme.gpus <= cluster.gpus
+        and scheme.tp * scheme.ulysses <= cluster.gpus_per_node
+        and scheme_problem(scheme, shape) is None
+    ]
+
+
+def derive_model_profiles(
+    sizes: ModelSizes, cluster: ClusterHardware, *, name: str, zero: int = 1
+) -> Iterator[Profile]:
+    """Derive a profile for each recomputation mode, from none to full.
+
+    Each states its expected error against devices, if published runs on them show one.
+    """
+    schemes = list_schemes(sizes.shape, cluster, zero=zero)
+    expected = describe_expected_error(cluster.hardware.name)
+    for checkpointing in CHECKPOINTING:
+        deployment = Deployment(
+            cluster=cluster, sizes=sizes, checkpointing=checkpointing, zero=zero
+        )
+        document = derive_profile(deployment, schemes, name=name)
+        if expected is not None:
+            document["notes"] = [*document.get("notes", ()), expected]
+        yield Profile.from_document(document, name)

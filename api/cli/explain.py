@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.check import models_of
+from seqplan.api.cli.check.check_plans import models_of
 from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.options import natural
 from seqplan.costs.scheme_model import SchemeModel
@@ -39,7 +39,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         subparsers,
         "explain",
         run,
-        help="explain one step of a plan file",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
     )
@@ -94,6 +93,6 @@ def _witness(plan: Plan, args: argparse.Namespace) -> dict[str, Any]:
     if any(pipeline.micro_step is not None for pipeline in plan.pipelines):
         raise ValueError(
             f"step {plan.step} runs in rounds, whose bound needs no prices. "
-            "Give seqplan check --prove"
+            "Give seqplan check plans --prove"
         )
     return witness_of(plan, models)

@@ -46,7 +46,7 @@ def add_planning_input(parser: argparse.ArgumentParser) -> None:
     from seqplan.planner.cluster import TOKENS_PER_GPU
 
     add = parser.add_argument
-    add("--profile", metavar="NAME|FILE", required=True, help="seqplan profiles")
+    add("--profile", metavar="NAME|FILE", required=True, help="seqplan profile list")
     add("--gpus", metavar="N", type=positive, required=True)
     add("--lengths", metavar="FILE", required=True, help="lengths.npy, or any source of lengths")
     add("--max-len", metavar="L", type=positive, required=True, help="truncate sequences to this")

@@ -84,7 +84,7 @@ def _describe_expected_error() -> str:
     return (
         f"expected error: {check.median_error:.0%} (median) and {check.p90_error:.0%} (p90), as of "
         f"{len(check.rows)} published training runs on H100 in bf16 ({CHECKED_BY}; seqplan "
-        "validate-model), none of them with sequence parallelism between nodes; more where "
+        "profile validate), none of them with sequence parallelism between nodes; more where "
         "something here is unchecked"
     )
 

@@ -24,7 +24,7 @@ STEPS = 14
 
 
 def _refit(*arguments: str | Path) -> Outcome:
-    return call("refit", *arguments)
+    return call("profile", "refit", *arguments)
 
 
 def test_a_slower_cluster_is_warned_of_and_refitted(stocked: Stocked, tmp_path: Path) -> None:

@@ -1,43 +1,32 @@
-"""``seqplan profile`` on this device: measure micro-batches, fit them, write and print the fit."""
+"""``seqplan profile measure``: measure a model on this device and fit its cost model."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
-import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.extras import need_torch
-from seqplan.api.cli.framework.model_options import sizes_of
-from seqplan.api.cli.framework.terminal import ProgressBar, percent, table
+from seqplan.api.cli.framework.model_options import add_model, name_part, sizes_of
+from seqplan.api.cli.framework.options import above_zero, positive
+from seqplan.api.cli.framework.output_file import check_output
+from seqplan.api.cli.framework.terminal import ProgressBar
+from seqplan.api.cli.profile.fitted_profile import add_fitted_output, write_measured
+from seqplan.costs.analytic.deployment import CHECKPOINTING
 from seqplan.costs.fit.busy import busy
-from seqplan.costs.fit.latency_fit import Errors
-from seqplan.costs.fit.measured_profile import (
-    MeasuredFit,
-    ProfiledDevices,
-    find_unfitted,
-    fit_all,
-    profile_document,
-)
-from seqplan.costs.fit.samples import MeasuredOn, Sample
-from seqplan.costs.fit.sync_samples import SyncSample
+from seqplan.costs.fit.samples import Sample
 from seqplan.costs.model_sizes import SIZES, ModelSizes
-from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_rules import scheme_problem
-from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.measure.design import design
+from seqplan.profiler.measure.design import FIT_POINTS, design
 
 if TYPE_CHECKING:  # torch is imported only to measure
     from seqplan.runtime.training.model import ModelConfig
-
-GPUS_PER_NODE = 8
-"""Default of ``--gpus-per-node``."""
 
 BUSY_MACHINE = 1
 """Exit code if the samples are on disk, and too noisy for a profile."""
@@ -47,10 +36,62 @@ LONGEST = 10**9
 
 _RANGE = re.compile(r" *([0-9]{1,99}) *\.\. *([0-9]{1,99}) *")
 
+_DESCRIPTION = """\
+Measure forward and backward of real layers on this device, fit T(l) = a·l² + b·l + c and the memory
+of each scheme, and print the error on held-out lengths and packings. Alone it
+measures schemes of one rank; under torchrun those of several: tensor, pipeline, Ulysses and ring
+parallel, all ranks busy with as many pipelines of a scheme as there is room for. An interrupted run
+goes on from its samples. Fails if the machine is too busy for reliable timing (exit code 1).
+Without the devices, seqplan profile derive has a profile from data sheets.
+"""
 
-def measure_and_write(args: argparse.Namespace) -> int:
-    """Measure what the samples lack and, on rank 0, write the profile; all ranks call it."""
-    sizes = sizes_of(args)
+_EXAMPLES = """\
+examples:
+  seqplan profile measure --model small --device cpu --lengths 64..4096 -o profile.json
+  torchrun --nproc-per-node 8 -m seqplan.api.cli profile measure --model llama3-8b --device cuda \\
+    --schemes u1,u2,u4,u8,u4.r2,tp2,tp4,tp8,tp2.pp2 --lengths 256..131072 -o profile.json
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Register the command and its options."""
+    parser = add_command(
+        subparsers, "profile measure", run, description=_DESCRIPTION, epilog=_EXAMPLES
+    )
+    add_model(parser, required=True)
+    add = parser.add_argument
+    add("--device", choices=("cpu", "cuda"), default="cpu")
+    add("--dtype", choices=("float32", "bfloat16", "float64"), help="default by device")
+    add("--schemes", metavar="LIST", default="u1", help="as u1,u2,u2.r2,tp2,tp2.pp2; default u1")
+    add("--lengths", metavar="FROM..TO", default="64..4096", help="tokens; default %(default)s")
+    add("--points", metavar="N", type=positive, default=FIT_POINTS)
+    add("--measured-layers", metavar="K", type=positive, default=2, help="layers that are run")
+    add("--repeats", metavar="N", type=positive, default=25, help="of a point, at most; default 25")
+    add("--checkpointing", choices=CHECKPOINTING, default="none")
+    add(
+        "--capacity-gib",
+        metavar="GIB",
+        type=above_zero,
+        help="memory of a rank; default the device's",
+    )
+    add(
+        "--even-if-busy",
+        action="store_true",
+        help="write a profile even if the machine had too much else to do",
+    )
+    add("--samples", metavar="FILE", type=Path, help="default OUTPUT.samples.jsonl")
+    add_fitted_output(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure what the samples lack and, on rank 0, write the profile; all ranks call it.
+
+    ``ValueError`` for bad input, ``SampleError`` for bad samples.
+    """
+    check_output(args.output)
+    check_output(args.plot, args.output)
+    sizes = sizes_of(args.model)
     shortest, longest = _range(args.lengths)
     points = design(shortest, longest, points=args.points)
     schemes = _possible_schemes(args, sizes)
@@ -98,6 +139,7 @@ def measure_and_write(args: argparse.Namespace) -> int:
             args,
             measured_on,
             samples,
+            model=name_part(args.model),
             capacity_gib=capacity_bytes(device) / shared / 2**30
             if args.capacity_gib is None
             else args.capacity_gib,
@@ -109,112 +151,6 @@ def measure_and_write(args: argparse.Namespace) -> int:
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
     return 0 if reason is None else BUSY_MACHINE
-
-
-def write_measured(
-    args: argparse.Namespace,
-    measured_on: MeasuredOn,
-    samples: Sequence[Sample],
-    *,
-    capacity_gib: float,
-    context_bytes: int = 0,
-    ranks: int = 1,
-    syncs: Sequence[SyncSample] = (),
-) -> None:
-    """Fit the samples, write the profile and print its errors."""
-    for problem in find_unfitted(samples).values():
-        print(f"{problem}: left out", file=sys.stderr)
-    fit = fit_all(measured_on, samples)
-    gpu = measured_on.device.split(",")[0]
-    devices = ProfiledDevices(
-        gpu=measured_on.device,
-        gpus_per_node=args.gpus_per_node or GPUS_PER_NODE,
-        capacity_bytes=capacity_gib * 2**30,
-        context_bytes=float(context_bytes),
-    )
-    document = profile_document(
-        fit,
-        devices,
-        name=args.name or f"{args.model or 'model'}-{gpu}".lower().replace(" ", "-"),
-        source=_source(measured_on, ranks),
-        syncs=syncs,
-    )
-    Profile.from_document(document, str(args.output))
-    with atomic_write(args.output, "w") as file:
-        file.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
-    if args.plot is not None:
-        _plot(args, document["name"], document["source"], samples, fit)
-    if args.json:
-        print(json.dumps(document, ensure_ascii=False))
-        return
-    print("\n".join([*fit_lines(fit), *_sync_lines(document.get("sync", ()))]))
-    print(f"\n{args.output}: profile {document['name']}")
-
-
-def _source(measured_on: MeasuredOn, ranks: int) -> str:
-    """Describe the profile's origin: the devices, the date and the command."""
-    today = datetime.now(UTC).date().isoformat()
-    command = shlex.join(["seqplan", *sys.argv[1:]])
-    where = measured_on.device if ranks == 1 else f"{measured_on.device}, {ranks} ranks"
-    return f"measured on {where}, {measured_on.dtype}, {today}: {command}"
-
-
-def _plot(
-    args: argparse.Namespace, name: str, source: str, samples: Sequence[Sample], fit: MeasuredFit
-) -> None:
-    from seqplan.api.report.fit_page import render_fits
-
-    layers = fit.measured_on.sizes()["layers"]
-    page = render_fits(name, source, layers, samples, fit.latencies)
-    with atomic_write(args.plot, "w") as file:
-        file.write(page)
-
-
-def fit_lines(fit: MeasuredFit) -> list[str]:
-    """Tabulate the fits of all schemes, with the reasons of suspect ones and notes."""
-    latencies, memory = fit.latencies, fit.memory
-    header = ("scheme", "a ms/token²", "b ms/token", "c ms", "UtilLen", "in-sample", "held out")
-    rows = [
-        (
-            str(scheme),
-            f"{scheme_fit.latency.a:.3g}",
-            f"{scheme_fit.latency.b:.3g}",
-            f"{scheme_fit.latency.c:.3g}",
-            str(scheme_fit.latency.util_len()),
-            _errors(scheme_fit.in_sample),
-            _errors(scheme_fit.held_out),
-            _errors(scheme_fit.packed),
-            scheme_fit.verdict,
-        )
-        for scheme, scheme_fit in latencies.items()
-    ]
-    lines = table((*header, "packed", "verdict"), rows)
-    lines.append("errors: median / p90, relative")
-    lines += [
-        f"{scheme}: {remark}"
-        for scheme, scheme_fit in latencies.items()
-        for remark in (*scheme_fit.reasons, *scheme_fit.notes)
-    ]
-    counted = "peak of the allocator" if memory.of_allocator else "kept by autograd"
-    for tp, per_token in memory.bytes_per_token.items():
-        lines.append(f"memory: {per_token:,.0f} bytes a token at tp {tp}, {counted}")
-    lines.append(f"memory error: {_errors(memory.errors)}")
-    return lines
-
-
-def _sync_lines(entries: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return lines of the model's sync times, by layout and number of ranks."""
-    return [
-        f"sync: {Scheme(entry['tp'], entry['pp'])} on {entry['gpus']} ranks "
-        f"{entry['ms']:,.1f} ms, optimizer {entry['optimizer_ms']:,.1f} ms"
-        for entry in entries
-    ]
-
-
-def _errors(errors: Errors) -> str:
-    if errors.median is None or errors.p90 is None:
-        return "–"
-    return f"{percent(errors.median)} / {percent(errors.p90)}"
 
 
 def _range(text: str) -> tuple[int, int]:
@@ -234,7 +170,7 @@ def _build_measured_model(sizes: ModelSizes, checkpointing: str) -> ModelConfig:
         listed = ", ".join(f"{name} {value}" for name, value in special.items())
         raise ValueError(
             f"model: {listed}: the layers that are measured have none of these; derive a profile "
-            "with --estimate --hardware"
+            "with seqplan profile derive"
         )
     return ModelConfig(
         **{name: getattr(sizes, name) for name in SIZES},
@@ -248,9 +184,9 @@ def _possible_schemes(args: argparse.Namespace, sizes: ModelSizes) -> list[Schem
     """Return the schemes that can be; the others are named with their reason and left out."""
     shape = sizes.shape
     possible: list[Scheme] = []
-    for text in (args.schemes or "u1").split(","):
+    for text in args.schemes.split(","):
         scheme = Scheme.parse(text)
-        problem = scheme_problem(scheme, shape, gpus_per_node=args.gpus_per_node or GPUS_PER_NODE)
+        problem = scheme_problem(scheme, shape, gpus_per_node=args.gpus_per_node)
         if problem is not None:
             if os.environ.get("RANK", "0") == "0":  # torchrun's; one rank speaks for all
                 print(f"{scheme}: {problem}: left out", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""``seqplan train-check``: plans executed by real ranks train as one process does without them."""
+"""``seqplan check training``: compare ranks that execute plans with one process."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ process. Losses, gradient norms and final parameters must agree; exit code 1 if 
 
 _EXAMPLES = """\
 examples:
-  seqplan train-check --plans plans.jsonl --ranks 4 --steps 10
-  seqplan train-check --plans plans.jsonl --ranks 4 --steps 3 --data corpus.idx --dtype float64
+  seqplan check training --plans plans.jsonl --ranks 4 --steps 10
+  seqplan check training --plans plans.jsonl --ranks 4 --steps 3 --data corpus.idx --dtype float64
 """
 
 
@@ -53,9 +53,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the command and its options."""
     parser = add_command(
         subparsers,
-        "train-check",
+        "check training",
         run,
-        help="execute plans on real ranks and compare with one process",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
     )
@@ -82,7 +81,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command: 0 if both runs agree, else 1. ``ValueError`` on bad input."""
-    need_torch("train-check")
+    need_torch("check training")
     plans = first_plans(args.plans, args.ranks, args.steps or STEPS)
     if args.data is not None and not Path(args.data).exists():
         raise ValueError(f"{args.data}: No such file or directory")

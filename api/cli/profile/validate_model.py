@@ -1,4 +1,4 @@
-"""``seqplan validate-model``: the analytic model's predictions and published results."""
+"""``seqplan profile validate``: the analytic model's predictions and published results."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ a table has set are named with it, and where the model misses, the effect that i
 
 _EXAMPLES = """\
 examples:
-  seqplan validate-model
-  seqplan validate-model --rows
+  seqplan profile validate
+  seqplan profile validate --rows
 """
 
 
@@ -31,9 +31,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the command and its options."""
     parser = add_command(
         subparsers,
-        "validate-model",
+        "profile validate",
         run,
-        help="the analytic model and published results",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
     )

@@ -1,4 +1,4 @@
-"""``seqplan refit``: a profile corrected by the step times of a training job."""
+"""``seqplan profile refit``: a profile corrected by the step times of a training job."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _EXAMPLES = """\
 measurements, a line each: {"step":0,"rank":3,"measured_ms":812.5}
 
 examples:
-  seqplan refit --profile profile.json --plans plans.jsonl --measurements times.jsonl \\
+  seqplan profile refit --profile profile.json --plans plans.jsonl --measurements times.jsonl \\
     -o refitted.json
-  seqplan refit --server http://127.0.0.1:8400 --job job -o refitted.json
+  seqplan profile refit --server http://127.0.0.1:8400 --job job -o refitted.json
 """
 
 _PAGE = 1000
@@ -60,9 +60,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the command and its options."""
     parser = add_command(
         subparsers,
-        "refit",
+        "profile refit",
         run,
-        help="correct a profile by measured step times",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
     )

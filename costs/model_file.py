@@ -56,7 +56,7 @@ def _read_sizes(path: Path, fields: dict[str, Any], longest: int | None) -> dict
 
 
 def _read_base(path: Path, base: object, longest: int | None) -> dict[str, int]:
-    """Return the sizes of a known model, or of a config.json relative to the file's folder."""
+    """Return the sizes of ``base``; a config.json is relative to the file's folder."""
     if isinstance(base, str) and base in MODELS:
         return dict(MODELS[base])
     if not isinstance(base, str) or not base.endswith(".json"):

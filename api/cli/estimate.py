@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
             "hardware": deployment.cluster.hardware.name,
             "unchecked": "; ".join(deployment.notes) or None,
             "estimates": [as_json(estimated) for estimated in estimates],
-            "refused": rejected,
+            "rejected": rejected,
         }
         print(json.dumps(document, ensure_ascii=False))
     else:

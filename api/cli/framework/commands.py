@@ -36,8 +36,11 @@ COMMANDS = {
     ),
     "trace": Command("trace", "write one step as a Chrome trace"),
     "compare": Command("compare", "compare plans with other systems, simulated"),
+    "log": Command("log", "list the jobs of a service, and the steps of one"),
     "serve": Command("serve", "serve plans over HTTP"),
     "sidecar": Command("sidecar", "serve one job's plans next to it"),
+    "backup": Command("backup", "copy a service's store to one file"),
+    "restore": Command("restore", "make a store from a backup"),
     "demo": Command("demo", "plan a real data set end to end"),
 }
 """Command → its module and help. A command of two words is in a group."""

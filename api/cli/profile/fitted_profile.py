@@ -32,7 +32,7 @@ GPUS_PER_NODE = 8
 
 
 def add_fitted_output(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a fitted profile: its name, its node and where it is written."""
+    """Add the options of a fitted profile: name, node and output."""
     add = parser.add_argument
     add(
         "--gpus-per-node",

@@ -59,6 +59,9 @@ SURFACE = {
     "--keep-steps --abandon-hours --job-days --grace-days --add-token --list-tokens "
     "--revoke-token --scope",
     "sidecar": "--job!",
+    "log": "--server --store --job --after --token --json",
+    "backup": "STORE --files -o/--output!",
+    "restore": "FILE --store! --files",
     "demo": "--lengths --cpu-profile -o/--output",
 }
 """Arguments of each command as scripts use them; ``!``: must be given."""

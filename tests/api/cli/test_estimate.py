@@ -74,7 +74,7 @@ def test_lists_of_degrees_are_ranked_and_the_impossible_named() -> None:
     ]
     assert len(times) >= 3
     assert times == sorted(times)
-    assert document["refused"]["tp4.r16"] == "its 64 GPUs do not divide the cluster's 8"
+    assert document["rejected"]["tp4.r16"] == "its 64 GPUs do not divide the cluster's 8"
 
 
 def test_a_scheme_that_does_not_fit_is_a_row_and_code_3() -> None:

@@ -141,7 +141,7 @@ def test_refit_of_a_missing_job_is_one_line(stocked: Stocked, tmp_path: Path) ->
         (("--server", served.url, "--job", job), "no rank has measured a step yet"),
         (("--server", served.url, "--job", "none"), "404: there is no job none"),
         (("--server", served.url), "--server requires --job"),
-        (("--server", "ftp://x", "--job", job), "--server: wants http://HOST:PORT"),
+        (("--server", "ftp://x", "--job", job), "--server must be http://HOST:PORT: "),
         (("--server", "http://127.0.0.1:1", "--job", job), "no answer"),
         (("--plans", "p"), "--plans: wants --profile, too"),
     ]:

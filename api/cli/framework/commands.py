@@ -42,6 +42,7 @@ COMMANDS = {
     "backup": Command("backup", "copy a service's store to one file"),
     "restore": Command("restore", "make a store from a backup"),
     "demo": Command("demo", "plan a real data set end to end"),
+    "completion": Command("completion", "print a script that completes commands in a shell"),
 }
 """Command → its module and help. A command of two words is in a group."""
 

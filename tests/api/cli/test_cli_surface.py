@@ -62,6 +62,7 @@ SURFACE = {
     "log": "--server --store --job --after --token --json",
     "backup": "STORE --files -o/--output!",
     "restore": "FILE --store! --files",
+    "completion": "SHELL",
     "demo": "--lengths --cpu-profile -o/--output",
 }
 """Arguments of each command as scripts use them; ``!``: must be given."""
@@ -130,7 +131,7 @@ def test_the_examples_of_the_help_parse() -> None:
         text = succeeded(call(*command.split(), "--help"))
         _, _, examples = text.partition("example")
         commands = examples.partition("\n")[2].replace("\\\n", " ").splitlines()
-        typed = [part for line in commands for part in line.split("&&")]
+        typed = [part.split(" > ")[0] for line in commands for part in line.split("&&")]
         for words in [words for words in map(str.split, typed) if words[:1] == ["seqplan"]]:
             assert parser.parse_args(words[1:])
 

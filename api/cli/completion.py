@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list_arguments(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Yield the arguments of a parser and of its commands, each described by its one line."""
+    """Yield the arguments of a parser and of its commands, described by one line."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for listed in action._choices_actions:

@@ -1,4 +1,4 @@
-"""``seqplan explain``: a readable account of one step."""
+"""``seqplan explain``: one step of a plan file in words."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--witness",
         action="store_true",
-        help="what proves the bound: values of sequences and prices of pipelines, as JSON",
+        help="the proof of the bound: values of sequences and prices of pipelines, as JSON",
     )
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
@@ -86,7 +86,7 @@ def _models(plan: Plan, args: argparse.Namespace) -> Mapping[Scheme, SchemeModel
 
 
 def _witness(plan: Plan, args: argparse.Namespace) -> dict[str, Any]:
-    """Find what proves the step's bound; ``ValueError`` if nothing that can be written does."""
+    """Find the proof of the step's bound; ``ValueError`` if none can be written."""
     models = _models(plan, args)
     if models is None:
         raise ValueError("--witness needs the costs of schemes. Give --profile or --proposal")

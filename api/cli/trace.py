@@ -182,7 +182,7 @@ def _about(plan: Plan, pipeline: PlannedPipeline, event: TimedPass) -> dict[str,
 
 
 def _rounds(plan: Plan, times: PlanTimeline) -> Iterator[dict[str, Any]]:
-    """A mark across all tracks where a round starts."""
+    """Yield a mark across all tracks at the start of each round."""
     starts: dict[int, float] = {}
     for pipeline, placed in zip(plan.pipelines, times.pipelines, strict=True):
         start = placed.start_ms

@@ -24,7 +24,7 @@ from seqplan.api.check_training.check import (
 from seqplan.api.check_training.processes import RankServer, rank_server
 from seqplan.api.check_training.runs import check_training
 from seqplan.api.cli.framework.command import add_command
-from seqplan.api.cli.framework.extras import need_torch
+from seqplan.api.cli.framework.extras import require_torch
 from seqplan.api.cli.framework.options import natural, positive
 from seqplan.api.cli.framework.terminal import Columns, ProgressBar
 from seqplan.costs.profile import Profile
@@ -81,7 +81,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command: 0 if both runs agree, else 1. ``ValueError`` on bad input."""
-    need_torch("check training")
+    require_torch("check training")
     plans = first_plans(args.plans, args.ranks, args.steps or STEPS)
     if args.data is not None and not Path(args.data).exists():
         raise ValueError(f"{args.data}: No such file or directory")
@@ -150,7 +150,7 @@ def print_check(
 
 
 def warnings(plans: Sequence[Plan]) -> list[str]:
-    """What may take long on this machine."""
+    """Return cautions of work that may take long on this machine."""
     cautions = []
     largest = max(plan.tokens for plan in plans)
     if largest >= LARGE_STEP:
@@ -179,7 +179,7 @@ def setting_lines(plans: Sequence[Plan], data: str | None, dtype: str) -> list[s
 
 
 def verdict_lines(check: Check, profile: Profile | None = None) -> list[str]:
-    """What the times of the table are, and whether the runs agree."""
+    """Explain the columns of the table, and state whether the runs agree."""
     gates = check.gates
     return [
         "pulled: parameters that the fullest rank gets from the others; as many gradients go back",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seqplan.api.cli.framework.command import add_command
-from seqplan.api.cli.framework.extras import need_torch
+from seqplan.api.cli.framework.extras import require_torch
 from seqplan.api.cli.framework.model_options import add_model, name_part, sizes_of
 from seqplan.api.cli.framework.options import above_zero, positive
 from seqplan.api.cli.framework.output_file import check_output
@@ -85,7 +85,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure what the samples lack and, on rank 0, write the profile; all ranks call it.
+    """Measure missing samples and, on rank 0, write the profile; all ranks call it.
 
     ``ValueError`` for bad input, ``SampleError`` for bad samples.
     """
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     points = design(shortest, longest, points=args.points)
     schemes = _possible_schemes(args, sizes)
 
-    need_torch("measuring a profile")
+    require_torch("measuring a profile")
     import torch
 
     from seqplan.profiler.measure.device import capacity_bytes, context_bytes
@@ -121,10 +121,10 @@ def run(args: argparse.Namespace) -> int:
         def report(done: int, of: int, left_s: float, sample: Sample) -> None:
             progress(f"{sample.scheme}, {sample.tokens:,} tokens; {left_s:.0f} s left", done, of)
 
-        def complain(text: str) -> None:
+        def warn(text: str) -> None:
             print(f"\n{text}", file=sys.stderr, flush=True)
 
-        measured_on, samples, syncs = measure(task, path, rank, world_size, report, complain)
+        measured_on, samples, syncs = measure(task, path, rank, world_size, report, warn)
     reason = None if args.even_if_busy else busy(samples)
     if reason is not None:
         print(
@@ -155,10 +155,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _range(text: str) -> tuple[int, int]:
     if (ends := _RANGE.fullmatch(text)) is None:
-        raise ValueError(f"--lengths {text!r}: wants FROM..TO in tokens, as 64..4096")
+        raise ValueError(f"--lengths must be FROM..TO in tokens, as 64..4096: {text!r}")
     first, last = int(ends[1]), int(ends[2])
     if last > LONGEST:
-        raise ValueError(f"--lengths {text}: wants at most {LONGEST:,} tokens")
+        raise ValueError(f"--lengths must be at most {LONGEST:,} tokens: {text}")
     return first, last
 
 
@@ -188,7 +188,7 @@ def _possible_schemes(args: argparse.Namespace, sizes: ModelSizes) -> list[Schem
         scheme = Scheme.parse(text)
         problem = scheme_problem(scheme, shape, gpus_per_node=args.gpus_per_node)
         if problem is not None:
-            if os.environ.get("RANK", "0") == "0":  # torchrun's; one rank speaks for all
+            if os.environ.get("RANK", "0") == "0":  # torchrun's; one rank prints it
                 print(f"{scheme}: {problem}: left out", file=sys.stderr)
         elif scheme not in possible:
             possible.append(scheme)

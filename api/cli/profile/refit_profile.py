@@ -48,7 +48,7 @@ _PAGE = 1000
 
 @dataclass(frozen=True)
 class _Material:
-    """What a profile is compared with; ``where``: its name in messages."""
+    """Plans and measured times to compare a profile with; ``where``: their name in messages."""
 
     profile: Profile
     plans: Iterable[Plan]
@@ -77,7 +77,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--job", metavar="ID", help="with --server")
     parser.add_argument(
         "--token",
-        help="for a service that wants one; better in SEQPLAN_TOKEN, which ps cannot show",
+        help="for a service that requires one; better in SEQPLAN_TOKEN, which ps cannot show",
     )
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="without: only compare")
     parser.add_argument("--json", action="store_true")
@@ -187,7 +187,7 @@ def _of_files(args: argparse.Namespace) -> _Material:
 
     for name in ("profile", "measurements"):
         if getattr(args, name) is None:
-            raise ValueError(f"--plans: wants --{name}, too")
+            raise ValueError(f"--plans requires --{name}")
     profile = find_profile(args.profile)
     return _Material(
         profile, read_plans(args.plans), read_measurements(args.measurements), args.plans

@@ -122,7 +122,7 @@ def _names(rows: list[dict[str, Any]]) -> str:
 
 
 def scheme_notes(profile: Profile) -> list[str]:
-    """Flags, doubts and where derived coefficients come from, wrapped."""
+    """Return flags, doubts and the origin of derived coefficients, wrapped."""
     notes = [f"* {entry.scheme}: {entry.flag}" for entry in profile.schemes if entry.flag]
     notes += [f"? {scheme}: {doubt}" for scheme, doubt in doubts(profile.schemes).items()]
     if any(entry.origin == "derived" for entry in profile.schemes):

@@ -17,7 +17,7 @@ _DESCRIPTION = """\
 Predict published results with the model of seqplan estimate: attention and training throughput
 (USP), fitted latencies and MaxLen (Hydraulis), all-to-all times (FlexSP), training on A100 and H100
 (llm-foundry, NVIDIA), attention kernels. Nothing is scaled to the published figures; constants that
-a table has set are named with it, and where the model misses, the effect that it lacks.
+a table has set are named with it, and for misses the effect that the model lacks.
 """
 
 _EXAMPLES = """\

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seqplan.api.cli.framework.command import add_command
-from seqplan.api.cli.framework.extras import need_torch
+from seqplan.api.cli.framework.extras import require_torch
 from seqplan.api.cli.framework.options import above_zero
 from seqplan.api.cli.framework.output_file import check_output
 from seqplan.api.cli.framework.terminal import percent, table
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command: 0 if no limit is missed, else 1. ``ValueError`` on bad input."""
     names = _names(args.checks)
     check_output(args.output)
-    need_torch("profile verify")
+    require_torch("profile verify")
     import torch
 
     from seqplan.profiler.measure.device import capacity_bytes, device_name

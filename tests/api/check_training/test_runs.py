@@ -31,7 +31,7 @@ from small_check import (
 from seqplan.api.check_training import check as train_check
 from seqplan.api.check_training.check import Gates
 from seqplan.api.check_training.processes import RankServer, rank_server
-from seqplan.api.cli.check import check_training as verb
+from seqplan.api.cli.check import check_training as check_command
 from seqplan.plans.format.codec import to_json
 from seqplan.plans.format.plan_file import read_plans
 from seqplan.plans.scheme import Scheme
@@ -70,7 +70,7 @@ def server() -> Iterator[RankServer]:
 @pytest.fixture
 def in_server(server: RankServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands called in this process have their ranks from the shared server."""
-    monkeypatch.setattr(verb, "rank_server", lambda: nullcontext(server))
+    monkeypatch.setattr(check_command, "rank_server", lambda: nullcontext(server))
 
 
 @pytest.mark.usefixtures("in_server")

@@ -51,17 +51,17 @@ SOURCES: dict[str, tuple[str, bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize("verb", ["propose", "plan", "lengths"])
+@pytest.mark.parametrize("command", ["propose", "plan", "lengths"])
 @pytest.mark.parametrize("case", SOURCES)
 def test_bad_lengths(
-    case: str, verb: str, tmp_path: Path, output: Path, lockstep: PlannedFiles
+    case: str, command: str, tmp_path: Path, output: Path, lockstep: PlannedFiles
 ) -> None:
     name, content, message = SOURCES[case]
     source = tmp_path / name
     source.write_bytes(content)
-    if verb == "propose":
+    if command == "propose":
         line = complaint(propose(source, output))
-    elif verb == "plan":
+    elif command == "plan":
         line = complaint(call("plan", "--proposal", lockstep.proposal, source, "-o", output))
     else:
         line = complaint(call("lengths", source, "-o", output.with_suffix(".npy")))

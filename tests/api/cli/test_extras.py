@@ -19,7 +19,7 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_torch")
-def test_training_and_measuring_need_torch(dense: PlannedFiles, tmp_path: Path) -> None:
+def test_training_and_measuring_require_torch(dense: PlannedFiles, tmp_path: Path) -> None:
     install = "needs the torch package: pip install 'seqplan[runtime]'"
     check = call("check", "training", "--plans", dense.plans, "--ranks", 4, "--steps", 1)
     assert complaint(check) == f"check training {install}"

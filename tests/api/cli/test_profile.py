@@ -208,10 +208,13 @@ def test_measurements_on_ranks_complete_a_profile(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--lengths", "9"), "--lengths '9': wants FROM..TO"),
+        (("--lengths", "9"), "--lengths must be FROM..TO in tokens, as 64..4096: '9'"),
         (("--lengths", "90..9"), "lengths must rise"),
-        (("--lengths", "64..99999999999999999999"), "wants at most 1,000,000,000 tokens"),
-        (("--lengths", "64..²"), "--lengths '64..²': wants FROM..TO"),
+        (
+            ("--lengths", "64..99999999999999999999"),
+            "--lengths must be at most 1,000,000,000 tokens",
+        ),
+        (("--lengths", "64..²"), "as 64..4096: '64..²'"),
         (("--capacity-gib", "0"), "argument --capacity-gib: must be a number above 0: '0'"),
         (("--capacity-gib", "inf"), "must be a number above 0: 'inf'"),
         (("--schemes", "u3"), "tp·ulysses = 3 does not divide the 4 attention heads: left out"),

@@ -80,8 +80,7 @@ class _Parser(argparse.ArgumentParser):
         except argparse.ArgumentError as error:
             choices = [str(choice) for choice in action.choices or ()]
             if isinstance(action, argparse._SubParsersAction):
-                nearest = _nearest(str(value), choices) or f". There are {', '.join(choices)}"
-                self.error(f"unknown command: {value!r}{nearest}")
+                self.error(f"unknown command: {value!r}{_nearest(str(value), choices)}")
             error.message += _nearest(str(value), choices)
             raise
 

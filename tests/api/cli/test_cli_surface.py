@@ -138,7 +138,7 @@ def test_the_examples_of_the_help_parse() -> None:
     [
         ([], "the following arguments are required: COMMAND"),
         (["replan"], "unknown command: 'replan'. Did you mean plan?"),
-        (["zzz"], "unknown command: 'zzz'. There are lengths, profile, estimate, "),
+        (["zzz"], "unknown command: 'zzz' (see seqplan --help)"),
         (["profile"], "seqplan profile: the following arguments are required: COMMAND"),
         (["profile", "shwo"], "seqplan profile: unknown command: 'shwo'. Did you mean show?"),
         (["plan"], "the following arguments are required: DATA, --proposal"),
@@ -223,6 +223,19 @@ def test_help_is_light() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert completed.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("group", ["", *GROUPS])
+def test_lists_of_commands_load_none(group: str) -> None:
+    code = (
+        "import contextlib, sys; from seqplan.api.cli import main\n"
+        f"with contextlib.suppress(SystemExit): main([*{group.split()}, '--help'])\n"
+        "print([name for name in ('numpy', 'seqplan.planner') if name in sys.modules])"
+    )
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert completed.stdout.endswith("\n[]\n")
 
 
 # Environment

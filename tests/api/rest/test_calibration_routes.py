@@ -143,7 +143,7 @@ def test_refit_of_a_missing_job_is_one_line(stocked: Stocked, tmp_path: Path) ->
         (("--server", served.url), "--server requires --job"),
         (("--server", "ftp://x", "--job", job), "--server must be http://HOST:PORT: "),
         (("--server", "http://127.0.0.1:1", "--job", job), "no answer"),
-        (("--plans", "p"), "--plans: wants --profile, too"),
+        (("--plans", "p"), "--plans requires --profile"),
     ]:
         assert message in complaint(_refit(*arguments))
 

@@ -23,7 +23,7 @@ from seqplan.costs.config_layers import ConfigError, ConfigLayers
 _TIED = "tie_word_embeddings"
 
 _FIX = (
-    "Sizes can be given as flags (--hidden, --layers, …) without --model; a key without effect on "
+    "A file can state sizes by their names here (hidden, layers, …); a key without effect on "
     "the layers can be taken out of the file"
 )
 

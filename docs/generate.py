@@ -36,23 +36,26 @@ FACES = {"seqplan": "seqplan"} | {
 COLUMNS = "80"
 
 
-def verbs() -> str:
-    """A section for each verb with its help."""
-    from seqplan.api.cli import VERBS
+def commands() -> str:
+    """A section for each command with its help."""
+    from seqplan.api.cli import COMMANDS
 
-    return "\n\n".join(f"### {verb}\n\n```text\n{help_of(verb)}\n```" for verb in VERBS)
+    return "\n\n".join(f"### {name}\n\n```text\n{help_of(name)}\n```" for name in COMMANDS)
 
 
-def help_of(verb: str) -> str:
-    """What ``seqplan COMMAND --help`` prints, whatever this process's environment is."""
+def help_of(command: str) -> str:
+    """The output of ``seqplan COMMAND --help``, for any environment of this process."""
     from seqplan.api.cli import build_parser
 
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = COLUMNS
     try:
-        commands = build_parser({}, [verb])._actions[-1].choices
-        assert isinstance(commands, dict)
-        return str(commands[verb].format_help()).strip()
+        parser = build_parser({}, [command])
+        for word in command.split():
+            choices = parser._actions[-1].choices
+            assert isinstance(choices, dict)
+            parser = choices[word]
+        return parser.format_help().strip()
     finally:
         del os.environ["COLUMNS"]
         if before is not None:
@@ -108,7 +111,7 @@ def _sentence(text: str) -> str:
 
 
 PARTS: dict[str, tuple[str, Callable[[], str]]] = {
-    "verbs": ("command-line.md", verbs),
+    "commands": ("command-line.md", commands),
     "routes": ("service.md", routes),
     "names": ("architecture.md", names),
 }

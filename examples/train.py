@@ -116,7 +116,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--checkpoints", required=True, help="folder that all ranks share")
     parser.add_argument("--checkpoint-every", type=int, default=5, help="steps between checkpoints")
     parser.add_argument("--export", help="write the trained parameters here at the end")
-    parser.add_argument("--times", help="append step times here, for seqplan refit")
+    parser.add_argument("--times", help="append step times here, for seqplan profile refit")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     return parser.parse_args()
 

@@ -1,9 +1,9 @@
-"""The command line: ``seqplan COMMAND`` is the module of that name.
+"""The command line: ``framework/commands.py`` names the module of each command.
 
-Read any command; their frame is in ``framework``, and parts of the longest ones in
-``verb_parts``.
+Read any command; their frame is in ``framework``, and parts of the longest ones in ``parts``.
 """
 
-from seqplan.api.cli.framework.entry import VERBS, build_parser, main
+from seqplan.api.cli.framework.commands import COMMANDS
+from seqplan.api.cli.framework.entry import build_parser, main
 
-__all__ = ["VERBS", "build_parser", "main"]
+__all__ = ["COMMANDS", "build_parser", "main"]

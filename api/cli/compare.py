@@ -88,7 +88,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         subparsers,
         "compare",
         run,
-        help="compare plans with other systems, simulated",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
     )

@@ -19,13 +19,13 @@ from seqplan.api.check_training.every_kind import (
     plan_every_kind,
 )
 from seqplan.api.check_training.processes import RankServer, rank_server
+from seqplan.api.cli.check.check_training import print_check
 from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.extras import RUNTIME, lacks_torch
 from seqplan.api.cli.framework.terminal import ProgressBar, percent, seconds, table
 from seqplan.api.cli.plan import StepRow, plan_rows, summary_lines
-from seqplan.api.cli.profiles import scheme_notes, scheme_rows, scheme_table
+from seqplan.api.cli.profile.show_profile import scheme_notes, scheme_rows, scheme_table
 from seqplan.api.cli.propose import proposal_lines
-from seqplan.api.cli.train_check import print_check
 from seqplan.costs.lengths import histogram_lines, read_lengths, summarise
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import find_profile
@@ -59,7 +59,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         subparsers,
         "demo",
         run,
-        help="plan a real data set end to end",
         description=_DESCRIPTION,
         epilog="example:\n  seqplan demo --lengths examples/data/code.npy -o out\n",
     )
@@ -95,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     print("\n".join(scheme_table(rows_of_schemes, CLUSTER.gpus)))
     print("\n".join(scheme_notes(measured)))
     more = len(profile.schemes) - len(measured.schemes)
-    print(f"and {more} derived from these: with Ulysses and ring (seqplan profiles)")
+    print(f"and {more} derived from these: with Ulysses and ring (seqplan profile show)")
 
     _title(f"3. Proposal: {CLUSTER.tokens:,} tokens a step, context {CLUSTER.max_len:,}")
     with ProgressBar(sys.stderr) as progress:

@@ -10,6 +10,7 @@ from typing import Any
 
 from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.model_options import (
+    FILES,
     add_cluster,
     add_model,
     add_training,
@@ -29,13 +30,14 @@ NONE_FITS = 3
 _DESCRIPTION = """\
 Estimate an iteration of equal sequences: milliseconds by term, TFLOP/s, model FLOPs utilization,
 and bytes on the fullest GPU. From data sheets and kernel efficiencies; nothing is measured (see
-seqplan validate-model for how far that is right). Lists of degrees give a table, fastest first;
+seqplan profile validate for how far that is right). Lists of degrees give a table, fastest first;
 schemes that do not fit into memory come last, after tight ones: within a tenth of the memory,
 the error of the bytes. Exit code 3: estimates are printed, and none of them fits or is tight;
 2: no scheme can run at all.
 """
 
-_EXAMPLES = """\
+_EXAMPLES = f"""\
+{FILES}
 examples:
   seqplan estimate --model llama3-8b --hardware a800-80gb --nodes 2 --ulysses 4 --ring 4 \\
     --seq-len 65536 --batch 1
@@ -50,12 +52,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         subparsers,
         "estimate",
         run,
-        help="estimate time and memory from data sheets",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
     )
-    add_model(parser, required=False)
-    add_cluster(parser, required=True)
+    add_model(parser, required=True)
+    add_cluster(parser)
     for axis in ("tp", "pp", "ulysses", "ring"):
         parser.add_argument(
             f"--{axis}", metavar="N,N", type=_degrees, default=(1,), help="default 1"
@@ -100,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
             "hardware": deployment.cluster.hardware.name,
             "unchecked": "; ".join(deployment.notes) or None,
             "estimates": [as_json(estimated) for estimated in estimates],
-            "refused": rejected,
+            "rejected": rejected,
         }
         print(json.dumps(document, ensure_ascii=False))
     else:

@@ -1,4 +1,4 @@
-"""``seqplan explain``: a readable account of one step."""
+"""``seqplan explain``: one step of a plan file in words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.check import models_of
+from seqplan.api.cli.check.check_plans import models_of
 from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.options import natural
 from seqplan.costs.scheme_model import SchemeModel
@@ -39,7 +39,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         subparsers,
         "explain",
         run,
-        help="explain one step of a plan file",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
     )
@@ -50,7 +49,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--witness",
         action="store_true",
-        help="what proves the bound: values of sequences and prices of pipelines, as JSON",
+        help="the proof of the bound: values of sequences and prices of pipelines, as JSON",
     )
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
@@ -87,13 +86,13 @@ def _models(plan: Plan, args: argparse.Namespace) -> Mapping[Scheme, SchemeModel
 
 
 def _witness(plan: Plan, args: argparse.Namespace) -> dict[str, Any]:
-    """Find what proves the step's bound; ``ValueError`` if nothing that can be written does."""
+    """Find the proof of the step's bound; ``ValueError`` if none can be written."""
     models = _models(plan, args)
     if models is None:
         raise ValueError("--witness needs the costs of schemes. Give --profile or --proposal")
     if any(pipeline.micro_step is not None for pipeline in plan.pipelines):
         raise ValueError(
             f"step {plan.step} runs in rounds, whose bound needs no prices. "
-            "Give seqplan check --prove"
+            "Give seqplan check plans --prove"
         )
     return witness_of(plan, models)

@@ -51,7 +51,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         subparsers,
         "lengths",
         run,
-        help="read, describe and keep the sequence lengths of a data set",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
     )

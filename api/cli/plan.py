@@ -59,7 +59,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         subparsers,
         "plan",
         run,
-        help="plan steps from a proposal",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
     )

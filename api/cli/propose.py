@@ -46,7 +46,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         subparsers,
         "propose",
         run,
-        help="propose strategies for a data set",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
     )
@@ -151,8 +150,8 @@ def proposal_lines(proposal: Proposal) -> list[str]:
     if derived := count_derived_schemes(proposal):
         of = "scheme of the candidates is" if derived == 1 else "schemes of the candidates are"
         notes.append(
-            f"{derived} {of} derived, not measured (seqplan profiles); measuring them on your GPUs "
-            "is one command (seqplan profile)."
+            f"{derived} {of} derived, not measured (seqplan profile show); measuring them on your "
+            "GPUs is one command (seqplan profile measure)."
         )
     if notes:
         lines.append("")

@@ -36,7 +36,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         subparsers,
         "serve",
         run,
-        help="serve plans over HTTP",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
     )

@@ -54,7 +54,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         subparsers,
         "sidecar",
         run,
-        help="serve one job's plans next to it",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
     )

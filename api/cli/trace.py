@@ -42,7 +42,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         subparsers,
         "trace",
         run,
-        help="write one step as a Chrome trace",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
     )
@@ -67,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if broken := lint(plan, None):
         raise ValueError(
             f"{args.plans}: step {plan.step} breaks a rule ({broken[0]}); "
-            "seqplan check lists all that is wrong"
+            "seqplan check plans lists every broken rule"
         )
     document = json.dumps(trace(plan, *_forward_fraction(plan, args)), separators=(",", ":"))
     if args.output is None:
@@ -183,7 +182,7 @@ def _about(plan: Plan, pipeline: PlannedPipeline, event: TimedPass) -> dict[str,
 
 
 def _rounds(plan: Plan, times: PlanTimeline) -> Iterator[dict[str, Any]]:
-    """A mark across all tracks where a round starts."""
+    """Yield a mark across all tracks at the start of each round."""
     starts: dict[int, float] = {}
     for pipeline, placed in zip(plan.pipelines, times.pipelines, strict=True):
         start = placed.start_ms

@@ -77,7 +77,7 @@ export function drawCalibration(calibration) {
   const command = find("#refit code");
   if (command.dataset.job !== calibration.job) write(find("#copy-refit"), "Copy");
   command.dataset.job = calibration.job;
-  write(command, `seqplan refit --server ${server} --job ${calibration.job} -o refitted.json`);
+  write(command, `seqplan profile refit --server ${server} --job ${calibration.job} -o refitted.json`);
   find("#calibration-table").hidden = schemes.length === 0;
   find("#calibration-table tbody").replaceChildren(...schemes.map(row));
   find("#scatters").replaceChildren(...schemes.filter((each) => each.points.length).map(scatter));

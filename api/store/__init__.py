@@ -4,5 +4,6 @@ Read ``schema`` (the tables), ``rows`` (their records), ``store`` (opening one, 
 then the file of the table in question in ``tables``. ``migrations`` bring the tables of older
 stores to this version; ``notices`` inform the other services of a shared store; ``outages``
 are transient errors, ``ownership`` is one service's at a time, ``folder_mark`` binds the
-folder of arrays to its database.
+folder of arrays to its database. ``read_only`` and ``backup`` read a store
+that a service may be using.
 """

@@ -54,14 +54,14 @@ class Store:
     """
 
     def __init__(self, url: str, files: Path | None = None, *, in_use: bool = False) -> None:
-        self.where, database = _parse_address(url)
+        self.where, database = parse_address(url)
         if files is None:
             if database is None:
                 raise StoreError(
                     f"{self.where}: name a folder for uploaded arrays with --files (files in a "
                     "job file)"
                 )
-            files = _beside(database)
+            files = default_files(database)
         self.files = files
         self._shared = database is None
         self._turns = Turns()
@@ -239,7 +239,7 @@ class Claim:
     writing: Callable[..., AbstractContextManager[Connection]]
 
 
-def _beside(database: str) -> Path:
+def default_files(database: str) -> Path:
     """Return the folder of arrays of a SQLite file: next to it, or to its link's target."""
     files = Path(f"{database}.files")
     if Path(database).is_symlink() and not files.exists():
@@ -247,7 +247,7 @@ def _beside(database: str) -> Path:
     return files
 
 
-def _parse_address(url: str) -> tuple[str, str | None]:
+def parse_address(url: str) -> tuple[str, str | None]:
     """Return the store's name for messages (no password), and the path of a SQLite file."""
     if "://" not in url:
         return url, url
@@ -271,7 +271,7 @@ def _engine(url: str, database: str | None) -> Engine:
             engine = create_engine(url, pool_pre_ping=True, max_overflow=_UNBOUNDED)
             return engine.execution_options(origin=secrets.token_hex(8))
         except NoSuchModuleError as error:
-            raise StoreError(f"{_parse_address(url)[0]}: {error}") from None
+            raise StoreError(f"{parse_address(url)[0]}: {error}") from None
     engine = create_engine(
         f"sqlite:///{database}",
         connect_args={"timeout": _BUSY_MS / 1000},

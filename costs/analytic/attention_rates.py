@@ -69,8 +69,8 @@ RATES: dict[tuple[str, str], AttentionRate] = {
 - Ada: 95 % forward is assumed, of an L20, whose tensor cores run at half the rate of their kind and
   leave the rest of a kernel time to keep up: with 85 % the kernels alone would take longer than all
   of USP's basic ring at 128K.
-- Hopper: set, to two digits, by 84 published calls (``seqplan validate-model``: attention kernels,
-  h100-80gb). FlashAttention 1 is assumed as much slower than 2 as on Ampere.
+- Hopper: set, to two digits, by 84 published calls (``seqplan profile validate``: attention
+  kernels, h100-80gb). FlashAttention 1 is assumed as much slower than 2 as on Ampere.
 - Blackwell: FlashAttention-2 is assumed to do as much in a multiprocessor as on Hopper. It, cuDNN
   there and all on CDNA 3 are assumptions, compared with no measurement.
 """

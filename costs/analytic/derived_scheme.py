@@ -68,7 +68,7 @@ def fit_residuals(errors: Sequence[Errors], *, largest: bool = False) -> str:
     return (
         f"a·l² + b·l + c is within {max(medians):.1%} (median) and {max(most):.1%} (p90) of the "
         f"analytic terms in the worst scheme{nowhere}; how far those are from devices: seqplan "
-        "validate-model"
+        "profile validate"
     )
 
 

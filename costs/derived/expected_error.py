@@ -14,6 +14,6 @@ def describe_expected_error(device: str) -> str | None:
     return (
         f"expected error: {check.median_error:.0%} (median) and {check.p90_error:.0%} (p90), as of "
         f"{len(check.rows)} published training runs on {device.partition('-')[0].upper()} in bf16 "
-        f"({check.name}; seqplan validate-model), none of them with sequence parallelism between "
+        f"({check.name}; seqplan profile validate), none of them with sequence parallelism between "
         "nodes; more where something here is unchecked"
     )

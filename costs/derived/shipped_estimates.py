@@ -15,8 +15,8 @@ from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import ClusterHardware
-from seqplan.costs.derived.model_profiles import list_schemes
 from seqplan.costs.derived.expected_error import describe_expected_error
+from seqplan.costs.derived.model_profiles import list_schemes
 from seqplan.costs.model_sizes import MODELS, ModelSizes
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped import catalogue

@@ -134,7 +134,7 @@ def _parse(path: Path, content: bytes) -> tuple[MeasuredOn, list[Sample], list[S
     if not lines:
         raise SampleError(
             f"{path}: holds no samples: its first line has no end, as of a run that was killed; "
-            "the same seqplan profile command goes on with it"
+            "the same seqplan profile measure goes on with it"
         )
     number = 1
     try:

@@ -70,7 +70,7 @@ def fit_sync(samples: Iterable[SyncSample], layers: int) -> list[dict[str, Any]]
         if len(by_layers) == 1 and stage not in by_layers:
             raise SampleError(
                 f"the sync of tp{tp}.pp{pp} on {ranks} ranks was measured with "
-                f"{min(by_layers)} layers a stage only; the same seqplan profile command goes on"
+                f"{min(by_layers)} layers a stage only; the same seqplan profile measure goes on"
             )
         entry: dict[str, Any] = {"tp": tp, "pp": pp, "gpus": ranks}
         for field in _TIMES:

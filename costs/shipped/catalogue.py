@@ -28,7 +28,7 @@ def load_shipped(name: str) -> Profile:
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ProfileError(
             f"profile {name!r} is neither a file nor a shipped profile{hint} "
-            "(seqplan profiles lists them)"
+            "(seqplan profile list has them)"
         )
     text = resources.files("seqplan.costs.shipped").joinpath(f"{name}.json").read_text("utf-8")
     return Profile.from_json(text, f"profile {name}")

@@ -138,9 +138,9 @@ def serving_here(
 
 
 @contextmanager
-def serving(*arguments: str | Path | int, verb: str = "serve") -> Iterator[ServedProcess]:
+def serving(*arguments: str | Path | int, command: str = "serve") -> Iterator[ServedProcess]:
     """``seqplan serve`` until the block ends; then it must have ended well or been killed."""
-    process = CommandProcess(verb, *arguments, stderr=subprocess.PIPE)
+    process = CommandProcess(command, *arguments, stderr=subprocess.PIPE)
     assert process.stderr is not None
     try:
         stderr, url = "", None

@@ -213,7 +213,7 @@ def test_unmodeled_configs_are_rejected_by_key_and_value(name: str, message: str
     text = str(raised.value)
     assert text.startswith(f"{path}: not modeled: ")
     assert message in text
-    assert "Sizes can be given as flags (--hidden, --layers, …) without --model" in text
+    assert "A file can state sizes by their names here (hidden, layers, …)" in text
     assert "\n" not in text
 
 

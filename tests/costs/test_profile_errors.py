@@ -241,7 +241,7 @@ def test_an_unknown_name_gives_the_nearest(name: str, near: str) -> None:
         find_profile(name)
     assert str(caught.value) == (
         f"profile {name!r} is neither a file nor a shipped profile; did you mean {near}? "
-        "(seqplan profiles lists them)"
+        "(seqplan profile list has them)"
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from seqplan.api.cli import VERBS
+from seqplan.api.cli import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -94,12 +94,12 @@ def test_every_page_is_in_the_readme() -> None:
     assert [page.name for page in PAGES[1:] if f"(docs/{page.name})" not in text] == []
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_the_help_of_every_verb(verb: str) -> None:
-    section = rf"^### {verb}\n\n```text\n(.*?)^```$"
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_every_command(command: str) -> None:
+    section = rf"^### {command}\n\n```text\n(.*?)^```$"
     part = re.search(section, of(DOCS / "command-line.md"), re.MULTILINE | re.DOTALL)
-    assert part is not None, f"docs/command-line.md has no section {verb}: run docs/generate.py"
-    assert normalize(part[1]) == normalize(generator().help_of(verb)), "run docs/generate.py"
+    assert part is not None, f"docs/command-line.md has no section {command}: run docs/generate.py"
+    assert normalize(part[1]) == normalize(generator().help_of(command)), "run docs/generate.py"
 
 
 def normalize(text: str) -> str:

@@ -1,7 +1,8 @@
 """The frame of all commands: from arguments to an exit code, options, environment and terminal.
 
-Read ``entry`` (runs a command, every error is one line), ``command`` and ``options`` (what
-commands share), ``environment`` (defaults from ``SEQPLAN_*``), ``terminal`` (tables and
-progress), ``output_file``, ``extras`` (packages that are absent); ``job_file`` and
-``service_client`` read a sidecar's file and a running service. All is public to the commands.
+Read ``commands`` (their names and modules), ``entry`` (runs one, every error is one line),
+``command`` and ``options`` (shared by commands), ``renamed`` (old spellings), ``environment``
+(defaults from ``SEQPLAN_*``), ``terminal`` (tables and progress), ``output_file``, ``extras``
+(packages that are absent); ``job_file`` and ``service_client`` read a sidecar's file and a running
+service. All is public to the commands.
 """

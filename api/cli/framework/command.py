@@ -6,23 +6,24 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from seqplan.api.cli.framework.commands import COMMANDS
+
 
 def add_command(
     subparsers: Any,
     name: str,
     run: Callable[[argparse.Namespace], int],
     *,
-    help: str,
     description: str,
     epilog: str,
 ) -> argparse.ArgumentParser:
-    """Register a command and return its parser; the parsed arguments carry ``run``.
+    """Register a command of ``COMMANDS`` and return its parser.
 
-    ``description`` and ``epilog`` keep their line breaks.
+    The parsed arguments carry ``run``. ``description`` and ``epilog`` keep their line breaks.
     """
     parser: argparse.ArgumentParser = subparsers.add_parser(
-        name,
-        help=help,
+        name.split()[-1],
+        help=COMMANDS[name].help,
         description=description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -12,27 +12,12 @@ import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from seqplan.api.cli.framework.commands import COMMANDS, GROUPS, select_command
 from seqplan.api.cli.framework.environment import apply_environment
+from seqplan.api.cli.framework.renamed import check_spelling, find_moved
 from seqplan.plans.version import VERSION
-
-VERBS = (
-    *("lengths", "profiles", "profile", "verify-device", "estimate", "validate-model", "propose"),
-    *(
-        "plan",
-        "check",
-        "explain",
-        "compare",
-        "trace",
-        "train-check",
-        "refit",
-        "serve",
-        "sidecar",
-        "demo",
-    ),
-)
-"""In the order of use; each has a module ``seqplan.api.cli.<command>``, with _ for -."""
 
 FAILED, BAD_INPUT, INFEASIBLE, INTERRUPTED = 1, 2, 3, 130
 
@@ -44,27 +29,59 @@ example:
   seqplan propose lengths.npy --profile llama-32b-a800-80gb --gpus 64 --max-len 32768 \\
     -o proposal.json
   seqplan plan lengths.npy --proposal proposal.json --tokens 200000 --steps 20 -o plans.jsonl
-  seqplan check plans.jsonl && seqplan explain plans.jsonl --step 3
+  seqplan check plans plans.jsonl && seqplan explain plans.jsonl --step 3
 """
 
 
 class _Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line and suggest the nearest name."""
 
-    options: Collection[str] = ()
-    """Options of the command that is parsed."""
+    _parsed: Sequence[str] = ()
+
+    def parse_known_args(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        namespace: argparse.Namespace | None = None,
+    ) -> Any:
+        """Parse as argparse does; an unknown option is an error of this command."""
+        self._parsed = sys.argv[1:] if args is None else args
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(self._describe_unknown(unknown))
+        return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
-        kind, _, unknown = message.partition(": ")
-        if kind == "unrecognized arguments":
-            message += _nearest(unknown.split()[0].partition("=")[0], self.options)
+        # An unknown option is often the missing one, misspelled.
+        if " required" in message and (unknown := self._find_unknown()):
+            message = self._describe_unknown([unknown])
         self.exit(BAD_INPUT, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+    def _describe_unknown(self, unknown: Sequence[str]) -> str:
+        name, known = unknown[0].partition("=")[0], self._option_string_actions
+        moved = find_moved(name, known)
+        nearest = _nearest(name, known) if moved is None else f". Did you mean {moved}?"
+        return f"unrecognized arguments: {' '.join(unknown)}{nearest}"
+
+    def _find_unknown(self) -> str | None:
+        """Return the first argument that is an unknown long option."""
+        for word in self._parsed:
+            option = word.partition("=")[0]
+            if word == "--":
+                return None
+            if option.startswith("--") and " " not in word:
+                known = (name.startswith(option) for name in self._option_string_actions)
+                if not any(known):
+                    return word
+        return None
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
-            error.message += _nearest(str(value), [str(choice) for choice in action.choices or ()])
+            choices = [str(choice) for choice in action.choices or ()]
+            if isinstance(action, argparse._SubParsersAction):
+                self.error(f"unknown command: {value!r}{_nearest(str(value), choices)}")
+            error.message += _nearest(str(value), choices)
             raise
 
 
@@ -84,9 +101,12 @@ class _Version(argparse.Action):
 
 
 def build_parser(
-    environment: Mapping[str, str], names: Sequence[str] = VERBS
+    environment: Mapping[str, str], names: Collection[str] = tuple(COMMANDS)
 ) -> argparse.ArgumentParser:
-    """Return the parser of these commands, with defaults from ``environment.VARIABLES``."""
+    """Return the parser of all commands, with defaults from ``environment.VARIABLES``.
+
+    ``names``: the commands whose modules are loaded. The others have no options.
+    """
     parser = _Parser(
         prog="seqplan",
         description="Execution plans for training Transformers on variable-length sequences.",
@@ -96,31 +116,49 @@ def build_parser(
     parser.add_argument(
         "--version", action=_Version, nargs=0, help="show the version and what fills, and exit"
     )
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
-    for name in names:
-        module = importlib.import_module(f"seqplan.api.cli.{name.replace('-', '_')}")
-        command = module.add_parser(commands)
-        apply_environment(command, environment)
-        parser.options = command._option_string_actions
+    commands = {"": parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)}
+    for name, command in COMMANDS.items():
+        group, _, word = name.rpartition(" ")
+        if group not in commands:
+            line = GROUPS[group]
+            described = commands[""].add_parser(
+                group,
+                help=line,
+                description=_sentence(line),
+                epilog=f"Options and examples: seqplan {group} COMMAND --help",
+            )
+            commands[group] = described.add_subparsers(
+                metavar="COMMAND", required=True, parser_class=_Parser
+            )
+        if name in names:
+            module = importlib.import_module(f"seqplan.api.cli.{command.module}")
+            apply_environment(module.add_parser(commands[group]), environment)
+        else:
+            commands[group].add_parser(word, help=command.help)
     return parser
+
+
+def _sentence(line: str) -> str:
+    return f"{line[0].upper()}{line[1:]}."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; every error is one line on stderr."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    # A command needs only its modules; help and a misspelled command need all.
-    names = arguments[:1] if arguments and arguments[0] in VERBS else VERBS
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # an encoding without × or ║ is no failure
     try:
         with _termination_as_exit():
+            check_spelling(arguments)
+            selected = select_command(arguments)
+            names = () if selected is None else (selected,)  # help and errors need no module
             args = build_parser(os.environ, names).parse_args(arguments)
             code: int = args.run(args)
             sys.stdout.flush()
         return code
     except KeyboardInterrupt:
-        _say("interrupted")
+        _print_error("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output left; what it read is whole lines. Keep Python from flushing.
@@ -128,15 +166,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        _say(f"{where}{error.strerror or error}")
+        _print_error(f"{where}{error.strerror or error}")
         return BAD_INPUT
     except ValueError as error:
-        _say(_word(error))
+        _print_error(_word(error))
         return BAD_INPUT
     except RuntimeError as error:
         from seqplan.planner.errors import Infeasible
 
-        _say(str(error))
+        _print_error(str(error))
         return INFEASIBLE if isinstance(error, Infeasible) else FAILED
 
 
@@ -149,7 +187,7 @@ def _word(error: ValueError) -> str:
     return str(error)
 
 
-def _say(message: str) -> None:
+def _print_error(message: str) -> None:
     print(f"seqplan: {' '.join(message.split())}", file=sys.stderr)
 
 

@@ -12,7 +12,7 @@ def lacks_torch() -> bool:
     return importlib.util.find_spec("torch") is None
 
 
-def need_torch(purpose: str) -> None:
+def require_torch(purpose: str) -> None:
     """Raise ``ValueError`` with the fix if torch is not installed."""
     if lacks_torch():
         raise ValueError(f"{purpose} needs {RUNTIME}")

@@ -34,7 +34,7 @@ class ServiceClient:
         except ValueError:
             port = -1
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or port == -1:
-            raise ValueError(f"--server: wants http://HOST:PORT, not {url!r}")
+            raise ValueError(f"--server must be http://HOST:PORT: {url!r}")
         if token is not None and not (token.isascii() and token.isprintable()):
             raise ValueError("--token: has characters that no header can hold")
         connection = (
@@ -83,9 +83,15 @@ class ServiceClient:
             shown = "/".join(map(str, path))
             raise ValueError(f"{self._where}/{shown}: not JSON: {error}") from None
 
-    def items(self, *path: str | int, cursor: str, limit: int) -> Iterator[Any]:
-        """All items of a route that gives pages; ``cursor``: its parameter for the next one."""
+    def items(
+        self, *path: str | int, cursor: str, limit: int, after: str | int | None = None
+    ) -> Iterator[Any]:
+        """Yield all items of a route with pages.
+
+        ``cursor``: its parameter for the next page; ``after``: the value for the first one.
+        """
         query = f"limit={limit}"
+        query += "" if after is None else f"&{cursor}={quote(str(after), safe='')}"
         while True:
             page = self.json(*path, query=query)
             try:

@@ -1,4 +1,4 @@
-"""What commands write to a terminal: tables on stdout, progress on stderr."""
+"""Output of commands to a terminal: tables on stdout, progress on stderr."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
 """Parts of commands with several files; the commands are in the folder above.
 
-``compare_output`` prints a comparison, ``profile_measured`` measures a profile and
-``profile_derived`` derives one.
+``compare_output`` prints a comparison.
 """

@@ -51,7 +51,7 @@ def profile(service: ServiceOf, profile: str) -> Response:
     "", status_code=201, openapi_extra=describe_upload(DOCUMENT), **answers(NewProfile, 201)
 )
 async def new_profile(service: ServiceOf, request: Request) -> Response:
-    """Upload a profile document, as ``seqplan profile`` writes it."""
+    """Upload a profile document, as ``seqplan profile measure`` writes it."""
     text = body_text(await request.body())
 
     def effect(connection: Connection) -> tuple[int, dict[str, Any]]:

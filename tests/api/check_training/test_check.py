@@ -21,7 +21,7 @@ from seqplan.plans.scheme_limits import refusal as unsupported_reason
 
 
 def test_plans_for_another_number_of_ranks(plans: Path) -> None:
-    message = complaint(call("train-check", "--plans", plans, "--ranks", 4))
+    message = complaint(call("check", "training", "--plans", plans, "--ranks", 4))
     assert message == (
         f"{plans}: is planned for 2 ranks, not 4; give --ranks 2, or plan for 4 GPUs"
     )
@@ -30,27 +30,27 @@ def test_plans_for_another_number_of_ranks(plans: Path) -> None:
 def test_other_bad_input(plans: Path, tmp_path: Path) -> None:
     valid = list(read_plans(plans))
     gap = written(tmp_path / "gap.jsonl", [valid[0], valid[1], valid[3]])
-    message = complaint(call("train-check", "--plans", gap, "--ranks", 2))
+    message = complaint(call("check", "training", "--plans", gap, "--ranks", 2))
     assert "step 3 follows step 1; ranks run steps without a gap, at most 2 here" in message
     empty = tmp_path / "empty.jsonl"
     empty.write_text("")
-    assert "no plans" in complaint(call("train-check", "--plans", empty, "--ranks", 2))
+    assert "no plans" in complaint(call("check", "training", "--plans", empty, "--ranks", 2))
     missing = tmp_path / "missing.jsonl"
-    message = complaint(call("train-check", "--plans", missing, "--ranks", 2))
+    message = complaint(call("check", "training", "--plans", missing, "--ranks", 2))
     assert message == f"{missing}: No such file or directory"
-    message = complaint(call("train-check", "--plans", tmp_path, "--ranks", 2))
+    message = complaint(call("check", "training", "--plans", tmp_path, "--ranks", 2))
     assert message == f"{tmp_path}: every rank reads the plans for itself: give a file"
     message = complaint(
-        call("train-check", "--plans", plans, "--ranks", 2, "--data", tmp_path / "none.idx")
+        call("check", "training", "--plans", plans, "--ranks", 2, "--data", tmp_path / "none.idx")
     )
     assert message == f"{tmp_path / 'none.idx'}: No such file or directory"
     unsound = written(tmp_path / "unsound.jsonl", [replace(valid[0], tokens=valid[0].tokens + 1)])
-    message = complaint(call("train-check", "--plans", unsound, "--ranks", 2))
+    message = complaint(call("check", "training", "--plans", unsound, "--ranks", 2))
     assert "step 0 breaks a rule: tokens: " in message
 
 
 def test_large_steps_are_warned_of(plans: Path) -> None:
-    from seqplan.api.cli.train_check import LARGE_STEP, warnings
+    from seqplan.api.cli.check.check_training import LARGE_STEP, warnings
 
     plan = from_json(plans.read_text().splitlines()[0])
     assert warnings([plan]) == []
@@ -129,7 +129,7 @@ def test_a_model_that_all_schemes_can_run(plans: Path, schemes: list[Scheme]) ->
 
 
 def test_importing_it_leaves_torch_alone() -> None:
-    code = "import sys, seqplan.api.cli.train_check; print('torch' in sys.modules)"
+    code = "import sys, seqplan.api.cli.check.check_training; print('torch' in sys.modules)"
     completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )

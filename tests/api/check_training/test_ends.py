@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="reads /
 def started(plans: Path) -> CommandProcess:
     """A check of many steps that has begun."""
     command = CommandProcess(
-        *("train-check", "--plans", plans, "--ranks", RANKS, "--steps", STEPS),
+        *("check", "training", "--plans", plans, "--ranks", RANKS, "--steps", STEPS),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )

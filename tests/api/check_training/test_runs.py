@@ -31,7 +31,7 @@ from small_check import (
 from seqplan.api.check_training import check as train_check
 from seqplan.api.check_training.check import Gates
 from seqplan.api.check_training.processes import RankServer, rank_server
-from seqplan.api.cli import train_check as verb
+from seqplan.api.cli.check import check_training as check_command
 from seqplan.plans.format.codec import to_json
 from seqplan.plans.format.plan_file import read_plans
 from seqplan.plans.scheme import Scheme
@@ -39,7 +39,7 @@ from seqplan.plans.scheme import Scheme
 
 def test_ranks_agree_with_one_process(plans: Path, temporary: Path) -> None:
     completed = process(
-        *("train-check", "--plans", plans, "--ranks", RANKS, "--steps", 4),
+        *("check", "training", "--plans", plans, "--ranks", RANKS, "--steps", 4),
         *("--dtype", "float64", "--json"),
     )
     report = json.loads(succeeded(completed))
@@ -70,7 +70,7 @@ def server() -> Iterator[RankServer]:
 @pytest.fixture
 def in_server(server: RankServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands called in this process have their ranks from the shared server."""
-    monkeypatch.setattr(verb, "rank_server", lambda: nullcontext(server))
+    monkeypatch.setattr(check_command, "rank_server", lambda: nullcontext(server))
 
 
 @pytest.mark.usefixtures("in_server")
@@ -84,7 +84,7 @@ def test_rounds_agree_too(lengths: Path, tmp_path: Path) -> None:
     assert any(
         len({pipeline.micro_step for pipeline in plan.pipelines}) > 1 for plan in read_plans(plans)
     )
-    completed = call("train-check", "--plans", plans, "--ranks", RANKS, "--json")
+    completed = call("check", "training", "--plans", plans, "--ranks", RANKS, "--json")
     report = json.loads(succeeded(completed))
     assert report["agrees"] is True
     assert len(report["steps"]) == 2  # all that there are
@@ -125,7 +125,7 @@ def test_groups_that_regroup_within_the_step_agree_too(tmp_path: Path) -> None:
     report = json.loads(
         succeeded(
             call(
-                *("train-check", "--plans", tmp_path / "free.jsonl", "--ranks", 4),
+                *("check", "training", "--plans", tmp_path / "free.jsonl", "--ranks", 4),
                 *("--dtype", "float64", "--json"),
             )
         )
@@ -148,7 +148,9 @@ def test_runs_that_differ(plans: Path, tmp_path: Path, monkeypatch: pytest.Monke
             f"{rng.integers(0, 50_000, held.get(id, 1)).tolist()}\n" for id in range(max(held) + 1)
         )
     )
-    outcome = call("train-check", "--plans", plans, "--ranks", RANKS, "--steps", 1, "--data", data)
+    outcome = call(
+        "check", "training", "--plans", plans, "--ranks", RANKS, "--steps", 1, "--data", data
+    )
     assert outcome.code == 1
     lines = outcome.out.splitlines()
     assert lines[1].startswith(f"tokens of {data}, ids modulo 256;")
@@ -162,7 +164,7 @@ def test_rows_come_as_steps_are_done(plans: Path, temporary: Path) -> None:
     """The first rows are there while the ranks still run, and before the last; stopped there,
     none is left behind."""
     with CommandProcess(
-        *("train-check", "--plans", plans, "--ranks", RANKS, "--steps", STEPS),
+        *("check", "training", "--plans", plans, "--ranks", RANKS, "--steps", STEPS),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     ) as command:
@@ -184,7 +186,7 @@ def test_rows_come_as_steps_are_done(plans: Path, temporary: Path) -> None:
 def test_fewer_plans_than_requested(plans: Path, tmp_path: Path) -> None:
     """Rejected before anything starts; steps beyond the requested ones do not matter."""
     two = written(tmp_path / "two.jsonl", list(read_plans(plans))[:2])
-    outcome = call("train-check", "--plans", two, "--ranks", RANKS, "--steps", 99)
+    outcome = call("check", "training", "--plans", two, "--ranks", RANKS, "--steps", 99)
     assert outcome.code == 0
     assert f"seqplan: {two}: has 2 plans, not 99: all are run" in outcome.err.splitlines()
     lines = outcome.out.splitlines()
@@ -195,11 +197,15 @@ def test_fewer_plans_than_requested(plans: Path, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.jsonl"
     damaged.write_text(two.read_text() + '{"damaged')
     report = json.loads(
-        succeeded(call("train-check", "--plans", damaged, "--ranks", RANKS, "--steps", 2, "--json"))
+        succeeded(
+            call("check", "training", "--plans", damaged, "--ranks", RANKS, "--steps", 2, "--json")
+        )
     )
     assert len(report["steps"]) == 2
     # A damaged one among them fails before any rank is started.
-    message = complaint(call("train-check", "--plans", damaged, "--ranks", RANKS, "--steps", 3))
+    message = complaint(
+        call("check", "training", "--plans", damaged, "--ranks", RANKS, "--steps", 3)
+    )
     assert message.startswith(f"{damaged}:3: ")
 
 
@@ -214,7 +220,7 @@ def test_tensor_and_pipeline_parallel_plans_agree_too(tmp_path: Path) -> None:
             for step, scheme in enumerate(schemes)
         )
     )
-    arguments = ("train-check", "--plans", path, "--ranks", 2, "--dtype", "float64", "--json")
+    arguments = ("check", "training", "--plans", path, "--ranks", 2, "--dtype", "float64", "--json")
     document = json.loads(succeeded(call(*arguments)))
     assert document["agrees"] is True
     assert [step["strategy"] for step in document["steps"]] == ["1×tp2", "1×pp2", "1×u2", "1×r2"]
@@ -224,7 +230,7 @@ def test_tensor_and_pipeline_parallel_plans_agree_too(tmp_path: Path) -> None:
 def test_data_that_does_not_hold_the_plan(plans: Path, tmp_path: Path, temporary: Path) -> None:
     data = tmp_path / "tokens.jsonl"
     data.write_text("[1, 2, 3]\n")
-    completed = process("train-check", "--plans", plans, "--ranks", RANKS, "--data", data)
+    completed = process("check", "training", "--plans", plans, "--ranks", RANKS, "--data", data)
     assert completed.code == 2
     line = completed.err.splitlines()[-1]
     assert "of step 0: the data has no such id, it has 1 samples" in line

@@ -1,11 +1,11 @@
-"""The columns of ``train-check`` on the parameter sync of a step."""
+"""The columns of ``check training`` on the parameter sync of a step."""
 
 from __future__ import annotations
 
 from random_plans import one_pipeline_plan
 
 from seqplan.api.check_training.check import CheckedStep, count_step_gathered, size_model
-from seqplan.api.cli.train_check import step_cells, step_columns
+from seqplan.api.cli.check.check_training import step_cells, step_columns
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.sync_count import Pulled
 

@@ -67,7 +67,7 @@ def test_a_changed_proposal(
     path.write_text(change(dense.proposal.read_text()))
     for outcome in (
         call("plan", "--proposal", path, dense.lengths, "-o", output),
-        call("check", dense.plans, "--proposal", path),
+        call("check", "plans", dense.plans, "--proposal", path),
     ):
         line = complaint(outcome)
         assert line.startswith(f"{path}: ")
@@ -101,7 +101,7 @@ def test_a_plan_file_cut_in_a_line(dense: PlannedFiles, tmp_path: Path) -> None:
     lines = dense.plans.read_text().splitlines(keepends=True)
     whole = sum(map(len, lines[:2]))
     path = damaged(dense.plans, tmp_path / "cut.jsonl", lambda text: text[: whole + 100])
-    for outcome in (call("check", path), call("explain", path, "--step", 3)):
+    for outcome in (call("check", "plans", path), call("explain", path, "--step", 3)):
         assert complaint(outcome).startswith(f"{path}:3: ")
     # What stands before the cut can still be read.
     assert call("explain", path, "--step", 1).code == 0
@@ -124,7 +124,7 @@ def test_a_damaged_plan_file(
     change: Callable[[str], str], message: str, dense: PlannedFiles, tmp_path: Path
 ) -> None:
     path = damaged(dense.plans, tmp_path / "plans.jsonl", change)
-    line = complaint(call("check", path))
+    line = complaint(call("check", "plans", path))
     assert line.startswith(f"{path}:")
     assert message in line
 
@@ -136,20 +136,20 @@ def test_a_plan_that_breaks_a_rule_is_a_failure(dense: PlannedFiles, tmp_path: P
     first = replace(first, tokens=first.tokens + 1, pipelines=(hasty, *first.pipelines[1:]))
     path = tmp_path / "plans.jsonl"
     path.write_text("".join(to_json(plan) + "\n" for plan in [first, *rest]))
-    outcome = call("check", path, "--profile", dense.profile)
+    outcome = call("check", "plans", path, "--profile", dense.profile)
     assert (outcome.code, outcome.err) == (1, "")
     assert "step 0: tokens: " in outcome.out
     assert "simulation takes" in outcome.out
-    report = json.loads(call("check", path, "--json").out)
+    report = json.loads(call("check", "plans", path, "--json").out)
     assert {fault["step"] for fault in report["broken"]} == {0}
 
 
 def test_a_plan_against_another_profile_or_proposal(
     dense: PlannedFiles, lockstep: PlannedFiles
 ) -> None:
-    message = complaint(call("check", dense.plans, "--profile", lockstep.profile))
+    message = complaint(call("check", "plans", dense.plans, "--profile", lockstep.profile))
     assert message.startswith(f"{dense.plans}: step 0 was planned from another profile than gpt-7b")
-    message = complaint(call("check", dense.plans, "--proposal", lockstep.proposal))
+    message = complaint(call("check", "plans", dense.plans, "--proposal", lockstep.proposal))
     assert message == f"{dense.plans}: step 0 was planned from another proposal"
 
 
@@ -161,10 +161,13 @@ def test_a_missing_step_rank_or_file(dense: PlannedFiles, tmp_path: Path) -> Non
         f"{dense.plans}: rank 4 is not among the step's 4 ranks"
     )
     none = tmp_path / "none.jsonl"
-    for outcome in (call("check", none), call("explain", none, "--step", 0)):
+    for outcome in (call("check", "plans", none), call("explain", none, "--step", 0)):
         assert complaint(outcome) == f"{none}: No such file or directory"
-    assert complaint(call("check", tmp_path)) == f"{tmp_path}: Is a directory"
-    for outcome in (call("check", dense.lengths), call("explain", dense.lengths, "--step", 0)):
+    assert complaint(call("check", "plans", tmp_path)) == f"{tmp_path}: Is a directory"
+    for outcome in (
+        call("check", "plans", dense.lengths),
+        call("explain", dense.lengths, "--step", 0),
+    ):
         assert complaint(outcome).startswith(f"{dense.lengths}:1: not UTF-8")
 
 

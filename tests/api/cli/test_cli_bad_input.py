@@ -51,17 +51,17 @@ SOURCES: dict[str, tuple[str, bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize("verb", ["propose", "plan", "lengths"])
+@pytest.mark.parametrize("command", ["propose", "plan", "lengths"])
 @pytest.mark.parametrize("case", SOURCES)
 def test_bad_lengths(
-    case: str, verb: str, tmp_path: Path, output: Path, lockstep: PlannedFiles
+    case: str, command: str, tmp_path: Path, output: Path, lockstep: PlannedFiles
 ) -> None:
     name, content, message = SOURCES[case]
     source = tmp_path / name
     source.write_bytes(content)
-    if verb == "propose":
+    if command == "propose":
         line = complaint(propose(source, output))
-    elif verb == "plan":
+    elif command == "plan":
         line = complaint(call("plan", "--proposal", lockstep.proposal, source, "-o", output))
     else:
         line = complaint(call("lengths", source, "-o", output.with_suffix(".npy")))
@@ -147,8 +147,10 @@ def test_more_optimizer_shards_than_gpus(lengths: Path, output: Path) -> None:
     message = complaint(propose(lengths, output, "--optimizer-shards", 9))
     assert message == "optimizer_shards must be an integer from 1 to the 8 GPUs, not 9"
     nothing_left(output)
-    message = complaint(call("profiles", "gpt-7b-a100-40gb", "--gpus", 8, "--optimizer-shards", 9))
-    assert message == "--optimizer-shards 9: above --gpus 8"
+    message = complaint(
+        call("profile", "show", "gpt-7b-a100-40gb", "--gpus", 8, "--optimizer-shards", 9)
+    )
+    assert message == "--optimizer-shards must be at most --gpus 8: 9"
 
 
 @pytest.mark.parametrize(
@@ -185,7 +187,7 @@ def test_a_sync_is_printed_and_kept(lengths: Path, output: Path) -> None:
     more = ("--profile", "llama-7b-a800-80gb", "--tokens", 8000)
     text = propose(lengths, output, *more).out
     assert "All with the sync, derived for each layout: 6 bytes a parameter" in text
-    assert "derived, not measured (seqplan profiles)" in text
+    assert "derived, not measured (seqplan profile show)" in text
     document = json.loads(output.read_text())
     assert {"tp", "pp", "ms"} == set(document["sync"]["by_layout"][0])
     assert document["layouts"]["chosen"] in text
@@ -232,8 +234,10 @@ def test_an_unknown_profile(lengths: Path, output: Path, dense: PlannedFiles) ->
     message = complaint(propose(lengths, output, "--profile", "gpt-7b"))
     assert "did you mean gpt-7b-a100-40gb?" in message
     nothing_left(output)
-    assert "did you mean" in complaint(call("check", dense.plans, "--profile", "llama-7b-a800"))
-    assert "did you mean" in complaint(call("profiles", "llama-7b-a800"))
+    assert "did you mean" in complaint(
+        call("check", "plans", dense.plans, "--profile", "llama-7b-a800")
+    )
+    assert "did you mean" in complaint(call("profile", "show", "llama-7b-a800"))
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_exact_answers_are_never_worse(
     succeeded(call(*steps, "--exact", "-o", tmp_path / "exact.jsonl"))
     again = plan(few, tmp_path / "again.jsonl", "--exact", "--workers", 2, hash_seed="1")
     assert (tmp_path / "exact.jsonl").read_bytes() == again
-    succeeded(call("check", tmp_path / "exact.jsonl", "--proposal", proposal))
+    succeeded(call("check", "plans", tmp_path / "exact.jsonl", "--proposal", proposal))
     before, after = (list(read_plans(tmp_path / f"{name}.jsonl")) for name in ("searched", "exact"))
     for old, new in zip(before, after, strict=True):
         assert new.predicted_ms <= old.predicted_ms

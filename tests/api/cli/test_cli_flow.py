@@ -53,7 +53,7 @@ def test_from_a_source_to_an_explained_plan(tmp_path: Path) -> None:
     )
     assert text.startswith("3 steps planned and checked")
     assert text.endswith(f"written: {plans}\n")
-    text = succeeded(fresh_process("check", plans, "--proposal", proposal))
+    text = succeeded(fresh_process("check", "plans", plans, "--proposal", proposal))
     assert text == "3 plans, no broken rules\n"
     assert "step 2" in succeeded(fresh_process("explain", plans, "--step", 2))
 
@@ -243,13 +243,13 @@ def test_plan_without_a_file_writes_plans_on_stdout(plan_files: PlannedFiles) ->
 
 
 def test_check_against_nothing_a_profile_and_a_proposal(plan_files: PlannedFiles) -> None:
-    text = succeeded(call("check", plan_files.plans))
+    text = succeeded(call("check", "plans", plan_files.plans))
     assert text.startswith(f"{plan_files.steps} plans, no broken rules")
     assert "not checked" in text
     for source in ("--profile", plan_files.profile), ("--proposal", plan_files.proposal):
-        text = succeeded(call("check", plan_files.plans, *source))
+        text = succeeded(call("check", "plans", plan_files.plans, *source))
         assert text == f"{plan_files.steps} plans, no broken rules\n"
-        assert as_json("check", plan_files.plans, *source) == {
+        assert as_json("check", "plans", plan_files.plans, *source) == {
             "steps": plan_files.steps,
             "broken": [],
         }
@@ -259,7 +259,7 @@ def test_a_false_bound_is_found_though_its_digest_is_true(
     plan_files: PlannedFiles, tmp_path: Path
 ) -> None:
     source = ("--proposal", plan_files.proposal)
-    text = succeeded(call("check", plan_files.plans, *source, "--prove"))
+    text = succeeded(call("check", "plans", plan_files.plans, *source, "--prove"))
     assert text == f"{plan_files.steps} plans, no broken rules, every bound proven\n"
     false = tmp_path / "false.jsonl"
     with write_plans(false) as write:
@@ -272,15 +272,15 @@ def test_a_false_bound_is_found_though_its_digest_is_true(
                     gap=0.0,
                 )
             )
-    assert "no broken rules" in succeeded(call("check", false, *source))
+    assert "no broken rules" in succeeded(call("check", "plans", false, *source))
     optimal = all(plan.gap < 1e-5 for plan in read_plans(plan_files.plans))
     assert optimal == (plan_files.profile == "llama-7b-a800-80gb")
-    outcome = call("check", false, *source, "--prove")
+    outcome = call("check", "plans", false, *source, "--prove")
     assert outcome.code == (0 if optimal else 1)  # an optimal plan cannot be overstated
     assert ("lower_bound_ms" in outcome.out) != optimal
     assert ("is not proven" in outcome.out) != optimal
-    assert "--prove needs the profile" in call("check", false, "--prove").err
-    assert "--exact is for proofs" in call("check", false, *source, "--exact").err
+    assert "--prove needs the profile" in call("check", "plans", false, "--prove").err
+    assert "--exact is for proofs" in call("check", "plans", false, *source, "--exact").err
 
 
 def test_a_witness_is_written_for_a_step(plan_files: PlannedFiles) -> None:
@@ -316,26 +316,26 @@ def test_explain_a_step_and_a_rank(plan_files: PlannedFiles) -> None:
 
 
 def test_profiles_lists_and_describes() -> None:
-    listing = succeeded(call("profiles"))
+    listing = succeeded(call("profile", "list"))
     assert max(map(len, listing.splitlines())) <= 100
-    described = as_json("profiles")
+    described = as_json("profile", "list")
     assert [profile["name"] for profile in described] == list(list_shipped())
     for profile in described:
         assert profile["name"] in listing
         assert profile["source"].split(" ")[0] in listing
-    detailed = as_json("profiles", "llama-32b-a800-80gb", "--gpus", 64)
+    detailed = as_json("profile", "show", "llama-32b-a800-80gb", "--gpus", 64)
     by_scheme = {row["scheme"]: row for row in detailed["schemes"]}
     assert by_scheme["tp16"]["max_len"] == 43614
     assert by_scheme["pp2"]["max_len"] == 0
     assert list(detailed["flagged"]) == ["pp2"]
-    text = succeeded(call("profiles", "llama-32b-a800-80gb", "--gpus", 64))
+    text = succeeded(call("profile", "show", "llama-32b-a800-80gb", "--gpus", 64))
     assert "43,614" in text
     assert "no room for the model states: pp2, tp2, " in text
-    text = succeeded(call("profiles", "llama-32b-a800-80gb", "--gpus", 8))
+    text = succeeded(call("profile", "show", "llama-32b-a800-80gb", "--gpus", 8))
     assert "more than 8 GPUs: tp2.pp6, tp4.pp4, tp4.pp6, tp8.pp2, tp8.pp3, tp8.pp4, tp16, " in text
     assert " derived\n" in text
     assert {row["origin"] for row in detailed["schemes"]} == {"published", "derived"}
-    assert "tp4.u2°" in succeeded(call("profiles", "llama-32b-a800-80gb", "--gpus", 64))
+    assert "tp4.u2°" in succeeded(call("profile", "show", "llama-32b-a800-80gb", "--gpus", 64))
 
 
 def test_batches_of_the_caller(plan_files: PlannedFiles, tmp_path: Path) -> None:
@@ -352,7 +352,9 @@ def test_batches_of_the_caller(plan_files: PlannedFiles, tmp_path: Path) -> None
     assert [plan.ids for plan in plans] == [(17, 4, 9), (3, 4), (5,)]
     assert [plan.lengths for plan in plans] == [(812, 3097, 1), (5, 6), (100,)]
     assert [plan.loss_tokens for plan in plans] == [3907, 4, 99]
-    assert succeeded(call("check", tmp_path / "plans.jsonl", "--proposal", plan_files.proposal))
+    assert succeeded(
+        call("check", "plans", tmp_path / "plans.jsonl", "--proposal", plan_files.proposal)
+    )
 
 
 def test_sampled_and_given_batches_have_equal_plans(

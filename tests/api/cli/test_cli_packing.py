@@ -33,7 +33,7 @@ def test_even_packing_keeps_the_times_and_needs_no_more_memory(
                 *("--packing", packing, "-o", output),
             )
         )
-        succeeded(call("check", output, "--proposal", dense.proposal))
+        succeeded(call("check", "plans", output, "--proposal", dense.proposal))
         plans[packing] = list(read_plans(output))
     changed = 0
     for tight, even in zip(plans["tight"], plans["even"], strict=True):

@@ -1,4 +1,4 @@
-"""What the command line promises: its verbs, options, help and environment variables."""
+"""What the command line promises: its commands, options, help and environment variables."""
 
 from __future__ import annotations
 
@@ -15,108 +15,132 @@ from command_forks import CommandProcess
 from command_line import call, complaint, fresh_process, succeeded
 from planned_files import MAX_LEN, PlannedFiles
 
-from seqplan.api.cli import VERBS, build_parser
+from seqplan.api.cli import COMMANDS, build_parser
+from seqplan.api.cli.framework.commands import GROUPS
 from seqplan.planner.placement.kernel import kernel_state
 from seqplan.plans.version import VERSION
 
 SURFACE = {
     "lengths": "SOURCE --field --tokenizer --bytes-per-token --chat-template --glob -o/--output "
     "--json",
-    "profiles": "NAME|FILE --gpus --max-len --optimizer-shards --json",
-    "profile": "--model --hidden --layers --heads --kv-heads --ffn --vocab --head-dim "
-    "--tied/--no-tied --device --dtype --schemes --lengths --points --measured-layers --repeats "
-    "--checkpointing --hardware --nodes --gpus-per-node --intra-gb-s --inter-gb-s --inter-rails "
-    "--peak-tflops --hbm-gb-s --memory-gib --matmul-efficiency --attention-kernel --zero "
+    "profile list": "--json",
+    "profile show": "NAME|FILE --gpus --max-len --optimizer-shards --json",
+    "profile measure": "--model! --device --dtype --schemes --lengths --points --measured-layers "
+    "--repeats --checkpointing --capacity-gib --even-if-busy --samples --gpus-per-node --name "
+    "--plot -o/--output! --json",
+    "profile derive": "--model --profile --hardware! --nodes --gpus-per-node "
     "--precision --fp8-gain --context-parallel --tp-overlap --gradient-bytes "
-    "--sequence-parallel/--no-sequence-parallel --capacity-gib "
-    "--even-if-busy --name --samples --estimate --complete --merge --plot "
+    "--sequence-parallel/--no-sequence-parallel --zero --checkpointing --schemes --name "
     "-o/--output! --json",
-    "refit": "--profile --plans --server --measurements --job --token -o/--output --json",
-    "estimate": "--model --hidden --layers --heads --kv-heads --ffn --vocab --head-dim "
-    "--tied/--no-tied --hardware! --nodes --gpus-per-node --intra-gb-s --inter-gb-s --inter-rails "
-    "--peak-tflops --hbm-gb-s --memory-gib --matmul-efficiency --attention-kernel --tp --pp "
+    "profile merge": "samples.jsonl --capacity-gib! --gpus-per-node --name --plot -o/--output! "
+    "--json",
+    "profile refit": "--profile --plans --server --measurements --job --token -o/--output --json",
+    "profile verify": "--device --checks --minutes --quick -o/--output --json",
+    "profile validate": "--rows --json",
+    "estimate": "--model! --hardware! --nodes --gpus-per-node --tp --pp "
     "--ulysses --ring --seq-len! --batch --micro-batch --zero --checkpointing "
     "--precision --fp8-gain --context-parallel --tp-overlap --gradient-bytes "
     "--sequence-parallel/--no-sequence-parallel --virtual-stages --sync --json",
-    "validate-model": "--rows --json",
-    "verify-device": "--device --checks --minutes --quick -o/--output --json",
     "propose": "DATA --profile! --gpus! --max-len! --tokens --method --seed --optimizer-shards "
     "--schemes --trainer --sync --execution --micro-step-multiple -o/--output --json",
     "plan": "DATA --proposal! --tokens --steps --seed --packing --execution --window --exact "
     "--workers --trainer --executor -o/--output --export --json",
-    "check": "plans.jsonl --profile --proposal --prove --exact --json",
+    "check plans": "plans.jsonl --profile --proposal --prove --exact --json",
     "explain": "plans.jsonl --step! --rank --json --witness --profile --proposal",
     "compare": "DATA --profile! --gpus! --max-len! --tokens --steps --seed --systems --sweep "
     "--optimizer-shards --schemes --trainer --sync --execution --micro-step-multiple --assume "
     "-o/--output --json",
     "trace": "plans.jsonl --step! --profile -o/--output",
-    "train-check": "--plans! --ranks! --steps --data --seed --dtype --json",
+    "check training": "--plans! --ranks! --steps --data --seed --dtype --json",
     "serve": "--store! --files --host --allow-host --port --workers --executor "
     "--keep-steps --abandon-hours --job-days --grace-days --add-token --list-tokens "
     "--revoke-token --scope",
     "sidecar": "--job!",
+    "log": "--server --store --job --after --token --json",
+    "backup": "STORE --files -o/--output!",
+    "restore": "FILE --store! --files",
+    "completion": "SHELL",
     "demo": "--lengths --cpu-profile -o/--output",
 }
-"""Arguments of each verb as scripts use them; ``!``: must be given."""
+"""Arguments of each command as scripts use them; ``!``: must be given."""
+
+MOST_OPTIONS = 18
+LARGER = {"estimate": 26}
+"""Commands with more options, and how many at most."""
 
 
-def parser_of(verb: str) -> argparse.ArgumentParser:
-    parser = build_parser({})
-    verbs = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-    parser: argparse.ArgumentParser = verbs.choices[verb]
+def parser_of(command: str) -> argparse.ArgumentParser:
+    parser = build_parser({}, [command])
+    for word in command.split():
+        (action,) = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+        parser = action.choices[word]
     return parser
 
 
-def test_the_verbs() -> None:
-    assert set(SURFACE) <= set(VERBS)
-    undocumented = set(VERBS) - set(SURFACE)
-    assert not undocumented, "add the verb's arguments to the table"
+def test_every_command_is_in_the_table() -> None:
+    assert sorted(SURFACE) == sorted(COMMANDS)
 
 
-@pytest.mark.parametrize("verb", SURFACE)
-def test_the_arguments_of_a_verb(verb: str) -> None:
+@pytest.mark.parametrize("command", SURFACE)
+def test_arguments_of_a_command(command: str) -> None:
     described = []
-    for action in parser_of(verb)._actions:
+    options = 0
+    for action in parser_of(command)._actions:
         if "--help" in action.option_strings:
             continue
+        options += sum(option.startswith("--") for option in action.option_strings)
         if action.option_strings:
             described.append("/".join(action.option_strings) + "!" * action.required)
         else:
             described.append(str(action.metavar))
-    assert " ".join(described) == SURFACE[verb]
+    assert " ".join(described) == SURFACE[command]
+    assert options <= LARGER.get(command, MOST_OPTIONS)
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_help_shows_an_example(verb: str) -> None:
-    text = succeeded(call(verb, "--help"))
-    assert re.search(rf"\n\nexamples?:\n  seqplan {verb}\b", text)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_an_example(command: str) -> None:
+    text = succeeded(call(*command.split(), "--help"))
+    assert re.search(rf"\n\nexamples?:\n  seqplan {command}\b", text)
     assert "SUPPRESS" not in text
 
 
-def test_help_lists_the_verbs_and_an_example() -> None:
+def test_help_lists_the_commands_and_an_example() -> None:
     text = succeeded(fresh_process("--help"))
-    assert all(re.search(rf"\n    {verb}\s", text) for verb in VERBS)
+    for name in {command.split()[0] for command in COMMANDS}:
+        assert re.search(rf"\n    {name}\s", text)
     assert "example:\n  seqplan propose " in text
     assert succeeded(fresh_process("--version")) == f"seqplan {VERSION}\nfill: {kernel_state()}\n"
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_help_of_a_group_lists_its_commands(group: str) -> None:
+    text = succeeded(call(group, "--help"))
+    for command, described in COMMANDS.items():
+        if command.startswith(f"{group} "):
+            line = rf"\n    {command.split()[1]}\s+{re.escape(described.help)}\n"
+            assert re.search(line, text)
 
 
 def test_the_examples_of_the_help_parse() -> None:
     """Commands in help texts have valid arguments."""
     parser = build_parser({})
-    for verb in ("", *VERBS):
-        text = succeeded(call(*([verb] if verb else []), "--help"))
+    for command in ("", *COMMANDS):
+        text = succeeded(call(*command.split(), "--help"))
         _, _, examples = text.partition("example")
         commands = examples.partition("\n")[2].replace("\\\n", " ").splitlines()
-        typed = [part for line in commands for part in line.split("&&")]
-        for command in [words for words in map(str.split, typed) if words[:1] == ["seqplan"]]:
-            assert parser.parse_args(command[1:])
+        typed = [part.split(" > ")[0] for line in commands for part in line.split("&&")]
+        for words in [words for words in map(str.split, typed) if words[:1] == ["seqplan"]]:
+            assert parser.parse_args(words[1:])
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "the following arguments are required: COMMAND"),
-        (["replan"], "argument COMMAND: invalid choice: 'replan'"),
+        (["replan"], "unknown command: 'replan'. Did you mean plan?"),
+        (["zzz"], "unknown command: 'zzz' (see seqplan --help)"),
+        (["profile"], "seqplan profile: the following arguments are required: COMMAND"),
+        (["profile", "shwo"], "seqplan profile: unknown command: 'shwo'. Did you mean show?"),
         (["plan"], "the following arguments are required: DATA, --proposal"),
         (
             ["plan", "--proposal", "p", "l", "--workers", "0"],
@@ -135,8 +159,14 @@ def test_the_examples_of_the_help_parse() -> None:
             "argument --seed: must be an integer of 0 or more: '1.5'",
         ),
         (["explain", "p", "--step", "-2"], "argument --step: must be an integer of 0 or more"),
-        (["check", "p", "--profile", "a", "--proposal", "b"], "argument --proposal: not allowed"),
-        (["check", "p", "--strict"], "unrecognized arguments: --strict"),
+        (
+            ["check", "plans", "p", "--profile", "a", "--proposal", "b"],
+            "argument --proposal: not allowed",
+        ),
+        (
+            ["check", "plans", "p", "--strict"],
+            "unrecognized arguments: --strict (see seqplan check",
+        ),
         (["propose", "--method", "best"], "argument --method: invalid choice: 'best'"),
     ],
 )
@@ -157,12 +187,13 @@ def test_the_planner_commands_leave_torch_alone(made_script: Path) -> None:
 def made_script(tmp_path: Path, dense: PlannedFiles, lockstep: PlannedFiles) -> Path:
     """Runs every planner command in one process and prints which heavy modules it then has."""
     path = tmp_path / "commands.py"
-    commands = [["--help"], *([verb, "--help"] for verb in VERBS), ["profiles"]]
+    commands = [["--help"], *([*name.split(), "--help"] for name in COMMANDS)]
+    commands.append(["profile", "list"])
     for plan_files in (dense, lockstep):
         commands += [
             ["lengths", str(plan_files.lengths)],
             ["plan", "--proposal", str(plan_files.proposal), str(plan_files.lengths)],
-            ["check", str(plan_files.plans), "--profile", plan_files.profile],
+            ["check", "plans", str(plan_files.plans), "--profile", plan_files.profile],
             ["explain", str(plan_files.plans), "--step", "0"],
             ["explain", str(plan_files.plans), "--step", "0", "--rank", "0"],
             [
@@ -192,6 +223,19 @@ def test_help_is_light() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert completed.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("group", ["", *GROUPS])
+def test_lists_of_commands_load_none(group: str) -> None:
+    code = (
+        "import contextlib, sys; from seqplan.api.cli import main\n"
+        f"with contextlib.suppress(SystemExit): main([*{group.split()}, '--help'])\n"
+        "print([name for name in ('numpy', 'seqplan.planner') if name in sys.modules])"
+    )
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert completed.stdout.endswith("\n[]\n")
 
 
 # Environment
@@ -227,13 +271,38 @@ def test_other_variables_have_no_effect(
     ("arguments", "nearest"),
     [
         (["proposee"], "Did you mean propose?"),
-        (["check", "plans.jsonl", "--profil-e=x"], "Did you mean --profile?"),
+        (["check", "plans", "plans.jsonl", "--profil-e=x"], "Did you mean --profile?"),
+        (["plan", "--stepp", "3"], "unrecognized arguments: --stepp. Did you mean --step"),
+        (["plan", "l", "--propsal=p"], "Did you mean --proposal?"),
         (["propose", "--method", "serch"], "Did you mean search?"),
         (["propose", "--trainer", "megatrn"], "Did you mean megatron?"),
     ],
 )
 def test_the_nearest_name_is_suggested(arguments: list[str], nearest: str) -> None:
     assert nearest in complaint(call(*arguments))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("profiles", "profile list"),
+        ("profiles llama-7b-a800-80gb --gpus 8", "profile show"),
+        ("profiles --json", "profile list"),
+        ("profile --model small -o p.json", "profile measure"),
+        ("profile --estimate --model small -o p.json", "profile derive"),
+        ("profile --model small --complete=p.json", "profile derive"),
+        ("profile -o p.json --merge a b", "profile merge"),
+        ("refit --plans p", "profile refit"),
+        ("verify-device --quick", "profile verify"),
+        ("validate-model --rows", "profile validate"),
+        ("check plans.jsonl --prove", "check plans"),
+        ("train-check --plans p --ranks 2", "check training"),
+    ],
+)
+def test_an_old_spelling_names_the_new_command(old: str, new: str) -> None:
+    line = complaint(call(*old.split()))
+    assert line.startswith(f"unknown command: seqplan {old.split()[0]}")
+    assert line.endswith(f". Did you mean seqplan {new}? (see seqplan {new} --help)")
 
 
 # Output
@@ -260,10 +329,12 @@ def test_a_reader_that_leaves_is_no_error(dense: PlannedFiles, tmp_path: Path) -
 
 def test_an_encoding_without_our_signs_is_no_error() -> None:
     environment = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    text = succeeded(fresh_process("profiles", "llama-32b-a800-80gb", environment=environment))
+    text = succeeded(
+        fresh_process("profile", "show", "llama-32b-a800-80gb", environment=environment)
+    )
     assert "43,614" in text
-    text = fresh_process("profiles", "--json", environment=environment).out
-    assert len(json.loads(text)) == len(json.loads(succeeded(call("profiles", "--json"))))
+    text = fresh_process("profile", "list", "--json", environment=environment).out
+    assert len(json.loads(text)) == len(json.loads(succeeded(call("profile", "list", "--json"))))
 
 
 def test_lengths_of_any_source_serve(lockstep: PlannedFiles, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``seqplan estimate`` and ``validate-model``, and planning on a derived profile."""
+"""``seqplan estimate`` and ``profile validate``, and planning on a derived profile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,22 @@ from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.scheme import Scheme
 
 CONFIGS = Path(__file__).parents[2] / "costs" / "model_configs"
+COUNT = "must be an integer of 1 or more"
 NODE = ("estimate", "--model", "llama-7b", "--hardware", "a800-80gb", "--seq-len", 30720)
+
+
+def device(folder: Path, **values: object) -> Path:
+    """A file of a device."""
+    path = folder / "device.json"
+    path.write_text(json.dumps(values))
+    return path
+
+
+def sizes(folder: Path, **values: object) -> Path:
+    """A file of a model's sizes."""
+    path = folder / "model.json"
+    path.write_text(json.dumps(values))
+    return path
 
 
 def test_one_scheme_with_its_terms() -> None:
@@ -59,7 +74,7 @@ def test_lists_of_degrees_are_ranked_and_the_impossible_named() -> None:
     ]
     assert len(times) >= 3
     assert times == sorted(times)
-    assert document["refused"]["tp4.r16"] == "its 64 GPUs do not divide the cluster's 8"
+    assert document["rejected"]["tp4.r16"] == "its 64 GPUs do not divide the cluster's 8"
 
 
 def test_a_scheme_that_does_not_fit_is_a_row_and_code_3() -> None:
@@ -91,25 +106,27 @@ def test_figures_on_unchecked_efficiencies_say_so(tmp_path: Path) -> None:
     assert document["hardware"] == "h200-141gb"
     assert document["unchecked"].startswith("unchecked: that h200-141gb reaches 66% of its peak")
     output = tmp_path / "p.json"
-    profile = ("profile", "--estimate", *hopper, "--schemes", "tp8", "-o", output)
+    profile = ("profile", "derive", *hopper, "--schemes", "tp8", "-o", output)
     assert "note: unchecked: that h200-141gb reaches" in succeeded(call(*profile))
     assert json.loads(output.read_text())["notes"] == [document["unchecked"]]
-    shown = succeeded(call("profiles", output, "--gpus", 8))
+    shown = succeeded(call("profile", "show", output, "--gpus", 8))
     assert "; efficiencies of h200-141gb unchecked" in shown
     assert json.loads(succeeded(call(*profile, "--json")))["notes"] == [document["unchecked"]]
     # Ampere's efficiencies are those of sources; a given kernel or number is not.
     ampere = (*NODE, "--batch", 8, "--tp", 8)
     assert "unchecked" not in succeeded(call(*ampere))
     assert json.loads(succeeded(call(*ampere, "--json")))["unchecked"] is None
+    older = device(tmp_path, base="a800-80gb", attention_kernel="fa1")
     assert "45% in attention (fa1) is assumed" in " ".join(
-        succeeded(call(*ampere, "--attention-kernel", "fa1")).split()
+        succeeded(call(*ampere, "--hardware", older)).split()
     )
-    printed = succeeded(call(*ampere, "--peak-tflops", 200, "--matmul-efficiency", 0.5))
+    slow = device(tmp_path, base="a800-80gb", peak_tflops=200, matmul_efficiency=0.5)
+    printed = succeeded(call(*ampere, "--hardware", slow))
     assert "reaches 50% of its peak" in printed
     assert "as given: peak tflops 200, matmul efficiency 0.5" in " ".join(printed.split())
 
 
-def estimated(*more: str | int) -> dict[str, float]:
+def estimated(*more: str | int | Path) -> dict[str, float]:
     """Terms, and the iteration's time and bytes, of tp2.pp2 on two nodes of H100."""
     arguments = ("estimate", "--model", "llama3-8b", "--hardware", "h100-80gb", "--nodes", 2)
     load = ("--seq-len", 8192, "--batch", 16, "--tp", 2, "--pp", 2, "--ring", 2, "--json")
@@ -118,7 +135,7 @@ def estimated(*more: str | int) -> dict[str, float]:
     return {**estimate["terms_ms"], **whole}
 
 
-def test_how_it_is_trained_decides() -> None:
+def test_how_it_is_trained_decides(tmp_path: Path) -> None:
     usual = estimated()
     fp8 = estimated("--precision", "fp8")
     assert fp8["matrix products"] < 0.62 * usual["matrix products"]
@@ -132,25 +149,29 @@ def test_how_it_is_trained_decides() -> None:
     gathered = estimated("--context-parallel", "all-gather")
     assert "ring merge" in usual
     assert "ring merge" not in gathered
-    rails = estimated("--pp", 1, "--inter-rails", 8)["parameter sync"]
-    assert rails < 0.5 * estimated("--pp", 1)["parameter sync"]
-    assert estimated("--attention-kernel", "fa3")["attention"] < 0.7 * usual["attention"]
+    rails = device(tmp_path, base="h100-80gb", inter_rails=8)
+    synced = estimated("--pp", 1, "--hardware", rails)["parameter sync"]
+    assert synced < 0.5 * estimated("--pp", 1)["parameter sync"]
+    newer = device(tmp_path, base="h100-80gb", attention_kernel="fa3")
+    assert estimated("--hardware", newer)["attention"] < 0.7 * usual["attention"]
     assert estimated("--gradient-bytes", 2)["bytes"] < usual["bytes"]
     assert estimated("--no-sequence-parallel")["bytes"] > usual["bytes"]
     assert estimated("--checkpointing", "selective")["bytes"] < usual["bytes"]
-    assert estimated("--hbm-gb-s", 1000)["memory-bound"] > 3 * usual["memory-bound"]
+    slow = device(tmp_path, base="h100-80gb", hbm_gb_s=1000)
+    assert estimated("--hardware", slow)["memory-bound"] > 3 * usual["memory-bound"]
 
 
-def test_links_decide() -> None:
+def test_links_decide(tmp_path: Path) -> None:
     """A slower link between nodes makes the iteration longer; one within a node does not matter."""
 
-    def ms(*more: str | int) -> float:
+    def ms(**links: float) -> float:
+        hardware = device(tmp_path, base="a800-80gb", **links)
         arguments = (*NODE, "--nodes", 2, "--ulysses", 8, "--ring", 2, "--zero", 2, "--json")
-        document = json.loads(succeeded(call(*arguments, *more)))
+        document = json.loads(succeeded(call(*arguments, "--hardware", hardware)))
         return float(document["estimates"][0]["iteration_ms"])
 
-    assert ms("--inter-gb-s", 1) > 1.2 * ms() > ms()
-    assert ms("--intra-gb-s", 20) > 1.05 * ms()
+    assert ms(inter_gb_s=1) > 1.2 * ms() > ms()
+    assert ms(intra_gb_s=20) > 1.05 * ms()
 
 
 def test_a_config_file_and_single_sizes(tmp_path: Path) -> None:
@@ -170,13 +191,26 @@ def test_a_config_file_and_single_sizes(tmp_path: Path) -> None:
     rest = ("--hardware", "h100-80gb", "--seq-len", 8192, "--tp", 8, "--json")
     named = succeeded(call("estimate", "--model", "llama3-8b", *rest))
     assert succeeded(call("estimate", "--model", config, *rest)) == named
-    assert succeeded(call("estimate", "--model", config, "--layers", 16, *rest)) != named
-    assert succeeded(call("estimate", "--model", config, "--head-dim", 128, *rest)) == named
-    assert succeeded(call("estimate", "--model", config, "--head-dim", 256, *rest)) != named
-    assert succeeded(call("estimate", "--model", config, "--tied", *rest)) != named
-    qwen = ("estimate", "--model", CONFIGS / "qwen3-4b.json", *rest)
-    assert succeeded(call(*qwen)) == succeeded(call(*qwen, "--tied", "--head-dim", 128))
-    assert succeeded(call(*qwen)) != succeeded(call(*qwen, "--no-tied"))
+
+    def changed(base: str, **values: int) -> str:
+        model = sizes(tmp_path, base=base, **values)
+        return succeeded(call("estimate", "--model", model, *rest))
+
+    assert changed("config.json", layers=16) != named
+    assert changed("config.json", head_dim=128) == named
+    assert changed("llama3-8b", head_dim=128) == named
+    assert changed("config.json", head_dim=256) != named
+    assert changed("config.json", tied=True) != named
+    qwen = str(CONFIGS / "qwen3-4b.json")
+    whole = succeeded(call("estimate", "--model", qwen, *rest))
+    assert changed(qwen, tied=True, head_dim=128) == whole
+    assert changed(qwen, tied=False) != whole
+    by_name = {"hidden": 4096, "layers": 32, "heads": 32, "kv_heads": 8, "ffn": 14336}
+    model = tmp_path / "model.toml"
+    model.write_text("".join(f"{size} = {value}\n" for size, value in by_name.items()))
+    assert "model.toml: lacks vocab. Add" in complaint(call("estimate", "--model", model, *rest))
+    model.write_text(model.read_text() + "vocab = 128256\n")
+    assert succeeded(call("estimate", "--model", model, *rest)) == named
 
 
 def test_figures_of_layers_that_nobody_checked_say_so() -> None:
@@ -198,23 +232,21 @@ def test_figures_of_layers_that_nobody_checked_say_so() -> None:
             "--hardware 'b200': unknown. Did you mean b200-180gb? There",
         ),
         (("--model", "llama-8b"), "neither a known model (small, llama-7b, "),
-        (("--heads", 30), "hidden 4096 is no multiple of 30 heads"),
         (("--tp", "1,x"), "argument --tp: must be an integer of 1 or more: 'x'"),
         (("--tp", "3"), "no scheme can run: tp3: its 3 GPUs do not divide the cluster's 8"),
         (("--batch", 7), "no scheme can run: tp1: batch 7 is no multiple of dp · micro-batch"),
-        (("--intra-gb-s", 0), "intra_gb_s must be from 0.001 to 1e15, not 0.0"),
-        (("--inter-gb-s", "1e-300"), "inter_gb_s must be from 0.001 to 1e15, not 1e-300"),
-        (("--hidden", 10**400), "model: hidden must be from 1 to 10,000,000, not 1000"),
         (("--nodes", 10**400), "cluster: nodes must be from 1 to 1,000,000, not 1000"),
         (("--gpus-per-node", 10**9), "cluster: gpus_per_node must be from 1 to 1,024, not 1000"),
         (("--batch", 10**400), "batch must be from 1 to 1,000,000,000, not 1000"),
         (("--micro-batch", 10**9), "micro_batch must be from 1 to 4,096, not 1000"),
         (("--tp", 10**400), "GPUs do not divide the cluster's 8"),
         (("--zero", 4), "argument --zero: invalid choice: 4"),
-        (("--attention-kernel", "fa3"), "'fa3' is not known on ampere devices; there: fa1, fa2"),
+        (
+            ("--hidden", 64),
+            "unrecognized arguments: --hidden 64. Did you mean --model FILE with hi",
+        ),
+        (("--peak-tflops", 9), "--peak-tflops 9. Did you mean --hardware FILE with peak_tflops?"),
         (("--precision", "fp8"), "precision fp8: a800-80gb has no products in fp8"),
-        (("--memory-gib", 0), "memory_bytes must be from 0.001 to 1e15, not 0.0"),
-        (("--matmul-efficiency", 2), "matmul_efficiency must be from 0.01 to 1, not 2.0"),
         (("--tp-overlap", 2), "tp_overlap wants a share from 0 to 1, not 2.0"),
         (("--fp8-gain", 0), "fp8_gain wants a number from 1 to 4, not 0.0"),
         (
@@ -234,14 +266,79 @@ def test_bad_input_is_one_line(arguments: tuple[str | int | Path, ...], message:
     assert message in complaint(call(*NODE, *arguments))
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"heads": 30}, "model: hidden 4096 is no multiple of 30 heads"),
+        ({"hidden": 10**400}, "model: hidden must be from 1 to 10,000,000, not 1000"),
+        ({"hidden": 0}, f"model.json: hidden {COUNT}: 0"),
+        ({"layers": "32"}, f"model.json: layers {COUNT}: '32'"),
+        ({"tied": 1}, "model.json: tied must be true or false: 1"),
+        ({"kv_head": 8}, "model.json: unknown field: 'kv_head'. Did you mean kv_heads?"),
+        ({"base": "llama-8b"}, "model.json: base must be a known model (small, llama-7b, "),
+        ({"base": 8}, "or a config.json: 8"),
+        ({"base": "none.json"}, "none.json: No such file or directory"),
+    ],
+)
+def test_a_bad_file_of_sizes_is_one_line(
+    tmp_path: Path, values: dict[str, object], message: str
+) -> None:
+    model = sizes(tmp_path, **{"base": "llama-7b", **values})
+    assert message in complaint(call(*NODE, "--model", model))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"base": None}, "device.json: base is missing. Name the nearest of a100-40gb, "),
+        ({"base": ["h100"]}, "device.json: base must be a device: ['h100']. Name"),
+        ({"base": "b200"}, "device.json: base 'b200': unknown. Did you mean b200-180gb?"),
+        ({"intra_gb_s": 0}, "device.json: intra_gb_s must be from 0.001 to 1e15, not 0.0"),
+        ({"inter_gb_s": 1e-300}, "inter_gb_s must be from 0.001 to 1e15, not 1e-300"),
+        ({"memory_gib": 0}, "device.json: memory_gib must be from 0.001 to 900,000: 0"),
+        ({"matmul_efficiency": 2}, "matmul_efficiency must be from 0.01 to 1, not 2.0"),
+        ({"attention_kernel": "fa3"}, "'fa3' is not known on ampere devices; there: fa1, fa2"),
+        ({"attention_kernel": 3}, "device.json: attention_kernel must be a kernel's name: 3"),
+        ({"peak_tflops": "989"}, "device.json: peak_tflops must be a number: '989'"),
+        ({"peak_tflops": 10**400}, "peak_tflops must be a finite number: 1000"),
+        ({"peak_tflop": 989}, "unknown field: 'peak_tflop'. Did you mean peak_tflops?"),
+        ({"inter_rails": 1.5}, f"device.json: inter_rails {COUNT}: 1.5"),
+        ({"gpus_per_node": 10**9}, "cluster: gpus_per_node must be from 1 to 1,024, not 1000"),
+    ],
+)
+def test_a_bad_file_of_a_device_is_one_line(
+    tmp_path: Path, values: dict[str, object], message: str
+) -> None:
+    hardware = device(tmp_path, **{"base": "a800-80gb", **values})
+    assert message in complaint(call(*NODE, "--hardware", hardware))
+
+
+def test_files_that_are_no_objects_are_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "device.toml"
+    assert "device.toml: No such file" in complaint(call(*NODE, "--hardware", path))
+    path.write_text("base = ")
+    assert "device.toml: not TOML (" in complaint(call(*NODE, "--hardware", path))
+    path = tmp_path / "device.json"
+    path.write_text("[1]")
+    assert "device.json: must be an object of fields" in complaint(call(*NODE, "--hardware", path))
+    assert "device.json: must be an object of fields" in complaint(call(*NODE, "--model", path))
+
+
+def test_the_nodes_of_a_file_are_the_default(tmp_path: Path) -> None:
+    hardware = device(tmp_path, base="a800-80gb", gpus_per_node=4)
+    rest = ("--tp", 4, "--json")
+    small = succeeded(call(*NODE, *rest, "--gpus-per-node", 4))
+    assert succeeded(call(*NODE, *rest, "--hardware", hardware)) == small
+
+
 def test_the_model_is_compared_with_published_results() -> None:
-    text = succeeded(process("validate-model"))
+    text = succeeded(process("profile", "validate"))
     for name in ("USP table 3", "USP table 4", "USP table 5", "llama-32b-a800-80gb: MaxLen"):
         assert name in text
     assert "BRIDGE_FLOWS" in text
-    rows = succeeded(call("validate-model", "--rows"))
+    rows = succeeded(call("profile", "validate", "--rows"))
     assert set(text.splitlines()) < set(rows.splitlines())
-    tables = json.loads(succeeded(call("validate-model", "--json")))
+    tables = json.loads(succeeded(call("profile", "validate", "--json")))
     assert len(tables) == 16
     assert sum(len(table["rows"]) for table in tables) == 166 + 61 + 52 + 7 + 22 + 23 + 84
     assert all(row["predicted"] > 0 for table in tables for row in table["rows"])
@@ -260,7 +357,7 @@ def test_planning_accepts_a_derived_profile(tmp_path: Path, lengths: Path) -> No
     common = ("--profile", profile, "--gpus", 16, lengths, "--max-len", 16384)
     succeeded(call("propose", *common, "--tokens", 60000, "-o", proposal))
     succeeded(call("plan", "--proposal", proposal, lengths, "--steps", 2, "-o", plans))
-    succeeded(call("check", plans, "--profile", profile))
+    succeeded(call("check", "plans", plans, "--profile", profile))
     steps = [json.loads(line) for line in plans.read_text().splitlines()]
     assert [step["step"] for step in steps] == [0, 1]
     assert all(step["predicted_ms"] > 0 for step in steps)
@@ -271,4 +368,4 @@ def test_planning_accepts_a_derived_profile(tmp_path: Path, lengths: Path) -> No
         )
     )
     assert json.loads(stdout)
-    assert "derived" in succeeded(call("profiles", profile, "--gpus", 16))
+    assert "derived" in succeeded(call("profile", "show", profile, "--gpus", 16))

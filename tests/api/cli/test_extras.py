@@ -19,12 +19,12 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_torch")
-def test_training_and_measuring_need_torch(dense: PlannedFiles, tmp_path: Path) -> None:
+def test_training_and_measuring_require_torch(dense: PlannedFiles, tmp_path: Path) -> None:
     install = "needs the torch package: pip install 'seqplan[runtime]'"
-    check = call("train-check", "--plans", dense.plans, "--ranks", 4, "--steps", 1)
-    assert complaint(check) == f"train-check {install}"
+    check = call("check", "training", "--plans", dense.plans, "--ranks", 4, "--steps", 1)
+    assert complaint(check) == f"check training {install}"
     output = tmp_path / "profile.json"
-    profile = call("profile", "--model", "small", "--lengths", "64..128", "-o", output)
+    profile = call("profile", "measure", "--model", "small", "--lengths", "64..128", "-o", output)
     assert complaint(profile) == f"measuring a profile {install}"
     assert not output.exists()
 
@@ -35,12 +35,11 @@ def test_a_profile_is_estimated_without_torch(tmp_path: Path) -> None:
     options = (
         "--model",
         "llama3-8b",
-        "--estimate",
         "--hardware",
         "a100-80gb",
         "--gpus-per-node",
         8,
     )
-    outcome = call("profile", *options, "-o", output)
+    outcome = call("profile", "derive", *options, "-o", output)
     assert outcome.code == 0, outcome.err
     assert output.exists()

@@ -1,4 +1,4 @@
-"""``seqplan profile`` on this machine: in this process, and on ranks as a user starts them."""
+"""``seqplan profile measure`` and ``merge`` in this process, and on ranks under torchrun."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import Outcome, call, succeeded
+from command_line import Outcome, call, complaint, succeeded
 from trainers import launched
 
 from seqplan.costs.fit.sample_file import read_syncs
@@ -15,22 +15,31 @@ from seqplan.planner.sync.choice import choose_sync
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.measure.design import design
 
-TINY = ["--hidden", "32", "--layers", "4", "--heads", "4", "--kv-heads", "2"]
-TINY += ["--ffn", "48", "--vocab", "50"]
+TINY = {"hidden": 32, "layers": 4, "heads": 4, "kv_heads": 2, "ffn": 48, "vocab": 50}
 PATIENCE_S = 60.0
 FIELDS = {"a", "b", "c", "origin", "fit"}
 """Of a scheme all of whose degrees are 1."""
 
 
-def profiled(*arguments: str) -> Outcome:
-    return call("profile", *TINY, *arguments)
+def write_model(folder: Path, **changes: object) -> Path:
+    """A file of ``TINY`` sizes with these changes, in a folder next to ``folder``."""
+    path = folder.with_name(f"{folder.name}-models") / "tiny.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({**TINY, **changes}))
+    return path
+
+
+def profiled(folder: Path, *arguments: str, **changes: object) -> Outcome:
+    """Run ``profile measure`` with the model of ``TINY`` sizes with these changes."""
+    model = write_model(folder, **changes)
+    return call("profile", "measure", "--model", model, *arguments)
 
 
 def test_one_rank_measures_fits_and_goes_on_from_its_samples(tmp_path: Path) -> None:
     output = tmp_path / "p.json"
     options = ("--lengths", "8..256", "--points", "4", "-o", str(output), "--schemes", "u1,u2,pp3")
     options += ("--repeats", "3", "--even-if-busy")
-    completed = profiled(*options)
+    completed = profiled(tmp_path, *options)
     assert "bytes a token" in succeeded(completed)
     assert "u2 needs 2 ranks, there are 1: left out" in completed.err
     assert "pp3: pp = 3 does not divide the 4 layers: left out" in completed.err
@@ -46,7 +55,7 @@ def test_one_rank_measures_fits_and_goes_on_from_its_samples(tmp_path: Path) -> 
     samples = output.with_suffix(".samples.jsonl")
     lines = samples.read_text().splitlines(keepends=True)
     samples.write_text("".join(lines[:-2]))
-    succeeded(profiled(*options))
+    succeeded(profiled(tmp_path, *options))
     again = samples.read_text().splitlines(keepends=True)
     assert len(again) == len(lines)
     assert again[:-2] == lines[:-2]  # old samples are kept, not measured anew
@@ -56,14 +65,13 @@ def test_wide_heads_and_tied_embeddings_are_measured_and_kept(tmp_path: Path) ->
     output, again = tmp_path / "p.json", tmp_path / "again.json"
     options = ("--lengths", "8..64", "--points", "4", "--repeats", "1", "--measured-layers", "1")
     options += ("--even-if-busy",)
-    wide = (*options, "--head-dim", "16", "--tied")
-    succeeded(profiled(*wide, "-o", str(output)))
+    succeeded(profiled(tmp_path, *options, "-o", str(output), head_dim=16, tied=True))
     profile = Profile.load(output)
     assert (profile.shape.head_dim, profile.shape.tied) == (16, True)
     samples = str(output.with_suffix(".samples.jsonl"))
-    succeeded(profiled("--merge", samples, "--capacity-gib", "8", "-o", str(again)))
+    succeeded(call("profile", "merge", samples, "--capacity-gib", 8, "-o", again))
     assert json.loads(again.read_text())["model"] == json.loads(output.read_text())["model"]
-    other = profiled(*options, "--samples", samples, "-o", str(tmp_path / "other.json"))
+    other = profiled(tmp_path, *options, "--samples", samples, "-o", str(tmp_path / "other.json"))
     assert other.code == 2
     assert "head_dim 16, tied True, not hidden 32" in other.err
 
@@ -73,7 +81,7 @@ def test_a_busy_machine_fails_and_makes_no_profile(tmp_path: Path) -> None:
     output, samples = tmp_path / "p.json", tmp_path / "s.jsonl"
     options = ("--lengths", "8..64", "--points", "4", "--repeats", "1", "--measured-layers", "1")
     options += ("--samples", str(samples), "-o", str(output))
-    succeeded(profiled(*options, "--even-if-busy"))
+    succeeded(profiled(tmp_path, *options, "--even-if-busy"))
     output.unlink()
     header, *lines = samples.read_text().splitlines()
     measured = [json.loads(line) for line in lines]
@@ -83,17 +91,17 @@ def test_a_busy_machine_fails_and_makes_no_profile(tmp_path: Path) -> None:
             sample[name] = [0.2 if index % 3 else 20.0] * len(sample[name])
     samples.write_text("\n".join([header, *map(json.dumps, measured)]) + "\n")
     noisy = samples.read_bytes()
-    completed = profiled(*options)
+    completed = profiled(tmp_path, *options)
     assert (completed.code, output.exists(), samples.read_bytes()) == (1, False, noisy)
     message = "the machine was too busy: a fixed piece of work usually took 0.2 ms, and 100.0 times"
     assert message in completed.err
     assert (
         f"no profile is written. {samples} has the samples: delete it and measure" in completed.err
     )
-    merged = profiled("--merge", str(samples), "--capacity-gib", "8", "-o", str(output))
+    merged = call("profile", "merge", samples, "--capacity-gib", 8, "-o", output)
     succeeded(merged)
     assert message in merged.err
-    succeeded(profiled(*options, "--even-if-busy"))
+    succeeded(profiled(tmp_path, *options, "--even-if-busy"))
     assert Profile.load(output).schemes[0].fit
 
 
@@ -105,7 +113,8 @@ def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     options = ("--lengths", "64..256", "--points", "4", "-o", str(output), "--plot", str(page))
     options += ("--repeats", "1", "--measured-layers", "1", "--even-if-busy")
     schemes_asked = ("--schemes", "tp1,pp2.r2,tp2.u2,tp3,pp3,tp8")
-    ranks = launched(4, "seqplan.api.cli", ["profile", *TINY, *options, *schemes_asked])
+    command = ["profile", "measure", "--model", str(write_model(output.parent))]
+    ranks = launched(4, "seqplan.api.cli", [*command, *options, *schemes_asked])
     try:
         printed = "".join(rank.output.read() for rank in ranks)
         for rank in ranks:
@@ -174,9 +183,10 @@ def test_measurements_on_ranks_complete_a_profile(
     document["memory"]["activation_bytes_per_token"].pop("2")
     single, output = tmp_path / "single.json", tmp_path / "p.json"
     single.write_text(json.dumps(document))
-    completed = profiled(
-        *("--complete", str(single), "--hardware", "a100-80gb", "--nodes", "1"),
-        *("--gpus-per-node", "4", "--schemes", "u2,tp2,pp2,tp2.u2", "-o", str(output)),
+    completed = call(
+        *("profile", "derive", "--profile", single, "--model", write_model(tmp_path)),
+        *("--hardware", "a100-80gb", "--nodes", 1, "--gpus-per-node", 4),
+        *("--schemes", "u2,tp2,pp2,tp2.u2", "-o", output),
     )
     succeeded(completed)
     profile = Profile.load(output)
@@ -198,48 +208,55 @@ def test_measurements_on_ranks_complete_a_profile(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--lengths", "9"), "--lengths '9': wants FROM..TO"),
+        (("--lengths", "9"), "--lengths must be FROM..TO in tokens, as 64..4096: '9'"),
         (("--lengths", "90..9"), "lengths must rise"),
-        (("--lengths", "64..99999999999999999999"), "wants at most 1,000,000,000 tokens"),
-        (("--lengths", "64..²"), "--lengths '64..²': wants FROM..TO"),
+        (
+            ("--lengths", "64..99999999999999999999"),
+            "--lengths must be at most 1,000,000,000 tokens",
+        ),
+        (("--lengths", "64..²"), "as 64..4096: '64..²'"),
         (("--capacity-gib", "0"), "argument --capacity-gib: must be a number above 0: '0'"),
         (("--capacity-gib", "inf"), "must be a number above 0: 'inf'"),
-        (("--capacity-gib", "0", "--merge", "s.jsonl"), "must be a number above 0: '0'"),
         (("--schemes", "u3"), "tp·ulysses = 3 does not divide the 4 attention heads: left out"),
         (("--schemes", "x3"), "'x3' is not understood"),
         (("--device", "cuda"), "no CUDA device is there"),
-        (("--hardware", "h100-80gb"), "--hardware goes with --estimate and --complete only"),
-        (("--nodes", "2"), "--nodes goes with --estimate and --complete only: the devices are"),
-        (("--memory-gib", "80"), "--memory-gib goes with --estimate and --complete only"),
+        (("--hardware", "h100-80gb"), "unrecognized arguments: --hardware h100-80gb"),
         (("--model", "nonesuch"), "neither a known model"),
-        (
-            ("--complete", "llama-7b-a800-80gb", "--hardware", "a800-80gb"),
-            "profile llama-7b-a800-80gb: its model has hidden 4096, not 32; give the",
-        ),
-        (
-            ("--complete", "llama-7b", "--hardware", "a800-80gb"),
-            "profile 'llama-7b' is neither a file nor a shipped profile; did you mean llama-7b-",
-        ),
-        (("--precision", "fp8"), "--precision goes with --estimate only: layers are measured as"),
         (("--checkpointing", "selective"), "checkpointing must be one of none, mlp, full, not"),
         (
-            *[("--complete", "llama-7b-a800-80gb", "--hardware", "a800-80gb", "--tp-overlap", "1")],
-            "--tp-overlap goes with --estimate only: schemes are derived as the others",
-        ),
-        (("--head-dim", "5"), "head_dim must be even and at least 2, not 5"),
-        (
-            ("--model", "qwen3-30b-a3b", "--hidden", "64", "--layers", "48"),
+            ("--model", "qwen3-30b-a3b"),
             "expert_layers 48, experts 128, experts_per_token 8, expert_ffn 768: the layers that",
         ),
-        (("--merge", "none.jsonl"), "none.jsonl: cannot be read"),
     ],
 )
 def test_bad_input_is_one_line_and_no_file(
     tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     output = tmp_path / "p.json"
-    completed = profiled(*arguments, "-o", str(output))
+    completed = profiled(tmp_path, *arguments, "-o", str(output))
     assert (completed.code, completed.out) == (2, "")
     assert message in completed.err
     assert "Traceback" not in completed.err
     assert not list(tmp_path.iterdir())
+
+
+def test_an_odd_head_is_rejected(tmp_path: Path) -> None:
+    completed = profiled(tmp_path, "-o", str(tmp_path / "p.json"), head_dim=5)
+    assert "head_dim must be even and at least 2, not 5" in complaint(completed)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("none.jsonl", "--capacity-gib", "8"), "none.jsonl: cannot be read"),
+        (("s.jsonl", "--capacity-gib", "0"), "must be a number above 0: '0'"),
+        (("s.jsonl",), "the following arguments are required: --capacity-gib"),
+        (("s.jsonl", "--capacity", "8", "--merge"), "unrecognized arguments: --merge"),
+    ],
+)
+def test_bad_input_of_a_merge_is_one_line(
+    tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    output = tmp_path / "p.json"
+    assert message in complaint(call("profile", "merge", *arguments, "-o", output))
+    assert not output.exists()

@@ -1,4 +1,4 @@
-"""``seqplan refit`` and derived profiles, through the command line."""
+"""``seqplan profile refit`` and ``profile derive``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def planned(tmp_path: Path) -> tuple[Path, Path]:
     profile, lengths = tmp_path / "p.json", tmp_path / "l.npy"
     np.save(lengths, np.random.default_rng(0).integers(100, 8000, 4000))
     derived = "--model llama3-8b --hardware h100-80gb --schemes u1,u2,u4,tp2"
-    succeeded(call("profile", "--estimate", *derived.split(), "-o", str(profile)))
+    succeeded(call("profile", "derive", *derived.split(), "-o", str(profile)))
     proposal, plans = tmp_path / "proposal.json", tmp_path / "plans.jsonl"
     common = str(lengths)
     cluster = ("--gpus", "8", "--max-len", "8192", "--tokens", "100000")
@@ -55,7 +55,7 @@ def test_slower_ranks_make_a_slower_profile(tmp_path: Path) -> None:
     times, output = tmp_path / "times.jsonl", tmp_path / "refitted.json"
     times.write_text("\n".join(lines))
     files = ("--profile", str(profile), "--plans", str(plans), "--measurements", str(times))
-    schemes = json.loads(succeeded(call("refit", *files, "-o", str(output), "--json")))
+    schemes = json.loads(succeeded(call("profile", "refit", *files, "-o", str(output), "--json")))
     changed = [scheme for scheme in schemes if scheme["how"] in ("scaled", "fitted")]
     assert changed
     assert {scheme["how"] for scheme in schemes} <= {"scaled", "fitted", "extrapolated"}
@@ -71,7 +71,7 @@ def test_slower_ranks_make_a_slower_profile(tmp_path: Path) -> None:
     assert {str(entry.scheme) for entry in after.schemes if entry.origin == "measured"} == {
         str(Scheme.from_dict(scheme["scheme"])) for scheme in changed
     }
-    assert "held-out error after" in succeeded(call("refit", *files))
+    assert "held-out error after" in succeeded(call("profile", "refit", *files))
 
 
 def test_a_uniformly_slower_device_does_not_change_the_proposal(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_uniformly_slower_device_does_not_change_the_proposal(tmp_path: Path) 
     times, output = tmp_path / "times.jsonl", tmp_path / "refitted.json"
     times.write_text("\n".join(measured(plans, 1.3)))
     files = ("--profile", profile, "--plans", plans, "--measurements", times)
-    succeeded(call("refit", *files, "-o", output))
+    succeeded(call("profile", "refit", *files, "-o", output))
     cluster = ("--gpus", "8", "--max-len", "8192", "--tokens", "100000", "--sync", "none")
     candidates = []
     for name in (profile, output):
@@ -96,7 +96,7 @@ def test_a_refit_prints_its_measured_times(tmp_path: Path) -> None:
     times, output = tmp_path / "times.jsonl", tmp_path / "refitted.json"
     times.write_text("\n".join([*foreign, *lines]))
     files = ("--profile", profile, "--plans", plans, "--measurements", times)
-    out = succeeded(call("refit", *files, "-o", output)).splitlines()
+    out = succeeded(call("profile", "refit", *files, "-o", output)).splitlines()
     assert out[-1] == f"written: {output}"
     assert out[-2] == "3 rank times left out: of 3 steps that are not in the plans, 97 the first"
     row = next(line for line in out if "extrapolated" in line)
@@ -104,7 +104,7 @@ def test_a_refit_prints_its_measured_times(tmp_path: Path) -> None:
     source = Profile.load(output).source
     assert f"refitted to {len(lines):,} measured rank times of training: " in source
     assert re.search(r"\d without enough of them scaled by 1\.25\d, as the measured", source)
-    outcome = call("refit", *files, "--json")
+    outcome = call("profile", "refit", *files, "--json")
     assert len(json.loads(succeeded(outcome))) == len(Profile.load(profile).schemes)
     assert "3 rank times left out" in outcome.err
 
@@ -123,11 +123,11 @@ def test_a_profile_that_nothing_corrects_is_not_written(
     times, output = tmp_path / "times.jsonl", tmp_path / "refitted.json"
     times.write_text("\n".join(measured(plans, *factors, steps=steps)))
     files = ("--profile", profile, "--plans", plans, "--measurements", times)
-    rejected = complaint(call("refit", *files, "-o", output))
+    rejected = complaint(call("profile", "refit", *files, "-o", output))
     assert rejected.startswith(f"{output}: not written: ")
     assert why in rejected
     assert not output.exists()
-    assert "kept" in succeeded(call("refit", *files))
+    assert "kept" in succeeded(call("profile", "refit", *files))
 
 
 def test_bad_input_is_one_line(tmp_path: Path) -> None:
@@ -135,24 +135,41 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
     times = tmp_path / "times.jsonl"
     times.write_text('{"step":99,"rank":0,"measured_ms":3}\n')
     files = ("--profile", str(profile), "--plans", str(plans), "--measurements", str(times))
-    assert "no step of" in complaint(call("refit", *files))
+    assert "no step of" in complaint(call("profile", "refit", *files))
     times.write_text("x\n")
-    assert "line 1: wants" in complaint(call("refit", *files))
+    assert "line 1: wants" in complaint(call("profile", "refit", *files))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--estimate --model llama3-8b", "--estimate wants --hardware"),
-        ("--estimate --model llama3-8b --hardware x9", "--hardware 'x9': unknown. There are"),
-        ("--estimate --model llama3-8b --hardware h100-80gb --plot a.html", "no samples to show"),
-        ("--complete none.json --hardware h100-80gb", "none.json: cannot be read"),
-        ("--estimate --model llama3-8b --hardware h100-80gb --schemes tp3", "tp"),
+        ("--model llama3-8b", "the following arguments are required: --hardware"),
+        ("--hardware h100-80gb", "one of --model and --profile is required. Name"),
+        ("--model llama3-8b --hardware x9", "--hardware 'x9': unknown. There are"),
+        ("--model llama3-8b --hardware h100-80gb --plot a.html", "unrecognized arguments: --plot"),
+        ("--profile none.json --hardware h100-80gb", "none.json: cannot be read"),
+        ("--model llama3-8b --hardware h100-80gb --schemes tp3", "tp"),
+        (
+            "--profile llama-7b-a800-80gb --hardware a800-80gb --model llama-13b",
+            "profile llama-7b-a800-80gb: its model has hidden 4096, not 5120; give the",
+        ),
+        (
+            "--profile llama-7b --hardware a800-80gb",
+            "profile 'llama-7b' is neither a file nor a shipped profile; did you mean llama-7b-",
+        ),
+        (
+            "--profile llama-7b-a800-80gb --hardware a800-80gb --tp-overlap 1",
+            "--tp-overlap is for --model alone. With --profile, schemes are derived as the others",
+        ),
+        (
+            "--profile llama-7b-a800-80gb --hardware a800-80gb --zero 2",
+            "--zero is for --model alone. With --profile, schemes are derived as the others",
+        ),
     ],
 )
 def test_derived_profiles_state_missing_measurements(
     tmp_path: Path, arguments: str, message: str
 ) -> None:
     output = tmp_path / "o.json"
-    assert message in complaint(call("profile", *arguments.split(), "-o", str(output)))
+    assert message in complaint(call("profile", "derive", *arguments.split(), "-o", output))
     assert not output.exists()

@@ -34,7 +34,7 @@ def planned_by_the_command_line(folder: Path, *options: str) -> list[str]:
 
 def planned_by_the_sidecar(job_file: Path) -> list[str]:
     """Plans of the job's steps, requested from a sidecar."""
-    with serving("--job", job_file, verb="sidecar") as served:
+    with serving("--job", job_file, command="sidecar") as served:
         paths = [f"/v1/jobs/job/plans/{step}?wait=30" for step in range(3)]
         return [served.send("GET", path).body.decode() for path in paths]
 
@@ -66,7 +66,7 @@ def test_no_other_user_removes_the_job_of_a_sidecar(tmp_path: Path) -> None:
     np.save(tmp_path / "lengths.npy", np.load(DATA)[:3000])
     job_file, token_file = tmp_path / "job.toml", tmp_path / "job.token"
     job_file.write_text(FILE)
-    with serving("--job", job_file, verb="sidecar") as served:
+    with serving("--job", job_file, command="sidecar") as served:
         assert served.send("GET", "/v1/jobs/job/plans/0?wait=30").status == 200
         for method, path in (("DELETE", "/v1/jobs/job"), ("POST", "/v1/jobs/job/stop")):
             assert "token_file" in served.problem(method, path, status=403)["detail"]
@@ -74,7 +74,7 @@ def test_no_other_user_removes_the_job_of_a_sidecar(tmp_path: Path) -> None:
     job_file.write_text(FILE + 'token_file = "job.token"\n')
     tokens = []
     for _ in range(2):
-        with serving("--job", job_file, verb="sidecar") as served:
+        with serving("--job", job_file, command="sidecar") as served:
             tokens.append(token_file.read_text().strip())
             assert token_file.stat().st_mode & 0o777 == 0o600
             assert served.send("GET", "/v1/jobs/job/plans/0").status == 401

@@ -1,4 +1,4 @@
-"""``seqplan verify-device``: every check on this machine's CPU, a wrong kernel, bad input."""
+"""``seqplan profile verify``: every check on this machine's CPU, a wrong kernel, bad input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from command_line import call, complaint, nothing_left, succeeded
 from trainers import launched
 
-from seqplan.api.cli.verify_device import CHECKS
+from seqplan.api.cli.profile.verify_device import CHECKS
 from seqplan.profiler.verify import attention_check, verification
 from seqplan.profiler.verify.attention_cases import AttentionCase, attention_cases
 from seqplan.profiler.verify.settings import VerifySettings
@@ -24,7 +24,7 @@ PATIENCE_S = 60.0
 
 def test_every_check_on_a_cpu(tmp_path: Path) -> None:
     output = tmp_path / "verified.json"
-    outcome = call("verify-device", "--quick", "-o", output)
+    outcome = call("profile", "verify", "--quick", "-o", output)
     text = succeeded(outcome)
     assert "no limit was missed" in text
     document = json.loads(output.read_text())
@@ -57,7 +57,7 @@ def figures_of(document: dict[str, Any], name: str) -> list[dict[str, Any]]:
 
 def test_ranks_attend_as_one_process_does(tmp_path: Path) -> None:
     output = tmp_path / "verified.json"
-    ranks = launched(2, "seqplan.api.cli", ["verify-device", "--quick", "-o", output])
+    ranks = launched(2, "seqplan.api.cli", ["profile", "verify", "--quick", "-o", output])
     try:
         printed = "".join(rank.output.read() for rank in ranks)
         for rank in ranks:
@@ -93,7 +93,7 @@ def test_a_wrong_kernel_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.setattr(attention_check, "attention_cases", one_case)
     monkeypatch.setattr(attention_check, "kernel_for", lambda *_, **__: WrongKernel())
     output = tmp_path / "verified.json"
-    outcome = call("verify-device", "--quick", "--checks", "attention", "-o", output, "--json")
+    outcome = call("profile", "verify", "--quick", "--checks", "attention", "-o", output, "--json")
     assert outcome.code == 1
     assert json.loads(outcome.out) == json.loads(output.read_text())
     missed = [
@@ -101,7 +101,7 @@ def test_a_wrong_kernel_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ]
     assert {figure["name"].split(": ")[-1] for figure in missed} == {"dv"}
     assert all(figure["value"] == pytest.approx(1e-3, rel=0.1) for figure in missed)
-    shown = call("verify-device", "--quick", "--checks", "attention")
+    shown = call("profile", "verify", "--quick", "--checks", "attention")
     assert shown.code == 1
     assert "missed: 1\n  attention: fp32: fused call against fp64: causal, packed" in shown.out
 
@@ -120,5 +120,5 @@ def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], message: st
     if "cuda" in arguments and torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
     output = tmp_path / "verified.json"
-    assert message in complaint(call("verify-device", "-o", output, *arguments))
+    assert message in complaint(call("profile", "verify", "-o", output, *arguments))
     nothing_left(output)

@@ -310,7 +310,7 @@ def test_calibration_is_reported_and_drawn(page: Page, stocked: Stocked) -> None
     dots = page.run("return document.querySelectorAll('#scatters circle').length")
     assert dots == sum(len(scheme["points"]) for scheme in calibration["schemes"])
     assert page.run("return document.querySelectorAll('#warnings .warning').length") == 1
-    command = f"seqplan refit --server {stocked.served.url} --job slower -o refitted.json"
+    command = f"seqplan profile refit --server {stocked.served.url} --job slower -o refitted.json"
     assert page.text("#refit code") == command
     permissions = ["clipboardReadWrite", "clipboardSanitizedWrite"]
     page.devtools("Browser.grantPermissions", permissions=permissions)

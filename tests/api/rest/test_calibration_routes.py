@@ -24,7 +24,7 @@ STEPS = 14
 
 
 def _refit(*arguments: str | Path) -> Outcome:
-    return call("refit", *arguments)
+    return call("profile", "refit", *arguments)
 
 
 def test_a_slower_cluster_is_warned_of_and_refitted(stocked: Stocked, tmp_path: Path) -> None:
@@ -141,9 +141,9 @@ def test_refit_of_a_missing_job_is_one_line(stocked: Stocked, tmp_path: Path) ->
         (("--server", served.url, "--job", job), "no rank has measured a step yet"),
         (("--server", served.url, "--job", "none"), "404: there is no job none"),
         (("--server", served.url), "--server requires --job"),
-        (("--server", "ftp://x", "--job", job), "--server: wants http://HOST:PORT"),
+        (("--server", "ftp://x", "--job", job), "--server must be http://HOST:PORT: "),
         (("--server", "http://127.0.0.1:1", "--job", job), "no answer"),
-        (("--plans", "p"), "--plans: wants --profile, too"),
+        (("--plans", "p"), "--plans requires --profile"),
     ]:
         assert message in complaint(_refit(*arguments))
 

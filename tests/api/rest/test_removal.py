@@ -216,7 +216,7 @@ def test_a_sidecar_whose_job_was_removed(tmp_path: Path) -> None:
             'profile = "llama-7b-a800-80gb"\nlengths = "lengths.npy"\ncontext = 2048\n'
             f'tokens = 8000\nsteps = 2\nport = 0\ngpus = {gpus}\ntoken_file = "token"\n'
         )
-        with serving("--job", file, verb="sidecar") as served:
+        with serving("--job", file, command="sidecar") as served:
             served.headers["Authorization"] = f"Bearer {token_file.read_text().strip()}"
             plan = served.send("GET", "/v1/jobs/job/plans/1?wait=30").json
             assert plan["world_size"] == gpus

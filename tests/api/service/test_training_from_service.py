@@ -27,7 +27,7 @@ def test_ranks_train_from_a_sidecar_and_report_times(tmp_path: Path, fan_out_ran
     """Rank 0 acts for all from ``fan_out_ranks`` on, below it each for itself."""
     np.save(tmp_path / "lengths.npy", np.load(ROOT / "examples" / "data" / "code.npy")[:500])
     (tmp_path / "job.toml").write_text(JOB)
-    with serving("--job", tmp_path / "job.toml", verb="sidecar") as served:
+    with serving("--job", tmp_path / "job.toml", command="sidecar") as served:
         losses = train(
             served.url,
             "job",

@@ -81,7 +81,7 @@ def test_two_sidecars_of_one_job(postgresql_url: str, tmp_path: Path) -> None:
     )
 
     def plans() -> tuple[list[bytes], int]:
-        with serving("--job", job, verb="sidecar") as served:
+        with serving("--job", job, command="sidecar") as served:
             paths = [f"/v1/jobs/job/plans/{step}?wait=60" for step in range(4)]
             lines = [served.send("GET", path).body for path in paths]
             together.wait(60)  # both have all plans before either ends

@@ -84,7 +84,7 @@ def test_a_file_cut_in_its_first_line_is_finished(tmp_path: Path, length: int) -
     SampleFile(path, MEASURED_ON).close()
     whole = path.read_bytes()
     path.write_bytes(whole[:length])
-    with pytest.raises(SampleError, match=r"the same seqplan profile command goes on with it"):
+    with pytest.raises(SampleError, match=r"the same seqplan profile measure goes on with it"):
         read_samples(path)
     with SampleFile(path, MEASURED_ON) as file:
         assert file.samples == []

@@ -1,4 +1,4 @@
-"""The comparison as a whole, and its verb."""
+"""The comparison as a whole, and its command."""
 
 from __future__ import annotations
 
@@ -273,7 +273,7 @@ def test_errors_against_devices_are_no_fit_errors() -> None:
     assert measured.device_error == max(medians)
 
 
-# The verb
+# The command
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""``seqplan refit``: a profile corrected by the step times of a training job."""
+"""``seqplan profile refit``: a profile corrected by the step times of a training job."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _EXAMPLES = """\
 measurements, a line each: {"step":0,"rank":3,"measured_ms":812.5}
 
 examples:
-  seqplan refit --profile profile.json --plans plans.jsonl --measurements times.jsonl \\
+  seqplan profile refit --profile profile.json --plans plans.jsonl --measurements times.jsonl \\
     -o refitted.json
-  seqplan refit --server http://127.0.0.1:8400 --job job -o refitted.json
+  seqplan profile refit --server http://127.0.0.1:8400 --job job -o refitted.json
 """
 
 _PAGE = 1000
@@ -48,7 +48,7 @@ _PAGE = 1000
 
 @dataclass(frozen=True)
 class _Material:
-    """What a profile is compared with; ``where``: its name in messages."""
+    """Plans and measured times to compare a profile with; ``where``: their name in messages."""
 
     profile: Profile
     plans: Iterable[Plan]
@@ -60,9 +60,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the command and its options."""
     parser = add_command(
         subparsers,
-        "refit",
+        "profile refit",
         run,
-        help="correct a profile by measured step times",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
     )
@@ -78,7 +77,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--job", metavar="ID", help="with --server")
     parser.add_argument(
         "--token",
-        help="for a service that wants one; better in SEQPLAN_TOKEN, which ps cannot show",
+        help="for a service that requires one; better in SEQPLAN_TOKEN, which ps cannot show",
     )
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="without: only compare")
     parser.add_argument("--json", action="store_true")
@@ -188,7 +187,7 @@ def _of_files(args: argparse.Namespace) -> _Material:
 
     for name in ("profile", "measurements"):
         if getattr(args, name) is None:
-            raise ValueError(f"--plans: wants --{name}, too")
+            raise ValueError(f"--plans requires --{name}")
     profile = find_profile(args.profile)
     return _Material(
         profile, read_plans(args.plans), read_measurements(args.measurements), args.plans

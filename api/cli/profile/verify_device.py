@@ -1,4 +1,4 @@
-"""``seqplan verify-device``: is what profiles and training rest on true of this device."""
+"""``seqplan profile verify``: check the basis of profiles and training on this device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seqplan.api.cli.framework.command import add_command
-from seqplan.api.cli.framework.extras import need_torch
+from seqplan.api.cli.framework.extras import require_torch
 from seqplan.api.cli.framework.options import above_zero
 from seqplan.api.cli.framework.output_file import check_output
 from seqplan.api.cli.framework.terminal import percent, table
@@ -40,9 +40,9 @@ printed with its limit; a missed one is named, and the exit code is 1. Checks:
 
 _EXAMPLES = """\
 examples:
-  seqplan verify-device --device cuda -o verified.json
-  seqplan verify-device --checks attention --minutes 2
-  torchrun --nproc-per-node 8 -m seqplan.api.cli verify-device --device cuda
+  seqplan profile verify --device cuda -o verified.json
+  seqplan profile verify --checks attention --minutes 2
+  torchrun --nproc-per-node 8 -m seqplan.api.cli profile verify --device cuda
 """
 
 
@@ -50,9 +50,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the command and its options."""
     parser = add_command(
         subparsers,
-        "verify-device",
+        "profile verify",
         run,
-        help="check what profiles and training rest on, on this device",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
     )
@@ -79,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command: 0 if no limit is missed, else 1. ``ValueError`` on bad input."""
     names = _names(args.checks)
     check_output(args.output)
-    need_torch("verify-device")
+    require_torch("profile verify")
     import torch
 
     from seqplan.profiler.measure.device import capacity_bytes, device_name

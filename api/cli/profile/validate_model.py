@@ -1,4 +1,4 @@
-"""``seqplan validate-model``: the analytic model's predictions and published results."""
+"""``seqplan profile validate``: the analytic model's predictions and published results."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _DESCRIPTION = """\
 Predict published results with the model of seqplan estimate: attention and training throughput
 (USP), fitted latencies and MaxLen (Hydraulis), all-to-all times (FlexSP), training on A100 and H100
 (llm-foundry, NVIDIA), attention kernels. Nothing is scaled to the published figures; constants that
-a table has set are named with it, and where the model misses, the effect that it lacks.
+a table has set are named with it, and for misses the effect that the model lacks.
 """
 
 _EXAMPLES = """\
 examples:
-  seqplan validate-model
-  seqplan validate-model --rows
+  seqplan profile validate
+  seqplan profile validate --rows
 """
 
 
@@ -31,9 +31,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the command and its options."""
     parser = add_command(
         subparsers,
-        "validate-model",
+        "profile validate",
         run,
-        help="the analytic model and published results",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
     )

@@ -1,4 +1,4 @@
-"""``seqplan check``: every rule of the plan format, on every plan of a file."""
+"""``seqplan check plans``: every rule of the plan format, on every plan of a file."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ proposal that it was made from, also capacities and costs, and with --prove ever
 
 _EXAMPLES = """\
 examples:
-  seqplan check plans.jsonl
-  seqplan check plans.jsonl --profile llama-32b-a800-80gb
-  seqplan check plans.jsonl --proposal proposal.json --prove
+  seqplan check plans plans.jsonl
+  seqplan check plans plans.jsonl --profile llama-32b-a800-80gb
+  seqplan check plans plans.jsonl --proposal proposal.json --prove
 """
 
 
@@ -37,9 +37,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the command and its options."""
     parser = add_command(
         subparsers,
-        "check",
+        "check plans",
         run,
-        help="check a plan file",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
     )

@@ -1,4 +1,4 @@
-"""``seqplan train-check``: plans executed by real ranks train as one process does without them."""
+"""``seqplan check training``: compare ranks that execute plans with one process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from seqplan.api.check_training.check import (
 from seqplan.api.check_training.processes import RankServer, rank_server
 from seqplan.api.check_training.runs import check_training
 from seqplan.api.cli.framework.command import add_command
-from seqplan.api.cli.framework.extras import need_torch
+from seqplan.api.cli.framework.extras import require_torch
 from seqplan.api.cli.framework.options import natural, positive
 from seqplan.api.cli.framework.terminal import Columns, ProgressBar
 from seqplan.costs.profile import Profile
@@ -44,8 +44,8 @@ process. Losses, gradient norms and final parameters must agree; exit code 1 if 
 
 _EXAMPLES = """\
 examples:
-  seqplan train-check --plans plans.jsonl --ranks 4 --steps 10
-  seqplan train-check --plans plans.jsonl --ranks 4 --steps 3 --data corpus.idx --dtype float64
+  seqplan check training --plans plans.jsonl --ranks 4 --steps 10
+  seqplan check training --plans plans.jsonl --ranks 4 --steps 3 --data corpus.idx --dtype float64
 """
 
 
@@ -53,9 +53,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the command and its options."""
     parser = add_command(
         subparsers,
-        "train-check",
+        "check training",
         run,
-        help="execute plans on real ranks and compare with one process",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
     )
@@ -82,7 +81,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command: 0 if both runs agree, else 1. ``ValueError`` on bad input."""
-    need_torch("train-check")
+    require_torch("check training")
     plans = first_plans(args.plans, args.ranks, args.steps or STEPS)
     if args.data is not None and not Path(args.data).exists():
         raise ValueError(f"{args.data}: No such file or directory")
@@ -151,7 +150,7 @@ def print_check(
 
 
 def warnings(plans: Sequence[Plan]) -> list[str]:
-    """What may take long on this machine."""
+    """Return cautions of work that may take long on this machine."""
     cautions = []
     largest = max(plan.tokens for plan in plans)
     if largest >= LARGE_STEP:
@@ -180,7 +179,7 @@ def setting_lines(plans: Sequence[Plan], data: str | None, dtype: str) -> list[s
 
 
 def verdict_lines(check: Check, profile: Profile | None = None) -> list[str]:
-    """What the times of the table are, and whether the runs agree."""
+    """Explain the columns of the table, and state whether the runs agree."""
     gates = check.gates
     return [
         "pulled: parameters that the fullest rank gets from the others; as many gradients go back",

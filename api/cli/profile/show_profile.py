@@ -1,4 +1,4 @@
-"""``seqplan profiles``: the profiles that ship, and the limits of one on a cluster."""
+"""``seqplan profile show``: the schemes of a profile and their limits on a cluster."""
 
 from __future__ import annotations
 
@@ -9,34 +9,28 @@ from typing import Any
 
 from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.options import positive
-from seqplan.api.cli.framework.terminal import percent, table
+from seqplan.api.cli.framework.terminal import table
 from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_rules import doubts
-from seqplan.costs.shipped.catalogue import find_profile, list_shipped, load_shipped
+from seqplan.costs.shipped.catalogue import find_profile
 
 _DESCRIPTION = """\
-List the profiles that ship, with where their numbers come from. With a name (or a profile file)
-and --gpus, list its schemes with MaxLen and UtilLen on that many GPUs.
+Show a profile: the origin of its numbers, and its schemes with MaxLen and UtilLen on a cluster.
 """
 
 _EXAMPLES = """\
 examples:
-  seqplan profiles
-  seqplan profiles llama-32b-a800-80gb --gpus 64
+  seqplan profile show llama-32b-a800-80gb --gpus 64
+  seqplan profile show profile.json --gpus 16 --max-len 8192
 """
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the command and its options."""
     parser = add_command(
-        subparsers,
-        "profiles",
-        run,
-        help="list the profiles that ship, with provenance",
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
+        subparsers, "profile show", run, description=_DESCRIPTION, epilog=_EXAMPLES
     )
-    parser.add_argument("name", metavar="NAME|FILE", nargs="?", help="show this profile's schemes")
+    parser.add_argument("name", metavar="NAME|FILE", help="seqplan profile list")
     parser.add_argument("--gpus", metavar="N", type=positive, default=64, help="default 64")
     parser.add_argument(
         "--max-len", metavar="L", type=positive, default=32768, help="context; default 32768"
@@ -53,19 +47,14 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command. ``ProfileError`` for an unknown or malformed profile."""
-    if args.name is None:
-        profiles = [load_shipped(name) for name in list_shipped()]
-        if args.json:
-            print(json.dumps([_as_json(profile) for profile in profiles], ensure_ascii=False))
-        else:
-            print("\n".join(_listing(profiles)))
-        return 0
     profile = find_profile(args.name)
     if args.optimizer_shards is not None and args.optimizer_shards > args.gpus:
-        raise ValueError(f"--optimizer-shards {args.optimizer_shards}: above --gpus {args.gpus}")
+        raise ValueError(
+            f"--optimizer-shards must be at most --gpus {args.gpus}: {args.optimizer_shards}"
+        )
     schemes = scheme_rows(profile, args.gpus, args.max_len, args.optimizer_shards)
     if args.json:
-        print(json.dumps({**_as_json(profile), "schemes": schemes}, ensure_ascii=False))
+        print(json.dumps({**profile_fields(profile), "schemes": schemes}, ensure_ascii=False))
     else:
         print("\n".join(_describe_origin(profile)))
         print(f"\non {args.gpus} GPUs, context {args.max_len:,}:")
@@ -133,7 +122,7 @@ def _names(rows: list[dict[str, Any]]) -> str:
 
 
 def scheme_notes(profile: Profile) -> list[str]:
-    """Flags, doubts and where derived coefficients come from, wrapped."""
+    """Return flags, doubts and the origin of derived coefficients, wrapped."""
     notes = [f"* {entry.scheme}: {entry.flag}" for entry in profile.schemes if entry.flag]
     notes += [f"? {scheme}: {doubt}" for scheme, doubt in doubts(profile.schemes).items()]
     if any(entry.origin == "derived" for entry in profile.schemes):
@@ -148,7 +137,8 @@ def _util_len(row: dict[str, Any]) -> str:
     return f"{util:,}" if util <= row["max_len"] else f"({util:,})"
 
 
-def _as_json(profile: Profile) -> dict[str, Any]:
+def profile_fields(profile: Profile) -> dict[str, Any]:
+    """Return a profile without its document, as JSON."""
     return {
         "name": profile.name,
         "digest": profile.digest,
@@ -162,27 +152,6 @@ def _as_json(profile: Profile) -> dict[str, Any]:
         "flagged": {str(e.scheme): e.flag for e in profile.schemes if e.flag},
         "doubts": {str(scheme): doubt for scheme, doubt in doubts(profile.schemes).items()},
     }
-
-
-def _listing(profiles: list[Profile]) -> list[str]:
-    lines = table(
-        ("profile", "hardware", "schemes", "ZeRO", "error against devices"),
-        [
-            (p.name, p.hardware, str(len(p.schemes)), str(p.zero_stage), _device_error(p))
-            for p in profiles
-        ],
-        left=2,
-    )
-    for source in dict.fromkeys(profile.source for profile in profiles):
-        names = [profile.name for profile in profiles if profile.source == source]
-        text = f"{', '.join(names)}: {source}"
-        lines += ["", *textwrap.wrap(text, 98, break_on_hyphens=False, break_long_words=False)]
-    return lines
-
-
-def _device_error(profile: Profile) -> str:
-    error = profile.device_error
-    return "unknown" if error is None else percent(error, 0)
 
 
 def _describe_origin(profile: Profile) -> list[str]:

@@ -1,0 +1,1 @@
+"""``seqplan check plans|training``: a module for each command."""

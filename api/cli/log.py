@@ -1,0 +1,181 @@
+"""``seqplan log``: the jobs of a service, and the planned and measured steps of one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from seqplan.api.cli.framework.command import add_command
+from seqplan.api.cli.framework.options import natural
+from seqplan.api.cli.framework.terminal import percent, seconds, table
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from seqplan.api.store.rows import JobOutline
+
+_DESCRIPTION = """\
+List the jobs of a running service or of its SQLite store; with --job, the steps of one: predicted
+and measured times, optimality gap, planning time, and how many ranks have acknowledged each.
+"""
+
+_EXAMPLES = """\
+examples:
+  seqplan log --server http://127.0.0.1:8400
+  seqplan log --server http://127.0.0.1:8400 --job job --after 999
+  seqplan log --store seqplan.db --job job --json
+"""
+
+_PAGE = 200
+_JOB_FIELDS = ("id", "state", "world_size", "slowest", "last_planned_step", "last_step", "error")
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Register the command and its options."""
+    parser = add_command(subparsers, "log", run, description=_DESCRIPTION, epilog=_EXAMPLES)
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--server", metavar="URL", help="a running service, http://HOST:PORT")
+    source.add_argument("--store", metavar="PATH", help="a SQLite file, in use or not")
+    parser.add_argument("--job", metavar="ID", help="the steps of this job")
+    parser.add_argument(
+        "--after", metavar="STEP", type=natural, help="with --job: only the steps beyond this one"
+    )
+    parser.add_argument(
+        "--token",
+        help="for a service that requires one; better in SEQPLAN_TOKEN, which ps cannot show",
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command. ``ValueError`` for a service, store or job that cannot be read."""
+    if args.after is not None and args.job is None:
+        raise ValueError("--after is for the steps of a job. Give --job")
+    rows = _read_service(args) if args.server is not None else _read_store(args)
+    if args.json:
+        print(json.dumps(rows, ensure_ascii=False))
+    elif rows:
+        print("\n".join(_job_lines(rows) if args.job is None else _step_lines(rows)))
+    return 0
+
+
+def _read_service(args: argparse.Namespace) -> list[dict[str, Any]]:
+    from seqplan.api.cli.framework.service_client import ServiceClient
+
+    with ServiceClient(args.server, args.token) as client:
+        if args.job is None:
+            jobs = client.items("v1", "progress", cursor="cursor", limit=_PAGE)
+            return [{name: job[name] for name in _JOB_FIELDS} for job in jobs]
+        path = ("v1", "jobs", args.job, "steps")
+        steps = client.items(*path, cursor="after", limit=_PAGE, after=args.after)
+        return list(steps)
+
+
+def _read_store(args: argparse.Namespace) -> list[dict[str, Any]]:
+    from seqplan.api.store.read_only import find_database, reading
+    from seqplan.api.store.rows import JobOutline, get, page
+
+    path = find_database(args.store, "Give --server URL of a service that uses it")
+    with reading(path) as connection:
+        if args.job is None:
+            jobs, following = page(connection, JobOutline, "", _PAGE)
+            while following is not None:
+                more, following = page(connection, JobOutline, following, _PAGE)
+                jobs += more
+            return [_job_fields(connection, job) for job in jobs]
+        job = get(connection, JobOutline, args.job)
+        if job is None:
+            raise ValueError(f"{args.store}: no job {args.job!r}. seqplan log lists the jobs")
+        return _list_steps(connection, job, -1 if args.after is None else args.after)
+
+
+def _job_fields(connection: Connection, job: JobOutline) -> dict[str, Any]:
+    from seqplan.api.store.rows import columns
+    from seqplan.api.store.tables.acks import last_acknowledged
+    from seqplan.api.store.tables.plans import last_planned
+
+    fields = {
+        **columns(job),
+        "slowest": min(last_acknowledged(connection, job.id, job.world_size)),
+        "last_planned_step": last_planned(connection, job.id),
+    }
+    return {name: fields[name] for name in _JOB_FIELDS}
+
+
+def _list_steps(connection: Connection, job: JobOutline, after: int) -> list[dict[str, Any]]:
+    """List the steps as ``GET /v1/jobs/JOB/steps`` does."""
+    from seqplan.api.service.plan_summary import PlanSummary
+    from seqplan.api.store.tables.acks import last_acknowledged
+    from seqplan.api.store.tables.plans import plan_lines, read_planned_page
+
+    acknowledged = last_acknowledged(connection, job.id, job.world_size)
+    rows: list[dict[str, Any]] = []
+    while steps := read_planned_page(connection, job.id, after, _PAGE):
+        lines = plan_lines(connection, job.id, [step.step for step in steps])
+        for step in steps:
+            summary = PlanSummary.from_line(lines[step.step], {})
+            rows.append(
+                {
+                    "step": step.step,
+                    "predicted_ms": summary.predicted_ms,
+                    "lower_bound_ms": summary.lower_bound_ms,
+                    "gap": summary.gap,
+                    "planning_ms": step.planning_ms,
+                    "tokens": summary.tokens,
+                    "sequences": summary.sequences,
+                    "strategy": summary.strategy,
+                    "measured_ms": step.measured_ms,
+                    "ranks_measured": step.ranks_measured,
+                    "ranks_acknowledged": sum(last >= step.step for last in acknowledged),
+                }
+            )
+        after = steps[-1].step
+    return rows
+
+
+def _job_lines(jobs: Sequence[dict[str, Any]]) -> list[str]:
+    return table(
+        ("job", "state", "ranks", "done", "planned", "last", "  error"),
+        [
+            (
+                job["id"],
+                job["state"],
+                f"{job['world_size']:,}",
+                _step(job["slowest"]),
+                _step(job["last_planned_step"]),
+                _step(job["last_step"]),
+                f"  {job['error'] or ''}".rstrip(),
+            )
+            for job in jobs
+        ],
+        left=2,
+    )
+
+
+def _step(step: int | None) -> str:
+    return "–" if step is None or step < 0 else str(step)
+
+
+def _step_lines(steps: Sequence[dict[str, Any]]) -> list[str]:
+    header = ("step", "tokens", "seqs", "predicted", "measured", "gap", "planning", "ranks")
+    return table(
+        (*header, "  strategy"),
+        [
+            (
+                str(step["step"]),
+                f"{step['tokens']:,}",
+                f"{step['sequences']:,}",
+                seconds(step["predicted_ms"]),
+                seconds(step["measured_ms"]),
+                percent(step["gap"], 2),
+                f"{step['planning_ms']:.1f} ms",
+                f"{step['ranks_acknowledged']:,}",
+                f"  {step['strategy']}",
+            )
+            for step in steps
+        ],
+        left=0,
+    )

@@ -1,0 +1,187 @@
+"""``seqplan profile derive``: a profile by the analytic model, nothing measured."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import textwrap
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from seqplan.api.cli.framework.command import add_command
+from seqplan.api.cli.framework.model_options import (
+    FILES,
+    add_cluster,
+    add_model,
+    add_training,
+    cluster_of,
+    deployment_of,
+    name_part,
+    parse_sizes,
+)
+from seqplan.api.cli.framework.output_file import check_output
+from seqplan.costs.analytic.complete import complete
+from seqplan.costs.analytic.deployment import CHECKPOINTING, FP8_GAIN
+from seqplan.costs.analytic.derive import derive_profile
+from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.model_sizes import ModelShape
+from seqplan.costs.profile import Profile
+from seqplan.costs.scheme_rules import scheme_problem
+from seqplan.costs.shipped.catalogue import find_profile
+from seqplan.plans.format.atomic_file import atomic_write
+from seqplan.plans.scheme import Scheme
+
+_DESCRIPTION = """\
+Derive a profile by the analytic model, without the devices: with --model every scheme from data
+sheets, with --profile the schemes and cluster sizes that a measured profile lacks.
+"""
+
+_EXAMPLES = f"""\
+{FILES}
+examples:
+  seqplan profile derive --model llama3-8b --hardware h100-80gb --nodes 4 -o profile.json
+  seqplan profile derive --profile measured.json --hardware h100-80gb --nodes 4 -o profile.json
+"""
+
+_AS_MEASURED = {
+    "precision": "bf16",
+    "fp8_gain": FP8_GAIN,
+    "context_parallel": "ring",
+    "tp_overlap": 0.0,
+    "gradient_bytes": 4,
+    "sequence_parallel": True,
+    "zero": 1,
+    "checkpointing": "none",
+    "name": None,
+}
+"""Options that a measured profile decides, with their defaults."""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Register the command and its options."""
+    parser = add_command(
+        subparsers, "profile derive", run, description=_DESCRIPTION, epilog=_EXAMPLES
+    )
+    add_model(parser, required=False, purpose="; with --profile, the sizes that it lacks")
+    parser.add_argument(
+        "--profile", metavar="NAME|FILE", help="add derived schemes to this measured profile"
+    )
+    add_cluster(parser)
+    add_training(parser, schedule=False)
+    parser.add_argument("--zero", type=int, choices=(1, 2, 3), default=1, help="stage; default 1")
+    parser.add_argument("--checkpointing", choices=CHECKPOINTING, default="none")
+    parser.add_argument(
+        "--schemes", metavar="LIST", help="as u1,u2,u2.r2,tp2,tp2.pp2; default powers of two"
+    )
+    parser.add_argument("--name", help="of the profile; default by model and hardware")
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, required=True)
+    parser.add_argument("--json", action="store_true", help="print the profile")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command. ``ValueError`` for bad input."""
+    if args.model is None and args.profile is None:
+        raise ValueError("one of --model and --profile is required. Name a model or a profile")
+    check_output(args.output, args.profile, args.model, args.hardware)
+    write_derived(args, _derive_all(args) if args.profile is None else _complete(args))
+    return 0
+
+
+def _derive_all(args: argparse.Namespace) -> dict[str, Any]:
+    """Derive every scheme from data sheets."""
+    deployment = deployment_of(args)
+    name = args.name or f"{name_part(args.model)}-{name_part(args.hardware)}-estimate"
+    schemes = _schemes(args, deployment.sizes.shape, deployment.cluster, zero=args.zero)
+    return derive_profile(deployment, schemes, name=name)
+
+
+def _complete(args: argparse.Namespace) -> dict[str, Any]:
+    """Add to the measured profile the schemes that it lacks, all derived."""
+    for option, default in _AS_MEASURED.items():
+        if getattr(args, option) != default:
+            raise ValueError(
+                f"--{option.replace('_', '-')} is for --model alone. With --profile, schemes are "
+                "derived as the others of the profile were measured"
+            )
+    profile = find_profile(args.profile)
+    cluster = cluster_of(args)
+    layouts = {(entry.scheme.tp, entry.scheme.pp) for entry in profile.schemes}
+    if args.schemes is not None or layouts == {(1, 1)}:
+        schemes = _schemes(args, profile.shape, cluster, zero=profile.zero_stage)
+    else:
+        schemes = _extend_layouts(sorted(layouts), profile.shape, cluster)
+    document = complete(profile, cluster, schemes, sizes=parse_sizes(args.model))
+    print(
+        f"measured on {profile.hardware}, links and rates of {args.hardware}: the same devices?",
+        file=sys.stderr,
+    )
+    return document
+
+
+def write_derived(args: argparse.Namespace, document: dict[str, Any]) -> None:
+    """Check and write the profile, and print its schemes."""
+    profile = Profile.from_document(document, str(args.output))
+    with atomic_write(args.output, "w") as file:
+        file.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    if args.json:
+        print(json.dumps(document, ensure_ascii=False))
+        return
+    derived = sum(entry.origin == "derived" for entry in profile.schemes)
+    print(
+        f"{args.output}: profile {profile.name}, {len(profile.schemes)} schemes, {derived} derived"
+    )
+    print(f"fit: {profile.residuals}")
+    for note in document.get("notes", ()):
+        print("\n".join(textwrap.wrap(f"note: {note}", 98)))
+    print(f"see it with: seqplan profile show {args.output} --gpus N")
+
+
+def _schemes(
+    args: argparse.Namespace, shape: ModelShape, cluster: ClusterHardware, *, zero: int
+) -> list[Scheme]:
+    """Those of ``--schemes``, or all powers of two: tp × pp, and Ulysses × ring with tp = 1."""
+    if args.schemes is not None:
+        return [Scheme.parse(text) for text in args.schemes.split(",")]
+    powers = [2**power for power in range(cluster.gpus.bit_length())]
+    schemes = [Scheme(1, 1, ulysses, ring) for ulysses, ring in product(powers, powers)]
+    if zero < 3:
+        schemes += [Scheme(tp, pp) for tp, pp in product(powers, powers)]
+    return sorted(
+        {
+            scheme
+            for scheme in schemes
+            if scheme.gpus <= cluster.gpus
+            and scheme_problem(scheme, shape, gpus_per_node=cluster.gpus_per_node) is None
+        }
+    )
+
+
+MOST_STAGES, MOST_RING, MOST_SHARES, MOST_GPUS = 2, 8, 16, 64
+"""Limits of schemes without ``--schemes``: pp, ring, ulysses·ring and GPUs."""
+
+
+def _extend_layouts(
+    layouts: Sequence[tuple[int, int]], shape: ModelShape, cluster: ClusterHardware
+) -> list[Scheme]:
+    """Combine Ulysses × ring with each measured layout of few stages and with tp1."""
+    powers = [2**power for power in range(MOST_SHARES.bit_length())]
+    schemes = [
+        Scheme(tp, pp, ulysses, ring)
+        for tp, pp in sorted({(1, 1), *layouts})
+        if pp <= MOST_STAGES
+        for ulysses, ring in product(powers, powers)
+        if ulysses <= cluster.gpus_per_node
+        and ring <= MOST_RING
+        and (ulysses * ring > 1 or (tp, pp) == (1, 1))
+    ]
+    return [
+        scheme
+        for scheme in schemes
+        if scheme.sp <= MOST_SHARES
+        and scheme.gpus <= min(cluster.gpus, MOST_GPUS)
+        and scheme_problem(scheme, shape) is None
+    ]

@@ -1,0 +1,157 @@
+"""The profile of measured samples: fit them, write the profile and print its errors."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from seqplan.api.cli.framework.options import positive
+from seqplan.api.cli.framework.terminal import percent, table
+from seqplan.costs.fit.latency_fit import Errors
+from seqplan.costs.fit.measured_profile import (
+    MeasuredFit,
+    ProfiledDevices,
+    find_unfitted,
+    fit_all,
+    profile_document,
+)
+from seqplan.costs.fit.samples import MeasuredOn, Sample
+from seqplan.costs.fit.sync_samples import SyncSample
+from seqplan.costs.profile import Profile
+from seqplan.plans.format.atomic_file import atomic_write
+from seqplan.plans.scheme import Scheme
+
+GPUS_PER_NODE = 8
+"""Default of ``--gpus-per-node``."""
+
+
+def add_fitted_output(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a fitted profile: name, node and output."""
+    add = parser.add_argument
+    add(
+        "--gpus-per-node",
+        metavar="N",
+        type=positive,
+        default=GPUS_PER_NODE,
+        help=f"default {GPUS_PER_NODE}",
+    )
+    add("--name", help="of the profile; default by model and device")
+    add("--plot", metavar="FILE", type=Path, help="curves, samples and residuals as an HTML page")
+    add("-o", "--output", metavar="FILE", type=Path, required=True)
+    add("--json", action="store_true", help="print the profile")
+
+
+def write_measured(
+    args: argparse.Namespace,
+    measured_on: MeasuredOn,
+    samples: Sequence[Sample],
+    *,
+    model: str,
+    capacity_gib: float,
+    context_bytes: int = 0,
+    ranks: int = 1,
+    syncs: Sequence[SyncSample] = (),
+) -> None:
+    """Fit the samples, write the profile and print its errors.
+
+    ``model``: the part of the default name.
+    """
+    for problem in find_unfitted(samples).values():
+        print(f"{problem}: left out", file=sys.stderr)
+    fit = fit_all(measured_on, samples)
+    gpu = measured_on.device.split(",")[0]
+    devices = ProfiledDevices(
+        gpu=measured_on.device,
+        gpus_per_node=args.gpus_per_node,
+        capacity_bytes=capacity_gib * 2**30,
+        context_bytes=float(context_bytes),
+    )
+    document = profile_document(
+        fit,
+        devices,
+        name=args.name or f"{model}-{gpu}".lower().replace(" ", "-"),
+        source=_source(measured_on, ranks),
+        syncs=syncs,
+    )
+    Profile.from_document(document, str(args.output))
+    with atomic_write(args.output, "w") as file:
+        file.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    if args.plot is not None:
+        _plot(args, document["name"], document["source"], samples, fit)
+    if args.json:
+        print(json.dumps(document, ensure_ascii=False))
+        return
+    print("\n".join([*fit_lines(fit), *_sync_lines(document.get("sync", ()))]))
+    print(f"\n{args.output}: profile {document['name']}")
+
+
+def _source(measured_on: MeasuredOn, ranks: int) -> str:
+    """Describe the profile's origin: the devices, the date and the command."""
+    today = datetime.now(UTC).date().isoformat()
+    command = shlex.join(["seqplan", *sys.argv[1:]])
+    where = measured_on.device if ranks == 1 else f"{measured_on.device}, {ranks} ranks"
+    return f"measured on {where}, {measured_on.dtype}, {today}: {command}"
+
+
+def _plot(
+    args: argparse.Namespace, name: str, source: str, samples: Sequence[Sample], fit: MeasuredFit
+) -> None:
+    from seqplan.api.report.fit_page import render_fits
+
+    layers = fit.measured_on.sizes()["layers"]
+    page = render_fits(name, source, layers, samples, fit.latencies)
+    with atomic_write(args.plot, "w") as file:
+        file.write(page)
+
+
+def fit_lines(fit: MeasuredFit) -> list[str]:
+    """Tabulate the fits of all schemes, with the reasons of suspect ones and notes."""
+    latencies, memory = fit.latencies, fit.memory
+    header = ("scheme", "a ms/token²", "b ms/token", "c ms", "UtilLen", "in-sample", "held out")
+    rows = [
+        (
+            str(scheme),
+            f"{scheme_fit.latency.a:.3g}",
+            f"{scheme_fit.latency.b:.3g}",
+            f"{scheme_fit.latency.c:.3g}",
+            str(scheme_fit.latency.util_len()),
+            _errors(scheme_fit.in_sample),
+            _errors(scheme_fit.held_out),
+            _errors(scheme_fit.packed),
+            scheme_fit.verdict,
+        )
+        for scheme, scheme_fit in latencies.items()
+    ]
+    lines = table((*header, "packed", "verdict"), rows)
+    lines.append("errors: median / p90, relative")
+    lines += [
+        f"{scheme}: {remark}"
+        for scheme, scheme_fit in latencies.items()
+        for remark in (*scheme_fit.reasons, *scheme_fit.notes)
+    ]
+    counted = "peak of the allocator" if memory.of_allocator else "kept by autograd"
+    for tp, per_token in memory.bytes_per_token.items():
+        lines.append(f"memory: {per_token:,.0f} bytes a token at tp {tp}, {counted}")
+    lines.append(f"memory error: {_errors(memory.errors)}")
+    return lines
+
+
+def _sync_lines(entries: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return lines of the model's sync times, by layout and number of ranks."""
+    return [
+        f"sync: {Scheme(entry['tp'], entry['pp'])} on {entry['gpus']} ranks "
+        f"{entry['ms']:,.1f} ms, optimizer {entry['optimizer_ms']:,.1f} ms"
+        for entry in entries
+    ]
+
+
+def _errors(errors: Errors) -> str:
+    if errors.median is None or errors.p90 is None:
+        return "–"
+    return f"{percent(errors.median)} / {percent(errors.p90)}"

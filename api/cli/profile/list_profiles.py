@@ -1,0 +1,61 @@
+"""``seqplan profile list``: the profiles that ship, with the origin of their numbers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+from typing import Any
+
+from seqplan.api.cli.framework.command import add_command
+from seqplan.api.cli.framework.terminal import percent, table
+from seqplan.api.cli.profile.show_profile import profile_fields
+from seqplan.costs.profile import Profile
+from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
+
+_DESCRIPTION = "List the profiles that ship, with the origin of their numbers."
+
+_EXAMPLES = """\
+example:
+  seqplan profile list
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Register the command and its options."""
+    parser = add_command(
+        subparsers, "profile list", run, description=_DESCRIPTION, epilog=_EXAMPLES
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command."""
+    profiles = [load_shipped(name) for name in list_shipped()]
+    if args.json:
+        print(json.dumps([profile_fields(profile) for profile in profiles], ensure_ascii=False))
+    else:
+        print("\n".join(_listing(profiles)))
+    return 0
+
+
+def _listing(profiles: list[Profile]) -> list[str]:
+    lines = table(
+        ("profile", "hardware", "schemes", "ZeRO", "error against devices"),
+        [
+            (p.name, p.hardware, str(len(p.schemes)), str(p.zero_stage), _device_error(p))
+            for p in profiles
+        ],
+        left=2,
+    )
+    for source in dict.fromkeys(profile.source for profile in profiles):
+        names = [profile.name for profile in profiles if profile.source == source]
+        text = f"{', '.join(names)}: {source}"
+        lines += ["", *textwrap.wrap(text, 98, break_on_hyphens=False, break_long_words=False)]
+    return lines
+
+
+def _device_error(profile: Profile) -> str:
+    error = profile.device_error
+    return "unknown" if error is None else percent(error, 0)

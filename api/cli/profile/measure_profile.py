@@ -1,0 +1,214 @@
+"""``seqplan profile measure``: measure a model on this device and fit its cost model."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from seqplan.api.cli.framework.command import add_command
+from seqplan.api.cli.framework.extras import require_torch
+from seqplan.api.cli.framework.model_options import add_model, name_part, sizes_of
+from seqplan.api.cli.framework.options import above_zero, positive
+from seqplan.api.cli.framework.output_file import check_output
+from seqplan.api.cli.framework.terminal import ProgressBar
+from seqplan.api.cli.profile.fitted_profile import add_fitted_output, write_measured
+from seqplan.costs.analytic.deployment import CHECKPOINTING
+from seqplan.costs.fit.busy import busy
+from seqplan.costs.fit.samples import Sample
+from seqplan.costs.model_sizes import SIZES, ModelSizes
+from seqplan.costs.scheme_rules import scheme_problem
+from seqplan.plans.scheme import Scheme
+from seqplan.profiler.measure.design import FIT_POINTS, design
+
+if TYPE_CHECKING:  # torch is imported only to measure
+    from seqplan.runtime.training.model import ModelConfig
+
+BUSY_MACHINE = 1
+"""Exit code if the samples are on disk, and too noisy for a profile."""
+
+LONGEST = 10**9
+"""Most tokens of a micro-batch."""
+
+_RANGE = re.compile(r" *([0-9]{1,99}) *\.\. *([0-9]{1,99}) *")
+
+_DESCRIPTION = """\
+Measure forward and backward of real layers on this device, fit T(l) = a·l² + b·l + c and the memory
+of each scheme, and print the error on held-out lengths and packings. Alone it
+measures schemes of one rank; under torchrun those of several: tensor, pipeline, Ulysses and ring
+parallel, all ranks busy with as many pipelines of a scheme as there is room for. An interrupted run
+goes on from its samples. Fails if the machine is too busy for reliable timing (exit code 1).
+Without the devices, seqplan profile derive has a profile from data sheets.
+"""
+
+_EXAMPLES = """\
+examples:
+  seqplan profile measure --model small --device cpu --lengths 64..4096 -o profile.json
+  torchrun --nproc-per-node 8 -m seqplan.api.cli profile measure --model llama3-8b --device cuda \\
+    --schemes u1,u2,u4,u8,u4.r2,tp2,tp4,tp8,tp2.pp2 --lengths 256..131072 -o profile.json
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Register the command and its options."""
+    parser = add_command(
+        subparsers, "profile measure", run, description=_DESCRIPTION, epilog=_EXAMPLES
+    )
+    add_model(parser, required=True)
+    add = parser.add_argument
+    add("--device", choices=("cpu", "cuda"), default="cpu")
+    add("--dtype", choices=("float32", "bfloat16", "float64"), help="default by device")
+    add("--schemes", metavar="LIST", default="u1", help="as u1,u2,u2.r2,tp2,tp2.pp2; default u1")
+    add("--lengths", metavar="FROM..TO", default="64..4096", help="tokens; default %(default)s")
+    add("--points", metavar="N", type=positive, default=FIT_POINTS)
+    add("--measured-layers", metavar="K", type=positive, default=2, help="layers that are run")
+    add("--repeats", metavar="N", type=positive, default=25, help="of a point, at most; default 25")
+    add("--checkpointing", choices=CHECKPOINTING, default="none")
+    add(
+        "--capacity-gib",
+        metavar="GIB",
+        type=above_zero,
+        help="memory of a rank; default the device's",
+    )
+    add(
+        "--even-if-busy",
+        action="store_true",
+        help="write a profile even if the machine had too much else to do",
+    )
+    add("--samples", metavar="FILE", type=Path, help="default OUTPUT.samples.jsonl")
+    add_fitted_output(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure missing samples and, on rank 0, write the profile; all ranks call it.
+
+    ``ValueError`` for bad input, ``SampleError`` for bad samples.
+    """
+    check_output(args.output)
+    check_output(args.plot, args.output)
+    sizes = sizes_of(args.model)
+    shortest, longest = _range(args.lengths)
+    points = design(shortest, longest, points=args.points)
+    schemes = _possible_schemes(args, sizes)
+
+    require_torch("measuring a profile")
+    import torch
+
+    from seqplan.profiler.measure.device import capacity_bytes, context_bytes
+    from seqplan.profiler.measure.run import Task, measure, start_ranks
+
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: no CUDA device is there; use --device cpu")
+    rank, world_size = start_ranks(args.device)
+    runnable = _runnable(args, schemes, rank, world_size)
+    task = Task(
+        config=_build_measured_model(sizes, args.checkpointing),
+        layers=min(args.measured_layers, sizes.layers),
+        device=args.device,
+        dtype=args.dtype or ("float32" if args.device == "cpu" else "bfloat16"),
+        schemes=runnable,
+        points=tuple(points),
+        repeats=args.repeats,
+    )
+    path = args.samples or args.output.with_suffix(".samples.jsonl")
+    with ProgressBar(sys.stderr) as progress:
+
+        def report(done: int, of: int, left_s: float, sample: Sample) -> None:
+            progress(f"{sample.scheme}, {sample.tokens:,} tokens; {left_s:.0f} s left", done, of)
+
+        def warn(text: str) -> None:
+            print(f"\n{text}", file=sys.stderr, flush=True)
+
+        measured_on, samples, syncs = measure(task, path, rank, world_size, report, warn)
+    reason = None if args.even_if_busy else busy(samples)
+    if reason is not None:
+        print(
+            f"seqplan: {reason}: no profile is written. {path} has the samples: delete it and "
+            "measure when the machine is quiet, or pass --even-if-busy to fit them as they are",
+            file=sys.stderr,
+        )
+    elif rank == 0:
+        device = torch.device(args.device)
+        shared = 1 if args.device == "cuda" else world_size
+        write_measured(
+            args,
+            measured_on,
+            samples,
+            model=name_part(args.model),
+            capacity_gib=capacity_bytes(device) / shared / 2**30
+            if args.capacity_gib is None
+            else args.capacity_gib,
+            context_bytes=context_bytes(device),
+            ranks=world_size,
+            syncs=syncs,
+        )
+    if world_size > 1:
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+    return 0 if reason is None else BUSY_MACHINE
+
+
+def _range(text: str) -> tuple[int, int]:
+    if (ends := _RANGE.fullmatch(text)) is None:
+        raise ValueError(f"--lengths must be FROM..TO in tokens, as 64..4096: {text!r}")
+    first, last = int(ends[1]), int(ends[2])
+    if last > LONGEST:
+        raise ValueError(f"--lengths must be at most {LONGEST:,} tokens: {text}")
+    return first, last
+
+
+def _build_measured_model(sizes: ModelSizes, checkpointing: str) -> ModelConfig:
+    """Return the model whose layers are run."""
+    from seqplan.runtime.training.model import ModelConfig
+
+    if special := sizes.architecture.as_dict():
+        listed = ", ".join(f"{name} {value}" for name, value in special.items())
+        raise ValueError(
+            f"model: {listed}: the layers that are measured have none of these; derive a profile "
+            "with seqplan profile derive"
+        )
+    return ModelConfig(
+        **{name: getattr(sizes, name) for name in SIZES},
+        head_dim=sizes.head_width,
+        tied=sizes.tied,
+        checkpointing=checkpointing,
+    )
+
+
+def _possible_schemes(args: argparse.Namespace, sizes: ModelSizes) -> list[Scheme]:
+    """Return the schemes that can be; the others are named with their reason and left out."""
+    shape = sizes.shape
+    possible: list[Scheme] = []
+    for text in args.schemes.split(","):
+        scheme = Scheme.parse(text)
+        problem = scheme_problem(scheme, shape, gpus_per_node=args.gpus_per_node)
+        if problem is not None:
+            if os.environ.get("RANK", "0") == "0":  # torchrun's; one rank prints it
+                print(f"{scheme}: {problem}: left out", file=sys.stderr)
+        elif scheme not in possible:
+            possible.append(scheme)
+    if not possible:
+        raise ValueError(f"--schemes {args.schemes}: none can be measured")
+    return possible
+
+
+def _runnable(
+    args: argparse.Namespace, schemes: Sequence[Scheme], rank: int, world_size: int
+) -> tuple[Scheme, ...]:
+    """Return the schemes that there are ranks for; the others are named and left out."""
+    runnable = tuple(scheme for scheme in schemes if scheme.gpus <= world_size)
+    for scheme in schemes:
+        if scheme not in runnable and rank == 0:
+            print(
+                f"{scheme} needs {scheme.gpus} ranks, there are {world_size}: left out "
+                "(start with torchrun)",
+                file=sys.stderr,
+            )
+    if not runnable:
+        raise ValueError(f"--schemes {args.schemes}: none runs on {world_size} ranks")
+    return runnable

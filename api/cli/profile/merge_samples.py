@@ -1,0 +1,60 @@
+"""``seqplan profile merge``: a profile of samples that several runs have measured."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from seqplan.api.cli.framework.command import add_command
+from seqplan.api.cli.framework.options import above_zero
+from seqplan.api.cli.framework.output_file import check_output
+from seqplan.api.cli.profile.fitted_profile import add_fitted_output, write_measured
+from seqplan.costs.fit.busy import busy
+from seqplan.costs.fit.pooling import merge_runs, merge_sync_samples
+
+_DESCRIPTION = """\
+Fit a profile to the samples of seqplan profile measure, of one run or of several, and print the
+error on held-out lengths and packings. Nothing is measured.
+"""
+
+_EXAMPLES = """\
+example:
+  seqplan profile merge a.samples.jsonl b.samples.jsonl --capacity-gib 80 -o profile.json
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Register the command and its options."""
+    parser = add_command(
+        subparsers, "profile merge", run, description=_DESCRIPTION, epilog=_EXAMPLES
+    )
+    parser.add_argument("samples", metavar="samples.jsonl", type=Path, nargs="+")
+    parser.add_argument(
+        "--capacity-gib",
+        metavar="GIB",
+        type=above_zero,
+        required=True,
+        help="memory of a rank, which samples do not contain",
+    )
+    add_fitted_output(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command. ``SampleError`` for bad samples."""
+    check_output(args.output, *args.samples)
+    check_output(args.plot, args.output, *args.samples)
+    measured_on, samples = merge_runs(args.samples)
+    if (reason := busy(samples)) is not None:
+        print(f"seqplan: {reason}: the samples are fitted as they are", file=sys.stderr)
+    write_measured(
+        args,
+        measured_on,
+        samples,
+        model="model",
+        capacity_gib=args.capacity_gib,
+        syncs=merge_sync_samples(args.samples),
+    )
+    return 0

@@ -1,0 +1,78 @@
+"""A device that is not listed: a file with the nearest listed one and its values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from seqplan.costs.analytic.devices import DEVICES, find_device
+from seqplan.costs.analytic.hardware import GIB, Hardware
+from seqplan.costs.description_file import (
+    SUFFIXES,
+    check_fields,
+    check_integer,
+    check_number,
+    read_fields,
+)
+
+DEVICE_VALUES = ("peak_tflops", "hbm_gb_s", "memory_gib", "matmul_efficiency")
+"""Fields whose values make a device unchecked."""
+
+LINK_VALUES = ("intra_gb_s", "inter_gb_s")
+COUNTS = ("inter_rails", "gpus_per_node")
+FIELDS = ("base", *DEVICE_VALUES, *LINK_VALUES, *COUNTS, "attention_kernel")
+"""Fields of a file; each but ``base`` replaces the value of the listed device."""
+
+
+def find_hardware(name: str, parameter: str = "hardware") -> Hardware:
+    """Return the listed hardware of this name, or that of a .json or .toml file.
+
+    ``parameter``: its name for the reader. ``ValueError`` for an unknown name and a bad file.
+    """
+    if Path(name).suffix in SUFFIXES:
+        return read_hardware(Path(name))
+    return find_device(name, parameter)
+
+
+def read_hardware(path: Path) -> Hardware:
+    """Read a file of ``FIELDS``; ``ValueError`` names the file, the field and its value."""
+    fields = read_fields(path)
+    check_fields(path, fields, FIELDS)
+    base = fields.pop("base", None)
+    if not isinstance(base, str):
+        shown = "base is missing" if base is None else f"base must be a device: {base!r}"
+        raise ValueError(f"{path}: {shown}. Name the nearest of {', '.join(DEVICES)}")
+    listed = find_device(base, f"{path}: base")
+    try:
+        return _replace_values(listed, _check_values(path, fields))
+    except ValueError as error:
+        raise ValueError(f"{path}: {str(error).removeprefix('hardware: ')}") from None
+
+
+def _check_values(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name == "attention_kernel":
+            if not isinstance(value, str):
+                raise ValueError(f"{name} must be a kernel's name: {value!r}")
+            values[name] = value
+        elif name in COUNTS:
+            values[name] = check_integer(path, name, value)
+        else:
+            values[name] = check_number(path, name, value)
+    return values
+
+
+def _replace_values(listed: Hardware, values: dict[str, Any]) -> Hardware:
+    if (memory_gib := values.pop("memory_gib", None)) is not None:
+        if not 1e-3 <= memory_gib <= 9e5:
+            raise ValueError(f"memory_gib must be from 0.001 to 900,000: {memory_gib:g}")
+        values["memory_bytes"] = memory_gib * GIB
+    names = ("peak_tflops", "hbm_gb_s", "memory_bytes", "matmul_efficiency")
+    if changed := [name for name in names if name in values]:
+        values["unchecked"] = True
+        given = ", ".join(f"{name.replace('_', ' ')} {values[name]:g}" for name in changed)
+        values["source"] = f"{listed.source}; as given: {given}"
+    return replace(listed, **values)

@@ -364,9 +364,9 @@ def _data(case: Case) -> Any:
     from seqplan import runtime
 
     if not case.targets:
-        return runtime.SeededTokens(VOCAB, 0)
+        return runtime.data.SeededTokens(VOCAB, 0)
     weights = "weights" if case.targets == "weights" else None
-    return runtime.IndexedTargets(_Rows(), "tokens", mask="mask", weights=weights)
+    return runtime.data.IndexedTargets(_Rows(), "tokens", mask="mask", weights=weights)
 
 
 class _Rows(Mapping[int, dict[str, Any]]):
@@ -377,7 +377,7 @@ class _Rows(Mapping[int, dict[str, Any]]):
 
         rng = np.random.default_rng(id)
         return {
-            "tokens": runtime.SeededTokens(VOCAB, 0).tokens(id, 0, LONGEST),
+            "tokens": runtime.data.SeededTokens(VOCAB, 0).tokens(id, 0, LONGEST),
             "mask": rng.random(LONGEST) < 0.6,
             "weights": rng.random(LONGEST),
         }

@@ -138,7 +138,7 @@ def _measured_profile(rank: int, folder: Path) -> Any:
     from seqplan.plans.scheme import Scheme
     from seqplan.profiler.measure.design import design
     from seqplan.profiler.measure.run import Task, measure
-    from seqplan.runtime.training.model import ModelConfig
+    from seqplan.runtime.models.llama import ModelConfig
 
     config: Any = SIZES
     task = Task(

@@ -12,8 +12,8 @@ from seqplan.plans.views.placement import PlacedPipeline, Placement
 from seqplan.plans.views.resharding import shards_of, unit_moves
 from seqplan.plans.views.sync_count import count_moved
 from seqplan.plans.views.unit_layout import UnitLayout
+from seqplan.runtime.models.llama import ModelConfig
 from seqplan.runtime.pipeline.llama_units import NORMS, llama_units
-from seqplan.runtime.training.model import ModelConfig
 
 MODEL = "llama-32b"
 GIB = 2**30

@@ -35,7 +35,7 @@ def main() -> list[float]:
     rows: dict[int, dict[str, Any]] = {}
     job = huggingface.host(
         model,
-        runtime.IndexedTargets(rows, "tokens", mask="mask", extras=["advantage", "old"]),
+        runtime.data.IndexedTargets(rows, "tokens", mask="mask", extras=["advantage", "old"]),
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=5e-3),
         loss_of=clipped_loss,
     )
@@ -57,7 +57,7 @@ def clipped_loss(logits: torch.Tensor, micro_batch: runtime.MicroBatchWork) -> t
     """Sum PPO's clipped objective over the tokens that were sampled."""
     assert micro_batch.weights is not None
     advantage, old = micro_batch.extras["advantage"], micro_batch.extras["old"]
-    ratio = torch.exp(runtime.log_probabilities(logits, micro_batch) - old)
+    ratio = torch.exp(runtime.losses.log_probabilities(logits, micro_batch) - old)
     gain = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
     return -(gain * micro_batch.weights).sum()
 

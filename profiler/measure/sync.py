@@ -17,9 +17,9 @@ from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.placement import Placement, placement_of
 from seqplan.profiler.measure.bench import Bench, make_full_plan
 from seqplan.profiler.measure.device import Clock
+from seqplan.runtime.models.llama import Llama, ModelConfig
 from seqplan.runtime.pipeline.llama_units import llama_units
 from seqplan.runtime.states.staged_states import StagedStates
-from seqplan.runtime.training.model import Llama, ModelConfig
 
 WARM_UP, REPEATS = 1, 5
 

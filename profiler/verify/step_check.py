@@ -20,12 +20,13 @@ from seqplan.plans.views.rank_view import RankView, rank_view
 from seqplan.profiler.measure.bench import Bench, RankWork, make_full_plan
 from seqplan.profiler.verify.results import Figure
 from seqplan.profiler.verify.settings import VerifySettings
+from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.data.tokens import SeededTokens
+from seqplan.runtime.losses.token_losses import label_loss, loss_divisor
+from seqplan.runtime.models.llama import Llama, ModelConfig
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.sharded_states import ShardedStates
-from seqplan.runtime.training.loss import label_loss, loss_divisor
-from seqplan.runtime.training.model import Llama, ModelConfig
-from seqplan.runtime.training.prepare import MicroBatchWork, make_preparer
+from seqplan.runtime.training.prepare import make_preparer
 from seqplan.runtime.training.run_step import apply_gradients, run_step
 
 LAYERS, VOCABULARY = 2, 32_000

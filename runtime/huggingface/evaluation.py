@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from seqplan.runtime.communicators import Communicators
+from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.huggingface.attention import IMPLEMENTATION
 from seqplan.runtime.huggingface.hosted import HostedModel
 from seqplan.runtime.states.sharded_states import ShardedStates
-from seqplan.runtime.training.prepare import MicroBatchWork
-from seqplan.runtime.training.token_values import SequenceValues, token_values
+from seqplan.runtime.training.sequence_values import SequenceValues, token_values
 
 
 @contextmanager

@@ -16,10 +16,10 @@ from seqplan.runtime.huggingface.job import Job, JobParts, count_rank_bytes
 from seqplan.runtime.huggingface.launch import join_ranks
 from seqplan.runtime.huggingface.report import StepReport
 from seqplan.runtime.huggingface.router_loss import RoutedLoss
+from seqplan.runtime.losses.token_losses import LossOf, compute_chunked_loss, label_loss
 from seqplan.runtime.states.gradient_reduction import Reduce
 from seqplan.runtime.states.optimizers import refuse_unfit
 from seqplan.runtime.states.sharded_states import ShardedStates
-from seqplan.runtime.training.loss import LossOf, compute_chunked_loss, label_loss
 
 Optimizers = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 

@@ -11,6 +11,7 @@ from torch import nn
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.comparison import DataPreparer
+from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.data.tokens import TokenData
 from seqplan.runtime.errors import UnsupportedModel, communicating
 from seqplan.runtime.huggingface.attention import IMPLEMENTATION
@@ -19,7 +20,7 @@ from seqplan.runtime.huggingface.probe import Attends, probe
 from seqplan.runtime.huggingface.rotary import rotate_by_document
 from seqplan.runtime.huggingface.support import refuse_unsupported
 from seqplan.runtime.sequence_parallel.peers import Peers
-from seqplan.runtime.training.prepare import MicroBatchWork, make_preparer, runnable
+from seqplan.runtime.training.prepare import make_preparer, runnable
 
 
 def inspect_on_all_ranks(

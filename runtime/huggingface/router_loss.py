@@ -20,10 +20,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from seqplan.plans.views.rank_view import RankView
+from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.errors import UnsupportedModel, communicating
 from seqplan.runtime.huggingface.hosted import HostedModel
-from seqplan.runtime.training.loss import LossOf
-from seqplan.runtime.training.prepare import MicroBatchWork
+from seqplan.runtime.losses.token_losses import LossOf
 
 ATTRIBUTES = ("router_aux_loss_coef", "num_experts", "num_experts_per_tok")
 """Of a model of transformers that adds this loss."""

@@ -15,10 +15,10 @@ from seqplan.runtime.data.comparison import DataPreparer
 from seqplan.runtime.data.targets import TargetData
 from seqplan.runtime.data.tokens import TokenData, load_share
 from seqplan.runtime.errors import DataError, PlanError
+from seqplan.runtime.models.llama import ModelConfig
 from seqplan.runtime.sequence_parallel.context import AttentionContext, attention_context
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.staged_states import StagedStates
-from seqplan.runtime.training.model import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

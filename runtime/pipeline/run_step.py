@@ -11,6 +11,7 @@ from torch import Tensor
 from seqplan.plans.views.parameter_layout import Shard
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.errors import RankLost
+from seqplan.runtime.models.llama import ModelConfig
 from seqplan.runtime.pipeline.one_f_one_b import PipelinePasses
 from seqplan.runtime.pipeline.prepare import PreparedPipeline
 from seqplan.runtime.pipeline.stage import Stage, StageInput
@@ -19,7 +20,6 @@ from seqplan.runtime.states.optimizers import refuse_unfit
 from seqplan.runtime.states.staged_states import StagedStates
 from seqplan.runtime.tensor_parallel.groups import TensorGroups
 from seqplan.runtime.tensor_parallel.split import TensorSplit
-from seqplan.runtime.training.model import ModelConfig
 from seqplan.runtime.training.run_step import StepResult, apply_gradients
 from seqplan.runtime.training.stopwatch import Stopwatch
 

@@ -13,13 +13,13 @@ from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import TokenData
 from seqplan.runtime.errors import communicating
+from seqplan.runtime.models.llama import Llama
 from seqplan.runtime.pipeline.llama_units import llama_units
 from seqplan.runtime.pipeline.prepare import PreparedPipeline, make_stage_preparer
 from seqplan.runtime.pipeline.run_step import run_staged_step
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.staged_states import StagedStates
 from seqplan.runtime.tensor_parallel.groups import TensorGroups
-from seqplan.runtime.training.model import Llama
 from seqplan.runtime.training.run_step import StepResult
 
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from seqplan.plans.views.rank_view import RankView
+from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.errors import RankLost
+from seqplan.runtime.losses.token_losses import LossOf, label_loss, loss_divisor
 from seqplan.runtime.states.optimizers import refuse_unfit
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.states.unit_states import UnitStates
-from seqplan.runtime.training.loss import LossOf, label_loss, loss_divisor
-from seqplan.runtime.training.prepare import MicroBatchWork
 from seqplan.runtime.training.stopwatch import Stopwatch
 
 CLIP_EPSILON = 1e-6

@@ -102,8 +102,8 @@ class Rows(Mapping[int, dict[str, Any]]):
         return 1000
 
 
-def data() -> runtime.IndexedTargets:
-    return runtime.IndexedTargets(Rows(), "input_ids", mask="mask", weights="weights")
+def data() -> runtime.data.IndexedTargets:
+    return runtime.data.IndexedTargets(Rows(), "input_ids", mask="mask", weights="weights")
 
 
 def model(name: str, seed: int = 0, **changes: Any) -> Any:

@@ -172,7 +172,7 @@ def unlike_plans(rank: int, groups: runtime.Communicators) -> list[str]:
 
     rows = [[int(rank == 3 and id == 5)] * 40 for id in range(9)]
     unlike = huggingface.host(
-        model("llama"), runtime.IndexedTokens(rows), optimizer=optimizer, groups=groups
+        model("llama"), runtime.data.IndexedTokens(rows), optimizer=optimizer, groups=groups
     )
     single = replace(one_pipeline_plan(Scheme(ring=4), [30, 4]), ids=(5, 6))
     for hosted, following in ((job, [short, other]), (job, failing()), (unlike, [single])):
@@ -180,6 +180,6 @@ def unlike_plans(rank: int, groups: runtime.Communicators) -> list[str]:
         try:
             for step in hosted.steps(following):
                 hosted.run(step)
-        except runtime.PlanError as error:
+        except runtime.errors.PlanError as error:
             messages.append(str(error))
     return messages

@@ -15,9 +15,9 @@ from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.huggingface.progress import progress, restore_progress
+from seqplan.runtime.losses.token_losses import token_loss
+from seqplan.runtime.models.llama import Llama
 from seqplan.runtime.states.sharded_states import ShardedStates
-from seqplan.runtime.training.loss import token_loss
-from seqplan.runtime.training.model import Llama
 from seqplan.runtime.training.run_step import apply_gradients
 
 

@@ -23,8 +23,8 @@ from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.plans.views.placement import PlacedPipeline
 from seqplan.plans.views.resharding import shards_of, unit_moves
 from seqplan.plans.views.unit_layout import UnitLayout
+from seqplan.runtime.models.llama import ModelConfig
 from seqplan.runtime.pipeline.llama_units import NORMS, llama_units
-from seqplan.runtime.training.model import ModelConfig
 
 PROFILE = load_shipped("llama-32b-a800-80gb")
 

@@ -11,8 +11,8 @@ from seqplan.plans.plan import PlannedPipeline
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.errors import PlanError
+from seqplan.runtime.models.llama import ModelConfig
 from seqplan.runtime.pipeline.prepare import refuse_unrunnable
-from seqplan.runtime.training.model import ModelConfig
 
 CONFIG = ModelConfig(hidden=48, layers=3, heads=6, kv_heads=2, ffn=5, vocab=60)
 

@@ -15,12 +15,12 @@ from ranks import run_ranks, run_ranks_expecting_failure
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.optimizer_sharding import Owners
 from seqplan.plans.views.rank_view import rank_view
+from seqplan.runtime.checkpoint.save_restore import Cursor, restore, save
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens
+from seqplan.runtime.models.llama import Llama, ModelConfig
 from seqplan.runtime.pipeline.staged_llama import StagedLlama
-from seqplan.runtime.states.checkpoint import Cursor, restore, save
 from seqplan.runtime.states.sharded_states import ShardedStates
-from seqplan.runtime.training.model import Llama, ModelConfig
 
 CONFIG = ModelConfig(hidden=24, layers=2, heads=3, kv_heads=1, ffn=20, vocab=17)
 

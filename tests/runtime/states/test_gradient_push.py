@@ -22,10 +22,10 @@ from seqplan.plans.views.placement import placement_of, pushes_overlap
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens
+from seqplan.runtime.models.llama import Llama, ModelConfig
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.held_bytes import HeldBytes, count_held_bytes
 from seqplan.runtime.states.sharded_states import ShardedStates
-from seqplan.runtime.training.model import Llama, ModelConfig
 from seqplan.runtime.training.prepare import make_preparer
 from seqplan.runtime.training.run_step import run_step
 

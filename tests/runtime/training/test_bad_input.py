@@ -21,20 +21,18 @@ from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime import (
     Communicators,
-    FileSource,
-    IndexedTokens,
-    Llama,
-    ModelConfig,
     Peers,
-    PlanConsumer,
-    PlanError,
     ShardedStates,
     StagedLlama,
     Step,
-    StepResult,
     make_preparer,
     run_step,
 )
+from seqplan.runtime.data import IndexedTokens
+from seqplan.runtime.errors import PlanError
+from seqplan.runtime.models import Llama, ModelConfig
+from seqplan.runtime.sources import FileSource, PlanConsumer
+from seqplan.runtime.training import StepResult
 
 RANKS = 2
 LIMIT_S = 25.0

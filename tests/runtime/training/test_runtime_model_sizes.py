@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from seqplan.costs.model_sizes import SIZES, ModelSizes
-from seqplan.runtime.training.model import Llama, ModelConfig
+from seqplan.runtime.models.llama import Llama, ModelConfig
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -19,18 +19,17 @@ from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime import (
     AttentionContext,
     Communicators,
-    Llama,
-    ModelConfig,
     Peers,
-    RankLost,
-    SeededTokens,
     ShardedStates,
-    StepResult,
     attention,
     make_preparer,
     run_step,
 )
 from seqplan.runtime.check.reference import dense_attention, reference_step
+from seqplan.runtime.data import SeededTokens
+from seqplan.runtime.errors import RankLost
+from seqplan.runtime.models import Llama, ModelConfig
+from seqplan.runtime.training import StepResult
 
 CONFIG = ModelConfig(hidden=32, layers=2, heads=4, kv_heads=2, ffn=48, vocab=64)
 

@@ -18,10 +18,10 @@ from small_plans import small_plan, small_plans
 from seqplan.plans.format.codec import digest
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.errors import DataError, PlanError, RankLost
-from seqplan.runtime.steps.agreement import RECORD_BYTES, Record, State, disagreement
-from seqplan.runtime.steps.consumer import PlanConsumer
-from seqplan.runtime.steps.http_source import HttpSource
-from seqplan.runtime.steps.source import FileSource, PlanSource
+from seqplan.runtime.sources.agreement import RECORD_BYTES, Record, State, disagreement
+from seqplan.runtime.sources.consumer import PlanConsumer
+from seqplan.runtime.sources.http_source import HttpSource
+from seqplan.runtime.sources.source import FileSource, PlanSource
 
 # What the ranks run
 

@@ -9,6 +9,7 @@ has read it, so that nothing grows. Acknowledgements of a step are lines of one 
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 import zlib
@@ -21,8 +22,9 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from seqplan.plans.views.decode_view import decode_view
 from seqplan.plans.views.rank_view import RankView, rank_view, views_json
 from seqplan.runtime.errors import EndOfPlans, PlanError, PlanTimeout
-from seqplan.runtime.steps.http_source import FAN_OUT_RANKS, HttpSource
-from seqplan.runtime.steps.source import JobSource, PlanSource
+from seqplan.runtime.sources.acknowledgements import OUTAGE_S
+from seqplan.runtime.sources.http_source import FAN_OUT_RANKS, HttpSource
+from seqplan.runtime.sources.source import JobSource, PlanSource
 
 _VIEW, _END, _FAILURE = b"V", b"E", b"F"
 
@@ -37,14 +39,23 @@ LAST_ACKS_S = 5.0
 
 
 def open_job(
-    base_url: str, job: str, token: str | None = None, *, fan_out_ranks: int = FAN_OUT_RANKS
+    base_url: str,
+    job: str,
+    token: str | None = None,
+    *,
+    fan_out_ranks: int = FAN_OUT_RANKS,
+    outage_s: float = OUTAGE_S,
+    queue_folder: str | os.PathLike[str] | None = None,
 ) -> PlanSource:
     """Open a job of a planning service for this rank of the default process group.
 
     In a job of ``fan_out_ranks`` ranks or more, rank 0 alone requests plans and sends
-    acknowledgements. ``ValueError`` for a URL or token that cannot be used.
+    acknowledgements; without a process group every rank does. ``outage_s``, ``queue_folder``: as
+    of ``HttpSource``. ``ValueError`` for a URL or token that cannot be used.
     """
-    source = HttpSource(base_url, job, token)
+    source = HttpSource(base_url, job, token, outage_s=outage_s, queue_folder=queue_folder)
+    if not dist.is_initialized():
+        return source
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if world_size < fan_out_ranks:
         return source

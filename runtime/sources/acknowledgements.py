@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from seqplan.runtime.errors import EndOfPlans, PlanError, PlanTimeout
-from seqplan.runtime.steps.http_connection import HttpResponse
+from seqplan.runtime.sources.http_connection import HttpResponse
 
 RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses that pass: of proxies, of a service that starts, of too many requests."""

@@ -14,8 +14,8 @@ from service_process import Served, serving
 from stocked_service import WORLD, stock
 
 from seqplan.plans.views.rank_view import RankView
-from seqplan.runtime.steps.consumer import PlanConsumer
-from seqplan.runtime.steps.http_source import HttpSource
+from seqplan.runtime.sources.consumer import PlanConsumer
+from seqplan.runtime.sources.http_source import HttpSource
 
 STEPS, KILLED_AFTER, AWAY_UNTIL = 9, 2, 6
 

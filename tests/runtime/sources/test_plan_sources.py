@@ -20,9 +20,9 @@ from seqplan.plans.plan import Considered, Plan
 from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.errors import EndOfPlans, PlanError, PlanTimeout
-from seqplan.runtime.steps.fan_out import FanOutSource
-from seqplan.runtime.steps.http_source import HttpSource
-from seqplan.runtime.steps.source import FileSource, PlanSource
+from seqplan.runtime.sources.fan_out import FanOutSource
+from seqplan.runtime.sources.http_source import HttpSource
+from seqplan.runtime.sources.source import FileSource, PlanSource
 
 WORLD = 3
 SOON_S = 20.0

@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.errors import communicating
+from seqplan.runtime.losses.token_losses import log_probabilities
 from seqplan.runtime.states.sharded_states import ShardedStates
-from seqplan.runtime.training.loss import log_probabilities
-from seqplan.runtime.training.prepare import MicroBatchWork
 
 
 class SequenceValues(NamedTuple):

@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from seqplan.runtime.errors import PlanError, PlanTimeout
-from seqplan.runtime.steps.http_connection import MOST_BYTES
-from seqplan.runtime.steps.http_source import HttpSource
+from seqplan.runtime.sources.http_connection import MOST_BYTES
+from seqplan.runtime.sources.http_source import HttpSource
 
 PIECES = 100
 """Sent one by one: as long as it takes to send them an answer must not take."""

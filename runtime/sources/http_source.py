@@ -29,7 +29,7 @@ from seqplan.plans.plan import Plan
 from seqplan.plans.views.decode_view import decode_view
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.errors import EndOfPlans, PlanError, PlanTimeout
-from seqplan.runtime.steps.acknowledgements import (
+from seqplan.runtime.sources.acknowledgements import (
     OUTAGE_S,
     RETRIED,
     Acknowledgement,
@@ -37,7 +37,7 @@ from seqplan.runtime.steps.acknowledgements import (
     AcknowledgementSender,
     default_folder,
 )
-from seqplan.runtime.steps.http_connection import Connection, HttpResponse, TooLarge
+from seqplan.runtime.sources.http_connection import Connection, HttpResponse, TooLarge
 
 LONGEST_WAIT_S = 20.0
 """Longest wait of one request, below the time-outs of proxies."""

@@ -21,15 +21,15 @@ import torch.distributed as dist
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.data.comparison import find_other_tokens
 from seqplan.runtime.errors import EndOfPlans, PlanError, PlanTimeout, RankLost
-from seqplan.runtime.steps.acknowledgements import OUTAGE_S
-from seqplan.runtime.steps.agreement import (
+from seqplan.runtime.sources.acknowledgements import OUTAGE_S
+from seqplan.runtime.sources.agreement import (
     Record,
     State,
     all_gather_records,
     disagreement,
     one_line,
 )
-from seqplan.runtime.steps.source import PlanSource
+from seqplan.runtime.sources.source import PlanSource
 
 Prepared = TypeVar("Prepared")
 

@@ -18,9 +18,9 @@ from seqplan.plans.format.codec import digest
 from seqplan.plans.plan import Plan
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.errors import EndOfPlans, PlanError, PlanTimeout
-from seqplan.runtime.steps.consumer import PlanConsumer
-from seqplan.runtime.steps.http_source import HttpSource
-from seqplan.runtime.steps.source import FileSource, PlanSource
+from seqplan.runtime.sources.consumer import PlanConsumer
+from seqplan.runtime.sources.http_source import HttpSource
+from seqplan.runtime.sources.source import FileSource, PlanSource
 
 # What the ranks run
 

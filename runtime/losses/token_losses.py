@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from seqplan.plans.views.rank_view import RankView
+from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.data.tokens import NO_LABEL
 from seqplan.runtime.errors import PlanError
 from seqplan.runtime.states.unit_states import UnitStates
-from seqplan.runtime.training.prepare import MicroBatchWork
 
 LossOf = Callable[[Tensor, MicroBatchWork], Tensor]
 """From what the model gives, row by row, and the micro-batch to a scalar: a sum over its rows."""

@@ -21,19 +21,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from seqplan.runtime.communicators import raise_on_all_ranks
-from seqplan.runtime.errors import CheckpointError, communicating
-from seqplan.runtime.states.checkpoint_files import (
+from seqplan.runtime.checkpoint.checkpoint_files import (
     attempt_together,
     check_sizes,
     list_sizes,
     lock_folder,
 )
-from seqplan.runtime.states.stored_slices import (
+from seqplan.runtime.checkpoint.stored_slices import (
     StoredSlices,
     iterate_owned_entries,
     iterate_owned_parts,
 )
+from seqplan.runtime.communicators import raise_on_all_ranks
+from seqplan.runtime.errors import CheckpointError, communicating
 from seqplan.runtime.states.unit_states import UnitStates
 
 FORMAT = 3

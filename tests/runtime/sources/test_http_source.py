@@ -13,7 +13,7 @@ from plan_service import PlanService, serving
 from small_plans import small_plans, view_of
 
 from seqplan.runtime.errors import PlanError, PlanTimeout
-from seqplan.runtime.steps.http_source import HttpSource
+from seqplan.runtime.sources.http_source import HttpSource
 
 WORLD = 3
 SOON_S = 20.0

@@ -16,14 +16,14 @@ from seqplan.plans.plan import Plan
 from seqplan.plans.views.rank_view import RankView, rank_view
 from seqplan.runtime.data.comparison import find_other_tokens
 from seqplan.runtime.errors import PlanError
-from seqplan.runtime.steps.agreement import (
+from seqplan.runtime.sources.agreement import (
     Record,
     State,
     all_gather_records,
     disagreement,
     one_line,
 )
-from seqplan.runtime.steps.consumer import Step
+from seqplan.runtime.sources.consumer import Step
 
 Prepared = TypeVar("Prepared")
 
@@ -34,24 +34,24 @@ def iterate_agreed_steps(
     rank: int,
     world_size: int,
     prepare: Callable[[RankView], Prepared],
-    control_group: dist.ProcessGroup,
-    first_step: int = 0,
+    control_group: dist.ProcessGroup | None,
+    start_step: int = 0,
 ) -> Iterator[Step[Prepared]]:
     """Yield this rank's steps of ``plans``, an iterator that plans equally on every rank.
 
-    Plans before ``first_step`` are passed over. ``PlanError`` on every rank if one fails or
+    Plans before ``start_step`` are passed over. ``PlanError`` on every rank if one fails or
     plans something else: with the number and the message of the first that does, or if the ranks'
     data differ at the first step. ``RankLost`` where another rank died.
     """
     following = iter(plans)
-    expected = first_step
+    expected = start_step
     compared = False
     while True:
         step: Step[Prepared] | None = None
         cause: Exception | None = None
         try:
             plan = next(following, None)
-            while plan is not None and plan.step < first_step:
+            while plan is not None and _check_plan(plan, expected).step < start_step:
                 plan = next(following, None)
             if plan is None:
                 record = Record(State.END, expected)
@@ -70,6 +70,12 @@ def iterate_agreed_steps(
             return
         expected = step.view.step + 1
         yield step
+
+
+def _check_plan(plan: object, step: int) -> Plan:
+    if not isinstance(plan, Plan):
+        raise PlanError(f"step {step}: must be a Plan, not {type(plan).__name__}")
+    return plan
 
 
 def _prepare(

@@ -203,7 +203,7 @@ def _run_rank(rank: int, pipe: Connection, folder: Path) -> None:
     groups = runtime.Communicators.create()
     for number, case in enumerate(cases()):
         try:
-            outcome = _hosted(case, rank, groups, folder / str(number))
+            outcome = _attached(case, rank, groups, folder / str(number))
         except ValueError as error:
             outcome = Outcome([], [], rejection=" ".join(str(error).split()))
         except Exception:
@@ -214,16 +214,16 @@ def _run_rank(rank: int, pipe: Connection, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def _hosted(case: Case, rank: int, groups: Any, folder: Path) -> Outcome:
+def _attached(case: Case, rank: int, groups: Any, folder: Path) -> Outcome:
     import torch
 
-    from seqplan.runtime import huggingface
+    from seqplan import huggingface
 
     model = _model(case, seed=rank)  # rank 0's values must win
     if case.compiled:
         for layer in model.model.layers:
             layer.compile(backend="aot_eager")
-    job = huggingface.host(
+    job = huggingface.attach(
         model,
         _data(case),
         optimizer=_optimizer,

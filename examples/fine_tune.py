@@ -19,8 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import seqplan
-from seqplan import runtime
-from seqplan.runtime import huggingface
+from seqplan import huggingface, runtime
 
 PROFILE = Path(__file__).parent / "data" / "llama-small-cpu.json"
 VOCAB, SEQUENCES, STEPS, LONGEST = 32, 10, 12, 300
@@ -36,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     else:
         model = AutoModelForCausalLM.from_pretrained(options.model)
     rows = prompts_and_answers(SEQUENCES * STEPS)
-    job = huggingface.host(
+    job = huggingface.attach(
         model,
         runtime.data.IndexedTargets(rows, "input_ids", mask="completion_mask"),
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=3e-3),

@@ -19,8 +19,7 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import seqplan
-from seqplan import runtime
-from seqplan.runtime import huggingface
+from seqplan import huggingface, runtime
 
 PROFILE = Path(__file__).parent / "data" / "llama-small-cpu.json"
 VOCAB, PROMPTS, LONGEST, ROLLOUTS, UPDATES = 16, 24, 32, 6, 2
@@ -33,7 +32,7 @@ def main() -> list[float]:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     model = AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=VOCAB, **sizes, **heads))
     rows: dict[int, dict[str, Any]] = {}
-    job = huggingface.host(
+    job = huggingface.attach(
         model,
         runtime.data.IndexedTargets(rows, "tokens", mask="mask", extras=["advantage", "old"]),
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=5e-3),

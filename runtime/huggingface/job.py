@@ -19,8 +19,8 @@ from seqplan.runtime.checkpoint.save_restore import Cursor, restore, save
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.errors import communicating
+from seqplan.runtime.huggingface.attached import AttachedModel, copy_state
 from seqplan.runtime.huggingface.evaluation import compute_token_values, evaluation_mode
-from seqplan.runtime.huggingface.hosted import HostedModel, copy_state
 from seqplan.runtime.huggingface.progress import progress, restore_progress
 from seqplan.runtime.huggingface.report import StepReport
 from seqplan.runtime.huggingface.router_loss import RoutedLoss
@@ -37,14 +37,14 @@ Work = tuple[MicroBatchWork, ...]
 
 @dataclass(frozen=True, slots=True)
 class JobParts:
-    """What a job is made of; ``hosting.host`` makes them for a model.
+    """What a job is made of; ``attach.attach`` makes them for a model.
 
     ``loss_of``: of hidden states, ``loss_rows`` tokens at a time; ``routed``: the same with the
     routers' loss, if there is one; ``prepare``: prepares a view's step.
     """
 
     model: nn.Module
-    hosted: HostedModel
+    attached: AttachedModel
     states: ShardedStates
     optimizer: torch.optim.Optimizer
     scheduler: Any
@@ -63,7 +63,7 @@ def count_rank_bytes(model: nn.Module, states: ShardedStates) -> HeldBytes:
 
 
 class Job:
-    """A hosted model with its states, optimizer and place in the plans; ``host`` makes it.
+    """An attached model with its states, optimizer and place in the plans; ``attach`` makes it.
 
     ``model`` is the one that was given; ``next_step`` the step that follows, also after ``resume``.
     """
@@ -106,20 +106,20 @@ class Job:
 
         Steps the scheduler and calls the callbacks. ``RankLost`` where another rank died.
         """
-        hosted, routed = self._parts.hosted, self._parts.routed
-        hosted.train()
+        attached, routed = self._parts.attached, self._parts.routed
+        attached.train()
         rates = tuple(float(group["lr"]) for group in self.optimizer.param_groups)
         result = run_step(
             step.view,
             step.prepared,
-            hosted,
+            attached,
             self.states,
             self.optimizer,
             clip_norm=clip_norm,
             loss_of=self._parts.loss_of if routed is None else routed,
             before=None if routed is None else routed.count,
         )
-        hosted.forget_call()
+        attached.forget_call()
         if self.scheduler is not None:
             self.scheduler.step()
         measured_ms = 1e3 * result.compute_s if step.prepared else None
@@ -152,7 +152,7 @@ class Job:
         """
         parts = self._parts
         return compute_token_values(
-            step.prepared, parts.hosted, self.states, self.groups, parts.loss_rows, values_of
+            step.prepared, parts.attached, self.states, self.groups, parts.loss_rows, values_of
         )
 
     @contextmanager
@@ -163,7 +163,7 @@ class Job:
         evaluate on other batches or to generate. All ranks enter it together, between steps;
         inside, each rank works independently.
         """
-        with evaluation_mode(self.model, self._parts.hosted, self.states) as model:
+        with evaluation_mode(self.model, self._parts.attached, self.states) as model:
             yield model
 
     def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> None:
@@ -207,7 +207,7 @@ class Job:
         )
 
     def close(self) -> None:
-        """Wait for all ranks after the last call; end the process group, where ``host`` made it."""
+        """Wait for all ranks after the last call; end the process group if ``attach`` made it."""
         dist.barrier(group=self.groups.control)
         if self._parts.ends_process_group:
             dist.destroy_process_group()

@@ -183,7 +183,7 @@ def test_a_checkpoint_goes_on_under_other_strategies_ranks_and_owners(tmp_path: 
         assert parameter.shape == dict(Llama(CONFIG_OF_JOB).named_parameters())[name].shape
 
 
-def read_as_hosted(rank: int, world_size: int, folder: Path) -> dict[str, torch.Tensor]:
+def read_as_attached(rank: int, world_size: int, folder: Path) -> dict[str, torch.Tensor]:
     """The checkpoint of stages, whose row-parallel weights are transposed, in a whole module."""
     groups = Communicators.create()
     torch.manual_seed(9)
@@ -203,14 +203,14 @@ def read_as_staged(rank: int, world_size: int, folder: Path) -> StagedJob:
 def test_an_order_of_elements_is_turned_into_the_other(tmp_path: Path) -> None:
     """Also that of checkpoints written before parameters were stored transposed."""
     _, exported = run_ranks(staged_job, 4, tmp_path / "job", BEFORE)[0]
-    hosted = run_ranks(read_as_hosted, 3, tmp_path / "job")[0]
+    attached = run_ranks(read_as_attached, 3, tmp_path / "job")[0]
     cursor = tmp_path / "job" / "step-00000003" / "cursor.json"
     document = json.loads(cursor.read_text())
     assert document.pop("transposed") == []
     cursor.write_text(json.dumps({**document, "format": 1}))
     _, again = run_ranks(read_as_staged, 2, tmp_path / "job")[0]
     for name, parameter in exported.items():
-        assert torch.equal(parameter, hosted[name]), name
+        assert torch.equal(parameter, attached[name]), name
         assert torch.equal(parameter, again[name]), name
 
 

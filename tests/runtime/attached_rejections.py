@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from hosted_inputs import adapted, data, model, muon, optimizer
+from attached_inputs import adapted, data, model, muon, optimizer
 from random_plans import one_pipeline_plan
 
 from seqplan import runtime
@@ -69,13 +69,13 @@ def random_models() -> dict[str, Any]:
 
 
 def rejections(groups: runtime.Communicators) -> dict[str, str]:
-    from seqplan.runtime import huggingface
+    from seqplan import huggingface
 
     messages = {}
 
     def rejected(case: str, unsupported: Any) -> None:
         try:
-            huggingface.host(unsupported, data(), optimizer=optimizer, groups=groups)
+            huggingface.attach(unsupported, data(), optimizer=optimizer, groups=groups)
         except ValueError as error:
             messages[case] = f"{type(error).__name__}: {error}"
             if hasattr(unsupported, "config") and case != "base":
@@ -115,12 +115,12 @@ def rejections(groups: runtime.Communicators) -> dict[str, str]:
     rejected("base", adapted(0, base_seed=groups.control.rank()))
     rejected("no model", torch.nn.Linear(2, 2))
     try:
-        huggingface.host(model("llama"), data(), optimizer=muon, groups=groups)
+        huggingface.attach(model("llama"), data(), optimizer=muon, groups=groups)
     except ValueError as error:
         messages["muon"] = f"{type(error).__name__}: {error}"
     nothing = groups.control.rank() == 1  # as where a rank owns no parameter
     try:
-        huggingface.host(
+        huggingface.attach(
             model("llama"),
             data(),
             optimizer=lambda named: torch.optim.AdamW([] if nothing else named),
@@ -133,21 +133,21 @@ def rejections(groups: runtime.Communicators) -> dict[str, str]:
 
 def memory(groups: runtime.Communicators) -> dict[str, Any]:
     """What ranks hold of a model in bf16, of one with adapters; the message about too much."""
-    from seqplan.runtime import huggingface
+    from seqplan import huggingface
 
     held: dict[str, Any] = {}
     whole, adapters = model("llama").bfloat16(), adapted(0)
-    for name, hosted_model in (("whole", whole), ("adapters", adapters)):
-        sizes = {p: p.numel() for p in hosted_model.parameters()}
+    for name, attached_model in (("whole", whole), ("adapters", adapters)):
+        sizes = {p: p.numel() for p in attached_model.parameters()}
         trained = sum(size for p, size in sizes.items() if p.requires_grad)
-        job = huggingface.host(hosted_model, data(), optimizer=optimizer, groups=groups)
+        job = huggingface.attach(attached_model, data(), optimizer=optimizer, groups=groups)
         held[name] = (job.held_bytes, trained, sum(sizes.values()) - trained)
         held[f"{name} message"] = str(job.held_bytes)
     enough = held["whole"][0].total
     fitting = model("llama").bfloat16()
-    huggingface.host(fitting, data(), optimizer=optimizer, groups=groups, resident_bytes=enough)
+    huggingface.attach(fitting, data(), optimizer=optimizer, groups=groups, resident_bytes=enough)
     try:
-        huggingface.host(
+        huggingface.attach(
             model("llama"), data(), optimizer=optimizer, groups=groups, resident_bytes=enough
         )
     except ValueError as error:
@@ -157,10 +157,10 @@ def memory(groups: runtime.Communicators) -> dict[str, Any]:
 
 def unlike_plans(rank: int, groups: runtime.Communicators) -> list[str]:
     """Errors of ranks for plans that differ from the others' or are missing."""
-    from seqplan.runtime import huggingface
+    from seqplan import huggingface
 
     messages = []
-    job = huggingface.host(model("llama"), data(), optimizer=optimizer, groups=groups)
+    job = huggingface.attach(model("llama"), data(), optimizer=optimizer, groups=groups)
     short = one_pipeline_plan(Scheme(ring=4), [30, 4])
     other = one_pipeline_plan(Scheme(ulysses=4), [9, 12 + (rank == 2)], step=1)
 
@@ -171,15 +171,15 @@ def unlike_plans(rank: int, groups: runtime.Communicators) -> list[str]:
         yield other
 
     rows = [[int(rank == 3 and id == 5)] * 40 for id in range(9)]
-    unlike = huggingface.host(
+    unlike = huggingface.attach(
         model("llama"), runtime.data.IndexedTokens(rows), optimizer=optimizer, groups=groups
     )
     single = replace(one_pipeline_plan(Scheme(ring=4), [30, 4]), ids=(5, 6))
-    for hosted, following in ((job, [short, other]), (job, failing()), (unlike, [single])):
-        hosted.next_step = 0
+    for attached, following in ((job, [short, other]), (job, failing()), (unlike, [single])):
+        attached.next_step = 0
         try:
-            for step in hosted.steps(following):
-                hosted.run(step)
+            for step in attached.steps(following):
+                attached.run(step)
         except runtime.errors.PlanError as error:
             messages.append(str(error))
     return messages

@@ -11,7 +11,7 @@ from torch import nn
 from seqplan.plans.views.optimizer_sharding import Owners
 from seqplan.runtime.communicators import Communicators, raise_on_all_ranks
 from seqplan.runtime.data.tokens import TokenData
-from seqplan.runtime.huggingface.inspection import inspect_on_all_ranks, make_hosted_preparer
+from seqplan.runtime.huggingface.inspection import inspect_on_all_ranks, make_attached_preparer
 from seqplan.runtime.huggingface.job import Job, JobParts, count_rank_bytes
 from seqplan.runtime.huggingface.launch import join_ranks
 from seqplan.runtime.huggingface.report import StepReport
@@ -24,10 +24,10 @@ from seqplan.runtime.states.sharded_states import ShardedStates
 Optimizers = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
 
 _PREFIX = "model."
-"""Prefix of a hosted model's parameter names."""
+"""Prefix of an attached model's parameter names."""
 
 
-def host(
+def attach(
     model: nn.Module,
     data: TokenData,
     *,
@@ -63,20 +63,20 @@ def host(
     """
     joined = join_ranks(model)
     groups = groups or Communicators.create()
-    hosted, attends = inspect_on_all_ranks(model, autocast, groups)
-    states = ShardedStates(hosted, groups.states, owners=owners, reduce=reduce)
+    attached, attends = inspect_on_all_ranks(model, autocast, groups)
+    states = ShardedStates(attached, groups.states, owners=owners, reduce=reduce)
     if resident_bytes is not None:
         count_rank_bytes(model, states).refuse_above(resident_bytes, groups.control)
     masters = [(name.removeprefix(_PREFIX), p) for name, p in states.master_parameters()]
     stepping = _optimizer_of(masters, optimizer, states, groups)
-    loss = compute_chunked_loss(hosted.logits, loss_of, loss_rows)
+    loss = compute_chunked_loss(attached.logits, loss_of, loss_rows)
     routed = None
     if attends.router_loss is not None:
-        routed = RoutedLoss(attends.router_loss, hosted, loss, groups.control)
+        routed = RoutedLoss(attends.router_loss, attached, loss, groups.control)
     return Job(
         JobParts(
             model=model,
-            hosted=hosted,
+            attached=attached,
             states=states,
             optimizer=stepping,
             scheduler=None if scheduler is None else scheduler(stepping),
@@ -84,7 +84,7 @@ def host(
             routed=routed,
             loss_rows=loss_rows,
             callbacks=tuple(callbacks),
-            prepare=make_hosted_preparer(hosted, attends, data, groups, states.device),
+            prepare=make_attached_preparer(attached, attends, data, groups, states.device),
             groups=groups,
             ends_process_group=joined,
         )

@@ -1,4 +1,4 @@
-"""Tiny models of transformers, plans, data and optimizers that hosting is tried with."""
+"""Tiny models of transformers, plans, data and optimizers to attach."""
 
 from __future__ import annotations
 

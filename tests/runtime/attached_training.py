@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hosted_inputs import CASES, Rows, data, model, optimizer, plans, warm_up
+from attached_inputs import CASES, Rows, data, model, optimizer, plans, warm_up
 
 from seqplan import runtime
 
@@ -24,18 +24,18 @@ def trained_on_ranks(
     """Losses, norms, reports, log-probabilities, a local batch's logits, read back."""
     from transformers import AutoModelForCausalLM
 
-    from seqplan.runtime import huggingface
+    from seqplan import huggingface
 
     reports: list[huggingface.StepReport] = []
-    hosted_model = CASES[name](rank)
+    attached_model = CASES[name](rank)
     if name == "llama":
-        hosted_model.gradient_checkpointing_enable({"use_reentrant": False})
+        attached_model.gradient_checkpointing_enable({"use_reentrant": False})
     if name == "gemma2" and rank == 0:  # which takes seconds
         # Of one layer, all of it but making code, and no more than twice.
         importlib.import_module("torch._dynamo").config.recompile_limit = 2
-        hosted_model.model.layers[1].self_attn.compile(backend="eager")
-    job = huggingface.host(
-        hosted_model,
+        attached_model.model.layers[1].self_attn.compile(backend="eager")
+    job = huggingface.attach(
+        attached_model,
         data(),
         optimizer=optimizer,
         scheduler=warm_up,
@@ -57,12 +57,12 @@ def trained_on_ranks(
     equal = True
     if rank == 0 and name != "LoRA":
         stored = AutoModelForCausalLM.from_pretrained(folder / name).state_dict()
-        equal = all(torch.equal(stored[n], v) for n, v in hosted_model.state_dict().items())
+        equal = all(torch.equal(stored[n], v) for n, v in attached_model.state_dict().items())
     elif rank == 0:
         from peft import PeftModel
 
         again = PeftModel.from_pretrained(model("llama"), folder / name).state_dict()
-        equal = all(torch.equal(again[n], v) for n, v in hosted_model.state_dict().items())
+        equal = all(torch.equal(again[n], v) for n, v in attached_model.state_dict().items())
     return {
         "losses": [result.loss for result in results],
         "norms": [result.gradient_norm for result in results],
@@ -70,7 +70,7 @@ def trained_on_ranks(
         "values": [(id, value) for id, value in values],
         "logits": logits,
         "equal": equal,
-        "attention": hosted_model.config._attn_implementation,
+        "attention": attached_model.config._attn_implementation,
     }
 
 
@@ -120,12 +120,12 @@ def trained_plainly(name: str) -> Any:
 
 def resumed(rank: int, groups: runtime.Communicators, folder: Path) -> dict[str, Any]:
     """Losses of three steps with dropout; and of two, then one of a job that goes on from there."""
-    from seqplan.runtime import huggingface
+    from seqplan import huggingface
 
     def job(seed: int) -> huggingface.Job:
         dropping = {"resid_pdrop": 0.2, "embd_pdrop": 0.2, "attn_pdrop": 0.0}
         sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
-        hosted = huggingface.host(
+        attached = huggingface.attach(
             model("gpt2", **sizes, **dropping),
             data(),
             optimizer=optimizer,
@@ -133,7 +133,7 @@ def resumed(rank: int, groups: runtime.Communicators, folder: Path) -> dict[str,
             groups=groups,
         )
         torch.manual_seed(100 * seed + rank)
-        return hosted
+        return attached
 
     straight = job(1)
     losses = [straight.run(step).loss for step in straight.steps(plans())]
@@ -151,7 +151,7 @@ def page(folder: Path) -> tuple[int, str]:
     """Run the step after the page's program, and return its saved dtype."""
     from transformers import AutoModelForCausalLM
 
-    from seqplan.runtime import huggingface
+    from seqplan import huggingface
 
     text = (EXAMPLES.parent / "docs" / "huggingface.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

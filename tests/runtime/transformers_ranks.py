@@ -36,7 +36,7 @@ class Program(NamedTuple):
     meanwhile: Callable[[], Any] = int
 
 
-def hosted(
+def run_with_transformers(
     programs: Sequence[Program], *, first: Callable[[], Any] = int, timeout_s: float = 400
 ) -> list[tuple[list[Any], Any]]:
     """Run one after the other; return the ranks' results, in rank order, and that of ``meanwhile``.
@@ -66,7 +66,7 @@ def _run_programs(pipe: Connection, programs: Sequence[Program], first: Callable
     import transformers
     from transformers import AutoModelForCausalLM  # noqa: F401 - loads what models need
 
-    import seqplan.runtime.huggingface.hosting
+    import seqplan.runtime.huggingface.attach
 
     assert peft
     assert seqplan

@@ -15,7 +15,7 @@ from seqplan.runtime.huggingface.support import causal_lm
 from seqplan.runtime.sequence_parallel.context import AttentionContext
 
 
-class HostedModel(nn.Module):
+class AttachedModel(nn.Module):
     """``model``, of transformers or wrapped by peft, called with packed tokens and a context.
 
     It gives hidden states; ``logits`` makes logits of them, a part of the rows at a time where

@@ -1,4 +1,4 @@
-"""All that ranks do with Hugging Face models that they host, in one program."""
+"""All that ranks do with Hugging Face models that they attach, in one program."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hosted_inputs import CASES, model
-from hosted_refusals import memory, rejections, unlike_plans
-from hosted_training import page, resumed, trained_on_ranks, trained_plainly
+from attached_inputs import CASES, model
+from attached_rejections import memory, rejections, unlike_plans
+from attached_training import page, resumed, trained_on_ranks, trained_plainly
 
 from seqplan import runtime
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hosted_inputs import CASES, RANKS, Rows, plans
-from hosted_refusals import REJECTED
-from hosted_scenarios import load, meanwhile, on_rank, refused_on_rank
-from hosted_training import examples
-from hosting_ranks import Program, hosted, needs_transformers
+from attached_inputs import CASES, RANKS, Rows, plans
+from attached_rejections import REJECTED
+from attached_scenarios import load, meanwhile, on_rank, refused_on_rank
+from attached_training import examples
 from plan_service import PlanService, serving
+from transformers_ranks import Program, needs_transformers, run_with_transformers
 
 from seqplan.plans.format.plan_file import write_plans
 
@@ -37,7 +37,7 @@ def every_outcome() -> Any:
                 write(plan)
         with serving(PlanService(plans())) as service:
             arguments = Path(folder), f"{service.url}/v1/jobs/a%20job"
-            ran = hosted(
+            ran = run_with_transformers(
                 [
                     Program(on_rank, RANKS, arguments, meanwhile=meanwhile),
                     Program(examples, 2, (ports, Path(folder)), joined=False),
@@ -147,13 +147,13 @@ def test_random_numbers_of_training_are_permitted(rejected: Any) -> None:
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from seqplan.runtime import huggingface
+    from seqplan import huggingface
 
     for name in [name for name in sys.modules if name.startswith("seqplan.runtime.huggingface.")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ImportError, match=r"pip install 'seqplan\[runtime,huggingface\]'"):
-        _ = huggingface.host
+        _ = huggingface.attach
 
 
 def test_unsupported_plans_are_rejected_on_every_rank_before_the_step(outcomes: Any) -> None:

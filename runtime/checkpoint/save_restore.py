@@ -36,10 +36,11 @@ from seqplan.runtime.communicators import raise_on_all_ranks
 from seqplan.runtime.errors import CheckpointError, communicating
 from seqplan.runtime.states.unit_states import UnitStates
 
-FORMAT = 3
-"""2 did not record the sharding, which was flat; 1 had no list of transposed parameters, as
-there were none. Both are read as such."""
+FORMAT = 4
+"""3 recorded the sharding as ``owners``, ``slices`` or ``matrices``; 2 did not record it, as it was
+flat; 1 had no list of transposed parameters, as there were none. All are read as such."""
 
+_SHARDING_BEFORE_4 = {"slices": "flat", "matrices": "by_parameter"}
 _CURSOR = "cursor.json"
 _SAVING, _RESTORING = "saving a checkpoint", "restoring a checkpoint"
 _NAME = re.compile(r"step-(\d{8})")
@@ -113,7 +114,7 @@ def save(
         document = {
             "format": FORMAT,
             "transposed": sorted(_transpose(states)),
-            "owners": _owners(states),
+            "sharding": _sharding(states),
             "next_step": cursor.next_step,
             "last_digest": cursor.last_digest,
             "sizes": list_sizes(partial),
@@ -146,7 +147,7 @@ def restore(
     """Bring back the newest whole checkpoint in ``folder``; None if there is none.
 
     Every rank calls it, before the first step, with the model and optimizer as they were made at
-    the first start; the number of ranks, and what owners hold, may be other ones. ``ValueError``
+    the first start; the number of ranks, and the sharding, may be other ones. ``ValueError``
     if the checkpoint is of another model or optimizer, of a newer format, or has states of the
     optimizer that are no value for each element and belong to other ranges than this job's. If the
     newest is damaged, the one before is restored, with a warning; ``CheckpointError`` if all are.
@@ -181,18 +182,18 @@ def _restore_one(
     def read() -> tuple[Cursor, StoredSlices | None]:
         nonlocal error_message, buffers
         try:
-            cursor, transposed, owners = _read_cursor(path, dist.get_rank(group))
+            cursor, transposed, sharding = _read_cursor(path, dist.get_rank(group))
         except (json.JSONDecodeError, UnicodeDecodeError):
             raise
         except ValueError as error:
             error_message = str(error)
             return Cursor(0, None), None
-        stored = StoredSlices(path, transposed, owners)
+        stored = StoredSlices(path, transposed, sharding)
         try:
             buffers = {
                 key: stored.buffer(key)
                 for part in wanted
-                for key in stored.list_needed_keys(part, _owners(states))
+                for key in stored.list_needed_keys(part, _sharding(states))
             }
         except ValueError as error:  # it is whole, and of another job
             error_message = str(error)
@@ -213,7 +214,7 @@ def _restore_one(
 
 
 def _read_cursor(path: Path, rank: int) -> tuple[Cursor, frozenset[str], str]:
-    """Read where the job is, the parameters that are stored transposed, and what owners held."""
+    """Read where the job is, the parameters that are stored transposed, and the sharding."""
     document = json.loads((path / _CURSOR).read_text(encoding="utf-8"))
     if document.get("format") not in range(1, FORMAT + 1):
         raise ValueError(
@@ -222,7 +223,8 @@ def _read_cursor(path: Path, rank: int) -> tuple[Cursor, frozenset[str], str]:
     check_sizes(path, document.get("sizes", {}))
     cursor = Cursor(document["next_step"], document["last_digest"], _read_extra(path, rank))
     transposed = frozenset(document.get("transposed", ()))
-    return cursor, transposed, document.get("owners", "slices")
+    before = _SHARDING_BEFORE_4[document.get("owners", "slices")]
+    return cursor, transposed, document.get("sharding", before)
 
 
 def _extra_path(path: Path, rank: int) -> Path:
@@ -237,8 +239,8 @@ def _read_extra(path: Path, rank: int) -> Mapping[str, Any] | None:
     return None
 
 
-def _owners(states: UnitStates) -> str:
-    return "matrices" if states.whole_owners else "slices"
+def _sharding(states: UnitStates) -> str:
+    return "by_parameter" if states.whole_owners else "flat"
 
 
 def _transpose(states: UnitStates) -> frozenset[str]:

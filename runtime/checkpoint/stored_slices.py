@@ -101,12 +101,12 @@ def _flat(kind: str, value: Any, part: OwnedPart, *, whole: bool) -> Tensor:
 class StoredSlices:
     """A checkpoint's entries by parameter, without reading the tensors.
 
-    ``transposed``: names of the parameters that are stored transposed; ``owners``: as of the states
-    that wrote it. ``ValueError`` for anything else.
+    ``transposed``: names of the parameters that are stored transposed; ``sharding``: of the
+    states that wrote it. ``ValueError`` for anything else.
     """
 
-    def __init__(self, path: Path, transposed: frozenset[str], owners: str) -> None:
-        self.path, self._transposed, self._owners = path, transposed, owners
+    def __init__(self, path: Path, transposed: frozenset[str], sharding: str) -> None:
+        self.path, self._transposed, self._sharding = path, transposed, sharding
         self._sizes: dict[str, tuple[torch.Size, torch.dtype]] = {}
         self._by_name: dict[str, list[StoredPart]] = {}
         from torch.distributed.checkpoint import filesystem
@@ -128,20 +128,20 @@ class StoredSlices:
         """Whether a parameter's elements are stored in another order than they are owned in."""
         return layout.transposed != (layout.name in self._transposed)
 
-    def list_needed_keys(self, part: OwnedPart, owners: str) -> list[str]:
-        """Return the keys that hold an owned part, for states with ``owners``.
+    def list_needed_keys(self, part: OwnedPart, sharding: str) -> list[str]:
+        """Return the keys that hold an owned part, for states with ``sharding``.
 
         ``ValueError`` if elements are missing, or a state belongs to another range.
         """
         entries = self._overlapping(part)
         for entry in entries:
-            same = (entry.start, entry.stop, self._owners) == (part.start, part.stop, owners)
+            same = (entry.start, entry.stop, self._sharding) == (part.start, part.stop, sharding)
             if entry.whole_range and (not same or self.other_order(part.layout)):
                 raise ValueError(
                     f"{self.path} has {entry.kind!r} of elements {entry.start} to {entry.stop} of "
-                    f"{part.layout.name} as one, from owners={self._owners!r}, and this rank owns "
-                    f"{part.start} to {part.stop} with owners={owners!r}: go on with the owners "
-                    "and the number of ranks that wrote it"
+                    f"{part.layout.name} as one, from sharding={self._sharding!r}, and this rank "
+                    f"owns {part.start} to {part.stop} with sharding={sharding!r}: go on with the "
+                    "sharding and the number of ranks that wrote it"
                 )
         return [entry.key for entry in entries]
 

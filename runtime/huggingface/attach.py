@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from seqplan.plans.views.optimizer_sharding import Owners
+from seqplan.plans.views.optimizer_sharding import Sharding
 from seqplan.runtime.communicators import Communicators, raise_on_all_ranks
 from seqplan.runtime.data.tokens import TokenData
 from seqplan.runtime.huggingface.inspection import inspect_on_all_ranks, make_attached_preparer
@@ -39,7 +39,7 @@ def attach(
     callbacks: Sequence[Callable[[StepReport], None]] = (),
     groups: Communicators | None = None,
     resident_bytes: float | None = None,
-    owners: Owners = "slices",
+    sharding: Sharding = "flat",
     reduce: Reduce = "step",
 ) -> Job:
     """Prepare a causal language model and return the job that trains it. Collective.
@@ -47,7 +47,7 @@ def attach(
     ``model``: of transformers, or wrapped by peft, in its dtype and on this rank's device; trained
     values are taken from the first rank, frozen ones must be equal. ``optimizer`` gets names and
     what this rank owns of the trained parameters, as torch's optimizers take them: slices of one
-    axis, for an element-wise optimizer, or, where ``owners`` is ``matrices``, whole parameters, for
+    axis, for an element-wise optimizer, or, if ``sharding`` is ``by_parameter``, whole ones, for
     those that need them; a rank may have none. ``scheduler`` gets the optimizer and steps after
     each step. ``loss_of`` gets logits and the micro-batch, or parts of ``loss_rows`` tokens of
     both, and gives a sum over tokens. ``autocast``: dtype in which the model computes.
@@ -59,12 +59,12 @@ def attach(
 
     ``UnsupportedModel``, on every rank, for a model that is not computed exactly;
     ``ValueError`` if frozen values differ between ranks, more is held than that, or the
-    optimizer needs whole parameters and owners hold slices.
+    optimizer needs whole parameters and ``sharding`` is ``flat``.
     """
     joined = join_ranks(model)
     groups = groups or Communicators.create()
     attached, attends = inspect_on_all_ranks(model, autocast, groups)
-    states = ShardedStates(attached, groups.states, owners=owners, reduce=reduce)
+    states = ShardedStates(attached, groups.states, sharding=sharding, reduce=reduce)
     if resident_bytes is not None:
         count_rank_bytes(model, states).refuse_above(resident_bytes, groups.control)
     masters = [(name.removeprefix(_PREFIX), p) for name, p in states.master_parameters()]

@@ -39,7 +39,7 @@ def run_staged_step(
 
     Called by every rank, also by those without work. ``peers``: for transfers between stages, which
     attention may share. ``RankLost`` where another rank died; ``ValueError`` if the optimizer
-    needs whole parameters and owners hold slices.
+    needs whole parameters and the sharding is ``flat``.
     """
     try:
         started = time.perf_counter()

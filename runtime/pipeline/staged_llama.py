@@ -8,7 +8,7 @@ from itertools import chain
 import torch
 import torch.distributed as dist
 
-from seqplan.plans.views.optimizer_sharding import Owners
+from seqplan.plans.views.optimizer_sharding import Sharding
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import TokenData
@@ -35,7 +35,7 @@ class StagedLlama:
     are made now; others, with a warning, when a step first wants them. ``by_messages``: no such
     groups, tensor parallelism by point-to-point messages instead.
 
-    ``owners``: who owns what of the parameters, ``matrices`` for optimizers that need whole ones.
+    ``sharding``: ``by_parameter`` for optimizers that need whole parameters.
 
     ``states`` has the optimizer's parameters, the export and what checkpoints are of.
     """
@@ -48,7 +48,7 @@ class StagedLlama:
         device: torch.device | None = None,
         tensor_degrees: Iterable[int] = (),
         by_messages: bool = False,
-        owners: Owners = "slices",
+        sharding: Sharding = "flat",
     ) -> None:
         self.config = model.config
         values = dict(model.named_parameters())
@@ -58,7 +58,7 @@ class StagedLlama:
             values,
             groups.states,
             device,
-            owners=owners,
+            sharding=sharding,
         )
         self._peers = Peers(groups.attention)
         self._tensor_groups = TensorGroups(

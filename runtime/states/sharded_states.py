@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from seqplan.plans.views.optimizer_sharding import Owners, unit_layouts
+from seqplan.plans.views.optimizer_sharding import Sharding, unit_layouts
 from seqplan.plans.views.parameter_layout import Block, ParameterLayout
 from seqplan.plans.views.unit_layout import UnitLayout
 from seqplan.runtime.errors import communicating
@@ -28,7 +28,7 @@ from seqplan.runtime.states.unit_states import UnitStates
 class ShardedStates(UnitStates):
     """The parameters of ``model`` as units over ``group``, which carries nothing else.
 
-    A unit has a layer's parameters of one dtype; ``owners``: who owns what of it. Takes over the
+    A unit has a layer's parameters of one dtype; ``sharding``: how ranks share it. Takes over the
     model: its parameters become views of flat buffers, in their dtype; the master copies are
     fp32, or fp64 for fp64 parameters. The values of the group's first rank are taken. Frozen
     parameters and buffers are left alone; ``ValueError`` if they, or shapes or dtypes, differ
@@ -45,7 +45,7 @@ class ShardedStates(UnitStates):
         model: nn.Module,
         group: dist.ProcessGroup,
         *,
-        owners: Owners = "slices",
+        sharding: Sharding = "flat",
         reduce: Reduce = "step",
     ) -> None:
         check_no_batch_norm(model)
@@ -67,7 +67,7 @@ class ShardedStates(UnitStates):
             [(name, _layouts(parameters)) for name, parameters in contents],
             1,
             dist.get_world_size(group),
-            owners,
+            sharding,
         )
         units = [
             _unit(layout, parameters, dist.get_rank(group), keeps_gradient=reduce == "step")

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from seqplan.plans.views.optimizer_sharding import Owners, unit_layouts
+from seqplan.plans.views.optimizer_sharding import Sharding, unit_layouts
 from seqplan.plans.views.parameter_layout import ParameterLayout, Shard
 from seqplan.plans.views.placement import Placement
 from seqplan.plans.views.resharding import UnitMoves, all_whole, shards_of, unit_moves
@@ -34,7 +34,7 @@ class StagedStates(UnitStates):
     ``values``: every parameter as the model has it; the group's first rank's are taken, one unit at
     a time, so that the others' may be on the meta device. ``ValueError`` if names, shapes or
     dtypes differ. ``group`` carries nothing else. ``device``: where ranks compute, by default that
-    of the values. ``owners``: who owns what of a unit.
+    of the values. ``sharding``: how ranks share a unit.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class StagedStates(UnitStates):
         group: dist.ProcessGroup,
         device: torch.device | None = None,
         *,
-        owners: Owners = "slices",
+        sharding: Sharding = "flat",
     ) -> None:
         first = next(iter(values.values()))
         dtype, device = first.dtype, first.device if device is None else device
@@ -56,7 +56,7 @@ class StagedStates(UnitStates):
         self._rank = dist.get_rank(group)
         self._peers = Peers(group, "syncing parameters or gradients")
         ranks = dist.get_world_size(group)
-        layouts = unit_layouts(units, layers, ranks, owners)
+        layouts = unit_layouts(units, layers, ranks, sharding)
         self.dtype = dtype
         super().__init__([Unit(layout, self._rank, dtype, device) for layout in layouts], group)
         for unit in self.units:

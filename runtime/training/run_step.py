@@ -64,7 +64,7 @@ def run_step(
     every rank when the parameters are on their way, with that divisor, for what a loss must know of
     the whole batch. ``clip_norm`` bounds the norm of the whole gradient. ``RankLost`` where another
     rank died; ``ValueError`` if the model does not call seqplan's attention, or the optimizer
-    needs whole parameters and owners hold slices.
+    needs whole parameters and the sharding is ``flat``.
     """
     try:
         return _run_step(view, work, model, states, optimizer, clip_norm, loss_of, before)

@@ -42,7 +42,7 @@ def trained_on_ranks(
         loss_rows=16,
         callbacks=[reports.append],
         groups=groups,
-        owners="matrices" if name in ("gemma2", "llama") else "slices",
+        sharding="by_parameter" if name in ("gemma2", "llama") else "flat",
         reduce="micro-batch" if name in ("gpt_oss", "llama", "LoRA") else "step",
     )
     results, values, logits = [], [], None

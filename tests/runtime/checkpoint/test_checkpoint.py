@@ -13,7 +13,7 @@ from random_plans import one_pipeline_plan
 from ranks import run_ranks, run_ranks_expecting_failure
 
 from seqplan.plans.scheme import Scheme
-from seqplan.plans.views.optimizer_sharding import Owners
+from seqplan.plans.views.optimizer_sharding import Sharding
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.checkpoint.save_restore import Cursor, restore, save
 from seqplan.runtime.communicators import Communicators
@@ -120,7 +120,7 @@ def foreign_optimizer(rank: int, world_size: int, folder: Path) -> None:
     save(folder, Cursor(1, None), states, optimizer, groups.control)
 
 
-@pytest.mark.parametrize("text", ["{}", '{"format": 4}'])
+@pytest.mark.parametrize("text", ["{}", '{"format": 5}'])
 def test_a_newer_format_is_rejected(tmp_path: Path, text: str) -> None:
     (message,) = run_ranks_expecting_failure(newer_format, 1, tmp_path, text)
     assert "this version reads 1" in message
@@ -144,11 +144,11 @@ def job_of(
     schemes: list[Scheme],
     rank: int,
     folder: Path,
-    owners: Owners = "slices",
+    sharding: Sharding = "flat",
 ) -> StagedJob:
     """A job that is restored, run under ``schemes``, saved; its losses and parameters."""
     torch.manual_seed(0)
-    job = StagedLlama(Llama(CONFIG_OF_JOB).double(), groups, by_messages=True, owners=owners)
+    job = StagedLlama(Llama(CONFIG_OF_JOB).double(), groups, by_messages=True, sharding=sharding)
     optimizer = torch.optim.AdamW([master for _, master in job.states.master_parameters()], lr=0.1)
     cursor = restore(folder, job.states, optimizer, groups.control)
     first = 0 if cursor is None else cursor.next_step
@@ -165,17 +165,17 @@ StagedJob = tuple[list[float], dict[str, torch.Tensor]]
 
 
 def staged_job(
-    rank: int, world_size: int, folder: Path, schemes: list[Scheme], owners: Owners = "slices"
+    rank: int, world_size: int, folder: Path, schemes: list[Scheme], sharding: Sharding = "flat"
 ) -> StagedJob:
-    return job_of(Communicators.create(), schemes, rank, folder, owners)
+    return job_of(Communicators.create(), schemes, rank, folder, sharding)
 
 
 def test_a_checkpoint_goes_on_under_other_strategies_ranks_and_owners(tmp_path: Path) -> None:
     """Also where owners hold transposed parameters whole."""
-    run_ranks(staged_job, 4, tmp_path / "4", BEFORE, "matrices")
+    run_ranks(staged_job, 4, tmp_path / "4", BEFORE, "by_parameter")
     shutil.copytree(tmp_path / "4", tmp_path / "2")
     four = run_ranks(staged_job, 4, tmp_path / "4", AFTER[4])[0]
-    two = run_ranks(staged_job, 2, tmp_path / "2", AFTER[2], "matrices")[0]
+    two = run_ranks(staged_job, 2, tmp_path / "2", AFTER[2], "by_parameter")[0]
     assert four[0] == pytest.approx(two[0], rel=1e-12)
     assert four[1].keys() == two[1].keys() == dict(Llama(CONFIG_OF_JOB).named_parameters()).keys()
     for name, parameter in four[1].items():
@@ -258,12 +258,12 @@ class BlockAdamW(torch.optim.Optimizer):
 
 
 def run_blocks(
-    rank: int, world_size: int, folder: Path, owners: Owners, save_at: int, last: int
+    rank: int, world_size: int, folder: Path, sharding: Sharding, save_at: int, last: int
 ) -> dict[str, torch.Tensor]:
     """As ``run``, of 8-bit states by blocks."""
     groups = Communicators.create()
     torch.manual_seed(save_at)
-    states = ShardedStates(Llama(CONFIG), groups.states, owners=owners)
+    states = ShardedStates(Llama(CONFIG), groups.states, sharding=sharding)
     optimizer = BlockAdamW([master for _, master in states.master_parameters()])
     cursor = restore(folder, states, optimizer, groups.control)
     at = 0 if cursor is None else cursor.next_step
@@ -279,26 +279,45 @@ def run_blocks(
 
 def test_states_by_blocks_resume_with_equal_owners(tmp_path: Path) -> None:
     """Slices: with as many ranks, else rejected; whole parameters: with any number of ranks."""
-    straight = run_ranks(run_blocks, 3, tmp_path / "slices", "slices", 2, 4)[0]
-    again = run_ranks(run_blocks, 3, tmp_path / "slices", "slices", 2, 4)[0]
-    whole = run_ranks(run_blocks, 3, tmp_path / "whole", "matrices", 2, 4)[0]
-    fewer = run_ranks(run_blocks, 2, tmp_path / "whole", "matrices", 2, 4)[0]
+    straight = run_ranks(run_blocks, 3, tmp_path / "flat", "flat", 2, 4)[0]
+    again = run_ranks(run_blocks, 3, tmp_path / "flat", "flat", 2, 4)[0]
+    whole = run_ranks(run_blocks, 3, tmp_path / "whole", "by_parameter", 2, 4)[0]
+    fewer = run_ranks(run_blocks, 2, tmp_path / "whole", "by_parameter", 2, 4)[0]
     for name, tensor in straight.items():
         assert torch.equal(tensor, again[name]), name
         assert torch.equal(whole[name], fewer[name]), name
-    for ranks, owners, folder in ((2, "slices", "slices"), (3, "slices", "whole")):
-        for text in run_ranks_expecting_failure(run_blocks, ranks, tmp_path / folder, owners, 2, 4):
-            assert "as one, from owners=" in text
-            assert text.endswith("go on with the owners and the number of ranks that wrote it")
+    for ranks, sharding, folder in ((2, "flat", "flat"), (3, "flat", "whole")):
+        for text in run_ranks_expecting_failure(
+            run_blocks, ranks, tmp_path / folder, sharding, 2, 4
+        ):
+            assert "as one, from sharding=" in text
+            assert text.endswith("go on with the sharding and the number of ranks that wrote it")
+
+
+@pytest.mark.parametrize(
+    ("sharding", "before", "ranks"), [("flat", "slices", 3), ("by_parameter", "matrices", 2)]
+)
+def test_sharding_of_format_3_is_read(
+    tmp_path: Path, sharding: Sharding, before: str, ranks: int
+) -> None:
+    """It decides whether states of a range as a whole fit."""
+    straight = run_ranks(run_blocks, 3, tmp_path, sharding, 2, 4)[0]
+    cursor = tmp_path / "step-00000002" / "cursor.json"
+    document = json.loads(cursor.read_text())
+    assert (document["format"], document.pop("sharding")) == (4, sharding)
+    cursor.write_text(json.dumps({**document, "format": 3, "owners": before}))
+    again = run_ranks(run_blocks, ranks, tmp_path, sharding, 2, 4)[0]
+    for name, tensor in straight.items():
+        assert torch.equal(tensor, again[name]), name
 
 
 def run_owners(
-    rank: int, world_size: int, folder: Path, owners: Owners, last: int
+    rank: int, world_size: int, folder: Path, sharding: Sharding, last: int
 ) -> dict[str, torch.Tensor]:
     """Restore what there is, go on to ``last`` and save there; states by AdamW."""
     groups = Communicators.create()
     torch.manual_seed(last)
-    states = ShardedStates(Llama(CONFIG), groups.states, owners=owners)
+    states = ShardedStates(Llama(CONFIG), groups.states, sharding=sharding)
     masters = [master for _, master in states.master_parameters()]
     optimizer = torch.optim.AdamW([{"params": masters}], lr=0.1)
     cursor = restore(folder, states, optimizer, groups.control)
@@ -309,9 +328,9 @@ def run_owners(
 
 def test_states_by_element_go_on_with_other_owners_and_ranks(tmp_path: Path) -> None:
     """Whole parameters of 7 ranks, some of which have none, then slices, then whole ones again."""
-    run_ranks(run_owners, 7, tmp_path / "job", "matrices", 1)
-    run_ranks(run_owners, 3, tmp_path / "job", "slices", 2)
-    last = run_ranks(run_owners, 2, tmp_path / "job", "matrices", 3)[0]
+    run_ranks(run_owners, 7, tmp_path / "job", "by_parameter", 1)
+    run_ranks(run_owners, 3, tmp_path / "job", "flat", 2)
+    last = run_ranks(run_owners, 2, tmp_path / "job", "by_parameter", 3)[0]
     for name, tensor in run_ranks(run_from_one, 1)[0].items():
         assert torch.equal(tensor, last[name]), name
 
@@ -327,7 +346,7 @@ def run_from_one(rank: int, world_size: int) -> dict[str, torch.Tensor]:
 
 def strange_state(rank: int, world_size: int, folder: Path) -> None:
     groups = Communicators.create()
-    states = ShardedStates(Llama(CONFIG), groups.states, owners="matrices")
+    states = ShardedStates(Llama(CONFIG), groups.states, sharding="by_parameter")
     masters = [master for _, master in states.master_parameters()]
     optimizer = BlockAdamW(masters, strange=rank == 1)
     updates(states, optimizer, 0, 1)

@@ -134,7 +134,7 @@ def test_inexact_models_are_rejected_by_name_on_every_rank(rejected: Any, name: 
         ("normalizing", "layers.0.more (BatchNorm1d) normalizes over all tokens of a call"),
         ("no model", "Linear is no causal language model of transformers"),
         ("owns nothing", "ValueError: optimizer got an empty parameter list"),
-        ("muon", "Muon looks at whole parameters, and owners hold slices of them"),
+        ("muon", "Muon needs whole parameters: sharding must be 'by_parameter', not 'flat'"),
     ],
 )
 def test_unsupported_modules_are_detected(rejected: Any, name: str, message: str) -> None:

@@ -32,12 +32,12 @@ from seqplan.runtime.training.run_step import run_step
 SMALL = replace(CONFIG, layers=2)
 EACH = SequenceParallelCase(4, 24, config=SMALL, steps=4, reduce="micro-batch")
 CASES = {
-    "slices": EACH,
+    "flat": EACH,
     "whole owners, tied, checkpointing": replace(
         EACH,
         seed=25,
         config=replace(SMALL, tied=True, checkpointing="full"),
-        owners="matrices",
+        sharding="by_parameter",
     ),
     "fp32": replace(EACH, seed=23, dtype=torch.float32),
     "fp32 again": replace(EACH, seed=23, dtype=torch.float32, steps=2),

@@ -12,7 +12,7 @@ _CHECKPOINT = "tests/runtime/checkpoint/test_checkpoint.py"
 _DAMAGE = "tests/runtime/checkpoint/test_checkpoint_damage.py"
 _CONSUMER = "tests/runtime/sources/test_consumer.py"
 _HTTP = "tests/runtime/sources/test_http_source.py"
-_PUSH = "tests/runtime/states/test_gradient_push.py"
+_REDUCTION = "tests/runtime/states/test_gradient_reduction.py"
 _OUTAGE = "tests/runtime/sources/test_outages.py"
 _TOKENS = "tests/runtime/data/test_token_data.py"
 _AGREE = "tests/runtime/sources/test_agreement.py"
@@ -84,7 +84,7 @@ MUTANTS = (
     Mutant(_UNIT, "self.gradient.zero_()", "pass", (_SUMS,)),
     Mutant(_STATES, "unit.reduced.mul_(factor)", "pass", (_SUMS,)),
     Mutant(_STATES, "return squares**0.5, total", "return squares, total", (_SUMS,)),
-    Mutant(_SYNC, "unit.reduced.add_(into)", "unit.reduced.copy_(into)", (_PUSH,)),
+    Mutant(_SYNC, "unit.reduced.add_(into)", "unit.reduced.copy_(into)", (_REDUCTION,)),
     Mutant(
         _SYNC,
         "unit.reduced[low : low + size] += packed",

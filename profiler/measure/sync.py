@@ -71,8 +71,8 @@ def _sync(states: StagedStates, placement: Placement) -> None:
     """All-gather the placement's parameters, wait, and reduce-scatter zero gradients."""
     states.begin(placement)
     for at in range(len(states.units)):
-        states.finish_pull(at)
-    states.push()
+        states.finish_all_gather(at)
+    states.reduce_scatter()
 
 
 def _times(run: Callable[[], object], bench: Bench) -> tuple[float, ...]:

@@ -92,7 +92,7 @@ class _Trained:
     def run_waited_step(self) -> float:
         """Run a step by its parts; seconds of its micro-batches, by the wall and waited for."""
         divisor = loss_divisor(self._view, self._work, self._states)
-        self._states.pull()
+        self._states.all_gather()
         self.wait()
         started = time.perf_counter()
         total = 0.0
@@ -102,7 +102,7 @@ class _Trained:
             self._states.backward(loss, last=micro_batch.last)
         self.wait()
         seconds = time.perf_counter() - started
-        self._states.push()
+        self._states.reduce_scatter()
         apply_gradients(self._states, self._optimizer, total, None)
         return seconds
 

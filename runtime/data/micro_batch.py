@@ -16,11 +16,11 @@ class MicroBatchWork:
     """One micro-batch on this rank.
 
     ``tokens`` and ``labels``: int64 (local tokens,), labels shifted within each document and −100
-    at its end; ``last``: the rank's last of the step, after which no gradient changes, where
-    gradients may then leave during its backward (``pushes_overlap``), else never. Where the data
-    has targets: ``weights`` (local tokens,) of the labels, float64, 0 without one, and ``extras``
-    by name, (local tokens, …), both shifted as labels are. ``shares``: the sequences, and what the
-    rank holds of each.
+    at its end; ``last``: the rank's last of the step, after which no gradient changes, if
+    gradients may then leave during its backward (``can_overlap_reduction``), else never. If the
+    data has targets: ``weights`` (local tokens,) of the labels, float64, 0 without one, and
+    ``extras`` by name, (local tokens, …), both shifted as labels are. ``shares``: the sequences,
+    and what the rank holds of each.
     """
 
     tokens: Tensor

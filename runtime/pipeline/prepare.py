@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from seqplan.plans.scheme_limits import refusal as unsupported_reason
-from seqplan.plans.views.placement import pushes_overlap
+from seqplan.plans.views.placement import can_overlap_reduction
 from seqplan.plans.views.rank_view import PipelineView, RankView
 from seqplan.plans.views.resharding import shards_of
 from seqplan.runtime.data.comparison import DataPreparer
@@ -90,7 +90,7 @@ def make_stage_preparer(
     def prepare(view: RankView) -> tuple[PreparedPipeline, ...]:
         refuse_unrunnable(view, config)
         states.moves(view.placement)  # remembered for the step
-        overlap = pushes_overlap(view.placement)
+        overlap = can_overlap_reduction(view.placement)
         pipelines = []
         busy = [number for number, pipeline in enumerate(view.pipelines) if pipeline.micro_batches]
         for number, pipeline in enumerate(view.pipelines):

@@ -51,7 +51,7 @@ def run_staged_step(
         for prepared in work:
             total = total + _run_pipeline(view, prepared, config, states, peers, tensor_groups)
         computing.stop()
-        states.push()
+        states.reduce_scatter()
         norm, loss = apply_gradients(states, optimizer, total, clip_norm)
     except RankLost as loss_of_rank:
         raise loss_of_rank.in_step(view.step) from None

@@ -95,9 +95,9 @@ class ShardedStates(UnitStates):
 
         Collective, between steps. A step gathers parameters itself, with or without this call.
         """
-        self.pull()
+        self.all_gather()
         for at in range(len(self.units)):
-            self.finish_pull(at)
+            self.finish_all_gather(at)
 
     def in_model(self, layout: ParameterLayout, elements: Tensor) -> Tensor:
         """As ``UnitStates.in_model``, of any number of axes."""
@@ -106,7 +106,7 @@ class ShardedStates(UnitStates):
     def _waits_for(self, units: list[int]) -> Any:
         def wait(module: nn.Module, arguments: Any) -> None:
             for at in units:
-                self.finish_pull(at)
+                self.finish_all_gather(at)
 
         return wait
 

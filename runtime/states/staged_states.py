@@ -91,14 +91,14 @@ class StagedStates(UnitStates):
                     syncs.append(MessageSync(self._peers, self._rank, moves[at]))
             self.syncs = syncs
             self._laid_out = placement
-        self.pull()
+        self.all_gather()
 
     def parameters(self, unit: str) -> Mapping[str, Tensor]:
         """Return the parts of a unit's parameters that are held here, when they have come.
 
         As the model has them, (rows,) or (rows, columns) of this tp rank.
         """
-        self.finish_pull(self._by_name[unit])
+        self.finish_all_gather(self._by_name[unit])
         return {layout.name: natural(layout, leaf) for layout, leaf in self._held[unit]}
 
     def _moves(self, placement: Placement) -> list[UnitMoves] | None:

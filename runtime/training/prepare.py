@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 import numpy as np
 import torch
 
-from seqplan.plans.views.placement import pushes_overlap
+from seqplan.plans.views.placement import can_overlap_reduction
 from seqplan.plans.views.rank_view import MicroBatchView, RankView
 from seqplan.runtime.data.comparison import DataPreparer
 from seqplan.runtime.data.micro_batch import MicroBatchWork
@@ -64,7 +64,7 @@ def make_preparer(
             for pipeline in view.pipelines
             for micro_batch in pipeline.micro_batches
         ]
-        overlap = pushes_overlap(view.placement)
+        overlap = can_overlap_reduction(view.placement)
         work = []
         for index, (pipeline, micro_batch) in enumerate(batches, start=1):
             share = load_share(data, micro_batch, step=view.step)

@@ -85,7 +85,7 @@ def _run_step(
     started = time.perf_counter()
     refuse_unfit(optimizer, states)
     divisor = loss_divisor(view, work, states)
-    states.pull(view)
+    states.all_gather(view)
     total: Tensor | float = 0.0
     computing = Stopwatch(states.device)
     if before is not None:
@@ -99,7 +99,7 @@ def _run_step(
         states.backward(loss, last=micro_batch.last)
         total = total + loss.detach().double()
     computing.stop()
-    states.push()
+    states.reduce_scatter()
     norm, mean_loss = apply_gradients(states, optimizer, total, clip_norm)
     return StepResult(
         step=view.step,

@@ -72,13 +72,13 @@ def _odd_model(rank: int, world_size: int, groups: Communicators, sharding: Shar
         for parameter in alone.unused.parameters():
             parameter.grad = torch.zeros_like(parameter)
         single.step()
-        states.pull()
+        states.all_gather()
         if rank:  # rank 0 has no work in this step and takes part all the same
             parts = batch[rank : rank + 1] if rank > 1 else batch[:2]
             for index, part in enumerate(parts):
                 last = index == len(parts) - 1
                 states.backward(model(part).square().sum(), last=last)
-        states.push()
+        states.reduce_scatter()
         optimizer.step()
     whole = dict(states.export())
     assert bool(whole) == (rank == 0)
@@ -130,9 +130,9 @@ def mixed_model(rank: int, world_size: int) -> dict[str, tuple[Tensor, Tensor]]:
         return batch.float().square().sum()
 
     loss(alone, data.flatten(0, 1)).backward()  # type: ignore[no-untyped-call]
-    states.pull()
+    states.all_gather()
     states.backward(loss(model, data[rank]), last=True)
-    states.push()
+    states.reduce_scatter()
     for unit in states.units:
         unit.master.copy_(unit.reduced)
     states.materialize()

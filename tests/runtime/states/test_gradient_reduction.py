@@ -18,7 +18,7 @@ from staged_runs import (
 )
 
 from seqplan.plans.scheme import Scheme
-from seqplan.plans.views.placement import placement_of, pushes_overlap
+from seqplan.plans.views.placement import can_overlap_reduction, placement_of
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens
@@ -55,7 +55,7 @@ def outcomes() -> list[list[Outcome]]:
 
 def test_the_cases_have_groups_that_regroup_and_ranks_that_are_idle() -> None:
     plans = [plan for case in CASES.values() for plan in case.plans()]
-    assert any(not pushes_overlap(placement_of(plan.pipelines)) for plan in plans)
+    assert any(not can_overlap_reduction(placement_of(plan.pipelines)) for plan in plans)
     counts = {
         sum(len(pipeline.micro_batches) for pipeline in plan.pipelines if rank in pipeline.ranks)
         for plan in plans
@@ -122,12 +122,12 @@ def without_announcement(rank: int, world_size: int, fault: str) -> None:
         ShardedStates(model, groups.states, reduce="layer")  # type: ignore[arg-type]
     states = ShardedStates(model, groups.states, reduce="micro-batch")
     view = rank_view(one_pipeline_plan(Scheme(), [3, 4], packed=False), rank)
-    states.pull(None if fault == "view" else view)
+    states.all_gather(None if fault == "view" else view)
     if fault == "twice":
         states.next_micro_batch()
         states.backward(model(torch.ones(2)).sum())
-    if fault == "push":
-        states.push()
+    if fault == "reduce_scatter":
+        states.reduce_scatter()
     states.backward(model(torch.ones(2)).sum())
 
 
@@ -135,9 +135,15 @@ def without_announcement(rank: int, world_size: int, fault: str) -> None:
     ("fault", "text"),
     [
         ("mode", "ValueError: reduce is step or micro-batch, not 'layer'"),
-        ("view", "RuntimeError: gradients are reduced after each micro-batch: give states.pull"),
+        (
+            "view",
+            "RuntimeError: gradients are reduced after each micro-batch: give states.all",
+        ),
         ("twice", "RuntimeError: gradients are reduced after each micro-batch: call states.next"),
-        ("push", "RuntimeError: backward ran 0 times, and the step has 2 micro-batches of this"),
+        (
+            "reduce_scatter",
+            "RuntimeError: backward ran 0 times, and the step has 2 micro-batches of this",
+        ),
     ],
 )
 def test_a_loop_that_announces_nothing_is_rejected(fault: str, text: str) -> None:

@@ -53,7 +53,7 @@ class UnitMoves:
 def shards_of(placement: Iterable[PlacedPipeline]) -> dict[int, Shard]:
     """Find the shard that each rank of the pipelines holds for the step; idle ranks have none.
 
-    ``ValueError`` if a rank's pipelines want different shards, which a sound plan never has.
+    ``ValueError`` if a rank's pipelines need different shards, which a sound plan never has.
     """
     shards: dict[int, Shard] = {}
     for index, pipeline in enumerate(placement):
@@ -63,7 +63,7 @@ def shards_of(placement: Iterable[PlacedPipeline]) -> dict[int, Shard]:
             shard = Shard(scheme.tp, scheme.pp, coordinates.tp, coordinates.pp)
             if shards.setdefault(rank, shard) != shard:
                 raise ValueError(
-                    f"rank {rank}: pipeline {index} wants {shard}, an earlier one {shards[rank]}"
+                    f"rank {rank}: pipeline {index} needs {shard}, an earlier one {shards[rank]}"
                 )
     return shards
 

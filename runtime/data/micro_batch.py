@@ -39,7 +39,7 @@ class MicroBatchWork:
         return sum(share.ranges[-1][1] == share.length for share in self.shares if share.ranges)
 
     def rows(self, start: int, stop: int) -> MicroBatchWork:
-        """Return what a loss of rows ``[start, stop)`` alone wants; the context is of all."""
+        """Return the work of rows ``[start, stop)``; the context is of all."""
         part = slice(start, stop)
         return replace(
             self,

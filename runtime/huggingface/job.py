@@ -104,7 +104,7 @@ class Job:
     def run(self, step: Step[Work], *, clip_norm: float | None = None) -> StepResult:
         """Train on a step, on all ranks together: the model in training mode, then acknowledged.
 
-        Steps the scheduler and calls the callbacks. ``RankLost`` where another rank died.
+        Steps the scheduler and calls the callbacks. ``RankLost`` if another rank died.
         """
         attached, routed = self._parts.attached, self._parts.routed
         attached.train()

@@ -38,7 +38,7 @@ def run_staged_step(
     """Run a rank's part of a step with any ⟨tp, pp, ulysses, ring⟩.
 
     Called by every rank, also by those without work. ``peers``: for transfers between stages, which
-    attention may share. ``RankLost`` where another rank died; ``ValueError`` if the optimizer
+    attention may share. ``RankLost`` if another rank died; ``ValueError`` if the optimizer
     needs whole parameters and the sharding is ``flat``.
     """
     try:

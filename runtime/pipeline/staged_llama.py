@@ -32,7 +32,7 @@ class StagedLlama:
 
     ``tensor_degrees``: the tp degrees that strategies will have, as far as this rank knows them
     (``FileSource.tensor_degrees``). Of those that any rank knows, the groups of all aligned blocks
-    are made now; others, with a warning, when a step first wants them. ``by_messages``: no such
+    are made now; others, with a warning, when a step first needs them. ``by_messages``: no such
     groups, tensor parallelism by point-to-point messages instead.
 
     ``sharding``: ``by_parameter`` for optimizers that need whole parameters.

@@ -320,6 +320,6 @@ class PlanConsumer(Generic[Prepared]):
             ):
                 if stated != expected:
                     raise PlanError(
-                        f"step {number}: the view has {name} {stated}, this rank wants {expected}"
+                        f"step {number}: the view's {name} must be {expected}, not {stated}"
                     )
             return view

@@ -82,7 +82,7 @@ class HttpSource:
     ) -> None:
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
-            raise ValueError(f"planning service: wants http://HOST:PORT, got {base_url!r}")
+            raise ValueError(f"planning service: must be http://HOST:PORT, not {base_url!r}")
         if token is not None and not (token.isascii() and token.isprintable()):
             raise ValueError("planning service: the token has characters that no header can hold")
         self._job = f"{parts.path.rstrip('/')}/v1/jobs/{quote(job, safe='')}"

@@ -41,7 +41,7 @@ def iterate_agreed_steps(
 
     Plans before ``start_step`` are passed over. ``PlanError`` on every rank if one fails or
     plans something else: with the number and the message of the first that does, or if the ranks'
-    data differ at the first step. ``RankLost`` where another rank died.
+    data differ at the first step. ``RankLost`` if another rank died.
     """
     following = iter(plans)
     expected = start_step

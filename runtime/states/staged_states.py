@@ -75,7 +75,7 @@ class StagedStates(UnitStates):
     def begin(self, placement: Placement) -> None:
         """Lay out what this rank holds in a step and start all transfers of parameters.
 
-        ``ValueError`` if a rank's pipelines want different shards.
+        ``ValueError`` if a rank's pipelines need different shards.
         """
         moves = self.moves(placement)
         shard = WHOLE if moves is None else shards_of(placement).get(self._rank)

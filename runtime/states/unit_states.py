@@ -43,7 +43,7 @@ class UnitStates:
         self, units: Sequence[Unit], group: dist.ProcessGroup, *, reduce: Reduce = "step"
     ) -> None:
         if reduce not in get_args(Reduce):
-            raise ValueError(f"reduce is {' or '.join(get_args(Reduce))}, not {reduce!r}")
+            raise ValueError(f"reduce must be {' or '.join(get_args(Reduce))}, not {reduce!r}")
         self.units = list(units)
         self.syncs: list[ParameterSync] = []
         self._group = group

@@ -62,7 +62,7 @@ def run_step(
     hidden states (``compute_chunked_loss``), and ``loss_of`` of them and the micro-batch a sum over
     tokens, which is divided once, by ``loss_divisor`` of the global batch. ``before`` is called on
     every rank when the parameters are on their way, with that divisor, for what a loss must know of
-    the whole batch. ``clip_norm`` bounds the norm of the whole gradient. ``RankLost`` where another
+    the whole batch. ``clip_norm`` bounds the norm of the whole gradient. ``RankLost`` if another
     rank died; ``ValueError`` if the model does not call seqplan's attention, or the optimizer
     needs whole parameters and the sharding is ``flat``.
     """

@@ -43,7 +43,7 @@ def token_values(
 
     With the parameters as they are after the last step, without gradients, in the model's present
     mode. Every rank calls it, also without work, and gets all sequences, whole, in the order of the
-    step's batch. ``group`` is any CPU group. ``RankLost`` where another rank died.
+    step's batch. ``group`` is any CPU group. ``RankLost`` if another rank died.
     """
     states.materialize()
     pieces: list[_Piece] = []

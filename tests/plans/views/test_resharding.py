@@ -240,7 +240,7 @@ def test_a_rank_of_two_shards_is_rejected() -> None:
         PlacedPipeline(Scheme(tp=2), (0, 1)),
         PlacedPipeline(Scheme(pp=2), (0, 1)),
     )
-    with pytest.raises(ValueError, match=r"rank 0: pipeline 1 wants .*, an earlier one "):
+    with pytest.raises(ValueError, match=r"rank 0: pipeline 1 needs .*, an earlier one "):
         shards_of(placement)
 
 

@@ -50,5 +50,5 @@ def test_a_rank_that_would_hold_two_parts_of_the_model() -> None:
     plan = one_pipeline_plan(Scheme(tp=2), [40, 9])
     other = PlannedPipeline(Scheme(pp=2), (0, 1), (), 0.0)
     view = rank_view(replace(plan, pipelines=(*plan.pipelines, other)), 1)
-    with pytest.raises(PlanError, match=r"step 0: rank 0: pipeline 1 wants .*; a rank holds one"):
+    with pytest.raises(PlanError, match=r"step 0: rank 0: pipeline 1 needs .*; a rank holds one"):
         refuse_unrunnable(view, CONFIG)

@@ -80,7 +80,7 @@ def run_out(steps: PlanConsumer[Any]) -> None:
 
 def short_of_data(view: RankView) -> None:
     if view.step == 2:
-        raise DataError("sample 201 of step 2: has 3 tokens, the plan wants 9")
+        raise DataError("sample 201 of step 2: has 3 tokens, the plan requires 9")
 
 
 class Hanging:
@@ -177,7 +177,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             "service",
             "rank 1: http://127.0.0.1:.* step 2 of rank 1: The planner failed: worker kill",
         ),
-        ("data", "rank 1: sample 201 of step 2: has 3 tokens, the plan wants 9$"),
+        ("data", "rank 1: sample 201 of step 2: has 3 tokens, the plan requires 9$"),
         ("bug", r"rank 1: KeyError: RankView\("),
         ("hang", "rank 1: step 0: not there after 2 s, waiting for its plan$"),
         ("hang for ever", "rank 1: step 0: not there after 2 s, waiting for its plan$"),

@@ -229,8 +229,8 @@ def test_a_prepare_that_does_not_come_back() -> None:
 
 def test_views_that_are_not_for_this_rank() -> None:
     for plan, message in (
-        (small_plan(4, 1), "step 0: the view has step 4, this rank wants 0"),
-        (small_plan(0, 2), "step 0: the view has world_size 2, this rank wants 1"),
+        (small_plan(4, 1), "step 0: the view's step must be 0, not 4"),
+        (small_plan(0, 2), "step 0: the view's world_size must be 1, not 2"),
     ):
         with alone(Late([plan], late=-1)) as steps, pytest.raises(PlanError, match=message):
             next(steps)

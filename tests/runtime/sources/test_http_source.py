@@ -146,7 +146,7 @@ def test_answers_that_are_rejected(service: PlanService, client: HttpSource) -> 
 
 def test_urls_and_tokens_that_cannot_be_used() -> None:
     for url in ("ftp://host", "host:80", "http://", "http://host?x=1"):
-        with pytest.raises(ValueError, match="wants http://HOST:PORT, got"):
+        with pytest.raises(ValueError, match="must be http://HOST:PORT, not"):
             HttpSource(url, "job")
     with pytest.raises(ValueError, match="the token has characters") as caught:
         HttpSource("http://host", "job", "secret\n")

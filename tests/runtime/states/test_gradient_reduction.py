@@ -134,7 +134,7 @@ def without_announcement(rank: int, world_size: int, fault: str) -> None:
 @pytest.mark.parametrize(
     ("fault", "text"),
     [
-        ("mode", "ValueError: reduce is step or micro-batch, not 'layer'"),
+        ("mode", "ValueError: reduce must be step or micro-batch, not 'layer'"),
         (
             "view",
             "RuntimeError: gradients are reduced after each micro-batch: give states.all",

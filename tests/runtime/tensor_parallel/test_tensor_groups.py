@@ -1,4 +1,4 @@
-"""Groups of tensor parallelism: made by all ranks, at the start or when a step wants them."""
+"""Groups of tensor parallelism: made by all ranks, at the start or when a step needs them."""
 
 from __future__ import annotations
 

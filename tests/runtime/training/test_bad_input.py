@@ -172,7 +172,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, l
         ("outside", "rank 1: sample 105 of step 1: the data has no such id, it has 23 samp", [0]),
         (
             "short",
-            r"rank 1: sample 105 of step 1: has 3 tokens, the plan wants \d+; plan with the len",
+            r"rank 1: sample 105 of step 1: has 3 tokens, the plan requires \d+; plan with the len",
             [0],
         ),
         (

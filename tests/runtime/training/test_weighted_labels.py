@@ -25,7 +25,7 @@ RANKS, STEPS = 4, 4
 def plans() -> list[Plan]:
     rng = np.random.default_rng(5)
     many = [random_plan(rng, RANKS, step=step, heads=4, longest=90) for step in range(STEPS)]
-    # One token on four ranks: three hold nothing, and still want the extras by name.
+    # One token on four ranks: three hold nothing, and still need the extras by name.
     return [*many, one_pipeline_plan(Scheme(ring=4), [1, 2], step=STEPS)]
 
 

@@ -97,7 +97,7 @@ class Outcome:
     losses: list[float]
     norms: list[float]
     rejection: str = ""
-    refused_by_all: bool = False
+    rejected_by_all: bool = False
     saved_equally: bool = False
 
 

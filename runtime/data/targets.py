@@ -81,7 +81,7 @@ def load_targets(data: TargetData, view: MicroBatchView, *, step: int | None = N
                         name: np.zeros((rows, *values.shape[1:]), values.dtype)
                         for name, values in targets.extras.items()
                     }
-                _refuse_other_extras(targets.extras, extras)
+                _check_equal_extras(targets.extras, extras)
             except DataError as error:
                 raise DataError(f"{where}: {error}") from None
             # The end of a sequence predicts nothing: its row stays without a label.
@@ -112,7 +112,7 @@ def _check(targets: Targets, wanted: int) -> Targets:
     return targets
 
 
-def _refuse_other_extras(extras: Extras, before: Extras) -> None:
+def _check_equal_extras(extras: Extras, before: Extras) -> None:
     if _kinds(extras) != _kinds(before):
         raise DataError(
             f"has the extras {_kinds(extras)}, samples before it {_kinds(before)}: every sample "

@@ -18,7 +18,7 @@ from seqplan.runtime.huggingface.report import StepReport
 from seqplan.runtime.huggingface.router_loss import RoutedLoss
 from seqplan.runtime.losses.token_losses import LossOf, compute_chunked_loss, label_loss
 from seqplan.runtime.states.gradient_reduction import Reduce
-from seqplan.runtime.states.optimizers import refuse_unfit
+from seqplan.runtime.states.optimizers import check_optimizer
 from seqplan.runtime.states.sharded_states import ShardedStates
 
 Optimizers = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
@@ -66,7 +66,7 @@ def attach(
     attached, attends = inspect_on_all_ranks(model, autocast, groups)
     states = ShardedStates(attached, groups.states, sharding=sharding, reduce=reduce)
     if resident_bytes is not None:
-        count_rank_bytes(model, states).refuse_above(resident_bytes, groups.control)
+        count_rank_bytes(model, states).check_limit(resident_bytes, groups.control)
     masters = [(name.removeprefix(_PREFIX), p) for name, p in states.master_parameters()]
     stepping = _optimizer_of(masters, optimizer, states, groups)
     loss = compute_chunked_loss(attached.logits, loss_of, loss_rows)
@@ -101,7 +101,7 @@ def _optimizer_of(
     stepping, error_message = None, None
     try:
         stepping = optimizer(masters)
-        refuse_unfit(stepping, states)
+        check_optimizer(stepping, states)
     except ValueError as error:
         error_message = str(error)
     raise_on_all_ranks(error_message, groups.control, "making the optimizers")

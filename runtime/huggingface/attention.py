@@ -1,6 +1,6 @@
 """What transformers' layers attend with: its registered attention and mask functions.
 
-``attention_refusal`` alone lists which kinds of attention ``runtime.attention``
+``find_unsupported_option`` alone lists which kinds of attention ``runtime.attention``
 computes here; a kernel that learns another is named there and in ``LayerAttention.attend``.
 """
 
@@ -93,7 +93,7 @@ def layer_options(
     )
 
 
-def attention_refusal(options: LayerOptions) -> str | None:
+def find_unsupported_option(options: LayerOptions) -> str | None:
     """Return why a layer's attention is not supported, with the config field, or None."""
     if not options.causal:
         return "attends other than causally"
@@ -143,7 +143,7 @@ class LayerAttention:
     ) -> Tensor:
         """Compute a layer's attention: (1, heads, tokens, d) in, (1, tokens, heads, d) out.
 
-        ``UnsupportedModel`` for what ``attention_refusal`` names.
+        ``UnsupportedModel`` for what ``find_unsupported_option`` names.
         """
         if len(query) != 1:
             raise UnsupportedModel(
@@ -160,7 +160,7 @@ class LayerAttention:
             raise RuntimeError(
                 "an attached model is called by its job only, or in job.evaluation()"
             )
-        reason = attention_refusal(layer)
+        reason = find_unsupported_option(layer)
         if reason is not None:
             raise UnsupportedModel(f"{type(module).__name__} {reason}")
         rows = context.positions.shape[0]

@@ -18,9 +18,9 @@ from seqplan.runtime.huggingface.attached import AttachedModel
 from seqplan.runtime.huggingface.attention import IMPLEMENTATION
 from seqplan.runtime.huggingface.probe import Attends, probe
 from seqplan.runtime.huggingface.rotary import rotate_by_document
-from seqplan.runtime.huggingface.support import refuse_unsupported
+from seqplan.runtime.huggingface.support import check_supported
 from seqplan.runtime.sequence_parallel.peers import Peers
-from seqplan.runtime.training.prepare import make_preparer, runnable
+from seqplan.runtime.training.prepare import check_sequence_parallel, make_preparer
 
 
 def inspect_on_all_ranks(
@@ -31,7 +31,7 @@ def inspect_on_all_ranks(
     attached: AttachedModel | None = None
     try:
         attached = AttachedModel(model)
-        refuse_unsupported(attached.lm)
+        check_supported(attached.lm)
         attached.autocast = autocast
         attached.lm.set_attn_implementation(IMPLEMENTATION)
         attached.layers.attach(model)
@@ -75,7 +75,7 @@ def make_attached_preparer(
 
     def prepare_checked(view: RankView) -> tuple[MicroBatchWork, ...]:
         for more in others:
-            runnable(view, *more)
+            check_sequence_parallel(view, *more)
         return prepare(view)
 
     return DataPreparer(data, prepare_checked)

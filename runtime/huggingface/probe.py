@@ -18,7 +18,7 @@ from seqplan.runtime.huggingface.attached import AttachedModel
 from seqplan.runtime.huggingface.attention import (
     LOOKING_AT_MASKS,
     LayerOptions,
-    attention_refusal,
+    find_unsupported_option,
 )
 from seqplan.runtime.huggingface.probe_rows import (
     DeterministicForward,
@@ -95,7 +95,7 @@ def probe(model: AttachedModel) -> Attends:
                 model.hidden(tokens, positions)
             finally:
                 LOOKING_AT_MASKS.reset(looking)
-            _refuse_layers(model, record)
+            _check_layers(model, record)
             documents = make_documents(int(config.vocab_size), last, device)
             for mode in (True, False):
                 model.train(mode)
@@ -109,10 +109,10 @@ def probe(model: AttachedModel) -> Attends:
     return Attends(heads, frozenset(options.mask for options in record.options), routers)
 
 
-def _refuse_layers(model: AttachedModel, record: _Record) -> None:
+def _check_layers(model: AttachedModel, record: _Record) -> None:
     name = type(model.lm).__name__
     for module, options in zip(record.modules, record.options, strict=True):
-        reason = attention_refusal(options)
+        reason = find_unsupported_option(options)
         if reason is not None:
             raise UnsupportedModel(f"{name}: layer {_number(module)} {reason}")
     layers = int(model.lm.config.get_text_config().num_hidden_layers)

@@ -53,7 +53,7 @@ def causal_lm(model: nn.Module) -> PreTrainedModel:
     return model
 
 
-def refuse_unsupported(model: PreTrainedModel) -> None:
+def check_supported(model: PreTrainedModel) -> None:
     """Check configuration and modules; ``UnsupportedModel`` gives the reason in one sentence."""
     for reason in _reasons(model):
         raise UnsupportedModel(f"{type(model).__name__}: {reason}")

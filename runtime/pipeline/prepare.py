@@ -39,7 +39,7 @@ class PreparedPipeline:
     overlap: bool
 
 
-def refuse_unrunnable(view: RankView, config: ModelConfig) -> None:
+def check_runnable(view: RankView, config: ModelConfig) -> None:
     """Reject a step that a model of ``config`` cannot run, on every rank.
 
     ``PlanError`` for lockstep with stages, for degrees that its sizes do not allow, and
@@ -88,7 +88,7 @@ def make_stage_preparer(
         )
 
     def prepare(view: RankView) -> tuple[PreparedPipeline, ...]:
-        refuse_unrunnable(view, config)
+        check_runnable(view, config)
         states.moves(view.placement)  # remembered for the step
         overlap = can_overlap_reduction(view.placement)
         pipelines = []

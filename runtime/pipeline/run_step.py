@@ -16,7 +16,7 @@ from seqplan.runtime.pipeline.one_f_one_b import PipelinePasses
 from seqplan.runtime.pipeline.prepare import PreparedPipeline
 from seqplan.runtime.pipeline.stage import Stage, StageInput
 from seqplan.runtime.sequence_parallel.peers import Peers
-from seqplan.runtime.states.optimizers import refuse_unfit
+from seqplan.runtime.states.optimizers import check_optimizer
 from seqplan.runtime.states.staged_states import StagedStates
 from seqplan.runtime.tensor_parallel.groups import TensorGroups
 from seqplan.runtime.tensor_parallel.split import TensorSplit
@@ -43,7 +43,7 @@ def run_staged_step(
     """
     try:
         started = time.perf_counter()
-        refuse_unfit(optimizer, states)
+        check_optimizer(optimizer, states)
         tensor_groups.extend(view.placement)
         states.begin(view.placement)
         computing = Stopwatch(states.device)

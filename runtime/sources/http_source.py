@@ -97,7 +97,7 @@ class HttpSource:
         self._acks = Connection(parts.hostname, parts.port, secure)
         folder = default_folder() if queue_folder is None else Path(queue_folder)
         file = AcknowledgementFile(folder, self._where)
-        self._sender = AcknowledgementSender(self._post, _refusal, file, outage_s)
+        self._sender = AcknowledgementSender(self._post, _rejection, file, outage_s)
 
     def view(self, step: int, rank: int, timeout_s: float) -> RankView:
         subject = f"{self._where}: step {step} of rank {rank}"
@@ -121,7 +121,7 @@ class HttpSource:
             if answer.status == 200:
                 return answer
             if answer.status != 204:
-                raise _refusal(answer, subject)
+                raise _rejection(answer, subject)
             if time.monotonic() >= deadline:
                 raise PlanTimeout(f"{subject}: not planned within {timeout_s:.3g} s")
             # A service that does not wait must not be polled in a tight loop.
@@ -233,7 +233,7 @@ def _plan(answer: HttpResponse, subject: str) -> tuple[Plan, str]:
     return plan, digest
 
 
-def _refusal(answer: HttpResponse, subject: str) -> Exception:
+def _rejection(answer: HttpResponse, subject: str) -> Exception:
     problem: dict[str, Any] = {}
     if answer.kind.partition(";")[0].strip() == "application/problem+json":
         with suppress(ValueError, RecursionError):

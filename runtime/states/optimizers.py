@@ -79,7 +79,7 @@ class JoinedOptimizer(torch.optim.Optimizer):
         return loss
 
 
-def refuse_unfit(optimizer: torch.optim.Optimizer, states: UnitStates) -> None:
+def check_optimizer(optimizer: torch.optim.Optimizer, states: UnitStates) -> None:
     """Raise ``ValueError`` if an optimizer needs whole parameters and sharding is ``flat``."""
     if states.whole_owners:
         return

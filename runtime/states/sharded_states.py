@@ -19,7 +19,7 @@ from seqplan.plans.views.parameter_layout import Block, ParameterLayout
 from seqplan.plans.views.unit_layout import UnitLayout
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.states.gradient_reduction import Reduce
-from seqplan.runtime.states.replicas import check_no_batch_norm, refuse_differing_models
+from seqplan.runtime.states.replicas import check_equal_models, check_no_batch_norm
 from seqplan.runtime.states.sync import collective_sync
 from seqplan.runtime.states.unit import Unit
 from seqplan.runtime.states.unit_states import UnitStates
@@ -49,7 +49,7 @@ class ShardedStates(UnitStates):
         reduce: Reduce = "step",
     ) -> None:
         check_no_batch_norm(model)
-        refuse_differing_models(model, group)
+        check_equal_models(model, group)
         modules = _unit_modules(model)
         contents: list[tuple[str, dict[str, nn.Parameter]]] = []
         unit_of: dict[int, int] = {}

@@ -15,7 +15,7 @@ from seqplan.plans.views.placement import Placement
 from seqplan.plans.views.resharding import UnitMoves, all_whole, shards_of, unit_moves
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.sequence_parallel.peers import Peers
-from seqplan.runtime.states.replicas import refuse_differing_tensors
+from seqplan.runtime.states.replicas import check_equal_tensors
 from seqplan.runtime.states.sync import MessageSync, ParameterSync, collective_sync
 from seqplan.runtime.states.unit import Unit, flatten_to_storage, natural
 from seqplan.runtime.states.unit_states import UnitStates
@@ -52,7 +52,7 @@ class StagedStates(UnitStates):
         if device.type == "meta" or (dist.get_rank(group) == 0 and first.is_meta):
             raise ValueError("the first rank's parameters have no values, or ranks no device")
         trained = [(name, value, True) for name, value in values.items()]
-        refuse_differing_tensors(trained, group, device)
+        check_equal_tensors(trained, group, device)
         self._rank = dist.get_rank(group)
         self._peers = Peers(group, "syncing parameters or gradients")
         ranks = dist.get_world_size(group)

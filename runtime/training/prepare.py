@@ -20,7 +20,7 @@ from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.sequence_parallel.ulysses import HeadSplit
 
 
-def runnable(view: RankView, heads: int, kv_heads: int) -> None:
+def check_sequence_parallel(view: RankView, heads: int, kv_heads: int) -> None:
     """Reject views that a module with ``heads`` and ``kv_heads`` and whole parameters cannot run.
 
     ``PlanError`` for tp or pp above 1, and for more Ulysses ranks than heads.
@@ -58,7 +58,7 @@ def make_preparer(
     """
 
     def prepare(view: RankView) -> tuple[MicroBatchWork, ...]:
-        runnable(view, heads, kv_heads)
+        check_sequence_parallel(view, heads, kv_heads)
         batches = [
             (pipeline, micro_batch)
             for pipeline in view.pipelines
@@ -73,7 +73,7 @@ def make_preparer(
                 targets = load_targets(data, micro_batch, step=view.step)
                 labels = targets.labels
             if vocab is not None:
-                _refuse_unknown_tokens(share.tokens, labels, vocab, micro_batch, view.step)
+                _check_known_tokens(share.tokens, labels, vocab, micro_batch, view.step)
             counts = labels != NO_LABEL
             weights = None if targets is None else torch.from_numpy(targets.weights).to(device)
             extras = {} if targets is None else targets.extras
@@ -97,7 +97,7 @@ def make_preparer(
     return DataPreparer(data, prepare)
 
 
-def _refuse_unknown_tokens(
+def _check_known_tokens(
     tokens: Tokens, labels: Tokens, vocab: int, view: MicroBatchView, step: int
 ) -> None:
     for name, ids in (("token", tokens), ("label", np.where(labels == NO_LABEL, 0, labels))):

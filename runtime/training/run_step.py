@@ -16,7 +16,7 @@ from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.errors import RankLost
 from seqplan.runtime.losses.token_losses import LossOf, label_loss, loss_divisor
-from seqplan.runtime.states.optimizers import refuse_unfit
+from seqplan.runtime.states.optimizers import check_optimizer
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.states.unit_states import UnitStates
 from seqplan.runtime.training.stopwatch import Stopwatch
@@ -83,7 +83,7 @@ def _run_step(
     before: BeforeMicroBatches | None,
 ) -> StepResult:
     started = time.perf_counter()
-    refuse_unfit(optimizer, states)
+    check_optimizer(optimizer, states)
     divisor = loss_divisor(view, work, states)
     states.all_gather(view)
     total: Tensor | float = 0.0

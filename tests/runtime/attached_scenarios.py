@@ -32,7 +32,7 @@ def on_rank(rank: int, world_size: int, folder: Path, url: str) -> dict[str, Any
     }
 
 
-def refused_on_rank(rank: int, world_size: int) -> dict[str, Any]:
+def rejected_on_rank(rank: int, world_size: int) -> dict[str, Any]:
     groups = runtime.Communicators.create(200)
     return {"rejections": rejections(groups), "memory": memory(groups)}
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from attached_inputs import CASES, RANKS, Rows, plans
 from attached_rejections import REJECTED
-from attached_scenarios import load, meanwhile, on_rank, refused_on_rank
+from attached_scenarios import load, meanwhile, on_rank, rejected_on_rank
 from attached_training import examples
 from plan_service import PlanService, serving
 from transformers_ranks import Program, needs_transformers, run_with_transformers
@@ -41,7 +41,7 @@ def every_outcome() -> Any:
                 [
                     Program(on_rank, RANKS, arguments, meanwhile=meanwhile),
                     Program(examples, 2, (ports, Path(folder)), joined=False),
-                    Program(refused_on_rank, 2, ()),
+                    Program(rejected_on_rank, 2, ()),
                 ],
                 first=load,
             )

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.communicators import Communicators
-from seqplan.runtime.states.optimizers import JoinedOptimizer, refuse_unfit
+from seqplan.runtime.states.optimizers import JoinedOptimizer, check_optimizer
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.training.run_step import run_step
 
@@ -131,7 +131,7 @@ def muon_on_slices(rank: int, world_size: int) -> None:
     case = SequenceParallelCase(world_size, 1, config=SMALL)
     states = ShardedStates(case.model(0), groups.states)
     named = states.master_parameters()
-    refuse_unfit(torch.optim.AdamW([value for _, value in named]), states)
+    check_optimizer(torch.optim.AdamW([value for _, value in named]), states)
     adamw = torch.optim.AdamW([named[0][1]])
     muon = Muon([{"params": [value for _, value in named[1:]]}], lr=0.1)
     (plan,) = case.plans()[:1]

@@ -12,7 +12,7 @@ from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.errors import PlanError
 from seqplan.runtime.models.llama import ModelConfig
-from seqplan.runtime.pipeline.prepare import refuse_unrunnable
+from seqplan.runtime.pipeline.prepare import check_runnable
 
 CONFIG = ModelConfig(hidden=48, layers=3, heads=6, kv_heads=2, ffn=5, vocab=60)
 
@@ -33,9 +33,9 @@ def test_degrees_that_the_sizes_do_not_allow(scheme: Scheme, reason: str) -> Non
     plan = one_pipeline_plan(scheme, [40, 9], step=4)
     for rank in (0, scheme.gpus - 1):
         with pytest.raises(PlanError) as caught:
-            refuse_unrunnable(rank_view(plan, rank), CONFIG)
+            check_runnable(rank_view(plan, rank), CONFIG)
         assert str(caught.value).startswith(f"step 4, pipeline 0: {reason}")
-    refuse_unrunnable(rank_view(one_pipeline_plan(Scheme(tp=2, pp=3), [9]), 0), CONFIG)
+    check_runnable(rank_view(one_pipeline_plan(Scheme(tp=2, pp=3), [9]), 0), CONFIG)
 
 
 def test_rounds_that_go_through_stages() -> None:
@@ -43,7 +43,7 @@ def test_rounds_that_go_through_stages() -> None:
     (pipeline,) = plan.pipelines
     view = rank_view(replace(plan, pipelines=(replace(pipeline, micro_step=0),)), 1)
     with pytest.raises(PlanError, match=r"step 4: lockstep with stages is for trainers"):
-        refuse_unrunnable(view, CONFIG)
+        check_runnable(view, CONFIG)
 
 
 def test_a_rank_that_would_hold_two_parts_of_the_model() -> None:
@@ -51,4 +51,4 @@ def test_a_rank_that_would_hold_two_parts_of_the_model() -> None:
     other = PlannedPipeline(Scheme(pp=2), (0, 1), (), 0.0)
     view = rank_view(replace(plan, pipelines=(*plan.pipelines, other)), 1)
     with pytest.raises(PlanError, match=r"step 0: rank 0: pipeline 1 needs .*; a rank holds one"):
-        refuse_unrunnable(view, CONFIG)
+        check_runnable(view, CONFIG)

@@ -20,6 +20,7 @@ from seqplan.api.store.tables.plans import StoredPlan, add_plan
 from seqplan.api.store.tables.proposals import put_proposal
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
+from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.plans.format.codec import digest, to_json
@@ -52,10 +53,8 @@ def run(data: Sequence[Data]) -> None:
 
 def _plan_steps(data: Data) -> list[StoredPlan]:
     cluster = Cluster(RANKS, MAX_LEN, TOKENS)
-    proposal = make_proposal(
-        published_schemes(), cluster, data.lengths, seed=SEED, propagation_only=True
-    )
-    planner = StepPlanner(proposal, SEED, prove=False)
+    proposal = make_proposal(published_schemes(), cluster, data.lengths, seed=SEED, sync=None)
+    planner = StepPlanner(proposal, PlanningOptions(seed=SEED, prove=False))
     batches = Sampler(data.lengths, TOKENS, MAX_LEN, SEED).batches(2 * STEPS)
     plans = [planner.plan(batch) for batch in batches]
     return [StoredPlan(plan.step, digest(plan), to_json(plan)) for plan in plans]

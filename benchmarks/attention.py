@@ -220,7 +220,7 @@ def _planned(lengths: list[int]) -> Plan:
     """The planner's choice for these documents as one batch."""
     profile = Profile.load(EXAMPLE)
     cluster = Cluster(RANKS, max(lengths), sum(lengths))
-    proposal = make_proposal(profile, cluster, np.array(lengths), propagation_only=True)
+    proposal = make_proposal(profile, cluster, np.array(lengths), sync=None)
     batch = Batch(0, tuple(range(len(lengths))), tuple(lengths))
     return StepPlanner(proposal).plan(batch)
 

@@ -116,7 +116,7 @@ def _rank(rank: int, pipe: Connection, folder: Path) -> None:
         construct_plan(lengths, {"u1": alone}, step=step) for step, lengths in enumerate(equal)
     ]
     ragged = [ragged_lengths(step) for step in range(RAGGED_STEPS)]
-    planner = Planner(profile, RANKS, LONGEST)
+    planner = Planner.from_profile(profile, RANKS, LONGEST)
     planned = [planner.plan(lengths, step=step) for step, lengths in enumerate(ragged)]
     outcome: dict[str, list[float]] = {}
     for name, batches, plans in (("equal", equal, by_hand), ("ragged", ragged, planned)):

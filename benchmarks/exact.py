@@ -11,6 +11,7 @@ from benchmarks.settings import PROFILE, Data, cluster, markdown, published_sche
 from benchmarks.step import SEED, STEPS
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.exact.close_gap import EXACT_GAP
+from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.step_planner import StepPlanner
 
@@ -24,8 +25,11 @@ def run(data: Sequence[Data], contexts: Sequence[int] = (32768, 16384)) -> None:
     for source in data:
         for context in contexts:
             where = cluster(GPUS, context)
-            proposal = make_proposal(profile, where, source.lengths, propagation_only=True)
-            planner, exact = StepPlanner(proposal), StepPlanner(proposal, exact=True)
+            proposal = make_proposal(profile, where, source.lengths, sync=None)
+            planner, exact = (
+                StepPlanner(proposal),
+                StepPlanner(proposal, PlanningOptions(exact=True)),
+            )
             for batch in Sampler(source.lengths, where.tokens, context, SEED).batches(STEPS):
                 before = planner.plan(batch)
                 if before.gap <= EXACT_GAP:

@@ -35,7 +35,7 @@ def _row(source: Data, gpus: int, tokens: int, steps: int) -> list[str]:
     row = [f"{source.name}, {gpus:,}", f"{median(len(b.lengths) for b in batches):,.0f}"]
     totals = []
     for prove in (True, False):
-        planner = Planner(PROFILE, gpus, CONTEXT, prove=prove)
+        planner = Planner.from_profile(PROFILE, gpus, CONTEXT, prove=prove)
         planner.plan(batches[0].lengths)
         times, gaps, total = [], [], 0.0
         for batch in batches:

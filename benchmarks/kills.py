@@ -183,9 +183,7 @@ def _train(
     file = io.BytesIO()
     np.save(file, lengths)
     key = json.loads(_ask(served.address, "POST", "/v1/lengths", file.getvalue()))["id"]
-    document = make_proposal(
-        load_shipped("llama-7b-a800-80gb"), cluster, lengths, propagation_only=True
-    )
+    document = make_proposal(load_shipped("llama-7b-a800-80gb"), cluster, lengths, sync=None)
     made = _ask(served.address, "POST", "/v1/proposals/documents", document.to_json().encode())
     served.proposal = json.loads(made)["id"]
     for number in range(JOBS):

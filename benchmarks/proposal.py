@@ -59,7 +59,7 @@ def run(data: Sequence[Data]) -> None:
                     cluster(gpus),
                     source.lengths,
                     method=method,
-                    propagation_only=True,
+                    sync=None,
                 )
                 took = time.perf_counter() - start
                 above = proposal.expected_ms / proposal.lower_bound_ms - 1

@@ -27,7 +27,7 @@ def run(data: Sequence[Data]) -> None:
     rows = []
     for source in data:
         where = cluster(GPUS)
-        ours = StepPlanner(make_proposal(profile, where, source.lengths, propagation_only=True))
+        ours = StepPlanner(make_proposal(profile, where, source.lengths, sync=None))
         sampler = Sampler(source.lengths, where.tokens, where.max_len, SEED)
         batches = tuple(sampler.batches(STEPS))
         setting = Setting(profile, where, batches, int(sampler.lengths.max()))

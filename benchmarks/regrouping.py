@@ -10,6 +10,8 @@ from benchmarks.settings import Data, markdown
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
+from seqplan.planner.execution import ExecutionKind
+from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.step_planner import StepPlanner
@@ -45,8 +47,8 @@ def _row(source: Data, context: int, tokens: int, layout: str) -> list[str]:
     where = Cluster(GPUS, context, tokens)
     sync = choose_sync(profile, GPUS)
     proposal = make_proposal(profile, where, source.lengths, sync=sync)
-    fixed, fixed_s = _planned(proposal, source, regrouping=False)
-    free, free_s = _planned(proposal, source, regrouping=True)
+    fixed, fixed_s = _planned(proposal, source, "static")
+    free, free_s = _planned(proposal, source, "regroup")
     gains = [
         before.predicted_ms / after.predicted_ms - 1
         for before, after in zip(fixed, free, strict=True)
@@ -66,11 +68,13 @@ def _row(source: Data, context: int, tokens: int, layout: str) -> list[str]:
     ]
 
 
-def _planned(proposal: Proposal, source: Data, *, regrouping: bool) -> tuple[list[Plan], float]:
+def _planned(
+    proposal: Proposal, source: Data, execution: ExecutionKind
+) -> tuple[list[Plan], float]:
     """Plan the steps; their plans and the mean CPU time (s)."""
     where = proposal.cluster
     batches = list(Sampler(source.lengths, where.tokens, where.max_len, 0).batches(STEPS))
-    planner = StepPlanner(proposal, regrouping=regrouping)
+    planner = StepPlanner(proposal, PlanningOptions(execution=execution))
     began = time.process_time()
     plans = [planner.plan(batch) for batch in batches]
     return plans, (time.process_time() - began) / len(plans)

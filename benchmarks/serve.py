@@ -44,9 +44,7 @@ async def _measure(served: Served, store: Path, lengths: Any) -> list[list[str]]
     connection = await Client.connect(served.host, served.port)
     rows = []
     for gpus in (CLIENTS, 1024):
-        document = make_proposal(
-            published_schemes(), cluster(gpus), lengths, seed=SEED, propagation_only=True
-        )
+        document = make_proposal(published_schemes(), cluster(gpus), lengths, seed=SEED, sync=None)
         answer = await _ok(connection, "/v1/proposals/documents", json.loads(document.to_json()))
         job = f"gpus-{gpus}"
         request = {"id": job, "proposal": answer["id"], "look_ahead": STEPS}

@@ -28,7 +28,7 @@ def run(data: Sequence[Data], contexts: Sequence[int] = (32768, 16384)) -> None:
         for context in contexts:
             for gpus in CLUSTERS:
                 where = cluster(gpus, context)
-                proposal = make_proposal(profile, where, source.lengths, propagation_only=True)
+                proposal = make_proposal(profile, where, source.lengths, sync=None)
                 planner = StepPlanner(proposal)
                 sampler = Sampler(source.lengths, where.tokens, context, SEED)
                 times, gaps, predicted = [], [], []

@@ -108,11 +108,14 @@ class Profile:
                 f"profile {self.name}: has no {wanted_schemes}; its layouts are "
                 f"{', '.join(str(Scheme(*other)) for other in there)}"
             )
-        if len(chosen) == len(self.schemes):
+        return self.keep_schemes(chosen)
+
+    def keep_schemes(self, schemes: Collection[Scheme]) -> Profile:
+        """Return the profile with these of its schemes; itself if they are all."""
+        if len(schemes) == len(self.schemes):
             return self
-        return Profile.from_document(
-            {**self.document, "schemes": self.entries_of(chosen)}, self.name
-        )
+        document = {**self.document, "schemes": self.entries_of(schemes)}
+        return Profile.from_document(document, self.name)
 
     def with_digest(self, digest: str) -> Profile | None:
         """Return the profile or the restriction of it that has this digest; None without one.

@@ -8,6 +8,8 @@ from functools import cached_property
 from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.cluster import Cluster
+from seqplan.planner.errors import OptionError
+from seqplan.planner.execution import ExecutionKind, choose_execution, narrow_execution
 from seqplan.planner.sync.times import SyncTimes, sync_fields
 from seqplan.plans.format.canonical import canonical_json, digest_of
 from seqplan.plans.scheme import Scheme, Strategy
@@ -22,10 +24,10 @@ class PlanningProblem:
 
     ``sync``: None if strategies are chosen by forward and backward alone. ``strategies``: the
     candidates of a proposal; with none, every step constructs its strategy. ``regroup_layout``: the
-    only ⟨tp, pp⟩ in which groups may change within a step, None for any. ``static_groups``: they
-    stay.
-    ``lockstep``: all ranks run their k-th micro-batches together; ``micro_step_multiple``: the
-    number of micro-steps is a multiple of it. ``proposal_digest``: of the proposal, None without.
+    only ⟨tp, pp⟩ in which groups may change within a step, None for any. ``execution``: how ranks
+    execute a step; in lockstep the number of micro-steps is a multiple of ``micro_step_multiple``.
+    ``proposal_digest``: of the proposal, None without. ``OptionError`` if execution and profile
+    exclude each other.
     """
 
     profile: Profile
@@ -33,15 +35,17 @@ class PlanningProblem:
     sync: SyncTimes | None
     strategies: tuple[Strategy, ...] = ()
     regroup_layout: tuple[int, int] | None = None
-    static_groups: bool = False
-    lockstep: bool = False
+    execution: ExecutionKind
     micro_step_multiple: int = 1
     proposal_digest: str | None = None
+
+    def __post_init__(self) -> None:
+        choose_execution(self.execution, self.profile, self.micro_step_multiple)
 
     @property
     def in_lockstep(self) -> bool:
         """Whether all ranks run in lockstep: by choice, or under ZeRO-3."""
-        return self.lockstep or self.profile.lockstep
+        return self.execution == "lockstep" or self.profile.lockstep
 
     @cached_property
     def models(self) -> dict[Scheme, SchemeModel]:
@@ -58,8 +62,7 @@ class PlanningProblem:
             "max_len": self.cluster.max_len,
             "profile": self.profile.digest,
             "sync": None if self.sync is None else sync_fields(self.sync),
-            "static_groups": self.static_groups,
-            "lockstep": self.lockstep,
+            "execution": self.execution,
             "micro_step_multiple": self.micro_step_multiple,
         }
         return digest_of(canonical_json(fields))
@@ -67,35 +70,53 @@ class PlanningProblem:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanningOptions:
-    """How steps are planned: search, proof and packing. ``ValueError`` for an unknown packing.
+    """How steps are planned: search, proof and packing. ``OptionError`` for values that are none.
 
-    ``packing``: one of ``PACKINGS``; lockstep has one micro-batch a group and ignores it.
-    ``regroup``: whether groups may change within a step, if that is faster. ``prove``: whether
-    plans have the close bound; without it their bound takes microseconds. ``prove_lockstep``: spend
-    seconds on a closer bound in lockstep (``lockstep.proof``). ``exact``: solve steps in which at
-    most 60 sequences matter and whose proven gap is above 1 % by constraint programming
-    (``planner.exact``), for seconds; their plan is then faster, or its bound higher, or both stay.
+    ``packing``: one of ``PACKINGS``. ``execution``: ``static`` plans a problem of regrouping
+    without it; None as the problem has it. ``prove``: whether plans have the close bound; without
+    it their bound takes microseconds. ``prove_lockstep``: spend seconds on a closer bound in
+    lockstep (``lockstep.proof``). ``exact``: solve steps in which at most 60 sequences matter and
+    whose proven gap is above 1 % by constraint programming (``planner.exact``), for seconds; their
+    plan is then faster, or its bound higher, or both stay.
     """
 
     seed: int = 0
     packing: str = PACKINGS[0]
-    regroup: bool = True
+    execution: ExecutionKind | None = None
     prove: bool = True
     prove_lockstep: bool = False
     exact: bool = False
 
     def __post_init__(self) -> None:
         if self.packing not in PACKINGS:
-            raise ValueError(
-                f"unknown packing {self.packing!r}; choose one of {', '.join(PACKINGS)}"
+            raise OptionError(
+                "{0} must be one of {packings}: {packing!r}",
+                "packing",
+                packing=self.packing,
+                packings=", ".join(PACKINGS),
             )
         if self.exact and not self.prove:
-            raise ValueError("exact answers start from the close bound; leave prove=False out")
+            raise OptionError("{0} starts from the close bound. Leave {1} out", "exact", "prove")
 
-    def check(self, problem: PlanningProblem) -> None:
-        """Raise ``ValueError`` for options that the problem does not support."""
-        if self.exact and problem.in_lockstep:
-            why = "the proposal is in lockstep"
-            if problem.profile.lockstep:
-                why = f"{problem.profile.name} runs in rounds (ZeRO-3)"
-            raise ValueError(f"exact answers are for pipelines; {why}")
+    def resolve_execution(self, problem: PlanningProblem) -> ExecutionKind:
+        """Return the kind of execution to plan; ``OptionError`` for what it does not support."""
+        execution = narrow_execution(self.execution, problem.execution)
+        if problem.in_lockstep:
+            lockstep = (
+                f"profile {problem.profile.name} is of ZeRO-3, which runs in lockstep"
+                if problem.profile.lockstep
+                else "the problem is in lockstep"
+            )
+            if self.exact:
+                raise OptionError(
+                    "{0} is for pipelines: {lockstep}. Leave {0} out", "exact", lockstep=lockstep
+                )
+            if self.packing != PACKINGS[0]:
+                raise OptionError(
+                    "{0} {packing}: {lockstep}, with one micro-batch a group and micro-step. "
+                    "Leave {0} out",
+                    "packing",
+                    packing=self.packing,
+                    lockstep=lockstep,
+                )
+        return execution

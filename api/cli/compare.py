@@ -14,14 +14,13 @@ import numpy.typing as npt
 
 from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.options import (
+    add_execution,
     add_planning_input,
-    add_rounds,
     add_sync,
     add_usable_schemes,
     natural,
     number,
     positive,
-    runs_in_lockstep,
     usable_profile,
 )
 from seqplan.api.cli.framework.output_file import check_output
@@ -39,10 +38,10 @@ from seqplan.planner.comparison.compare import SYSTEMS, Options, compare
 from seqplan.planner.comparison.nearest import LEAST_STEPS
 from seqplan.planner.comparison.results import Comparison
 from seqplan.planner.comparison.sweep import AXES, sweep
-from seqplan.planner.lockstep.options import check_rounds
+from seqplan.planner.proposal.backends import apply_backend
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.derive import OPTIMIZER_MS
-from seqplan.planner.sync.times import SyncTimes
+from seqplan.planner.sync.times import NO_SYNC, SyncTimes
 from seqplan.planner.systems.hotspa import SWITCH_MS
 from seqplan.planner.systems.hydraulis import CBC_S
 from seqplan.plans.format.atomic_file import atomic_write
@@ -52,13 +51,34 @@ Compare plans with what would run instead: static strategies, and the published 
 profile allows. All are simulated on the same batches by the same simulator; nothing is measured.
 """
 
+
+def _truth(text: str) -> bool:
+    """An argparse type: yes or no."""
+    if text not in ("yes", "no"):
+        raise argparse.ArgumentTypeError(f"must be yes or no: {text!r}")
+    return text == "yes"
+
+
+_ASSUMPTIONS: dict[str, Callable[[str], Any]] = {
+    "optimizer-ms": number,
+    "switch-ms": number,
+    "cbc-s": number,
+    "fast": _truth,
+    "search-static": _truth,
+}
+
 _EXAMPLES = f"""\
 example:
-  seqplan compare --profile llama-32b-a800-80gb --gpus 64 --lengths lengths.npy \\
+  seqplan compare lengths.npy --profile llama-32b-a800-80gb --gpus 64 \\
     --max-len 32768 --tokens 200000 -o report.html
-  seqplan compare --profile llama-32b-a800-80gb --gpus 64 --lengths lengths.npy \\
+  seqplan compare lengths.npy --profile llama-32b-a800-80gb --gpus 64 \\
     --max-len 32768 --sweep gpus=32,64,128 -o report.html
 systems: {", ".join(SYSTEMS)}
+assumptions: optimizer-ms=MS (default as measured, else {OPTIMIZER_MS:g}); switch-ms=MS, HotSPa's
+  switches of an iteration (default {SWITCH_MS:g}); cbc-s=S, limit of Hydraulis's solver for each
+  number of micro-batches (default {CBC_S:g}, as published); fast=yes, Hydraulis's dispatch and
+  packing cut short (labeled so), for large clusters; search-static=yes, search the Megatron-like
+  configuration even if a published one fits
 """
 
 
@@ -98,41 +118,18 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "text, with spaces between them",
     )
     add_usable_schemes(parser)
-    add(
-        "--search-static",
-        action="store_true",
-        help="search the Megatron-like configuration, even where a published one fits",
-    )
     add_sync(parser)
-    add_rounds(
+    add_execution(
         parser,
-        "our rounds of every step, and those of static strategies with our balancing, are a "
+        "our micro-steps of every step, and those of static strategies with our balancing, are a "
         "multiple of M, other systems' are as many as their rules make; default 1",
     )
     add(
-        "--optimizer-ms",
-        metavar="MS",
-        type=number,
-        help=f"default as measured, else {OPTIMIZER_MS:g}",
-    )
-    add(
-        "--switch-ms",
-        metavar="MS",
-        type=number,
-        default=SWITCH_MS,
-        help=f"HotSPa-like: switches of an iteration; default {SWITCH_MS:g}",
-    )
-    add(
-        "--cbc-seconds",
-        metavar="S",
-        type=number,
-        default=CBC_S,
-        help=f"Hydraulis: limit for each number of micro-batches; default {CBC_S:g}, as published",
-    )
-    add(
-        "--fast",
-        action="store_true",
-        help="cut Hydraulis's dispatch and packing short (labeled so), for large clusters",
+        "--assume",
+        metavar="NAME=VALUE …",
+        type=_assumptions,
+        default={},
+        help="change assumptions about compared systems (below), in one text",
     )
     add("-o", "--output", metavar="FILE", type=Path, help="write report.html")
     add("--json", action="store_true", help="all figures as JSON on stdout")
@@ -142,11 +139,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Run the command. ``ValueError`` on bad input, ``Infeasible`` if nothing can run the data."""
     profile = usable_profile(args)
-    check_output(args.output, args.lengths, args.profile)
+    check_output(args.output, args.data, args.profile)
     _sync(args, profile, args.gpus)  # so that bad options fail before the data is read
     _options(args)
-    check_rounds(profile, runs_in_lockstep(args), args.micro_step_multiple)
-    lengths = read_lengths([args.lengths]).values
+    apply_backend(profile, args.gpus, args.execution, args.micro_step_multiple, args.trainer)
+    lengths = read_lengths([args.data]).values
     with ProgressBar(sys.stderr) as progress:
         comparison = _compare(args, profile, lengths, progress)
         sweeps = [
@@ -175,16 +172,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace) -> Options:
-    return Options(args.systems, args.search_static, args.switch_ms, args.fast, args.cbc_seconds)
+    changed = {name: value for name, value in args.assume.items() if name != "optimizer_ms"}
+    return Options(args.systems, **changed)
 
 
 def _sync(args: argparse.Namespace, profile: Profile, gpus: int) -> SyncTimes:
+    if args.sync.times is None:
+        return NO_SYNC
     return choose_sync(
         profile,
         gpus,
-        sync_ms=args.sync_ms,
-        overlap=args.overlap,
-        optimizer_ms=args.optimizer_ms,
+        sync_ms=None if args.sync.times == "derived" else args.sync.times,
+        overlap=args.sync.overlap,
+        optimizer_ms=args.assume.get("optimizer_ms"),
     )
 
 
@@ -203,7 +203,7 @@ def _compare(
         gpus,
         values.get("max-len", args.max_len),
         tokens,
-        include_flagged=args.include_flagged,
+        include_flagged=args.schemes.flagged,
         optimizer_shards=args.optimizer_shards,
     )
     return compare(
@@ -214,7 +214,7 @@ def _compare(
         _sync(args, profile, gpus),
         seed=args.seed,
         options=_options(args),
-        lockstep=args.lockstep,
+        execution=args.execution,
         micro_step_multiple=args.micro_step_multiple,
         trainer=args.trainer,
         progress=progress,
@@ -248,6 +248,22 @@ def _systems(text: str) -> tuple[str, ...]:
             f"unknown system {foreign[0]!r}; there are {', '.join(SYSTEMS)}"
         )
     return names
+
+
+def _assumptions(text: str) -> dict[str, Any]:
+    """An argparse type: assumptions by name, ``switch-ms=1500 megatron=searched``."""
+    changed: dict[str, Any] = {}
+    for part in text.split():
+        name, _, value = part.partition("=")
+        if name not in _ASSUMPTIONS:
+            raise argparse.ArgumentTypeError(
+                f"unknown assumption {name!r}; there are {', '.join(_ASSUMPTIONS)}"
+            )
+        key = name.replace("-", "_")
+        if key in changed:
+            raise argparse.ArgumentTypeError(f"has {name} twice")
+        changed[key] = _ASSUMPTIONS[name](value)
+    return changed
 
 
 def _sweeps(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:

@@ -31,6 +31,7 @@ from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
+from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.strategies.homogeneous import best_homogeneous
@@ -108,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
     rows: list[StepRow] = []
     plans = args.output / "plans.jsonl"
     with atomic_write(plans, "w") as file, ProgressBar(sys.stderr) as progress:
-        for row, line in plan_rows(proposal, batches, SEED, workers=1):
+        for row, line in plan_rows(proposal, batches, PlanningOptions(seed=SEED), workers=1):
             file.write(line + "\n")
             rows.append(row)
             progress("planning steps", len(rows), STEPS)
@@ -153,12 +154,12 @@ def execute_small(
     _title(f"6. Executed: {SMALL_STEPS} steps on {cluster.gpus} processes, against one process")
     with ProgressBar(sys.stderr) as progress:
         proposal = make_proposal(
-            profile, cluster, lengths, seed=SMALL_SEED, propagation_only=True, progress=progress
+            profile, cluster, lengths, seed=SMALL_SEED, sync=None, progress=progress
         )
     sampler = Sampler(lengths, cluster.tokens, cluster.max_len, SMALL_SEED)
     with atomic_write(path) as file:
         batches = sampler.batches(SMALL_STEPS)
-        for _, line in plan_rows(proposal, batches, SMALL_SEED, workers=1):
+        for _, line in plan_rows(proposal, batches, PlanningOptions(seed=SMALL_SEED), workers=1):
             file.write(line + "\n")
     plans = first_plans(path, cluster.gpus, SMALL_STEPS)
     check = print_check(

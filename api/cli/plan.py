@@ -19,13 +19,13 @@ from seqplan.api.cli.framework.output_file import check_output
 from seqplan.api.cli.framework.terminal import ProgressBar, percent, seconds
 from seqplan.costs.lengths import read_lengths
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.batches.batches_file import read_batches
+from seqplan.planner.batches.batches_file import has_batches, read_batches
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.batches.window import WindowReport, WindowSampler
 from seqplan.planner.bounds.sequence_costs import sequence_costs
-from seqplan.planner.lockstep.options import check_planning_in_lockstep
+from seqplan.planner.execution import EXECUTIONS
 from seqplan.planner.placement.fleet import PipelineClass, drop_dominated
-from seqplan.planner.problem import PACKINGS
+from seqplan.planner.problem import PACKINGS, PlanningOptions
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.sync.times import parse_layout
 from seqplan.planner.workers.executor import EXECUTORS
@@ -43,10 +43,10 @@ batches that the trainer has drawn. Every plan is checked before it is written.
 
 _EXAMPLES = """\
 examples:
-  seqplan plan --proposal proposal.json --lengths lengths.npy --tokens 200000 --steps 20 \\
-    --workers 2 -o plans.jsonl
-  seqplan plan --proposal proposal.json --batches batches.jsonl -o plans.jsonl
-a line of --batches: {"step":0,"ids":[17,4],"lengths":[812,30977]}
+  seqplan plan lengths.npy --proposal proposal.json --tokens 200000 --steps 20 --workers 2 \\
+    -o plans.jsonl
+  seqplan plan batches.jsonl --proposal proposal.json -o plans.jsonl
+a line of batches: {"step":0,"ids":[17,4],"lengths":[812,30977]}
 """
 
 STEPS = 20
@@ -63,15 +63,15 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
     )
+    parser.add_argument(
+        "data", metavar="DATA", help="lengths, of which batches are drawn, or batches drawn already"
+    )
     parser.add_argument("--proposal", metavar="FILE", type=Path, required=True)
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--lengths", metavar="FILE", help="draw batches from these lengths")
-    source.add_argument("--batches", metavar="FILE", type=Path, help="batches drawn already")
     parser.add_argument(
         "--tokens", metavar="T", type=positive, help="tokens of a step; default: the proposal's"
     )
     parser.add_argument(
-        "--steps", metavar="K", type=positive, help=f"with --lengths; default {STEPS}"
+        "--steps", metavar="K", type=positive, help=f"steps to draw; default {STEPS}"
     )
     parser.add_argument("--seed", metavar="S", type=natural, default=0)
     parser.add_argument(
@@ -81,16 +81,17 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="tight: full micro-batches first (default); even: of about equal tokens, for memory",
     )
     parser.add_argument(
-        "--static-groups",
-        action="store_true",
-        help="groups stay as they are within a step, for trainers that cannot change them",
+        "--execution",
+        choices=EXECUTIONS,
+        help="static: without regrouping, for trainers that cannot change groups within a step; "
+        "default: the proposal's",
     )
     parser.add_argument(
         "--window",
         metavar="STEPS",
         type=positive,
         default=1,
-        help="with --lengths: put the outliers of so many steps together in few of them, so that "
+        help="put the outliers of so many steps together in few of them, so that "
         "other sequences meet in a step than at random; default 1: as drawn",
     )
     parser.add_argument(
@@ -133,26 +134,19 @@ def run(args: argparse.Namespace) -> int:
             f"--trainer {args.trainer}: {args.proposal} was made for {made_for}. Give propose "
             f"--trainer {args.trainer}"
         )
-    if proposal.in_lockstep:
-        check_planning_in_lockstep(args.static_groups, args.packing != PACKINGS[0])
-    check_output(args.output, args.proposal, args.lengths, args.batches)
-    check_output(args.export, args.proposal, args.lengths, args.batches, args.output)
+    options = PlanningOptions(
+        seed=args.seed, packing=args.packing, execution=args.execution, exact=args.exact
+    )
+    options.resolve_execution(proposal.problem)
+    check_output(args.output, args.proposal, args.data)
+    check_output(args.export, args.proposal, args.data, args.output)
     if args.export is not None:
         check_export(args.export)
     batches, steps, truncated, windows = _batches(args, proposal)
     rows = []
     exporting = nullcontext() if args.export is None else export_plans(args.export)
     with _output(args.output) as out, exporting as export, ProgressBar(sys.stderr) as progress:
-        for row, line in plan_rows(
-            proposal,
-            batches,
-            args.seed,
-            args.workers,
-            args.packing,
-            args.executor,
-            regrouping=not args.static_groups,
-            exact=args.exact,
-        ):
+        for row, line in plan_rows(proposal, batches, options, args.workers, args.executor):
             out.write(line + "\n")
             if export is not None:
                 export(row.plan)
@@ -179,25 +173,13 @@ def run(args: argparse.Namespace) -> int:
 def plan_rows(
     proposal: Proposal,
     batches: Iterable[Batch],
-    seed: int,
+    options: PlanningOptions,
     workers: int,
-    packing: str = PACKINGS[0],
     executor: str = EXECUTORS[0],
-    regrouping: bool = True,
-    exact: bool = False,
 ) -> Iterator[tuple[StepRow, str]]:
     """Plan and check steps in order. ``RuntimeError`` if a plan breaks a rule, which is a bug."""
     models = proposal.cluster.models(proposal.profile)
-    for planned in produce(
-        proposal,
-        batches,
-        seed=seed,
-        packing=packing,
-        regrouping=regrouping,
-        exact=exact,
-        workers=workers,
-        executor=executor,
-    ):
+    for planned in produce(proposal, batches, options=options, workers=workers, executor=executor):
         plan = from_json(planned.line)
         if broken := lint(plan, models):
             raise RuntimeError(
@@ -282,15 +264,16 @@ def _batches(
 ) -> tuple[Iterable[Batch], int, int, WindowSampler | None]:
     """Batches, their number, how many sequences were truncated, and who composes windows if any."""
     limit = proposal.cluster.max_len
-    if args.batches is not None:
+    if has_batches(args.data):
         drawing = {"tokens": args.tokens, "steps": args.steps, "window": args.window > 1}
         if given := [name for name, value in drawing.items() if value]:
             raise ValueError(
-                f"--{given[0]} is for --lengths; the steps of --batches are drawn already"
+                f"--{given[0]} is for lengths: {args.data} has batches, which are drawn already. "
+                f"Leave --{given[0]} out"
             )
-        batches = list(read_batches(args.batches, limit))
+        batches = list(read_batches(Path(args.data), limit))
         return batches, len(batches), 0, None
-    lengths = read_lengths([args.lengths]).values
+    lengths = read_lengths([args.data]).values
     steps = args.steps or STEPS
     tokens = args.tokens or proposal.cluster.tokens
     sampler = Sampler(lengths, tokens, limit, args.seed)

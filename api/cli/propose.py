@@ -11,22 +11,21 @@ from typing import Any
 
 from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.options import (
+    add_execution,
     add_planning_input,
-    add_rounds,
     add_sync,
     add_usable_schemes,
     natural,
-    runs_in_lockstep,
     usable_profile,
 )
 from seqplan.api.cli.framework.output_file import check_output
 from seqplan.api.cli.framework.terminal import ProgressBar, percent, seconds, table
 from seqplan.costs.lengths import read_lengths
 from seqplan.planner.cluster import TOKENS_PER_GPU, Cluster
-from seqplan.planner.lockstep.options import check_rounds
+from seqplan.planner.proposal.backends import apply_backend
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.make_proposal import METHODS, make_proposal
-from seqplan.planner.sync.choice import choose_proposal_sync
+from seqplan.planner.proposal.proposal_sync import choose_proposal_sync
 from seqplan.plans.format.atomic_file import atomic_write
 
 _DESCRIPTION = """\
@@ -36,7 +35,7 @@ each with the time it is expected to take and, for all of them, a lower bound ov
 
 _EXAMPLES = """\
 example:
-  seqplan propose --profile llama-32b-a800-80gb --gpus 64 --lengths lengths.npy \\
+  seqplan propose lengths.npy --profile llama-32b-a800-80gb --gpus 64 \\
     --max-len 32768 --tokens 200000 -o proposal.json
 """
 
@@ -61,17 +60,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--seed", metavar="S", type=natural, default=0)
     add_usable_schemes(parser)
     add_sync(parser)
-    parser.add_argument(
-        "--propagation-only",
-        action="store_true",
-        help="choose strategies by forward and backward alone, here and in planning",
-    )
-    parser.add_argument(
-        "--static-groups",
-        action="store_true",
-        help="groups stay as they are within a step, here and in planning",
-    )
-    add_rounds(parser)
+    add_execution(parser)
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write proposal.json")
     parser.add_argument("--json", action="store_true", help="the proposal on stdout")
     return parser
@@ -80,23 +69,23 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Run the command. ``ValueError`` on bad input, ``Infeasible`` if nothing can run the data."""
     profile = usable_profile(args)
-    lockstep = runs_in_lockstep(args)
-    check_rounds(profile, lockstep, args.micro_step_multiple, static_groups=args.static_groups)
-    check_output(args.output, args.lengths, args.profile)
-    lengths = read_lengths([args.lengths]).values
+    _, execution = apply_backend(
+        profile, args.gpus, args.execution, args.micro_step_multiple, args.trainer
+    )
+    check_output(args.output, args.data, args.profile)
+    lengths = read_lengths([args.data]).values
     cluster = Cluster(
         gpus=args.gpus,
         max_len=args.max_len,
         tokens=args.tokens or TOKENS_PER_GPU * args.gpus,
-        include_flagged=args.include_flagged,
+        include_flagged=args.schemes.flagged,
         optimizer_shards=args.optimizer_shards,
     )
     sync = choose_proposal_sync(
         profile,
         args.gpus,
-        args.sync_ms,
-        args.overlap,
-        propagation_only=args.propagation_only,
+        args.sync.times,
+        args.sync.overlap,
         method=args.method,
     )
     with ProgressBar(sys.stderr) as progress:
@@ -107,9 +96,7 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
             method=args.method,
             sync=sync,
-            propagation_only=sync is None,
-            static_groups=args.static_groups,
-            lockstep=lockstep,
+            execution=execution,
             micro_step_multiple=args.micro_step_multiple,
             trainer=args.trainer,
             progress=progress,
@@ -143,7 +130,7 @@ def proposal_lines(proposal: Proposal) -> list[str]:
     lines = table(("strategy", "GPUs", "longest", "expected", "can run", "best on"), rows)
     bound = proposal.lower_bound_ms
     best = "best candidate per batch"
-    if proposal.sync is not None and not (proposal.static_groups or proposal.in_lockstep):
+    if proposal.sync is not None and proposal.execution == "regroup":
         best += ", or groups that regroup within the step if that is faster"
     if proposal.in_lockstep:
         best = "rounds of groups chosen per step (the rows above: one degree throughout)"

@@ -19,8 +19,7 @@ from seqplan.costs.lengths import read_lengths
 from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.planner.batches.sampler import check_tokens
 from seqplan.planner.cluster import TOKENS_PER_GPU, Cluster
-from seqplan.planner.lockstep.options import AS_NAMES, check_rounds
-from seqplan.planner.proposal.backends import find_backend
+from seqplan.planner.proposal.backends import apply_backend
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.workers.executor import check_executor
 
@@ -44,7 +43,7 @@ job.toml:
   context = 32768
   steps = 1000
 optional: job, tokens, seed, look_ahead, store, files, host, port, allow_host,
-  workers, executor, lockstep, micro_step_multiple, keep_steps, abandon_hours,
+  workers, executor, execution, micro_step_multiple, keep_steps, abandon_hours,
   job_days, grace_days, token_file
 """
 
@@ -126,14 +125,12 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
 
     profile = find_profile(job.profile)
     try:
-        backend = find_backend(job.trainer) if job.trainer else None
-        if backend is not None:
-            profile = backend.usable_profile(profile, job.gpus)
-        check_rounds(
+        profile, execution = apply_backend(
             profile,
-            job.lockstep or (backend is not None and backend.lockstep),
+            job.gpus,
+            job.execution or None,
             job.micro_step_multiple,
-            spelled=AS_NAMES,
+            job.trainer or None,
         )
     except ValueError as error:
         raise ValueError(f"{origin}: {error}") from None
@@ -148,7 +145,7 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
     request |= {"gpus": cluster.gpus, "max_len": cluster.max_len, "tokens": cluster.tokens}
     request |= {"steps": job.steps, "look_ahead": job.look_ahead}
     # Left out at their defaults, as in the stores of earlier versions.
-    request |= {"lockstep": True} if job.lockstep else {}
+    request |= {"execution": job.execution} if job.execution else {}
     request |= (
         {"micro_step_multiple": job.micro_step_multiple} if job.micro_step_multiple > 1 else {}
     )
@@ -169,7 +166,7 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
             cluster,
             lengths,
             seed=job.seed,
-            lockstep=job.lockstep,
+            execution=execution,
             micro_step_multiple=job.micro_step_multiple,
             trainer=job.trainer or None,
             progress=progress,

@@ -23,7 +23,7 @@ from seqplan.api.store.store import Claim, Store
 from seqplan.api.store.tables import acks, jobs, plans
 from seqplan.api.store.tables.plans import StoredPlan
 from seqplan.api.store.tables.proposals import ready_document
-from seqplan.planner.problem import PACKINGS
+from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.workers.executor import Executor, open_executor
 from seqplan.planner.workers.planned_step import TimedPlan
@@ -98,11 +98,10 @@ class LookAhead:
         pool = open_executor(
             self._executor,
             proposal.to_json(),
-            self._row.seed,
-            PACKINGS[0],
-            regrouping=True,
-            exact=False,  # up to a minute for one step, for which ranks would wait
-            workers=self._workers,
+            PlanningOptions(
+                seed=self._row.seed
+            ),  # never exact: up to a minute for one step, for which ranks would wait
+            self._workers,
         )
         try:
             self._keep_ahead(pool, proposal, planned)

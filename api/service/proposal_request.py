@@ -14,70 +14,52 @@ import numpy as np
 from seqplan.costs.lengths import parse_histogram, representative
 from seqplan.costs.profile import Profile
 from seqplan.planner.cluster import Cluster
-from seqplan.planner.lockstep.options import AS_NAMES, check_rounds
-from seqplan.planner.proposal.backends import find_backend
+from seqplan.planner.proposal.backends import apply_backend, find_backend
 from seqplan.planner.proposal.make_proposal import METHODS, check_method, make_proposal
-from seqplan.planner.sync.choice import choose_proposal_sync
-from seqplan.planner.sync.times import parse_layout
+from seqplan.planner.proposal.proposal_sync import choose_proposal_sync
+from seqplan.planner.proposal.scheme_filter import SchemeFilter
 
 
 def usable_profile(profile: Profile, request: dict[str, Any]) -> Profile:
     """The profile with the schemes that a request allows; ``ProfileError`` if there is none."""
-    layout = request.get("layout")
+    schemes = SchemeFilter.parse(request.get("schemes", ()))
     if (trainer := request.get("trainer")) is not None:
         profile = find_backend(trainer).usable_profile(profile, request["gpus"])
-    return profile.restrict(
-        measured=request.get("schemes", "all") == "measured",
-        layout=None if layout is None else parse_layout(layout),
-    )
+    return profile.restrict(measured=schemes.measured, layout=schemes.layout)
 
 
 def parse_request(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
     """Turn a request, named as options of ``seqplan propose``, into arguments of ``make_proposal``.
 
-    ``ValueError`` as there. Requests of earlier versions, which had fewer options, may lack some.
+    ``ValueError`` as there; optional fields may be missing.
     """
-    times, method = request.get("sync_ms"), request.get("method", METHODS[0])
-    # Before the sync was derived, it was left out unless requested, or "published".
-    propagation_only = request.get("propagation_only", times is None)
-    times = None if times == "published" else times
+    stated, method = request.get("sync", "derived"), request.get("method", METHODS[0])
+    times = (stated[0], stated[-1]) if isinstance(stated, list) else stated
     sync = choose_proposal_sync(
         profile,
         request["gpus"],
-        None if times is None else (times[0], times[-1]),
+        None if times == "none" else times,
         request.get("overlap", 0.0),
-        propagation_only=propagation_only,
         method=method,
-        spelled=("sync_ms", "overlap", "propagation_only"),
     )
-    trainer = request.get("trainer")
-    lockstep = request.get("lockstep", False)
-    lockstep = lockstep or (trainer is not None and find_backend(trainer).lockstep)
-    micro_step_multiple = request.get("micro_step_multiple", 1)
-    static_groups = request.get("static_groups", False)
-    check_method(profile, method, sync, lockstep=lockstep)
-    check_rounds(
-        profile,
-        lockstep,
-        micro_step_multiple,
-        static_groups=static_groups,
-        spelled=AS_NAMES,
+    multiple, trainer = request.get("micro_step_multiple", 1), request.get("trainer")
+    _, execution = apply_backend(
+        profile, request["gpus"], request.get("execution"), multiple, trainer
     )
+    check_method(profile, method, sync, lockstep=execution == "lockstep")
     return {
         "cluster": Cluster(
             request["gpus"],
             request["max_len"],
             request["tokens"],
-            request.get("include_flagged", False),
+            SchemeFilter.parse(request.get("schemes", ())).flagged,
             request.get("optimizer_shards"),
         ),
         "seed": request["seed"],
         "method": method,
         "sync": sync,
-        "propagation_only": sync is None,
-        "static_groups": static_groups,
-        "lockstep": lockstep,
-        "micro_step_multiple": micro_step_multiple,
+        "execution": execution,
+        "micro_step_multiple": multiple,
         "trainer": trainer,
     }
 

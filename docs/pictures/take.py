@@ -38,7 +38,7 @@ def main() -> None:
 def take_report(page: Page, folder: Path) -> None:
     """The top of a report: the answer, and what every system takes."""
     report = folder / "report.html"
-    setting = ["--profile", PROFILE, "--gpus", GPUS, "--lengths", DATA, "--max-len", MAX_LEN]
+    setting = ["--profile", PROFILE, "--gpus", GPUS, DATA, "--max-len", MAX_LEN]
     setting += ["--tokens", TOKENS, "--steps", 5, "-o", report]
     command = [sys.executable, "-m", "seqplan.api.cli", "compare", *map(str, setting)]
     subprocess.run(command, check=True, cwd=ROOT)

@@ -15,7 +15,9 @@ from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.advice import advice, assumptions
 from seqplan.planner.comparison.results import Comparison, System
-from seqplan.planner.proposal.backends import find_backend
+from seqplan.planner.execution import ExecutionKind
+from seqplan.planner.problem import PlanningOptions
+from seqplan.planner.proposal.backends import apply_backend, find_backend
 from seqplan.planner.proposal.candidates import Progress
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.simulation.iteration import Execution, Iteration, simulate_iteration
@@ -87,26 +89,22 @@ def compare(
     *,
     seed: int = 0,
     options: Options | None = None,
-    lockstep: bool = False,
+    execution: ExecutionKind | None = None,
     micro_step_multiple: int = 1,
     trainer: str | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
     """Run our plans and the baselines on the same ``steps`` batches of a data set.
 
-    Batches are those that ``seqplan plan`` draws with the same seed. ``lockstep``: all systems run
-    in rounds, those that cannot are left out; ``micro_step_multiple``: of our rounds, and of static
-    strategies with our balancing; ``trainer``: only what it runs, next to what its users run today;
-    see ``make_proposal``. Raises ``Infeasible`` when nothing can run
-    the data and ``ValueError`` for less data than a step.
+    Batches are those that ``seqplan plan`` draws with the same seed. ``execution``: of our plans;
+    in ``lockstep`` all systems run in lockstep, and those that cannot are left out.
+    ``micro_step_multiple``: of our micro-steps, and of static strategies with our balancing;
+    ``trainer``: only what it runs, next to what its users run today; see ``make_proposal``. Raises
+    ``Infeasible`` when nothing can run the data and ``ValueError`` for less data than a step.
     """
     chosen = options or Options()
     backend = None if trainer is None else find_backend(trainer)
-    if backend is not None:
-        profile, lockstep = (
-            backend.usable_profile(profile, cluster.gpus),
-            lockstep or backend.lockstep,
-        )
+    profile, kind = apply_backend(profile, cluster.gpus, execution, micro_step_multiple, trainer)
     report = progress or (lambda stage, done, total: None)
     sampler = Sampler(lengths, cluster.tokens, cluster.max_len, seed)
     layouts = layouts_of(entry.scheme for entry in profile.schemes)
@@ -117,16 +115,16 @@ def compare(
         lengths,
         seed=seed,
         sync=sync if weighs else None,
-        propagation_only=not weighs,
-        lockstep=lockstep,
+        execution=kind,
         micro_step_multiple=micro_step_multiple,
         trainer=trainer,
         progress=progress,
     )
     batches = tuple(sampler.batches(steps))
     longest = int(sampler.lengths.max())
+    lockstep = kind == "lockstep"
     setting = Setting(profile, cluster, batches, longest, sync, lockstep, micro_step_multiple)
-    planner = StepPlanner(proposal, seed, prove_rounds=True)
+    planner = StepPlanner(proposal, PlanningOptions(seed=seed, prove_lockstep=True))
     ours = ComparedSystem(
         "ours",
         "seqplan",

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from seqplan.costs.analytic.rederive import rederive_profile
 from seqplan.costs.profile import Profile
 from seqplan.costs.profiled_scheme import ProfileError
-from seqplan.planner.batches.batch import Batch
-from seqplan.planner.cluster import Cluster
-from seqplan.planner.errors import Infeasible
-from seqplan.planner.proposal.static_rounds import best_static_rounds
-from seqplan.planner.sync.times import SyncTimes
+from seqplan.planner.errors import OptionError
+from seqplan.planner.execution import EXECUTIONS, ExecutionKind, choose_execution
 from seqplan.plans.scheme import Scheme
 
 AXES = ("tp", "pp", "ulysses", "ring")
@@ -23,15 +19,15 @@ class TrainingBackend:
     """A trainer as the planner sees it.
 
     ``axes``: degrees of a scheme that may exceed 1; ``zero_stages``: ZeRO stages that it runs, the
-    default first; ``lockstep``: ranks run their k-th micro-batches together; ``uniform``: one
-    scheme on all ranks, the same at every step; ``baseline``: key of the compared system that its
-    users run today, and ``baseline_name``, what they call it.
+    default first; ``executions``: kinds of execution that it runs, the default first; ``uniform``:
+    one scheme on all ranks, the same at every step, in any of them; ``baseline``: key of the
+    compared system that its users run today, and ``baseline_name``, what they call it.
     """
 
     name: str
     axes: frozenset[str]
     zero_stages: tuple[int, ...]
-    lockstep: bool
+    executions: tuple[ExecutionKind, ...]
     uniform: bool
     baseline: str
     baseline_name: str
@@ -61,52 +57,24 @@ class TrainingBackend:
                 f"profile {profile.name}: has no scheme that {self.name} runs (only {axes}). Take "
                 "a profile that has one"
             )
-        return _restrict(profile, chosen)
+        return profile.keep_schemes(chosen)
 
     def check_without_data(self) -> None:
         """Raise ``ValueError`` if only a data set decides the backend's schemes."""
         if self.uniform:
-            raise ValueError(
-                f"trainer {self.name!r}: runs one scheme, which a proposal for a data set chooses. "
-                "Plan from make_proposal(…, trainer=…)"
+            raise OptionError(
+                "{0} {name!r} runs one scheme, which a proposal for a data set chooses. Plan from "
+                "make_proposal(…, trainer=…)",
+                "trainer",
+                name=self.name,
             )
-
-    def one_scheme(
-        self,
-        profile: Profile,
-        cluster: Cluster,
-        batches: Sequence[Batch],
-        longest: int,
-        sync: SyncTimes | None,
-        multiple: int,
-    ) -> Profile:
-        """Return the profile with the one scheme that is fastest on ``batches`` throughout.
-
-        Of those that hold ``longest`` tokens; ``Infeasible`` if none does.
-        """
-        models = cluster.models(profile)
-        found = best_static_rounds(batches, models, cluster.gpus, longest, sync, multiple)
-        if found is None:
-            raise Infeasible(
-                f"no scheme that {self.name} runs holds the longest sequence, {longest} tokens, on "
-                f"{cluster.gpus} GPUs"
-            )
-        ((scheme, _),) = found[0].counts
-        return _restrict(profile, {scheme})
-
-
-def _restrict(profile: Profile, schemes: set[Scheme]) -> Profile:
-    if len(schemes) == len(profile.schemes):
-        return profile
-    document = {**profile.document, "schemes": profile.entries_of(schemes)}
-    return Profile.from_document(document, profile.name)
 
 
 _SEQPLAN = TrainingBackend(
     name="seqplan",
     axes=frozenset(AXES),
     zero_stages=(1, 2, 3),
-    lockstep=False,
+    executions=("regroup", "static", "uniform", "lockstep"),
     uniform=False,
     baseline="static",
     baseline_name="one static strategy",
@@ -116,7 +84,7 @@ _VERL = replace(
     name="verl-fsdp",
     axes=frozenset({"ulysses"}),
     zero_stages=(3,),
-    lockstep=True,
+    executions=("lockstep", "uniform"),
     uniform=True,
     baseline="verl",
     baseline_name="verl's balancing",
@@ -146,7 +114,7 @@ BACKENDS = {
             name="megatron",
             axes=frozenset({"tp", "pp", "ring"}),
             zero_stages=(1, 2),
-            lockstep=True,
+            executions=("lockstep", "uniform"),
             baseline="megatron-dcp",
             baseline_name="dynamic context parallelism by Megatron's rule",
         ),
@@ -156,6 +124,7 @@ BACKENDS = {
             name="verl-megatron",
             axes=frozenset({"tp", "pp", "ring"}),
             zero_stages=(1, 2),
+            executions=("lockstep",),
         ),
     )
 }
@@ -165,5 +134,34 @@ BACKENDS = {
 def find_backend(name: str) -> TrainingBackend:
     """Return the backend of this name; ``ValueError`` with the names for another one."""
     if name not in BACKENDS:
-        raise ValueError(f"unknown trainer {name!r}; there are {', '.join(BACKENDS)}")
+        raise OptionError(
+            "{0} must be one of {names}: {name!r}",
+            "trainer",
+            names=", ".join(BACKENDS),
+            name=name,
+        )
     return BACKENDS[name]
+
+
+def apply_backend(
+    profile: Profile,
+    gpus: int,
+    execution: str | None,
+    micro_step_multiple: int,
+    trainer: str | None,
+) -> tuple[Profile, ExecutionKind]:
+    """Return the profile that a trainer runs on ``gpus`` GPUs, and its kind of execution.
+
+    Without a trainer the profile itself. ``OptionError`` as ``choose_execution``.
+    """
+    backend = None if trainer is None else find_backend(trainer)
+    if backend is not None:
+        profile = backend.usable_profile(profile, gpus)
+    kind = choose_execution(
+        execution,
+        profile,
+        micro_step_multiple,
+        trainer=trainer,
+        supported=EXECUTIONS if backend is None else backend.executions,
+    )
+    return profile, kind

@@ -93,7 +93,7 @@ def propose(
     derived: Collection[Scheme] = (),
     progress: Progress | None = None,
     *,
-    static_groups: bool = False,
+    regroup: bool = True,
 ) -> CandidatePool:
     """Propose strategies for data like ``batches``, of which ``effort.judged`` are evaluated.
 
@@ -109,9 +109,9 @@ def propose(
        the least mean time of the best per batch (``conclude``): with a ``sync`` of one layout,
        unless several are better by more than ``ONE_LAYOUT`` (``choose_layout``).
 
-    ``derived``: the schemes whose costs nobody has measured. ``static_groups``: groups do not
-    regroup within a step; otherwise a layout's worth includes them, too. At least one kept
-    candidate holds ``max_len`` tokens. Raises ``ValueError`` when no scheme does.
+    ``derived``: the schemes whose costs nobody has measured. ``regroup``: groups may change
+    within a step, and a layout's worth includes that. At least one kept candidate holds ``max_len``
+    tokens. Raises ``ValueError`` when no scheme does.
     """
     report = progress or (lambda stage, done, total: None)
     families = Families(models, gpus, sync or NO_SYNC)
@@ -128,7 +128,7 @@ def propose(
             lambda layout: sync.compute_exposed_ms([layout]),
             derived,
         )
-        if not static_groups:
+        if regroup:
             may_regroup = make_regroup_layouts(models, sync)
             strategies += _of_layouts(may_regroup, strategies, models, gpus, max_len)
     return conclude(

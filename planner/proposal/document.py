@@ -10,6 +10,7 @@ from typing import Any
 
 from seqplan.costs.profile import Profile
 from seqplan.planner.cluster import Cluster
+from seqplan.planner.execution import EXECUTIONS, ExecutionKind, choose_execution
 from seqplan.planner.problem import PlanningProblem
 from seqplan.planner.proposal.layouts import LayoutChoice, LayoutRow
 from seqplan.planner.sync.times import (
@@ -30,11 +31,9 @@ PROPOSAL_SCHEMA = 2
 _FIELDS = frozenset(
     {"schema", "method", "seed", "gpus", "max_len", "tokens", "include_flagged"}
     | {"optimizer_shards", "lengths", "expected_ms", "lower_bound_ms", "judged_batches"}
-    | {"candidates", "profile"}
+    | {"candidates", "profile", "execution"}
 )
-_OPTIONAL = frozenset(
-    {"sync", "layouts", "static_groups", "lockstep", "micro_step_multiple"} | {"trainer"}
-)
+_OPTIONAL = frozenset({"sync", "layouts", "micro_step_multiple", "trainer"})
 _CANDIDATE = frozenset({"strategy", "gpus", "max_sequence", "expected_ms", "runs", "wins"})
 _SYNC = frozenset({"overlap", "optimizer_ms", "source"})
 _GIVEN = frozenset({"homogeneous_ms", "heterogeneous_ms"})
@@ -67,11 +66,10 @@ class Proposal:
 
     ``sync``: the sync with which strategies were, and in planning are, chosen; expected times and
     the bound over all strategies hold it. None: by forward and backward alone. ``layouts``: which
-    layout the candidates have, and why. ``static_groups``: groups do not regroup within a step;
-    otherwise expected times hold its gain. ``lockstep``: all ranks run their k-th
-    micro-batches together, in rounds, whose number is a multiple of ``micro_step_multiple``; under
-    ZeRO-3 they do in any case. ``trainer``: the backend that it was made for, of
-    which the profile has the schemes.
+    layout the candidates have, and why. ``execution``: how ranks execute a step; with ``regroup``
+    expected times hold the gain of regrouping. In lockstep the number of micro-steps is a multiple
+    of ``micro_step_multiple``. ``trainer``: the backend that it was made for, of which the profile
+    has the schemes.
     """
 
     method: str
@@ -85,15 +83,14 @@ class Proposal:
     judged: int
     sync: SyncTimes | None = None
     layouts: LayoutChoice | None = None
-    static_groups: bool = False
-    lockstep: bool = False
+    execution: ExecutionKind = "regroup"
     micro_step_multiple: int = 1
     trainer: str | None = None
 
     @property
     def in_lockstep(self) -> bool:
-        """Whether steps are planned in rounds: by request, or under ZeRO-3."""
-        return self.lockstep or self.profile.lockstep
+        """Whether all ranks run in lockstep: by choice, or under ZeRO-3."""
+        return self.execution == "lockstep" or self.profile.lockstep
 
     @property
     def problem(self) -> PlanningProblem:
@@ -105,8 +102,7 @@ class Proposal:
             sync=self.sync,
             strategies=tuple(candidate.strategy for candidate in self.candidates),
             regroup_layout=None if chosen is None else parse_layout(chosen),
-            static_groups=self.static_groups,
-            lockstep=self.lockstep,
+            execution=self.execution,
             micro_step_multiple=self.micro_step_multiple,
             proposal_digest=self.digest,
         )
@@ -129,10 +125,6 @@ class Proposal:
             weighed["sync"] = sync_fields(self.sync)
         if self.layouts is not None:
             weighed["layouts"] = asdict(self.layouts)
-        if self.static_groups:
-            weighed["static_groups"] = True
-        if self.lockstep:
-            weighed["lockstep"] = True
         if self.micro_step_multiple > 1:
             weighed["micro_step_multiple"] = self.micro_step_multiple
         if self.trainer is not None:
@@ -141,6 +133,7 @@ class Proposal:
             **weighed,
             "schema": PROPOSAL_SCHEMA,
             "method": self.method,
+            "execution": self.execution,
             "seed": self.seed,
             "gpus": self.cluster.gpus,
             "max_len": self.cluster.max_len,
@@ -217,8 +210,7 @@ class _ProposalReader(FieldReader):
             judged=self.integer(raw, "judged_batches", ""),
             sync=self.sync(raw["sync"]) if "sync" in raw else None,
             layouts=self.layout_choice(raw["layouts"]) if "layouts" in raw else None,
-            static_groups="static_groups" in raw and self.boolean(raw, "static_groups", ""),
-            lockstep="lockstep" in raw and self.boolean(raw, "lockstep", ""),
+            execution=self.choice(raw, "execution", "", EXECUTIONS),
             micro_step_multiple=(
                 self.integer(raw, "micro_step_multiple", "", 1)
                 if "micro_step_multiple" in raw
@@ -226,6 +218,10 @@ class _ProposalReader(FieldReader):
             ),
             trainer=self.text(raw, "trainer", "") if "trainer" in raw else None,
         )
+        try:
+            choose_execution(document.execution, document.profile, document.micro_step_multiple)
+        except ValueError as error:
+            self.fail("", str(error))
         self.check_candidates(document)
         return document
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +13,10 @@ from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch, whole_lengths
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
-from seqplan.planner.errors import Infeasible
-from seqplan.planner.lockstep.options import AS_NAMES, check_rounds
+from seqplan.planner.errors import Infeasible, OptionError
+from seqplan.planner.execution import ExecutionKind
 from seqplan.planner.placement.fleet import Models
-from seqplan.planner.proposal.backends import find_backend
+from seqplan.planner.proposal.backends import apply_backend, find_backend
 from seqplan.planner.proposal.candidates import (
     CandidatePool,
     Effort,
@@ -25,8 +26,9 @@ from seqplan.planner.proposal.candidates import (
 )
 from seqplan.planner.proposal.document import Candidate, Proposal
 from seqplan.planner.proposal.eq4 import continuous_proposal, integer_strategies
+from seqplan.planner.proposal.proposal_sync import choose_proposal_sync
 from seqplan.planner.proposal.rounds_proposal import propose_rounds
-from seqplan.planner.sync.choice import choose_proposal_sync
+from seqplan.planner.proposal.uniform import keep_best_scheme
 from seqplan.planner.sync.times import NO_SYNC, SyncTimes
 from seqplan.plans.scheme import Strategy
 
@@ -45,10 +47,8 @@ def make_proposal(
     *,
     seed: int = 0,
     method: str = "search",
-    sync: SyncTimes | None = None,
-    propagation_only: bool = False,
-    static_groups: bool = False,
-    lockstep: bool = False,
+    sync: SyncTimes | Literal["derived"] | None = "derived",
+    execution: ExecutionKind | None = None,
     micro_step_multiple: int = 1,
     trainer: str | None = None,
     progress: Progress | None = None,
@@ -56,48 +56,39 @@ def make_proposal(
     """Propose strategies for a data set; ``lengths`` in tokens.
 
     Sequences longer than ``cluster.max_len`` count as truncated to it. Strategies are judged and
-    later chosen by their time with the ``sync``, by default derived for each layout, and groups
-    may regroup within a step unless ``static_groups``; ``propagation_only`` leaves the sync
-    out, as do the method eq4 and ZeRO-3, under which there is no choice that it could decide.
-    ``lockstep``: all ranks run their k-th micro-batches together, as they do under ZeRO-3 in any
-    case; the number of rounds is a multiple of ``micro_step_multiple``. ``trainer``: one of
-    ``BACKENDS``, whose schemes, ZeRO stage and lockstep then hold. Raises ``Infeasible`` when no
-    scheme fits the GPUs or holds the longest sequence; ``ValueError`` for an unknown method, for
-    eq4 with a sync, which it does not know, for what does not go together with rounds, and for
-    lengths that are no whole numbers above 0.
+    later chosen by their time with the ``sync``, by default derived for each layout. None leaves
+    the sync out, as do the method eq4 and ZeRO-3, under which there is no choice that it could
+    decide. ``execution``: by default ``regroup``, under ZeRO-3 ``lockstep``, and what the
+    ``trainer`` runs, one of ``BACKENDS``, whose schemes and ZeRO stage then hold. In lockstep the
+    number of micro-steps is a multiple of ``micro_step_multiple``. Raises ``Infeasible`` when no
+    scheme fits the GPUs or holds the longest sequence; ``OptionError`` for options that exclude
+    each other, ``ValueError`` for lengths that are no whole numbers above 0.
     """
     lengths = whole_lengths(lengths)
-    backend = None if trainer is None else find_backend(trainer)
-    if backend is not None:
-        profile, lockstep = (
-            backend.usable_profile(profile, cluster.gpus),
-            lockstep or backend.lockstep,
-        )
-    if propagation_only and sync is not None:
-        raise ValueError("propagation_only leaves the sync out; give one or the other")
-    if sync is None:
-        sync = choose_proposal_sync(
-            profile, cluster.gpus, None, 0.0, propagation_only=propagation_only, method=method
-        )
+    profile, kind = apply_backend(profile, cluster.gpus, execution, micro_step_multiple, trainer)
+    lockstep = kind == "lockstep" or profile.lockstep
+    if sync == "derived":
+        sync = choose_proposal_sync(profile, cluster.gpus, method=method)
     check_method(profile, method, sync, lockstep=lockstep)
-    check_rounds(
-        profile, lockstep, micro_step_multiple, static_groups=static_groups, spelled=AS_NAMES
-    )
     models = cluster.models(profile)
     check_feasible(profile, cluster, models, lengths)
     effort = _effort(cluster.gpus, several_spaces=sync is not None)
     sampler = Sampler(lengths, cluster.tokens, cluster.max_len, seed + _SAMPLE_SEED)
     batches = list(sampler.batches(effort.judged))
     longest = int(sampler.lengths.max())
-    if backend is not None and backend.uniform:
-        weighed = None if profile.lockstep else sync or NO_SYNC
-        sampled = batches[: effort.searched]
-        profile = backend.one_scheme(
-            profile, cluster, sampled, longest, weighed, micro_step_multiple
+    if kind == "uniform" or (trainer is not None and find_backend(trainer).uniform):
+        profile = keep_best_scheme(
+            profile,
+            cluster,
+            batches[: effort.searched],
+            longest,
+            sync,
+            lockstep=lockstep,
+            micro_step_multiple=micro_step_multiple,
         )
         models = cluster.models(profile)
     derived = [entry.scheme for entry in profile.schemes if entry.origin == "derived"]
-    if lockstep or profile.lockstep:
+    if lockstep:
         proposal = propose_rounds(
             batches[: effort.searched],
             models,
@@ -128,7 +119,7 @@ def make_proposal(
             sync=sync,
             derived=derived,
             progress=progress,
-            static_groups=static_groups,
+            regroup=kind == "regroup",
         )
     return Proposal(
         method=method,
@@ -159,8 +150,7 @@ def make_proposal(
         judged=proposal.judged,
         sync=None if profile.lockstep else sync,
         layouts=proposal.layouts,
-        static_groups=static_groups,
-        lockstep=lockstep,
+        execution=kind,
         micro_step_multiple=micro_step_multiple,
         trainer=trainer,
     )
@@ -169,21 +159,23 @@ def make_proposal(
 def check_method(
     profile: Profile, method: str, sync: SyncTimes | None, *, lockstep: bool = False
 ) -> None:
-    """Raise ``ValueError`` for an unknown method or one that the profile or sync rules out."""
+    """Raise ``OptionError`` for an unknown method or one that the profile or sync rules out."""
     if method not in METHODS:
-        raise ValueError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
-    if lockstep and method == "eq4":
-        raise ValueError(
-            "method eq4 chooses strategies for a whole step, but in lockstep rounds choose their "
-            "groups anew; leave the method out"
+        raise OptionError(
+            "{0} must be one of {methods}: {method!r}",
+            "method",
+            methods=", ".join(METHODS),
+            method=method,
         )
-    if profile.lockstep and method == "eq4":
-        raise ValueError(
-            f"method eq4 chooses strategies for a whole step, but profile {profile.name} is of "
-            "ZeRO-3, whose rounds choose their groups anew; leave the method out"
+    if lockstep and method == "eq4":
+        raise OptionError(
+            "{0} eq4 chooses strategies for a whole step, but in lockstep{why} each micro-step "
+            "forms groups. Leave {0} out",
+            "method",
+            why=f" (profile {profile.name} is of ZeRO-3)" if profile.lockstep else "",
         )
     if method == "eq4" and sync is not None:
-        raise ValueError("method eq4 does not weigh the sync; leave one of the two out")
+        raise OptionError("{0} eq4 does not weigh the {1}. Leave one of them out", "method", "sync")
 
 
 def check_feasible(

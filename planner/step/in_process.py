@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -13,10 +13,9 @@ from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.planner.batches.batch import MOST_TOKENS, Batch, whole_lengths
 from seqplan.planner.cluster import Cluster
-from seqplan.planner.errors import Infeasible
-from seqplan.planner.lockstep.options import AS_NAMES, check_planning_in_lockstep, check_rounds
-from seqplan.planner.problem import PACKINGS, PlanningProblem
-from seqplan.planner.proposal.backends import find_backend
+from seqplan.planner.errors import Infeasible, OptionError
+from seqplan.planner.problem import PACKINGS, PlanningOptions, PlanningProblem
+from seqplan.planner.proposal.backends import apply_backend, find_backend
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.sync.choice import choose_sync
@@ -27,118 +26,119 @@ from seqplan.plans.scheme import Scheme
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from seqplan.planner.execution import ExecutionKind
     from seqplan.planner.sync.times import SyncTimes
 
 
-class PlannerOptions(TypedDict, total=False):
-    """Keywords of ``Planner`` for any source."""
-
-    static_groups: bool
-    packing: str
-    seed: int
-    prove: bool
-    exact: bool
-
-
-class ProfileOptions(PlannerOptions, total=False):
-    """Keywords of ``Planner`` for a profile."""
-
-    layout: str | None
-    sync: SyncTimes | None
-    lockstep: bool
-    micro_step_multiple: int
-    trainer: str | None
-
-
 class Planner:
-    """Plans each step inside a training program, the same on every rank that gives equal lengths.
+    """Plans each step inside a training program.
 
-    From a proposal (its candidates, cluster and sync), or from a profile, which requires ``gpus``
-    and ``max_len`` (tokens): strategies are then constructed for each step from all schemes, in
-    whichever layout is fastest with its sync. No state passes from step to step: any rank and any
-    restart makes equal plans. ``layout``: only this one, such as ``tp4``, for trainers that cannot
-    change it. ``sync``: by default derived for each layout. ``static_groups``: groups stay within a
-    step. ``lockstep``: all ranks run their k-th micro-batches together; the number of micro-steps
-    is a multiple of ``micro_step_multiple``. ``trainer``: only schemes that it runs
-    (``seqplan.planner.proposal.backends``). ``prove``: whether plans have a close bound; without it
-    they take half the time with a bound that takes microseconds, and the method ``prove`` makes it
-    close later. ``exact``: solve steps of few sequences that keep a large gap, which takes seconds
-    for each. ``packing``: see ``PlanningOptions``. Construction imports all that planning requires:
-    the first step takes no longer than others.
-
-    ``TypeError`` and ``ValueError`` name the argument; ``Infeasible`` if no scheme fits.
+    Ranks that give equal lengths get equal plans. From a proposal (its candidates, cluster and sync), or from a profile: strategies are then
+    constructed for each step from all schemes, in whichever layout is fastest with its sync. No
+    state passes from step to step: any rank and any restart makes equal plans. Construction imports
+    all that planning requires: the first step takes no longer than others.
     """
 
-    def __init__(
-        self,
-        source: Profile | Proposal | str,
-        gpus: int | None = None,
-        max_len: int | None = None,
+    def __init__(self, problem: PlanningProblem, options: PlanningOptions | None = None) -> None:
+        if not isinstance(problem, PlanningProblem):
+            raise TypeError(
+                f"problem: {problem!r:.60}. Give Planner.from_profile or Planner.from_proposal"
+            )
+        self._problem = problem
+        self._planner = StepPlanner(problem, options)
+        self._step = 0
+
+    @classmethod
+    def from_profile(
+        cls,
+        profile: Profile | str,
+        gpus: int,
+        max_len: int,
         *,
         layout: str | None = None,
-        sync: SyncTimes | None = None,
-        static_groups: bool = False,
-        lockstep: bool = False,
+        sync: SyncTimes | Literal["derived"] | None = "derived",
+        execution: ExecutionKind | None = None,
         micro_step_multiple: int = 1,
         trainer: str | None = None,
         packing: str = PACKINGS[0],
         seed: int = 0,
         prove: bool = True,
         exact: bool = False,
-    ) -> None:
-        switches = {"static_groups": static_groups, "lockstep": lockstep}
-        switches |= {"prove": prove, "exact": exact}
-        for name, switch in switches.items():
-            if type(switch) is not bool:
-                raise TypeError(f"{name}: {switch!r}. Give True or False")
-        if isinstance(source, Proposal):
-            stated = {"gpus": gpus, "max_len": max_len, "layout": layout, "sync": sync}
-            stated |= {"lockstep": lockstep or None, "trainer": trainer}
-            stated |= {"micro_step_multiple": None if micro_step_multiple == 1 else 0}
-            if given := [name for name, value in stated.items() if value is not None]:
-                raise ValueError(f"{given[0]} is stated by the proposal; leave it out")
-            problem = source.problem
-        elif isinstance(source, str | Profile):
-            problem = _problem_of_profile(
-                find_profile(source) if isinstance(source, str) else source,
-                gpus,
-                max_len,
-                layout=layout,
-                sync=sync,
-                static_groups=static_groups,
-                lockstep=lockstep,
-                micro_step_multiple=micro_step_multiple,
-                trainer=trainer,
-            )
-        else:
-            raise TypeError(f"source: {source!r}. Give a profile, a proposal, or a profile's name")
-        if problem.in_lockstep:
-            check_planning_in_lockstep(
-                static_groups, packing != PACKINGS[0], spelled=("static_groups", "packing")
-            )
-        self._problem = problem
-        self._planner = StepPlanner(
-            problem, seed, packing, regrouping=not static_groups, prove=prove, exact=exact
-        )
-        self._step = 0
-
-    @classmethod
-    def from_profile(
-        cls, profile: Profile | str, gpus: int, max_len: int, **options: Unpack[ProfileOptions]
     ) -> Planner:
-        """Plan from a profile, its name or its file; ``options``: keywords of ``Planner``."""
-        return cls(profile, gpus, max_len, **options)
+        """Plan from a profile, its name or its file, for sequences of up to ``max_len`` tokens.
+
+        ``layout``: only this one, such as ``tp4``, for trainers that cannot change it. ``sync``:
+        times to choose strategies with, by default derived for each layout; None leaves it out.
+        ``execution``: by default ``regroup``, under ZeRO-3 ``lockstep``, in which the number of
+        micro-steps is a multiple of ``micro_step_multiple``. ``trainer``: only schemes that it
+        runs (``seqplan.planner.proposal.backends``). ``prove``: whether plans have a close bound;
+        without it they take half the time with a bound that takes microseconds, and the method
+        ``prove`` makes it close later. ``exact``: solve steps of few sequences that keep a large
+        gap, which takes seconds for each. ``packing``: see ``PlanningOptions``. ``TypeError`` and
+        ``ValueError`` name the argument; ``Infeasible`` if no scheme fits.
+        """
+        if isinstance(profile, str):
+            profile = find_profile(profile)
+        if not isinstance(profile, Profile):
+            raise TypeError(f"profile: {profile!r:.60}. Give a profile, its name or its file")
+        if layout is not None and not isinstance(layout, str):
+            raise TypeError(f"layout: {layout!r}. Give text, such as 'tp4' or 'tp2.pp2'")
+        if type(max_len) is int and max_len > MOST_TOKENS:
+            raise ValueError(f"max_len must be {MOST_TOKENS} or less, not {max_len}")
+        cluster = Cluster(gpus, max_len, max_len)
+        options = _make_options(packing, seed, prove, exact)
+        if trainer is not None:
+            find_backend(trainer).check_without_data()
+        profile, kind = apply_backend(profile, gpus, execution, micro_step_multiple, trainer)
+        if kind == "uniform":
+            raise OptionError(
+                "{0} uniform is one scheme, which a proposal for a data set chooses. Plan from "
+                "make_proposal(…, execution='uniform')",
+                "execution",
+            )
+        if layout is not None:
+            profile = _keep_layout(profile, layout)
+        if not cluster.models(profile):
+            raise Infeasible(f"no scheme of {profile.name} fits {gpus} GPUs; add GPUs")
+        if sync == "derived":
+            sync = None if profile.lockstep else choose_sync(profile, gpus)
+        elif sync is not None and profile.lockstep:
+            raise OptionError(
+                "profile {profile} is of ZeRO-3, whose gathers are part of its latency. Leave {0} "
+                "out",
+                "sync",
+                profile=profile.name,
+            )
+        problem = PlanningProblem(
+            profile=profile,
+            cluster=cluster,
+            sync=sync,
+            execution=kind,
+            micro_step_multiple=micro_step_multiple,
+        )
+        return cls(problem, options)
 
     @classmethod
     def from_proposal(
-        cls, proposal: Proposal | Path | str, **options: Unpack[PlannerOptions]
+        cls,
+        proposal: Proposal | Path | str,
+        *,
+        execution: ExecutionKind | None = None,
+        packing: str = PACKINGS[0],
+        seed: int = 0,
+        prove: bool = True,
+        exact: bool = False,
     ) -> Planner:
-        """Plan from a proposal or its file; ``options``: keywords of ``Planner``."""
+        """Plan from a proposal or its file.
+
+        ``execution``: ``static`` plans a proposal for ``regroup`` without it. The other options and
+        errors are those of ``from_profile``.
+        """
         if isinstance(proposal, str | Path):
             proposal = Proposal.load(Path(proposal))
         if not isinstance(proposal, Proposal):
-            raise TypeError(f"proposal: {proposal!r}. Give a proposal or its file")
-        return cls(proposal, **options)
+            raise TypeError(f"proposal: {proposal!r:.60}. Give a proposal or its file")
+        return cls(proposal.problem, _make_options(packing, seed, prove, exact, execution))
 
     @property
     def gpus(self) -> int:
@@ -217,54 +217,21 @@ def _whole(name: str, value: object) -> int:
         raise ValueError(f"{name} must be a whole number, not {value!r}") from None
 
 
-def _problem_of_profile(
-    profile: Profile,
-    gpus: int | None,
-    max_len: int | None,
-    *,
-    layout: str | None,
-    sync: SyncTimes | None,
-    static_groups: bool,
-    lockstep: bool,
-    micro_step_multiple: int,
-    trainer: str | None,
-) -> PlanningProblem:
-    """Make the problem of planning from a profile alone; errors as ``Planner`` raises them."""
-    if layout is not None and not isinstance(layout, str):
-        raise TypeError(f"layout: {layout!r}. Give text, such as 'tp4' or 'tp2.pp2'")
-    if max_len is not None and type(max_len) is int and max_len > MOST_TOKENS:
-        raise ValueError(f"max_len must be {MOST_TOKENS} or less, not {max_len}")
-    if gpus is None or max_len is None:
-        raise ValueError("planning from a profile needs gpus and max_len")
-    if trainer is not None:
-        backend = find_backend(trainer)
-        backend.check_without_data()
-        profile, lockstep = backend.usable_profile(profile, gpus), backend.lockstep or lockstep
-    check_rounds(
-        profile, lockstep, micro_step_multiple, static_groups=static_groups, spelled=AS_NAMES
+def _make_options(
+    packing: str, seed: int, prove: bool, exact: bool, execution: ExecutionKind | None = None
+) -> PlanningOptions:
+    for name, switch in (("prove", prove), ("exact", exact)):
+        if type(switch) is not bool:
+            raise TypeError(f"{name}: {switch!r}. Give True or False")
+    return PlanningOptions(
+        seed=seed, packing=packing, execution=execution, prove=prove, exact=exact
     )
-    if layout is not None:
-        degrees = parse_layout(layout)
-        layouts = sorted({(entry.scheme.tp, entry.scheme.pp) for entry in profile.schemes})
-        if degrees not in layouts:
-            known = ", ".join(layout_text(known) for known in layouts)
-            raise ValueError(f"profile {profile.name} has no layout {layout}; it has {known}")
-        profile = profile.restrict(layout=degrees)
-    cluster = Cluster(gpus, max_len, max_len)
-    if not cluster.models(profile):
-        raise Infeasible(f"no scheme of {profile.name} fits {gpus} GPUs; add GPUs")
-    if sync is not None and profile.lockstep:
-        raise ValueError(
-            f"profile {profile.name} is of ZeRO-3, whose gathers are part of its latency; leave "
-            "sync out"
-        )
-    if sync is None and not profile.lockstep:
-        sync = choose_sync(profile, gpus)
-    return PlanningProblem(
-        profile=profile,
-        cluster=cluster,
-        sync=sync,
-        static_groups=static_groups,
-        lockstep=lockstep,
-        micro_step_multiple=micro_step_multiple,
-    )
+
+
+def _keep_layout(profile: Profile, layout: str) -> Profile:
+    degrees = parse_layout(layout)
+    layouts = sorted({(entry.scheme.tp, entry.scheme.pp) for entry in profile.schemes})
+    if degrees not in layouts:
+        known = ", ".join(layout_text(known) for known in layouts)
+        raise ValueError(f"profile {profile.name} has no layout {layout}; it has {known}")
+    return profile.restrict(layout=degrees)

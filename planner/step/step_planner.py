@@ -6,7 +6,7 @@ from typing import Protocol
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.lockstep_planner import LockstepPlanner
-from seqplan.planner.problem import PACKINGS, PlanningOptions, PlanningProblem
+from seqplan.planner.problem import PlanningOptions, PlanningProblem
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.step.pipeline_planner import PipelinePlanner
 from seqplan.planner.step.regroup_planner import RegroupPlanner
@@ -26,32 +26,15 @@ class StepPlanner:
     """Plans steps of one problem or proposal; the same batch always gives the same plan.
 
     If the problem states a sync, strategies are chosen by their time with it; a plan's times never
-    hold it, as they recompute from the profile. ``packing`` … ``exact``: see ``PlanningOptions``;
-    ``ValueError`` for options that the problem does not support.
+    hold it, as they recompute from the profile. ``OptionError`` for options that the problem does
+    not support.
     """
 
     def __init__(
-        self,
-        source: PlanningProblem | Proposal,
-        seed: int = 0,
-        packing: str = PACKINGS[0],
-        regrouping: bool = True,
-        *,
-        prove: bool = True,
-        prove_rounds: bool = False,
-        exact: bool = False,
+        self, source: PlanningProblem | Proposal, options: PlanningOptions | None = None
     ) -> None:
         self.problem = source.problem if isinstance(source, Proposal) else source
-        options = PlanningOptions(
-            seed=seed,
-            packing=packing,
-            regroup=regrouping,
-            prove=prove,
-            prove_lockstep=prove_rounds,
-            exact=exact,
-        )
-        options.check(self.problem)
-        self._planner = make_planner(self.problem, options)
+        self._planner = make_planner(self.problem, options or PlanningOptions())
 
     def plan(self, batch: Batch) -> Plan:
         """Plan a batch; ``Infeasible`` if no scheme holds a sequence."""
@@ -79,9 +62,10 @@ class StepPlanner:
 
 def make_planner(problem: PlanningProblem, options: PlanningOptions) -> _Planner:
     """Make the planner of a problem's kind of execution."""
+    execution = options.resolve_execution(problem)
     provenance = Provenance(VERSION, options.seed, problem.profile.digest, problem.digest)
     if problem.in_lockstep:
         return LockstepPlanner(problem, options, provenance)
-    if options.regroup and not problem.static_groups:
+    if execution == "regroup":
         return RegroupPlanner(problem, options, provenance)
     return PipelinePlanner(problem, options, provenance)

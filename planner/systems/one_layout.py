@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from seqplan.planner.execution import ExecutionKind
+from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.simulation.iteration import Execution
 from seqplan.planner.step.step_planner import StepPlanner
@@ -31,19 +33,20 @@ def one_layout(
     else:
         layout = choice.chosen or f"tp{choice.rows[0].tp}.pp{choice.rows[0].pp}"
         return [
-            _trainer(proposal, layout, seed, regrouping=False),
-            _trainer(proposal, layout, seed, regrouping=True),
+            _one_layout(proposal, layout, seed, "static"),
+            _one_layout(proposal, layout, seed, "regroup"),
         ]
     return [Skipped("one-layout", _STAYING, why)]
 
 
-def _trainer(
-    proposal: Proposal, layout: str, seed: int, *, regrouping: bool
+def _one_layout(
+    proposal: Proposal, layout: str, seed: int, execution: ExecutionKind
 ) -> ComparedSystem | Skipped:
     degrees = parse_layout(layout)
-    name = _RE_FORMING if regrouping else _STAYING
-    key = "regrouping" if regrouping else "one-layout"
-    if regrouping and degrees[1] > 1:
+    regroup = execution == "regroup"
+    name = _RE_FORMING if regroup else _STAYING
+    key = "regrouping" if regroup else "one-layout"
+    if regroup and degrees[1] > 1:
         return Skipped(key, name, f"the layout {layout} has stages, whose groups cannot regroup")
     assert proposal.layouts is not None
     within = tuple(
@@ -56,8 +59,9 @@ def _trainer(
         profile=proposal.profile.restrict(layout=degrees),
         candidates=within,
         layouts=replace(proposal.layouts, chosen=layout),
+        execution=execution,
     )
-    planner = StepPlanner(confined, seed, regrouping=regrouping)
+    planner = StepPlanner(confined, PlanningOptions(seed=seed))
     return ComparedSystem(
         key,
         name,

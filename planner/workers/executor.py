@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.workers.planned_step import TimedPlan
 from seqplan.planner.workers.pool import WorkerPool, Workforce
 from seqplan.planner.workers.processes import ProcessWorkforce
@@ -32,9 +33,7 @@ def check_executor(name: str) -> None:
         check_ray()
 
 
-def open_executor(
-    name: str, proposal: str, seed: int, packing: str, regrouping: bool, exact: bool, workers: int
-) -> Executor:
+def open_executor(name: str, proposal: str, options: PlanningOptions, workers: int) -> Executor:
     """Open ``workers`` planners of one proposal (JSON text); ``ValueError`` as ``check_executor``.
 
     Nothing is started before the first step is submitted.
@@ -42,7 +41,7 @@ def open_executor(
     check_executor(name)
     workforce: Workforce
     if name == "ray":
-        workforce = RayWorkforce(proposal, seed, packing, regrouping, exact, workers)
+        workforce = RayWorkforce(proposal, options, workers)
     else:
-        workforce = ProcessWorkforce(proposal, seed, packing, regrouping, exact)
+        workforce = ProcessWorkforce(proposal, options)
     return WorkerPool(workforce, workers)

@@ -18,6 +18,7 @@ from typing import Any
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.relaxation import SOLVER
+from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.workers.planned_step import TimedPlan, plan_one
@@ -26,10 +27,8 @@ from seqplan.planner.workers.planned_step import TimedPlan, plan_one
 class ProcessWorkforce:
     """Starts processes that each read the proposal once."""
 
-    def __init__(
-        self, proposal: str, seed: int, packing: str, regrouping: bool, exact: bool
-    ) -> None:
-        self._arguments = (proposal, seed, packing, regrouping, exact)
+    def __init__(self, proposal: str, options: PlanningOptions) -> None:
+        self._arguments = (proposal, options)
 
     def start(self) -> ProcessWorker:
         """Start a process."""
@@ -42,19 +41,14 @@ class ProcessWorkforce:
 class ProcessWorker:
     """A process that plans, and this end of the pipe to it."""
 
-    def __init__(
-        self, proposal: str, seed: int, packing: str, regrouping: bool, exact: bool
-    ) -> None:
+    def __init__(self, proposal: str, options: PlanningOptions) -> None:
         self._pipe, child_end = multiprocessing.Pipe()
         with child_end:
             self.process = start_process(
                 _serve,
                 child_end,
                 proposal,
-                seed,
-                packing,
-                regrouping,
-                exact,
+                options,
                 context=planning_context(),
             )
 
@@ -122,14 +116,12 @@ def _interrupts_left_to_the_parent() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _serve(
-    pipe: Connection, proposal: str, seed: int, packing: str, regrouping: bool, exact: bool
-) -> None:
+def _serve(pipe: Connection, proposal: str, options: PlanningOptions) -> None:
     """Plan the batches of the pipe until it is closed: the life of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a server of the program may not have blocked it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     document = Proposal.from_json(proposal, "proposal")
-    planner = StepPlanner(document, seed, packing, regrouping, exact=exact)
+    planner = StepPlanner(document, options)
     try:
         pipe.send(None)  # ready
         while True:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.problem import PACKINGS
+from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.workers.executor import EXECUTORS, Executor, check_executor, open_executor
@@ -18,10 +18,7 @@ def produce(
     proposal: Proposal,
     batches: Iterable[Batch],
     *,
-    seed: int = 0,
-    packing: str = PACKINGS[0],
-    regrouping: bool = True,
-    exact: bool = False,
+    options: PlanningOptions | None = None,
     workers: int = 1,
     executor: str = EXECUTORS[0],
     look_ahead: int | None = None,
@@ -29,23 +26,23 @@ def produce(
     """Plan ``batches`` and yield their plans in order.
 
     At most ``look_ahead`` steps (default 2 per worker) are planned or waiting beyond the one handed
-    out. ``packing``, ``regrouping`` and ``exact``: as ``StepPlanner`` has them. ``executor``: one
-    of ``EXECUTORS``; of ``processes``, one is this one. Raises what planning raises
-    (``Infeasible``), at the step it belongs to, what iterating over ``batches`` raises, after the
-    steps before it, ``WorkerDied``, and ``RayUnavailable``. Closing the generator ends the workers.
+    out. ``executor``: one of ``EXECUTORS``; of ``processes``, one is this one. Raises what planning
+    raises (``Infeasible``), at the step it belongs to, what iterating over ``batches`` raises,
+    after the steps before it, ``WorkerDied``, and ``RayUnavailable``. Closing the generator ends
+    the workers.
     """
     if workers < 1:
         raise ValueError(f"workers must be 1 or more, not {workers}")
     check_executor(executor)
     if workers == 1 and executor == EXECUTORS[0]:
-        planner = StepPlanner(proposal, seed, packing, regrouping, exact=exact)
+        planner = StepPlanner(proposal, options)
         for batch in batches:
             yield plan_one(planner, batch)
         return
     ahead = 2 * workers if look_ahead is None else look_ahead
     if ahead < 1:
         raise ValueError(f"look-ahead must be 1 or more, not {ahead}")
-    pool = open_executor(executor, proposal.to_json(), seed, packing, regrouping, exact, workers)
+    pool = open_executor(executor, proposal.to_json(), options or PlanningOptions(), workers)
     try:
         yield from _in_order(pool, iter(batches), ahead)
     finally:

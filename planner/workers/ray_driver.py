@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.workers.planned_step import TimedPlan
@@ -48,7 +49,7 @@ class ActorDied(Exception):
 
 
 def drive(
-    pipes: list[Connection], patience_s: float, arguments: tuple[str, int, str, bool, bool]
+    pipes: list[Connection], patience_s: float, arguments: tuple[str, PlanningOptions]
 ) -> None:
     """Pass steps from pipes to actors until the parent process ends.
 
@@ -83,11 +84,9 @@ def _silence_ray() -> None:
 class PlanningActor:
     """The methods of one actor; made with ``ray.remote`` by a driver of the same release."""
 
-    def __init__(
-        self, proposal: str, seed: int, packing: str, regrouping: bool, exact: bool
-    ) -> None:
+    def __init__(self, proposal: str, options: PlanningOptions) -> None:
         document = Proposal.from_json(proposal, "proposal")
-        self._planner = StepPlanner(document, seed, packing, regrouping, exact=exact)
+        self._planner = StepPlanner(document, options)
 
     def version(self) -> str:
         return VERSION
@@ -104,10 +103,7 @@ def _connect(
     workers: int,
     patience_s: float,
     proposal: str,
-    seed: int,
-    packing: str,
-    regrouping: bool,
-    exact: bool,
+    options: PlanningOptions,
 ) -> _StartWorker:
     """Join the cluster, or start one; every attempt to start a worker raises a failure."""
     address = os.environ.get(ADDRESS, "")
@@ -115,9 +111,7 @@ def _connect(
     end = time.monotonic() + patience_s
     while True:
         try:
-            return _worker_starter(
-                _join(address, workers), place, proposal, seed, packing, regrouping, exact
-            )
+            return _worker_starter(_join(address, workers), place, proposal, options)
         except Exception as error:
             if time.monotonic() >= end:
                 failure = RayUnavailable(f"cannot use {place}: {_in_short(error)}")
@@ -161,14 +155,12 @@ def _check_port(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _PORT_S).close()
 
 
-def _worker_starter(
-    ray: Any, place: str, proposal: str, seed: int, packing: str, regrouping: bool, exact: bool
-) -> _StartWorker:
+def _worker_starter(ray: Any, place: str, proposal: str, options: PlanningOptions) -> _StartWorker:
     remote = ray.remote(PlanningActor).options(num_cpus=1, max_restarts=0, max_task_retries=0)
     text = ray.put(proposal)
 
     def start_worker() -> Any:
-        actor = remote.remote(text, seed, packing, regrouping, exact)
+        actor = remote.remote(text, options)
         try:
             version = ray.get(actor.version.remote(), timeout=_ACTOR_S)
         except ray.exceptions.GetTimeoutError:

@@ -13,6 +13,7 @@ import importlib.util
 import multiprocessing
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.workers.planned_step import TimedPlan
 from seqplan.planner.workers.processes import start_process
 from seqplan.planner.workers.ray_driver import ActorDied, drive
@@ -32,11 +33,9 @@ def check_ray() -> None:
 class RayWorkforce:
     """Actors of one Ray cluster, reached through one agent."""
 
-    def __init__(
-        self, proposal: str, seed: int, packing: str, regrouping: bool, exact: bool, workers: int
-    ) -> None:
+    def __init__(self, proposal: str, options: PlanningOptions, workers: int) -> None:
         check_ray()
-        self._arguments = (proposal, seed, packing, regrouping, exact)
+        self._arguments = (proposal, options)
         self._workers = workers
         self._agent: _Agent | None = None
 
@@ -59,7 +58,9 @@ class RayWorkforce:
 class _Agent:
     """The process that is Ray's driver, with a pipe for each worker."""
 
-    def __init__(self, workers: int, patience_s: float, *arguments: str | int) -> None:
+    def __init__(
+        self, workers: int, patience_s: float, *arguments: *tuple[str, PlanningOptions]
+    ) -> None:
         pairs = [multiprocessing.Pipe() for _ in range(workers)]
         self.free = [own_end for own_end, _ in pairs]
         self.lost = False

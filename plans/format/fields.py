@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 MAX_INTEGER = 2**63 - 1
 """Largest integer of any format: every reader can hold it in 64 signed bits."""
+
+Choice = TypeVar("Choice", bound=str)
 
 _NONE: frozenset[str] = frozenset()
 
@@ -58,6 +60,16 @@ class FieldReader:
         if type(value) is not str:
             self.fail(f"{place}.{name}", f"wants a string, not {shown(value)}")
         return value
+
+    def choice(
+        self, raw: dict[str, Any], name: str, place: str, choices: tuple[Choice, ...]
+    ) -> Choice:
+        """Read one of ``choices``."""
+        text = self.text(raw, name, place)
+        found = next((choice for choice in choices if choice == text), None)
+        if found is None:
+            self.fail(f"{place}.{name}", f"must be one of {', '.join(choices)}: {shown(text)}")
+        return found
 
     def boolean(self, raw: dict[str, Any], name: str, place: str) -> bool:
         """Return a field that is true or false."""

@@ -96,14 +96,14 @@ def _make(folder: Path, profile: str, gpus: int, tokens: int, lengths: Path) -> 
     )
     succeeded(
         call(
-            *("propose", "--profile", profile, "--gpus", gpus, "--lengths", lengths),
+            *("propose", "--profile", profile, "--gpus", gpus, lengths),
             *("--max-len", MAX_LEN, "--tokens", tokens, "--schemes", "measured"),
             *("-o", files.proposal),
         )
     )
     succeeded(
         call(
-            *("plan", "--proposal", files.proposal, "--lengths", lengths),
+            *("plan", "--proposal", files.proposal, lengths),
             *("--steps", files.steps, "-o", files.plans),
         )
     )

@@ -26,6 +26,6 @@ class PlannedFiles:
 def propose(lengths: Path, output: Path, *more: str | int | Path) -> Outcome:
     """A proposal for 8 GPUs; later options replace earlier ones."""
     return call(
-        *("propose", "--profile", "gpt-7b-a100-40gb", "--gpus", 8, "--lengths", lengths),
+        *("propose", "--profile", "gpt-7b-a100-40gb", "--gpus", 8, lengths),
         *("--max-len", MAX_LEN, "-o", output, *more),
     )

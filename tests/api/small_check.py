@@ -24,13 +24,13 @@ def planned(
     proposal, plans = folder / "proposal.json", folder / "plans.jsonl"
     succeeded(
         call(
-            *("propose", "--profile", profile, "--gpus", RANKS, "--lengths", lengths),
+            *("propose", "--profile", profile, "--gpus", RANKS, lengths),
             *("--max-len", max_len, "--tokens", tokens, "-o", proposal),
         )
     )
     succeeded(
         call(
-            *("plan", "--proposal", proposal, "--lengths", lengths),
+            *("plan", "--proposal", proposal, lengths),
             *("--steps", steps, "--seed", 2, "-o", plans),
         )
     )

@@ -39,7 +39,7 @@ def _document() -> bytes:
     """A proposal for the lengths, made once for all services of a test run."""
     cluster = Cluster(gpus=WORLD, max_len=MAX_LEN, tokens=8000)
     profile = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
-    proposal = make_proposal(profile, cluster, np.load(DATA), propagation_only=True)
+    proposal = make_proposal(profile, cluster, np.load(DATA), sync=None)
     return proposal.to_json().encode()
 
 

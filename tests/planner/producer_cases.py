@@ -14,6 +14,7 @@ from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.cluster import Cluster
+from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Candidate, Proposal
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.workers import processes as process_workers
@@ -44,6 +45,7 @@ def proposal(profile: Profile, cluster: Cluster, strategies: Sequence[str]) -> P
         expected_ms=1.0,
         lower_bound_ms=1.0,
         judged=1,
+        execution="lockstep" if profile.lockstep else "regroup",
     )
 
 
@@ -80,12 +82,10 @@ def plan_or_die(planner: StepPlanner, batch: Batch) -> TimedPlan:
     return plan_one(planner, batch)
 
 
-def serve_and_die(
-    pipe: Connection, proposal: str, seed: int, packing: str, regrouping: bool, exact: bool
-) -> None:
+def serve_and_die(pipe: Connection, proposal: str, options: PlanningOptions) -> None:
     """The life of a process that plans with ``plan_or_die``."""
     process_workers.plan_one = plan_or_die
-    _serve(pipe, proposal, seed, packing, regrouping, exact)
+    _serve(pipe, proposal, options)
 
 
 def drive_and_die(*arguments: Any) -> None:

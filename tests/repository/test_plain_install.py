@@ -87,7 +87,7 @@ def test_first_commands_of_a_clone_run_inside_checkout(installed: PlainInstall) 
     """The demonstration starts ranks, and planning its workers: all import the same package."""
     shown = installed.run(installed.seqplan, "demo", "-o", "out")
     assert "7. Executed" in shown or find_spec("torch") is None
-    plan = ("plan", "--proposal", "out/proposal.json", "--lengths", "examples/data/code.npy")
+    plan = ("plan", "--proposal", "out/proposal.json", "examples/data/code.npy")
     installed.run(installed.seqplan, *plan, *_TWO_STEPS)
     first = (installed.checkout / "out" / "plans.jsonl").read_text().splitlines()
     assert (installed.checkout / "again.jsonl").read_text().splitlines() == first[:2]

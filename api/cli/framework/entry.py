@@ -41,10 +41,9 @@ Environment: SEQPLAN_PROFILE, SEQPLAN_STORE and SEQPLAN_TOKEN set --profile, --s
 a command requires them; SEQPLAN_KERNEL=python plans without compiled code. An option goes first.
 
 example:
-  seqplan propose --profile llama-32b-a800-80gb --gpus 64 --lengths lengths.npy \\
-    --max-len 32768 -o proposal.json
-  seqplan plan --proposal proposal.json --lengths lengths.npy --tokens 200000 --steps 20 \\
-    -o plans.jsonl
+  seqplan propose lengths.npy --profile llama-32b-a800-80gb --gpus 64 --max-len 32768 \\
+    -o proposal.json
+  seqplan plan lengths.npy --proposal proposal.json --tokens 200000 --steps 20 -o plans.jsonl
   seqplan check plans.jsonl && seqplan explain plans.jsonl --step 3
 """
 
@@ -132,13 +131,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(f"{where}{error.strerror or error}")
         return BAD_INPUT
     except ValueError as error:
-        _say(str(error))
+        _say(_word(error))
         return BAD_INPUT
     except RuntimeError as error:
         from seqplan.planner.errors import Infeasible
 
         _say(str(error))
         return INFEASIBLE if isinstance(error, Infeasible) else FAILED
+
+
+def _word(error: ValueError) -> str:
+    """Return an error's message, with options as on the command line."""
+    from seqplan.planner.errors import OptionError
+
+    if isinstance(error, OptionError):
+        return error.spell(lambda name: f"--{name.replace('_', '-')}")
+    return str(error)
 
 
 def _say(message: str) -> None:

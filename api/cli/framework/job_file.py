@@ -21,7 +21,7 @@ class JobFile:
     the default per GPU); ``look_ahead``: steps planned beyond the slowest rank; ``store``: a path
     or URL; ``files``: folder of uploaded arrays (default: next to a SQLite store; several sidecars
     of a PostgreSQL store share it); ``workers``: planners; ``executor``: their kind, one of
-    ``executor.EXECUTORS``; ``allow_host``: see ``serve --allow-host``; ``lockstep``,
+    ``executor.EXECUTORS``; ``allow_host``: see ``serve --allow-host``; ``execution``,
     ``micro_step_multiple`` and ``trainer``: see ``propose``; ``keep_steps``, ``abandon_hours``,
     ``job_days`` and ``grace_days``: see ``serve``; ``token_file``: the file of the token that every
     request then needs, made if absent.
@@ -43,7 +43,7 @@ class JobFile:
     allow_host: str = ""
     workers: int = 1
     executor: str = EXECUTORS[0]
-    lockstep: bool = False
+    execution: str = ""
     micro_step_multiple: int = 1
     keep_steps: int = 5000
     abandon_hours: int = 24
@@ -77,10 +77,10 @@ def read_job_file(path: Path) -> JobFile:
             continue
         value, (kind, wanted) = raw[name], _KINDS[field.type]
         if type(value) is not kind:
-            raise ValueError(f"{path}: {name}: wants {wanted}, not {value!r}")
+            raise ValueError(f"{path}: {name}: must be {wanted}: {value!r}")
         least = _LEAST.get(name, 1)
         if isinstance(value, int) and kind is int and value < least:
-            raise ValueError(f"{path}: {name}: wants {least} or more, not {value}")
+            raise ValueError(f"{path}: {name}: must be {least} or more: {value}")
         if name == "gpus" and isinstance(value, int) and value > MOST_GPUS:
             raise ValueError(f"{path}: gpus must be {MOST_GPUS} or fewer, not {value}")
     try:
@@ -88,7 +88,7 @@ def read_job_file(path: Path) -> JobFile:
     except ValueError as error:
         raise ValueError(f"{path}: job: {error}") from None
     if (executor := raw.get("executor", EXECUTORS[0])) not in EXECUTORS:
-        raise ValueError(f"{path}: executor: wants {' or '.join(EXECUTORS)}, not {executor!r}")
+        raise ValueError(f"{path}: executor: must be {' or '.join(EXECUTORS)}: {executor!r}")
     return JobFile(**{**raw, **_resolve_paths(raw, path.parent)})
 
 

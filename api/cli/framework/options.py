@@ -7,7 +7,11 @@ it uses, and no more.
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from seqplan.planner.execution import EXECUTIONS
+from seqplan.planner.proposal.scheme_filter import SchemeFilter
 
 if TYPE_CHECKING:
     from seqplan.costs.profile import Profile
@@ -20,7 +24,7 @@ def positive(text: str) -> int:
     except ValueError:
         value = 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"wants an integer of 1 or more, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be an integer of 1 or more: {text!r}")
     return value
 
 
@@ -31,24 +35,24 @@ def natural(text: str) -> int:
     except ValueError:
         value = -1
     if value < 0:
-        raise argparse.ArgumentTypeError(f"wants an integer of 0 or more, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be an integer of 0 or more: {text!r}")
     return value
 
 
 def check_port(port: int) -> None:
     """Raise ``ValueError`` unless ``port`` is a TCP port."""
     if port > 65535:
-        raise ValueError(f"--port {port}: wants 0 to 65535")
+        raise ValueError(f"--port must be 0 to 65535: {port}")
 
 
 def add_planning_input(parser: argparse.ArgumentParser) -> None:
-    """Add the planning problem: profile, GPUs, lengths, longest sequence and tokens of a step."""
+    """Add the planning problem: data, profile, GPUs, longest sequence and tokens of a step."""
     from seqplan.planner.cluster import TOKENS_PER_GPU
 
     add = parser.add_argument
-    add("--profile", metavar="NAME|FILE", required=True, help="seqplan profiles")
+    add("data", metavar="DATA", help="lengths.npy, or any source of lengths")
+    add("--profile", metavar="NAME|FILE", required=True, help="seqplan profile list")
     add("--gpus", metavar="N", type=positive, required=True)
-    add("--lengths", metavar="FILE", required=True, help="lengths.npy, or any source of lengths")
     add("--max-len", metavar="L", type=positive, required=True, help="truncate sequences to this")
     add(
         "--tokens",
@@ -59,7 +63,7 @@ def add_planning_input(parser: argparse.ArgumentParser) -> None:
 
 
 def add_usable_schemes(parser: argparse.ArgumentParser) -> None:
-    """Add what decides which schemes may be used: shards, flags, origin and layout."""
+    """Add what decides which schemes may be used: shards, filters and the trainer."""
     parser.add_argument(
         "--optimizer-shards",
         metavar="D",
@@ -67,18 +71,14 @@ def add_usable_schemes(parser: argparse.ArgumentParser) -> None:
         help="ranks over which optimizer states are sharded; default all",
     )
     parser.add_argument(
-        "--include-flagged", action="store_true", help="also use coefficients marked as unsound"
-    )
-    parser.add_argument(
         "--schemes",
-        choices=("all", "measured"),
-        default="all",
-        help="measured: leave schemes out whose coefficients are derived; default all",
+        metavar="FILTER,…",
+        type=scheme_filter,
+        default=SchemeFilter(),
+        help="measured: only schemes whose coefficients are not derived; flagged: also those "
+        "marked as unsound; tp4.pp2: only schemes of this tp and pp",
     )
-    add_trainer(parser, "only what this trainer runs: its schemes, ZeRO stage and lockstep")
-    parser.add_argument(
-        "--layout", metavar="LAYOUT", type=layout, help="only schemes of one tp and pp, as tp4.pp2"
-    )
+    add_trainer(parser, "only what this trainer runs: its schemes, ZeRO stage and execution")
 
 
 def add_trainer(parser: argparse.ArgumentParser, help_text: str) -> None:
@@ -88,12 +88,10 @@ def add_trainer(parser: argparse.ArgumentParser, help_text: str) -> None:
     parser.add_argument("--trainer", choices=tuple(BACKENDS), help=help_text)
 
 
-def layout(text: str) -> tuple[int, int]:
-    """An argparse type: the tp and pp of a layout, written like a scheme."""
-    from seqplan.planner.sync.times import parse_layout
-
+def scheme_filter(text: str) -> SchemeFilter:
+    """An argparse type: filters of schemes, separated by commas."""
     try:
-        return parse_layout(text)
+        return SchemeFilter.parse(text.split(","))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -102,19 +100,16 @@ def usable_profile(args: argparse.Namespace) -> Profile:
     """The profile that was named, with the schemes that may be used; ``ProfileError`` for none."""
     from seqplan.costs.shipped.catalogue import find_profile
 
-    profile = find_profile(args.profile)
+    return filter_schemes(find_profile(args.profile), args)
+
+
+def filter_schemes(profile: Profile, args: argparse.Namespace) -> Profile:
+    """The profile with the schemes that may be used; ``ProfileError`` for none."""
     if args.trainer is not None:
         from seqplan.planner.proposal.backends import find_backend
 
         profile = find_backend(args.trainer).usable_profile(profile, args.gpus)
-    return profile.restrict(measured=args.schemes == "measured", layout=args.layout)
-
-
-def runs_in_lockstep(args: argparse.Namespace) -> bool:
-    """Return whether ranks run in lockstep: by option, or by the named trainer."""
-    from seqplan.planner.proposal.backends import find_backend
-
-    return args.lockstep or (args.trainer is not None and find_backend(args.trainer).lockstep)
+    return profile.restrict(measured=args.schemes.measured, layout=args.schemes.layout)
 
 
 def number(text: str) -> float:
@@ -124,7 +119,7 @@ def number(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"wants a number of 0 or more, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a number of 0 or more: {text!r}")
     return value
 
 
@@ -135,49 +130,62 @@ def above_zero(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"wants a number above 0, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a number above 0: {text!r}")
     return value
 
 
-def sync_times(text: str) -> tuple[float, float]:
-    """An argparse type: one time (ms) for all replicas, or two: equal ones, different ones."""
-    parts = [number(part) for part in text.split(",")]
-    if len(parts) > 2:
-        raise argparse.ArgumentTypeError(f"wants one time or two, not {text!r}")
-    return parts[0], parts[-1]
+@dataclass(frozen=True)
+class SyncOption:
+    """``--sync``: times (ms) between equal and different replicas, derived or none; overlap."""
+
+    times: tuple[float, float] | Literal["derived"] | None = "derived"
+    overlap: float = 0.0
+
+
+def sync_option(text: str) -> SyncOption:
+    """An argparse type: ``derived``, ``none`` or one or two times (ms), and ``overlap=SHARE``."""
+    parts = [part.strip() for part in text.split(",")]
+    shares = [part.removeprefix("overlap=") for part in parts if part.startswith("overlap=")]
+    named = [part for part in parts if not part.startswith("overlap=")]
+    if len(shares) > 1 or len(named) > 2 or (len(named) > 1 and {"derived", "none"} & {*named}):
+        raise argparse.ArgumentTypeError(
+            f"must be derived, none, MS or MS,MS, and overlap=SHARE: {text!r}"
+        )
+    overlap = number(shares[0]) if shares else 0.0
+    if not named or named == ["derived"]:
+        return SyncOption("derived", overlap)
+    if named == ["none"]:
+        return SyncOption(None, overlap)
+    times = [number(part) for part in named]
+    return SyncOption((times[0], times[-1]), overlap)
 
 
 def add_sync(parser: argparse.ArgumentParser) -> None:
-    """Add the sync's times: ``--sync-ms`` and ``--overlap``."""
+    """Add ``--sync``."""
     parser.add_argument(
-        "--sync-ms",
-        metavar="E[,H]",
-        type=sync_times,
-        help="sync of parameters and gradients: between equal replicas, and between different "
-        "layouts; default: derived for each layout from its bytes and the cluster's links",
-    )
-    parser.add_argument(
-        "--overlap",
-        metavar="SHARE",
-        type=number,
-        default=0.0,
-        help="share of the sync hidden by propagation; default 0",
+        "--sync",
+        metavar="MS[,MS]",
+        type=sync_option,
+        default=SyncOption(),
+        help="sync of parameters and gradients between equal replicas and between different "
+        "layouts, with overlap=SHARE hidden by computation; derived (default): for each layout "
+        "from its bytes and the cluster's links; none: choose by forward and backward alone",
     )
 
 
-def add_rounds(
+def add_execution(
     parser: argparse.ArgumentParser,
-    multiple: str = "the rounds of every step are a multiple of M; default 1",
+    multiple: str = "in lockstep the micro-steps of every step are a multiple of M; default 1",
 ) -> None:
-    """Add the options of steps in rounds: ``--lockstep`` and ``--micro-step-multiple``.
-
-    ``multiple``: the help of the second.
-    """
+    """Add ``--execution`` and ``--micro-step-multiple``; ``multiple``: the help of the second."""
     parser.add_argument(
-        "--lockstep",
-        action="store_true",
-        help="all ranks run their k-th micro-batches together, in rounds, each as long as its "
-        "slowest group: for trainers on FSDP, and Megatron's dynamic context parallelism",
+        "--execution",
+        choices=EXECUTIONS,
+        help="uniform: one scheme on all ranks, the same at every step; static: a strategy for "
+        "each step, whose groups stay within it; regroup: groups may also change within a step; "
+        "lockstep: all ranks run their k-th micro-batch together, in groups formed for each "
+        "micro-step (FSDP, Megatron's dynamic context parallelism); default: what --trainer runs, "
+        "lockstep under ZeRO-3, else regroup",
     )
     parser.add_argument(
         "--micro-step-multiple",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Path, Query
 from pydantic import (
@@ -85,14 +85,14 @@ def _sync_times(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
         times = check(value)
     except ValidationError:
         # Of a choice of two, pydantic names the first that it is not.
-        wanted = "wants times of 0 or more ms, as 900 or [900, 1400]"
+        wanted = "must be derived, none, or times of 0 or more ms, as 900 or [900, 1400]"
         raise PydanticCustomError("sync_times", wanted) from None
     return [times] if isinstance(times, float) else times
 
 
 _Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-SyncTimesField = Annotated[
-    _Time | Annotated[list[_Time], Field(min_length=1, max_length=2)],
+SyncField = Annotated[
+    Literal["derived", "none"] | _Time | Annotated[list[_Time], Field(min_length=1, max_length=2)],
     WrapValidator(_sync_times),
 ]
-"""One time or two (ms) as a list."""
+"""``derived``, ``none``, or one time or two (ms) as a list."""

@@ -20,7 +20,7 @@ from seqplan.api.rest.payloads.answers import (
     answers,
     describe_upload,
 )
-from seqplan.api.rest.payloads.fields import Limit, Natural, Positive, Share, SyncTimesField, Text
+from seqplan.api.rest.payloads.fields import Limit, Natural, Positive, Share, SyncField, Text
 from seqplan.api.rest.payloads.idempotency import add_location, once
 from seqplan.api.rest.payloads.pages import read_page
 from seqplan.api.rest.payloads.problems import Problem, not_found, require_found
@@ -42,6 +42,7 @@ from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
 from seqplan.planner.batches.sampler import check_tokens
 from seqplan.planner.cluster import MOST_GPUS, TOKENS_PER_GPU
+from seqplan.planner.execution import ExecutionKind
 from seqplan.planner.proposal.document import Proposal
 
 routes = APIRouter(prefix="/v1/proposals", tags=["proposals"])
@@ -50,11 +51,10 @@ routes = APIRouter(prefix="/v1/proposals", tags=["proposals"])
 class NewProposal(BaseModel):
     """Options of ``seqplan propose``, by name, with its defaults.
 
-    ``profile``: id or name; ``lengths``: id; ``sync_ms``: one time, or [equal replicas, different
-    layouts]; without it, derived for each layout; ``propagation_only``: leave it out;
-    ``static_groups``: groups stay as they are within a step; ``lockstep``: ranks run their k-th
-    micro-batches together, in rounds, a multiple of ``micro_step_multiple``; ``layout``: only
-    schemes of one tp and pp, as tp4.pp2; ``trainer``: only what it runs.
+    ``profile``: id or name; ``lengths``: id; ``sync``: one time (ms), [equal replicas, different
+    layouts], ``derived`` for each layout, or ``none``; ``execution``: uniform, static, regroup or
+    lockstep, by default what the profile and the trainer run; ``schemes``: filters, of measured,
+    flagged and a layout such as tp4.pp2; ``trainer``: only what it runs.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -66,15 +66,11 @@ class NewProposal(BaseModel):
     method: Literal["search", "eq4"] = "search"
     seed: Natural = 0
     optimizer_shards: Positive | None = None
-    include_flagged: bool = False
-    sync_ms: SyncTimesField | None = None
+    sync: SyncField = "derived"
     overlap: Share = 0.0
-    propagation_only: bool = False
-    static_groups: bool = False
-    lockstep: bool = False
+    execution: ExecutionKind | None = None
     micro_step_multiple: Positive = 1
-    schemes: Literal["all", "measured"] = "all"
-    layout: Text | None = None
+    schemes: list[Text] = []
     trainer: Text | None = None
 
 

@@ -101,7 +101,7 @@ def test_groups_that_regroup_within_the_step_agree_too(tmp_path: Path) -> None:
     lengths = np.random.default_rng(4).integers(20, 190, 400)
     lengths[::16] = 780
     np.save(tmp_path / "lengths.npy", lengths)
-    data = ("--lengths", tmp_path / "lengths.npy")
+    data = tmp_path / "lengths.npy"
     succeeded(
         call(
             *("propose", "--profile", profile, "--gpus", 4, *data),
@@ -109,7 +109,11 @@ def test_groups_that_regroup_within_the_step_agree_too(tmp_path: Path) -> None:
         )
     )
     plans = {}
-    for name, flags in (("fixed", ["--static-groups"]), ("free", []), ("two", ["--workers", 2])):
+    for name, flags in (
+        ("fixed", ["--execution", "static"]),
+        ("free", []),
+        ("two", ["--workers", 2]),
+    ):
         file = tmp_path / f"{name}.jsonl"
         succeeded(call("plan", "--proposal", proposal, *data, "--steps", 3, *flags, "-o", file))
         plans[name] = list(read_plans(file))

@@ -66,7 +66,7 @@ def test_a_changed_proposal(
     path = tmp_path / "proposal.json"
     path.write_text(change(dense.proposal.read_text()))
     for outcome in (
-        call("plan", "--proposal", path, "--lengths", dense.lengths, "-o", output),
+        call("plan", "--proposal", path, dense.lengths, "-o", output),
         call("check", dense.plans, "--proposal", path),
     ):
         line = complaint(outcome)
@@ -84,7 +84,7 @@ def test_other_files_in_place_of_a_proposal(
         (tmp_path / "none.json", "cannot be read: No such file or directory"),
         (tmp_path, "cannot be read: Is a directory"),
     ):
-        line = complaint(call("plan", "--proposal", path, "--lengths", dense.lengths, "-o", output))
+        line = complaint(call("plan", "--proposal", path, dense.lengths, "-o", output))
         assert line.startswith(f"{path}: {message}")
     nothing_left(output)
 
@@ -175,12 +175,12 @@ def test_an_unwritable_output_fails_before_the_work(dense: PlannedFiles, tmp_pat
     missing = tmp_path / "none" / "result.json"
     for outcome in (
         propose(dense.lengths, missing),
-        call("plan", "--proposal", dense.proposal, "--lengths", dense.lengths, "-o", missing),
+        call("plan", "--proposal", dense.proposal, dense.lengths, "-o", missing),
     ):
         assert complaint(outcome) == f"{missing}: the folder {missing.parent} does not exist"
     for outcome in (
         propose(dense.lengths, tmp_path),
-        call("plan", "--proposal", dense.proposal, "--lengths", dense.lengths, "-o", tmp_path),
+        call("plan", "--proposal", dense.proposal, dense.lengths, "-o", tmp_path),
     ):
         assert complaint(outcome) == f"{tmp_path}: is a folder; name a file in it"
     assert "there is no folder" in complaint(
@@ -198,15 +198,15 @@ def test_a_failed_command_leaves_the_file_that_was_there(
     long = tmp_path / "batches.jsonl"
     long.write_text('{"lengths":[7]}\n{"lengths":[5000]}\n')
     complaint(propose(zero, output))
-    complaint(call("plan", "--proposal", dense.proposal, "--lengths", zero, "-o", output))
-    complaint(call("plan", "--proposal", dense.proposal, "--batches", long, "-o", output))
+    complaint(call("plan", "--proposal", dense.proposal, zero, "-o", output))
+    complaint(call("plan", "--proposal", dense.proposal, long, "-o", output))
     assert output.read_text() == "from before"
     assert os.listdir(output.parent) == [output.name]
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 def test_a_full_device(dense: PlannedFiles) -> None:
-    lengths = ("--lengths", dense.lengths, "--steps", 1)
+    lengths = (dense.lengths, "--steps", 1)
     outcome = call("plan", "--proposal", dense.proposal, *lengths, "-o", "/dev/full")
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.splitlines()[-1] == "seqplan: /dev/full: No space left on device"
@@ -223,7 +223,7 @@ def test_a_file_that_may_not_grow(dense: PlannedFiles, output: Path, before: str
     if before:
         output.write_text(before)
     completed = fresh_process(
-        *("plan", "--proposal", dense.proposal, "--lengths", dense.lengths, "--steps", 40),
+        *("plan", "--proposal", dense.proposal, dense.lengths, "--steps", 40),
         *("-o", output),
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192)),
     )
@@ -244,7 +244,7 @@ def test_a_folder_that_may_not_be_written(dense: PlannedFiles, tmp_path: Path) -
             # The superuser may write anywhere: the folder of a file system of the kernel then.
             folder = Path("/proc")
         outcome = call(
-            *("plan", "--proposal", dense.proposal, "--lengths", dense.lengths, "--steps", 1),
+            *("plan", "--proposal", dense.proposal, dense.lengths, "--steps", 1),
             *("-o", folder / "plans.jsonl"),
         )
         assert outcome.code == 2

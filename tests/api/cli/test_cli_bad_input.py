@@ -62,9 +62,7 @@ def test_bad_lengths(
     if verb == "propose":
         line = complaint(propose(source, output))
     elif verb == "plan":
-        line = complaint(
-            call("plan", "--proposal", lockstep.proposal, "--lengths", source, "-o", output)
-        )
+        line = complaint(call("plan", "--proposal", lockstep.proposal, source, "-o", output))
     else:
         line = complaint(call("lengths", source, "-o", output.with_suffix(".npy")))
     assert message in line
@@ -122,7 +120,7 @@ def test_fewer_gpus_than_the_smallest_scheme(lengths: Path, output: Path) -> Non
         "takes 2; add GPUs"
     )
     nothing_left(output)
-    few = ("--profile", "llama-32b-a800-80gb", "--layout", "tp16", "--gpus", 8)
+    few = ("--profile", "llama-32b-a800-80gb", "--schemes", "tp16", "--gpus", 8)
     assert "the smallest scheme to choose from, tp16, takes 16;" in complaint(
         propose(lengths, output, *few), 3
     )
@@ -156,22 +154,22 @@ def test_more_optimizer_shards_than_gpus(lengths: Path, output: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (("--overlap", "0.5"), "profile gpt-7b-a100-40gb is of ZeRO-3"),
-        (("--sync-ms", "900"), "profile gpt-7b-a100-40gb is of ZeRO-3"),
-        (("--sync-ms", "-1"), "wants a number of 0 or more, not '-1'"),
+        (("--sync", "overlap=0.5"), "profile gpt-7b-a100-40gb is of ZeRO-3"),
+        (("--sync", "900"), "profile gpt-7b-a100-40gb is of ZeRO-3"),
+        (("--sync", "-1"), "must be a number of 0 or more: '-1'"),
         (
-            ("--profile", "llama-7b-a800-80gb", "--sync-ms", "1", "--propagation-only"),
-            "--propagation-only leaves the sync out",
+            ("--profile", "llama-7b-a800-80gb", "--sync", "none,overlap=0.5"),
+            "--overlap is the share of the sync that is hidden, and --sync is none",
         ),
         (
-            ("--profile", "llama-7b-a800-80gb", "--layout", "tp3"),
+            ("--profile", "llama-7b-a800-80gb", "--schemes", "tp3"),
             "profile llama-7b-a800-80gb: has no scheme of layout tp3; its layouts are tp1, pp2",
         ),
-        (("--layout", "u2"), "layout wants tp and pp, as tp4.pp2, not 'u2'"),
-        (("--layout", "two"), "scheme 'two': 'two' is not understood"),
-        (("--sync-ms", "as usual"), "wants a number of 0 or more, not 'as usual'"),
+        (("--schemes", "u2"), "layout wants tp and pp, as tp4.pp2, not 'u2'"),
+        (("--schemes", "two"), "scheme 'two': 'two' is not understood"),
+        (("--sync", "as usual"), "must be a number of 0 or more: 'as usual'"),
         (
-            ("--profile", "llama-7b-a800-80gb", "--sync-ms", "1", "--overlap", "1.5"),
+            ("--profile", "llama-7b-a800-80gb", "--sync", "1", "--sync", "overlap=1.5"),
             "overlap must be a share from 0 to 1, not 1.5",
         ),
     ],
@@ -192,12 +190,12 @@ def test_a_sync_is_printed_and_kept(lengths: Path, output: Path) -> None:
     assert {"tp", "pp", "ms"} == set(document["sync"]["by_layout"][0])
     assert document["layouts"]["chosen"] in text
     output.unlink()
-    text = propose(lengths, output, *more, "--gpus", 2, "--sync-ms", "900,1400").out
+    text = propose(lengths, output, *more, "--gpus", 2, "--sync", "900,1400").out
     assert "All with the sync, as given: 900 ms, different layouts 1400." in text
     assert json.loads(output.read_text())["sync"]["heterogeneous_ms"] == 1400
     output.unlink()
     more = (*more, "--gpus", 2, "--schemes", "measured")
-    text = propose(lengths, output, *more, "--propagation-only").out
+    text = propose(lengths, output, *more, "--sync", "none").out
     assert "with the sync" not in text
     assert "derived" not in text
     assert "sync" not in json.loads(output.read_text())
@@ -209,7 +207,7 @@ def test_a_step_that_no_candidate_holds(dense: PlannedFiles, tmp_path: Path, out
     short = tmp_path / "short.txt"
     short.write_text("50\n" * 100)
     outcome = call(
-        *("propose", "--profile", dense.profile, "--gpus", 4, "--lengths", short),
+        *("propose", "--profile", dense.profile, "--gpus", 4, short),
         *("--max-len", 60000, "--tokens", 400, "-o", proposal),
     )
     assert outcome.code == 0
@@ -217,7 +215,7 @@ def test_a_step_that_no_candidate_holds(dense: PlannedFiles, tmp_path: Path, out
     batches.write_text('{"lengths":[7]}\n{"ids":[5,6],"lengths":[9,59999]}\n{"lengths":[7]}\n')
     for workers in (1, 2):
         completed = call(
-            *("plan", "--proposal", proposal, "--batches", batches, "--workers", workers),
+            *("plan", "--proposal", proposal, batches, "--workers", workers),
             *("-o", output),
         )
         assert completed.code == 3

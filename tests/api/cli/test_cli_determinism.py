@@ -23,7 +23,7 @@ def plan(plan_files: PlannedFiles, output: Path, *more: str | int, hash_seed: st
     """The plan file that a separate process writes."""
     succeeded(
         fresh_process(
-            *("plan", "--proposal", plan_files.proposal, "--lengths", plan_files.lengths),
+            *("plan", "--proposal", plan_files.proposal, plan_files.lengths),
             *("--steps", plan_files.steps, "-o", output, *more),
             environment={"PYTHONHASHSEED": hash_seed},
         )
@@ -42,9 +42,9 @@ def test_exact_answers_are_never_worse(
 ) -> None:
     options = ("--profile", "llama-7b-a800-80gb", "--gpus", 4, "--tokens", 8000)
     proposal = tmp_path / "proposal.json"
-    succeeded(propose(lengths, proposal, *options, "--propagation-only", "--schemes", "measured"))
+    succeeded(propose(lengths, proposal, *options, "--sync", "none", "--schemes", "measured"))
     few = replace(lockstep, proposal=proposal, steps=5)
-    steps = ("plan", "--proposal", proposal, "--lengths", few.lengths, "--steps", few.steps)
+    steps = ("plan", "--proposal", proposal, few.lengths, "--steps", few.steps)
     succeeded(call(*steps, "-o", tmp_path / "searched.jsonl"))
     succeeded(call(*steps, "--exact", "-o", tmp_path / "exact.jsonl"))
     again = plan(few, tmp_path / "again.jsonl", "--exact", "--workers", 2, hash_seed="1")
@@ -56,8 +56,8 @@ def test_exact_answers_are_never_worse(
         assert new.lower_bound_ms >= old.lower_bound_ms
         assert new == old or old.gap > 0.01 > new.gap
     assert any(new.predicted_ms < old.predicted_ms for old, new in zip(before, after, strict=True))
-    rejected = call("plan", "--proposal", lockstep.proposal, "--lengths", lengths, "--exact")
-    assert "gpt-7b-a100-40gb runs in rounds (ZeRO-3)" in complaint(rejected)
+    rejected = call("plan", "--proposal", lockstep.proposal, lengths, "--exact")
+    assert "--exact is for pipelines: profile gpt-7b-a100-40gb is of ZeRO-3" in complaint(rejected)
 
 
 def test_proposals(plan_files: PlannedFiles, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_proposals(plan_files: PlannedFiles, tmp_path: Path) -> None:
     succeeded(
         fresh_process(
             *("propose", "--profile", plan_files.profile, "--gpus", plan_files.gpus),
-            *("--lengths", plan_files.lengths, "--max-len", MAX_LEN, "--tokens", plan_files.tokens),
+            *(plan_files.lengths, "--max-len", MAX_LEN, "--tokens", plan_files.tokens),
             *("--schemes", "measured", "-o", output),
             environment={"PYTHONHASHSEED": "12345"},
         )
@@ -77,7 +77,7 @@ def test_another_seed_draws_other_batches(plan_files: PlannedFiles) -> None:
     def drawn(seed: int) -> list[tuple[int, ...]]:
         lines = succeeded(
             call(
-                *("plan", "--proposal", plan_files.proposal, "--lengths", plan_files.lengths),
+                *("plan", "--proposal", plan_files.proposal, plan_files.lengths),
                 *("--steps", plan_files.steps, "--seed", seed),
             )
         ).splitlines()
@@ -90,7 +90,7 @@ def test_another_seed_draws_other_batches(plan_files: PlannedFiles) -> None:
 def test_more_steps_begin_with_the_same(plan_files: PlannedFiles) -> None:
     text = succeeded(
         call(
-            *("plan", "--proposal", plan_files.proposal, "--lengths", plan_files.lengths),
+            *("plan", "--proposal", plan_files.proposal, plan_files.lengths),
             *("--steps", plan_files.steps + 2),
         )
     )
@@ -105,7 +105,7 @@ def test_a_proposal_of_another_seed_is_judged_on_other_batches(
     succeeded(
         call(
             *("propose", "--profile", lockstep.profile, "--gpus", lockstep.gpus, "--seed", 1),
-            *("--lengths", lockstep.lengths, "--max-len", MAX_LEN, "--tokens", lockstep.tokens),
+            *(lockstep.lengths, "--max-len", MAX_LEN, "--tokens", lockstep.tokens),
             *("-o", path),
         )
     )

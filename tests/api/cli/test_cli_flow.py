@@ -39,7 +39,7 @@ def test_from_a_source_to_an_explained_plan(tmp_path: Path) -> None:
     assert f"written: {lengths}" in text
     text = succeeded(
         fresh_process(
-            *("propose", "--profile", "gpt-7b-a100-40gb", "--gpus", 4, "--lengths", lengths),
+            *("propose", "--profile", "gpt-7b-a100-40gb", "--gpus", 4, lengths),
             *("--max-len", 2048, "-o", proposal),
         )
     )
@@ -47,7 +47,7 @@ def test_from_a_source_to_an_explained_plan(tmp_path: Path) -> None:
     assert "sequences truncated to 2,048 tokens." in text
     text = succeeded(
         fresh_process(
-            *("plan", "--proposal", proposal, "--lengths", lengths, "--tokens", 20000),
+            *("plan", "--proposal", proposal, lengths, "--tokens", 20000),
             *("--steps", 3, "--seed", 1, "--workers", 2, "-o", plans),
         )
     )
@@ -68,7 +68,6 @@ def test_propose_tells_people_and_machines_the_same(
             plan_files.profile,
             "--gpus",
             plan_files.gpus,
-            "--lengths",
             plan_files.lengths,
         ),
         *("--max-len", MAX_LEN, "--tokens", plan_files.tokens, "--schemes", "measured"),
@@ -94,7 +93,7 @@ def test_step_of_more_tokens_than_the_data_is_rejected(tmp_path: Path) -> None:
         assert f"has 7000 tokens, fewer than a step of {tokens}, which would" in complaint(outcome)
         assert not output.exists()
     succeeded(propose(few, output, "--tokens", 7000))
-    outcome = call("plan", "--proposal", output, "--lengths", few, "--tokens", 8000)
+    outcome = call("plan", "--proposal", output, few, "--tokens", 8000)
     assert "has 7000 tokens, fewer than a step of 8000, which would" in complaint(outcome)
 
 
@@ -110,7 +109,7 @@ def test_trainer_holds_from_proposal_to_plans(tmp_path: Path, lengths: Path) -> 
     hosted = ("--profile", "llama-7b-a800-80gb", "--tokens", 8000, "--trainer")
     succeeded(propose(lengths, output, *hosted, "seqplan-huggingface"))
     assert json.loads(output.read_text())["trainer"] == "seqplan-huggingface"
-    plan = ("plan", "--proposal", output, "--lengths", lengths, "--steps", 1)
+    plan = ("plan", "--proposal", output, lengths, "--steps", 1)
     line = json.loads(succeeded(call(*plan, "--trainer", "seqplan-huggingface")))
     assert {(p["scheme"]["tp"], p["scheme"]["pp"]) for p in line["pipelines"]} == {(1, 1)}
     message = complaint(call(*plan, "--trainer", "megatron"))
@@ -124,11 +123,11 @@ def test_the_published_method_proposes_too(dense: PlannedFiles, tmp_path: Path) 
     document = as_json(
         *("propose", "--method", "eq4", "--profile", dense.profile, "--gpus", dense.gpus),
         *("--schemes", "measured"),
-        *("--lengths", dense.lengths, "--max-len", MAX_LEN, "--tokens", dense.tokens, "-o", path),
+        *(dense.lengths, "--max-len", MAX_LEN, "--tokens", dense.tokens, "-o", path),
     )
     ours = as_json(
-        *("propose", "--propagation-only", "--profile", dense.profile, "--gpus", dense.gpus),
-        *("--schemes", "measured", "--lengths", dense.lengths, "--max-len", MAX_LEN),
+        *("propose", "--sync", "none", "--profile", dense.profile, "--gpus", dense.gpus),
+        *("--schemes", "measured", dense.lengths, "--max-len", MAX_LEN),
         *("--tokens", dense.tokens),
     )
     assert document["method"] == "eq4"
@@ -137,9 +136,7 @@ def test_the_published_method_proposes_too(dense: PlannedFiles, tmp_path: Path) 
     assert document["judged_batches"] == ours["judged_batches"]
     assert document["expected_ms"] >= ours["lower_bound_ms"]
     assert ours["expected_ms"] >= document["lower_bound_ms"]
-    text = succeeded(
-        call("plan", "--proposal", path, "--lengths", dense.lengths, "--steps", 2, "--json")
-    )
+    text = succeeded(call("plan", "--proposal", path, dense.lengths, "--steps", 2, "--json"))
     assert [json.loads(line)["step"] for line in text.splitlines()] == [0, 1]
 
 
@@ -167,7 +164,7 @@ def test_the_planned_file_is_sound(plan_files: PlannedFiles) -> None:
 def test_plan_reports_its_summary(plan_files: PlannedFiles, tmp_path: Path) -> None:
     path = tmp_path / "plans.jsonl"
     document = as_json(
-        *("plan", "--proposal", plan_files.proposal, "--lengths", plan_files.lengths),
+        *("plan", "--proposal", plan_files.proposal, plan_files.lengths),
         *("--steps", plan_files.steps, "-o", path),
     )
     assert path.read_bytes() == plan_files.plans.read_bytes()
@@ -187,7 +184,6 @@ def test_windows_of_steps_print_their_moves(plan_files: PlannedFiles, tmp_path: 
         "plan",
         "--proposal",
         plan_files.proposal,
-        "--lengths",
         plan_files.lengths,
         "--window",
         4,
@@ -210,7 +206,7 @@ def test_windows_of_steps_print_their_moves(plan_files: PlannedFiles, tmp_path: 
 def test_windows_that_move_nothing_say_only_that(dense: PlannedFiles, tmp_path: Path) -> None:
     equal = tmp_path / "equal.npy"
     np.save(equal, np.full(1000, 100))
-    given = ("--proposal", dense.proposal, "--lengths", equal, "--window", 2, "--steps", 2)
+    given = ("--proposal", dense.proposal, equal, "--window", 2, "--steps", 2)
     lines = succeeded(call("plan", *given, "-o", tmp_path / "plans.jsonl")).splitlines()
     assert "windows of 2 steps: no sequence was moved, the steps are as drawn" in lines
     assert not [line for line in lines if "more often than at random" in line]
@@ -218,7 +214,7 @@ def test_windows_that_move_nothing_say_only_that(dense: PlannedFiles, tmp_path: 
 
 def planning(files: PlannedFiles, steps: int) -> tuple[str | Path, ...]:
     """The command that plans some steps of the proposal in these files."""
-    given = ("--proposal", files.proposal, "--lengths", files.lengths)
+    given = ("--proposal", files.proposal, files.lengths)
     return ("plan", *given, "--steps", str(steps))
 
 
@@ -349,7 +345,7 @@ def test_batches_of_the_caller(plan_files: PlannedFiles, tmp_path: Path) -> None
         '{"step":7,"lengths":[5,6],"loss_tokens":4}\n'
         '{"lengths":[100]}\n'
     )
-    text = succeeded(call("plan", "--proposal", plan_files.proposal, "--batches", batches))
+    text = succeeded(call("plan", "--proposal", plan_files.proposal, batches))
     (tmp_path / "plans.jsonl").write_text(text)
     plans = list(read_plans(tmp_path / "plans.jsonl"))
     assert [plan.step for plan in plans] == [3, 7, 8]
@@ -369,5 +365,5 @@ def test_sampled_and_given_batches_have_equal_plans(
             for plan in read_plans(plan_files.plans)
         )
     )
-    text = succeeded(call("plan", "--proposal", plan_files.proposal, "--batches", batches))
+    text = succeeded(call("plan", "--proposal", plan_files.proposal, batches))
     assert text == plan_files.plans.read_text()

@@ -28,7 +28,7 @@ def test_even_packing_keeps_the_times_and_needs_no_more_memory(
         output = tmp_path / f"{packing}.jsonl"
         succeeded(
             call(
-                *("plan", "--proposal", dense.proposal, "--lengths", lengths, "--steps", 4),
+                *("plan", "--proposal", dense.proposal, lengths, "--steps", 4),
                 *("--tokens", 60_000),
                 *("--packing", packing, "-o", output),
             )
@@ -46,7 +46,10 @@ def test_even_packing_keeps_the_times_and_needs_no_more_memory(
 
 def test_the_published_method_is_rejected_under_zero_3(lengths: Path) -> None:
     outcome = call(
-        *("propose", "--profile", "gpt-7b-a100-40gb", "--gpus", 8, "--lengths", lengths),
+        *("propose", "--profile", "gpt-7b-a100-40gb", "--gpus", 8, lengths),
         *("--max-len", 4096, "--method", "eq4"),
     )
-    assert "whose rounds choose their groups anew" in complaint(outcome)
+    assert (
+        "--method eq4 chooses strategies for a whole step, but in lockstep (profile gpt-7b"
+        in complaint(outcome)
+    )

@@ -40,17 +40,14 @@ SURFACE = {
     "--sequence-parallel/--no-sequence-parallel --virtual-stages --sync --json",
     "validate-model": "--rows --json",
     "verify-device": "--device --checks --minutes --quick -o/--output --json",
-    "propose": "--profile! --gpus! --lengths! --max-len! --tokens --method --seed "
-    "--optimizer-shards --include-flagged --schemes --trainer --layout --sync-ms --overlap "
-    "--propagation-only --static-groups --lockstep --micro-step-multiple -o/--output --json",
-    "plan": "--proposal! --lengths --batches --tokens --steps --seed --packing --static-groups "
-    "--window --exact --workers --trainer --executor -o/--output --export --json",
+    "propose": "DATA --profile! --gpus! --max-len! --tokens --method --seed --optimizer-shards "
+    "--schemes --trainer --sync --execution --micro-step-multiple -o/--output --json",
+    "plan": "DATA --proposal! --tokens --steps --seed --packing --execution --window --exact "
+    "--workers --trainer --executor -o/--output --export --json",
     "check": "plans.jsonl --profile --proposal --prove --exact --json",
     "explain": "plans.jsonl --step! --rank --json --witness --profile --proposal",
-    "compare": "--profile! --gpus! --lengths! --max-len! --tokens --steps --seed --systems "
-    "--sweep --optimizer-shards --include-flagged --schemes --trainer --layout --search-static "
-    "--sync-ms --overlap --lockstep --micro-step-multiple "
-    "--optimizer-ms --switch-ms --cbc-seconds --fast "
+    "compare": "DATA --profile! --gpus! --max-len! --tokens --steps --seed --systems --sweep "
+    "--optimizer-shards --schemes --trainer --sync --execution --micro-step-multiple --assume "
     "-o/--output --json",
     "trace": "plans.jsonl --step! --profile -o/--output",
     "train-check": "--plans! --ranks! --steps --data --seed --dtype --json",
@@ -120,29 +117,24 @@ def test_the_examples_of_the_help_parse() -> None:
     [
         ([], "the following arguments are required: COMMAND"),
         (["replan"], "argument COMMAND: invalid choice: 'replan'"),
-        (["plan"], "the following arguments are required: --proposal"),
-        (["plan", "--proposal", "p"], "one of the arguments --lengths --batches is required"),
+        (["plan"], "the following arguments are required: DATA, --proposal"),
         (
-            ["plan", "--proposal", "p", "--lengths", "l", "--batches", "b"],
-            "argument --batches: not allowed with argument --lengths",
+            ["plan", "--proposal", "p", "l", "--workers", "0"],
+            "argument --workers: must be an integer of 1 or more: '0'",
         ),
         (
-            ["plan", "--proposal", "p", "--lengths", "l", "--workers", "0"],
-            "argument --workers: wants an integer of 1 or more, not '0'",
+            ["plan", "--proposal", "p", "l", "--tokens", "abc"],
+            "argument --tokens: must be an integer of 1 or more: 'abc'",
         ),
         (
-            ["plan", "--proposal", "p", "--lengths", "l", "--tokens", "abc"],
-            "argument --tokens: wants an integer of 1 or more, not 'abc'",
+            ["plan", "--proposal", "p", "l", "--steps", "-1"],
+            "argument --steps: must be an integer of 1 or more: '-1'",
         ),
         (
-            ["plan", "--proposal", "p", "--lengths", "l", "--steps", "-1"],
-            "argument --steps: wants an integer of 1 or more, not '-1'",
+            ["plan", "--proposal", "p", "l", "--seed", "1.5"],
+            "argument --seed: must be an integer of 0 or more: '1.5'",
         ),
-        (
-            ["plan", "--proposal", "p", "--lengths", "l", "--seed", "1.5"],
-            "argument --seed: wants an integer of 0 or more, not '1.5'",
-        ),
-        (["explain", "p", "--step", "-2"], "argument --step: wants an integer of 0 or more"),
+        (["explain", "p", "--step", "-2"], "argument --step: must be an integer of 0 or more"),
         (["check", "p", "--profile", "a", "--proposal", "b"], "argument --proposal: not allowed"),
         (["check", "p", "--strict"], "unrecognized arguments: --strict"),
         (["propose", "--method", "best"], "argument --method: invalid choice: 'best'"),
@@ -169,12 +161,12 @@ def made_script(tmp_path: Path, dense: PlannedFiles, lockstep: PlannedFiles) -> 
     for plan_files in (dense, lockstep):
         commands += [
             ["lengths", str(plan_files.lengths)],
-            ["plan", "--proposal", str(plan_files.proposal), "--lengths", str(plan_files.lengths)],
+            ["plan", "--proposal", str(plan_files.proposal), str(plan_files.lengths)],
             ["check", str(plan_files.plans), "--profile", plan_files.profile],
             ["explain", str(plan_files.plans), "--step", "0"],
             ["explain", str(plan_files.plans), "--step", "0", "--rank", "0"],
             [
-                *("propose", "--profile", plan_files.profile, "--gpus", "2", "--lengths"),
+                *("propose", "--profile", plan_files.profile, "--gpus", "2"),
                 *(str(plan_files.lengths), "--max-len", "64", "--tokens", "256"),
             ],
         ]
@@ -209,7 +201,7 @@ def test_required_options_may_come_from_the_environment(
     lengths: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "proposal.json"
-    arguments = ("--gpus", 8, "--lengths", lengths, "--max-len", MAX_LEN, "-o", output)
+    arguments = ("--gpus", 8, lengths, "--max-len", MAX_LEN, "-o", output)
     monkeypatch.setenv("SEQPLAN_PROFILE", "gpt-7b-a100-40gb")
     succeeded(call("propose", *arguments))
     assert json.loads(output.read_text())["profile"]["name"] == "gpt-7b-a100-40gb"
@@ -227,7 +219,7 @@ def test_other_variables_have_no_effect(
     for name in ("PORT", "LENGTHS", "GPUS", "JSON", "STEPS", "BATCHES"):
         monkeypatch.setenv(f"SEQPLAN_{name}", "tcp://10.0.0.1:8400")
     assert call("serve", "--list-tokens").code == 0
-    arguments = ("--proposal", lockstep.proposal, "--lengths", lockstep.lengths, "--steps", 1)
+    arguments = ("--proposal", lockstep.proposal, lockstep.lengths, "--steps", 1)
     succeeded(call("plan", *arguments))
 
 
@@ -251,7 +243,7 @@ def test_a_reader_that_leaves_is_no_error(dense: PlannedFiles, tmp_path: Path) -
     batches = tmp_path / "batches.jsonl"
     batches.write_text("".join(f'{{"lengths":{[7] * 5000}}}\n' for _ in range(40)))
     with CommandProcess(
-        *("plan", "--proposal", dense.proposal, "--batches", batches),
+        *("plan", "--proposal", dense.proposal, batches),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as planning:
@@ -278,7 +270,5 @@ def test_lengths_of_any_source_serve(lockstep: PlannedFiles, tmp_path: Path) -> 
     source = tmp_path / "lengths.jsonl"
     values = np.load(lockstep.lengths).tolist()
     source.write_text("".join(f'{{"length": {value}}}\n' for value in values))
-    text = succeeded(
-        call("plan", "--proposal", lockstep.proposal, "--lengths", source, "--steps", 4)
-    )
+    text = succeeded(call("plan", "--proposal", lockstep.proposal, source, "--steps", 4))
     assert text == lockstep.plans.read_text()

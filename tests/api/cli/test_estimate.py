@@ -199,7 +199,7 @@ def test_figures_of_layers_that_nobody_checked_say_so() -> None:
         ),
         (("--model", "llama-8b"), "neither a known model (small, llama-7b, "),
         (("--heads", 30), "hidden 4096 is no multiple of 30 heads"),
-        (("--tp", "1,x"), "argument --tp: wants an integer of 1 or more, not 'x'"),
+        (("--tp", "1,x"), "argument --tp: must be an integer of 1 or more: 'x'"),
         (("--tp", "3"), "no scheme can run: tp3: its 3 GPUs do not divide the cluster's 8"),
         (("--batch", 7), "no scheme can run: tp1: batch 7 is no multiple of dp · micro-batch"),
         (("--intra-gb-s", 0), "intra_gb_s must be from 0.001 to 1e15, not 0.0"),
@@ -257,9 +257,9 @@ def test_planning_accepts_a_derived_profile(tmp_path: Path, lengths: Path) -> No
     with atomic_write(profile, "w") as file:
         json.dump(derive_profile(deployment, schemes, name="derived"), file)
     proposal, plans = tmp_path / "proposal.json", tmp_path / "plans.jsonl"
-    common = ("--profile", profile, "--gpus", 16, "--lengths", lengths, "--max-len", 16384)
+    common = ("--profile", profile, "--gpus", 16, lengths, "--max-len", 16384)
     succeeded(call("propose", *common, "--tokens", 60000, "-o", proposal))
-    succeeded(call("plan", "--proposal", proposal, "--lengths", lengths, "--steps", 2, "-o", plans))
+    succeeded(call("plan", "--proposal", proposal, lengths, "--steps", 2, "-o", plans))
     succeeded(call("check", plans, "--profile", profile))
     steps = [json.loads(line) for line in plans.read_text().splitlines()]
     assert [step["step"] for step in steps] == [0, 1]

@@ -23,11 +23,11 @@ def planned(tmp_path: Path) -> tuple[Path, Path]:
     derived = "--model llama3-8b --hardware h100-80gb --schemes u1,u2,u4,tp2"
     succeeded(call("profile", "--estimate", *derived.split(), "-o", str(profile)))
     proposal, plans = tmp_path / "proposal.json", tmp_path / "plans.jsonl"
-    common = ("--lengths", str(lengths))
+    common = str(lengths)
     cluster = ("--gpus", "8", "--max-len", "8192", "--tokens", "100000")
-    options = ("--profile", str(profile), *cluster, *common, "-o", str(proposal))
+    options = ("--profile", str(profile), *cluster, common, "-o", str(proposal))
     succeeded(call("propose", *options))
-    steps = ("--proposal", str(proposal), *common, "--steps", "12", "-o", str(plans))
+    steps = ("--proposal", str(proposal), common, "--steps", "12", "-o", str(plans))
     succeeded(call("plan", *steps))
     return profile, plans
 
@@ -80,10 +80,10 @@ def test_a_uniformly_slower_device_does_not_change_the_proposal(tmp_path: Path) 
     times.write_text("\n".join(measured(plans, 1.3)))
     files = ("--profile", profile, "--plans", plans, "--measurements", times)
     succeeded(call("refit", *files, "-o", output))
-    cluster = ("--gpus", "8", "--max-len", "8192", "--tokens", "100000", "--propagation-only")
+    cluster = ("--gpus", "8", "--max-len", "8192", "--tokens", "100000", "--sync", "none")
     candidates = []
     for name in (profile, output):
-        arguments = ("--profile", name, *cluster, "--lengths", tmp_path / "l.npy", "--json")
+        arguments = ("--profile", name, *cluster, tmp_path / "l.npy", "--json")
         document = json.loads(succeeded(call("propose", *arguments)))
         candidates.append([candidate["strategy"] for candidate in document["candidates"]])
     assert candidates[0] == candidates[1]

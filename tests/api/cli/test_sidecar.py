@@ -25,10 +25,10 @@ port = 0
 def planned_by_the_command_line(folder: Path, *options: str) -> list[str]:
     """Plans of the same job by ``propose``, with these last, and ``plan``."""
     proposal, plans = folder / "proposal.json", folder / "plans.jsonl"
-    lengths = ("--lengths", folder / "lengths.npy")
+    lengths = folder / "lengths.npy"
     job = ("--gpus", "4", "--max-len", "4096", "--tokens", "8000", *options, "-o", proposal)
-    succeeded(call("propose", "--profile", "llama-7b-a800-80gb", *lengths, *job))
-    succeeded(call("plan", "--proposal", proposal, *lengths, "--steps", "3", "-o", plans))
+    succeeded(call("propose", "--profile", "llama-7b-a800-80gb", lengths, *job))
+    succeeded(call("plan", "--proposal", proposal, lengths, "--steps", "3", "-o", plans))
     return plans.read_text().splitlines()
 
 
@@ -46,7 +46,7 @@ def test_a_sidecar_plans_like_the_command_line(tmp_path: Path) -> None:
     plans = planned_by_the_command_line(tmp_path)
     for _ in range(2):  # begun again, it goes on with what it has
         assert planned_by_the_sidecar(job_file) == plans
-    for changed in (FILE.replace("steps = 3", "steps = 4"), FILE + "lockstep = true\n"):
+    for changed in (FILE.replace("steps = 3", "steps = 4"), FILE + 'execution = "static"\n'):
         job_file.write_text(changed)
         line = complaint(call("sidecar", "--job", job_file))
         assert "has a job 'job' of other settings" in line
@@ -56,8 +56,8 @@ def test_a_sidecar_plans_in_lockstep(tmp_path: Path) -> None:
     np.save(tmp_path / "lengths.npy", np.load(DATA)[:3000])
     job_file = tmp_path / "job.toml"
     text = FILE.replace("tokens = 8000", "tokens = 40000")
-    job_file.write_text(text + "lockstep = true\nmicro_step_multiple = 2\n")
-    rounds = ("--lockstep", "--micro-step-multiple", "2")
+    job_file.write_text(text + 'execution = "lockstep"\nmicro_step_multiple = 2\n')
+    rounds = ("--execution", "lockstep", "--micro-step-multiple", "2")
     plans = planned_by_the_command_line(tmp_path, "--tokens", "40000", *rounds)
     assert planned_by_the_sidecar(job_file) == plans
 
@@ -100,16 +100,20 @@ def test_sidecar_plans_for_a_trainer(tmp_path: Path) -> None:
         ("profile = ", "not TOML"),
         ("", "lacks profile"),
         (FILE + "gpu = 3", "unknown field 'gpu'"),
-        (FILE.replace("gpus = 4", 'gpus = "4"'), "gpus: wants an integer, not '4'"),
-        (FILE.replace("steps = 3", "steps = 0"), "steps: wants 1 or more, not 0"),
-        (FILE + "lockstep = 1", "lockstep: wants true or false, not 1"),
-        (FILE + "micro_step_multiple = true", "micro_step_multiple: wants an integer, not True"),
-        (FILE + "micro_step_multiple = 0", "micro_step_multiple: wants 1 or more, not 0"),
+        (FILE.replace("gpus = 4", 'gpus = "4"'), "gpus: must be an integer: '4'"),
+        (FILE.replace("steps = 3", "steps = 0"), "steps: must be 1 or more: 0"),
+        (FILE + "execution = 1", "execution: must be a string: 1"),
+        (
+            FILE + 'execution = "rounds"',
+            "execution must be one of uniform, static, regroup",
+        ),
+        (FILE + "micro_step_multiple = true", "micro_step_multiple: must be an integer: True"),
+        (FILE + "micro_step_multiple = 0", "micro_step_multiple: must be 1 or more: 0"),
         (
             FILE + "micro_step_multiple = 2",
-            "job.toml: micro_step_multiple is for rounds; give lockstep",
+            "job.toml: micro_step_multiple 2: execution is regroup",
         ),
-        (FILE + 'trainer = "nemo"', "job.toml: unknown trainer 'nemo'; there are seqplan, "),
+        (FILE + 'trainer = "nemo"', "job.toml: trainer must be one of seqplan, "),
         (FILE + 'trainer = "transformers"', "job.toml: profile llama-7b-a800-80gb: is of ZeRO-1"),
         (FILE, "lengths.npy: no such file"),
     ],

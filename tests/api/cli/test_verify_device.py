@@ -112,7 +112,7 @@ def test_a_wrong_kernel_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         (["--device", "cuda"], "--device cuda: no CUDA device is there; use --device cpu"),
         (["--checks", "attention,speed"], "--checks attention,speed: 'speed' is no check; there"),
         (["--checks", ""], "--checks : '' is no check; there are attention"),
-        (["--minutes", "0"], "argument --minutes: wants a number above 0"),
+        (["--minutes", "0"], "argument --minutes: must be a number above 0"),
         (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
     ],
 )

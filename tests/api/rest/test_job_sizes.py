@@ -50,7 +50,7 @@ def test_a_proposal_of_too_many_gpus_is_rejected(stocked: Stocked) -> None:
 
 
 def test_the_command_line_says_so_in_a_line(dense: PlannedFiles, output: Path) -> None:
-    options = ("--profile", dense.profile, "--gpus", ABSURD, "--lengths", dense.lengths)
+    options = ("--profile", dense.profile, "--gpus", ABSURD, dense.lengths)
     assert MESSAGE in complaint(call("propose", *options, "--max-len", 4096, "-o", output))
     job = output.with_name("job.toml")
     job.write_text(
@@ -62,7 +62,7 @@ def test_the_command_line_says_so_in_a_line(dense: PlannedFiles, output: Path) -
     proposal.write_text(json.dumps(_with_gpus(json.loads(dense.proposal.read_text()), ABSURD)))
     batches = output.with_name("batches.jsonl")
     batches.write_text('{"step":0,"ids":[1],"lengths":[5]}\n')
-    options = ("--proposal", proposal, "--batches", batches, "-o", output)
+    options = ("--proposal", proposal, batches, "-o", output)
     assert MESSAGE in complaint(call("plan", *options))
 
 

@@ -42,7 +42,7 @@ def test_a_plan_and_its_views(stocked: Stocked) -> None:
 def test_views_of_many_ranks_are_written_when_first_requested(tmp_path: Path) -> None:
     cluster = Cluster(gpus=FAN_OUT_RANKS, max_len=MAX_LEN, tokens=400_000)
     profile = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
-    document = make_proposal(profile, cluster, np.load(DATA), propagation_only=True).to_json()
+    document = make_proposal(profile, cluster, np.load(DATA), sync=None).to_json()
     with serving_here(tmp_path / "s.db") as served:
         proposal = served.ok("POST", "/v1/proposals/documents", document.encode())["id"]
         lengths = served.ok("POST", "/v1/lengths", DATA.read_bytes())["id"]

@@ -33,13 +33,13 @@ def _settled(stocked: Stocked, request: dict[str, Any]) -> dict[str, Any]:
     [
         (
             4,
-            ["--overlap", "0.25", "--seed", "3", "--schemes", "measured", "--tokens", "8000"],
-            {"overlap": 0.25, "seed": 3, "schemes": "measured", "tokens": 8000},
+            ["--sync", "overlap=0.25", "--seed", "3", "--schemes", "measured", "--tokens", "8000"],
+            {"overlap": 0.25, "seed": 3, "schemes": ["measured"], "tokens": 8000},
         ),
         (
             2,
-            ["--sync-ms", "10,90.5", "--optimizer-shards", "2", "--include-flagged"],
-            {"sync_ms": [10, 90.5], "optimizer_shards": 2, "include_flagged": True},
+            ["--sync", "10,90.5", "--optimizer-shards", "2", "--schemes", "flagged"],
+            {"sync": [10, 90.5], "optimizer_shards": 2, "schemes": ["flagged"]},
         ),
         (2, ["--method", "eq4", "--tokens", "20000"], {"method": "eq4", "tokens": 20000}),
         (
@@ -49,8 +49,8 @@ def _settled(stocked: Stocked, request: dict[str, Any]) -> dict[str, Any]:
         ),
         (
             4,
-            ["--lockstep", "--micro-step-multiple", "2"],
-            {"lockstep": True, "micro_step_multiple": 2},
+            ["--execution", "lockstep", "--micro-step-multiple", "2"],
+            {"execution": "lockstep", "micro_step_multiple": 2},
         ),
     ],
 )
@@ -58,7 +58,7 @@ def test_the_same_document_as_from_the_command_line(
     stocked: Stocked, tmp_path: Path, gpus: int, options: list[str], fields: dict[str, Any]
 ) -> None:
     output = tmp_path / "proposal.json"
-    line = ["propose", "--profile", LLAMA, "--gpus", str(gpus), "--lengths", str(DATA)]
+    line = ["propose", "--profile", LLAMA, "--gpus", str(gpus), str(DATA)]
     line += ["--max-len", str(MAX_LEN), *options, "-o", str(output)]
     succeeded(call(*line))
     request = {"profile": LLAMA, "gpus": gpus, "lengths": stocked.lengths, "max_len": MAX_LEN}
@@ -71,25 +71,27 @@ def test_the_same_document_as_from_the_command_line(
 @pytest.mark.parametrize(
     ("fields", "detail"),
     [
-        ({"sync_ms": 1, "propagation_only": True}, "propagation_only leaves the sync out"),
-        ({"layout": "tp3"}, "has no scheme of layout tp3"),
-        ({"micro_step_multiple": 2}, "micro_step_multiple is for rounds; give lockstep with it"),
-        ({"lockstep": True, "static_groups": True}, "lockstep forms groups anew in each round"),
-        ({"layout": "u2"}, "layout wants tp and pp"),
+        ({"sync": "none", "overlap": 0.5}, "overlap is the share of the sync that is hidden"),
+        ({"schemes": ["tp3"]}, "has no scheme of layout tp3"),
+        ({"micro_step_multiple": 2}, "micro_step_multiple 2: execution is regroup"),
+        ({"execution": "static", "trainer": "megatron"}, "execution static: megatron runs lock"),
+        ({"execution": "rounds"}, "body.execution: "),
+        ({"schemes": ["u2"]}, "must be measured, flagged or a layout: "),
         ({"schemes": "some"}, "body.schemes: "),
-        ({"overlap": 1.5, "sync_ms": 1}, "body.overlap: "),
-        ({"sync_ms": -1}, "body.sync_ms: wants times of 0 or more ms"),
-        ({"sync_ms": []}, "body.sync_ms: wants times of 0 or more ms"),
-        ({"sync_ms": [1, 2, 3]}, "body.sync_ms: wants times of 0 or more ms"),
-        ({"sync_ms": "usual"}, "body.sync_ms: wants times of 0 or more ms"),
+        ({"schemes": ["some"]}, "must be measured, flagged or a layout: "),
+        ({"overlap": 1.5, "sync": 1}, "body.overlap: "),
+        ({"sync": -1}, "body.sync: must be derived, none, or times of 0 or more ms"),
+        ({"sync": []}, "body.sync: must be derived, none, or times of 0 or more ms"),
+        ({"sync": [1, 2, 3]}, "body.sync: must be derived, none, or times of 0 or more ms"),
+        ({"sync": "usual"}, "body.sync: must be derived, none, or times of 0 or more ms"),
         ({"optimizer_shards": 9}, "optimizer_shards must be an integer from 1 to the 8 GPUs"),
         ({"optimizer_shards": 0}, "body.optimizer_shards: "),
-        ({"include_flagged": "yes"}, "body.include_flagged: "),
+        ({"include_flagged": True}, "body.include_flagged: "),
         ({"method": "guess"}, "body.method: "),
-        ({"profile": GPT, "sync_ms": 1}, f"but profile {GPT} is of ZeRO-3"),
+        ({"profile": GPT, "sync": 1}, f"but profile {GPT} is of ZeRO-3"),
         ({"profile": GPT, "method": "eq4"}, "method eq4 chooses strategies for a whole step"),
-        ({"sync_ms": 1, "method": "eq4"}, "method eq4 does not weigh the sync"),
-        ({"trainer": "nemo"}, "unknown trainer 'nemo'; there are seqplan, seqplan-huggingface"),
+        ({"sync": 1, "method": "eq4"}, "method eq4 does not weigh the sync"),
+        ({"trainer": "nemo"}, "trainer must be one of seqplan, seqplan-huggingface"),
         ({"trainer": "transformers"}, "is of ZeRO-1, but transformers runs ZeRO-3"),
         ({"tokens": 10**15}, f"tokens, fewer than a step of {10**15}, which would repeat"),
     ],
@@ -119,16 +121,12 @@ def test_a_proposal_that_fails_says_why(stocked: Stocked) -> None:
 @pytest.mark.parametrize(
     ("stored", "kind"),
     [
-        ({}, type(None)),  # before the sync was derived, it was left out unless requested
-        ({"sync_ms": None, "overlap": 0.0}, type(None)),
-        ({"sync_ms": "published", "overlap": 0.25}, LayoutSyncTimes),
-        ({"sync_ms": [900.0]}, GivenSyncTimes),
-        ({"sync_ms": None, "propagation_only": False}, LayoutSyncTimes),
-        ({"propagation_only": True}, type(None)),
+        ({}, LayoutSyncTimes),
+        ({"sync": "derived", "overlap": 0.25}, LayoutSyncTimes),
+        ({"sync": [900.0]}, GivenSyncTimes),
+        ({"sync": "none"}, type(None)),
     ],
 )
-def test_requests_of_earlier_versions_keep_their_meaning(
-    stored: dict[str, Any], kind: type[object]
-) -> None:
+def test_the_sync_of_a_request(stored: dict[str, Any], kind: type[object]) -> None:
     request = {"gpus": 8, "max_len": MAX_LEN, "tokens": 8000, "seed": 0, **stored}
     assert isinstance(parse_request(load_shipped(LLAMA), request)["sync"], kind)

@@ -46,7 +46,7 @@ def test_no_time_that_can_be_reached_has_a_witness(case: Case) -> None:
 
 SETTINGS = [
     ("llama-32b-a800-80gb", 64, 32_768, {}),
-    ("llama-32b-a800-80gb", 64, 32_768, {"static_groups": True}),
+    ("llama-32b-a800-80gb", 64, 32_768, {"execution": "static"}),
     ("llama-7b-a800-80gb", 16, 16_384, {"layout": "tp2.pp2"}),
     ("gpt-7b-a100-40gb", 16, 16_384, {}),
 ]
@@ -54,7 +54,7 @@ SETTINGS = [
 
 def planned(name: str, gpus: int, max_len: int, options: dict[str, Any]) -> list[Plan]:
     """Plans of a few steps of code lengths."""
-    planner = Planner(name, gpus, max_len, **options)
+    planner = Planner.from_profile(name, gpus, max_len, **options)
     rng = np.random.default_rng(0)
     return [planner.plan(np.minimum(rng.choice(CODE, 90), max_len)) for _ in range(3)]
 

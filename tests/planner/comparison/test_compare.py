@@ -53,7 +53,7 @@ def test_ours_is_no_slower_than_the_static_ones() -> None:
 def test_in_lockstep_only_lockstep_systems_are_compared() -> None:
     profile = load_shipped("llama-7b-a800-80gb")
     sync = choose_sync(profile, 8)
-    comparison = compare(profile, Cluster(8, 8192, 30_000), CODE, 2, sync, lockstep=True)
+    comparison = compare(profile, Cluster(8, 8192, 30_000), CODE, 2, sync, execution="lockstep")
     assert {system.key for system in comparison.systems} == {
         *("ours", "static", "megatron-dcp", "megatron-packing"),
         *("verl", "trl", "slime", "rebalance"),
@@ -87,7 +87,7 @@ def test_assumptions_state_whose_rounds_are_a_multiple() -> None:
             1,
             sync,
             options=options,
-            lockstep=True,
+            execution="lockstep",
             micro_step_multiple=multiple,
         )
         assert (sentence in comparison.assumptions) == (multiple == 2)
@@ -291,7 +291,13 @@ def lengths(tmp_path: Path) -> Path:
 
 def call(lengths: Path, *more: str) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
-    arguments = ["compare", "--profile", "llama-7b-a800-80gb", "--gpus", "4", "--lengths"]
+    arguments = [
+        "compare",
+        "--profile",
+        "llama-7b-a800-80gb",
+        "--gpus",
+        "4",
+    ]
     arguments += [str(lengths), "--max-len", "16384", "--tokens", "20000", "--steps", "2", *more]
     with redirect_stdout(out), redirect_stderr(err):
         try:
@@ -301,7 +307,7 @@ def call(lengths: Path, *more: str) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-PROPAGATION = ("--gpus", "8", "--schemes", "measured", "--sync-ms", "0")
+PROPAGATION = ("--gpus", "8", "--schemes", "measured", "--sync", "0")
 """Where different replicas pay, so that there is one heterogeneous strategy, too."""
 
 
@@ -349,10 +355,13 @@ def test_the_same_seed_gives_the_same_figures(lengths: Path) -> None:
     ("more", "code", "expected"),
     [
         (("--systems", "megatron,best"), 2, f"unknown system 'best'; there are {SYSTEMS[0]}"),
-        (("--overlap", "2"), 2, "overlap must be a share from 0 to 1, not 2.0"),
-        (("--sync-ms", "1,2,3"), 2, "wants one time or two, not '1,2,3'"),
-        (("--sync-ms", "-4"), 2, "--sync-ms: "),
-        (("--cbc-seconds", "0"), 2, "CBC needs at least 0.1 seconds, not 0"),
+        (("--sync", "overlap=2"), 2, "overlap must be a share from 0 to 1, not 2.0"),
+        (("--sync", "1,2,3"), 2, "must be derived, none, MS or MS,MS, and overlap=SHARE: '1,2,3'"),
+        (("--sync=-4",), 2, "must be a number of 0 or more: '-4'"),
+        (("--assume", "cbc-s=0"), 2, "CBC needs at least 0.1 seconds, not 0"),
+        (("--assume", "cbc=1"), 2, "unknown assumption 'cbc'; there are optimizer-ms"),
+        (("--assume", "fast=1"), 2, "must be yes or no: '1'"),
+        (("--assume", "fast=no fast=yes"), 2, "has fast twice"),
         (("--profile", "nothing"), 2, "profile 'nothing' is neither a file nor"),
         (("--tokens", "999999999"), 2, "fewer than a step of 999999999"),
         (("--gpus", "1"), 3, "too few for llama-7b-a800-80gb"),

@@ -12,6 +12,7 @@ from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import Comparison
+from seqplan.planner.execution import ExecutionKind
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.layout_times import layout_times
 from seqplan.planner.proposal.make_proposal import make_proposal
@@ -26,18 +27,18 @@ RARE = np.append(CODE.clip(max=4096), LONGEST)
 
 
 @cache
-def both(lockstep: bool) -> tuple[Proposal, Comparison]:
+def both(execution: ExecutionKind) -> tuple[Proposal, Comparison]:
     profile = load_shipped("llama-7b-a800-80gb")
     sync = choose_sync(profile, CLUSTER.gpus)
-    proposal = make_proposal(profile, CLUSTER, RARE, sync=sync, lockstep=lockstep)
+    proposal = make_proposal(profile, CLUSTER, RARE, sync=sync, execution=execution)
     options = Options(("static",))
-    compared = compare(profile, CLUSTER, RARE, 2, sync, options=options, lockstep=lockstep)
+    compared = compare(profile, CLUSTER, RARE, 2, sync, options=options, execution=execution)
     return proposal, compared
 
 
-@pytest.mark.parametrize("lockstep", [False, True])
-def test_static_baseline_holds_the_longest_sequence_everywhere(lockstep: bool) -> None:
-    proposal, compared = both(lockstep)
+@pytest.mark.parametrize("execution", ["regroup", "lockstep"])
+def test_static_baseline_holds_the_longest_sequence_everywhere(execution: ExecutionKind) -> None:
+    proposal, compared = both(execution)
     models = CLUSTER.models(proposal.profile)
     assert proposal.layouts is not None
     assert proposal.layouts.static is not None

@@ -86,7 +86,7 @@ def lengths(tmp_path: Path) -> Path:
 
 def call(lengths: Path, *more: str) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
-    arguments = ["compare", "--profile", PROFILE.name, "--gpus", "2", "--lengths", str(lengths)]
+    arguments = ["compare", "--profile", PROFILE.name, "--gpus", "2", str(lengths)]
     arguments += ["--max-len", "4096", "--tokens", "20000", "--steps", "1", "--systems", "static"]
     with redirect_stdout(out), redirect_stderr(err):
         try:
@@ -119,7 +119,7 @@ def test_the_verb_sweeps(lengths: Path, tmp_path: Path) -> None:
 def test_optimizer_shards_and_flagged_coefficients_count(lengths: Path) -> None:
     four = ("--gpus", "4", "--json")
     plain = json.loads(call(lengths, *four)[1])
-    more = ("--optimizer-shards", "2", "--include-flagged")
+    more = ("--optimizer-shards", "2", "--schemes", "flagged")
     fields = json.loads(call(lengths, *four, *more)[1])
     assert "Optimizer states are sharded over 2 ranks." in fields["assumptions"]
     assert "Optimizer states are sharded over 2 ranks." not in plain["assumptions"]
@@ -132,7 +132,7 @@ def test_optimizer_shards_and_flagged_coefficients_count(lengths: Path) -> None:
     [
         ("steps=1", "wants AXIS=V,V,… of the axes gpus, max-len, tokens, not 'steps=1'"),
         ("gpus", "wants AXIS=V,V,… of the axes gpus, max-len, tokens, not 'gpus'"),
-        ("gpus=8,x", "wants an integer of 1 or more, not 'x'"),
+        ("gpus=8,x", "must be an integer of 1 or more: 'x'"),
         ("gpus=8 gpus=16", "has gpus twice"),
     ],
 )

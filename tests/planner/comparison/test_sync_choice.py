@@ -152,7 +152,6 @@ def proposed(sync: SyncTimes | None) -> Proposal:
         Cluster(8, 16384, 50_000),
         CODE,
         sync=sync,
-        propagation_only=sync is None,
     )
 
 

@@ -133,7 +133,8 @@ def test_an_answer_cut_short_is_the_same_again() -> None:
 def test_plans_are_faster_or_closer_or_as_they_were() -> None:
     profile = find_profile("llama-32b-a800-80gb").restrict(measured=True)
     plain, exact = (
-        Planner(profile, 64, 32_768, static_groups=True, exact=exact) for exact in (False, True)
+        Planner.from_profile(profile, 64, 32_768, execution="static", exact=exact)
+        for exact in (False, True)
     )
     models = {model.scheme: model for model in profile.usable(64, 32_768)}
     lengths = drawn(27).lengths
@@ -156,7 +157,9 @@ def test_plans_are_faster_or_closer_or_as_they_were() -> None:
 
 def test_a_step_whose_groups_regroup_is_solved() -> None:
     """Few long sequences bind it: the plan becomes optimal, or is shown to be nearly so."""
-    plain, exact = (Planner("llama-32b-a800-80gb", 64, 131_072, exact=e) for e in (False, True))
+    plain, exact = (
+        Planner.from_profile("llama-32b-a800-80gb", 64, 131_072, exact=e) for e in (False, True)
+    )
     profile = find_profile("llama-32b-a800-80gb")
     models = {model.scheme: model for model in profile.usable(64, 131_072)}
     solved = 0
@@ -223,17 +226,17 @@ def test_ctrl_c_is_handled_as_before() -> None:
 
 
 def test_unsupported_exact_problems_are_rejected() -> None:
-    with pytest.raises(ValueError, match="close bound; leave prove=False out"):
-        Planner("llama-7b-a800-80gb", 8, 4096, prove=False, exact=True)
-    with pytest.raises(ValueError, match="gpt-7b-a100-40gb runs in rounds"):
-        Planner("gpt-7b-a100-40gb", 8, 4096, exact=True)
+    with pytest.raises(ValueError, match=r"close bound\. Leave prove out"):
+        Planner.from_profile("llama-7b-a800-80gb", 8, 4096, prove=False, exact=True)
+    with pytest.raises(ValueError, match="exact is for pipelines: profile gpt-7b-a100-40gb"):
+        Planner.from_profile("gpt-7b-a100-40gb", 8, 4096, exact=True)
 
 
 def test_the_solver_is_imported_on_demand() -> None:
     code = (
         "import sys; from seqplan import Planner\n"
         "for exact in (False, True):\n"
-        "    Planner('llama-7b-a800-80gb', 8, 4096, exact=exact)\n"
+        "    Planner.from_profile('llama-7b-a800-80gb', 8, 4096, exact=exact)\n"
         "    print('ortools' in sys.modules)"
     )
     completed = subprocess.run(

@@ -188,7 +188,7 @@ def test_a_proposal_and_its_steps_are_the_same_bytes() -> None:
     lengths = np.minimum(batch_of(0, 1200).distinct, 16384)
 
     def planned() -> list[str]:
-        proposal = make_proposal(profile, Cluster(8, 16384, 30_000), lengths, propagation_only=True)
+        proposal = make_proposal(profile, Cluster(8, 16384, 30_000), lengths, sync=None)
         planner = StepPlanner(proposal)
         drawn = [np.random.default_rng(seed).choice(lengths, 60) for seed in range(3)]
         plans = [planner.plan(Batch.from_lengths(batch.tolist())) for batch in drawn]

@@ -29,7 +29,7 @@ def test_names_are_those_of_the_option() -> None:
         *("seqplan", "seqplan-huggingface", "transformers"),
         *("megatron", "verl-fsdp", "verl-megatron"),
     ]
-    with pytest.raises(ValueError, match="unknown trainer 'trl'; there are seqplan, seqplan-hug"):
+    with pytest.raises(ValueError, match=r"trainer must be one of seqplan, seqplan-.*: 'trl'"):
         find_backend("trl")
 
 
@@ -40,7 +40,8 @@ def test_plans_have_only_schemes_of_the_trainer(name: str) -> None:
     assert proposal.trainer == name
     assert Proposal.from_json(proposal.to_json(), "again").digest == proposal.digest
     assert proposal.profile.zero_stage in backend.zero_stages
-    assert proposal.in_lockstep == (backend.lockstep or proposal.profile.lockstep)
+    assert proposal.in_lockstep == (proposal.profile.lockstep or proposal.execution == "lockstep")
+    assert proposal.execution in backend.executions
     planner, used = StepPlanner(proposal), set()
     for batch in Sampler(CODE, CLUSTER.tokens, CLUSTER.max_len, 0).batches(3):
         plan = planner.plan(batch)
@@ -121,14 +122,31 @@ def test_baseline_of_the_trainer_is_compared(name: str, profile: str, key: str) 
 def test_planner_in_a_program_has_only_schemes_of_the_trainer() -> None:
     lengths = CODE.clip(max=8192)[:30].tolist()
     for name in ("seqplan-huggingface", "megatron"):
-        plan = Planner(load_shipped(A800), gpus=8, max_len=8192, trainer=name).plan(lengths)
+        plan = Planner.from_profile(load_shipped(A800), gpus=8, max_len=8192, trainer=name).plan(
+            lengths
+        )
         assert all(BACKENDS[name].runs(pipeline.scheme) for pipeline in plan.pipelines)
         rounds = {pipeline.micro_step for pipeline in plan.pipelines}
-        assert (rounds != {None}) == BACKENDS[name].lockstep
-    with pytest.raises(
-        ValueError, match="trainer 'verl-megatron': runs one scheme, which a propos"
-    ):
-        Planner(load_shipped(A800), gpus=8, max_len=8192, trainer="verl-megatron")
-    proposal = make_proposal(load_shipped(A800), CLUSTER, CODE, trainer="megatron")
-    with pytest.raises(ValueError, match="trainer is stated by the proposal; leave it out"):
-        Planner(proposal, trainer="megatron")
+        assert (rounds != {None}) == (BACKENDS[name].executions[0] == "lockstep")
+    with pytest.raises(ValueError, match="trainer 'verl-megatron' runs one scheme, which a propos"):
+        Planner.from_profile(load_shipped(A800), gpus=8, max_len=8192, trainer="verl-megatron")
+
+
+def test_uniform_execution_keeps_the_best_static_scheme() -> None:
+    sync = choose_sync(load_shipped(A800), CLUSTER.gpus)
+    proposal = make_proposal(load_shipped(A800), CLUSTER, CODE, sync=sync, execution="uniform")
+    (entry,) = proposal.profile.schemes
+    assert proposal.execution == "uniform"
+    assert not proposal.in_lockstep
+    assert Proposal.from_json(proposal.to_json(), "again") == proposal
+    planner = StepPlanner(proposal)
+    batches = list(Sampler(CODE, CLUSTER.tokens, CLUSTER.max_len, 0).batches(4))
+    for plan in map(planner.plan, batches):
+        assert {pipeline.scheme for pipeline in plan.pipelines} == {entry.scheme}
+        assert not plan.regroups
+        assert {pipeline.micro_step for pipeline in plan.pipelines} == {None}
+        assert lint(plan, CLUSTER.models(proposal.profile)) == []
+    options = Options(("static",))
+    compared = compare(load_shipped(A800), CLUSTER, CODE, 4, sync, options=options)
+    static = next(system for system in compared.systems if system.key == "static")
+    assert static.iterations[0].schemes[0][0] == entry.scheme

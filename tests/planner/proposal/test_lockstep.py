@@ -13,6 +13,7 @@ from seqplan import Cluster, Infeasible, Planner, Proposal, find_profile, make_p
 from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.kernel import VARIABLE
+from seqplan.planner.proposal.document import ProposalError
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.sync.choice import choose_sync
@@ -33,7 +34,7 @@ def proposed(profile: Profile = LLAMA, multiple: int = 1) -> Proposal:
         CLUSTER,
         CODE[:400],
         sync=choose_sync(profile, CLUSTER.gpus),
-        lockstep=True,
+        execution="lockstep",
         micro_step_multiple=multiple,
     )
 
@@ -64,21 +65,21 @@ def test_every_step_is_in_lockstep_of_one_layout(document: Proposal) -> None:
             assert sorted(used) == list(range(CLUSTER.gpus))
 
 
-def test_the_document_states_lockstep_and_older_ones_are_read(
-    document: Proposal,
-) -> None:
+def test_the_document_states_the_execution(document: Proposal) -> None:
     again = Proposal.from_json(document.to_json(), "here")
     assert again.in_lockstep
     assert again == document
-    raw = json.loads(document.to_json())
-    del raw["lockstep"], raw["digest"]
-    earlier = Proposal.from_json(
-        json.dumps({**raw, "digest": digest_of(canonical_json(raw))}), "here"
-    )
-    assert not earlier.in_lockstep
-    assert not StepPlanner(earlier).plan(batch()).pipelines[0].micro_step
-    zero_3 = replace(earlier, profile=find_profile("gpt-7b-a100-40gb"))
-    assert zero_3.in_lockstep
+    regrouping = replace(document, execution="regroup")
+    assert not regrouping.in_lockstep
+    assert not StepPlanner(regrouping).plan(batch()).pipelines[0].micro_step
+    zero_3 = replace(regrouping, profile=find_profile("gpt-7b-a100-40gb"))
+    with pytest.raises(ProposalError, match=r"here: execution regroup: .* is of ZeRO"):
+        Proposal.from_json(zero_3.to_json(), "here")
+    raw = json.loads(document.to_json()) | {"execution": "rounds"}
+    del raw["digest"]
+    changed = json.dumps({**raw, "digest": digest_of(canonical_json(raw))})
+    with pytest.raises(ProposalError, match=r"here: execution: must be one of uniform, .*rounds"):
+        Proposal.from_json(changed, "here")
 
 
 def test_candidates_are_its_static_groups_and_none_is_faster(document: Proposal) -> None:
@@ -99,7 +100,9 @@ def test_the_same_plans_whoever_plans(document: Proposal, monkeypatch: pytest.Mo
 
 
 def test_rounds_come_in_multiples() -> None:
-    planner = Planner(LLAMA, 16, 16_384, layout="tp2.pp2", lockstep=True, micro_step_multiple=3)
+    planner = Planner.from_profile(
+        LLAMA, 16, 16_384, layout="tp2.pp2", execution="lockstep", micro_step_multiple=3
+    )
     plan = planner.plan(batch().lengths)
     rounds = {pipeline.micro_step for pipeline in plan.pipelines}
     assert len(rounds) % 3 == 0
@@ -112,45 +115,54 @@ def test_rounds_come_in_multiples() -> None:
 
 
 def test_fewer_sequences_than_groups_leave_ranks_idle() -> None:
-    plan = Planner(LLAMA, 16, 16_384, layout="tp8", lockstep=True).plan([4_000])
+    plan = Planner.from_profile(LLAMA, 16, 16_384, layout="tp8", execution="lockstep").plan([4_000])
     (pipeline,) = plan.pipelines
     assert pipeline.scheme.gpus == 16
-    alone = Planner(LLAMA.restrict(measured=True), 16, 16_384, layout="tp8", lockstep=True)
+    alone = Planner.from_profile(
+        LLAMA.restrict(measured=True), 16, 16_384, layout="tp8", execution="lockstep"
+    )
     assert alone.plan([4_000]).idle_ranks == tuple(range(8, 16))
 
 
 def test_zero_3_has_no_sync_and_a_separate_memory_model() -> None:
     gpt = find_profile("gpt-7b-a100-40gb")
-    lockstep_plan = Planner(gpt, 16, 16_384, lockstep=True).plan(batch().lengths)
-    implied = Planner(gpt, 16, 16_384).plan(batch().lengths)
+    lockstep_plan = Planner.from_profile(gpt, 16, 16_384, execution="lockstep").plan(
+        batch().lengths
+    )
+    implied = Planner.from_profile(gpt, 16, 16_384).plan(batch().lengths)
     assert lockstep_plan.sync_ms is None
     assert lockstep_plan.pipelines == implied.pipelines
 
 
 def test_conflicting_options_are_rejected() -> None:
     with pytest.raises(ValueError, match="eq4 chooses strategies for a whole step"):
-        make_proposal(LLAMA, CLUSTER, CODE, method="eq4", lockstep=True)
+        make_proposal(LLAMA, CLUSTER, CODE, method="eq4", execution="lockstep")
+    with pytest.raises(ValueError, match=r"execution must be one of uniform, static, .*'rounds'"):
+        make_proposal(LLAMA, CLUSTER, CODE, execution="rounds")  # type: ignore[arg-type]
+    gpt = find_profile("gpt-7b-a100-40gb")
+    with pytest.raises(ValueError, match="execution static: profile gpt-7b-a100-40gb is of ZeRO-3"):
+        make_proposal(gpt, CLUSTER, CODE, execution="static")
+    with pytest.raises(ValueError, match="execution static: megatron runs lockstep or uniform"):
+        make_proposal(LLAMA, CLUSTER, CODE, execution="static", trainer="megatron")
     with pytest.raises(
-        ValueError, match="lockstep forms groups anew in each round, static_groups keeps them"
+        ValueError, match="micro_step_multiple 2: execution is regroup, which has no micro-steps"
     ):
-        make_proposal(LLAMA, CLUSTER, CODE, lockstep=True, static_groups=True)
-    with pytest.raises(
-        ValueError, match="micro_step_multiple is for rounds; give lockstep with it"
-    ):
-        Planner(LLAMA, 16, 16_384, micro_step_multiple=2)
-    with pytest.raises(ValueError, match="micro_step_multiple must be 1 or more, not 0"):
-        Planner(LLAMA, 16, 16_384, lockstep=True, micro_step_multiple=0)
-    with pytest.raises(ValueError, match="exact answers are for pipelines; the proposal is in"):
-        Planner(LLAMA, 16, 16_384, lockstep=True, exact=True)
-    document = make_proposal(LLAMA, CLUSTER, CODE[:100], lockstep=True)
-    with pytest.raises(ValueError, match="lockstep is stated by the proposal; leave it out"):
-        Planner(document, lockstep=True)
+        Planner.from_profile(LLAMA, 16, 16_384, micro_step_multiple=2)
+    with pytest.raises(ValueError, match="micro_step_multiple must be 1 or more: 0"):
+        Planner.from_profile(LLAMA, 16, 16_384, execution="lockstep", micro_step_multiple=0)
+    with pytest.raises(ValueError, match="exact is for pipelines: the problem is in lockstep"):
+        Planner.from_profile(LLAMA, 16, 16_384, execution="lockstep", exact=True)
+    document = make_proposal(LLAMA, CLUSTER, CODE[:100], execution="lockstep")
+    with pytest.raises(ValueError, match="execution regroup: the proposal was made for lockstep"):
+        Planner.from_proposal(document, execution="regroup")
+    with pytest.raises(ValueError, match="packing even: the problem is in lockstep"):
+        Planner.from_proposal(document, packing="even")
 
 
 def test_an_sync_that_one_round_hides_counts_for_nothing() -> None:
     # Once it counted for static groups, and for every layout at other costs.
     hidden = choose_sync(LLAMA, CLUSTER.gpus, overlap=1.0)
-    document = make_proposal(LLAMA, CLUSTER, CODE[:400], sync=hidden, lockstep=True)
+    document = make_proposal(LLAMA, CLUSTER, CODE[:400], sync=hidden, execution="lockstep")
     assert document.layouts is not None
     row = document.layouts.rows[0]
     assert row.sync_ms < 0.1 * row.expected_ms
@@ -165,7 +177,7 @@ def test_costs_at_which_another_layout_wins_are_stated(document: Proposal) -> No
     derived = choose_sync(LLAMA, CLUSTER.gpus)
     assert isinstance(derived, LayoutSyncTimes)
     doubled = replace(derived, by_layout_ms=tuple((k, 2 * ms) for k, ms in derived.by_layout_ms))
-    dear = make_proposal(LLAMA, CLUSTER, CODE[:400], sync=doubled, lockstep=True)
+    dear = make_proposal(LLAMA, CLUSTER, CODE[:400], sync=doubled, execution="lockstep")
     assert document.layouts.chosen == "tp4"
     assert dear.layouts is not None
     assert dear.layouts.chosen == "tp8"

@@ -21,15 +21,27 @@ PROFILE = "llama-7b-a800-80gb"
 @pytest.mark.parametrize(
     ("call", "kind", "message"),
     [
-        (lambda: Planner(None, 8, 8192), TypeError, "source: None. Give a profile"),
-        (lambda: Planner(PROFILE, 8, 8192, layout=4), TypeError, "layout: 4. Give text"),
+        (lambda: Planner.from_profile(None, 8, 8192), TypeError, "profile: None. Give a profile"),
         (
-            lambda: Planner(PROFILE, 8, 8192, lockstep="no"),
+            lambda: Planner.from_profile(PROFILE, 8, 8192, layout=4),
             TypeError,
-            "lockstep: 'no'. Give True",
+            "layout: 4. Give text",
         ),
-        (lambda: Planner(PROFILE, 8, 8192, prove=1), TypeError, "prove: 1. Give True or False"),
-        (lambda: Planner(PROFILE, 8, 10**15), ValueError, "max_len must be 2147483647 or less"),
+        (
+            lambda: Planner.from_profile(PROFILE, 8, 8192, execution="no"),
+            ValueError,
+            "execution must be one of uniform, static, regroup, lockstep: 'no'",
+        ),
+        (
+            lambda: Planner.from_profile(PROFILE, 8, 8192, prove=1),
+            TypeError,
+            "prove: 1. Give True or False",
+        ),
+        (
+            lambda: Planner.from_profile(PROFILE, 8, 10**15),
+            ValueError,
+            "max_len must be 2147483647 or less",
+        ),
         (lambda: balance([5], 1, 10, None), TypeError, "cost: None. Give a Cost"),
         (lambda: balance(5, 1, 10, COST), TypeError, "lengths: 5. Give a list, an array"),
         (lambda: balance("57", 1, 10, COST), TypeError, "lengths: '57'. Give a list"),
@@ -46,7 +58,7 @@ def test_rejected_by_name(call: Callable[[], Any], kind: type[Exception], messag
 
 
 def test_an_id_is_once_in_a_step() -> None:
-    planner = Planner(PROFILE, 8, 8192, prove=False)
+    planner = Planner.from_profile(PROFILE, 8, 8192, prove=False)
     with pytest.raises(ValueError, match="step 0: id 7 is twice in the step"):
         planner.plan([100, 50, 20], ids=[7, 3, 7])
     with pytest.raises(TypeError, match="step 0: lengths: 9"):
@@ -56,7 +68,7 @@ def test_an_id_is_once_in_a_step() -> None:
 def test_lengths_of_any_kind() -> None:
     torch = pytest.importorskip("torch")
     lengths = [700, 1500, 90, 4000]
-    planned = Planner(PROFILE, 8, 8192, prove=False).plan(lengths)
+    planned = Planner.from_profile(PROFILE, 8, 8192, prove=False).plan(lengths)
     balanced = balance(lengths, 2, 4096, COST)
     kinds = [
         np.array(lengths, dtype=np.uint16),
@@ -70,7 +82,7 @@ def test_lengths_of_any_kind() -> None:
     ]
     for kind in kinds[:-1]:
         assert balance(kind, 2, 4096, COST) == balanced
-        again = Planner(PROFILE, 8, 8192, prove=False).plan(kind)
+        again = Planner.from_profile(PROFILE, 8, 8192, prove=False).plan(kind)
         assert digest(again) == digest(planned)
     assert balance(kinds[-1], 2, 4096, COST).lengths == (100, 101, 102, 103)
     data = CODE[:500]

@@ -34,7 +34,7 @@ PROFILE = find_profile("llama-32b-a800-80gb")
 
 
 def test_a_profile_is_enough() -> None:
-    planner = Planner("llama-32b-a800-80gb", gpus=64, max_len=32_768)
+    planner = Planner.from_profile("llama-32b-a800-80gb", gpus=64, max_len=32_768)
     plan = planner.plan(LENGTHS)
     models = Cluster(64, 32_768, 1).models(PROFILE)
     assert lint(plan, models) == []
@@ -42,7 +42,7 @@ def test_a_profile_is_enough() -> None:
     assert (plan.step, planner.plan(LENGTHS).step, planner.plan(LENGTHS, step=9).step) == (0, 1, 9)
     assert planner.plan(LENGTHS).step == 10
     # Another rank, or the same after a restart, plans the same way.
-    again = Planner(PROFILE, 64, 32_768).plan(LENGTHS.tolist())
+    again = Planner.from_profile(PROFILE, 64, 32_768).plan(LENGTHS.tolist())
     assert digest(again) == digest(plan)
     assert from_json(to_json(plan)) == plan
     assert rank_view(plan, 5).digest == digest(plan)
@@ -61,7 +61,7 @@ def test_few_sequences_are_tried_on_static_strategies() -> None:
     profile = find_profile("llama-7b-a800-80gb")
     for number, length in ((3, 7580), (2, 16_000), (5, 900)):
         batch = Batch.from_lengths([length] * number)
-        plan = Planner(profile, 8, 16_384).plan(batch.lengths)
+        plan = Planner.from_profile(profile, 8, 16_384).plan(batch.lengths)
         sync = choose_sync(profile, 8)
         static = best_homogeneous([batch], Cluster(8, 16_384, 1).models(profile), 8, sync)
         assert static is not None
@@ -72,12 +72,16 @@ def test_few_sequences_are_tried_on_static_strategies() -> None:
 
 def test_layout_groups_and_sync_follow_the_arguments() -> None:
     free = GivenSyncTimes(0.0, 0.0, "none", 0.0, 0.0)
-    several = Planner(PROFILE, 64, 32_768, sync=free).plan(LENGTHS)
+    several = Planner.from_profile(PROFILE, 64, 32_768, sync=free).plan(LENGTHS)
     assert {p.scheme.tp for p in several.pipelines} != {16}
-    plan = Planner(PROFILE, 64, 32_768, layout="tp16", static_groups=True).plan(LENGTHS)
+    plan = Planner.from_profile(PROFILE, 64, 32_768, layout="tp16", execution="static").plan(
+        LENGTHS
+    )
     assert {(p.scheme.tp, p.scheme.pp) for p in plan.pipelines} == {(16, 1)}
     assert not plan.regroups
-    quick = Planner(PROFILE, 64, 32_768, layout="tp16", static_groups=True, prove=False)
+    quick = Planner.from_profile(
+        PROFILE, 64, 32_768, layout="tp16", execution="static", prove=False
+    )
     unproven = quick.plan(LENGTHS)
     assert unproven.lower_bound_ms <= plan.lower_bound_ms
     assert quick.prove(unproven).lower_bound_ms >= unproven.lower_bound_ms
@@ -88,17 +92,21 @@ def test_a_proposal_brings_its_options() -> None:
     document = make_proposal(
         profile, Cluster(32, 8192, 60_000), CODE[:3000], sync=choose_sync(profile, 32)
     )
-    planner = Planner(document)
+    planner = Planner.from_proposal(document)
     assert planner.gpus == 32
     plan = planner.plan(LENGTHS[LENGTHS <= 8192], loss_tokens=17)
     assert plan.provenance.proposal == document.digest
     assert plan.loss_tokens == 17
-    with pytest.raises(ValueError, match="max_len is stated by the proposal"):
-        Planner(document, max_len=9)
+    static = Planner.from_proposal(document, execution="static")
+    assert static.plan(LENGTHS[LENGTHS <= 8192]).provenance.proposal == document.digest
+    with pytest.raises(TypeError, match="proposal: 9"):
+        Planner.from_proposal(9)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"Give Planner.from_profile or Planner.from_proposal"):
+        Planner("llama-7b-a800-80gb")  # type: ignore[arg-type]
 
 
 def test_rounds_of_zero_3() -> None:
-    plan = Planner("gpt-7b-a100-40gb", gpus=8, max_len=8192).plan([700, 2900] * 20)
+    plan = Planner.from_profile("gpt-7b-a100-40gb", gpus=8, max_len=8192).plan([700, 2900] * 20)
     assert {pipeline.micro_step is None for pipeline in plan.pipelines} == {False}
 
 
@@ -116,7 +124,7 @@ def test_rounds_of_zero_3() -> None:
     ],
 )
 def test_lengths_that_are_none(lengths: list[int], message: str) -> None:
-    planner = Planner("llama-7b-a800-80gb", gpus=8, max_len=8192, prove=False)
+    planner = Planner.from_profile("llama-7b-a800-80gb", gpus=8, max_len=8192, prove=False)
     with pytest.raises(ValueError, match=message):
         planner.plan(lengths)
     assert planner.plan([5]).step == 0
@@ -137,7 +145,7 @@ def test_lengths_that_are_none(lengths: list[int], message: str) -> None:
 )
 def test_invalid_steps_are_rejected(options: dict[str, Any], message: str) -> None:
     """Losses are divided by the loss tokens, and ids are what a trainer loads."""
-    planner = Planner("llama-7b-a800-80gb", gpus=8, max_len=8192, prove=False)
+    planner = Planner.from_profile("llama-7b-a800-80gb", gpus=8, max_len=8192, prove=False)
     with pytest.raises(ValueError, match=message):
         planner.plan([100, 7], **options)
     plan = planner.plan([100, 7], ids=np.array([4, 2]), loss_tokens=0, step=3)
@@ -146,7 +154,7 @@ def test_invalid_steps_are_rejected(options: dict[str, Any], message: str) -> No
 
 @pytest.mark.parametrize("lengths", [np.array([2**64 - 5], dtype=np.uint64), [1e30], [2.0**63]])
 def test_lengths_that_no_plan_can_state(lengths: Any) -> None:
-    planner = Planner("llama-7b-a800-80gb", gpus=8, max_len=8192, prove=False)
+    planner = Planner.from_profile("llama-7b-a800-80gb", gpus=8, max_len=8192, prove=False)
     with pytest.raises(
         ValueError, match=r"step 0: sequence 0 has .* tokens. Give 2147483647 at most"
     ):
@@ -157,27 +165,31 @@ def test_a_plan_is_proven_by_an_equal_planner() -> None:
     """Where groups hold less, as on fewer GPUs, a bound would be false."""
     profile = "llama-7b-a800-80gb"
     lengths = np.random.default_rng(0).integers(7500, 15000, 40)
-    plan = Planner(profile, 64, 32768, layout="tp4", static_groups=True, prove=False).plan(lengths)
+    plan = Planner.from_profile(
+        profile, 64, 32768, layout="tp4", execution="static", prove=False
+    ).plan(lengths)
     for gpus, max_len in ((4, 32768), (64, 16384)):
-        other = Planner(profile, gpus, max_len, layout="tp4", static_groups=True)
+        other = Planner.from_profile(profile, gpus, max_len, layout="tp4", execution="static")
         with pytest.raises(ValueError, match="step 0: planned from another proposal, or for other"):
             other.prove(plan)
-    same = Planner(profile, 64, 32768, layout="tp4", static_groups=True)
+    same = Planner.from_profile(profile, 64, 32768, layout="tp4", execution="static")
     assert same.prove(plan).lower_bound_ms >= plan.lower_bound_ms
 
 
 def test_rounds_have_separate_groups_and_no_sync_under_zero_3() -> None:
     zero_3 = "gpt-7b-a100-40gb"
-    with pytest.raises(ValueError, match=r"runs in rounds \(ZeRO-3\).*leave static_groups out"):
-        Planner(zero_3, gpus=8, max_len=8192, static_groups=True)
-    with pytest.raises(ValueError, match=r"is of ZeRO-3, whose gathers .* leave sync out"):
-        Planner(zero_3, gpus=8, max_len=8192, sync=GivenSyncTimes(0.0, 0.0, "none", 500.0, 500.0))
+    with pytest.raises(ValueError, match="execution static: profile gpt-7b-a100-40gb is of"):
+        Planner.from_profile(zero_3, gpus=8, max_len=8192, execution="static")
+    with pytest.raises(ValueError, match=r"is of ZeRO-3, whose gathers .* Leave sync out"):
+        Planner.from_profile(
+            zero_3, gpus=8, max_len=8192, sync=GivenSyncTimes(0.0, 0.0, "none", 500.0, 500.0)
+        )
     lengths = [700, 2900] * 200
-    document = make_proposal(PROFILE, Cluster(16, 8192, 60_000), lengths, lockstep=True)
-    with pytest.raises(ValueError, match=r"run in rounds, .* leave static_groups out"):
-        Planner(document, static_groups=True)
-    with pytest.raises(ValueError, match="one micro-batch; leave packing out"):
-        Planner(document, packing="even")
+    document = make_proposal(PROFILE, Cluster(16, 8192, 60_000), lengths, execution="lockstep")
+    with pytest.raises(ValueError, match="execution static: the proposal was made for lockstep"):
+        Planner.from_proposal(document, execution="static")
+    with pytest.raises(ValueError, match=r"one micro-batch a group .* Leave packing out"):
+        Planner.from_proposal(document, packing="even")
 
 
 def test_a_proposal_weighs_the_sync_by_default() -> None:
@@ -185,26 +197,26 @@ def test_a_proposal_weighs_the_sync_by_default() -> None:
     cluster = Cluster(16, 8192, 60_000)
     whole = make_proposal(PROFILE, cluster, lengths)
     assert whole.sync == choose_sync(PROFILE, 16)
-    assert make_proposal(PROFILE, cluster, lengths, propagation_only=True).sync is None
-    with pytest.raises(ValueError, match="propagation_only leaves the sync out"):
-        make_proposal(PROFILE, cluster, lengths, sync=whole.sync, propagation_only=True)
+    assert make_proposal(PROFILE, cluster, lengths, sync=None).sync is None
 
 
 def test_missing_arguments_are_named() -> None:
-    with pytest.raises(ValueError, match="needs gpus and max_len"):
-        Planner(PROFILE, gpus=8)
+    with pytest.raises(TypeError, match="max_len"):
+        Planner.from_profile(PROFILE, gpus=8)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match="execution uniform is one scheme, which a proposal"):
+        Planner.from_profile(PROFILE, 8, 8192, execution="uniform")
     with pytest.raises(ValueError, match="has no layout tp3; it has "):
-        Planner(PROFILE, 64, 8192, layout="tp3")
+        Planner.from_profile(PROFILE, 64, 8192, layout="tp3")
     with pytest.raises(Infeasible, match=r"no scheme of .* fits 1 GPUs"):
-        Planner(PROFILE, 1, 8192)
+        Planner.from_profile(PROFILE, 1, 8192)
     with pytest.raises(Infeasible, match="no scheme of the profile holds"):
-        Planner("llama-7b-a800-80gb", 8, 10_000_000).plan([9_000_000])
+        Planner.from_profile("llama-7b-a800-80gb", 8, 10_000_000).plan([9_000_000])
 
 
 def test_neither_torch_nor_the_solver_is_needed() -> None:
     script = (
         "import sys, seqplan\n"
-        "planner = seqplan.Planner('llama-7b-a800-80gb', 8, 8192, prove=False)\n"
+        "planner = seqplan.Planner.from_profile('llama-7b-a800-80gb', 8, 8192, prove=False)\n"
         "planner.plan([700, 2900] * 20)\n"
         "seqplan.balance([5, 6, 7], 2, 16, seqplan.Cost(0.0, 1.0, 1.0))\n"
         "print([name for name in ('torch', 'scipy', 'ortools') if name in sys.modules])"
@@ -217,7 +229,7 @@ def test_neither_torch_nor_the_solver_is_needed() -> None:
 
 def test_resident_bytes_follow_the_profile() -> None:
     """Parameters and gradients whole, the states over the GPUs; as more GPUs share them, less."""
-    few, many = (Planner("llama-7b-a800-80gb", gpus, 4096) for gpus in (8, 64))
+    few, many = (Planner.from_profile("llama-7b-a800-80gb", gpus, 4096) for gpus in (8, 64))
     memory = find_profile("llama-7b-a800-80gb").memory
     whole = memory.resident_layer_bytes + memory.resident_embedding_bytes
     ((_, sharded),) = memory.sharded_state_bytes
@@ -226,7 +238,7 @@ def test_resident_bytes_follow_the_profile() -> None:
 
 
 def test_long_sequences_that_run_one_after_another_are_counted() -> None:
-    planner = Planner("llama-7b-a800-80gb", 16, 65_536, layout="tp1")
+    planner = Planner.from_profile("llama-7b-a800-80gb", 16, 65_536, layout="tp1")
     models = planner._problem.models
     held = {scheme.gpus: 0 for scheme in models}
     for scheme, model in models.items():

@@ -23,6 +23,7 @@ from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.simulation.timeline import simulate_plan_ms
@@ -189,8 +190,10 @@ def test_equal_sequences_left_over_share_ranks() -> None:
     """Forty of one length on sixteen GPUs: two on each, then eight on two GPUs each."""
     profile = "llama-7b-a800-80gb"
     planned, in_lockstep = (
-        seqplan.Planner(profile, 16, 16_384, layout="tp1", lockstep=lockstep).plan([4388] * 40)
-        for lockstep in (False, True)
+        seqplan.Planner.from_profile(profile, 16, 16_384, layout="tp1", execution=execution).plan(
+            [4388] * 40
+        )
+        for execution in ("regroup", "lockstep")
     )
     assert planned.regroups
     assert "ranks regroup" in explain(planned)
@@ -200,7 +203,9 @@ def test_equal_sequences_left_over_share_ranks() -> None:
 
 
 def test_rounds_of_the_same_groups_do_not_regroup() -> None:
-    planner = seqplan.Planner("llama-7b-a800-80gb", 8, 16_384, layout="tp2", lockstep=True)
+    planner = seqplan.Planner.from_profile(
+        "llama-7b-a800-80gb", 8, 16_384, layout="tp2", execution="lockstep"
+    )
     text = explain(planner.plan([8_000] * 16))
     assert "rounds" in text
     assert "regroup" not in text
@@ -235,7 +240,10 @@ def test_long_code_gains_by_groups_that_regroup() -> None:
     document = long_code()
     assert document.layouts is not None
     assert document.layouts.chosen == "tp8"
-    planner, static_planner = StepPlanner(document), StepPlanner(document, regrouping=False)
+    planner, static_planner = (
+        StepPlanner(document),
+        StepPlanner(document, PlanningOptions(execution="static")),
+    )
     gains = []
     for batch in Sampler(CODE, 800_000, 131_072, 0).batches(4):
         static, plan = static_planner.plan(batch), planner.plan(batch)
@@ -255,11 +263,11 @@ def test_they_are_offered_where_the_sync_is_weighed_and_groups_may_change() -> N
     document = long_code()
     (layout,) = find_regroup_layouts(document.problem)
     assert layout.layout == (8, 1)
-    fixed = StepPlanner(replace(document, static_groups=True))
+    fixed = StepPlanner(replace(document, execution="static"))
     batch = next(iter(Sampler(CODE, 800_000, 131_072, 0).batches(1)))
     assert not fixed.plan(batch).regroups
     profile = document.profile
-    without = make_proposal(profile, Cluster(16, 8192, 20_000), CODE, propagation_only=True)
+    without = make_proposal(profile, Cluster(16, 8192, 20_000), CODE, sync=None)
     assert find_regroup_layouts(without.problem) == []
 
 
@@ -280,13 +288,13 @@ def test_a_proposal_counts_the_gain_of_regrouping() -> None:
         document.cluster,
         CODE,
         sync=document.sync,
-        static_groups=True,
+        execution="static",
     )
     assert document.expected_ms < fixed.expected_ms * 0.97
     assert document.lower_bound_ms <= document.expected_ms
     assert fixed.lower_bound_ms <= fixed.expected_ms
-    assert Proposal.from_json(fixed.to_json(), "it").static_groups
-    assert not Proposal.from_json(document.to_json(), "it").static_groups
+    assert Proposal.from_json(fixed.to_json(), "it").execution == "static"
+    assert Proposal.from_json(document.to_json(), "it").execution == "regroup"
 
 
 def test_with_several_layouts_the_one_that_is_best_for_the_step_regroups() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from seqplan import Batch, Cluster, Plan, StepPlanner, find_profile, make_proposal
 from seqplan.planner.batches.sampler import Sampler
+from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.plans.format.codec import to_json
 from seqplan.plans.lint import lint
@@ -44,7 +45,7 @@ def test_a_plan_handed_out_first_is_proven_later() -> None:
     profile = find_profile("llama-32b-a800-80gb").restrict(layout=(8, 1))
     cluster = Cluster(64, 32_768, 200_000)
     document = make_proposal(profile, cluster, CODE, sync=choose_sync(profile, 64))
-    planner, quick = StepPlanner(document), StepPlanner(document, prove=False)
+    planner, quick = StepPlanner(document), StepPlanner(document, PlanningOptions(prove=False))
     closer = []
     for batch in Sampler(CODE, 200_000, 32_768, 5).batches(6):
         at_once, whole = quick.plan(batch), planner.plan(batch)

@@ -10,7 +10,8 @@ import pytest
 from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
-from seqplan.planner.sync.choice import choose_proposal_sync, choose_sync
+from seqplan.planner.proposal.proposal_sync import choose_proposal_sync
+from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.derive import (
     PULLED_BYTES,
     PUSHED_BYTES,
@@ -120,11 +121,12 @@ def test_which_sync_is_used() -> None:
     assert stated.of_strategy_ms(Strategy.from_counts({Scheme(tp=8): 1, Scheme(tp=4): 1})) == 2
     lockstep = load_shipped("gpt-7b-a100-40gb")
     assert choose_sync(lockstep, 64).compute_exposed_ms([(1, 1), (2, 1)]) == 0
-    assert choose_proposal_sync(lockstep, 64, None, 0.0) is None
-    assert choose_proposal_sync(PROFILE, 64, None, 0.0, propagation_only=True) is None
-    assert choose_proposal_sync(PROFILE, 64, None, 0.0, method="eq4") is None
-    assert choose_proposal_sync(PROFILE, 64, None, 0.2) == choose_sync(PROFILE, 64, overlap=0.2)
-    with pytest.raises(ValueError, match="--propagation-only leaves the sync out"):
-        choose_proposal_sync(PROFILE, 64, (1, 2), 0.0, propagation_only=True)
+    assert choose_proposal_sync(lockstep, 64) is None
+    assert choose_proposal_sync(PROFILE, 64, None) is None
+    assert choose_proposal_sync(PROFILE, 64, method="eq4") is None
+    hidden = choose_proposal_sync(PROFILE, 64, overlap=0.2)
+    assert hidden == choose_sync(PROFILE, 64, overlap=0.2)
+    with pytest.raises(ValueError, match="overlap is the share of the sync that is hidden"):
+        choose_proposal_sync(PROFILE, 64, None, 0.5)
     with pytest.raises(ValueError, match="is of ZeRO-3"):
         choose_proposal_sync(lockstep, 64, (1, 2), 0.0)

@@ -18,7 +18,7 @@ from producer_cases import DEADLY, dense_proposal, drawn_batches, lockstep_propo
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.errors import Infeasible
-from seqplan.planner.problem import PACKINGS
+from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.workers import processes as process_workers
 from seqplan.planner.workers.planned_step import TimedPlan
@@ -37,7 +37,10 @@ def no_worker_is_left() -> Iterator[None]:
 
 
 def lines(proposal: Proposal, batches: list[Batch], workers: int = 1) -> list[str]:
-    return [planned.line for planned in produce(proposal, batches, seed=3, workers=workers)]
+    return [
+        planned.line
+        for planned in produce(proposal, batches, options=PlanningOptions(seed=3), workers=workers)
+    ]
 
 
 @pytest.mark.parametrize("kind", PROPOSALS)
@@ -71,7 +74,7 @@ def test_killed_workers_change_nothing() -> None:
     proposal, batches = dense_proposal(), drawn_batches(24, sequences=200)
     expected = lines(proposal, batches)
     moments = random.Random(7)
-    produced = produce(proposal, batches, seed=3, workers=2)
+    produced = produce(proposal, batches, options=PlanningOptions(seed=3), workers=2)
     starting = threading.Thread(target=_kill_when_started)
     starting.start()
     plans = []
@@ -97,7 +100,7 @@ def test_a_killed_server_changes_nothing() -> None:
     """What planners are forked from is killed, and with it one of them."""
     proposal, batches = dense_proposal(), drawn_batches(16)
     plans = []
-    for planned in produce(proposal, batches, seed=3, workers=2):
+    for planned in produce(proposal, batches, options=PlanningOptions(seed=3), workers=2):
         plans.append(planned.line)
         if planned.step == 4:
             (child, *_) = multiprocessing.active_children()
@@ -120,7 +123,9 @@ def test_a_step_that_kills_its_worker_every_time_is_named() -> None:
     proposal, batches = dense_proposal(), drawn_batches(8)
     expected = lines(proposal, batches[:3])
     batches[3] = Batch(3, (DEADLY, 5), (100, 200))
-    plans, error = until_failure(produce(proposal, batches, seed=3, workers=2))
+    plans, error = until_failure(
+        produce(proposal, batches, options=PlanningOptions(seed=3), workers=2)
+    )
     assert isinstance(error, WorkerDied)
     assert str(error) == f"step 3: planning it ended its worker process {DEATHS} times"
     assert [planned.line for planned in plans] == expected
@@ -251,7 +256,7 @@ class Unlucky(ProcessWorkforce):
 @pytest.mark.parametrize("killed", [4, 1000])
 def test_a_death_while_a_worker_starts_is_no_step_s_fault(killed: int) -> None:
     proposal, batches = dense_proposal(), drawn_batches(1)
-    workforce = Unlucky(proposal.to_json(), 3, PACKINGS[0], regrouping=True, exact=False)
+    workforce = Unlucky(proposal.to_json(), PlanningOptions(seed=3))
     workforce.left = killed
     pool = WorkerPool(workforce, 1)
     try:

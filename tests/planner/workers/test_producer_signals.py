@@ -43,7 +43,7 @@ def planning(files: tuple[Path, Path], output: Path) -> Iterator[CommandProcess]
     """``seqplan plan`` with two workers, in a separate process group."""
     with CommandProcess(
         *("plan", "--workers", 2),
-        *("--proposal", files[0], "--batches", files[1], "-o", output),
+        *("--proposal", files[0], files[1], "-o", output),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,

@@ -159,9 +159,7 @@ def test_proposals_and_their_plans_are_sound(lockstep: bool, method: str) -> Non
         rng = np.random.default_rng(seed)
         lengths = np.clip(rng.lognormal(4, 2, 300).astype(np.int64) + 1, None, min(longest, 4000))
         cluster = Cluster(gpus, longest, int(lengths.max()) + 500)
-        document = make_proposal(
-            profile, cluster, lengths, seed=seed, method=method, propagation_only=True
-        )
+        document = make_proposal(profile, cluster, lengths, seed=seed, method=method, sync=None)
         assert 0 < document.lower_bound_ms <= document.expected_ms + 1e-3
         assert Proposal.from_json(document.to_json(), "proposal") == document
         for batch in Sampler(lengths, cluster.tokens, longest, seed).batches(3):

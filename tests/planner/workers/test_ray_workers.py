@@ -21,6 +21,7 @@ from producer_cases import dense_proposal, drawn_batches
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.errors import Infeasible
+from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.workers import ray_driver as ray_agent
 from seqplan.planner.workers import ray_workers
 from seqplan.planner.workers.planned_step import TimedPlan
@@ -101,7 +102,13 @@ def actors() -> list[int]:
 
 
 def lines(batches: list[Batch], workers: int, executor: str = "ray") -> list[str]:
-    produced = produce(dense_proposal(), batches, seed=3, workers=workers, executor=executor)
+    produced = produce(
+        dense_proposal(),
+        batches,
+        options=PlanningOptions(seed=3),
+        workers=workers,
+        executor=executor,
+    )
     return [planned.line for planned in produced]
 
 
@@ -122,7 +129,9 @@ def test_killed_actors_change_nothing(capfd: pytest.CaptureFixture[str]) -> None
     batches = drawn_batches(24, sequences=200)
     expected = lines(batches, 1, "processes")
     plans = []
-    for planned in produce(dense_proposal(), batches, seed=3, workers=2, executor="ray"):
+    for planned in produce(
+        dense_proposal(), batches, options=PlanningOptions(seed=3), workers=2, executor="ray"
+    ):
         plans.append(planned.line)
         if planned.step in (4, 13):
             running = actors()
@@ -141,7 +150,9 @@ def test_a_killed_agent_changes_nothing() -> None:
     batches = drawn_batches(12, sequences=200)
     expected = lines(batches, 1, "processes")
     plans = []
-    for planned in produce(dense_proposal(), batches, seed=3, workers=2, executor="ray"):
+    for planned in produce(
+        dense_proposal(), batches, options=PlanningOptions(seed=3), workers=2, executor="ray"
+    ):
         plans.append(planned.line)
         if planned.step == 4:
             [agent] = multiprocessing.active_children()
@@ -204,7 +215,7 @@ def test_without_an_address_a_cluster_is_started_and_ended(
     proposal.write_text(dense_proposal().to_json())
     batches.write_text("".join(f'{{"lengths":{[7, 8, 9000]}}}\n' for _ in range(20_000)))
     command = [sys.executable, "-m", "seqplan.api.cli", "plan", "--executor", "ray"]
-    command += ["--proposal", str(proposal), "--batches", str(batches), "--workers", "2"]
+    command += ["--proposal", str(proposal), str(batches), "--workers", "2"]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

@@ -38,7 +38,7 @@ def main() -> None:
         plans = runtime.sources.FileSource(plans, world_size=world_size)
         degrees = plans.tensor_degrees()
 
-    # A Llama runs any strategies; a module of your own those with tp = pp = 1, see ShardedStates.
+    # A Llama runs any strategies; a custom module those with tp = pp = 1, see ShardedStates.
     torch.manual_seed(0)
     config = runtime.models.ModelConfig(vocab=256)
     # The first rank's values are taken, in parts: the others need none, and no memory for them.
@@ -51,7 +51,7 @@ def main() -> None:
     cursor = runtime.checkpoint.restore(arguments.checkpoints, states, optimizer, groups.control)
     start_step = arguments.start_step if cursor is None else cursor.next_step
 
-    # Sample ids of the plans are looked up in the data; each rank reads its own token ranges.
+    # Sample ids of the plans are looked up in the data; each rank reads its token ranges.
     data = runtime.data.SeededTokens(config.vocab, seed=0)
     steps = runtime.steps(
         plans,

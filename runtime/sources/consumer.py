@@ -230,7 +230,8 @@ class PlanConsumer(Generic[Prepared]):
         # A source ends its waiting when it is closed. One that does not may not hold up the end of
         # the process: the threads are daemons.
         for thread in self._threads:
-            thread.join(JOIN_S)
+            if thread is not threading.current_thread():
+                thread.join(JOIN_S)
 
     def __enter__(self) -> PlanConsumer[Prepared]:
         return self

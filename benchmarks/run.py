@@ -40,6 +40,7 @@ NAMES = (
     "architectures",
     "data_parallel",
     "mutations",
+    "call_path",
 )
 
 

@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 class Planner:
     """Plans each step inside a training program.
 
-    Ranks that give equal lengths get equal plans. From a proposal (its candidates, cluster and sync), or from a profile: strategies are then
-    constructed for each step from all schemes, in whichever layout is fastest with its sync. No
-    state passes from step to step: any rank and any restart makes equal plans. Construction imports
-    all that planning requires: the first step takes no longer than others.
+    Ranks that give equal lengths get equal plans. From a proposal (its candidates, cluster and
+    sync), or from a profile: strategies are then constructed for each step from all schemes, in
+    whichever layout is fastest with its sync. No state passes from step to step, so plans are equal
+    after a restart, too. Construction imports all that planning requires: the first step takes no
+    longer than others.
     """
 
     def __init__(self, problem: PlanningProblem, options: PlanningOptions | None = None) -> None:

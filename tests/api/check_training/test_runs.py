@@ -104,7 +104,7 @@ def test_groups_that_regroup_within_the_step_agree_too(tmp_path: Path) -> None:
     data = tmp_path / "lengths.npy"
     succeeded(
         call(
-            *("propose", "--profile", profile, "--gpus", 4, *data),
+            *("propose", "--profile", profile, "--gpus", 4, data),
             *("--max-len", 800, "--tokens", 2500, "-o", proposal),
         )
     )
@@ -115,7 +115,7 @@ def test_groups_that_regroup_within_the_step_agree_too(tmp_path: Path) -> None:
         ("two", ["--workers", 2]),
     ):
         file = tmp_path / f"{name}.jsonl"
-        succeeded(call("plan", "--proposal", proposal, *data, "--steps", 3, *flags, "-o", file))
+        succeeded(call("plan", "--proposal", proposal, data, "--steps", 3, *flags, "-o", file))
         plans[name] = list(read_plans(file))
     assert plans["two"] == plans["free"]
     for fixed, free in zip(plans["fixed"], plans["free"], strict=True):

@@ -90,5 +90,5 @@ __all__ = [
     "training",
 ]
 
-
-__getattr__ = lazy_names(__name__, _HOMES, _NAMESPACES)
+if not TYPE_CHECKING:  # names that are not here are errors to type checkers
+    __getattr__ = lazy_names(__name__, _HOMES, _NAMESPACES)

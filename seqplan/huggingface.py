@@ -28,16 +28,15 @@ __all__ = [
     "attach",
 ]
 
+if not TYPE_CHECKING:  # names that are not here are errors to type checkers
+    _names = lazy_names("seqplan.runtime.huggingface", _HOMES)
 
-_names = lazy_names("seqplan.runtime.huggingface", _HOMES)
-
-
-def __getattr__(name: str) -> object:
-    """Load a name at first use; ``ImportError`` names a missing extra."""
-    try:
-        return _names(name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "transformers":
-            raise
-        needs = "pip install 'seqplan[runtime,huggingface]'"
-        raise ImportError(f"models of transformers are not installed: {needs}") from None
+    def __getattr__(name: str) -> object:
+        """Load a name at first use; ``ImportError`` names a missing extra."""
+        try:
+            return _names(name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "transformers":
+                raise
+            needs = "pip install 'seqplan[runtime,huggingface]'"
+            raise ImportError(f"models of transformers are not installed: {needs}") from None

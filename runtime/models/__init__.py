@@ -21,5 +21,5 @@ __all__ = [
     "ModelConfig",
 ]
 
-
-__getattr__ = lazy_names(__name__, _HOMES)
+if not TYPE_CHECKING:  # names that are not here are errors to type checkers
+    __getattr__ = lazy_names(__name__, _HOMES)

@@ -26,5 +26,5 @@ __all__ = [
     "local_context",
 ]
 
-
-__getattr__ = lazy_names(__name__, _HOMES)
+if not TYPE_CHECKING:  # names that are not here are errors to type checkers
+    __getattr__ = lazy_names(__name__, _HOMES)

@@ -25,5 +25,5 @@ __all__ = [
     "token_values",
 ]
 
-
-__getattr__ = lazy_names(__name__, _HOMES)
+if not TYPE_CHECKING:  # names that are not here are errors to type checkers
+    __getattr__ = lazy_names(__name__, _HOMES)

@@ -63,7 +63,9 @@ def run(data: Sequence[Data]) -> None:
         del os.environ[VARIABLE]
         if before is not None:
             os.environ[VARIABLE] = before
-    print(markdown(("lengths", "files", "changes of file", "calls", "calls by folder"), rows) + "\n")
+    print(
+        markdown(("lengths", "files", "changes of file", "calls", "calls by folder"), rows) + "\n"
+    )
 
 
 def _row(planner: seqplan.Planner, source: Data) -> list[str]:

@@ -97,7 +97,7 @@ class Outcome:
     losses: list[float]
     norms: list[float]
     rejection: str = ""
-    refused_by_all: bool = False
+    rejected_by_all: bool = False
     saved_equally: bool = False
 
 
@@ -203,7 +203,7 @@ def _run_rank(rank: int, pipe: Connection, folder: Path) -> None:
     groups = runtime.Communicators.create()
     for number, case in enumerate(cases()):
         try:
-            outcome = _hosted(case, rank, groups, folder / str(number))
+            outcome = _attached(case, rank, groups, folder / str(number))
         except ValueError as error:
             outcome = Outcome([], [], rejection=" ".join(str(error).split()))
         except Exception:
@@ -214,16 +214,16 @@ def _run_rank(rank: int, pipe: Connection, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def _hosted(case: Case, rank: int, groups: Any, folder: Path) -> Outcome:
+def _attached(case: Case, rank: int, groups: Any, folder: Path) -> Outcome:
     import torch
 
-    from seqplan.runtime import huggingface
+    from seqplan import huggingface
 
     model = _model(case, seed=rank)  # rank 0's values must win
     if case.compiled:
         for layer in model.model.layers:
             layer.compile(backend="aot_eager")
-    job = huggingface.host(
+    job = huggingface.attach(
         model,
         _data(case),
         optimizer=_optimizer,
@@ -364,9 +364,9 @@ def _data(case: Case) -> Any:
     from seqplan import runtime
 
     if not case.targets:
-        return runtime.SeededTokens(VOCAB, 0)
+        return runtime.data.SeededTokens(VOCAB, 0)
     weights = "weights" if case.targets == "weights" else None
-    return runtime.IndexedTargets(_Rows(), "tokens", mask="mask", weights=weights)
+    return runtime.data.IndexedTargets(_Rows(), "tokens", mask="mask", weights=weights)
 
 
 class _Rows(Mapping[int, dict[str, Any]]):
@@ -377,7 +377,7 @@ class _Rows(Mapping[int, dict[str, Any]]):
 
         rng = np.random.default_rng(id)
         return {
-            "tokens": runtime.SeededTokens(VOCAB, 0).tokens(id, 0, LONGEST),
+            "tokens": runtime.data.SeededTokens(VOCAB, 0).tokens(id, 0, LONGEST),
             "mask": rng.random(LONGEST) < 0.6,
             "weights": rng.random(LONGEST),
         }

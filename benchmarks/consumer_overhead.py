@@ -26,9 +26,9 @@ from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.data.tokens import SeededTokens, load_share
-from seqplan.runtime.steps.consumer import PlanConsumer
-from seqplan.runtime.steps.fan_out import FanOutSource
-from seqplan.runtime.steps.source import FileSource, PlanSource
+from seqplan.runtime.sources.consumer import PlanConsumer
+from seqplan.runtime.sources.fan_out import FanOutSource
+from seqplan.runtime.sources.source import FileSource, PlanSource
 
 RANKS = 4
 STEPS = 100

@@ -1,6 +1,6 @@
-"""Steps of a hosted model on four CPU ranks and of torch's DistributedDataParallel.
+"""Steps of an attached model on four CPU ranks and of torch's DistributedDataParallel.
 
-First documents of one length, as many on every rank, the same ones on both sides: what hosting
+First documents of one length, as many on every rank, the same ones on both sides: what attaching
 costs. Then ragged batches: DistributedDataParallel deals documents to ranks in the order they come
 in, as its sampler does; ours are planned on a profile that the same ranks have measured before. A
 step lasts as long as its slowest rank computes, counted in its processor's seconds, as four ranks
@@ -138,7 +138,7 @@ def _measured_profile(rank: int, folder: Path) -> Any:
     from seqplan.plans.scheme import Scheme
     from seqplan.profiler.measure.design import design
     from seqplan.profiler.measure.run import Task, measure
-    from seqplan.runtime.training.model import ModelConfig
+    from seqplan.runtime.models.llama import ModelConfig
 
     config: Any = SIZES
     task = Task(
@@ -232,9 +232,9 @@ def _with_plans(plans: Sequence[Plan]) -> tuple[list[float], list[float]]:
     """Train under plans; CPU-seconds and loss of each step."""
     import torch.distributed as dist
 
-    from seqplan.runtime import huggingface
+    from seqplan import huggingface
 
-    job = huggingface.host(
+    job = huggingface.attach(
         _model(),
         SeededTokens(SIZES["vocab"], 0),
         optimizer=lambda named: _optimizer(p for _, p in named),

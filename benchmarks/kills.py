@@ -25,7 +25,7 @@ from seqplan.api.store import schema
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.runtime.steps.http_source import HttpSource
+from seqplan.runtime.sources.http_source import HttpSource
 
 KILLS = {"SQLite": 150, "PostgreSQL": 60}
 JOBS, WORLD, SEED = 3, 4, 0

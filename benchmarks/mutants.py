@@ -8,14 +8,14 @@ _SUMS = "tests/runtime/test_sums_and_orders.py"
 _RING = "tests/runtime/sequence_parallel/test_attention.py"
 _MASKED = "tests/runtime/sequence_parallel/test_masked_attention.py"
 _WEIGHTED = "tests/runtime/training/test_weighted_labels.py"
-_CHECKPOINT = "tests/runtime/states/test_checkpoint.py"
-_DAMAGE = "tests/runtime/states/test_checkpoint_damage.py"
-_CONSUMER = "tests/runtime/steps/test_consumer.py"
-_HTTP = "tests/runtime/steps/test_http_source.py"
-_PUSH = "tests/runtime/states/test_gradient_push.py"
-_OUTAGE = "tests/runtime/steps/test_outages.py"
+_CHECKPOINT = "tests/runtime/checkpoint/test_checkpoint.py"
+_DAMAGE = "tests/runtime/checkpoint/test_checkpoint_damage.py"
+_CONSUMER = "tests/runtime/sources/test_consumer.py"
+_HTTP = "tests/runtime/sources/test_http_source.py"
+_REDUCTION = "tests/runtime/states/test_gradient_reduction.py"
+_OUTAGE = "tests/runtime/sources/test_outages.py"
 _TOKENS = "tests/runtime/data/test_token_data.py"
-_AGREE = "tests/runtime/steps/test_agreement.py"
+_AGREE = "tests/runtime/sources/test_agreement.py"
 
 
 class Mutant(NamedTuple):
@@ -36,12 +36,12 @@ _STAGE = "runtime/pipeline/stage.py"
 _STATES = "runtime/states/unit_states.py"
 _UNIT = "runtime/states/unit.py"
 _SYNC = "runtime/states/sync.py"
-_LOSS = "runtime/training/loss.py"
+_LOSS = "runtime/losses/token_losses.py"
 _STEP = "runtime/training/run_step.py"
 _TARGETS = "runtime/data/targets.py"
-_SAVED = "runtime/states/checkpoint.py"
-_AHEAD = "runtime/steps/consumer.py"
-_ACKS = "runtime/steps/acknowledgements.py"
+_SAVED = "runtime/checkpoint/save_restore.py"
+_AHEAD = "runtime/sources/consumer.py"
+_ACKS = "runtime/sources/acknowledgements.py"
 
 MUTANTS = (
     Mutant(
@@ -84,7 +84,7 @@ MUTANTS = (
     Mutant(_UNIT, "self.gradient.zero_()", "pass", (_SUMS,)),
     Mutant(_STATES, "unit.reduced.mul_(factor)", "pass", (_SUMS,)),
     Mutant(_STATES, "return squares**0.5, total", "return squares, total", (_SUMS,)),
-    Mutant(_SYNC, "unit.reduced.add_(into)", "unit.reduced.copy_(into)", (_PUSH,)),
+    Mutant(_SYNC, "unit.reduced.add_(into)", "unit.reduced.copy_(into)", (_REDUCTION,)),
     Mutant(
         _SYNC,
         "unit.reduced[low : low + size] += packed",
@@ -114,7 +114,7 @@ MUTANTS = (
         (_CHECKPOINT,),
     ),
     Mutant(
-        "runtime/states/checkpoint_files.py",
+        "runtime/checkpoint/checkpoint_files.py",
         "    _LOCKS[folder] = file",
         "    file.close()",
         (_DAMAGE,),
@@ -123,11 +123,11 @@ MUTANTS = (
     Mutant(_AHEAD, "return len(self._kept) < self._steps or within", "return True", (_CONSUMER,)),
     Mutant("runtime/data/tokens.py", "labels[end - 1] = NO_LABEL", "pass", (_TOKENS,)),
     Mutant(
-        "runtime/steps/agreement.py", "if record.digest != first.digest:", "if False:", (_AGREE,)
+        "runtime/sources/agreement.py", "if record.digest != first.digest:", "if False:", (_AGREE,)
     ),
-    Mutant("runtime/steps/agreement.py", "if record.step != first.step:", "if False:", (_AGREE,)),
+    Mutant("runtime/sources/agreement.py", "if record.step != first.step:", "if False:", (_AGREE,)),
     Mutant(
-        "runtime/steps/http_source.py",
+        "runtime/sources/http_source.py",
         "if answer.etag != f'\"{view.digest}\"':",
         "if False:",
         (_HTTP,),

@@ -26,11 +26,11 @@ from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens
+from seqplan.runtime.models.llama import Llama, ModelConfig
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.gradient_reduction import Reduce
 from seqplan.runtime.states.held_bytes import count_held_bytes
 from seqplan.runtime.states.sharded_states import ShardedStates
-from seqplan.runtime.training.model import Llama, ModelConfig
 from seqplan.runtime.training.prepare import make_preparer
 from seqplan.runtime.training.run_step import run_step
 

@@ -24,8 +24,8 @@ from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens
+from seqplan.runtime.models.llama import Llama, ModelConfig
 from seqplan.runtime.pipeline.staged_llama import StagedLlama
-from seqplan.runtime.training.model import Llama, ModelConfig
 
 WARM_UP, STEPS = 1, 3
 MODELS = tuple(

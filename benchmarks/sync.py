@@ -12,8 +12,8 @@ from seqplan.plans.views.placement import PlacedPipeline, Placement
 from seqplan.plans.views.resharding import shards_of, unit_moves
 from seqplan.plans.views.sync_count import count_moved
 from seqplan.plans.views.unit_layout import UnitLayout
+from seqplan.runtime.models.llama import ModelConfig
 from seqplan.runtime.pipeline.llama_units import NORMS, llama_units
-from seqplan.runtime.training.model import ModelConfig
 
 MODEL = "llama-32b"
 GIB = 2**30
@@ -38,8 +38,8 @@ def run(data: Sequence[Data]) -> None:
             assert sum(len(pipeline.ranks) for pipeline in placement) == ranks
             rows.append((f"{ranks:,}", text, *figures(layouts, placement)))
     print(f"### Sync of parameters and gradients, {MODEL}\n")
-    heads = ["GPUs", "strategy", "laid out in", "pull: messages in", "out"]
-    heads += ["GiB in", "out", "push: GiB out", "in"]
+    heads = ["GPUs", "strategy", "laid out in", "all-gather: messages in", "out"]
+    heads += ["GiB in", "out", "reduce-scatter: GiB out", "in"]
     print(markdown(heads, rows))
 
 
@@ -66,16 +66,16 @@ def figures(units: Sequence[UnitLayout], placement: Placement) -> tuple[str, ...
         began = time.process_time()
         moves = unit_moves(units, shards, rank)
         slowest = max(slowest, time.process_time() - began)
-        pulled = [count_moved(move.pull_from, rank) for move in moves]
-        served = [count_moved(move.pull_to, rank) for move in moves]
-        pushed = [count_moved(move.push_to, rank) for move in moves]
-        summed = [count_moved(move.push_from, rank) for move in moves]
+        gathered = [count_moved(move.gather_from, rank) for move in moves]
+        served = [count_moved(move.gather_to, rank) for move in moves]
+        reduced = [count_moved(move.reduce_to, rank) for move in moves]
+        summed = [count_moved(move.reduce_from, rank) for move in moves]
         counts = (
-            sum(count.messages for count in pulled),
+            sum(count.messages for count in gathered),
             sum(count.messages for count in served),
-            sum(count.elements for count in pulled) * PARAMETER_BYTES / GIB,
+            sum(count.elements for count in gathered) * PARAMETER_BYTES / GIB,
             sum(count.elements for count in served) * PARAMETER_BYTES / GIB,
-            sum(count.elements for count in pushed) * GRADIENT_BYTES / GIB,
+            sum(count.elements for count in reduced) * GRADIENT_BYTES / GIB,
             sum(count.elements for count in summed) * GRADIENT_BYTES / GIB,
         )
         most = [max(before, now) for before, now in zip(most, counts, strict=True)]

@@ -26,12 +26,16 @@ sys.path.insert(0, str(ROOT / "tests" / "api"))
 
 from service_process import serving  # noqa: E402
 
-FACES = {"seqplan": "seqplan"} | {
-    f"seqplan.{folder}": folder
-    for folder in ("plans", "costs", "profiler", "planner", "runtime", "api", "integrations")
-    if (ROOT / folder / "__init__.py").exists()
-}
-"""Packages that may name what is public, and their folders."""
+RUNTIME = (
+    *("checkpoint", "data", "errors", "losses", "models"),
+    *("sequence_parallel", "sources", "training"),
+)
+FACES = (
+    *("seqplan", "seqplan.huggingface", "seqplan.plans", "seqplan.costs", "seqplan.profiler"),
+    *("seqplan.planner", "seqplan.runtime", *(f"seqplan.runtime.{name}" for name in RUNTIME)),
+    *("seqplan.api", "seqplan.integrations"),
+)
+"""Packages and modules that may list public names."""
 
 COLUMNS = "80"
 

@@ -19,7 +19,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import seqplan
-from seqplan.runtime import IndexedTargets, huggingface
+from seqplan import huggingface, runtime
 
 PROFILE = Path(__file__).parent / "data" / "llama-small-cpu.json"
 VOCAB, SEQUENCES, STEPS, LONGEST = 32, 10, 12, 300
@@ -35,9 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     else:
         model = AutoModelForCausalLM.from_pretrained(options.model)
     rows = prompts_and_answers(SEQUENCES * STEPS)
-    job = huggingface.host(
+    job = huggingface.attach(
         model,
-        IndexedTargets(rows, "input_ids", mask="completion_mask"),
+        runtime.data.IndexedTargets(rows, "input_ids", mask="completion_mask"),
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=3e-3),
         scheduler=lambda optimizer: torch.optim.lr_scheduler.LinearLR(optimizer, 0.2, 1.0, 4),
         callbacks=[report_step] if os.environ.get("RANK", "0") == "0" else [],

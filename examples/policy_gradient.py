@@ -19,8 +19,7 @@ import torch.distributed as dist
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import seqplan
-from seqplan import runtime
-from seqplan.runtime import huggingface
+from seqplan import huggingface, runtime
 
 PROFILE = Path(__file__).parent / "data" / "llama-small-cpu.json"
 VOCAB, PROMPTS, LONGEST, ROLLOUTS, UPDATES = 16, 24, 32, 6, 2
@@ -33,9 +32,9 @@ def main() -> list[float]:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     model = AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=VOCAB, **sizes, **heads))
     rows: dict[int, dict[str, Any]] = {}
-    job = huggingface.host(
+    job = huggingface.attach(
         model,
-        runtime.IndexedTargets(rows, "tokens", mask="mask", extras=["advantage", "old"]),
+        runtime.data.IndexedTargets(rows, "tokens", mask="mask", extras=["advantage", "old"]),
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=5e-3),
         loss_of=clipped_loss,
     )
@@ -57,7 +56,7 @@ def clipped_loss(logits: torch.Tensor, micro_batch: runtime.MicroBatchWork) -> t
     """Sum PPO's clipped objective over the tokens that were sampled."""
     assert micro_batch.weights is not None
     advantage, old = micro_batch.extras["advantage"], micro_batch.extras["old"]
-    ratio = torch.exp(runtime.log_probabilities(logits, micro_batch) - old)
+    ratio = torch.exp(runtime.losses.log_probabilities(logits, micro_batch) - old)
     gain = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
     return -(gain * micro_batch.weights).sum()
 

@@ -33,40 +33,39 @@ def main() -> None:
         dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     groups = runtime.Communicators.create()
-    plans = source(arguments, world_size)
-
-    # A Llama runs any strategies; a module of your own those with tp = pp = 1, see ShardedStates.
-    torch.manual_seed(0)
-    config = runtime.ModelConfig(vocab=256)
-    degrees = arguments.tensor_degrees
-    if isinstance(plans, runtime.FileSource):
+    plans, degrees = arguments.plans, arguments.tensor_degrees
+    if "://" not in plans:  # a plan file, whose tp degrees are known before the first step
+        plans = runtime.sources.FileSource(plans, world_size=world_size)
         degrees = plans.tensor_degrees()
+
+    # A Llama runs any strategies; a custom module those with tp = pp = 1, see ShardedStates.
+    torch.manual_seed(0)
+    config = runtime.models.ModelConfig(vocab=256)
     # The first rank's values are taken, in parts: the others need none, and no memory for them.
     with torch.device("cpu" if rank == 0 else "meta"):
-        model = runtime.Llama(config)
+        model = runtime.models.Llama(config)
     job = runtime.StagedLlama(model, groups, device=device, tensor_degrees=degrees)
     states = job.states
     optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()], lr=1e-3)
 
-    cursor = runtime.restore(arguments.checkpoints, states, optimizer, groups.control)
+    cursor = runtime.checkpoint.restore(arguments.checkpoints, states, optimizer, groups.control)
     start_step = arguments.start_step if cursor is None else cursor.next_step
 
-    # Sample ids of the plans are looked up in the data; each rank reads its own token ranges.
-    data = runtime.SeededTokens(config.vocab, seed=0)
-    consumer = runtime.PlanConsumer(
+    # Sample ids of the plans are looked up in the data; each rank reads its token ranges.
+    data = runtime.data.SeededTokens(config.vocab, seed=0)
+    steps = runtime.steps(
         plans,
-        rank=rank,
-        world_size=world_size,
         prepare=job.make_preparer(data),
         control_group=groups.control,
         start_step=start_step,
+        fan_out_ranks=arguments.fan_out_ranks,
     )
-    with consumer:
-        for step in consumer:
+    with steps:
+        for step in steps:
             result = job.run_step(step.view, step.prepared, optimizer, clip_norm=1.0)
-            # A rank without work has nothing to hold against the prediction.
+            # A rank without work has nothing to compare with the prediction.
             measured_ms = 1e3 * result.compute_s if step.prepared else None
-            consumer.acknowledge(step.view.step, measured_ms)
+            steps.acknowledge(step.view.step, measured_ms)
             if arguments.times is not None and step.prepared:
                 measured = {"step": result.step, "rank": rank, "measured_ms": measured_ms}
                 with open(arguments.times, "a", encoding="utf-8") as times:
@@ -76,8 +75,10 @@ def main() -> None:
                 record = {"step": result.step, "loss": result.loss, "norm": result.gradient_norm}
                 print(json.dumps(record), flush=True)
             if next_step % arguments.checkpoint_every == 0:
-                cursor = runtime.Cursor(next_step, step.view.digest)
-                runtime.save(arguments.checkpoints, cursor, states, optimizer, groups.control)
+                cursor = runtime.checkpoint.Cursor(next_step, step.view.digest)
+                runtime.checkpoint.save(
+                    arguments.checkpoints, cursor, states, optimizer, groups.control
+                )
     if arguments.export is not None:
         parameters = dict(states.export())  # on the first rank, nothing on the others
         if rank == 0:
@@ -85,24 +86,14 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def source(arguments: argparse.Namespace, world_size: int) -> runtime.PlanSource:
-    """Open the plans: a file that every rank can read, or a job of a planning service."""
-    if arguments.plans is not None:
-        return runtime.FileSource(arguments.plans, world_size=world_size)
-    token = os.environ.get("SEQPLAN_TOKEN")
-    fan_out_ranks = arguments.fan_out_ranks  # from so many ranks on rank 0 alone has a connection
-    return runtime.open_job(arguments.server, arguments.job, token, fan_out_ranks=fan_out_ranks)
-
-
 def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--plans", help="plan file (JSON Lines)")
-    where.add_argument("--server", help="planning service, http://HOST:PORT")
-    parser.add_argument("--job", default="default", help="job at the planning service")
+    parser.add_argument(
+        "--plans", required=True, help="plan file, or a job's URL: http://HOST:PORT/v1/jobs/JOB"
+    )
     parser.add_argument(
         "--tensor-degrees", type=int, nargs="*", default=[], help="tp degrees of the job's proposal"
     )
@@ -124,7 +115,7 @@ def parsed() -> argparse.Namespace:
 if __name__ == "__main__":
     try:
         main()
-    except runtime.RankLost as loss:
+    except runtime.errors.RankLost as loss:
         # Groups that have lost a rank cannot be ended in order.
         print(f"rank {os.environ.get('RANK', '0')}: {loss}", file=sys.stderr, flush=True)
         os._exit(1)

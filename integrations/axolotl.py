@@ -102,7 +102,9 @@ class _Options:
     def of(cls, cfg: Mapping[str, Any]) -> _Options:
         for name in ("seqplan_sequences", "seqplan_capacity"):
             if not isinstance(cfg.get(name), int) or cfg[name] < 1:
-                raise UnplannableError(f"{name}: wants a whole number above 0, not {cfg.get(name)}")
+                raise UnplannableError(
+                    f"{name}: must be a whole number above 0, not {cfg.get(name)}"
+                )
         profile, cost_given = cfg.get("seqplan_profile"), cfg.get("seqplan_cost")
         if (profile is None) == (cost_given is None):
             raise UnplannableError("give either seqplan_profile or seqplan_cost: [a, b, c]")

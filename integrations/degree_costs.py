@@ -70,7 +70,7 @@ def costs_of_environment() -> dict[int, Cost]:
             a, b, c = (float(part) for part in text.split(","))
             return {1: Cost(a, b, c)}
         except ValueError as error:
-            raise ValueError(f"{COST}={text!r}: wants a,b,c in ms ({error})") from None
+            raise ValueError(f"{COST}={text!r}: must be a,b,c in ms ({error})") from None
     profile, scheme = os.environ.get(PROFILE), os.environ.get(SCHEME)
     if not profile or not scheme:
         raise ValueError(

@@ -16,7 +16,6 @@ __all__ = [
     "PlanTimeout",
     "RankLost",
     "UnsupportedModel",
-    "communicating",
 ]
 
 

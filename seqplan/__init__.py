@@ -4,6 +4,7 @@ The names here are those that a user starts from; they load their modules on fir
 so that ``import seqplan`` costs nothing. Behind them, in the order of the flow: ``plans`` (the
 format), ``costs`` (cost models and lengths), ``planner`` (proposals and steps), ``runtime``
 (each rank's part), ``profiler`` (measurements on devices) and ``api`` (command line, service).
+``huggingface`` trains models of transformers.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from seqplan.plans.lazy_exports import lazy_names  # noqa: E402
 from seqplan.plans.version import VERSION as __version__  # noqa: E402
 
 if TYPE_CHECKING:
+    from seqplan import huggingface, runtime
     from seqplan.costs.lengths import read_lengths
     from seqplan.costs.profile import Profile
     from seqplan.costs.shipped.catalogue import find_profile
@@ -60,6 +62,8 @@ _HOMES = {
     "costs.shipped.catalogue": ("find_profile",),
 }
 
+_NAMESPACES = ("huggingface", "runtime")
+
 __all__ = [
     "Balanced",
     "Batch",
@@ -81,13 +85,15 @@ __all__ = [
     "explain",
     "find_profile",
     "from_json",
+    "huggingface",
     "make_proposal",
     "rank_view",
     "read_lengths",
     "read_plans",
+    "runtime",
     "to_json",
     "write_plans",
 ]
 
 
-__getattr__ = lazy_names(__name__, _HOMES)
+__getattr__ = lazy_names(__name__, _HOMES, _NAMESPACES)

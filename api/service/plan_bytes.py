@@ -12,7 +12,7 @@ from seqplan.plans.format.codec import from_json
 from seqplan.plans.format.decode import PlanError
 from seqplan.plans.plan import Plan
 from seqplan.plans.views.rank_view import views_json
-from seqplan.runtime.steps.http_source import FAN_OUT_RANKS
+from seqplan.runtime.sources.http_source import FAN_OUT_RANKS
 
 
 class ReadyPlan:

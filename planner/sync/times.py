@@ -36,7 +36,7 @@ class SyncTimes(ABC):
     """Times of one iteration in ms; ``overlap``: share of the sync hidden by computation.
 
     Of plans with stages, or whose groups regroup, only of the all-gather: reduce-scatters wait for
-    the last pass of a rank (``pushes_overlap``).
+    the last pass of a rank (``can_overlap_reduction``).
 
     ``source``: where the times come from, a sentence for people. ``ValueError`` for a negative time
     or a share outside 0 … 1.

@@ -13,24 +13,25 @@ from typing import Literal, get_args
 from seqplan.plans.views.parameter_layout import ParameterLayout
 from seqplan.plans.views.unit_layout import UnitLayout
 
-Owners = Literal["slices", "matrices"]
-"""``slices``: every unit is cut evenly; ``matrices``: each parameter lies whole with one rank."""
+Sharding = Literal["flat", "by_parameter"]
+"""``flat``: every unit is cut evenly; ``by_parameter``: each parameter lies whole on one rank."""
 
 NamedUnit = tuple[str, Sequence[ParameterLayout]]
 
 
 def unit_layouts(
-    units: Sequence[NamedUnit], layers: int, ranks: int, owners: Owners = "slices"
+    units: Sequence[NamedUnit], layers: int, ranks: int, sharding: Sharding = "flat"
 ) -> list[UnitLayout]:
-    """Lay out a model of ``layers`` layers in units; with ``matrices``, in the order of owners.
+    """Lay out a model of ``layers`` layers in units; ``by_parameter`` in the order of owners.
 
     Parameters go to the rank that owns the fewest elements so far, the largest first; the vectors
     of a unit go together. The same for the same model and number of ranks. ``ValueError`` for
-    other ``owners``.
+    another ``sharding``.
     """
-    if owners not in get_args(Owners):
-        raise ValueError(f"owners are {' or '.join(get_args(Owners))}, not {owners!r}")
-    if owners == "slices":
+    if sharding not in get_args(Sharding):
+        kinds = " or ".join(get_args(Sharding))
+        raise ValueError(f"sharding must be {kinds}, not {sharding!r}")
+    if sharding == "flat":
         return [UnitLayout(name, parameters, layers, ranks) for name, parameters in units]
     together: list[tuple[int, int, list[int]]] = []
     for at, (_, parameters) in enumerate(units):

@@ -32,7 +32,7 @@ def placement_of(pipelines: Iterable[PlannedPipeline]) -> Placement:
     return tuple(PlacedPipeline(pipeline.scheme, pipeline.ranks) for pipeline in pipelines)
 
 
-def pushes_overlap(placement: Placement) -> bool:
+def can_overlap_reduction(placement: Placement) -> bool:
     """Return whether gradients may leave during backward, the same for all ranks of a step.
 
     Only if every pipeline has one stage and no rank is in two: otherwise a rank would wait, in

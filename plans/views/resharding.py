@@ -5,8 +5,8 @@ copy of every unit is cut over all ranks (``owners``); the pipelines of a step h
 their tp and pp. The *mutual slices* of the two cuts (Hydraulis §5.2) go in one message for each
 unit and pair of ranks:
 
-- **pull** (all-gather): the elements that a rank owns, to every rank that holds them in the step;
-- **push** (reduce-scatter): the gradient of held ones, to the owners, who sum it in rank order.
+- **all-gather**: the elements that a rank owns, to every rank that holds them in the step;
+- **reduce-scatter**: the gradient of held ones, to the owners, who sum it in rank order.
 
 Who contributes: every pipeline replica, and in it every sequence-parallel rank, since each has seen
 its tokens only, and every stage that uses the parameter (tied embeddings are on two). The ranks
@@ -40,20 +40,20 @@ class Message(NamedTuple):
 class UnitMoves:
     """One rank's part of a unit's sync; it sends to itself what it keeps.
 
-    ``pull_to`` and ``push_from``: of owned elements, ``local`` counting in the others' buffers;
-    ``pull_from`` and ``push_to``: of held ones, by owner.
+    ``gather_to`` and ``reduce_from``: of owned elements, ``local`` counting in the others' buffers;
+    ``gather_from`` and ``reduce_to``: of held ones, by owner.
     """
 
-    pull_to: tuple[Message, ...] = ()
-    pull_from: tuple[Message, ...] = ()
-    push_to: tuple[Message, ...] = ()
-    push_from: tuple[Message, ...] = ()
+    gather_to: tuple[Message, ...] = ()
+    gather_from: tuple[Message, ...] = ()
+    reduce_to: tuple[Message, ...] = ()
+    reduce_from: tuple[Message, ...] = ()
 
 
 def shards_of(placement: Iterable[PlacedPipeline]) -> dict[int, Shard]:
     """Find the shard that each rank of the pipelines holds for the step; idle ranks have none.
 
-    ``ValueError`` if a rank's pipelines want different shards, which a sound plan never has.
+    ``ValueError`` if a rank's pipelines need different shards, which a sound plan never has.
     """
     shards: dict[int, Shard] = {}
     for index, pipeline in enumerate(placement):
@@ -63,7 +63,7 @@ def shards_of(placement: Iterable[PlacedPipeline]) -> dict[int, Shard]:
             shard = Shard(scheme.tp, scheme.pp, coordinates.tp, coordinates.pp)
             if shards.setdefault(rank, shard) != shard:
                 raise ValueError(
-                    f"rank {rank}: pipeline {index} wants {shard}, an earlier one {shards[rank]}"
+                    f"rank {rank}: pipeline {index} needs {shard}, an earlier one {shards[rank]}"
                 )
     return shards
 
@@ -71,7 +71,7 @@ def shards_of(placement: Iterable[PlacedPipeline]) -> dict[int, Shard]:
 def all_whole(shards: Mapping[int, Shard]) -> bool:
     """Whether every rank in use holds whole parameters: tp = pp = 1 everywhere.
 
-    Pull is then an all-gather over the world and push a reduce-scatter, idle ranks included.
+    The sync is then an all-gather and a reduce-scatter over the world, idle ranks included.
     """
     return all(shard.tp == 1 and shard.pp == 1 for shard in shards.values())
 
@@ -95,9 +95,9 @@ def unit_moves(
         kind = kinds.setdefault(unit.kind, len(kinds))
         together = unit.kind[-1] is None
         used = {pp: unit.stages(pp) for pp in {shard.pp for shard in holders}}
-        pull_to, push_from = [], []
-        pull_from: tuple[Message, ...] = ()
-        push_to: tuple[Message, ...] = ()
+        gather_to, reduce_from = [], []
+        gather_from: tuple[Message, ...] = ()
+        reduce_to: tuple[Message, ...] = ()
         for shard, ranks in holders.items():
             if shard.stage not in used[shard.pp]:
                 continue
@@ -106,13 +106,13 @@ def unit_moves(
             known = cut.get(key)
             if known is None:
                 known = cut[key] = _Cut.of(unit, shard)
-            if rank in known.pulled:
-                pull_to.append(Message(ranks, known.pulled[rank]))
-            if rank in known.pushed:
-                push_from.append(Message(ranks, known.pushed[rank]))
+            if rank in known.gathered:
+                gather_to.append(Message(ranks, known.gathered[rank]))
+            if rank in known.reduced:
+                reduce_from.append(Message(ranks, known.reduced[rank]))
             if shards.get(rank) == shard:
-                pull_from, push_to = known.messages
-        moves.append(UnitMoves(tuple(pull_to), pull_from, push_to, tuple(push_from)))
+                gather_from, reduce_to = known.messages
+        moves.append(UnitMoves(tuple(gather_to), gather_from, reduce_to, tuple(reduce_from)))
     return moves
 
 
@@ -120,20 +120,20 @@ def unit_moves(
 class _Cut:
     """A shard's pieces of a unit by owner, in the all-gather and the reduce-scatter."""
 
-    pulled: Mapping[int, Pieces]
-    pushed: Mapping[int, Pieces]
+    gathered: Mapping[int, Pieces]
+    reduced: Mapping[int, Pieces]
 
     @classmethod
     def of(cls, unit: UnitLayout, shard: Shard) -> _Cut:
-        pulled = unit.pieces(shard, gradients=False)
-        pushed = unit.pieces(shard, gradients=True)
-        by_owner = unit.by_owner(pulled)
-        return cls(by_owner, by_owner if pushed == pulled else unit.by_owner(pushed))
+        gathered = unit.pieces(shard, gradients=False)
+        reduced = unit.pieces(shard, gradients=True)
+        by_owner = unit.by_owner(gathered)
+        return cls(by_owner, by_owner if reduced == gathered else unit.by_owner(reduced))
 
     @cached_property
     def messages(self) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
         """The holder's messages: from the owners, and to them."""
-        return _messages(self.pulled), _messages(self.pushed)
+        return _messages(self.gathered), _messages(self.reduced)
 
 
 def _messages(by_owner: Mapping[int, Pieces]) -> tuple[Message, ...]:

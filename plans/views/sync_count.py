@@ -43,11 +43,11 @@ def count_gathered(units: Sequence[UnitLayout], placement: Placement) -> Pulled:
     shards = shards_of(placement)
     whole = all_whole(shards)
     gathered = [unit for unit in units if whole or unit.everywhere]
-    pulled_units = [unit for unit in units if not (whole or unit.everywhere)]
+    moved_units = [unit for unit in units if not (whole or unit.everywhere)]
     elements = messages = 0
     for rank in range(units[0].ranks):
         counts = [
-            count_moved(move.pull_from, rank) for move in unit_moves(pulled_units, shards, rank)
+            count_moved(move.gather_from, rank) for move in unit_moves(moved_units, shards, rank)
         ]
         owned = [unit.iterate_owned(rank) for unit in gathered]
         foreign = sum(unit.elements for unit in gathered) - sum(stop - at for at, stop in owned)

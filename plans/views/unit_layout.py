@@ -104,7 +104,7 @@ class UnitLayout:
         return tuple(parts)
 
     def pieces(self, shard: Shard, *, gradients: bool) -> Pieces:
-        """List the pieces that a holder pulls or, of ``gradients``, pushes; neighbors are one."""
+        """List the pieces that a holder gathers or, of ``gradients``, sends; neighbors are one."""
         pieces: list[ParameterPiece] = []
         local = 0
         for parameter, offset in zip(self.parameters, self.offsets, strict=True):

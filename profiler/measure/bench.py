@@ -21,10 +21,10 @@ from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.profiler.measure.saved_memory import Allocator
 from seqplan.profiler.measure.stage import MeasuredStage, Neighbours, StageWork
+from seqplan.runtime.models.llama import ModelConfig
 from seqplan.runtime.sequence_parallel.context import attention_context
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.tensor_parallel.groups import TensorGroups
-from seqplan.runtime.training.model import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

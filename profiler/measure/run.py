@@ -28,8 +28,8 @@ from seqplan.profiler.measure.measurer import Measurer
 from seqplan.profiler.measure.saved_memory import CudaAllocator
 from seqplan.profiler.measure.sync import Key, list_sync_measurements, measure_sync
 from seqplan.runtime.communicators import Communicators
+from seqplan.runtime.models.llama import ModelConfig
 from seqplan.runtime.tensor_parallel.groups import TensorGroups
-from seqplan.runtime.training.model import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

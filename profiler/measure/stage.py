@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from seqplan.plans.views.parameter_layout import Shard
 from seqplan.plans.views.unit_layout import UnitLayout
+from seqplan.runtime.models.llama import ModelConfig, rotations
 from seqplan.runtime.pipeline.llama_units import llama_units
 from seqplan.runtime.pipeline.stage import Stage, StageInput
 from seqplan.runtime.sequence_parallel.context import AttentionContext
@@ -20,7 +21,6 @@ from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.unit import natural
 from seqplan.runtime.tensor_parallel.groups import TensorGroup
 from seqplan.runtime.tensor_parallel.split import TensorSplit
-from seqplan.runtime.training.model import ModelConfig, rotations
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.placement import Placement, placement_of
 from seqplan.profiler.measure.bench import Bench, make_full_plan
 from seqplan.profiler.measure.device import Clock
+from seqplan.runtime.models.llama import Llama, ModelConfig
 from seqplan.runtime.pipeline.llama_units import llama_units
 from seqplan.runtime.states.staged_states import StagedStates
-from seqplan.runtime.training.model import Llama, ModelConfig
 
 WARM_UP, REPEATS = 1, 5
 
@@ -71,8 +71,8 @@ def _sync(states: StagedStates, placement: Placement) -> None:
     """All-gather the placement's parameters, wait, and reduce-scatter zero gradients."""
     states.begin(placement)
     for at in range(len(states.units)):
-        states.finish_pull(at)
-    states.push()
+        states.finish_all_gather(at)
+    states.reduce_scatter()
 
 
 def _times(run: Callable[[], object], bench: Bench) -> tuple[float, ...]:

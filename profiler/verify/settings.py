@@ -9,7 +9,7 @@ import torch
 from seqplan.costs.analytic.hardware import Hardware
 from seqplan.costs.model_sizes import MODELS, SIZES, ModelSizes
 from seqplan.runtime.communicators import Communicators
-from seqplan.runtime.training.model import ModelConfig
+from seqplan.runtime.models.llama import ModelConfig
 
 SHARES = {
     "attention": 0.15,

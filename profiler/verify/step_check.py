@@ -20,12 +20,13 @@ from seqplan.plans.views.rank_view import RankView, rank_view
 from seqplan.profiler.measure.bench import Bench, RankWork, make_full_plan
 from seqplan.profiler.verify.results import Figure
 from seqplan.profiler.verify.settings import VerifySettings
+from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.data.tokens import SeededTokens
+from seqplan.runtime.losses.token_losses import label_loss, loss_divisor
+from seqplan.runtime.models.llama import Llama, ModelConfig
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.sharded_states import ShardedStates
-from seqplan.runtime.training.loss import label_loss, loss_divisor
-from seqplan.runtime.training.model import Llama, ModelConfig
-from seqplan.runtime.training.prepare import MicroBatchWork, make_preparer
+from seqplan.runtime.training.prepare import make_preparer
 from seqplan.runtime.training.run_step import apply_gradients, run_step
 
 LAYERS, VOCABULARY = 2, 32_000
@@ -91,7 +92,7 @@ class _Trained:
     def run_waited_step(self) -> float:
         """Run a step by its parts; seconds of its micro-batches, by the wall and waited for."""
         divisor = loss_divisor(self._view, self._work, self._states)
-        self._states.pull()
+        self._states.all_gather()
         self.wait()
         started = time.perf_counter()
         total = 0.0
@@ -101,7 +102,7 @@ class _Trained:
             self._states.backward(loss, last=micro_batch.last)
         self.wait()
         seconds = time.perf_counter() - started
-        self._states.push()
+        self._states.reduce_scatter()
         apply_gradients(self._states, self._optimizer, total, None)
         return seconds
 

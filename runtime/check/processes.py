@@ -27,10 +27,10 @@ from seqplan.runtime.check.reference import dense_attention, reference_step
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.files import FoldedTokens, token_file
 from seqplan.runtime.data.tokens import SeededTokens, TokenData
+from seqplan.runtime.models.llama import Llama, ModelConfig
 from seqplan.runtime.pipeline.staged_llama import StagedLlama
-from seqplan.runtime.steps.consumer import PlanConsumer
-from seqplan.runtime.steps.source import FileSource
-from seqplan.runtime.training.model import Llama, ModelConfig
+from seqplan.runtime.sources.consumer import PlanConsumer
+from seqplan.runtime.sources.source import FileSource
 
 LOCALHOST = "127.0.0.1"
 WAIT_S = 1800.0

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from seqplan.plans.plan import Plan
 from seqplan.runtime.data.tokens import NO_LABEL, TokenData
+from seqplan.runtime.losses.token_losses import token_loss
 from seqplan.runtime.sequence_parallel.context import AttentionContext, local_context
-from seqplan.runtime.training.loss import token_loss
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> Tensor:

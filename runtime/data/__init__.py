@@ -2,6 +2,39 @@
 
 Read ``tokens`` first, the interface of token data and how a share is loaded; then ``targets``
 (labels, weights and extras of the data), ``files`` and ``megatron``, the kinds of files that
-are read. ``comparison``: whether all ranks read the same tokens. Public are the modules named here;
-the names that a trainer needs are in ``seqplan.runtime``.
+are read, and ``micro_batch``, which a model gets. ``comparison``: whether all ranks read the same
+tokens.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from seqplan.plans.lazy_exports import lazy_names
+
+if TYPE_CHECKING:
+    from seqplan.runtime.data.files import token_file
+    from seqplan.runtime.data.megatron import MegatronTokens
+    from seqplan.runtime.data.targets import IndexedTargets, TargetData, Targets
+    from seqplan.runtime.data.tokens import IndexedTokens, SeededTokens, TokenData
+
+_HOMES = {
+    "files": ("token_file",),
+    "megatron": ("MegatronTokens",),
+    "targets": ("IndexedTargets", "TargetData", "Targets"),
+    "tokens": ("IndexedTokens", "SeededTokens", "TokenData"),
+}
+
+__all__ = [
+    "IndexedTargets",
+    "IndexedTokens",
+    "MegatronTokens",
+    "SeededTokens",
+    "TargetData",
+    "Targets",
+    "TokenData",
+    "token_file",
+]
+
+if not TYPE_CHECKING:  # names that are not here are errors to type checkers
+    __getattr__ = lazy_names(__name__, _HOMES)

@@ -57,7 +57,7 @@ def _rows(path: str | os.PathLike[str]) -> Any:
         raise DataError(f"{path}: is not a whole .npy file: {error}") from None
     if rows.ndim != 2 or not np.issubdtype(rows.dtype, np.integer):
         raise DataError(
-            f"{path}: wants integers (samples, tokens), not {rows.dtype} in {rows.ndim} "
+            f"{path}: must be integers (samples, tokens), not {rows.dtype} in {rows.ndim} "
             "dimensions; one number a sample would be lengths"
         )
     return rows
@@ -86,7 +86,7 @@ def _sample(record: Any) -> Tokens:
             raise ValueError(f"the object has neither {' nor '.join(FIELDS)}")
         record = record[name]
     if not isinstance(record, list) or not all(type(token) is int for token in record):
-        raise ValueError("wants a list of token ids")
+        raise ValueError("must be a list of token ids")
     try:
         return np.array(record, dtype=np.int64)
     except OverflowError:

@@ -47,7 +47,7 @@ class MegatronTokens:
         whole = _HEADER.size + 12 * sequences + 8 * edges
         if len(index) not in (whole, whole + sequences) or edges < 1:
             raise DataError(
-                f"{self._index_path}: has {len(index)} bytes, its header wants {whole} or, with "
+                f"{self._index_path}: has {len(index)} bytes, its header requires {whole} or, with "
                 f"modes, {whole + sequences}; it is cut off or damaged"
             )
         self._dtype = np.dtype(_DTYPES[code])
@@ -94,8 +94,8 @@ class MegatronTokens:
         stop = offset + count * self._dtype.itemsize
         if offset < 0 or stop > len(self._bin):
             raise DataError(
-                f"{self._bin_path}: has {len(self._bin)} bytes, the index wants byte {stop}; it is "
-                "cut off or belongs to another index"
+                f"{self._bin_path}: has {len(self._bin)} bytes, the index requires byte {stop}; it "
+                "is cut off or belongs to another index"
             )
         return np.ndarray((count,), self._dtype, self._bin.data, offset)
 

@@ -1,4 +1,4 @@
-"""What a sample teaches: labels, their weights, and what else a loss wants of every token.
+"""Targets of a sample: labels, their weights, and other inputs of a loss for every token.
 
 Everything is aligned with the tokens: entry i belongs to token i, as its prediction target. A
 rank gets it shifted, as labels are: next to the token that predicts it.
@@ -81,7 +81,7 @@ def load_targets(data: TargetData, view: MicroBatchView, *, step: int | None = N
                         name: np.zeros((rows, *values.shape[1:]), values.dtype)
                         for name, values in targets.extras.items()
                     }
-                _refuse_other_extras(targets.extras, extras)
+                _check_equal_extras(targets.extras, extras)
             except DataError as error:
                 raise DataError(f"{where}: {error}") from None
             # The end of a sequence predicts nothing: its row stays without a label.
@@ -112,7 +112,7 @@ def _check(targets: Targets, wanted: int) -> Targets:
     return targets
 
 
-def _refuse_other_extras(extras: Extras, before: Extras) -> None:
+def _check_equal_extras(extras: Extras, before: Extras) -> None:
     if _kinds(extras) != _kinds(before):
         raise DataError(
             f"has the extras {_kinds(extras)}, samples before it {_kinds(before)}: every sample "
@@ -130,7 +130,7 @@ class IndexedTargets(IndexedTokens):
 
     ``field``: the tokens' column; ``labels``: the labels' column, or the tokens if None;
     ``mask``: of 0 and 1, 0 if the label does not count; ``weights``: how much it counts;
-    ``extras``: whatever else the loss wants. A column has an entry for each token, or is one
+    ``extras``: other inputs of the loss. A column has an entry for each token, or is one
     number, which is then every token's. ``DataError`` names the sample's column that is wrong.
     """
 
@@ -166,11 +166,11 @@ class IndexedTargets(IndexedTokens):
         if self._labels is not None:
             labels = _column(row, self._labels, len(tokens))
             if not np.issubdtype(labels.dtype, np.integer):
-                raise DataError(f"column {self._labels!r} wants integers, not {labels.dtype}")
+                raise DataError(f"column {self._labels!r} must be integers, not {labels.dtype}")
         if self._mask is not None:
             counts = _column(row, self._mask, len(tokens))
             if not np.isin(counts, (0, 1)).all():
-                raise DataError(f"column {self._mask!r} wants 0 and 1 only")
+                raise DataError(f"column {self._mask!r} must be 0 and 1 only")
             labels = np.where(counts.astype(bool), labels, NO_LABEL)
         weights = None
         if self._weights is not None:
@@ -185,7 +185,7 @@ def _column(row: Mapping[str, Any], name: str, tokens: int) -> npt.NDArray[Any]:
         raise DataError(f"has no column {name!r} (there are {', '.join(map(str, row))})")
     values = np.asarray(row[name])
     if values.dtype.kind not in "iufb":
-        raise DataError(f"column {name!r} wants numbers, not {values.dtype}")
+        raise DataError(f"column {name!r} must be numbers, not {values.dtype}")
     if values.ndim == 0:
         return np.full(tokens, values)
     if len(values) != tokens:

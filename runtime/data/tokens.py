@@ -62,7 +62,7 @@ def load_share(data: TokenData, view: MicroBatchView, *, step: int | None = None
             length = data.length(share.id)
             if length < share.length:
                 raise DataError(
-                    f"has {length} tokens, the plan wants {share.length}; plan with the lengths "
+                    f"has {length} tokens, the plan requires {share.length}; plan with the lengths "
                     "of this data"
                 )
             for start, stop in share.ranges:
@@ -127,7 +127,7 @@ class IndexedTokens:
             sample = np.empty(0, dtype=np.int64)
         if sample.ndim != 1 or not np.issubdtype(sample.dtype, np.integer):
             raise DataError(
-                f"wants a flat list of token ids, got {type(row).__name__} of {sample.dtype} "
+                f"must be a flat list of token ids, not {type(row).__name__} of {sample.dtype} "
                 f"in {sample.ndim} dimensions"
             )
         sample = sample.astype(np.int64)

@@ -1,6 +1,6 @@
 """What transformers' layers attend with: its registered attention and mask functions.
 
-``attention_refusal`` alone lists which kinds of attention ``runtime.attention``
+``find_unsupported_option`` alone lists which kinds of attention ``runtime.attention``
 computes here; a kernel that learns another is named there and in ``LayerAttention.attend``.
 """
 
@@ -25,7 +25,7 @@ IMPLEMENTATION = "seqplan"
 """The attention implementation's name at transformers."""
 
 ATTRIBUTE = "seqplan_attention"
-"""Where every module of a hosted model has its ``LayerAttention``."""
+"""Where every module of an attached model has its ``LayerAttention``."""
 
 NOT_CAUSAL = 0
 """The mark of a mask of no known kind; windows of n tokens are marked n, chunks −n."""
@@ -93,7 +93,7 @@ def layer_options(
     )
 
 
-def attention_refusal(options: LayerOptions) -> str | None:
+def find_unsupported_option(options: LayerOptions) -> str | None:
     """Return why a layer's attention is not supported, with the config field, or None."""
     if not options.causal:
         return "attends other than causally"
@@ -108,7 +108,7 @@ def attention_refusal(options: LayerOptions) -> str | None:
 
 
 class LayerAttention:
-    """Attention of one hosted model's layers, set before a forward and for its backward.
+    """Attention of one attached model's layers, set before a forward and for its backward.
 
     A variable rather than an argument of the forward, as many models do not hand arguments on, and
     as layers that are computed again in backward, in autograd's threads, need it too.
@@ -143,7 +143,7 @@ class LayerAttention:
     ) -> Tensor:
         """Compute a layer's attention: (1, heads, tokens, d) in, (1, tokens, heads, d) out.
 
-        ``UnsupportedModel`` for what ``attention_refusal`` names.
+        ``UnsupportedModel`` for what ``find_unsupported_option`` names.
         """
         if len(query) != 1:
             raise UnsupportedModel(
@@ -157,8 +157,10 @@ class LayerAttention:
             return self.instead(module, q, k, v, layer)[None].contiguous()
         context = self.context
         if context is None:
-            raise RuntimeError("a hosted model is called by its job only, or in job.evaluation()")
-        reason = attention_refusal(layer)
+            raise RuntimeError(
+                "an attached model is called by its job only, or in job.evaluation()"
+            )
+        reason = find_unsupported_option(layer)
         if reason is not None:
             raise UnsupportedModel(f"{type(module).__name__} {reason}")
         rows = context.positions.shape[0]
@@ -173,12 +175,12 @@ class LayerAttention:
             softcap=layer.softcap,
             sinks=layer.sinks,
         )
-        # A rank without a token computes one that counts nothing, see ``HostedModel``.
+        # A rank without a token computes one that counts nothing, see ``AttachedModel``.
         out = nn.functional.pad(out, (0, 0, 0, 0, 0, query.shape[2] - rows))
         return out[None].contiguous()  # as transformers does: layers call view on it
 
 
-def attend_hosted(
+def attend_attached(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -190,7 +192,8 @@ def attend_hosted(
     layers: LayerAttention | None = getattr(module, ATTRIBUTE, None)
     if layers is None:
         raise RuntimeError(
-            f"attention {IMPLEMENTATION!r} is for models that seqplan hosts: call host(model, …)"
+            f"attention {IMPLEMENTATION!r} works in attached models only: call "
+            "seqplan.huggingface.attach(model, …)"
         )
     return layers.attend(module, query, key, value, attention_mask, options), None
 
@@ -232,5 +235,5 @@ def _sees(mask_function: Any, mask: Mask, query: int) -> bool:
 LOOKING_AT_MASKS: ContextVar[bool] = ContextVar("looking at masks", default=False)
 """Whether masks are evaluated, entry by entry: in the probe, of one document in order."""
 
-AttentionInterface.register(IMPLEMENTATION, attend_hosted)
+AttentionInterface.register(IMPLEMENTATION, attend_attached)
 AttentionMaskInterface.register(IMPLEMENTATION, mark_mask)

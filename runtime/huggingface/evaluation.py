@@ -1,4 +1,4 @@
-"""A hosted model between steps: evaluation mode, and values of a step's tokens."""
+"""An attached model between steps: evaluation mode, and values of a step's tokens."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ import torch
 from torch import Tensor, nn
 
 from seqplan.runtime.communicators import Communicators
+from seqplan.runtime.data.micro_batch import MicroBatchWork
+from seqplan.runtime.huggingface.attached import AttachedModel
 from seqplan.runtime.huggingface.attention import IMPLEMENTATION
-from seqplan.runtime.huggingface.hosted import HostedModel
 from seqplan.runtime.states.sharded_states import ShardedStates
-from seqplan.runtime.training.prepare import MicroBatchWork
-from seqplan.runtime.training.token_values import SequenceValues, token_values
+from seqplan.runtime.training.sequence_values import SequenceValues, token_values
 
 
 @contextmanager
 def evaluation_mode(
-    model: nn.Module, hosted: HostedModel, states: ShardedStates
+    model: nn.Module, attached: AttachedModel, states: ShardedStates
 ) -> Iterator[nn.Module]:
     """Yield ``model`` with its original attention, current values and no gradients.
 
     Collective, between steps.
     """
     states.materialize()
-    hosted.lm.set_attn_implementation(hosted.own_attention)
-    hosted.eval()
+    attached.lm.set_attn_implementation(attached.own_attention)
+    attached.eval()
     try:
         with torch.no_grad():
             yield model
     finally:
-        hosted.lm.set_attn_implementation(IMPLEMENTATION)
+        attached.lm.set_attn_implementation(IMPLEMENTATION)
 
 
 def compute_token_values(
     work: Sequence[MicroBatchWork],
-    hosted: HostedModel,
+    attached: AttachedModel,
     states: ShardedStates,
     groups: Communicators,
     rows: int,
     values_of: Callable[[Tensor, MicroBatchWork], Tensor],
 ) -> list[SequenceValues]:
     """Compute ``values_of`` logits for each token of a step, of ``rows`` tokens at a time."""
-    hosted.eval()
+    attached.eval()
 
     def by_parts(hidden: Tensor, micro_batch: MicroBatchWork) -> Tensor:
         starts = range(0, max(len(hidden), 1), rows)
         parts = [(start, start + rows) for start in starts]
-        values = [values_of(hosted.logits(hidden[a:b]), micro_batch.rows(a, b)) for a, b in parts]
+        values = [values_of(attached.logits(hidden[a:b]), micro_batch.rows(a, b)) for a, b in parts]
         return torch.cat(values)
 
-    values = token_values(work, hosted, states, groups.control, values_of=by_parts)
-    hosted.forget_call()
+    values = token_values(work, attached, states, groups.control, values_of=by_parts)
+    attached.forget_call()
     return values

@@ -1,4 +1,4 @@
-"""Whether every rank's model can be hosted, and preparation of its steps."""
+"""Whether every rank's model can be attached, and preparation of its steps."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from torch import nn
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.comparison import DataPreparer
+from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.data.tokens import TokenData
 from seqplan.runtime.errors import UnsupportedModel, communicating
+from seqplan.runtime.huggingface.attached import AttachedModel
 from seqplan.runtime.huggingface.attention import IMPLEMENTATION
-from seqplan.runtime.huggingface.hosted import HostedModel
 from seqplan.runtime.huggingface.probe import Attends, probe
 from seqplan.runtime.huggingface.rotary import rotate_by_document
-from seqplan.runtime.huggingface.support import refuse_unsupported
+from seqplan.runtime.huggingface.support import check_supported
 from seqplan.runtime.sequence_parallel.peers import Peers
-from seqplan.runtime.training.prepare import MicroBatchWork, make_preparer, runnable
+from seqplan.runtime.training.prepare import check_sequence_parallel, make_preparer
 
 
 def inspect_on_all_ranks(
     model: nn.Module, autocast: torch.dtype | None, groups: Communicators
-) -> tuple[HostedModel, Attends]:
-    """Host the model where every rank's can be; ``UnsupportedModel`` on all of them or on none."""
+) -> tuple[AttachedModel, Attends]:
+    """Attach the model if every rank's can be; ``UnsupportedModel`` on all of them or on none."""
     reason: str | None = None
-    hosted: HostedModel | None = None
+    attached: AttachedModel | None = None
     try:
-        hosted = HostedModel(model)
-        refuse_unsupported(hosted.lm)
-        hosted.autocast = autocast
-        hosted.lm.set_attn_implementation(IMPLEMENTATION)
-        hosted.layers.attach(model)
-        rotate_by_document(model, hosted.layers)
-        attends = probe(hosted)
+        attached = AttachedModel(model)
+        check_supported(attached.lm)
+        attached.autocast = autocast
+        attached.lm.set_attn_implementation(IMPLEMENTATION)
+        attached.layers.attach(model)
+        rotate_by_document(model, attached.layers)
+        attends = probe(attached)
     except UnsupportedModel as error:
         reason = str(error)
     except Exception as error:
@@ -46,35 +47,35 @@ def inspect_on_all_ranks(
         dist.all_gather_object(reasons, reason, group=groups.control)
     for rank, message in enumerate(reasons):
         if message is not None:
-            if hosted is not None:  # as it was
-                hosted.lm.set_attn_implementation(hosted.own_attention)
+            if attached is not None:  # as it was
+                attached.lm.set_attn_implementation(attached.own_attention)
             raise UnsupportedModel(message if rank == 0 else f"rank {rank}: {message}")
-    assert hosted is not None
-    return hosted, attends
+    assert attached is not None
+    return attached, attends
 
 
-def make_hosted_preparer(
-    hosted: HostedModel,
+def make_attached_preparer(
+    attached: AttachedModel,
     attends: Attends,
     data: TokenData,
     groups: Communicators,
     device: torch.device,
 ) -> Callable[[RankView], tuple[MicroBatchWork, ...]]:
-    """Return the function that prepares a hosted model's steps, see ``make_preparer``."""
+    """Return the function that prepares an attached model's steps, see ``make_preparer``."""
     (heads, kv_heads), *others = sorted(attends.heads)
     prepare = make_preparer(
         data,
         Peers(groups.attention),
         heads=heads,
         kv_heads=kv_heads,
-        vocab=int(hosted.lm.config.get_text_config().vocab_size),
+        vocab=int(attached.lm.config.get_text_config().vocab_size),
         device=device,
         masks=attends.masks,
     )
 
     def prepare_checked(view: RankView) -> tuple[MicroBatchWork, ...]:
         for more in others:
-            runnable(view, *more)
+            check_sequence_parallel(view, *more)
         return prepare(view)
 
     return DataPreparer(data, prepare_checked)

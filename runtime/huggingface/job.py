@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,40 +14,37 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from seqplan.plans.plan import Plan
 from seqplan.plans.views.rank_view import RankView
+from seqplan.runtime.checkpoint.save_restore import Cursor, restore, save
 from seqplan.runtime.communicators import Communicators
+from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.errors import communicating
+from seqplan.runtime.huggingface.attached import AttachedModel, copy_state
 from seqplan.runtime.huggingface.evaluation import compute_token_values, evaluation_mode
-from seqplan.runtime.huggingface.hosted import HostedModel, copy_state
-from seqplan.runtime.huggingface.launch import plan_source
 from seqplan.runtime.huggingface.progress import progress, restore_progress
 from seqplan.runtime.huggingface.report import StepReport
 from seqplan.runtime.huggingface.router_loss import RoutedLoss
-from seqplan.runtime.states.checkpoint import Cursor, restore, save
+from seqplan.runtime.losses.token_losses import LossOf, log_probabilities
+from seqplan.runtime.sources.consumer import Step
+from seqplan.runtime.sources.iterate_steps import Plans, Steps, steps
 from seqplan.runtime.states.held_bytes import HeldBytes, count_held_bytes
 from seqplan.runtime.states.sharded_states import ShardedStates
-from seqplan.runtime.steps.consumer import PlanConsumer, Step
-from seqplan.runtime.steps.in_process import iterate_agreed_steps
-from seqplan.runtime.steps.source import PlanSource
-from seqplan.runtime.training.loss import LossOf, log_probabilities
-from seqplan.runtime.training.prepare import MicroBatchWork
 from seqplan.runtime.training.run_step import StepResult, run_step
-from seqplan.runtime.training.token_values import SequenceValues
+from seqplan.runtime.training.sequence_values import SequenceValues
 
 Work = tuple[MicroBatchWork, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class JobParts:
-    """What a job is made of; ``hosting.host`` makes them for a model.
+    """What a job is made of; ``attach.attach`` makes them for a model.
 
     ``loss_of``: of hidden states, ``loss_rows`` tokens at a time; ``routed``: the same with the
     routers' loss, if there is one; ``prepare``: prepares a view's step.
     """
 
     model: nn.Module
-    hosted: HostedModel
+    attached: AttachedModel
     states: ShardedStates
     optimizer: torch.optim.Optimizer
     scheduler: Any
@@ -65,7 +63,7 @@ def count_rank_bytes(model: nn.Module, states: ShardedStates) -> HeldBytes:
 
 
 class Job:
-    """A hosted model with its states, optimizer and place in the plans; ``host`` makes it.
+    """An attached model with its states, optimizer and place in the plans; ``attach`` makes it.
 
     ``model`` is the one that was given; ``next_step`` the step that follows, also after ``resume``.
     """
@@ -76,7 +74,8 @@ class Job:
         self.optimizer, self.scheduler = parts.optimizer, parts.scheduler
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self.next_step = 0
-        self._consumer: PlanConsumer[Work] | None = None
+        # A loop that is left gives up its steps, which then close.
+        self._steps: Callable[[], Steps[Work] | None] = lambda: None
         self._digest: str | None = None
 
     @property
@@ -84,61 +83,48 @@ class Job:
         """Count what this rank holds before any activation; as text a line for people."""
         return count_rank_bytes(self.model, self.states)
 
-    def steps(
-        self, plans: str | os.PathLike[str] | PlanSource | Iterable[Plan], **options: Any
-    ) -> Iterator[Step[Work]]:
-        """Yield the steps of ``plans`` from ``next_step`` on, each agreed on by all ranks.
+    def steps(self, plans: Plans, **options: Any) -> Steps[Work]:
+        """Iterate over the steps of ``plans`` from ``next_step`` on, as ``runtime.steps`` does.
 
         ``plans``: a plan file that every rank can read, a job of a planning service
-        (``http://HOST:PORT/v1/jobs/JOB``, with ``SEQPLAN_TOKEN`` of the environment if set),
-        a source, or plans made here, equal on every rank, each on request.
-        ``options``: further ones of ``PlanConsumer``. ``PlanError`` on every rank if a step
-        cannot be had or run.
+        (``http://HOST:PORT/v1/jobs/JOB``), a source, or plans made here, equal on every rank, each
+        on request. ``options``: further ones of ``runtime.steps``. ``PlanError`` on every rank if
+        a step cannot be had or run.
         """
-        if isinstance(plans, (str, os.PathLike)):
-            plans = plan_source(plans, self.world_size)
-        where: dict[str, Any] = {
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "prepare": self._parts.prepare,
-            "control_group": self.groups.control,
-        }
-        if not hasattr(plans, "view"):
-            in_process: Any = plans
-            yield from iterate_agreed_steps(in_process, first_step=self.next_step, **where)
-            return
-        source: Any = plans
-        with PlanConsumer(source, start_step=self.next_step, **where, **options) as consumer:
-            self._consumer = consumer
-            try:
-                yield from consumer
-            finally:
-                self._consumer = None
+        iterated = steps(
+            plans,
+            prepare=self._parts.prepare,
+            control_group=self.groups.control,
+            start_step=self.next_step,
+            **options,
+        )
+        self._steps = weakref.ref(iterated)
+        return iterated
 
     def run(self, step: Step[Work], *, clip_norm: float | None = None) -> StepResult:
         """Train on a step, on all ranks together: the model in training mode, then acknowledged.
 
-        Steps the scheduler and calls the callbacks. ``RankLost`` where another rank died.
+        Steps the scheduler and calls the callbacks. ``RankLost`` if another rank died.
         """
-        hosted, routed = self._parts.hosted, self._parts.routed
-        hosted.train()
+        attached, routed = self._parts.attached, self._parts.routed
+        attached.train()
         rates = tuple(float(group["lr"]) for group in self.optimizer.param_groups)
         result = run_step(
             step.view,
             step.prepared,
-            hosted,
+            attached,
             self.states,
             self.optimizer,
             clip_norm=clip_norm,
             loss_of=self._parts.loss_of if routed is None else routed,
             before=None if routed is None else routed.count,
         )
-        hosted.forget_call()
+        attached.forget_call()
         if self.scheduler is not None:
             self.scheduler.step()
         measured_ms = 1e3 * result.compute_s if step.prepared else None
-        if self._consumer is not None:
-            self._consumer.acknowledge(result.step, measured_ms)
+        if (iterated := self._steps()) is not None:
+            iterated.acknowledge(result.step, measured_ms)
         self.next_step, self._digest = result.step + 1, step.view.digest
         report = StepReport(
             step=result.step,
@@ -166,7 +152,7 @@ class Job:
         """
         parts = self._parts
         return compute_token_values(
-            step.prepared, parts.hosted, self.states, self.groups, parts.loss_rows, values_of
+            step.prepared, parts.attached, self.states, self.groups, parts.loss_rows, values_of
         )
 
     @contextmanager
@@ -177,7 +163,7 @@ class Job:
         evaluate on other batches or to generate. All ranks enter it together, between steps;
         inside, each rank works independently.
         """
-        with evaluation_mode(self.model, self._parts.hosted, self.states) as model:
+        with evaluation_mode(self.model, self._parts.attached, self.states) as model:
             yield model
 
     def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> None:
@@ -221,7 +207,7 @@ class Job:
         )
 
     def close(self) -> None:
-        """Wait for all ranks after the last call; end the process group, where ``host`` made it."""
+        """Wait for all ranks after the last call; end the process group if ``attach`` made it."""
         dist.barrier(group=self.groups.control)
         if self._parts.ends_process_group:
             dist.destroy_process_group()

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from seqplan.runtime.errors import UnsupportedModel
+from seqplan.runtime.huggingface.attached import AttachedModel
 from seqplan.runtime.huggingface.attention import (
     LOOKING_AT_MASKS,
     LayerOptions,
-    attention_refusal,
+    find_unsupported_option,
 )
-from seqplan.runtime.huggingface.hosted import HostedModel
 from seqplan.runtime.huggingface.probe_rows import (
     DeterministicForward,
     draw_rows,
@@ -71,7 +71,7 @@ class _Record:
         return self.outputs[-1]
 
 
-def probe(model: HostedModel) -> Attends:
+def probe(model: AttachedModel) -> Attends:
     """Find out how ``model`` attends; leaves it as it was, in training or not.
 
     ``UnsupportedModel``, naming the layer, for attention that is not computed under plans, for
@@ -95,7 +95,7 @@ def probe(model: HostedModel) -> Attends:
                 model.hidden(tokens, positions)
             finally:
                 LOOKING_AT_MASKS.reset(looking)
-            _refuse_layers(model, record)
+            _check_layers(model, record)
             documents = make_documents(int(config.vocab_size), last, device)
             for mode in (True, False):
                 model.train(mode)
@@ -109,10 +109,10 @@ def probe(model: HostedModel) -> Attends:
     return Attends(heads, frozenset(options.mask for options in record.options), routers)
 
 
-def _refuse_layers(model: HostedModel, record: _Record) -> None:
+def _check_layers(model: AttachedModel, record: _Record) -> None:
     name = type(model.lm).__name__
     for module, options in zip(record.modules, record.options, strict=True):
-        reason = attention_refusal(options)
+        reason = find_unsupported_option(options)
         if reason is not None:
             raise UnsupportedModel(f"{name}: layer {_number(module)} {reason}")
     layers = int(model.lm.config.get_text_config().num_hidden_layers)
@@ -127,7 +127,7 @@ def _refuse_layers(model: HostedModel, record: _Record) -> None:
 
 
 def _check_mixing(
-    model: HostedModel, layers: list[nn.Module], tokens: Tensor, positions: Tensor
+    model: AttachedModel, layers: list[nn.Module], tokens: Tensor, positions: Tensor
 ) -> None:
     """Compare rows of documents with the same rows among others, in the model's present mode."""
     whole = _Record()
@@ -157,7 +157,7 @@ def _check_mixing(
         _check_alike(model, model.logits(again), logits[part], "in the logits")
 
 
-def _check_alike(model: HostedModel, some: Tensor, same: Tensor, where: str) -> None:
+def _check_alike(model: AttachedModel, some: Tensor, same: Tensor, where: str) -> None:
     limit = TOLERANCES.get(some.dtype, COARSE)
     # Logits of unused words may be infinite.
     difference = torch.where(some == same, 0.0, some.float() - same.float()).norm()
@@ -171,7 +171,7 @@ def _check_alike(model: HostedModel, some: Tensor, same: Tensor, where: str) -> 
         )
 
 
-def _run_eagerly(model: HostedModel) -> AbstractContextManager[None]:
+def _run_eagerly(model: AttachedModel) -> AbstractContextManager[None]:
     """Run compiled layers as they are, which modes and hooks can observe."""
     if any(module._compiled_call_impl is not None for module in model.modules()):
         stance: AbstractContextManager[None] = torch.compiler.set_stance("force_eager")

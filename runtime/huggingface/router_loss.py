@@ -20,10 +20,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from seqplan.plans.views.rank_view import RankView
+from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.errors import UnsupportedModel, communicating
-from seqplan.runtime.huggingface.hosted import HostedModel
-from seqplan.runtime.training.loss import LossOf
-from seqplan.runtime.training.prepare import MicroBatchWork
+from seqplan.runtime.huggingface.attached import AttachedModel
+from seqplan.runtime.losses.token_losses import LossOf
 
 ATTRIBUTES = ("router_aux_loss_coef", "num_experts", "num_experts_per_tok")
 """Of a model of transformers that adds this loss."""
@@ -63,7 +63,7 @@ class RouterLoss:
         return self.coefficient * self.experts * counts / rows**2
 
 
-def router_loss(model: HostedModel, tokens: Tensor, positions: Tensor) -> RouterLoss | None:
+def router_loss(model: AttachedModel, tokens: Tensor, positions: Tensor) -> RouterLoss | None:
     """Return the routers' loss if the configuration enables it, checked on a few tokens.
 
     ``UnsupportedModel`` if the model computes another one.
@@ -109,7 +109,7 @@ class RoutedLoss:
     def __init__(
         self,
         router_loss: RouterLoss,
-        model: HostedModel,
+        model: AttachedModel,
         loss_of: LossOf,
         group: dist.ProcessGroup,
     ) -> None:

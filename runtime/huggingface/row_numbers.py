@@ -23,7 +23,7 @@ def numbers_rows(module: nn.Module) -> bool:
 
 
 def scale_by_position(module: nn.Module, q: Tensor, positions: Tensor) -> Tensor:
-    """Scale queries (rows, heads, d) as their positions want that were scaled by row."""
+    """Scale queries (rows, heads, d) by their positions instead of by their rows."""
     rows = torch.arange(len(q), device=q.device)
     ratio = _temperature(module, positions) / _temperature(module, rows)
     return (q * ratio[:, None, None]).to(q.dtype)

@@ -44,7 +44,7 @@ def causal_lm(model: nn.Module) -> PreTrainedModel:
         wrapper: Any = model
         model = wrapper.get_base_model()
     if type(model).__name__ == "OptimizedModule":
-        raise UnsupportedModel("the model is compiled: host it as it is, compile its layers")
+        raise UnsupportedModel("the model is compiled: attach it as it is, compile its layers")
     if not isinstance(model, PreTrainedModel) or not model.can_generate():
         raise UnsupportedModel(
             f"{type(model).__name__} is no causal language model of transformers: load it with "
@@ -53,7 +53,7 @@ def causal_lm(model: nn.Module) -> PreTrainedModel:
     return model
 
 
-def refuse_unsupported(model: PreTrainedModel) -> None:
+def check_supported(model: PreTrainedModel) -> None:
     """Check configuration and modules; ``UnsupportedModel`` gives the reason in one sentence."""
     for reason in _reasons(model):
         raise UnsupportedModel(f"{type(model).__name__}: {reason}")

@@ -2,6 +2,6 @@
 
 Read ``llama_units`` (the model's parameters as the layouts see them), ``stage`` (a rank's layers of
 them), ``one_f_one_b`` (the passes of a pipeline in order), then ``prepare`` (preparation of
-a step), ``run_step`` (the step) and ``staged_llama``, all of it in one place. Public are the
-modules named here; the names that a trainer needs are in ``seqplan.runtime``.
+a step), ``run_step`` (the step) and ``staged_llama``, all of it in one place. The names that a
+trainer needs are in ``seqplan.runtime``.
 """

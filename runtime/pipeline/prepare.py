@@ -8,17 +8,17 @@ from dataclasses import dataclass
 import torch
 
 from seqplan.plans.scheme_limits import refusal as unsupported_reason
-from seqplan.plans.views.placement import pushes_overlap
+from seqplan.plans.views.placement import can_overlap_reduction
 from seqplan.plans.views.rank_view import PipelineView, RankView
 from seqplan.plans.views.resharding import shards_of
 from seqplan.runtime.data.comparison import DataPreparer
 from seqplan.runtime.data.targets import TargetData
 from seqplan.runtime.data.tokens import TokenData, load_share
 from seqplan.runtime.errors import DataError, PlanError
+from seqplan.runtime.models.llama import ModelConfig
 from seqplan.runtime.sequence_parallel.context import AttentionContext, attention_context
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.staged_states import StagedStates
-from seqplan.runtime.training.model import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class PreparedPipeline:
     overlap: bool
 
 
-def refuse_unrunnable(view: RankView, config: ModelConfig) -> None:
+def check_runnable(view: RankView, config: ModelConfig) -> None:
     """Reject a step that a model of ``config`` cannot run, on every rank.
 
     ``PlanError`` for lockstep with stages, for degrees that its sizes do not allow, and
@@ -88,9 +88,9 @@ def make_stage_preparer(
         )
 
     def prepare(view: RankView) -> tuple[PreparedPipeline, ...]:
-        refuse_unrunnable(view, config)
+        check_runnable(view, config)
         states.moves(view.placement)  # remembered for the step
-        overlap = pushes_overlap(view.placement)
+        overlap = can_overlap_reduction(view.placement)
         pipelines = []
         busy = [number for number, pipeline in enumerate(view.pipelines) if pipeline.micro_batches]
         for number, pipeline in enumerate(view.pipelines):

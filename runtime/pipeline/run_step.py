@@ -11,15 +11,15 @@ from torch import Tensor
 from seqplan.plans.views.parameter_layout import Shard
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.errors import RankLost
+from seqplan.runtime.models.llama import ModelConfig
 from seqplan.runtime.pipeline.one_f_one_b import PipelinePasses
 from seqplan.runtime.pipeline.prepare import PreparedPipeline
 from seqplan.runtime.pipeline.stage import Stage, StageInput
 from seqplan.runtime.sequence_parallel.peers import Peers
-from seqplan.runtime.states.optimizers import refuse_unfit
+from seqplan.runtime.states.optimizers import check_optimizer
 from seqplan.runtime.states.staged_states import StagedStates
 from seqplan.runtime.tensor_parallel.groups import TensorGroups
 from seqplan.runtime.tensor_parallel.split import TensorSplit
-from seqplan.runtime.training.model import ModelConfig
 from seqplan.runtime.training.run_step import StepResult, apply_gradients
 from seqplan.runtime.training.stopwatch import Stopwatch
 
@@ -38,12 +38,12 @@ def run_staged_step(
     """Run a rank's part of a step with any ⟨tp, pp, ulysses, ring⟩.
 
     Called by every rank, also by those without work. ``peers``: for transfers between stages, which
-    attention may share. ``RankLost`` where another rank died; ``ValueError`` if the optimizer
-    needs whole parameters and owners hold slices.
+    attention may share. ``RankLost`` if another rank died; ``ValueError`` if the optimizer
+    needs whole parameters and the sharding is ``flat``.
     """
     try:
         started = time.perf_counter()
-        refuse_unfit(optimizer, states)
+        check_optimizer(optimizer, states)
         tensor_groups.extend(view.placement)
         states.begin(view.placement)
         computing = Stopwatch(states.device)
@@ -51,7 +51,7 @@ def run_staged_step(
         for prepared in work:
             total = total + _run_pipeline(view, prepared, config, states, peers, tensor_groups)
         computing.stop()
-        states.push()
+        states.reduce_scatter()
         norm, loss = apply_gradients(states, optimizer, total, clip_norm)
     except RankLost as loss_of_rank:
         raise loss_of_rank.in_step(view.step) from None

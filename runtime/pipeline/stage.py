@@ -9,15 +9,15 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from seqplan.plans.views.parameter_layout import Shard, stage_of
-from seqplan.runtime.pipeline.llama_units import EMBEDDING, HEAD, NORMS, layer_unit
-from seqplan.runtime.sequence_parallel.context import AttentionContext
-from seqplan.runtime.tensor_parallel.split import TensorSplit
-from seqplan.runtime.training.model import (
+from seqplan.runtime.models.llama import (
     LayerWeights,
     ModelConfig,
     decoder_layer,
     rotations,
 )
+from seqplan.runtime.pipeline.llama_units import EMBEDDING, HEAD, NORMS, layer_unit
+from seqplan.runtime.sequence_parallel.context import AttentionContext
+from seqplan.runtime.tensor_parallel.split import TensorSplit
 
 
 class ParameterSource(Protocol):

@@ -8,18 +8,18 @@ from itertools import chain
 import torch
 import torch.distributed as dist
 
-from seqplan.plans.views.optimizer_sharding import Owners
+from seqplan.plans.views.optimizer_sharding import Sharding
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import TokenData
 from seqplan.runtime.errors import communicating
+from seqplan.runtime.models.llama import Llama
 from seqplan.runtime.pipeline.llama_units import llama_units
 from seqplan.runtime.pipeline.prepare import PreparedPipeline, make_stage_preparer
 from seqplan.runtime.pipeline.run_step import run_staged_step
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.staged_states import StagedStates
 from seqplan.runtime.tensor_parallel.groups import TensorGroups
-from seqplan.runtime.training.model import Llama
 from seqplan.runtime.training.run_step import StepResult
 
 
@@ -32,10 +32,10 @@ class StagedLlama:
 
     ``tensor_degrees``: the tp degrees that strategies will have, as far as this rank knows them
     (``FileSource.tensor_degrees``). Of those that any rank knows, the groups of all aligned blocks
-    are made now; others, with a warning, when a step first wants them. ``by_messages``: no such
+    are made now; others, with a warning, when a step first needs them. ``by_messages``: no such
     groups, tensor parallelism by point-to-point messages instead.
 
-    ``owners``: who owns what of the parameters, ``matrices`` for optimizers that need whole ones.
+    ``sharding``: ``by_parameter`` for optimizers that need whole parameters.
 
     ``states`` has the optimizer's parameters, the export and what checkpoints are of.
     """
@@ -48,7 +48,7 @@ class StagedLlama:
         device: torch.device | None = None,
         tensor_degrees: Iterable[int] = (),
         by_messages: bool = False,
-        owners: Owners = "slices",
+        sharding: Sharding = "flat",
     ) -> None:
         self.config = model.config
         values = dict(model.named_parameters())
@@ -58,7 +58,7 @@ class StagedLlama:
             values,
             groups.states,
             device,
-            owners=owners,
+            sharding=sharding,
         )
         self._peers = Peers(groups.attention)
         self._tensor_groups = TensorGroups(

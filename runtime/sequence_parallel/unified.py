@@ -76,7 +76,7 @@ def attention(
     mask = Mask.from_sizes(window, chunk)
     if softcap is not None and not 0 < softcap < math.inf:
         raise ValueError(f"softcap is {softcap}: scores are capped at a positive number")
-    _refuse_shapes(q, k, v, context)
+    _check_shapes(q, k, v, context)
     if sinks is not None and sinks.shape != q.shape[1:2]:
         raise ValueError(
             f"sinks are of shape {tuple(sinks.shape)}: there is one for each of the "
@@ -90,7 +90,7 @@ def attention(
     return result
 
 
-def _refuse_shapes(q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> None:
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> None:
     tokens = context.positions.shape[0]
     if not q.shape[0] == k.shape[0] == v.shape[0] == tokens:
         raise ValueError(

@@ -4,6 +4,5 @@ Read ``unit_states`` first (owners, all-gather, reduce-scatter), then ``unit`` (
 ``sync`` (how it travels) and ``gradient_reduction`` (when gradients do); ``sharded_states`` (of a
 module that computes with whole parameters) and ``staged_states`` (of pipelines with tensor
 parallelism and stages); ``replicas`` (values equal on all ranks), ``held_bytes`` (of memory),
-``optimizers`` (which of them fit), ``checkpoint`` with ``stored_slices`` (what it holds). Public
-are the modules named here; the names that a trainer needs are in ``seqplan.runtime``.
+``optimizers`` (which of them fit). The names that a trainer needs are in ``seqplan.runtime``.
 """

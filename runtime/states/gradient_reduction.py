@@ -29,11 +29,11 @@ Reduce = Literal["step", "micro-batch"]
 IN_FLIGHT = 2
 """Units in reduction when a rank waits for them: their buffers bound the memory."""
 
-StartPush = Callable[[int, bool], Finish]
+StartReduceScatter = Callable[[int, bool], Finish]
 """Starts a unit's reduce-scatter, which adds to its owners' sums if the flag is set."""
 
 
-class GradientPush(Protocol):
+class GradientReduction(Protocol):
     """Events of a step that the states report, in this order."""
 
     def begin(self, view: RankView | None) -> None:
@@ -55,80 +55,82 @@ class GradientPush(Protocol):
         """This rank has no more work: sum up the remaining gradients everywhere."""
 
 
-class PushOnce:
+class ReduceOnce:
     """Reduces once a step. ``start``: starts a unit's reduce-scatter."""
 
-    def __init__(self, units: Sequence[Unit], start: StartPush) -> None:
+    def __init__(self, units: Sequence[Unit], start: StartReduceScatter) -> None:
         self._units, self._start = units, start
         self._finishes: dict[int, Finish] = {}
-        self._pushed = 0
+        self._reduced = 0
         self._last = False
 
     def begin(self, view: RankView | None) -> None:
-        """As ``GradientPush``."""
-        self._pushed = 0
+        """As ``GradientReduction``."""
+        self._reduced = 0
         self._last = False
         for unit in self._units:
-            unit.pushed = False
+            unit.reduction_started = False
 
     def next_micro_batch(self) -> None:
-        """As ``GradientPush``; nothing to do."""
+        """As ``GradientReduction``; nothing to do."""
 
     def begin_backward(self, *, last: bool) -> None:
-        """As ``GradientPush``."""
+        """As ``GradientReduction``."""
         self._last = last
         if last:
-            self._push_ready()  # what this rank does not hold waits for nothing here
+            self._reduce_ready()  # what this rank does not hold waits for nothing here
 
     def on_accumulated(self, unit: Unit) -> None:
-        """As ``GradientPush``."""
+        """As ``GradientReduction``."""
         if self._last:
             _count_down(unit)
-            self._push_ready()
+            self._reduce_ready()
 
     def end_backward(self) -> None:
-        """As ``GradientPush``."""
+        """As ``GradientReduction``."""
         self._last = False
 
     def finish(self) -> None:
-        """As ``GradientPush``."""
+        """As ``GradientReduction``."""
         for number in range(len(self._units)):
-            while self._pushed < min(len(self._units), number + IN_FLIGHT):
-                self._push_next()
+            while self._reduced < min(len(self._units), number + IN_FLIGHT):
+                self._reduce_next()
             self._finishes.pop(len(self._units) - 1 - number)()
 
-    def _push_ready(self) -> None:
+    def _reduce_ready(self) -> None:
         """Reduce the units that backward has finished, the last ones first."""
-        while self._pushed < len(self._units) and not self._units[-1 - self._pushed].awaited:
-            self._push_next()
+        while self._reduced < len(self._units) and not self._units[-1 - self._reduced].awaited:
+            self._reduce_next()
 
-    def _push_next(self) -> None:
-        at = len(self._units) - 1 - self._pushed
-        self._pushed += 1
-        self._units[at].pushed = True
+    def _reduce_next(self) -> None:
+        at = len(self._units) - 1 - self._reduced
+        self._reduced += 1
+        self._units[at].reduction_started = True
         self._finishes[at] = self._start(at, False)
 
 
-class PushEachMicroBatch:
+class ReduceEachMicroBatch:
     """Reduces after each micro-batch, in lockstep over ``group``.
 
     A rank waits within backward, which is safe as all ranks go through the same micro-steps: the
     reduction of a micro-step never waits for a later one.
     """
 
-    def __init__(self, units: Sequence[Unit], start: StartPush, group: dist.ProcessGroup) -> None:
+    def __init__(
+        self, units: Sequence[Unit], start: StartReduceScatter, group: dist.ProcessGroup
+    ) -> None:
         self._units, self._start, self._group = units, start, group
         self._rounds: LockstepSchedule | None = None
         self._micro_batch = 0
         self._round = 0
-        self._pushed = 0
+        self._reduced = 0
         self._under_way: deque[Finish] = deque()
         self._announced = False
 
     def begin(self, view: RankView | None) -> None:
-        """As ``GradientPush``; collective if there is a step."""
+        """As ``GradientReduction``; collective if there is a step."""
         self._rounds = None if view is None else self._agree_on_counts(view)
-        self._micro_batch = self._round = self._pushed = 0
+        self._micro_batch = self._round = self._reduced = 0
         self._under_way.clear()
         self._announced = False
         if view is not None:
@@ -137,37 +139,37 @@ class PushEachMicroBatch:
                 unit.reduced.zero_()
 
     def next_micro_batch(self) -> None:
-        """As ``GradientPush``: take part in micro-steps in which this rank has no micro-batch."""
+        """As ``GradientReduction``: take part in micro-steps without a micro-batch here."""
         counts = self._of_step().own
         if self._micro_batch < len(counts):
             self._join(counts[self._micro_batch])
         self._announced = True
 
     def begin_backward(self, *, last: bool) -> None:
-        """As ``GradientPush``; ``RuntimeError`` without ``next_micro_batch`` before the forward."""
+        """As ``GradientReduction``; ``RuntimeError`` without ``next_micro_batch`` before."""
         if self._micro_batch >= len(self._of_step().own) or not self._announced:
             raise RuntimeError(
                 "gradients are reduced after each micro-batch: call states.next_micro_batch() "
                 "before each forward, and backward once for each micro-batch of the step's view"
             )
-        self._pushed = 0
+        self._reduced = 0
         for unit in self._units:
-            unit.awaited, unit.pushed = len(unit.parameters), False
+            unit.awaited, unit.reduction_started = len(unit.parameters), False
 
     def on_accumulated(self, unit: Unit) -> None:
-        """As ``GradientPush``."""
+        """As ``GradientReduction``."""
         _count_down(unit)
-        while self._pushed < len(self._units) and not self._units[-1 - self._pushed].awaited:
-            self._push_next()
+        while self._reduced < len(self._units) and not self._units[-1 - self._reduced].awaited:
+            self._reduce_next()
 
     def end_backward(self) -> None:
-        """As ``GradientPush``: reduce the units with parameters that backward has not reached."""
-        self._push_rest()
+        """As ``GradientReduction``: reduce the units that backward has not completed."""
+        self._reduce_rest()
         self._micro_batch += 1
         self._announced = False
 
     def finish(self) -> None:
-        """As ``GradientPush``."""
+        """As ``GradientReduction``."""
         rounds = self._of_step()
         if self._micro_batch != len(rounds.own):
             raise RuntimeError(
@@ -181,28 +183,29 @@ class PushEachMicroBatch:
     def _of_step(self) -> LockstepSchedule:
         if self._rounds is None:
             raise RuntimeError(
-                "gradients are reduced after each micro-batch: give states.pull the step's view"
+                "gradients are reduced after each micro-batch: "
+                "give states.all_gather the step's view"
             )
         return self._rounds
 
     def _join(self, stop: int) -> None:
         """Take part in the micro-steps before ``stop``, with zeros."""
         while self._round < stop:
-            self._pushed = 0
-            self._push_rest()
+            self._reduced = 0
+            self._reduce_rest()
 
-    def _push_rest(self) -> None:
-        while self._pushed < len(self._units):
-            self._push_next()
+    def _reduce_rest(self) -> None:
+        while self._reduced < len(self._units):
+            self._reduce_next()
         self._round += 1
 
-    def _push_next(self) -> None:
-        at = len(self._units) - 1 - self._pushed
-        self._pushed += 1
+    def _reduce_next(self) -> None:
+        at = len(self._units) - 1 - self._reduced
+        self._reduced += 1
         while len(self._under_way) >= IN_FLIGHT:
             self._under_way.popleft()()
         unit = self._units[at]
-        unit.pushed = True
+        unit.reduction_started = True
         unit.reserve_gradient()
         self._under_way.append(self._start(at, True))
         unit.forget_gradient()
@@ -221,7 +224,7 @@ class PushEachMicroBatch:
 def _count_down(unit: Unit) -> None:
     """Note that a gradient has come; ``RuntimeError`` if one comes after the unit has left."""
     unit.awaited -= 1
-    if unit.pushed:
+    if unit.reduction_started:
         raise RuntimeError(
             f"a parameter of {unit.name} got a gradient again after its unit had been reduced: "
             "modules that run several times within checkpoints are not supported"

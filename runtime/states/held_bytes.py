@@ -48,7 +48,7 @@ class HeldBytes:
         listed = ", ".join(f"{name} {_gib(size)}" for name, size in parts.items() if size)
         return f"a rank holds {_gib(self.total)} before activations: {listed}"
 
-    def refuse_above(self, counted: float, group: dist.ProcessGroup) -> None:
+    def check_limit(self, counted: float, group: dist.ProcessGroup) -> None:
         """Raise ``ValueError`` if any rank's is well above what plans count on (bytes).
 
         Collective over ``group``, a CPU group; the same on every rank, and of the fullest.

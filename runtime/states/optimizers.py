@@ -79,8 +79,8 @@ class JoinedOptimizer(torch.optim.Optimizer):
         return loss
 
 
-def refuse_unfit(optimizer: torch.optim.Optimizer, states: UnitStates) -> None:
-    """Raise ``ValueError`` if an optimizer needs whole parameters and owners hold slices."""
+def check_optimizer(optimizer: torch.optim.Optimizer, states: UnitStates) -> None:
+    """Raise ``ValueError`` if an optimizer needs whole parameters and sharding is ``flat``."""
     if states.whole_owners:
         return
     parts = optimizer.optimizers if isinstance(optimizer, JoinedOptimizer) else [optimizer]
@@ -88,6 +88,6 @@ def refuse_unfit(optimizer: torch.optim.Optimizer, states: UnitStates) -> None:
         names = {kind.__name__ for kind in type(part).__mro__}
         if names & NEED_WHOLE_PARAMETERS:
             raise ValueError(
-                f"{type(part).__name__} looks at whole parameters, and owners hold slices of them: "
-                "make the states with owners='matrices'"
+                f"{type(part).__name__} needs whole parameters: sharding must be 'by_parameter', "
+                "not 'flat'"
             )

@@ -33,23 +33,23 @@ def check_no_batch_norm(model: nn.Module) -> None:
             )
 
 
-def refuse_differing_models(model: nn.Module, group: dist.ProcessGroup) -> None:
+def check_equal_models(model: nn.Module, group: dist.ProcessGroup) -> None:
     """Compare the ranks' models: names, shapes and dtypes of all, values of the frozen.
 
     Collective. ``ValueError`` on every rank, naming the first tensor that differs and the first
     rank that differs. Values are compared by a 64-bit checksum of their bytes.
     """
-    refuse_differing_tensors(list(_tensors(model)), group)
+    check_equal_tensors(list(_tensors(model)), group)
 
 
-def refuse_differing_tensors(
+def check_equal_tensors(
     tensors: Sequence[tuple[str, Tensor, bool]],
     group: dist.ProcessGroup,
     device: torch.device | None = None,
 ) -> None:
     """Compare tensors over the ranks, each with its name and whether it is trained.
 
-    Collective; errors as of ``refuse_differing_models``. ``device``: where ``group``
+    Collective; errors as of ``check_equal_models``. ``device``: where ``group``
     communicates, that of the tensors by default.
     """
     frozen = [(name, tensor) for name, tensor, trained in tensors if not trained]
@@ -64,13 +64,13 @@ def refuse_differing_tensors(
                 f"the model of rank {rank} has {total} parameters and buffers, {untrained} of "
                 f"them not trained; rank 0's has {everyone[0][0]} and {everyone[0][1]}"
             )
-    _refuse(
+    _check_equal(
         [name for name, _, _ in tensors],
         torch.tensor([_number(shape) for shape in shapes], dtype=torch.int64, device=device),
         group,
         "differs in shape, dtype or in being trained: make the same model on every rank",
     )
-    _refuse(
+    _check_equal(
         [name for name, _ in frozen],
         torch.stack([checksum(tensor).to(device) for _, tensor in frozen])
         if frozen
@@ -114,7 +114,7 @@ def _number(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big", signed=True)
 
 
-def _refuse(names: list[str], mine: Tensor, group: dist.ProcessGroup, how: str) -> None:
+def _check_equal(names: list[str], mine: Tensor, group: dist.ProcessGroup, how: str) -> None:
     everyone = torch.stack(_all_gathered(mine, group))
     differing = (everyone != everyone[0]).any(0).nonzero().flatten().tolist()
     if differing:

@@ -14,12 +14,12 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from seqplan.plans.views.optimizer_sharding import Owners, unit_layouts
+from seqplan.plans.views.optimizer_sharding import Sharding, unit_layouts
 from seqplan.plans.views.parameter_layout import Block, ParameterLayout
 from seqplan.plans.views.unit_layout import UnitLayout
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.states.gradient_reduction import Reduce
-from seqplan.runtime.states.replicas import check_no_batch_norm, refuse_differing_models
+from seqplan.runtime.states.replicas import check_equal_models, check_no_batch_norm
 from seqplan.runtime.states.sync import collective_sync
 from seqplan.runtime.states.unit import Unit
 from seqplan.runtime.states.unit_states import UnitStates
@@ -28,7 +28,7 @@ from seqplan.runtime.states.unit_states import UnitStates
 class ShardedStates(UnitStates):
     """The parameters of ``model`` as units over ``group``, which carries nothing else.
 
-    A unit has a layer's parameters of one dtype; ``owners``: who owns what of it. Takes over the
+    A unit has a layer's parameters of one dtype; ``sharding``: how ranks share it. Takes over the
     model: its parameters become views of flat buffers, in their dtype; the master copies are
     fp32, or fp64 for fp64 parameters. The values of the group's first rank are taken. Frozen
     parameters and buffers are left alone; ``ValueError`` if they, or shapes or dtypes, differ
@@ -45,11 +45,11 @@ class ShardedStates(UnitStates):
         model: nn.Module,
         group: dist.ProcessGroup,
         *,
-        owners: Owners = "slices",
+        sharding: Sharding = "flat",
         reduce: Reduce = "step",
     ) -> None:
         check_no_batch_norm(model)
-        refuse_differing_models(model, group)
+        check_equal_models(model, group)
         modules = _unit_modules(model)
         contents: list[tuple[str, dict[str, nn.Parameter]]] = []
         unit_of: dict[int, int] = {}
@@ -67,7 +67,7 @@ class ShardedStates(UnitStates):
             [(name, _layouts(parameters)) for name, parameters in contents],
             1,
             dist.get_world_size(group),
-            owners,
+            sharding,
         )
         units = [
             _unit(layout, parameters, dist.get_rank(group), keeps_gradient=reduce == "step")
@@ -95,9 +95,9 @@ class ShardedStates(UnitStates):
 
         Collective, between steps. A step gathers parameters itself, with or without this call.
         """
-        self.pull()
+        self.all_gather()
         for at in range(len(self.units)):
-            self.finish_pull(at)
+            self.finish_all_gather(at)
 
     def in_model(self, layout: ParameterLayout, elements: Tensor) -> Tensor:
         """As ``UnitStates.in_model``, of any number of axes."""
@@ -106,7 +106,7 @@ class ShardedStates(UnitStates):
     def _waits_for(self, units: list[int]) -> Any:
         def wait(module: nn.Module, arguments: Any) -> None:
             for at in units:
-                self.finish_pull(at)
+                self.finish_all_gather(at)
 
         return wait
 

@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from seqplan.plans.views.optimizer_sharding import Owners, unit_layouts
+from seqplan.plans.views.optimizer_sharding import Sharding, unit_layouts
 from seqplan.plans.views.parameter_layout import ParameterLayout, Shard
 from seqplan.plans.views.placement import Placement
 from seqplan.plans.views.resharding import UnitMoves, all_whole, shards_of, unit_moves
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.sequence_parallel.peers import Peers
-from seqplan.runtime.states.replicas import refuse_differing_tensors
+from seqplan.runtime.states.replicas import check_equal_tensors
 from seqplan.runtime.states.sync import MessageSync, ParameterSync, collective_sync
 from seqplan.runtime.states.unit import Unit, flatten_to_storage, natural
 from seqplan.runtime.states.unit_states import UnitStates
@@ -34,7 +34,7 @@ class StagedStates(UnitStates):
     ``values``: every parameter as the model has it; the group's first rank's are taken, one unit at
     a time, so that the others' may be on the meta device. ``ValueError`` if names, shapes or
     dtypes differ. ``group`` carries nothing else. ``device``: where ranks compute, by default that
-    of the values. ``owners``: who owns what of a unit.
+    of the values. ``sharding``: how ranks share a unit.
     """
 
     def __init__(
@@ -45,18 +45,18 @@ class StagedStates(UnitStates):
         group: dist.ProcessGroup,
         device: torch.device | None = None,
         *,
-        owners: Owners = "slices",
+        sharding: Sharding = "flat",
     ) -> None:
         first = next(iter(values.values()))
         dtype, device = first.dtype, first.device if device is None else device
         if device.type == "meta" or (dist.get_rank(group) == 0 and first.is_meta):
             raise ValueError("the first rank's parameters have no values, or ranks no device")
         trained = [(name, value, True) for name, value in values.items()]
-        refuse_differing_tensors(trained, group, device)
+        check_equal_tensors(trained, group, device)
         self._rank = dist.get_rank(group)
         self._peers = Peers(group, "syncing parameters or gradients")
         ranks = dist.get_world_size(group)
-        layouts = unit_layouts(units, layers, ranks, owners)
+        layouts = unit_layouts(units, layers, ranks, sharding)
         self.dtype = dtype
         super().__init__([Unit(layout, self._rank, dtype, device) for layout in layouts], group)
         for unit in self.units:
@@ -75,7 +75,7 @@ class StagedStates(UnitStates):
     def begin(self, placement: Placement) -> None:
         """Lay out what this rank holds in a step and start all transfers of parameters.
 
-        ``ValueError`` if a rank's pipelines want different shards.
+        ``ValueError`` if a rank's pipelines need different shards.
         """
         moves = self.moves(placement)
         shard = WHOLE if moves is None else shards_of(placement).get(self._rank)
@@ -91,14 +91,14 @@ class StagedStates(UnitStates):
                     syncs.append(MessageSync(self._peers, self._rank, moves[at]))
             self.syncs = syncs
             self._laid_out = placement
-        self.pull()
+        self.all_gather()
 
     def parameters(self, unit: str) -> Mapping[str, Tensor]:
         """Return the parts of a unit's parameters that are held here, when they have come.
 
         As the model has them, (rows,) or (rows, columns) of this tp rank.
         """
-        self.finish_pull(self._by_name[unit])
+        self.finish_all_gather(self._by_name[unit])
         return {layout.name: natural(layout, leaf) for layout, leaf in self._held[unit]}
 
     def _moves(self, placement: Placement) -> list[UnitMoves] | None:

@@ -33,11 +33,11 @@ Finish = Callable[[], None]
 class ParameterSync(Protocol):
     """Brings one unit's parameters and gradients to the ranks that need them."""
 
-    def pull(self, unit: Unit) -> Finish:
+    def all_gather(self, unit: Unit) -> Finish:
         """Start filling ``unit.flat`` from the owners' masters."""
         ...
 
-    def push(self, unit: Unit, *, add: bool = False) -> Finish:
+    def reduce_scatter(self, unit: Unit, *, add: bool = False) -> Finish:
         """Start summing all ranks' ``unit.gradient`` into the owners' ``reduced``.
 
         ``add``: to the present sum.
@@ -58,7 +58,7 @@ class CollectiveSync:
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
 
-    def pull(self, unit: Unit) -> Finish:
+    def all_gather(self, unit: Unit) -> Finish:
         """Start an all-gather of the masters."""
         doing = f"gathering the parameters of {unit.name}"
         master = unit.master.to(unit.dtype)
@@ -66,7 +66,7 @@ class CollectiveSync:
             work = _ALL_GATHER(unit.flat, master, group=self._group, async_op=True)
         return _waiting([work], doing)
 
-    def push(self, unit: Unit, *, add: bool = False) -> Finish:
+    def reduce_scatter(self, unit: Unit, *, add: bool = False) -> Finish:
         """Start a reduce-scatter of the gradients."""
         doing = f"reducing the gradients of {unit.name}"
         gradient = unit.gradient
@@ -96,7 +96,7 @@ class OwnerSync:
             if layout.room(rank)
         ]
 
-    def pull(self, unit: Unit) -> Finish:
+    def all_gather(self, unit: Unit) -> Finish:
         """Start a broadcast of each owner's masters."""
         doing = f"gathering the parameters of {unit.name}"
         unit.flat[unit.start : unit.stop] = unit.master
@@ -107,7 +107,7 @@ class OwnerSync:
             ]
         return _waiting(works, doing)
 
-    def push(self, unit: Unit, *, add: bool = False) -> Finish:
+    def reduce_scatter(self, unit: Unit, *, add: bool = False) -> Finish:
         """Start summing the gradients at each owner."""
         doing = f"reducing the gradients of {unit.name}"
         gradient = unit.gradient
@@ -132,14 +132,14 @@ class MessageSync:
     def __init__(self, peers: Peers, rank: int, moves: UnitMoves) -> None:
         self._peers, self._rank, self._moves = peers, rank, moves
 
-    def pull(self, unit: Unit) -> Finish:
+    def all_gather(self, unit: Unit) -> Finish:
         """Start sending the owned parts and receiving the parts that this rank computes with."""
         moves = self._moves
         sends, receives = [], []
         unpacking: list[tuple[Tensor, Pieces]] = []
-        if moves.pull_to:
+        if moves.gather_to:
             owned = unit.master.to(unit.dtype)
-        for message in moves.pull_to:
+        for message in moves.gather_to:
             parts = [owned[p.start - unit.start : p.stop - unit.start] for p in message.pieces]
             packed = concatenate_flat(parts)
             for holder in message.ranks:
@@ -147,7 +147,7 @@ class MessageSync:
                     unpacking.append((packed, message.pieces))
                 else:
                     sends.append((packed, holder))
-        for message in moves.pull_from:
+        for message in moves.gather_from:
             (owner,) = message.ranks
             if owner == self._rank:
                 continue
@@ -172,12 +172,12 @@ class MessageSync:
 
         return finish
 
-    def push(self, unit: Unit, *, add: bool = False) -> Finish:
+    def reduce_scatter(self, unit: Unit, *, add: bool = False) -> Finish:
         """Start sending the gradients of held parts and receiving those of owned parts."""
         moves = self._moves
         sends, receives = [], []
         contributions: dict[int, tuple[Tensor, Pieces]] = {}
-        for message in moves.push_to:
+        for message in moves.reduce_to:
             (owner,) = message.ranks
             parts = [unit.gradient[p.local : p.local + p.stop - p.start] for p in message.pieces]
             packed = concatenate_flat(parts)
@@ -185,7 +185,7 @@ class MessageSync:
                 contributions[owner] = packed, message.pieces
             else:
                 sends.append((packed, owner))
-        for message in moves.push_from:
+        for message in moves.reduce_from:
             for source in message.ranks:
                 if source != self._rank:
                     buffer = unit.reduced.new_empty(_elements(message.pieces))

@@ -42,7 +42,7 @@ class Unit:
         self.parameters: list[Tensor] = []
         self.places: list[slice] = []
         self.keeps_gradient = keeps_gradient
-        self.awaited, self.pushed = 0, False
+        self.awaited, self.reduction_started = 0, False
 
     @property
     def name(self) -> str:

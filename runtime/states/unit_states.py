@@ -23,10 +23,10 @@ from seqplan.plans.views.parameter_layout import ParameterLayout
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.states.gradient_reduction import (
-    GradientPush,
-    PushEachMicroBatch,
-    PushOnce,
+    GradientReduction,
     Reduce,
+    ReduceEachMicroBatch,
+    ReduceOnce,
 )
 from seqplan.runtime.states.sync import Finish, ParameterSync
 from seqplan.runtime.states.unit import Unit, natural
@@ -43,16 +43,16 @@ class UnitStates:
         self, units: Sequence[Unit], group: dist.ProcessGroup, *, reduce: Reduce = "step"
     ) -> None:
         if reduce not in get_args(Reduce):
-            raise ValueError(f"reduce is {' or '.join(get_args(Reduce))}, not {reduce!r}")
+            raise ValueError(f"reduce must be {' or '.join(get_args(Reduce))}, not {reduce!r}")
         self.units = list(units)
         self.syncs: list[ParameterSync] = []
         self._group = group
-        self._pulling: list[Finish | None] = [None] * len(self.units)
-        self._push: GradientPush
+        self._gathering: list[Finish | None] = [None] * len(self.units)
+        self._reduction: GradientReduction
         if reduce == "step":
-            self._push = PushOnce(self.units, self._start_push)
+            self._reduction = ReduceOnce(self.units, self._start_reduce_scatter)
         else:
-            self._push = PushEachMicroBatch(self.units, self._start_push, group)
+            self._reduction = ReduceEachMicroBatch(self.units, self._start_reduce_scatter, group)
 
     @property
     def device(self) -> torch.device:
@@ -86,22 +86,22 @@ class UnitStates:
         """View a whole parameter's elements, in storage order, as the model has them."""
         return natural(layout, elements)
 
-    def pull(self, view: RankView | None = None) -> None:
+    def all_gather(self, view: RankView | None = None) -> None:
         """Start bringing every unit's parameters here; forward waits for each as it comes to it.
 
         Also clears the step's gradients. ``view``: of the step, needed if gradients are reduced
         after each micro-batch.
         """
-        self._push.begin(view)
+        self._reduction.begin(view)
         for at, unit in enumerate(self.units):
             unit.clear_gradients()
-            self._pulling[at] = self.syncs[at].pull(unit)
+            self._gathering[at] = self.syncs[at].all_gather(unit)
 
-    def finish_pull(self, at: int) -> None:
+    def finish_all_gather(self, at: int) -> None:
         """Wait for a unit's parameters, if its all-gather is under way."""
-        finish = self._pulling[at]
+        finish = self._gathering[at]
         if finish is not None:
-            self._pulling[at] = None
+            self._gathering[at] = None
             finish()
 
     def next_micro_batch(self) -> None:
@@ -110,7 +110,7 @@ class UnitStates:
         Where gradients are reduced after each micro-batch this rank takes part here in what others
         sum while it has nothing to do; else nothing happens.
         """
-        self._push.next_micro_batch()
+        self._reduction.next_micro_batch()
 
     def backward(
         self, tensor: Tensor, gradient: Tensor | None = None, *, last: bool = False
@@ -121,16 +121,16 @@ class UnitStates:
         ``gradient``: of ``tensor``, if that is no scalar. Where gradients are reduced after each
         micro-batch, finished units are reduced in all of them.
         """
-        self._push.begin_backward(last=last)
+        self._reduction.begin_backward(last=last)
         torch.autograd.backward(tensor, gradient)
-        self._push.end_backward()
+        self._reduction.end_backward()
 
-    def push(self) -> None:
+    def reduce_scatter(self) -> None:
         """Sum every unit's gradients at their owners, those that backward has not begun included.
 
         Called once a step by every rank, also by those without work.
         """
-        self._push.finish()
+        self._reduction.finish()
 
     def gradient_norm_and_sum(self, value: Tensor | float = 0.0) -> tuple[float, float]:
         """Return the norm of the whole gradient, and ``value`` summed over all ranks, together."""
@@ -193,10 +193,10 @@ class UnitStates:
 
         def accumulated(_: Tensor) -> None:
             unit.accumulate(index)
-            self._push.on_accumulated(unit)
+            self._reduction.on_accumulated(unit)
 
         return accumulated
 
-    def _start_push(self, at: int, add: bool) -> Finish:
-        self.finish_pull(at)  # of a unit that this rank only owns, or has not used
-        return self.syncs[at].push(self.units[at], add=add)
+    def _start_reduce_scatter(self, at: int, add: bool) -> Finish:
+        self.finish_all_gather(at)  # of a unit that this rank only owns, or has not used
+        return self.syncs[at].reduce_scatter(self.units[at], add=add)

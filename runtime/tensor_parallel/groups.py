@@ -191,7 +191,7 @@ class TensorGroups:
                 self._make(tuple(range(first, first + degree)))
 
     def extend(self, placement: Placement) -> None:
-        """Make the groups that a step wants and that are not there yet; all ranks call it.
+        """Make the groups that a step needs and that are missing; all ranks call it.
 
         A step then waits for them, which the first rank warns of.
         """

@@ -1,7 +1,29 @@
-"""Training steps by plans: a model, the preparation of a step, and the step itself.
+"""Training steps by plans: the preparation of a step, and the step itself.
 
 Read ``run_step`` first, a whole step, and ``stopwatch``, its time; then ``prepare`` (work
-ahead of it), ``loss`` (sums over tokens, and what divides them), ``token_values`` (a value for each
-token, without training) and ``model`` (a small decoder). Public are the modules named here; the
-names that a trainer needs are in ``seqplan.runtime``.
+ahead of it) and ``sequence_values`` (a value for each token, without training).
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from seqplan.plans.lazy_exports import lazy_names
+
+if TYPE_CHECKING:
+    from seqplan.runtime.training.run_step import StepResult
+    from seqplan.runtime.training.sequence_values import SequenceValues, token_values
+
+_HOMES = {
+    "run_step": ("StepResult",),
+    "sequence_values": ("SequenceValues", "token_values"),
+}
+
+__all__ = [
+    "SequenceValues",
+    "StepResult",
+    "token_values",
+]
+
+if not TYPE_CHECKING:  # names that are not here are errors to type checkers
+    __getattr__ = lazy_names(__name__, _HOMES)

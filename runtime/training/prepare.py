@@ -2,65 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from seqplan.plans.views.placement import pushes_overlap
-from seqplan.plans.views.rank_view import MicroBatchView, RankView, SequenceShare
+from seqplan.plans.views.placement import can_overlap_reduction
+from seqplan.plans.views.rank_view import MicroBatchView, RankView
 from seqplan.runtime.data.comparison import DataPreparer
+from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.data.targets import TargetData, load_targets
 from seqplan.runtime.data.tokens import NO_LABEL, TokenData, Tokens, load_share
 from seqplan.runtime.errors import DataError, PlanError
-from seqplan.runtime.sequence_parallel.context import AttentionContext, attention_context
+from seqplan.runtime.sequence_parallel.context import attention_context
 from seqplan.runtime.sequence_parallel.masks import Mask
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.sequence_parallel.ulysses import HeadSplit
 
 
-@dataclass(frozen=True, slots=True)
-class MicroBatchWork:
-    """One micro-batch on this rank.
-
-    ``tokens`` and ``labels``: int64 (local tokens,), labels shifted within each document and −100
-    at its end; ``last``: the rank's last of the step, after which no gradient changes, where
-    gradients may then leave during its backward (``pushes_overlap``), else never. Where the data
-    has targets: ``weights`` (local tokens,) of the labels, float64, 0 without one, and ``extras``
-    by name, (local tokens, …), both shifted as labels are. ``shares``: the sequences, and what the
-    rank holds of each.
-    """
-
-    tokens: Tensor
-    labels: Tensor
-    context: AttentionContext
-    last: bool
-    weights: Tensor | None = None
-    extras: Mapping[str, Tensor] = field(default_factory=dict)
-    shares: tuple[SequenceShare, ...] = ()
-    labeled: int = 0
-    weight: float = 0.0
-
-    @property
-    def sequences_ended(self) -> int:
-        """Count the sequences whose last token is held here."""
-        return sum(share.ranges[-1][1] == share.length for share in self.shares if share.ranges)
-
-    def rows(self, start: int, stop: int) -> MicroBatchWork:
-        """Return what a loss of rows ``[start, stop)`` alone wants; the context is of all."""
-        part = slice(start, stop)
-        return replace(
-            self,
-            tokens=self.tokens[part],
-            labels=self.labels[part],
-            weights=None if self.weights is None else self.weights[part],
-            extras={name: values[part] for name, values in self.extras.items()},
-        )
-
-
-def runnable(view: RankView, heads: int, kv_heads: int) -> None:
+def check_sequence_parallel(view: RankView, heads: int, kv_heads: int) -> None:
     """Reject views that a module with ``heads`` and ``kv_heads`` and whole parameters cannot run.
 
     ``PlanError`` for tp or pp above 1, and for more Ulysses ranks than heads.
@@ -98,13 +58,13 @@ def make_preparer(
     """
 
     def prepare(view: RankView) -> tuple[MicroBatchWork, ...]:
-        runnable(view, heads, kv_heads)
+        check_sequence_parallel(view, heads, kv_heads)
         batches = [
             (pipeline, micro_batch)
             for pipeline in view.pipelines
             for micro_batch in pipeline.micro_batches
         ]
-        overlap = pushes_overlap(view.placement)
+        overlap = can_overlap_reduction(view.placement)
         work = []
         for index, (pipeline, micro_batch) in enumerate(batches, start=1):
             share = load_share(data, micro_batch, step=view.step)
@@ -113,7 +73,7 @@ def make_preparer(
                 targets = load_targets(data, micro_batch, step=view.step)
                 labels = targets.labels
             if vocab is not None:
-                _refuse_unknown_tokens(share.tokens, labels, vocab, micro_batch, view.step)
+                _check_known_tokens(share.tokens, labels, vocab, micro_batch, view.step)
             counts = labels != NO_LABEL
             weights = None if targets is None else torch.from_numpy(targets.weights).to(device)
             extras = {} if targets is None else targets.extras
@@ -137,7 +97,7 @@ def make_preparer(
     return DataPreparer(data, prepare)
 
 
-def _refuse_unknown_tokens(
+def _check_known_tokens(
     tokens: Tokens, labels: Tokens, vocab: int, view: MicroBatchView, step: int
 ) -> None:
     for name, ids in (("token", tokens), ("label", np.where(labels == NO_LABEL, 0, labels))):

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from seqplan.plans.views.rank_view import RankView
+from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.errors import RankLost
-from seqplan.runtime.states.optimizers import refuse_unfit
+from seqplan.runtime.losses.token_losses import LossOf, label_loss, loss_divisor
+from seqplan.runtime.states.optimizers import check_optimizer
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.states.unit_states import UnitStates
-from seqplan.runtime.training.loss import LossOf, label_loss, loss_divisor
-from seqplan.runtime.training.prepare import MicroBatchWork
 from seqplan.runtime.training.stopwatch import Stopwatch
 
 CLIP_EPSILON = 1e-6
@@ -62,9 +62,9 @@ def run_step(
     hidden states (``compute_chunked_loss``), and ``loss_of`` of them and the micro-batch a sum over
     tokens, which is divided once, by ``loss_divisor`` of the global batch. ``before`` is called on
     every rank when the parameters are on their way, with that divisor, for what a loss must know of
-    the whole batch. ``clip_norm`` bounds the norm of the whole gradient. ``RankLost`` where another
+    the whole batch. ``clip_norm`` bounds the norm of the whole gradient. ``RankLost`` if another
     rank died; ``ValueError`` if the model does not call seqplan's attention, or the optimizer
-    needs whole parameters and owners hold slices.
+    needs whole parameters and the sharding is ``flat``.
     """
     try:
         return _run_step(view, work, model, states, optimizer, clip_norm, loss_of, before)
@@ -83,9 +83,9 @@ def _run_step(
     before: BeforeMicroBatches | None,
 ) -> StepResult:
     started = time.perf_counter()
-    refuse_unfit(optimizer, states)
+    check_optimizer(optimizer, states)
     divisor = loss_divisor(view, work, states)
-    states.pull(view)
+    states.all_gather(view)
     total: Tensor | float = 0.0
     computing = Stopwatch(states.device)
     if before is not None:
@@ -99,7 +99,7 @@ def _run_step(
         states.backward(loss, last=micro_batch.last)
         total = total + loss.detach().double()
     computing.stop()
-    states.push()
+    states.reduce_scatter()
     norm, mean_loss = apply_gradients(states, optimizer, total, clip_norm)
     return StepResult(
         step=view.step,

@@ -12,7 +12,7 @@ from service_process import Served
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.runtime.steps.http_source import HttpSource
+from seqplan.runtime.sources.http_source import HttpSource
 
 DATA = Path(__file__).parents[2] / "examples" / "data" / "code.npy"
 MAX_LEN = 4096

@@ -13,7 +13,7 @@ PATIENCE_S = 240
 
 def train(url: str, job: str, world: int, checkpoints: Path, *more: str) -> dict[int, float]:
     """Run ``examples/train.py`` under a job until its plans end; the loss of each step."""
-    line = ["--server", url, "--job", job, "--checkpoints", checkpoints, *more]
+    line = ["--plans", f"{url}/v1/jobs/{job}", "--checkpoints", checkpoints, *more]
     trainers = start_trainers(world, line)
     try:
         outputs = [trainer.output.read() for trainer in trainers]

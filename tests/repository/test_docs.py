@@ -27,8 +27,8 @@ FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir()} - {"out", "bui
 
 WORDS = (
     *("form S", "fill", "tailor", "mix", "peaked", "even", "ladder", "worth", "price", "round"),
-    *("layout", "sync", "certificate", "candidate", "rank view", "unit", "shard", "pull"),
-    *("push", "zigzag", "piece", "swap", "rung", "probe", "new_first", "fleet", "reach", "top up"),
+    *("layout", "sync", "certificate", "candidate", "rank view", "unit", "shard"),
+    *("zigzag", "piece", "swap", "rung", "probe", "new_first", "fleet", "reach", "top up"),
 )
 """Words of the code that a newcomer cannot guess."""
 

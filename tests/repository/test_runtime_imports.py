@@ -5,7 +5,11 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import iter_modules
 
 import pytest
 
@@ -16,6 +20,12 @@ FILES = {
     ".".join(path.relative_to(FOLDER).with_suffix("").parts): path for path in FOLDER.rglob("*.py")
 }
 MODULES = sorted(FILES)
+NAMESPACES = [
+    import_module(f"seqplan.runtime.{name}")
+    for name in seqplan.runtime.__all__
+    if find_spec(f"seqplan.runtime.{name}") is not None
+]
+"""Packages and modules of the runtime that are public themselves."""
 
 
 def imported(path: Path) -> set[str]:
@@ -76,8 +86,29 @@ def test_everything_imported_needs_plans_alone() -> None:
 
 
 def test_every_public_name_is_there() -> None:
-    assert list(seqplan.runtime.__all__) == sorted(seqplan.runtime.__all__)
-    for name in seqplan.runtime.__all__:
-        assert getattr(seqplan.runtime, name).__name__ == name
     with pytest.raises(AttributeError, match="has no attribute 'Lama'"):
         _ = seqplan.runtime.Lama
+    for package in (seqplan.runtime, *NAMESPACES):
+        assert list(package.__all__) == sorted(package.__all__)
+        for name in package.__all__:
+            value = getattr(package, name)
+            kept = f"{package.__name__}.{name}" if value in NAMESPACES else name
+            assert value.__name__ == kept
+
+
+def test_top_level_has_at_most_20_names() -> None:
+    assert len(seqplan.runtime.__all__) <= 20
+
+
+def test_a_name_is_public_in_one_place() -> None:
+    public = [name for package in (seqplan.runtime, *NAMESPACES) for name in package.__all__]
+    assert [name for name, count in Counter(public).items() if count > 1] == []
+
+
+def test_no_public_name_is_that_of_a_submodule() -> None:
+    """Importing the submodule would put it in the place of the name."""
+    for package in (seqplan.runtime, *NAMESPACES):
+        folder = package.__path__ if hasattr(package, "__path__") else []
+        submodules = {module.name for module in iter_modules(folder)}
+        names = {name for name in package.__all__ if getattr(package, name) not in NAMESPACES}
+        assert not submodules & names

@@ -15,7 +15,7 @@ import seqplan
 def test_every_name_is_there() -> None:
     assert list(seqplan.__all__) == sorted(seqplan.__all__)
     for name in set(seqplan.__all__) - {"__version__"}:
-        assert getattr(seqplan, name).__name__ == name
+        assert getattr(seqplan, name).__name__.removeprefix("seqplan.") == name
     with pytest.raises(AttributeError, match="has no attribute 'Plann'"):
         _ = seqplan.Plann
     assert seqplan.__version__ == metadata.version("seqplan")

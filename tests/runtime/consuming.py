@@ -12,8 +12,8 @@ from seqplan.plans.format.codec import to_json
 from seqplan.plans.plan import Plan
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.data.tokens import SeededTokens, load_share
-from seqplan.runtime.steps.fan_out import FanOutSource
-from seqplan.runtime.steps.source import FileSource
+from seqplan.runtime.sources.fan_out import FanOutSource
+from seqplan.runtime.sources.source import FileSource
 
 HERE_S = 20.0
 

@@ -106,8 +106,8 @@ def recorded(trace: Trace) -> Iterator[None]:
         patches.enter_context(patch.object(Peers, "transfer", posting))
         patches.enter_context(patch.object(Transfer, "wait", waiting))
         for owner, name, recording in (
-            (CollectiveSync, "pull", started),
-            (CollectiveSync, "push", started),
+            (CollectiveSync, "all_gather", started),
+            (CollectiveSync, "reduce_scatter", started),
             (CollectiveTensorGroup, "all_gather", started),
             (CollectiveTensorGroup, "reduce_scatter", started),
             (CollectiveTensorGroup, "all_reduce", at_once),

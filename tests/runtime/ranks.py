@@ -33,8 +33,8 @@ set_forkserver_preload(
         "torch.distributed.checkpoint",
         "fsspec",  # which a checkpoint's writer and reader import
         "seqplan.runtime.pipeline.staged_llama",
-        "seqplan.runtime.states.checkpoint",
-        "seqplan.runtime.steps.consumer",
+        "seqplan.runtime.checkpoint.save_restore",
+        "seqplan.runtime.sources.consumer",
         "seqplan.runtime.training.run_step",
         "seqplan.planner.workers.processes",
         *SOLVER,

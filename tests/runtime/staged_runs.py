@@ -12,16 +12,16 @@ from random_plans import one_pipeline_plan, random_plan, random_staged_plan
 
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme
-from seqplan.plans.views.optimizer_sharding import Owners
+from seqplan.plans.views.optimizer_sharding import Sharding
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.check.reference import dense_attention, reference_step
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens
+from seqplan.runtime.models.llama import Llama, ModelConfig
 from seqplan.runtime.pipeline.staged_llama import StagedLlama
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.gradient_reduction import Reduce
 from seqplan.runtime.states.sharded_states import ShardedStates
-from seqplan.runtime.training.model import Llama, ModelConfig
 from seqplan.runtime.training.prepare import make_preparer
 from seqplan.runtime.training.run_step import run_step
 
@@ -50,7 +50,7 @@ class Case:
     steps: int = 5
     by_messages: bool = True
     whole: bool = False
-    owners: Owners = "slices"
+    sharding: Sharding = "flat"
     optimizer: Optimizers = adamw
     reduce: Reduce = "step"
 
@@ -96,7 +96,7 @@ def staged(rank: int, world_size: int, case: Case) -> Outcome:
         device=torch.device("cpu"),
         tensor_degrees=(2,),
         by_messages=case.by_messages,
-        owners=case.owners,
+        sharding=case.sharding,
     )
     optimizer = case.optimizer(job.states.master_parameters())
     prepare = job.make_preparer(SeededTokens(case.config.vocab, 5))
@@ -123,7 +123,7 @@ class SequenceParallelCase(Case):
 def sequence_parallel(rank: int, world_size: int, case: Case) -> Outcome:
     groups = Communicators.create()
     model = case.model(case.seed + rank)
-    states = ShardedStates(model, groups.states, owners=case.owners, reduce=case.reduce)
+    states = ShardedStates(model, groups.states, sharding=case.sharding, reduce=case.reduce)
     optimizer = case.optimizer(states.master_parameters())
     config = case.config
     prepare = make_preparer(

@@ -15,9 +15,9 @@ from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.huggingface.progress import progress, restore_progress
+from seqplan.runtime.losses.token_losses import token_loss
+from seqplan.runtime.models.llama import Llama
 from seqplan.runtime.states.sharded_states import ShardedStates
-from seqplan.runtime.training.loss import token_loss
-from seqplan.runtime.training.model import Llama
 from seqplan.runtime.training.run_step import apply_gradients
 
 
@@ -83,11 +83,11 @@ def sum_ones(rank: int, world_size: int) -> list[float]:
     groups = Communicators.create()
     model = torch.nn.Linear(3, 2, bias=False).bfloat16()
     states = ShardedStates(model, groups.states)
-    states.pull()
+    states.all_gather()
     for number in range(COUNT):
         loss = model(torch.ones(3, dtype=torch.bfloat16)).sum()
         states.backward(loss, last=number == COUNT - 1)
-    states.push()
+    states.reduce_scatter()
     return [
         value
         for unit in states.units
@@ -109,10 +109,10 @@ def clip_tiny(rank: int, world_size: int) -> tuple[list[float], list[float]]:
     states = ShardedStates(model, groups.states)
     plain.load_state_dict(model.state_dict())
     (master,) = (value for _, value in states.master_parameters())
-    states.pull()
+    states.all_gather()
     loss = 1e-5 * model(torch.ones(3)).sum()
     states.backward(loss, last=True)
-    states.push()
+    states.reduce_scatter()
     apply_gradients(states, torch.optim.SGD([master], lr=1e5), loss.detach(), 2e-6)
     (1e-5 * plain(torch.ones(3)).sum()).backward()
     torch.nn.utils.clip_grad_norm_(plain.parameters(), 2e-6)

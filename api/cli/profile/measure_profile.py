@@ -26,7 +26,7 @@ from seqplan.plans.scheme import Scheme
 from seqplan.profiler.measure.design import FIT_POINTS, design
 
 if TYPE_CHECKING:  # torch is imported only to measure
-    from seqplan.runtime.training.model import ModelConfig
+    from seqplan.runtime.models.llama import ModelConfig
 
 BUSY_MACHINE = 1
 """Exit code if the samples are on disk, and too noisy for a profile."""
@@ -164,7 +164,7 @@ def _range(text: str) -> tuple[int, int]:
 
 def _build_measured_model(sizes: ModelSizes, checkpointing: str) -> ModelConfig:
     """Return the model whose layers are run."""
-    from seqplan.runtime.training.model import ModelConfig
+    from seqplan.runtime.models.llama import ModelConfig
 
     if special := sizes.architecture.as_dict():
         listed = ", ".join(f"{name} {value}" for name, value in special.items())

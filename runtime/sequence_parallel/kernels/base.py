@@ -135,7 +135,7 @@ def same_width(*tensors: Tensor) -> tuple[Tensor, ...]:
     )
 
 
-def refuse_capping(scores: Scores) -> None:
+def check_no_capping(scores: Scores) -> None:
     """Reject soft caps in a fused kernel with ``NotImplementedError``."""
     if scores.softcap is not None:
         raise NotImplementedError("the fused kernel does not support softcap: use BlockKernel")

@@ -16,9 +16,9 @@ from seqplan.runtime.sequence_parallel.kernels.base import (
     Piece,
     Pieces,
     Scores,
+    check_no_capping,
     hidden_keys,
     query_blocks,
-    refuse_capping,
     same_width,
 )
 
@@ -40,7 +40,7 @@ class CpuKernel:
         self, q: Tensor, k: Tensor, v: Tensor, pieces: Pieces, scores: Scores
     ) -> Iterator[Partial]:
         """Yield the partial result of each piece by separate calls."""
-        refuse_capping(scores)
+        check_no_capping(scores)
         width = v.shape[2]
         q, k, v = same_width(q, k, v)
         for (q0, q1, k0, k1), square, mask in _calls(pieces, scores, q.dtype):

@@ -17,7 +17,7 @@ from seqplan.runtime.sequence_parallel.kernels.base import (
     Pieces,
     Rows,
     Scores,
-    refuse_capping,
+    check_no_capping,
     same_width,
 )
 
@@ -36,7 +36,7 @@ class CudaFlashKernel:
         """Yield one partial result, of all pieces together."""
         if not pieces:
             return
-        refuse_capping(scores)
+        check_no_capping(scores)
         width = v.shape[2]
         q, k, v = same_width(q, k, v)
         index = _varlen_index(pieces, q.shape[0], k.shape[0], q.device)

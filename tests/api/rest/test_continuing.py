@@ -17,7 +17,7 @@ from seqplan.planner.batches.sampler import Sampler, SamplerState
 from seqplan.plans.format.codec import from_json
 from seqplan.plans.plan import Plan
 from seqplan.plans.views.rank_view import rank_view
-from seqplan.runtime.steps.http_source import HttpSource
+from seqplan.runtime.sources.http_source import HttpSource
 
 ROOT = Path(__file__).parents[3]
 LENGTHS = np.load(ROOT / "examples" / "data" / "code.npy")[:60]

@@ -19,7 +19,7 @@ from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.plans.format.codec import digest, from_json
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.errors import PlanError
-from seqplan.runtime.steps.http_source import FAN_OUT_RANKS, HttpSource
+from seqplan.runtime.sources.http_source import FAN_OUT_RANKS, HttpSource
 
 
 def test_a_plan_and_its_views(stocked: Stocked) -> None:

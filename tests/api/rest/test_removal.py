@@ -15,7 +15,7 @@ from stocked_service import DATA, WORLD, Stocked, stock
 
 from seqplan.api.store import schema
 from seqplan.runtime.errors import PlanError
-from seqplan.runtime.steps.http_source import HttpSource
+from seqplan.runtime.sources.http_source import HttpSource
 
 
 def test_a_failed_job_is_planned_again(tmp_path: Path) -> None:

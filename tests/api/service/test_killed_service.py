@@ -11,7 +11,7 @@ from service_process import serving, serving_here
 from stocked_service import WORLD, deliver, stock
 
 from seqplan.runtime.errors import EndOfPlans
-from seqplan.runtime.steps.http_source import HttpSource
+from seqplan.runtime.sources.http_source import HttpSource
 
 STEPS = 12
 

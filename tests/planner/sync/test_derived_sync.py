@@ -24,8 +24,8 @@ from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.plans.views.placement import PlacedPipeline
 from seqplan.plans.views.resharding import shards_of, unit_moves
 from seqplan.plans.views.unit_layout import UnitLayout
+from seqplan.runtime.models.llama import ModelConfig
 from seqplan.runtime.pipeline.llama_units import NORMS, llama_units
-from seqplan.runtime.training.model import ModelConfig
 
 PROFILE = load_shipped("llama-32b-a800-80gb")
 
@@ -75,7 +75,7 @@ def test_bytes_and_messages_are_those_that_the_runtime_moves(text: str) -> None:
     shards = shards_of(tuple(pipelines))
     elements, messages = [], []
     for rank in range(0, 64, 3):
-        moves = [move for unit in unit_moves(units, shards, rank) for move in unit.pull_from]
+        moves = [move for unit in unit_moves(units, shards, rank) for move in unit.gather_from]
         elements.append(sum(piece.stop - piece.start for move in moves for piece in move.pieces))
         messages.append(sum(len(move.ranks) for move in moves))
     shape = ModelShape(512, 4, vocab=1024, heads=16, kv_heads=16, ffn=1408)

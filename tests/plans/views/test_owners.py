@@ -22,7 +22,7 @@ def layer(number: int) -> tuple[str, list[ParameterLayout]]:
 
 
 def test_layers_are_spread_evenly() -> None:
-    layouts = unit_layouts([layer(number) for number in range(8)], 8, 4, "matrices")
+    layouts = unit_layouts([layer(number) for number in range(8)], 8, 4, "by_parameter")
     owned = [sum(layout.room(rank) for layout in layouts) for rank in range(4)]
     assert sum(owned) == sum(layout.elements for layout in layouts)
     assert max(owned) < 1.02 * sum(owned) / 4
@@ -46,8 +46,8 @@ def test_every_parameter_has_one_owner_who_owns_all_of_it(
         (f"u{at}", [matrix(f"u{at}.{i}", *shape) for i, shape in enumerate(shapes)])
         for at, shapes in enumerate(units)
     ]
-    layouts = unit_layouts(named, 1, ranks, "matrices")
-    again = unit_layouts(named, 1, ranks, "matrices")
+    layouts = unit_layouts(named, 1, ranks, "by_parameter")
+    again = unit_layouts(named, 1, ranks, "by_parameter")
     assert [layout.owners for layout in layouts] == [layout.owners for layout in again]
     largest = max((rows * columns for shapes in units for rows, columns in shapes), default=0)
     loads = [sum(layout.room(rank) for layout in layouts) for rank in range(ranks)]
@@ -63,5 +63,5 @@ def test_every_parameter_has_one_owner_who_owns_all_of_it(
 
 
 def test_other_owners_are_rejected() -> None:
-    with pytest.raises(ValueError, match="owners are slices or matrices, not 'rows'"):
+    with pytest.raises(ValueError, match="sharding must be flat or by_parameter, not 'rows'"):
         unit_layouts([layer(0)], 1, 2, "rows")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Where pipelines run: runs of ranks, and whether pushes may overlap backward."""
+"""Where pipelines run: runs of ranks, and whether reduce-scatters may overlap backward."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.placement import (
     PlacedPipeline,
-    pushes_overlap,
+    can_overlap_reduction,
     rank_runs,
     ranks_of_runs,
 )
@@ -23,9 +23,9 @@ def test_runs_keep_the_order_of_ranks(ranks: list[int]) -> None:
     assert all(before[1] != after[0] for before, after in pairwise(runs))
 
 
-def test_pushes_overlap_in_stages_of_one_and_ranks_of_one_pipeline_only() -> None:
+def test_reductions_overlap_in_stages_of_one_and_ranks_of_one_pipeline_only() -> None:
     one, ring, stages = Scheme(), Scheme(ring=2), Scheme(pp=2)
-    assert pushes_overlap((PlacedPipeline(ring, (0, 1)), PlacedPipeline(one, (2,))))
-    assert not pushes_overlap((PlacedPipeline(stages, (0, 1)), PlacedPipeline(one, (2,))))
-    assert not pushes_overlap((PlacedPipeline(ring, (0, 1)), PlacedPipeline(one, (1,))))
-    assert pushes_overlap(())
+    assert can_overlap_reduction((PlacedPipeline(ring, (0, 1)), PlacedPipeline(one, (2,))))
+    assert not can_overlap_reduction((PlacedPipeline(stages, (0, 1)), PlacedPipeline(one, (2,))))
+    assert not can_overlap_reduction((PlacedPipeline(ring, (0, 1)), PlacedPipeline(one, (1,))))
+    assert can_overlap_reduction(())

@@ -84,7 +84,7 @@ def cases(draw: st.DrawFn) -> Case:
             units.append(UnitLayout(f"u{number} again", parameters, layers, world_size))
     if draw(st.booleans()):
         named = [(unit.name, unit.parameters) for unit in units]
-        units = unit_layouts(named, layers, world_size, "matrices")
+        units = unit_layouts(named, layers, world_size, "by_parameter")
     return Case(placement, world_size, units)
 
 
@@ -115,14 +115,14 @@ def moves_of(case: Case) -> list[list[UnitMoves]]:
 
 @SLOW
 @given(cases())
-def test_pull_brings_every_held_element_once(case: Case) -> None:
+def test_all_gather_brings_every_held_element_once(case: Case) -> None:
     shards, moves = shards_of(case.placement), moves_of(case)
     for number, unit in enumerate(case.units):
         values = np.arange(1, unit.elements + 1)
         messages: dict[tuple[int, int], Elements] = {}
         for owner in range(case.world_size):
             start, stop = unit.iterate_owned(owner)
-            for message in moves[owner][number].pull_to:
+            for message in moves[owner][number].gather_to:
                 assert all(start <= p.start < p.stop <= stop for p in message.pieces)
                 packed = np.concatenate([values[p.start : p.stop] for p in message.pieces])
                 messages.update({(owner, holder): packed for holder in message.ranks})
@@ -131,7 +131,7 @@ def test_pull_brings_every_held_element_once(case: Case) -> None:
             for parameter, offset in zip(unit.parameters, unit.offsets, strict=True):
                 expected += [offset + e + 1 for e in held_elements(parameter, shard, unit.layers)]
             buffer = np.zeros(len(expected), dtype=np.int64)
-            for message in moves[holder][number].pull_from:
+            for message in moves[holder][number].gather_from:
                 (owner,) = message.ranks
                 packed, at = messages.pop((owner, holder)), 0
                 for start, stop, local in message.pieces:
@@ -147,7 +147,7 @@ def test_pull_brings_every_held_element_once(case: Case) -> None:
 
 @SLOW
 @given(cases())
-def test_push_sums_every_contribution_once(case: Case) -> None:
+def test_reduce_scatter_sums_every_contribution_once(case: Case) -> None:
     """Of each gradient class by its rule, over replicas, sequence parallel ranks and stages."""
     shards, moves = shards_of(case.placement), moves_of(case)
     random = np.random.default_rng(0)
@@ -170,7 +170,7 @@ def test_push_sums_every_contribution_once(case: Case) -> None:
                 if parameter.gradient != "equal" or rank == equal[rank]:
                     expected[elements] += terms[source][elements]
             gradient = np.concatenate(buffers)
-            for message in moves[rank][number].push_to:
+            for message in moves[rank][number].reduce_to:
                 (owner,) = message.ranks
                 messages[rank, owner] = np.concatenate(
                     [gradient[p.local : p.local + p.stop - p.start] for p in message.pieces]
@@ -178,7 +178,7 @@ def test_push_sums_every_contribution_once(case: Case) -> None:
         summed = np.zeros(unit.elements, dtype=np.int64)
         for owner in range(case.world_size):
             start, stop = unit.iterate_owned(owner)
-            for message in moves[owner][number].push_from:
+            for message in moves[owner][number].reduce_from:
                 for source in message.ranks:
                     packed, at = messages.pop((source, owner)), 0
                     for piece in message.pieces:
@@ -240,7 +240,7 @@ def test_a_rank_of_two_shards_is_rejected() -> None:
         PlacedPipeline(Scheme(tp=2), (0, 1)),
         PlacedPipeline(Scheme(pp=2), (0, 1)),
     )
-    with pytest.raises(ValueError, match=r"rank 0: pipeline 1 wants .*, an earlier one "):
+    with pytest.raises(ValueError, match=r"rank 0: pipeline 1 needs .*, an earlier one "):
         shards_of(placement)
 
 

@@ -38,7 +38,7 @@ def test_whole_parameters_are_gathered() -> None:
     assert count_gathered(UNITS, placement) == Pulled(168 - 42, None)
 
 
-def test_a_rank_pulls_its_part() -> None:
+def test_a_rank_gathers_its_part() -> None:
     # Half of each layer is 40 elements, of two owners: rank 3 holds none of what it owns if it
     # has the first half. Of the norm, which every rank holds, 6 elements of 8 are others'.
     across = (PlacedPipeline(Scheme(tp=2), (3, 0)), PlacedPipeline(Scheme(tp=2), (1, 2)))

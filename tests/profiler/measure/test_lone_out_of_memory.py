@@ -14,8 +14,8 @@ from seqplan.profiler.measure import lost_ranks as alarm
 from seqplan.profiler.measure.design import DesignPoint
 from seqplan.profiler.measure.run import Task, measure
 from seqplan.profiler.measure.stage import Call, MeasuredStage
+from seqplan.runtime.models.llama import ModelConfig
 from seqplan.runtime.sequence_parallel.context import AttentionContext
-from seqplan.runtime.training.model import ModelConfig
 
 SCHEME = Scheme(ulysses=2)
 TASK = Task(

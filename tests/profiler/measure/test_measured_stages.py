@@ -14,9 +14,9 @@ from seqplan.profiler.measure.bench import Bench
 from seqplan.profiler.measure.design import DesignPoint
 from seqplan.profiler.measure.measurer import Measurer
 from seqplan.profiler.measure.stage import Call, Neighbours, with_transfers
+from seqplan.runtime.models.llama import ModelConfig
 from seqplan.runtime.sequence_parallel.peers import Peer, Peers, Transfer
 from seqplan.runtime.tensor_parallel.groups import TensorGroups
-from seqplan.runtime.training.model import ModelConfig
 
 CONFIG = ModelConfig(hidden=32, heads=4, kv_heads=2, ffn=48, vocab=50, layers=6)
 

@@ -12,7 +12,7 @@ from seqplan.profiler.measure.design import DesignPoint
 from seqplan.profiler.measure.measurer import Measurer
 from seqplan.profiler.measure.out_of_memory import is_out_of_memory
 from seqplan.profiler.measure.saved_memory import CudaAllocator
-from seqplan.runtime.training.model import ModelConfig
+from seqplan.runtime.models.llama import ModelConfig
 
 NCCL = (
     "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, unhandled cuda error "

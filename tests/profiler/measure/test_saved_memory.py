@@ -20,9 +20,9 @@ from seqplan.profiler.measure.design import DesignPoint
 from seqplan.profiler.measure.measurer import Measurer
 from seqplan.profiler.measure.saved_memory import SavedBytes, count_saved_bytes, peak_bytes
 from seqplan.profiler.measure.stage import Call, MeasuredStage, Neighbours
+from seqplan.runtime.models.llama import CHECKPOINTING, ModelConfig
 from seqplan.runtime.sequence_parallel.context import local_context
 from seqplan.runtime.tensor_parallel.groups import TensorGroups
-from seqplan.runtime.training.model import CHECKPOINTING, ModelConfig
 
 SIZES = {"hidden": 256, "layers": 4, "heads": 8, "kv_heads": 4, "ffn": 704, "vocab": 500}
 TOKENS = 192

@@ -9,7 +9,7 @@ from seqplan.profiler.measure import timing
 from seqplan.profiler.measure.bench import Bench
 from seqplan.profiler.measure.stage import Call
 from seqplan.profiler.measure.timing import Timer
-from seqplan.runtime.training.model import ModelConfig
+from seqplan.runtime.models.llama import ModelConfig
 
 BENCH = Bench(ModelConfig(), 1, torch.device("cpu"), torch.float32, 0, 1)
 RUN = ["forward", "backward", "forget"]

@@ -71,16 +71,16 @@ def test_every_row_has_the_next_token(scheme: Scheme, lengths: list[int], surplu
     ("change", "columns", "message"),
     [
         ({"mask": [1, 0]}, {"mask": "mask"}, "column 'mask' has 2 entries for 4 tokens"),
-        ({"mask": [1, 0, 2, 1]}, {"mask": "mask"}, "column 'mask' wants 0 and 1 only"),
+        ({"mask": [1, 0, 2, 1]}, {"mask": "mask"}, "column 'mask' must be 0 and 1 only"),
         ({}, {"labels": "labels"}, "has no column 'labels' (there are input_ids, mask, weights"),
         (
             {"labels": [0.5] * 4},
             {"labels": "labels"},
-            "column 'labels' wants integers, not float64",
+            "column 'labels' must be integers, not float64",
         ),
         ({"weights": [1, -0.5, 1, 1]}, {"weights": "weights"}, "a weight is -0.5: weights are"),
         ({"weights": [1, 1, float("nan"), 1]}, {"weights": "weights"}, "a weight is nan"),
-        ({"advantage": "high"}, {"extras": ["advantage"]}, "column 'advantage' wants numbers"),
+        ({"advantage": "high"}, {"extras": ["advantage"]}, "column 'advantage' must be numbers"),
         (
             {"advantage": 1},
             {"extras": ["advantage"]},

@@ -110,16 +110,19 @@ ONE = views(Scheme(), [5], [4])[0]
     [
         (
             IndexedTokens({5: [1, 2, 3]}),
-            "sample 5 of step 9: has 3 tokens, the plan wants 4; plan with the lengths",
+            "sample 5 of step 9: has 3 tokens, the plan requires 4; plan with the lengths",
         ),
         (
             IndexedTokens([[1, 2, 3, 4]] * 5),
             "sample 5 of step 9: the data has no such id, it has 5",
         ),
-        (IndexedTokens({5: []}), "sample 5 of step 9: has 0 tokens, the plan wants 4"),
-        (IndexedTokens({5: "text"}), "sample 5 of step 9: wants a flat list of token ids, got str"),
-        (IndexedTokens({5: [1.5, 2]}), "wants a flat list of token ids, got list of float64"),
-        (IndexedTokens({5: [[1, 2]]}), "got list of int64 in 2 dimensions"),
+        (IndexedTokens({5: []}), "sample 5 of step 9: has 0 tokens, the plan requires 4"),
+        (
+            IndexedTokens({5: "text"}),
+            "sample 5 of step 9: must be a flat list of token ids, not str",
+        ),
+        (IndexedTokens({5: [1.5, 2]}), "must be a flat list of token ids, not list of float64"),
+        (IndexedTokens({5: [[1, 2]]}), "not list of int64 in 2 dimensions"),
         (
             IndexedTokens({5: {"a": [1]}}),
             "is a mapping; name the field of its tokens (there are a)",
@@ -248,12 +251,12 @@ def test_megatron_files_that_are_damaged(tmp_path: Path) -> None:
     bin.unlink()
     rejected(r"d\.bin: No such file")
     bin.write_bytes(b"")
-    rejected(r"d\.bin: has 0 bytes, the index wants byte 8; it is cut off")
+    rejected(r"d\.bin: has 0 bytes, the index requires byte 8; it is cut off")
     for content in (b"", b"MMIDIDX", b"PK" + good[2:]):
         idx.write_bytes(content)
         rejected(r"d\.idx: is not a Megatron index")
     idx.write_bytes(good[:-1])
-    rejected(r"d\.idx: has \d+ bytes, its header wants \d+")
+    rejected(r"d\.idx: has \d+ bytes, its header requires \d+")
     idx.write_bytes(good[:9] + b"\2" + good[10:])
     rejected(r"d\.idx: is of version 2")
     idx.write_bytes(good[:17] + b"\7" + good[18:])

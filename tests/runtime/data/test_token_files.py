@@ -60,8 +60,8 @@ def test_folding_leaves_small_ids() -> None:
         ("a.txt", b"1 2 3", r"a\.txt: tokens come from \.idx with \.bin, \.npy or \.jsonl"),
         ("a.jsonl", b"[1]\n[1,", r"a\.jsonl:2: Expecting value"),
         ("a.jsonl", b'{"text": "x"}\n', r"a\.jsonl:1: the object has neither tokens nor input_ids"),
-        ("a.jsonl", b"[1, 2.5]\n", r"a\.jsonl:1: wants a list of token ids"),
-        ("a.jsonl", b"7\n", r"a\.jsonl:1: wants a list of token ids"),
+        ("a.jsonl", b"[1, 2.5]\n", r"a\.jsonl:1: must be a list of token ids"),
+        ("a.jsonl", b"7\n", r"a\.jsonl:1: must be a list of token ids"),
         ("a.jsonl", b"[99999999999999999999]\n", r"a\.jsonl:1: a token id does not fit 64 bits"),
         ("a.jsonl", b"\xff\xfe", r"a\.jsonl: not UTF-8"),
         ("a.npy", b"PK nothing", r"a\.npy: is not a whole \.npy file"),
@@ -80,7 +80,7 @@ def test_other_files_are_rejected(tmp_path: Path, name: str, content: bytes, mes
 @pytest.mark.parametrize("array", [np.arange(9), np.zeros((2, 3))])
 def test_arrays_that_hold_no_tokens(tmp_path: Path, array: np.ndarray) -> None:
     np.save(tmp_path / "a.npy", array)
-    with pytest.raises(DataError, match=r"wants integers \(samples, tokens\), not "):
+    with pytest.raises(DataError, match=r"must be integers \(samples, tokens\), not "):
         token_file(tmp_path / "a.npy")
 
 

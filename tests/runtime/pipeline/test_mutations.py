@@ -71,43 +71,43 @@ def loss_on_every_tp_rank() -> Iterator[None]:
 
 
 @contextmanager
-def a_unit_not_pushed() -> Iterator[None]:
-    push = MessageSync.push
+def a_unit_not_reduced() -> Iterator[None]:
+    reduce = MessageSync.reduce_scatter
 
     def forgetful(sync: MessageSync, unit: Unit, **options: bool) -> Finish:
         if unit.name == "layers.1":
             unit.gradient.zero_()
-        return push(sync, unit, **options)
+        return reduce(sync, unit, **options)
 
-    with patch.object(MessageSync, "push", forgetful):
+    with patch.object(MessageSync, "reduce_scatter", forgetful):
         yield
 
 
 @contextmanager
 def stale_parameters() -> Iterator[None]:
-    """As if a unit kept what it was pulled as in the first step."""
-    pull = MessageSync.pull
+    """As if a unit kept what it was gathered as in the first step."""
+    gather = MessageSync.all_gather
     first: dict[str, torch.Tensor] = {}
 
     def stale(sync: MessageSync, unit: Unit) -> Finish:
         if unit.name != "layers.2":
-            return pull(sync, unit)
+            return gather(sync, unit)
         master = unit.master
         unit.master = first.setdefault(unit.name, master.clone())
-        finish = pull(sync, unit)
+        finish = gather(sync, unit)
         unit.master = master
         return finish
 
-    with patch.object(MessageSync, "pull", stale):
+    with patch.object(MessageSync, "all_gather", stale):
         yield
 
 
 MUTATIONS: dict[str, Callable[[], Any]] = {
     "none": nothing,
-    "norms pushed as equal": norms_as_equal,
-    "one copy of a key head pushed": one_copy_of_a_key_head,
+    "norms reduced as equal": norms_as_equal,
+    "one copy of a key head reduced": one_copy_of_a_key_head,
     "loss counted on every tp rank": loss_on_every_tp_rank,
-    "a unit not pushed": a_unit_not_pushed,
+    "a unit not reduced": a_unit_not_reduced,
     STALE: stale_parameters,
 }
 

@@ -10,14 +10,14 @@ from nccl_rules import Trace, recorded, replay
 from ranks import run_ranks
 from staged_runs import CONFIG, Case, SequenceParallelCase, sequence_parallel, staged
 
-from seqplan.plans.views.placement import placement_of, pushes_overlap
+from seqplan.plans.views.placement import can_overlap_reduction, placement_of
 from seqplan.runtime.pipeline import prepare
 
 CASES = {
     "messages": Case(8, 182, steps=2),
     "groups": Case(8, 65, steps=2, by_messages=False),
 }
-EACH = "pushes after each micro-batch"
+EACH = "reductions after each micro-batch"
 EACH_CASE = SequenceParallelCase(
     8, 19, config=replace(CONFIG, layers=2), steps=2, reduce="micro-batch"
 )
@@ -37,7 +37,7 @@ def traces_of(rank: int, world_size: int) -> dict[str, Trace]:
     case = replace(CASES["groups"], steps=1)
     with (
         recorded(traces[OVERLAPPED]),
-        patch.object(prepare, "pushes_overlap", lambda placement: True),
+        patch.object(prepare, "can_overlap_reduction", lambda placement: True),
     ):
         staged(rank, world_size, case)
     return traces
@@ -52,12 +52,14 @@ def ranks() -> list[dict[str, Trace]]:
 def test_the_cases_reduce_during_and_after_backward() -> None:
     for case in CASES.values():
         placements = [placement_of(plan.pipelines) for plan in case.plans()]
-        assert {pushes_overlap(placement) for placement in placements} == {False, True}
+        assert {can_overlap_reduction(placement) for placement in placements} == {False, True}
         schemes = [placed.scheme for placement in placements for placed in placement]
         assert any(scheme.pp > 1 for scheme in schemes)
         assert any(scheme.tp > 1 for scheme in schemes)
     waiting = [
-        plan for plan in EACH_CASE.plans() if not pushes_overlap(placement_of(plan.pipelines))
+        plan
+        for plan in EACH_CASE.plans()
+        if not can_overlap_reduction(placement_of(plan.pipelines))
     ]
     assert waiting, (
         "ranks in two pipelines, which reduce-scatter during every backward all the same"

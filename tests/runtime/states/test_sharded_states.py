@@ -11,7 +11,7 @@ import torch.distributed as dist
 from ranks import run_ranks, run_ranks_expecting_failure
 from torch import Tensor, nn
 
-from seqplan.plans.views.optimizer_sharding import Owners
+from seqplan.plans.views.optimizer_sharding import Sharding
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.states.replicas import checksum
 from seqplan.runtime.states.sharded_states import ShardedStates
@@ -43,17 +43,17 @@ class Odd(nn.Module):
 def odd_model(rank: int, world_size: int) -> list[float]:
     """The largest difference of parameters, of owners of slices and of whole parameters."""
     groups = Communicators.create()
-    return [_odd_model(rank, world_size, groups, owners) for owners in get_args(Owners)]
+    return [_odd_model(rank, world_size, groups, sharding) for sharding in get_args(Sharding)]
 
 
-def _odd_model(rank: int, world_size: int, groups: Communicators, owners: Owners) -> float:
+def _odd_model(rank: int, world_size: int, groups: Communicators, sharding: Sharding) -> float:
     torch.manual_seed(1)
     alone, model = Odd().double(), Odd().double()
     model.load_state_dict(alone.state_dict())
-    states = ShardedStates(model, groups.states, owners=owners)
+    states = ShardedStates(model, groups.states, sharding=sharding)
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     for name, master in states.master_parameters():
-        whole = owners == "matrices"
+        whole = sharding == "by_parameter"
         assert (master.shape == shapes[name]) if whole else (master.dim() == 1)
     assert sum(unit.elements for unit in states.units) == sum(
         parameter.numel() for parameter in alone.parameters() if parameter.requires_grad
@@ -72,13 +72,13 @@ def _odd_model(rank: int, world_size: int, groups: Communicators, owners: Owners
         for parameter in alone.unused.parameters():
             parameter.grad = torch.zeros_like(parameter)
         single.step()
-        states.pull()
+        states.all_gather()
         if rank:  # rank 0 has no work in this step and takes part all the same
             parts = batch[rank : rank + 1] if rank > 1 else batch[:2]
             for index, part in enumerate(parts):
                 last = index == len(parts) - 1
                 states.backward(model(part).square().sum(), last=last)
-        states.push()
+        states.reduce_scatter()
         optimizer.step()
     whole = dict(states.export())
     assert bool(whole) == (rank == 0)
@@ -130,9 +130,9 @@ def mixed_model(rank: int, world_size: int) -> dict[str, tuple[Tensor, Tensor]]:
         return batch.float().square().sum()
 
     loss(alone, data.flatten(0, 1)).backward()  # type: ignore[no-untyped-call]
-    states.pull()
+    states.all_gather()
     states.backward(loss(model, data[rank]), last=True)
-    states.push()
+    states.reduce_scatter()
     for unit in states.units:
         unit.master.copy_(unit.reduced)
     states.materialize()

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.communicators import Communicators
-from seqplan.runtime.states.optimizers import JoinedOptimizer, refuse_unfit
+from seqplan.runtime.states.optimizers import JoinedOptimizer, check_optimizer
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.training.run_step import run_step
 
@@ -76,16 +76,16 @@ def torchs_muon(named: Named) -> torch.optim.Optimizer:
 SMALL = replace(CONFIG, layers=2)
 CASES = {
     "sequence parallel": SequenceParallelCase(
-        RANKS, 11, steps=STEPS, config=SMALL, owners="matrices", optimizer=exact_muon
+        RANKS, 11, steps=STEPS, config=SMALL, sharding="by_parameter", optimizer=exact_muon
     ),
     "any strategies": Case(
-        RANKS, 15, steps=STEPS, config=SMALL, owners="matrices", optimizer=exact_muon
+        RANKS, 15, steps=STEPS, config=SMALL, sharding="by_parameter", optimizer=exact_muon
     ),
     "any strategies, fp32": Case(
-        RANKS, 14, torch.float32, SMALL, STEPS, owners="matrices", optimizer=exact_muon
+        RANKS, 14, torch.float32, SMALL, STEPS, sharding="by_parameter", optimizer=exact_muon
     ),
     "sequence parallel, torch's": SequenceParallelCase(
-        RANKS, 13, torch.float32, SMALL, STEPS, owners="matrices", optimizer=torchs_muon
+        RANKS, 13, torch.float32, SMALL, STEPS, sharding="by_parameter", optimizer=torchs_muon
     ),
 }
 IN_BFLOAT16 = (1e-5, 1e-4, 1e-3)
@@ -131,7 +131,7 @@ def muon_on_slices(rank: int, world_size: int) -> None:
     case = SequenceParallelCase(world_size, 1, config=SMALL)
     states = ShardedStates(case.model(0), groups.states)
     named = states.master_parameters()
-    refuse_unfit(torch.optim.AdamW([value for _, value in named]), states)
+    check_optimizer(torch.optim.AdamW([value for _, value in named]), states)
     adamw = torch.optim.AdamW([named[0][1]])
     muon = Muon([{"params": [value for _, value in named[1:]]}], lr=0.1)
     (plan,) = case.plans()[:1]
@@ -140,7 +140,7 @@ def muon_on_slices(rank: int, world_size: int) -> None:
 
 def test_muon_on_slices_is_rejected_before_the_step() -> None:
     for text in run_ranks_expecting_failure(muon_on_slices, 2):
-        assert text.startswith("ValueError: Muon looks at whole parameters, and owners hold slices")
+        assert text.startswith("ValueError: Muon needs whole parameters: sharding must be")
 
 
 def test_joined_optimizers_are_one_to_schedulers_and_checkpoints() -> None:

@@ -1,4 +1,4 @@
-"""Groups of tensor parallelism: made by all ranks, at the start or when a step wants them."""
+"""Groups of tensor parallelism: made by all ranks, at the start or when a step needs them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ranks import run_ranks
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.placement import PlacedPipeline
 from seqplan.runtime.communicators import Communicators
+from seqplan.runtime.models.llama import Llama, ModelConfig
 from seqplan.runtime.pipeline.staged_llama import StagedLlama
-from seqplan.runtime.training.model import Llama, ModelConfig
 
 RANKS = 4
 ALIGNED = {(0, 1), (2, 3), (0, 1, 2, 3)}

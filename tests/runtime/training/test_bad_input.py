@@ -21,20 +21,18 @@ from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime import (
     Communicators,
-    FileSource,
-    IndexedTokens,
-    Llama,
-    ModelConfig,
     Peers,
-    PlanConsumer,
-    PlanError,
     ShardedStates,
     StagedLlama,
     Step,
-    StepResult,
     make_preparer,
     run_step,
 )
+from seqplan.runtime.data import IndexedTokens
+from seqplan.runtime.errors import PlanError
+from seqplan.runtime.models import Llama, ModelConfig
+from seqplan.runtime.sources import FileSource, PlanConsumer
+from seqplan.runtime.training import StepResult
 
 RANKS = 2
 LIMIT_S = 25.0
@@ -174,7 +172,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, l
         ("outside", "rank 1: sample 105 of step 1: the data has no such id, it has 23 samp", [0]),
         (
             "short",
-            r"rank 1: sample 105 of step 1: has 3 tokens, the plan wants \d+; plan with the len",
+            r"rank 1: sample 105 of step 1: has 3 tokens, the plan requires \d+; plan with the len",
             [0],
         ),
         (

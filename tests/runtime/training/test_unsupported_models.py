@@ -14,23 +14,22 @@ from torch import Tensor
 
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme
-from seqplan.plans.views.placement import pushes_overlap
+from seqplan.plans.views.placement import can_overlap_reduction
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime import (
     AttentionContext,
     Communicators,
-    Llama,
-    ModelConfig,
     Peers,
-    RankLost,
-    SeededTokens,
     ShardedStates,
-    StepResult,
     attention,
     make_preparer,
     run_step,
 )
 from seqplan.runtime.check.reference import dense_attention, reference_step
+from seqplan.runtime.data import SeededTokens
+from seqplan.runtime.errors import RankLost
+from seqplan.runtime.models import Llama, ModelConfig
+from seqplan.runtime.training import StepResult
 
 CONFIG = ModelConfig(hidden=32, layers=2, heads=4, kv_heads=2, ffn=48, vocab=64)
 
@@ -88,7 +87,7 @@ def leaving(rank: int, world_size: int, moment: str) -> tuple[str, int | None, s
     try:
         for step in range(3):
             job.running = step  # type: ignore[attr-defined]
-            if rank == 2 and moment == "pull" and step == 1:
+            if rank == 2 and moment == "all_gather" and step == 1:
                 os._exit(9)
             job.step(small_plan(step, world_size), rank)
     except RankLost as loss:
@@ -96,7 +95,7 @@ def leaving(rank: int, world_size: int, moment: str) -> tuple[str, int | None, s
     raise AssertionError("no loss was noticed")
 
 
-@pytest.mark.parametrize("moment", ["attention", "pull"])
+@pytest.mark.parametrize("moment", ["attention", "all_gather"])
 def test_a_lost_rank_is_one_sentence_on_every_other(moment: str) -> None:
     outcomes = run_ranks(leaving, 3, moment, dying=frozenset({2}))
     for text, step, doing, peer in outcomes[:2]:
@@ -137,10 +136,10 @@ def last_ones(rank: int, world_size: int, plans: list[Plan]) -> list[list[bool]]
     return [[work.last for work in prepare(rank_view(plan, rank))] for plan in plans]
 
 
-def test_pushes_wait_where_a_rank_is_in_two_pipelines() -> None:
+def test_reductions_wait_if_a_rank_is_in_two_pipelines() -> None:
     """Also on a rank that is in one only: a peer of it is not."""
     shared, alone = small_plan(0, 2), one_pipeline_plan(Scheme(ring=2), [9, 5], packed=False)
-    assert not pushes_overlap(rank_view(shared, 0).placement)
+    assert not can_overlap_reduction(rank_view(shared, 0).placement)
     for of_shared, of_alone in run_ranks(last_ones, 2, [shared, alone]):
         assert len(of_shared) == 2
         assert not any(of_shared)

@@ -15,17 +15,17 @@ from seqplan import runtime
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
+from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.sequence_parallel.context import AttentionContext
-from seqplan.runtime.training.prepare import MicroBatchWork
 
-CONFIG = runtime.ModelConfig(hidden=32, layers=2, heads=4, kv_heads=2, ffn=48, vocab=64)
+CONFIG = runtime.models.ModelConfig(hidden=32, layers=2, heads=4, kv_heads=2, ffn=48, vocab=64)
 RANKS, STEPS = 4, 4
 
 
 def plans() -> list[Plan]:
     rng = np.random.default_rng(5)
     many = [random_plan(rng, RANKS, step=step, heads=4, longest=90) for step in range(STEPS)]
-    # One token on four ranks: three hold nothing, and still want the extras by name.
+    # One token on four ranks: three hold nothing, and still need the extras by name.
     return [*many, one_pipeline_plan(Scheme(ring=4), [1, 2], step=STEPS)]
 
 
@@ -44,15 +44,17 @@ def samples() -> dict[int, dict[str, Any]]:
     }
 
 
-def data() -> runtime.IndexedTargets:
-    return runtime.IndexedTargets(
+def data() -> runtime.data.IndexedTargets:
+    return runtime.data.IndexedTargets(
         samples(), "tokens", mask="mask", weights="weights", extras=["old", "advantage"]
     )
 
 
 def policy_loss(logits: torch.Tensor, micro_batch: MicroBatchWork) -> torch.Tensor:
     assert micro_batch.weights is not None
-    ratio = torch.exp(runtime.log_probabilities(logits, micro_batch) - micro_batch.extras["old"])
+    ratio = torch.exp(
+        runtime.losses.log_probabilities(logits, micro_batch) - micro_batch.extras["old"]
+    )
     gain = torch.minimum(ratio, ratio.clamp(0.8, 1.2)) * micro_batch.extras["advantage"]
     return -(gain * micro_batch.weights).sum()
 
@@ -60,7 +62,7 @@ def policy_loss(logits: torch.Tensor, micro_batch: MicroBatchWork) -> torch.Tens
 class Headless(torch.nn.Module):
     """A Llama without head, which counts the most rows that a head would see."""
 
-    def __init__(self, llama: runtime.Llama) -> None:
+    def __init__(self, llama: runtime.models.Llama) -> None:
         super().__init__()
         self.llama, self.most = llama, 0
 
@@ -76,9 +78,9 @@ class Headless(torch.nn.Module):
         return logits
 
 
-def llama() -> runtime.Llama:
+def llama() -> runtime.models.Llama:
     torch.manual_seed(0)
-    return runtime.Llama(CONFIG).double()
+    return runtime.models.Llama(CONFIG).double()
 
 
 Outcome = tuple[list[float], list[float], list[list[tuple[int, Any]]]]
@@ -97,17 +99,17 @@ def trained(rank: int, world_size: int) -> Outcome:
     for plan in plans():
         view = rank_view(plan, rank)
         work = prepare(view)
-        loss_of = runtime.compute_chunked_loss(model.head, policy_loss, 16)
+        loss_of = runtime.losses.compute_chunked_loss(model.head, policy_loss, 16)
         result = runtime.run_step(view, work, model, states, optimizer, loss_of=loss_of)
         losses.append(result.loss)
         norms.append(result.gradient_norm)
         assert model.most <= 16
-        whole = runtime.token_values(
+        whole = runtime.training.token_values(
             work,
             model,
             states,
             groups.control,
-            values_of=lambda hidden, batch: runtime.log_probabilities(
+            values_of=lambda hidden, batch: runtime.losses.log_probabilities(
                 model.llama.head(hidden), batch
             ),
         )
@@ -125,7 +127,7 @@ def one_process() -> Outcome:
         """Log-probabilities of tokens 1 …, what counts of them, and the columns."""
         row = {name: torch.as_tensor(column) for name, column in rows[id].items()}
         tokens = row["tokens"][:length]
-        logits = model(tokens, runtime.local_context([length])).log_softmax(-1)
+        logits = model(tokens, runtime.sequence_parallel.local_context([length])).log_softmax(-1)
         new = logits[:-1].gather(1, tokens[1:, None])[:, 0]
         return new, row["mask"][1:length] * row["weights"][1:length], row
 
@@ -189,14 +191,14 @@ def rejections(rank: int, world_size: int) -> list[str]:
         states = runtime.ShardedStates(model, groups.states)
         optimizer = torch.optim.SGD([master for _, master in states.master_parameters()], lr=0.1)
         prepare = runtime.make_preparer(
-            runtime.IndexedTargets(rows, "tokens", mask="mask", weights="weights"),
+            runtime.data.IndexedTargets(rows, "tokens", mask="mask", weights="weights"),
             runtime.Peers(groups.attention),
             heads=4,
             kv_heads=2,
             vocab=CONFIG.vocab,
         )
         try:
-            with runtime.PlanConsumer(
+            with runtime.sources.PlanConsumer(
                 OnePlan(replace(plan, loss_tokens=loss_tokens)),
                 rank=rank,
                 world_size=world_size,
@@ -205,11 +207,11 @@ def rejections(rank: int, world_size: int) -> list[str]:
             ) as consumer:
                 for step in consumer:
                     runtime.run_step(step.view, step.prepared, model, states, optimizer)
-        except runtime.PlanError as error:
+        except runtime.errors.PlanError as error:
             messages.append(str(error))
     try:
         runtime.StagedLlama(llama(), groups).make_preparer(data())
-    except runtime.DataError as error:
+    except runtime.errors.DataError as error:
         messages.append(str(error))
     return messages
 
@@ -222,7 +224,7 @@ class OnePlan:
 
     def view(self, step: int, rank: int, timeout_s: float) -> Any:
         if step:
-            raise runtime.EndOfPlans
+            raise runtime.errors.EndOfPlans
         return rank_view(self.plan, rank)
 
     def acknowledge(self, *_: object) -> None: ...

@@ -1,0 +1,1 @@
+../../seqplan/huggingface.py

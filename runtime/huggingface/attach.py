@@ -1,0 +1,109 @@
+"""Taking a model over: from what a program gives to a job with all its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from seqplan.plans.views.optimizer_sharding import Sharding
+from seqplan.runtime.communicators import Communicators, raise_on_all_ranks
+from seqplan.runtime.data.tokens import TokenData
+from seqplan.runtime.huggingface.inspection import inspect_on_all_ranks, make_attached_preparer
+from seqplan.runtime.huggingface.job import Job, JobParts, count_rank_bytes
+from seqplan.runtime.huggingface.launch import join_ranks
+from seqplan.runtime.huggingface.report import StepReport
+from seqplan.runtime.huggingface.router_loss import RoutedLoss
+from seqplan.runtime.losses.token_losses import LossOf, compute_chunked_loss, label_loss
+from seqplan.runtime.states.gradient_reduction import Reduce
+from seqplan.runtime.states.optimizers import check_optimizer
+from seqplan.runtime.states.sharded_states import ShardedStates
+
+Optimizers = Callable[[list[tuple[str, nn.Parameter]]], torch.optim.Optimizer]
+
+_PREFIX = "model."
+"""Prefix of an attached model's parameter names."""
+
+
+def attach(
+    model: nn.Module,
+    data: TokenData,
+    *,
+    optimizer: Optimizers,
+    scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
+    loss_of: LossOf = label_loss,
+    loss_rows: int = 4096,
+    autocast: torch.dtype | None = None,
+    callbacks: Sequence[Callable[[StepReport], None]] = (),
+    groups: Communicators | None = None,
+    resident_bytes: float | None = None,
+    sharding: Sharding = "flat",
+    reduce: Reduce = "step",
+) -> Job:
+    """Prepare a causal language model and return the job that trains it. Collective.
+
+    ``model``: of transformers, or wrapped by peft, in its dtype and on this rank's device; trained
+    values are taken from the first rank, frozen ones must be equal. ``optimizer`` gets names and
+    what this rank owns of the trained parameters, as torch's optimizers take them: slices of one
+    axis, for an element-wise optimizer, or, if ``sharding`` is ``by_parameter``, whole ones, for
+    those that need them; a rank may have none. ``scheduler`` gets the optimizer and steps after
+    each step. ``loss_of`` gets logits and the micro-batch, or parts of ``loss_rows`` tokens of
+    both, and gives a sum over tokens. ``autocast``: dtype in which the model computes.
+    ``callbacks`` are called after each step. ``resident_bytes``: what plans assume in addition to
+    activations (``Planner.resident_bytes``); a model that takes far more is rejected. ``reduce``:
+    after what gradients are summed at their owners (``ShardedStates``). ``groups``: made here where
+    None, after the default process group if there is none either: of torchrun's ranks, or of
+    this process alone.
+
+    ``UnsupportedModel``, on every rank, for a model that is not computed exactly;
+    ``ValueError`` if frozen values differ between ranks, more is held than that, or the
+    optimizer needs whole parameters and ``sharding`` is ``flat``.
+    """
+    joined = join_ranks(model)
+    groups = groups or Communicators.create()
+    attached, attends = inspect_on_all_ranks(model, autocast, groups)
+    states = ShardedStates(attached, groups.states, sharding=sharding, reduce=reduce)
+    if resident_bytes is not None:
+        count_rank_bytes(model, states).check_limit(resident_bytes, groups.control)
+    masters = [(name.removeprefix(_PREFIX), p) for name, p in states.master_parameters()]
+    stepping = _optimizer_of(masters, optimizer, states, groups)
+    loss = compute_chunked_loss(attached.logits, loss_of, loss_rows)
+    routed = None
+    if attends.router_loss is not None:
+        routed = RoutedLoss(attends.router_loss, attached, loss, groups.control)
+    return Job(
+        JobParts(
+            model=model,
+            attached=attached,
+            states=states,
+            optimizer=stepping,
+            scheduler=None if scheduler is None else scheduler(stepping),
+            loss_of=loss,
+            routed=routed,
+            loss_rows=loss_rows,
+            callbacks=tuple(callbacks),
+            prepare=make_attached_preparer(attached, attends, data, groups, states.device),
+            groups=groups,
+            ends_process_group=joined,
+        )
+    )
+
+
+def _optimizer_of(
+    masters: list[tuple[str, nn.Parameter]],
+    optimizer: Optimizers,
+    states: ShardedStates,
+    groups: Communicators,
+) -> torch.optim.Optimizer:
+    """Make the optimizer on every rank, or on none: torch rejects a rank without parameters."""
+    stepping, error_message = None, None
+    try:
+        stepping = optimizer(masters)
+        check_optimizer(stepping, states)
+    except ValueError as error:
+        error_message = str(error)
+    raise_on_all_ranks(error_message, groups.control, "making the optimizers")
+    assert stepping is not None
+    return stepping

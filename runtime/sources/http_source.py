@@ -1,0 +1,246 @@
+"""Views from a planning service over HTTP, with the standard library alone.
+
+``GET {base}/v1/jobs/{job}/plans/{step}/ranks/{rank}?wait=SECONDS``: 200 with the view as JSON and
+the plan's digest as ETag; ``…/plans/{step}`` likewise with the whole plan; 204 when it is not
+planned yet; 410 with a problem whose type ends in
+``end-of-plans`` after the last step; 4xx and 5xx with a problem (RFC 9457) otherwise.
+``POST {base}/v1/jobs/{job}/acks`` with ``{"step", "rank", "digest"}`` and, if it was measured,
+``"measured_ms"``: 2xx. ``POST …/acks/many`` does so for several ``"ranks"`` at once, with a list of
+times.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+from zlib import crc32
+
+from seqplan.plans.format.codec import from_json
+from seqplan.plans.lint import lint
+from seqplan.plans.plan import Plan
+from seqplan.plans.views.decode_view import decode_view
+from seqplan.plans.views.rank_view import RankView
+from seqplan.runtime.errors import EndOfPlans, PlanError, PlanTimeout
+from seqplan.runtime.sources.acknowledgements import (
+    OUTAGE_S,
+    RETRIED,
+    Acknowledgement,
+    AcknowledgementFile,
+    AcknowledgementSender,
+    default_folder,
+)
+from seqplan.runtime.sources.http_connection import Connection, HttpResponse, TooLarge
+
+LONGEST_WAIT_S = 20.0
+"""Longest wait of one request, below the time-outs of proxies."""
+
+GRACE_S = 2.0
+"""Time of a whole response in addition to the requested wait."""
+
+FAN_OUT_RANKS = 512
+"""Ranks of a job from which ``fan_out.open_job`` lets rank 0 act for all."""
+
+LAST_ACKNOWLEDGEMENTS_S = 5.0
+"""Seconds for which closing sends acknowledgements that wait."""
+
+WAIT_WITH_QUEUED_S = 1.0
+"""Longest wait of a request while acknowledgements are queued: a plan may wait for them."""
+
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 2.0
+
+
+class HttpSource:
+    """The views of ``job`` at the planning service ``base_url`` (http or https).
+
+    ``token``: sent as bearer token. Lost connections, 408, 425, 429, 500, 502, 503 and 504 are
+    retried with growing pauses, or after ``Retry-After``, until the time is up. ``outage_s``:
+    seconds that acknowledgements may wait for a service that is away, in a file of
+    ``queue_folder`` (None: a folder of this user in the temporary folder). ``ValueError`` for a
+    URL or token that cannot be used.
+    """
+
+    ahead_s = 600.0
+    """Plans that a consumer fetches ahead, in seconds of predicted time."""
+
+    def __init__(
+        self,
+        base_url: str,
+        job: str,
+        token: str | None = None,
+        *,
+        outage_s: float = OUTAGE_S,
+        queue_folder: str | os.PathLike[str] | None = None,
+    ) -> None:
+        parts = urlsplit(base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+            raise ValueError(f"planning service: must be http://HOST:PORT, not {base_url!r}")
+        if token is not None and not (token.isascii() and token.isprintable()):
+            raise ValueError("planning service: the token has characters that no header can hold")
+        self._job = f"{parts.path.rstrip('/')}/v1/jobs/{quote(job, safe='')}"
+        self._where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{self._job}"
+        self._headers = {"Accept": "application/json, application/problem+json"}
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._closed = threading.Event()
+        secure = parts.scheme == "https"
+        # A request for a plan may wait long on its connection: acknowledgements use another.
+        self._plans = Connection(parts.hostname, parts.port, secure)
+        self._acks = Connection(parts.hostname, parts.port, secure)
+        folder = default_folder() if queue_folder is None else Path(queue_folder)
+        file = AcknowledgementFile(folder, self._where)
+        self._sender = AcknowledgementSender(self._post, _rejection, file, outage_s)
+
+    def view(self, step: int, rank: int, timeout_s: float) -> RankView:
+        subject = f"{self._where}: step {step} of rank {rank}"
+        return _view(self._get_plan(f"{step}/ranks/{rank}", subject, timeout_s), subject)
+
+    def plan(self, step: int, timeout_s: float) -> tuple[Plan, str]:
+        subject = f"{self._where}: step {step}"
+        return _plan(self._get_plan(f"{step}", subject, timeout_s), subject)
+
+    def _get_plan(self, what: str, subject: str, timeout_s: float) -> HttpResponse:
+        """Return the answer with a plan or view, waiting for it to be planned."""
+        deadline = time.monotonic() + timeout_s
+        pause = _FIRST_PAUSE_S
+        while True:
+            longest = WAIT_WITH_QUEUED_S if self._sender.has_queued else LONGEST_WAIT_S
+            wait = max(0.0, min(deadline - time.monotonic(), longest))
+            path = f"{self._job}/plans/{what}?wait={wait:.3f}"
+            begun = time.monotonic()
+            answer = self._request(self._plans, "GET", path, subject, deadline, wait + GRACE_S)
+            self._sender.send_queued()
+            if answer.status == 200:
+                return answer
+            if answer.status != 204:
+                raise _rejection(answer, subject)
+            if time.monotonic() >= deadline:
+                raise PlanTimeout(f"{subject}: not planned within {timeout_s:.3g} s")
+            # A service that does not wait must not be polled in a tight loop.
+            if time.monotonic() - begun < wait / 2:
+                self._pause(min(pause, deadline - time.monotonic()), subject)
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def acknowledge(
+        self, step: int, rank: int, digest: str | None, measured_ms: float | None = None
+    ) -> None:
+        fields: dict[str, Any] = {"step": step, "rank": rank, "digest": digest}
+        if measured_ms is not None:
+            fields["measured_ms"] = measured_ms
+        self._acknowledge("acks", f"acknowledging step {step} of rank {rank}", fields, f"{rank}")
+
+    def acknowledge_all(
+        self, step: int, digest: str | None, measured_ms: Mapping[int, float | None]
+    ) -> None:
+        ranks = sorted(measured_ms)
+        fields: dict[str, Any] = {"step": step, "ranks": ranks, "digest": digest}
+        times = [measured_ms[rank] for rank in ranks]
+        if any(time_ms is not None for time_ms in times):
+            fields["measured_ms"] = times
+        subject = f"acknowledging step {step} of {len(ranks)} ranks"
+        self._acknowledge("acks/many", subject, fields, f"all-{crc32(repr(ranks).encode())}")
+
+    def _acknowledge(self, where: str, subject: str, fields: dict[str, Any], who: str) -> None:
+        # The same key however often it is sent: a lost answer does not count twice.
+        key = f"{fields['step']}-{who}-{fields['digest']}"
+        path, subject = f"{self._job}/{where}", f"{self._where}: {subject}"
+        self._sender.add(Acknowledgement(path, key, json.dumps(fields), subject))
+
+    def _post(self, entry: Acknowledgement) -> HttpResponse:
+        more = {"Content-Type": "application/json", "Idempotency-Key": entry.key}
+        return self._acks.request(
+            "POST", entry.path, entry.body.encode(), self._headers | more, GRACE_S
+        )
+
+    def close(self) -> None:
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._plans.close()
+        try:
+            self._sender.close(LAST_ACKNOWLEDGEMENTS_S)
+        finally:
+            self._acks.close()
+
+    def _request(
+        self,
+        connection: Connection,
+        method: str,
+        path: str,
+        subject: str,
+        deadline: float,
+        timeout_s: float,
+    ) -> HttpResponse:
+        """Return the first answer that is no passing trouble; ``PlanTimeout`` when time is up."""
+        next_pause = _FIRST_PAUSE_S
+        begun = time.monotonic()
+        while True:
+            pause, next_pause = next_pause, min(2 * next_pause, _LONGEST_PAUSE_S)
+            if self._closed.is_set():
+                raise PlanError(f"{subject}: the source is closed")
+            try:
+                answer = connection.request(method, path, None, self._headers, timeout_s)
+                if answer.status not in RETRIED:
+                    return answer
+                trouble = f"{answer.status} {answer.reason}"
+                pause = max(pause, answer.retry_after_s)
+            except TooLarge as error:
+                raise PlanError(f"{subject}: {error}") from None
+            except (OSError, http.client.HTTPException) as error:
+                trouble = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0]
+            if time.monotonic() >= deadline:
+                raise PlanTimeout(
+                    f"{subject}: no answer within {deadline - begun:.3g} s, at last {trouble}"
+                )
+            self._pause(min(pause, max(0.0, deadline - time.monotonic())), subject)
+
+    def _pause(self, seconds: float, subject: str) -> None:
+        if self._closed.wait(max(0.0, seconds)):
+            raise PlanError(f"{subject}: the source is closed")
+
+
+def _view(answer: HttpResponse, subject: str) -> RankView:
+    try:
+        document = json.loads(answer.body)
+    except (ValueError, RecursionError) as error:
+        raise PlanError(f"{subject}: not JSON: {error}") from None
+    # A newer service may send fields that this reader lacks.
+    view = decode_view(document, strict=False, origin=subject)
+    if answer.etag != f'"{view.digest}"':
+        raise PlanError(f"{subject}: ETag {answer.etag} is not the view's digest {view.digest}")
+    return view
+
+
+def _plan(answer: HttpResponse, subject: str) -> tuple[Plan, str]:
+    try:
+        text = answer.body.decode()
+    except UnicodeDecodeError as error:
+        raise PlanError(f"{subject}: not UTF-8: {error.reason}") from None
+    plan = from_json(text, strict=False, origin=subject)  # which compares the digest
+    if faults := lint(plan, None):
+        raise PlanError(f"{subject}: is not sound: {faults[0]}")
+    digest = json.loads(text)["digest"]
+    if answer.etag != f'"{digest}"':
+        raise PlanError(f"{subject}: ETag {answer.etag} is not the plan's digest {digest}")
+    return plan, digest
+
+
+def _rejection(answer: HttpResponse, subject: str) -> Exception:
+    problem: dict[str, Any] = {}
+    if answer.kind.partition(";")[0].strip() == "application/problem+json":
+        with suppress(ValueError, RecursionError):
+            document = json.loads(answer.body)
+            problem = document if isinstance(document, dict) else {}
+    if answer.status == 410 and str(problem.get("type", "")).endswith("end-of-plans"):
+        return EndOfPlans(f"{subject}: {problem.get('detail', 'after the last plan')}")
+    title = problem.get("title", f"{answer.status} {answer.reason}")
+    detail = f": {problem['detail']}" if problem.get("detail") else ""
+    return PlanError(" ".join(f"{subject}: {title}{detail}".split()))

@@ -1,0 +1,70 @@
+"""A value for each token, such as its log-probability: computed under a plan, gathered whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from seqplan.runtime.data.micro_batch import MicroBatchWork
+from seqplan.runtime.errors import communicating
+from seqplan.runtime.losses.token_losses import log_probabilities
+from seqplan.runtime.states.sharded_states import ShardedStates
+
+
+class SequenceValues(NamedTuple):
+    """A sample's id and a value for each of its planned tokens: float32 or float64 (tokens,).
+
+    Aligned as targets are: entry i belongs to token i as its target, 0 for the first.
+    """
+
+    id: int
+    values: npt.NDArray[np.floating]
+
+
+_Piece = tuple[int, int, int, int, npt.NDArray[np.floating]]
+"""Of a sequence: position, id and length, the first token, and the values from there on."""
+
+
+def token_values(
+    work: Sequence[MicroBatchWork],
+    model: nn.Module,
+    states: ShardedStates,
+    group: dist.ProcessGroup,
+    *,
+    values_of: Callable[[Tensor, MicroBatchWork], Tensor] = log_probabilities,
+) -> list[SequenceValues]:
+    """Compute ``values_of(model's output, micro-batch)``, (local tokens,), of a step's sequences.
+
+    With the parameters as they are after the last step, without gradients, in the model's present
+    mode. Every rank calls it, also without work, and gets all sequences, whole, in the order of the
+    step's batch. ``group`` is any CPU group. ``RankLost`` if another rank died.
+    """
+    states.materialize()
+    pieces: list[_Piece] = []
+    with torch.no_grad():
+        for micro_batch in work:
+            output = model(micro_batch.tokens, micro_batch.context)
+            micro_batch.context.attention_calls()
+            values = values_of(output, micro_batch).detach().cpu().numpy()
+            at = 0
+            for share in micro_batch.shares:
+                for start, stop in share.ranges:
+                    rows = min(stop + 1, share.length) - (start + 1)
+                    part = values[at : at + rows]
+                    pieces.append((share.position, share.id, share.length, start + 1, part))
+                    at += stop - start
+    gathered: list[list[_Piece]] = [[] for _ in range(group.size())]
+    with communicating("gathering the values of the tokens"):
+        dist.all_gather_object(gathered, pieces, group=group)
+    whole: dict[int, SequenceValues] = {}
+    for position, id, length, start, part in (piece for rank in gathered for piece in rank):
+        if position not in whole:
+            whole[position] = SequenceValues(id, np.zeros(length, part.dtype))
+        whole[position].values[start : start + len(part)] = part
+    return [whole[position] for position in sorted(whole)]

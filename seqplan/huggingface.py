@@ -1,0 +1,42 @@
+"""Training of Hugging Face causal language models on plans, in the program's loop.
+
+``attach`` prepares a model and returns the ``Job`` that trains it. Needs the extra ``huggingface``,
+which is imported on first use. For transformers' ``Trainer`` see
+``seqplan.integrations.huggingface_trainer``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from seqplan.plans.lazy_exports import lazy_names
+
+if TYPE_CHECKING:
+    from seqplan.runtime.huggingface.attach import attach
+    from seqplan.runtime.huggingface.job import Job
+    from seqplan.runtime.huggingface.report import StepReport
+
+_HOMES = {
+    "attach": ("attach",),
+    "job": ("Job",),
+    "report": ("StepReport",),
+}
+
+__all__ = [
+    "Job",
+    "StepReport",
+    "attach",
+]
+
+if not TYPE_CHECKING:  # names that are not here are errors to type checkers
+    _names = lazy_names("seqplan.runtime.huggingface", _HOMES)
+
+    def __getattr__(name: str) -> object:
+        """Load a name at first use; ``ImportError`` names a missing extra."""
+        try:
+            return _names(name)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] != "transformers":
+                raise
+            needs = "pip install 'seqplan[runtime,huggingface]'"
+            raise ImportError(f"models of transformers are not installed: {needs}") from None

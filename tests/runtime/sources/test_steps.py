@@ -1,0 +1,204 @@
+"""``runtime.steps``: equal steps of a plan file, of a service's job and of plans made here."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from consuming import HERE_S, control_group, prepare_tokens, threads, written
+from plan_service import PlanService, serving
+from ranks import run_ranks, run_ranks_expecting_failure
+from service_process import serving as running
+from small_plans import small_plan, small_plans, view_of
+
+from seqplan import runtime
+from seqplan.plans.format.codec import digest, from_json
+from seqplan.plans.format.plan_file import read_plans
+from seqplan.runtime.errors import PlanError
+from seqplan.runtime.sources import FileSource
+
+ROOT = Path(__file__).parents[3]
+WORLD, STEPS = 2, 4
+JOB = f"""
+profile = "{ROOT}/examples/data/llama-small-cpu.json"
+lengths = "lengths.npy"
+gpus = {WORLD}
+context = 512
+tokens = 1500
+steps = {STEPS}
+port = 0
+"""
+
+# What the ranks run
+
+
+def every_step(
+    rank: int, world_size: int, plans: Any, start_step: int = 0, **options: Any
+) -> list[Any]:
+    if plans == "file source":
+        plans = FileSource(options.pop("path"))
+    elif plans == "iterable":
+        plans = read_plans(options.pop("path"))
+    iterated = runtime.steps(
+        plans,
+        prepare=prepare_tokens,
+        control_group=control_group(),
+        start_step=start_step,
+        timeout_s=HERE_S,
+        **options,
+    )
+    ran = [(step.view, step.prepared) for step in iterated]
+    with pytest.raises(StopIteration):
+        next(iterated)
+    assert not threads()
+    return ran
+
+
+def from_all(rank: int, world_size: int, path: Path, url: str, start_step: int) -> list[Any]:
+    """The steps of each kind of plans."""
+    kinds: list[tuple[Any, dict[str, Any]]] = [
+        (path, {}),
+        (str(path), {}),
+        ("file source", {"path": path}),
+        ("iterable", {"path": path}),
+        (url, {}),
+        (url + "/", {"fan_out_ranks": world_size, "prefetch": 1, "ahead_s": 0.0}),
+    ]
+    return [every_step(rank, world_size, plans, start_step, **more) for plans, more in kinds]
+
+
+def measured_steps(rank: int, world_size: int, url: str) -> None:
+    steps = runtime.steps(url, prepare=prepare_tokens, control_group=control_group())
+    for step in steps:
+        if step.view.step != 1:
+            steps.acknowledge(step.view.step, 10.0 * step.view.step + rank)
+            with pytest.raises(ValueError, match="is acknowledged already"):
+                steps.acknowledge(step.view.step)
+    steps.acknowledge(1)  # it is, since the step after it was requested
+
+
+def left_loop(rank: int, world_size: int, url: str) -> int:
+    for step in runtime.steps(url, prepare=prepare_tokens, control_group=control_group()):
+        if step.view.step == 1:
+            break
+    gc.collect()
+    return len(threads())
+
+
+def missing_on_one(rank: int, world_size: int, path: Path) -> None:
+    plans = path if rank == 0 else path.with_name("none.jsonl")
+    runtime.steps(plans, prepare=prepare_tokens, control_group=control_group())
+
+
+def numbers(rank: int, world_size: int) -> None:
+    plans: Any = [small_plan(0, world_size), 7]
+    for _ in runtime.steps(plans, prepare=prepare_tokens, control_group=control_group()):
+        pass
+
+
+def no_job(rank: int, world_size: int, url: str) -> None:
+    next(runtime.steps(url, prepare=prepare_tokens, control_group=control_group()))
+
+
+# The tests
+
+
+def test_file_url_and_iterable_give_equal_steps(tmp_path: Path) -> None:
+    plans = small_plans(6, WORLD)
+    path = written(tmp_path / "plans.jsonl", plans)
+    with serving(PlanService(plans)) as service:
+        url = f"{service.url}v1/jobs/a%20job"
+        of_ranks = run_ranks(from_all, WORLD, path, url, 2)
+    for rank, of_kinds in enumerate(of_ranks):
+        views = [view_of(plan, rank) for plan in plans[2:]]
+        for ran in of_kinds:
+            assert ran == [(view, prepare_tokens(view)) for view in views]
+    # Twice for each rank: once for itself, once by the first rank.
+    assert len(service.acks) == 2 * WORLD * len(plans[2:])
+
+
+def test_real_service_gives_the_steps_of_its_plans(tmp_path: Path) -> None:
+    np.save(tmp_path / "lengths.npy", np.load(ROOT / "examples" / "data" / "code.npy")[:500])
+    (tmp_path / "job.toml").write_text(JOB)
+    with running("--job", tmp_path / "job.toml", verb="sidecar") as served:
+        url = f"{served.url}/v1/jobs/job"
+        by_url = run_ranks(every_step, WORLD, url)
+        texts = [served.send("GET", f"/v1/jobs/job/plans/{n}").body.decode() for n in range(STEPS)]
+        assert served.ok("GET", "/v1/jobs/job")["acknowledged"] == [STEPS - 1] * WORLD
+    plans = [from_json(text) for text in texts]
+    path = written(tmp_path / "plans.jsonl", plans)
+    assert by_url == run_ranks(every_step, WORLD, path) == run_ranks(every_step, WORLD, plans)
+    assert [view.digest for view, _ in by_url[0]] == [digest(plan) for plan in plans]
+
+
+def test_steps_are_acknowledged_once_with_their_times() -> None:
+    with serving(PlanService(small_plans(4, WORLD))) as service:
+        run_ranks(measured_steps, WORLD, f"{service.url}v1/jobs/a%20job")
+    acks = {(ack["rank"], ack["step"]): ack.get("measured_ms") for ack in service.acks}
+    assert acks == {
+        (rank, step): None if step == 1 else 10.0 * step + rank
+        for rank in range(WORLD)
+        for step in range(4)
+    }
+    assert len(service.acks) == len(acks)
+
+
+def test_a_loop_that_is_left_closes_and_acknowledges_no_more() -> None:
+    with serving(PlanService(small_plans(4, WORLD))) as service:
+        assert run_ranks(left_loop, WORLD, f"{service.url}v1/jobs/a%20job") == [0] * WORLD
+    assert sorted((ack["rank"], ack["step"]) for ack in service.acks) == [(0, 0), (1, 0)]
+
+
+def test_token_of_the_environment_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(PlanService(small_plans(1, 1), token="let me in")) as service:
+        url = f"{service.url}v1/jobs/a%20job"
+        with pytest.raises(PlanError, match=r"step 0 of rank 0: Who are you\?$"):
+            next(runtime.steps(url, prepare=prepare_tokens))
+        monkeypatch.setenv("SEQPLAN_TOKEN", "let me in")
+        assert len(list(runtime.steps(url, prepare=prepare_tokens))) == 1
+        monkeypatch.setenv("SEQPLAN_TOKEN", "another")
+        assert len(list(runtime.steps(url, prepare=prepare_tokens, token="let me in"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("plans", "message"),
+    [
+        ("none.jsonl", r"^none\.jsonl: No such file or directory$"),
+        (Path("none.jsonl"), r"^none\.jsonl: No such file or directory$"),
+        ("http://host:1", r"^http://host:1: a job's URL must be http://HOST:PORT/v1/jobs/JOB$"),
+        ("http://host:1/v1/jobs/", "^http://host:1/v1/jobs/: a job's URL must be "),
+        ("http://host:1/v1/jobs/a/plans", "^http://host:1/v1/jobs/a/plans: a job's URL must be "),
+        ("ftp://host/v1/jobs/a", "^ftp://host/v1/jobs/a: a job's URL must be http://"),
+        ([7], r"^rank 0: step 0: must be a Plan, not int$"),
+    ],
+)
+def test_bad_input_is_one_line(plans: Any, message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        next(runtime.steps(plans, prepare=prepare_tokens))
+
+
+def test_other_objects_are_rejected() -> None:
+    plans: Any = 7
+    with pytest.raises(
+        TypeError, match=r"^plans must be a file, .* or an iterable of plans, not int$"
+    ):
+        runtime.steps(plans, prepare=prepare_tokens)
+    with pytest.raises(ValueError, match="2 ranks need one to agree"):
+        runtime.steps([], prepare=prepare_tokens, rank=0, world_size=2)
+
+
+def test_bad_input_ends_every_rank(tmp_path: Path) -> None:
+    path = written(tmp_path / "plans.jsonl", small_plans(2, WORLD))
+    for text in run_ranks_expecting_failure(missing_on_one, WORLD, path):
+        missing = tmp_path / "none.jsonl"
+        assert text == f"PlanError: rank 1: {missing}: No such file or directory"
+    for text in run_ranks_expecting_failure(numbers, WORLD):
+        assert text == "PlanError: rank 0: step 1: must be a Plan, not int"
+    with serving(PlanService([])) as service:
+        for text in run_ranks_expecting_failure(no_job, WORLD, f"{service.url}v1/jobs/other"):
+            assert text.startswith("PlanError: rank 0: http://127.0.0.1:")
+            assert "/jobs/other: step 0 of rank 0: Not found" in text
+            assert "\n" not in text

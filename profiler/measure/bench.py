@@ -33,7 +33,7 @@ class Bench:
 
     ``tensor_groups``: with those of all schemes' tp degrees; ``allocator``: read for the peak of
     every micro-batch, None if only what autograd keeps is counted; ``out_of_memory``: called
-    when this rank is.
+    when this rank is; ``processor_time``: see ``Task``.
     """
 
     config: ModelConfig
@@ -47,6 +47,7 @@ class Bench:
     tensor_groups: TensorGroups | None = None
     allocator: Allocator | None = None
     out_of_memory: Callable[[], None] = lambda: None
+    processor_time: bool = False
 
 
 class RankWork:

@@ -36,7 +36,8 @@ from seqplan.runtime.tensor_parallel.groups import TensorGroups
 class Task:
     """What to measure on which device; ``layers`` of the model are run.
 
-    ``repeats``: of each point, at most, over all rounds.
+    ``repeats``: of each point, at most, over all rounds; ``processor_time``: count processor time
+    of CPU ranks, for ranks that share cores: the time of a rank that has a core without others.
     """
 
     config: ModelConfig
@@ -46,6 +47,7 @@ class Task:
     schemes: tuple[Scheme, ...]
     points: tuple[DesignPoint, ...]
     repeats: int
+    processor_time: bool = False
 
 
 ROUNDS = 3
@@ -221,6 +223,7 @@ class _Run:
             ),
             allocator=None if device.type == "cpu" else CudaAllocator(device),
             out_of_memory=(lambda: None) if alarm is None else alarm.sound,
+            processor_time=task.processor_time,
         )
         known_syncs = None if file is None else {sync.key for sync in file.syncs}
         syncs = list_sync_measurements(task.schemes, bench)
@@ -263,7 +266,7 @@ def _describe_hardware(task: Task, device: torch.device) -> MeasuredOn:
         tied=config.tied,
     )
     return MeasuredOn(
-        device_name(device),
+        device_name(device) + ", processor time" * task.processor_time,
         task.dtype,
         config.checkpointing,
         tuple(sizes.as_dict().items()),

@@ -77,7 +77,7 @@ def _sync(states: StagedStates, placement: Placement) -> None:
 
 def _times(run: Callable[[], object], bench: Bench) -> tuple[float, ...]:
     """Time a call in ms as often as ``REPEATS``, each the slowest rank's; all start together."""
-    clock = Clock(bench.device)
+    clock = Clock(bench.device, processor_time=bench.processor_time)
     times: list[float] = []
     for _ in range(WARM_UP + REPEATS):
         dist.barrier(group=bench.control_group)

@@ -70,7 +70,8 @@ class Timer:
     ) -> None:
         self._device, self._control_group = bench.device, bench.control_group
         self._read_between = bench.device.type == "cpu" and bench.world_size == 1
-        self._yardstick = Yardstick(bench.device, bench.dtype)
+        self._clock = Clock(bench.device, processor_time=bench.processor_time)
+        self._yardstick = Yardstick(bench.device, bench.dtype, self._clock)
         self._forget_gradients = forget_gradients
         self._queued = bench.device.type == "cuda" if queued is None else queued
 
@@ -107,7 +108,7 @@ class Timer:
         if lead_in:
             call.backward(call.forward())
             self._forget_gradients()
-        clock = Clock(self._device)
+        clock = self._clock
         started, busy = clock.mark(), -cpu_ms()
         result = call.forward()
         between = clock.mark()

@@ -28,9 +28,11 @@ MOST_READINGS = 60
 class Yardstick:
     """Reads a device's speed; every reading is the same product of matrices."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, clock: Clock | None = None
+    ) -> None:
         size = CUDA_SIZE if device.type == "cuda" else CPU_SIZE
-        self._clock = Clock(device)
+        self._clock = clock or Clock(device)
         self._matrices = [torch.randn(size, size, device=device, dtype=dtype) for _ in range(3)]
 
     def read(self) -> float:

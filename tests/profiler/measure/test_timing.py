@@ -7,6 +7,7 @@ import torch
 
 from seqplan.profiler.measure import timing
 from seqplan.profiler.measure.bench import Bench
+from seqplan.profiler.measure.device import Clock
 from seqplan.profiler.measure.stage import Call
 from seqplan.profiler.measure.timing import Timer
 from seqplan.runtime.models.llama import ModelConfig
@@ -39,3 +40,9 @@ def test_a_cpu_and_long_calls_have_no_lead_in(monkeypatch: pytest.MonkeyPatch) -
     assert runs(queued=False) == RUN + RUN * 3
     monkeypatch.setattr(timing, "LEAD_IN_BELOW_S", 0.0)
     assert runs(queued=True) == RUN + RUN * 3
+
+
+def test_a_clock_of_processor_time_leaves_waiting_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.process_time", iter([1.0, 1.25]).__next__)
+    clock = Clock(torch.device("cpu"), processor_time=True)
+    assert clock.ms(clock.mark(), clock.mark()) == 250.0

@@ -31,6 +31,7 @@ NAMES = (
     "attention",
     "sync",
     "strategies",
+    "order",
     "reduction",
     "serve",
     "sidecar",

@@ -1,0 +1,339 @@
+"""Predicted against executed times of one batch under many strategies, and their order.
+
+Four CPU ranks first measure a profile with the profiler of ``seqplan profile measure``. The planner
+then dispatches and packs one batch for each strategy, and predicts the step: pipelines, sync and
+optimizer. The ranks execute every plan with the built-in Llama, in turn, several times.
+
+A machine with a core for each rank states wall time, of the slowest rank. If ranks share cores,
+wall time is nearer to the sum of their work than to its maximum. Both sides then count processor
+time: the profile is measured with it, and ``core_per_rank`` replays each step on a core per rank.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from scipy.stats import spearmanr
+
+from benchmarks.core_per_rank import StepRecord, record_step, replay
+from benchmarks.measured_profile import measure_profile
+from benchmarks.ranks import on_ranks
+from benchmarks.settings import Data, machine, markdown
+from seqplan.costs.profile import Profile
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.cluster import Cluster
+from seqplan.planner.simulation.timeline import simulate_pipelines_ms
+from seqplan.planner.step.assemble import assemble
+from seqplan.planner.step.selection import select
+from seqplan.planner.sync.choice import choose_sync
+from seqplan.plans.plan import Plan, Provenance
+from seqplan.plans.scheme import Strategy
+from seqplan.plans.version import VERSION
+from seqplan.plans.views.rank_view import rank_view
+from seqplan.profiler.measure.design import design
+from seqplan.profiler.measure.run import Task
+from seqplan.runtime.communicators import Communicators
+from seqplan.runtime.data.tokens import SeededTokens
+from seqplan.runtime.models.llama import Llama, ModelConfig
+from seqplan.runtime.pipeline.staged_llama import StagedLlama
+
+RESULTS = "SEQPLAN_RESULTS"
+"""Environment variable: a folder for ``order.csv``; nothing is written without it."""
+
+RANKS = 4
+
+TARGET = 0.9
+"""Least rank correlation of predicted and executed times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is measured, planned and executed.
+
+    ``capacity``: tokens of a micro-batch at tp = 1; ``measured``: tokens of the least and largest
+    micro-batch that the profile is fitted to; ``measured_layers`` stand for all;
+    ``processor_time``: whether that counts, by default if ranks share cores.
+    """
+
+    ranks: int
+    config: ModelConfig
+    strategies: tuple[str, ...]
+    lengths: tuple[int, ...]
+    capacity: int
+    measured: tuple[int, int]
+    points: int = 5
+    measured_layers: int = 2
+    measured_repeats: int = 3
+    warm_up: int = 1
+    repeats: int = 6
+    processor_time: bool = field(default_factory=lambda: len(os.sched_getaffinity(0)) < RANKS)
+
+    @property
+    def parsed(self) -> list[Strategy]:
+        """Return the strategies."""
+        return [Strategy.parse(text) for text in self.strategies]
+
+
+def draw_lengths(count: int, middle: int, longest: int, seed: int) -> tuple[int, ...]:
+    """Draw ``count`` log-normal lengths, and add one of ``longest`` tokens."""
+    drawn = np.random.default_rng(seed).lognormal(np.log(middle), 0.8, count)
+    return (longest, *drawn.astype(int).clip(16, longest).tolist())
+
+
+SETTING = Setting(
+    ranks=RANKS,
+    config=ModelConfig(hidden=128, layers=4, heads=8, kv_heads=4, ffn=352, vocab=512),
+    strategies=(
+        "4xtp1",
+        "2xu2",
+        "2xr2",
+        "1xu4",
+        "1xr4",
+        "1xu2.r2",
+        "2xtp2",
+        "1xtp4",
+        "1xtp2.u2",
+        "1xtp2.r2",
+        "2xpp2",
+        "1xpp4",
+        "1xtp2.pp2",
+        "1xpp2.u2",
+        "1xpp2.r2",
+        "2xtp1 + 1xu2",
+        "2xtp1 + 1xr2",
+        "2xtp1 + 1xtp2",
+        "2xtp1 + 1xpp2",
+        "1xu2 + 1xr2",
+        "1xu2 + 1xtp2",
+        "1xu2 + 1xpp2",
+        "1xr2 + 1xtp2",
+        "1xtp2 + 1xpp2",
+    ),
+    lengths=draw_lengths(80, 64, 256, seed=0),
+    capacity=256,
+    measured=(32, 1024),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One strategy: times of a step in ms; those of execution are medians over its repeats.
+
+    ``simulated_ms``: the predicted step with 1F1B of the real micro-batches, where ``pipelines_ms``
+    counts every micro-batch of a pipeline as its most expensive one; ``busiest_ms``: processor
+    time of the busiest rank, which the executed time exceeds by waits; ``spread``: between the
+    quartiles of the executed times, over their median.
+    """
+
+    strategy: str
+    heterogeneous: bool
+    micro_batches: int
+    pipelines_ms: float
+    sync_ms: float
+    simulated_ms: float
+    executed_ms: float
+    busiest_ms: float
+    spread: float
+    wall_ms: float
+
+    @property
+    def predicted_ms(self) -> float:
+        """Return the predicted step: pipelines, sync and optimizer."""
+        return self.pipelines_ms + self.sync_ms
+
+    @property
+    def ratio(self) -> float:
+        """Return executed over predicted time."""
+        return self.executed_ms / self.predicted_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """All rows, and the residuals of the measured profile."""
+
+    setting: Setting
+    residuals: str
+    rows: tuple[Row, ...]
+
+    def correlation(self, first: str = "predicted_ms", second: str = "executed_ms") -> float:
+        """Return Spearman's rank correlation of two fields of the rows."""
+        return float(spearmanr(self._column(first), self._column(second)).statistic)
+
+    def _column(self, field: str) -> list[float]:
+        return [getattr(row, field) for row in self.rows]
+
+
+def run(data: Sequence[Data]) -> None:
+    """Print the table and the correlation; the batch is drawn, not taken from ``data``."""
+    order = compare_order(SETTING)
+    print_order(order)
+    if folder := os.environ.get(RESULTS):
+        write_csv(order, Path(folder) / "order.csv")
+
+
+def compare_order(setting: Setting) -> Order:
+    """Measure, plan and execute the setting's strategies on its ranks."""
+    with tempfile.TemporaryDirectory() as folder:
+        outcomes = on_ranks(
+            setting.ranks,
+            _rank,
+            (setting, folder),
+            ["torch._dynamo", "benchmarks.order"],
+        )
+    _, planned, residuals = outcomes[0]
+    rows = []
+    for number, (plan, sync_ms, simulated_ms) in enumerate(planned):
+        steps = list(zip(*(records[number] for records, _, _ in outcomes), strict=True))
+        walls = [max(record.wall_s for record in step) for step in steps]
+        executed = [replay(step) for step in steps] if setting.processor_time else walls
+        low, middle, high = np.quantile(executed, (0.25, 0.5, 0.75))
+        rows.append(
+            Row(
+                strategy=str(plan.strategy),
+                heterogeneous=not plan.strategy.homogeneous,
+                micro_batches=sum(len(pipeline.micro_batches) for pipeline in plan.pipelines),
+                pipelines_ms=plan.predicted_ms,
+                sync_ms=sync_ms,
+                simulated_ms=simulated_ms + sync_ms,
+                executed_ms=1e3 * float(middle),
+                busiest_ms=1e3 * median(max(r.processor_s for r in step) for step in steps),
+                spread=float((high - low) / middle),
+                wall_ms=1e3 * median(walls),
+            )
+        )
+    return Order(setting, residuals, tuple(sorted(rows, key=lambda row: row.executed_ms)))
+
+
+def plan_strategies(setting: Setting, profile: Profile) -> list[tuple[Plan, float, float]]:
+    """Plan the batch for each strategy.
+
+    Returns each plan, its sync with optimizer, and its pipelines as simulated (ms).
+    """
+    batch = Batch.from_lengths(setting.lengths)
+    cluster = Cluster(setting.ranks, batch.longest, batch.tokens)
+    models, sync = cluster.models(profile), choose_sync(profile, setting.ranks)
+    planned = []
+    for strategy in setting.parsed:
+        selected = select(batch, [strategy], models, setting.ranks, tailor=False)
+        plan = assemble(
+            batch,
+            selected,
+            Provenance(VERSION, 0, profile.digest, None),
+            setting.ranks,
+            forward_fraction=profile.forward_fraction,
+        )
+        sync_ms = sync.of_strategy_ms(strategy) + sync.optimizer_ms
+        simulated_ms = simulate_pipelines_ms(plan.pipelines, profile.forward_fraction)
+        planned.append((plan, sync_ms, simulated_ms))
+    return planned
+
+
+def _rank(rank: int, setting: Setting, folder: str) -> Any:
+    """Measure and execute on one rank; return records by strategy, the plans and residuals."""
+    strategies = setting.parsed
+    schemes = sorted({scheme for strategy in strategies for scheme, _ in strategy.counts})
+    points = design(*setting.measured, points=setting.points)
+    task = Task(
+        config=setting.config,
+        layers=setting.measured_layers,
+        device="cpu",
+        dtype="float32",
+        schemes=tuple(schemes),
+        points=tuple(point for point in points if point.role == "fit"),
+        repeats=setting.measured_repeats,
+        processor_time=setting.processor_time,
+    )
+    measured = measure_profile(task, Path(folder), setting.capacity, rank, setting.ranks)
+    planned = plan_strategies(setting, measured.profile)
+    records = _execute(rank, setting, [plan for plan, _, _ in planned])
+    return records, planned, measured.document["residuals"]
+
+
+def _execute(rank: int, setting: Setting, plans: Sequence[Plan]) -> list[list[StepRecord]]:
+    """Execute the plans in turn; return the records of each plan's steps, without warm-ups."""
+    groups = Communicators.create()
+    torch.manual_seed(0)
+    # Tensor parallelism by messages, as the profiler measures it on CPU ranks.
+    job = StagedLlama(Llama(setting.config), groups, by_messages=True)
+    optimizer = torch.optim.AdamW([master for _, master in job.states.master_parameters()])
+    prepare = job.make_preparer(SeededTokens(setting.config.vocab, 0))
+    records: list[list[StepRecord]] = [[] for _ in plans]
+    for _ in range(setting.warm_up + setting.repeats):
+        for plan, steps in zip(plans, records, strict=True):
+            view = rank_view(plan, rank)
+            work = prepare(view)
+            dist.barrier()
+            with record_step(rank, job.states) as record:
+                job.run_step(view, work, optimizer)
+            steps.append(record)
+    return [steps[setting.warm_up :] for steps in records]
+
+
+def print_order(order: Order) -> None:
+    """Print the setting, the table and the correlation."""
+    setting, config = order.setting, order.setting.config
+    lengths = setting.lengths
+    print("### Predicted against executed\n")
+    print(
+        f"{len(lengths)} sequences, {sum(lengths):,} tokens, longest {max(lengths):,}; Llama of "
+        f"{config.layers} layers, hidden {config.hidden}, float32, on {setting.ranks} CPU ranks."
+    )
+    if setting.processor_time:
+        print(
+            "Ranks share cores: executed and predicted times are processor time, replayed on a "
+            "core per rank. Wall time on the shared cores is listed."
+        )
+    else:
+        print("Executed time is the wall time of the slowest rank.")
+    print(f"Profile: {order.residuals}.\n")
+    head = ["strategy", "micro-batches", "pipelines", "sync, optimizer", "predicted", "simulated"]
+    head += ["executed", "busiest rank", "spread", "executed / predicted", "wall"]
+    rows = [
+        [
+            row.strategy,
+            str(row.micro_batches),
+            *(f"{ms:.0f}" for ms in (row.pipelines_ms, row.sync_ms, row.predicted_ms)),
+            *(f"{ms:.0f}" for ms in (row.simulated_ms, row.executed_ms, row.busiest_ms)),
+            f"{row.spread:.0%}",
+            f"{row.ratio:.2f}",
+            f"{row.wall_ms:.0f}",
+        ]
+        for row in order.rows
+    ]
+    print(markdown(head, rows))
+    print(
+        f"\nTimes in ms. Spearman's rank correlation with executed times over {len(rows)} "
+        f"strategies: predicted {order.correlation():.3f} (target {TARGET}), simulated "
+        f"{order.correlation('simulated_ms'):.3f}. Predicted with the busiest rank: "
+        f"{order.correlation(second='busiest_ms'):.3f}, with wall times: "
+        f"{order.correlation(second='wall_ms'):.3f}.\n"
+    )
+
+
+def write_csv(order: Order, path: Path) -> None:
+    """Write the rows, each with the machine."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    clock = "processor time, replayed" if order.setting.processor_time else "wall"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        head = ["strategy", "heterogeneous", "micro_batches", "pipelines_ms", "sync_optimizer_ms"]
+        head += ["predicted_ms", "simulated_ms", "executed_ms", "busiest_rank_ms"]
+        head += ["spread", "ratio", "wall_ms"]
+        writer.writerow([*head, "clock", "machine"])
+        for row in order.rows:
+            times = row.pipelines_ms, row.sync_ms, row.predicted_ms, row.simulated_ms
+            writer.writerow(
+                [row.strategy, row.heterogeneous, row.micro_batches]
+                + [f"{ms:.1f}" for ms in (*times, row.executed_ms, row.busiest_ms)]
+                + [f"{row.spread:.3f}", f"{row.ratio:.3f}", f"{row.wall_ms:.1f}", clock, machine()]
+            )

@@ -1,0 +1,51 @@
+"""The quickstart notebook executes, and its page has outputs of this code."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "notebook.md"
+
+
+@pytest.fixture(scope="module")
+def runner() -> ModuleType:
+    """``docs/run_notebook.py``, which is in no package."""
+    spec = importlib.util.spec_from_file_location("run_notebook", DOCS / "run_notebook.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["run_notebook"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def shape(output: str) -> list[str]:
+    """The lines of an output without numbers, and so without times and their digits."""
+    lines = re.sub(r"[\d.,]+", "0", output).splitlines()
+    return [" ".join(line.split()) for line in lines]
+
+
+def test_a_page_is_its_cells(runner: ModuleType) -> None:
+    text = PAGE.read_text("utf-8")
+    assert runner.write_page(runner.read_cells(text)) == text
+
+
+def test_the_notebook_executes(runner: ModuleType, tmp_path: Path) -> None:
+    cells = runner.read_cells(PAGE.read_text("utf-8"))
+    outputs = runner.list_printed(runner.execute_notebook(cells, tmp_path))
+    code = [cell for cell in cells if cell.code]
+    assert len(outputs) == len(code)
+    for cell, output in zip(code, outputs, strict=True):
+        assert bool(output) == bool(cell.output), cell.text
+    data, lengths = outputs[:2]
+    assert [data, lengths] == [code[0].output, code[1].output]
+    table = outputs[-1].splitlines()
+    assert shape(table[0]) == shape(code[-1].output.splitlines()[0])
+    assert len(table) == len(code[-1].output.splitlines())
+    assert (tmp_path / "tiny-plans.jsonl").stat().st_size > 1000

@@ -112,7 +112,7 @@ def test_chats_are_counted_by_the_template_of_a_folder(tmp_path: Path) -> None:
         }
         for n in range(1, 400)
     ]
-    source.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+    source.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
     text = succeeded(call("plan", source, "--tokenizer", tmp_path / "tokenizer", *MODEL, *SMALL))
     assert "399 sequences, 80,997 tokens, longest 402" in text
 

@@ -212,7 +212,7 @@ def _plan(
 
 
 def _plan_from_data(args: argparse.Namespace) -> int:
-    """Propose for the data, plan its first steps, and compare them with what would run instead."""
+    """Propose for the data, plan steps of it, and compare them."""
     from seqplan.api.cli.parts.first_proposal import propose_for_data, write_parts
     from seqplan.api.cli.parts.pay_output import pay_fields, pay_lines
 

@@ -17,7 +17,7 @@ ANSWERS = {True: "yes", False: "no", None: "open"}
 
 
 def pay_lines(comparison: Comparison, profile: Profile) -> list[str]:
-    """Return the answer, the gain over each kind of rival, and the error of the prediction."""
+    """Return the answer, the gain over each rival, and the prediction's error."""
     verdict = judge_gain(profile, comparison.systems)
     lines = [f"does it pay: {ANSWERS[verdict.pays]}. {verdict.sentence}."]
     for label, rival in _rivals(comparison):

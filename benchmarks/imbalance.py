@@ -55,9 +55,7 @@ def run(data: Sequence[Data]) -> None:
                     _spread(theirs),
                 ]
             )
-    print(
-        f"### Imbalance of the ranks: {PROFILE}, {GPUS} GPUs, no sync weighed\n"
-    )
+    print(f"### Imbalance of the ranks: {PROFILE}, {GPUS} GPUs, no sync weighed\n")
     print("Median / mean / largest over the steps, (slowest − fastest) over the fastest rank.\n")
     head = ["lengths", "context", "ours", "bound by their longest sequence", "there"]
     print(markdown([*head, "elsewhere", "Megatron-like, varlen"], rows) + "\n")

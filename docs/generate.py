@@ -128,7 +128,7 @@ def written(part: str, text: str) -> str:
     before, opened, rest = text.partition(begin)
     _, closed, after = rest.partition(end)
     if not opened or not closed:
-        raise ValueError(f"{PARTS[part][0]} has no place for {part}: wants {begin!r} and {end!r}")
+        raise ValueError(f"{PARTS[part][0]} has no place for {part}. Add {begin!r} and {end!r}")
     return f"{before}{begin}{PARTS[part][1]()}{end}{after}"
 
 

@@ -157,7 +157,7 @@ def parse_layout(text: str) -> Layout:
     scheme = Scheme.parse(text)
     if scheme.sp > 1:
         raise ValueError(
-            f"layout wants tp and pp, as tp4.pp2, not {text!r}: Ulysses and ring differ within one"
+            f"layout must be tp and pp, as tp4.pp2: {text!r}. Ulysses and ring differ within one"
         )
     return scheme.tp, scheme.pp
 

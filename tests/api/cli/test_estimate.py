@@ -247,8 +247,8 @@ def test_figures_of_layers_that_nobody_checked_say_so() -> None:
         ),
         (("--peak-tflops", 9), "--peak-tflops 9. Did you mean --hardware FILE with peak_tflops?"),
         (("--precision", "fp8"), "precision fp8: a800-80gb has no products in fp8"),
-        (("--tp-overlap", 2), "tp_overlap wants a share from 0 to 1, not 2.0"),
-        (("--fp8-gain", 0), "fp8_gain wants a number from 1 to 4, not 0.0"),
+        (("--tp-overlap", 2), "tp_overlap must be a share from 0 to 1: 2.0"),
+        (("--fp8-gain", 0), "fp8_gain must be a number from 1 to 4: 0.0"),
         (
             ("--pp", 8, "--virtual-stages", 5),
             "40 stages (pp · virtual stages) are more than the 32",

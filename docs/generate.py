@@ -3,6 +3,7 @@
 - ``commands``: the output of ``seqplan COMMAND --help``, 80 columns wide.
 - ``routes``: every route of the HTTP interface, from its OpenAPI document.
 - ``api``: the public names of the packages, with their docstrings.
+- ``contexts``, ``scaling``: charts of results, from the files of ``data``.
 
 A page has ``<!-- generated: PART -->`` in their place; ``conf.py`` replaces it.
 """
@@ -18,6 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from charts import draw_contexts, draw_scaling
 
 RUNTIME = (
     *("checkpoint", "data", "errors", "losses", "models"),
@@ -155,5 +158,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "commands": list_commands,
     "routes": list_routes,
     "api": list_names,
+    "contexts": draw_contexts,
+    "scaling": draw_scaling,
 }
 """Part → the function that makes its text, in Markdown."""

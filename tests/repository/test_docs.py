@@ -140,3 +140,15 @@ def test_every_extra_is_explained() -> None:
     assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == set(
         project["optional-dependencies"]
     )
+
+
+def test_messages_of_troubleshooting_are_of_the_code() -> None:
+    """Each literal message, but for its values, stands in one string of a product file."""
+    page = of(DOCS / "troubleshooting.md")
+    messages = re.findall(r"^\| `([^`]*[a-z] [^`]*)`", page, re.MULTILINE)
+    folders = ("api", "costs", "integrations", "planner", "plans", "profiler", "runtime")
+    texts = [of(path) for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    code = re.sub(r'"\s*\n\s*f?"', "", "\n".join([*texts, of(ROOT / "run")]))
+    parts = [part.strip() for message in messages for part in message.split("…")]
+    assert len(messages) > 8
+    assert [part for part in parts if part not in code] == []

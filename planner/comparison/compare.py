@@ -13,7 +13,7 @@ from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
-from seqplan.planner.comparison.advice import advice, assumptions
+from seqplan.planner.comparison.advice import advice, assumptions, judge_gain
 from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.execution import ExecutionKind
 from seqplan.planner.problem import PlanningOptions
@@ -181,6 +181,7 @@ def compare(
         systems=systems,
         left_out=tuple(left_out),
         advice=advice(profile, systems, cluster.max_len),
+        pays=judge_gain(profile, systems).pays,
         assumptions=assumptions(
             profile,
             sync,

@@ -139,7 +139,7 @@ class LayoutSyncTimes(SyncTimes):
 
 
 NO_SYNC = GivenSyncTimes(0.0, 0.0, "no sync", 0.0, 0.0)
-"""Choose by propagation alone."""
+"""Choose by forward and backward alone."""
 
 
 def layouts_of(schemes: Iterable[Scheme]) -> frozenset[Layout]:

@@ -37,6 +37,7 @@ python_use_unqualified_type_names = True
 html_theme = "furo"
 html_copy_source = False
 html_show_sphinx = False
+html_show_copyright = False
 html_static_path = ["static"]
 html_css_files = ["charts.css"]
 highlight_language = "text"

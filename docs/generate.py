@@ -109,26 +109,31 @@ def read_openapi() -> dict[str, Any]:
 def list_names() -> str:
     """Return a section for each package: a table of its public names, then each in full."""
     parts = []
-    written: set[int] = set()
+    documented: dict[int, str] = {}
     for face in FACES:
         package = importlib.import_module(face)
         public = getattr(package, "__all__", ())
-        rows = [f"| `{name}` | {_about(package, name)} |" for name in public]
+        about = {name: _about(package, name) for name in public}
+        directives = [_document(package, name, documented) for name in public]
+        rows = []
+        for name in public:
+            place = documented.get(id(getattr(package, name)))
+            shown = f"{{py:obj}}`{name} <{place}>`" if place else f"`{name}`"
+            rows.append(f"| {shown} | {about[name]} |")
         if rows:
             parts += [f"## {face}", "\n".join(["| name | |", "|---|---|", *rows])]
-            parts += filter(None, (_document(package, name, written) for name in public))
+            parts += filter(None, directives)
     return "\n\n".join(parts)
 
 
-def _document(package: ModuleType, name: str, written: set[int]) -> str | None:
-    """Return a directive for autodoc; None for constants, modules and names written before."""
+def _document(package: ModuleType, name: str, documented: dict[int, str]) -> str | None:
+    """Return a directive for autodoc; None for constants, modules and documented names."""
     value = getattr(package, name)
-    if id(value) in written or not (inspect.isclass(value) or inspect.isroutine(value)):
+    if id(value) in documented or not (inspect.isclass(value) or inspect.isroutine(value)):
         return None
-    written.add(id(value))
-    lines = [
-        f".. auto{'class' if inspect.isclass(value) else 'function'}:: {package.__name__}.{name}"
-    ]
+    documented[id(value)] = f"{package.__name__}.{name}"
+    kind = "class" if inspect.isclass(value) else "function"
+    lines = [f".. auto{kind}:: {package.__name__}.{name}"]
     if inspect.isclass(value) and not issubclass(value, BaseException):
         lines += ["   :members:"]
     return "\n".join(["```{eval-rst}", *lines, "```"])

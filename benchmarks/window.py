@@ -29,7 +29,7 @@ STEPS = 16
 
 
 def run(data: Sequence[Data]) -> None:
-    """Print, for each data set and window, the gain in propagation and the tokens moved."""
+    """Print, for each data set and window, the gain in computing time and the tokens moved."""
     rows = [_row(source, *setting) for source in data for setting in SETTINGS]
     print(f"### Windows of steps, simulated on the A800 profiles, {STEPS} steps\n")
     head = ["lengths, model, GPUs, context", "as drawn"]
@@ -54,7 +54,7 @@ def _row(source: Data, model: str, layout: str, gpus: int, context: int, tokens:
 
 
 def _mean_ms(batches: Iterable[Batch], models: Models, gpus: int) -> float:
-    """Plan steps on the layout, groups that stay; the mean propagation (ms)."""
+    """Plan steps on the layout, groups that stay; the mean time of forward and backward (ms)."""
     times = []
     (layout,) = LayoutSchemes.list_from_models(models)
     for batch in batches:

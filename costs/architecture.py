@@ -61,7 +61,7 @@ class Architecture:
             value = getattr(self, name)
             if type(value) is not (bool if name in FLAGS else int):
                 wanted = "true or false" if name in FLAGS else "a whole number"
-                raise ValueError(f"model: {name} wants {wanted}, not {value!r}")
+                raise ValueError(f"model: {name} must be {wanted}: {value!r}")
             if not 0 <= value <= LARGEST_SIZE:
                 raise ValueError(f"model: {name} must be from 0 to {LARGEST_SIZE:,}, not {value}")
         for of, needed in (
@@ -72,7 +72,9 @@ class Architecture:
             ("expert_layers", ("experts", "experts_per_token", "expert_ffn")),
         ):
             if getattr(self, of) and (missing := [n for n in needed if not getattr(self, n)]):
-                raise ValueError(f"model: {of} {getattr(self, of)} wants {', '.join(missing)} too")
+                raise ValueError(
+                    f"model: {of} {getattr(self, of)} requires {', '.join(missing)} too"
+                )
         if self.experts_per_token > self.experts:
             raise ValueError(
                 f"model: experts_per_token {self.experts_per_token} is more than the "

@@ -34,7 +34,7 @@ class ConfigLayers:
 
     def __init__(self, config: Mapping[str, Any], layers: int, longest: int | None) -> None:
         if layers > MOST_LAYERS:
-            raise ConfigError("num_hidden_layers", f"wants at most {MOST_LAYERS:,}")
+            raise ConfigError("num_hidden_layers", f"must be at most {MOST_LAYERS:,}")
         self.config, self.layers = config, layers
         self.kind = str(config.get("model_type"))
         stated = config.get("max_position_embeddings")
@@ -61,7 +61,7 @@ class ConfigLayers:
         if value is None or value is False:
             return 0
         if type(value) is not int or value < 0:
-            raise ConfigError(key, "wants a whole number")
+            raise ConfigError(key, "must be a whole number")
         return value
 
     def _attention(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class ConfigLayers:
         stated = self.config.get("layer_types")
         if stated is not None:
             if type(stated) is not list or len(stated) < self.layers:
-                raise ConfigError("layer_types", f"wants a list of {self.layers} kinds")
+                raise ConfigError("layer_types", f"must be a list of {self.layers} kinds")
             for kind in stated:
                 if kind not in LAYER_TYPES:
                     raise ConfigError("layer_types", f"layers of {kind} are not known here")
@@ -120,7 +120,7 @@ class ConfigLayers:
         elif pattern is None:
             sliding = [True] * self.layers
         else:
-            raise ConfigError("sliding_window_pattern", "wants a whole number or L and G")
+            raise ConfigError("sliding_window_pattern", "must be a whole number or L and G")
         return ["sliding_attention" if slides else full for slides in sliding]
 
     def _read_chunked(self) -> list[str]:
@@ -182,7 +182,7 @@ class ConfigLayers:
             return layer in listed
         dense = config.get("mlp_only_layers") or []
         if type(dense) is not list:
-            raise ConfigError("mlp_only_layers", "wants a list of layers")
+            raise ConfigError("mlp_only_layers", "must be a list of layers")
         if layer in dense:
             return False
         first = self.whole("first_k_dense_replace") or self.whole("moe_layer_start_index")

@@ -44,7 +44,7 @@ def read_model_config(path: Path, longest: int | None = None) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON ({error})") from None
     if not isinstance(config, dict):
-        raise ValueError(f"{path}: wants an object of sizes")
+        raise ValueError(f"{path}: must be an object of sizes")
     keys_by_meaning: dict[str, list[str]] = {}
     for key, meaning in _list_unsupported(config):
         keys_by_meaning.setdefault(meaning, []).append(f"{key} {_shown(config[key])}")
@@ -58,8 +58,8 @@ def read_model_config(path: Path, longest: int | None = None) -> dict[str, Any]:
             sizes |= ConfigLayers(config, sizes["layers"], longest).sizes()
     except ConfigError as error:
         key, value = error.key, _shown(config.get(error.key))
-        if error.why.startswith("wants"):
-            raise ValueError(f"{path}: {key} {error.why}, not {value}") from None
+        if error.why.startswith("must be"):
+            raise ValueError(f"{path}: {key} {error.why}: {value}") from None
         raise ValueError(f"{path}: {key} {value}: {error.why}") from None
     return sizes
 
@@ -72,7 +72,7 @@ def _sizes(config: Mapping[str, Any]) -> dict[str, Any]:
         if key is None:
             continue
         if type(config[key]) is not int or config[key] < 1:
-            raise ConfigError(key, "wants a whole number above 0")
+            raise ConfigError(key, "must be a whole number above 0")
         sizes[name] = config[key]
     if "heads" in sizes:
         sizes.setdefault("kv_heads", sizes["heads"])
@@ -83,7 +83,7 @@ def _sizes(config: Mapping[str, Any]) -> dict[str, Any]:
         sizes.pop("head_dim", None)  # the rotary part of one, if it is stated
     tied = config.get(_TIED, False)
     if type(tied) is not bool:
-        raise ConfigError(_TIED, "wants true or false")
+        raise ConfigError(_TIED, "must be true or false")
     if tied:
         sizes["tied"] = True
     return sizes

@@ -70,12 +70,12 @@ class ProfileReader(FieldReader):
         shape = self.shape(raw["model"])
         zero_stage = self.integer(raw, "zero_stage", "", 1)
         if zero_stage > 3:
-            self.fail(".zero_stage", f"wants 1, 2 or 3, not {zero_stage}")
+            self.fail(".zero_stage", f"must be 1, 2 or 3: {zero_stage}")
         raw.setdefault("forward_fraction", 1 / 3)
         raw.setdefault("checkpointing", "none")
         fraction = self.number(raw, "forward_fraction", "")
         if not 0 < fraction < 1:
-            self.fail(".forward_fraction", f"wants a share between 0 and 1, not {fraction}")
+            self.fail(".forward_fraction", f"must be a share between 0 and 1: {fraction}")
         schemes = self.schemes(raw, shape, zero_stage)
         memory = self.memory(raw["memory"], tied=shape.tied)
         for index, entry in enumerate(schemes):
@@ -112,9 +112,9 @@ class ProfileReader(FieldReader):
         """Return a field that is a text, not empty and without control characters."""
         text = self.text(raw, name, place)
         if not text:
-            self.fail(f"{place}.{name}", "wants a text that is not empty")
+            self.fail(f"{place}.{name}", "must be a text that is not empty")
         if min(text) < " ":
-            self.fail(f"{place}.{name}", "wants a text without control characters")
+            self.fail(f"{place}.{name}", "must be a text without control characters")
         return str(raw[name])
 
     def shape(self, raw: Any) -> ModelShape:
@@ -126,10 +126,10 @@ class ProfileReader(FieldReader):
             if name in _MODEL or raw.get(name) is not None
         }
         if "head_dim" in sizes and "heads" not in sizes:
-            self.fail(".model.head_dim", "wants heads next to it")
+            self.fail(".model.head_dim", "requires heads")
         tied = raw.get("tied", False)
         if type(tied) is not bool:
-            self.fail(".model.tied", f"wants true or false, not {shown(tied)}")
+            self.fail(".model.tied", f"must be true or false: {shown(tied)}")
         try:
             architecture, _ = Architecture.split({n: raw[n] for n in ARCHITECTURE if n in raw})
             architecture.check_layers(raw["layers"])
@@ -141,7 +141,7 @@ class ProfileReader(FieldReader):
         """Read the schemes, which must differ and be possible for the model."""
         entries = self.items(raw, "schemes", "")
         if not entries:
-            self.fail(".schemes", "wants at least one scheme")
+            self.fail(".schemes", "must be at least one scheme")
         profiled = [
             self.scheme(entry, f".schemes[{index}]", shape) for index, entry in enumerate(entries)
         ]
@@ -173,10 +173,12 @@ class ProfileReader(FieldReader):
         flag = None if raw.get("flag") is None else self.name(raw, "flag", place)
         origin = raw.get("origin", ORIGINS[0])
         if origin not in ORIGINS:
-            self.fail(f"{place}.origin", f"wants one of {', '.join(ORIGINS)}, not {shown(origin)}")
+            self.fail(
+                f"{place}.origin", f"must be one of {', '.join(ORIGINS)}, not {shown(origin)}"
+            )
         fit = raw.get("fit")
         if fit is not None and type(fit) is not dict:
-            self.fail(f"{place}.fit", f"wants an object, not {shown(fit)}")
+            self.fail(f"{place}.fit", f"must be an object: {shown(fit)}")
         return ProfiledScheme(scheme, latency, flag, origin, fit)
 
     def sync(self, raw: dict[str, Any]) -> tuple[MeasuredSync, ...]:
@@ -192,7 +194,7 @@ class ProfileReader(FieldReader):
                 self.fail(f"{place}.gpus", f"{counts['gpus']} are too few for a sync")
             times = {name: self.number(entry, name, place, LARGEST) for name in _SYNC_TIMES}
             if not times["ms"] > 0:
-                self.fail(f"{place}.ms", f"wants a time above 0, not {times['ms']:g}")
+                self.fail(f"{place}.ms", f"must be a time above 0: {times['ms']:g}")
             measured.append(
                 MeasuredSync(**counts, ms=times["ms"], optimizer_ms=times["optimizer_ms"])
             )
@@ -216,12 +218,12 @@ class ProfileReader(FieldReader):
         """Read the bytes of sharded states by the largest context that they hold for."""
         pairs = self.items(raw, "sharded_state_bytes", place)
         if not pairs:
-            self.fail(f"{place}.sharded_state_bytes", "wants at least one [context, bytes]")
+            self.fail(f"{place}.sharded_state_bytes", "must be at least one [context, bytes]")
         sharded: list[tuple[int | None, float]] = []
         for index, pair in enumerate(pairs):
             here = f"{place}.sharded_state_bytes[{index}]"
             if type(pair) is not list or len(pair) != 2:
-                self.fail(here, "wants [largest context in tokens or null, bytes]")
+                self.fail(here, "must be [largest context in tokens or null, bytes]")
             named = {"context": pair[0], "bytes": pair[1]}
             limit = self.integer_or_null(named, "context", here, 1)
             last = sharded[-1][0] if sharded else 0
@@ -235,12 +237,12 @@ class ProfileReader(FieldReader):
         here = f"{place}.activation_bytes_per_token"
         by_degree = raw["activation_bytes_per_token"]
         if type(by_degree) is not dict or not by_degree:
-            self.fail(here, "wants an object of tp → bytes")
+            self.fail(here, "must be an object of tp → bytes")
         activations = {}
         for degree in by_degree:
             if not _DEGREE.fullmatch(degree):
                 self.fail(f"{here}.{degree}", "the key must be a tensor-parallel degree")
             activations[int(degree)] = self.number(by_degree, degree, here, LARGEST)
             if activations[int(degree)] < 1:
-                self.fail(f"{here}.{degree}", f"wants at least 1 byte, not {by_degree[degree]:g}")
+                self.fail(f"{here}.{degree}", f"must be at least 1 byte: {by_degree[degree]:g}")
         return activations

@@ -1,10 +1,11 @@
-"""The generated parts of the documentation: ``python docs/generate.py`` writes them anew.
+"""Parts of the site that follow from the code, made while the site is built.
 
-- ``command-line.md``: the output of ``seqplan COMMAND --help``, 80 columns wide.
-- ``service.md``: every route of the interface, from the OpenAPI document of a running service.
-- ``architecture.md``: the public names of the packages, with the first sentence of each.
+- ``commands``: the output of ``seqplan COMMAND --help``, 80 columns wide.
+- ``routes``: every route of the HTTP interface, from its OpenAPI document.
+- ``api``: the public names of the packages, with their docstrings.
+- ``contexts``, ``scaling``: charts of results, from the files of ``data``.
 
-In a page a part stands between ``<!-- generated: PART -->`` and ``<!-- end of PART -->``.
+A page has ``<!-- generated: PART -->`` in their place; ``conf.py`` replaces it.
 """
 
 from __future__ import annotations
@@ -13,26 +14,22 @@ import importlib
 import inspect
 import os
 import re
-import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs"
-sys.path.insert(0, str(ROOT / "tests" / "api"))
-
-from service_process import serving  # noqa: E402
+from charts import draw_contexts, draw_scaling
 
 RUNTIME = (
     *("checkpoint", "data", "errors", "losses", "models"),
     *("sequence_parallel", "sources", "training"),
 )
 FACES = (
-    *("seqplan", "seqplan.huggingface", "seqplan.plans", "seqplan.costs", "seqplan.profiler"),
-    *("seqplan.planner", "seqplan.runtime", *(f"seqplan.runtime.{name}" for name in RUNTIME)),
+    *("seqplan", "seqplan.huggingface", "seqplan.runtime"),
+    *(f"seqplan.runtime.{name}" for name in RUNTIME),
+    *("seqplan.plans", "seqplan.costs", "seqplan.profiler", "seqplan.planner"),
     *("seqplan.api", "seqplan.integrations"),
 )
 """Packages and modules that may list public names."""
@@ -40,15 +37,15 @@ FACES = (
 COLUMNS = "80"
 
 
-def commands() -> str:
-    """A section for each command with its help."""
+def list_commands() -> str:
+    """Return a section for each command with its help."""
     from seqplan.api.cli import COMMANDS
 
     return "\n\n".join(f"### {name}\n\n```text\n{help_of(name)}\n```" for name in COMMANDS)
 
 
 def help_of(command: str) -> str:
-    """The output of ``seqplan COMMAND --help``, for any environment of this process."""
+    """Return the output of ``seqplan COMMAND --help``, for any environment of this process."""
     from seqplan.api.cli import build_parser
 
     before = os.environ.get("COLUMNS")
@@ -66,40 +63,84 @@ def help_of(command: str) -> str:
             os.environ["COLUMNS"] = before
 
 
-def routes() -> str:
-    """A table of every method and path with the first sentence of what it says of itself."""
-    rows = [
-        f"| `{method.upper()} {path}` | {_sentence(about.get('description', ''))} |"
-        for path, methods in openapi()["paths"].items()
+def list_routes() -> str:
+    """Return a table of every method and path, then a section for each with its parameters."""
+    operations = [
+        (f"{method.upper()} {path}", about)
+        for path, methods in read_openapi()["paths"].items()
         for method, about in methods.items()
     ]
-    return "\n".join(["| route | what it does |", "|---|---|", *rows])
-
-
-def openapi() -> dict[str, Any]:
-    """The OpenAPI document of a service on an empty store."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        serving("--store", Path(folder) / "store.db", "--port", 0) as served,
-    ):
-        document: dict[str, Any] = served.ok("GET", "/openapi.json")
-        return document
-
-
-def names() -> str:
-    """A table for each package that names what is public."""
-    parts = []
-    for face in FACES:
-        package = importlib.import_module(face)
-        public = getattr(package, "__all__", ())
-        rows = [f"| `{name}` | {_about(package, name)} |" for name in public]
-        if rows:
-            parts.append("\n".join([f"| `{face}` | |", "|---|---|", *rows]))
+    rows = [f"| `{name}` | {_sentence(about['description'])} |" for name, about in operations]
+    parts = ["\n".join(["| route | effect |", "|---|---|", *rows])]
+    for name, about in operations:
+        if lines := list(_describe_operation(about)):
+            parts += [f"## `{name}`", "\n".join(["| | | |", "|---|---|---|", *lines])]
     return "\n\n".join(parts)
 
 
+def _describe_operation(about: dict[str, Any]) -> Iterator[str]:
+    """Yield a row for each parameter and each status of success."""
+    for parameter in about.get("parameters", ()):
+        name = f"`{parameter['name']}`"
+        kind = f"{parameter['in']}, required" if parameter.get("required") else parameter["in"]
+        yield f"| {name} | {kind} | {_cell(parameter.get('description', ''))} |"
+    if "requestBody" in about:
+        kinds = ", ".join(f"`{kind}`" for kind in about["requestBody"]["content"])
+        yield f"| body | required | {kinds} |"
+    for status, answer in about["responses"].items():
+        if status.startswith("2"):
+            yield f"| {status} | response | {_cell(answer.get('description', ''))} |"
+
+
+def read_openapi() -> dict[str, Any]:
+    """Return the OpenAPI document of a service on an empty store."""
+    from seqplan.api.rest.app import make_app
+    from seqplan.api.service.service import Service
+    from seqplan.api.store.store import Store
+
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(str(Path(folder) / "store.db"), None)
+        try:
+            return make_app(Service(store)).openapi()
+        finally:
+            store.close()
+
+
+def list_names() -> str:
+    """Return a section for each package: a table of its public names, then each in full."""
+    parts = []
+    documented: dict[int, str] = {}
+    for face in FACES:
+        package = importlib.import_module(face)
+        public = getattr(package, "__all__", ())
+        about = {name: _about(package, name) for name in public}
+        directives = [_document(package, name, documented) for name in public]
+        rows = []
+        for name in public:
+            place = documented.get(id(getattr(package, name)))
+            shown = f"{{py:obj}}`{name} <{place}>`" if place else f"`{name}`"
+            rows.append(f"| {shown} | {about[name]} |")
+        if rows:
+            parts += [f"## {face}", "\n".join(["| name | |", "|---|---|", *rows])]
+            parts += filter(None, directives)
+    return "\n\n".join(parts)
+
+
+def _document(package: ModuleType, name: str, documented: dict[int, str]) -> str | None:
+    """Return a directive for autodoc; None for constants, modules and documented names."""
+    value = getattr(package, name)
+    if id(value) in documented or not (inspect.isclass(value) or inspect.isroutine(value)):
+        return None
+    documented[id(value)] = f"{package.__name__}.{name}"
+    kind = "class" if inspect.isclass(value) else "function"
+    lines = [f".. auto{kind}:: {package.__name__}.{name}"]
+    if inspect.isclass(value) and not issubclass(value, BaseException):
+        lines += ["   :members:"]
+    return "\n".join(["```{eval-rst}", *lines, "```"])
+
+
 def _about(package: ModuleType, name: str) -> str:
-    if not hasattr(package, name):  # a face that lists modules does not import them
+    if not hasattr(package, name):  # a package that lists modules does not import them
         importlib.import_module(f"{package.__name__}.{name}")
     value = getattr(package, name)
     if inspect.ismodule(value) or inspect.isclass(value) or inspect.isroutine(value):
@@ -108,37 +149,21 @@ def _about(package: ModuleType, name: str) -> str:
 
 
 def _sentence(text: str) -> str:
-    """The first sentence of a docstring, as it fits a table."""
-    first = " ".join(text.strip().split("\n\n")[0].replace("``", "`").split())
+    """Return the first sentence of a docstring, as it fits a table."""
+    first = _cell(text.strip().split("\n\n")[0].replace("``", "`"))
     sentence = re.match(r".*?[.](?= [A-Z]|$)", first)
-    return (sentence[0] if sentence else first).replace("|", r"\|")
+    return sentence[0] if sentence else first
 
 
-PARTS: dict[str, tuple[str, Callable[[], str]]] = {
-    "commands": ("command-line.md", commands),
-    "routes": ("service.md", routes),
-    "names": ("architecture.md", names),
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", r"\|")
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "commands": list_commands,
+    "routes": list_routes,
+    "api": list_names,
+    "contexts": draw_contexts,
+    "scaling": draw_scaling,
 }
-"""Part → (page, what writes it)."""
-
-
-def written(part: str, text: str) -> str:
-    """The page ``text`` with this part as it should be."""
-    begin, end = f"<!-- generated: {part} -->\n", f"\n<!-- end of {part} -->"
-    before, opened, rest = text.partition(begin)
-    _, closed, after = rest.partition(end)
-    if not opened or not closed:
-        raise ValueError(f"{PARTS[part][0]} has no place for {part}: wants {begin!r} and {end!r}")
-    return f"{before}{begin}{PARTS[part][1]()}{end}{after}"
-
-
-def main() -> None:
-    """Write every part into its page."""
-    for part, (page, _) in PARTS.items():
-        path = DOCS / page
-        path.write_text(written(part, path.read_text("utf-8")), "utf-8")
-        print(f"{path.relative_to(ROOT)}: {part}")
-
-
-if __name__ == "__main__":
-    main()
+"""Part → the function that makes its text, in Markdown."""

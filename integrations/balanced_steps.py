@@ -86,7 +86,7 @@ class BalancedSteps:
                 ranks,
                 self._capacity,
                 self._cost,
-                lockstep=lockstep,
+                execution="lockstep" if lockstep else "uniform",
                 pad_to=self._pad_to,
             )
             yield RankedStep(

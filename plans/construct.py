@@ -35,7 +35,9 @@ def construct_plan(
     if not lengths:
         raise ValueError("a plan needs sequences")
     if bad := [place for place, length in enumerate(lengths) if length < 1]:
-        raise ValueError(f"sequence {bad[0]} has length {lengths[bad[0]]}; wants 1 or more tokens")
+        raise ValueError(
+            f"sequence {bad[0]} has length {lengths[bad[0]]}; must be 1 or more tokens"
+        )
     if ids is not None and len(ids) != len(lengths):
         raise ValueError(f"there are {len(ids)} ids for {len(lengths)} sequences")
     planned = []
@@ -53,7 +55,7 @@ def construct_plan(
         often = next((p for p in places if places.count(p) > 1), None)
         absent = next((p for p in range(len(lengths)) if p not in places), None)
         which = f"{absent} is in no" if often is None else f"{often} is in more than one"
-        raise ValueError(f"sequence {which} micro-batch; each wants exactly one")
+        raise ValueError(f"sequence {which} micro-batch; each must be in exactly one")
     world = first if world_size is None else world_size
     if world < first:
         raise ValueError(f"the pipelines take {first} ranks, world_size is {world}")

@@ -74,7 +74,7 @@ class Scheme:
     def from_dict(cls, fields: Mapping[str, int]) -> Scheme:
         """Read a plan format's object; ``ValueError`` on a missing or foreign field."""
         if not isinstance(fields, Mapping) or set(fields) != {"tp", "pp", "ulysses", "ring"}:
-            raise ValueError(f"scheme: wants tp, pp, ulysses and ring, got {fields!r}")
+            raise ValueError(f"scheme: must be tp, pp, ulysses and ring: {fields!r}")
         return cls(**fields)
 
     @property
@@ -133,7 +133,7 @@ class Strategy:
         for part in text.split("+"):
             count, sign, scheme = part.strip().replace("×", "x").partition("x")
             if not sign or not count.strip().isdigit():
-                raise ValueError(f"strategy {text!r}: wants COUNTxSCHEME + …, got {part.strip()!r}")
+                raise ValueError(f"strategy {text!r}: must be COUNTxSCHEME + …: {part.strip()!r}")
             key = Scheme.parse(scheme)
             counts[key] = counts.get(key, 0) + int(count)
         return cls.from_counts(counts)
@@ -172,7 +172,7 @@ class Strategy:
         counts: dict[Scheme, int] = {}
         for entry in entries:
             if not isinstance(entry, Mapping) or "count" not in entry:
-                raise ValueError(f"strategy: wants a scheme with a count, got {entry!r}")
+                raise ValueError(f"strategy: must be a scheme with a count: {entry!r}")
             scheme = Scheme.from_dict({k: v for k, v in entry.items() if k != "count"})
             if scheme in counts:
                 raise ValueError(f"strategy: scheme {scheme} is listed twice")

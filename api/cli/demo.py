@@ -23,7 +23,7 @@ from seqplan.api.cli.check.check_training import print_check
 from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.extras import RUNTIME, lacks_torch
 from seqplan.api.cli.framework.terminal import ProgressBar, percent, seconds, table
-from seqplan.api.cli.plan import StepRow, plan_rows, summary_lines
+from seqplan.api.cli.parts.planned_steps import StepRow, plan_rows, summary_lines
 from seqplan.api.cli.profile.show_profile import scheme_notes, scheme_rows, scheme_table
 from seqplan.api.cli.propose import proposal_lines
 from seqplan.costs.lengths import histogram_lines, read_lengths, summarise

@@ -1,131 +1,171 @@
-"""``seqplan plan``: execution plans, step by step."""
+"""``seqplan plan``: from a data set to execution plans, step by step."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from seqplan.api.cli.framework.command import add_command
-from seqplan.api.cli.framework.options import add_executor, add_trainer, natural, positive
+from seqplan.api.cli.framework.options import add_trainer, add_workers, natural, positive
 from seqplan.api.cli.framework.output_file import check_output
-from seqplan.api.cli.framework.terminal import ProgressBar, percent, seconds
-from seqplan.costs.lengths import read_lengths
+from seqplan.api.cli.framework.terminal import ProgressBar
+from seqplan.api.cli.parts.data_source import read_data
+from seqplan.api.cli.parts.planned_steps import (
+    StepRow,
+    plan_rows,
+    summary,
+    summary_lines,
+    window_lines,
+)
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.batches_file import has_batches, read_batches
 from seqplan.planner.batches.sampler import Sampler
-from seqplan.planner.batches.window import WindowReport, WindowSampler
+from seqplan.planner.batches.window import WindowSampler
 from seqplan.planner.bounds.sequence_costs import sequence_costs
 from seqplan.planner.execution import EXECUTIONS
 from seqplan.planner.placement.fleet import PipelineClass, drop_dominated
 from seqplan.planner.problem import PACKINGS, PlanningOptions
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.sync.times import parse_layout
-from seqplan.planner.workers.executor import EXECUTORS
-from seqplan.planner.workers.produce import produce
 from seqplan.plans.format.atomic_file import atomic_write
-from seqplan.plans.format.codec import from_json
-from seqplan.plans.format.export import check_export, export_plans
-from seqplan.plans.lint import lint
-from seqplan.plans.plan import Plan
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from seqplan.costs.profile import Profile
+    from seqplan.planner.comparison.results import Comparison
 
 _DESCRIPTION = """\
-Plan the steps of a training run from a proposal: batches drawn from the data set's lengths, or
-batches that the trainer has drawn. Every plan is checked before it is written.
+Plan the steps of a training run: batches drawn from the data set's lengths, or batches that the
+trainer has drawn. With --proposal its strategies are used. With --model and --hardware, or a
+--profile, strategies are proposed first; the output then answers whether plans pay off over what
+would run instead. Every plan is checked before it is written.
 """
 
 _EXAMPLES = """\
 examples:
-  seqplan plan lengths.npy --proposal proposal.json --tokens 200000 --steps 20 --workers 2 \\
-    -o plans.jsonl
+  seqplan plan chat.jsonl --tokenizer Qwen3-8B/ --model qwen3-8b --hardware h100-80gb --gpus 64
+  seqplan plan lengths.npy --model llama3-8b --hardware h100-80gb --gpus 64 --max-len 32768 -o run/
+  seqplan plan lengths.npy --proposal proposal.json --tokens 200000 --workers 2 -o plans.jsonl
   seqplan plan batches.jsonl --proposal proposal.json -o plans.jsonl
 a line of batches: {"step":0,"ids":[17,4],"lengths":[812,30977]}
+a folder, as run/, gets lengths, profile, proposal, plans and the report of the comparison
 """
 
 STEPS = 20
-"""Steps drawn by default."""
+"""Steps drawn by default: as many as an interval of the gain requires, and a few more."""
+
+LARGE_GPUS, LARGE_TOKENS = 256, 400_000
+"""Above either, compared systems with long searches are cut short, and labeled so."""
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the command and its options."""
-    parser = add_command(
-        subparsers,
-        "plan",
-        run,
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
+    parser = add_command(subparsers, "plan", run, description=_DESCRIPTION, epilog=_EXAMPLES)
+    add = parser.add_argument
+    add("data", metavar="DATA", help="lengths, token ids, text, chats, or batches drawn already")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--proposal", metavar="FILE", type=Path, help="plan by its strategies")
+    source.add_argument("--profile", metavar="NAME|FILE", help="propose with this profile first")
+    source.add_argument("--model", metavar="NAME|FILE", help="derive a profile first, and propose")
+    add("--hardware", metavar="NAME|FILE", help="with --model: the devices, such as h100-80gb")
+    add("--gpus", metavar="N", type=positive, help="required without --proposal")
+    add(
+        "--max-len",
+        metavar="L",
+        type=positive,
+        help="truncate sequences to this; default: the proposal's, or the longest sequence",
     )
-    parser.add_argument(
-        "data", metavar="DATA", help="lengths, of which batches are drawn, or batches drawn already"
+    add(
+        "--tokenizer",
+        metavar="PATH|X",
+        help="of text: tokenizer.json, a tokenizer's folder (for chats, by its template), or X "
+        "bytes per token, about 4 for English",
     )
-    parser.add_argument("--proposal", metavar="FILE", type=Path, required=True)
-    parser.add_argument(
-        "--tokens", metavar="T", type=positive, help="tokens of a step; default: the proposal's"
-    )
-    parser.add_argument(
-        "--steps", metavar="K", type=positive, help=f"steps to draw; default {STEPS}"
-    )
-    parser.add_argument("--seed", metavar="S", type=natural, default=0)
-    parser.add_argument(
+    add("--tokens", metavar="T", type=positive, help="tokens of a step; default: the proposal's")
+    add("--steps", metavar="K", type=positive, help=f"steps to draw; default {STEPS}")
+    add("--seed", metavar="S", type=natural, default=0)
+    add(
         "--packing",
         choices=PACKINGS,
         default=PACKINGS[0],
         help="tight: full micro-batches first (default); even: of about equal tokens, for memory",
     )
-    parser.add_argument(
+    add(
         "--execution",
         choices=EXECUTIONS,
-        help="static: without regrouping, for trainers that cannot change groups within a step; "
-        "default: the proposal's",
+        help="with --proposal, static plans without regrouping; without, as in propose; default: "
+        "the proposal's, or what --trainer runs",
     )
-    parser.add_argument(
+    add(
         "--window",
         metavar="STEPS",
         type=positive,
         default=1,
-        help="put the outliers of so many steps together in few of them, so that "
-        "other sequences meet in a step than at random; default 1: as drawn",
+        help="put the outliers of so many steps together in few of them, so that other sequences "
+        "meet in a step than at random; default 1: as drawn",
     )
-    parser.add_argument(
+    add(
         "--exact",
         action="store_true",
         help="solve steps of few sequences whose proven gap is above 1 %% by constraint "
         "programming, for a better plan or a closer bound; takes up to a minute for each",
     )
-    parser.add_argument("--workers", metavar="W", type=positive, default=1, help="default 1")
-    add_trainer(parser, "the trainer that the proposal has to be made for")
-    add_executor(parser)
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", type=Path, help="plans.jsonl; without it, stdout"
-    )
-    parser.add_argument(
-        "--export",
-        metavar="FILE",
+    add_workers(parser, "planners")
+    add_trainer(parser, "the trainer that runs the plans; a proposal must be made for it")
+    add(
+        "-o",
+        "--output",
+        metavar="FILE|FOLDER",
         type=Path,
-        help="also the ids of each rank's micro-batches, .jsonl or .parquet, for loaders that "
-        "cannot read plans",
+        help="plans.jsonl or, without --proposal, a folder for all files; default: stdout with "
+        "--proposal, else none",
     )
-    parser.add_argument("--json", action="store_true", help="the summary as JSON")
+    add("--json", action="store_true", help="the summary as JSON")
     return parser
 
 
 @dataclass(frozen=True)
-class StepRow:
-    """What a summary needs of one planned step."""
+class _Source:
+    """What steps are planned from. ``windows``: composes steps, if it was requested."""
 
-    plan: Plan
-    planning_ms: float
+    proposal: Proposal
+    batches: Iterable[Batch]
+    steps: int
+    truncated: int
+    windows: WindowSampler | None = None
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command. ``ValueError`` on bad input, ``Infeasible`` for an impossible step."""
+    if args.proposal is None:
+        return _plan_from_data(args)
+    proposal = _load_proposal(args)
+    check_output(args.output, args.proposal, args.data)
+    rows, source = _plan(args, _source_of_proposal(args, proposal), args.output, to_stdout=True)
+    report = sys.stdout if args.output is not None else sys.stderr
+    if args.json:
+        print(json.dumps(_fields(rows, source)), file=report)
+        return 0
+    print("\n".join(_lines(args, rows, source)), file=report)
+    if args.output is not None:
+        print(f"written: {args.output}")
+    return 0
+
+
+def _load_proposal(args: argparse.Namespace) -> Proposal:
+    """Read the proposal; ``ValueError`` for options that it states or does not support."""
+    stated = ("hardware", "gpus", "max_len")
+    if given := [name for name in stated if getattr(args, name) is not None]:
+        option = given[0].replace("_", "-")
+        raise ValueError(f"--{option} is stated by the proposal. Leave it out, or propose again")
     proposal = Proposal.load(args.proposal)
     if args.trainer not in (None, proposal.trainer):
         made_for = "no trainer" if proposal.trainer is None else proposal.trainer
@@ -133,136 +173,146 @@ def run(args: argparse.Namespace) -> int:
             f"--trainer {args.trainer}: {args.proposal} was made for {made_for}. Give propose "
             f"--trainer {args.trainer}"
         )
-    options = PlanningOptions(
-        seed=args.seed, packing=args.packing, execution=args.execution, exact=args.exact
+    _options(args).resolve_execution(proposal.problem)
+    return proposal
+
+
+def _options(args: argparse.Namespace, *, proposed: bool = True) -> PlanningOptions:
+    return PlanningOptions(
+        seed=args.seed,
+        packing=args.packing,
+        execution=args.execution if proposed else None,
+        exact=args.exact,
     )
-    options.resolve_execution(proposal.problem)
-    check_output(args.output, args.proposal, args.data)
-    check_output(args.export, args.proposal, args.data, args.output)
-    if args.export is not None:
-        check_export(args.export)
-    batches, steps, truncated, windows = _batches(args, proposal)
+
+
+def _plan(
+    args: argparse.Namespace,
+    source: _Source,
+    output: Path | None,
+    *,
+    to_stdout: bool,
+    proposed: bool = True,
+) -> tuple[list[StepRow], _Source]:
+    """Plan the steps of a source and write them; ``proposed``: options narrow the proposal's."""
     rows = []
-    exporting = nullcontext() if args.export is None else export_plans(args.export)
-    with _output(args.output) as out, exporting as export, ProgressBar(sys.stderr) as progress:
-        for row, line in plan_rows(proposal, batches, options, args.workers, args.executor):
-            out.write(line + "\n")
-            if export is not None:
-                export(row.plan)
+    with _output(output, to_stdout=to_stdout) as out, ProgressBar(sys.stderr) as progress:
+        for row, line in plan_rows(
+            source.proposal,
+            source.batches,
+            _options(args, proposed=proposed),
+            args.workers.count,
+            args.workers.executor,
+        ):
+            if out is not None:
+                out.write(line + "\n")
             rows.append(row)
-            progress("planning steps", len(rows), steps)
-    report = sys.stdout if args.output is not None else sys.stderr
-    composed = None if windows is None else windows.report()
+            progress("planning steps", len(rows), source.steps)
+    return rows, source
+
+
+def _plan_from_data(args: argparse.Namespace) -> int:
+    """Propose for the data, plan steps of it, and compare them."""
+    from seqplan.api.cli.parts.first_proposal import propose_for_data, write_parts
+    from seqplan.api.cli.parts.pay_output import pay_fields, pay_lines
+
+    if (args.model is None) != (args.hardware is None):
+        raise ValueError("--model and --hardware go together. Give both, or a --profile")
+    if has_batches(args.data):
+        raise ValueError(
+            f"{args.data} has batches, for which strategies are proposed apart. Give --proposal"
+        )
+    folder = args.output if args.output is not None and _is_folder(args.output) else None
+    plans = args.output if folder is None else folder / "plans.jsonl"
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    check_output(plans, args.data, args.profile, args.model, args.hardware)
+    with ProgressBar(sys.stderr) as progress:
+        lengths = read_data(args.data, args.tokenizer).values
+        first = propose_for_data(args, lengths, progress)
+        _options(args, proposed=False).resolve_execution(first.proposal.problem)
+    source = _draw(args, first.proposal, lengths)
+    rows, source = _plan(args, source, plans, to_stdout=False, proposed=False)
+    with ProgressBar(sys.stderr) as progress:
+        comparison = _compare(args, first.proposal, first.profile, lengths, progress)
+    if folder is not None:
+        write_parts(folder, first, lengths)
+        _write_report(folder / "report.html", comparison, first.profile)
     if args.json:
-        figures = summary(rows, truncated)
-        figures |= {} if composed is None else {"window": asdict(composed)}
-        print(json.dumps(figures), file=report)
-    else:
-        lines = summary_lines(rows, truncated)
-        if composed is not None:
-            lines += window_lines(args.window, composed)
-        print("\n".join(lines), file=report)
-        if args.output is not None:
-            print(f"written: {args.output}")
-    if args.export is not None and not args.json:
-        print(f"exported: {args.export}", file=report)
+        fields = {"profile": first.origin, **_fields(rows, source)}
+        print(json.dumps(fields | pay_fields(comparison, first.profile), ensure_ascii=False))
+        return 0
+    cluster = first.proposal.cluster
+    lines = [
+        (
+            f"{len(lengths):,} sequences, {int(lengths.sum()):,} tokens, longest "
+            f"{lengths.max():,}; steps of {cluster.tokens:,} tokens, sequences up to "
+            f"{cluster.max_len:,}"
+        ),
+        first.origin,
+        *_lines(args, rows, source),
+        "",
+        *pay_lines(comparison, first.profile),
+    ]
+    if args.output is not None:
+        lines += ["", f"written: {folder if folder is not None else plans}"]
+    print("\n".join(lines))
     return 0
 
 
-def plan_rows(
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() or (not path.suffix and not path.exists())
+
+
+def _compare(
+    args: argparse.Namespace,
     proposal: Proposal,
-    batches: Iterable[Batch],
-    options: PlanningOptions,
-    workers: int,
-    executor: str = EXECUTORS[0],
-) -> Iterator[tuple[StepRow, str]]:
-    """Plan and check steps in order. ``RuntimeError`` if a plan breaks a rule, which is a bug."""
-    models = proposal.cluster.models(proposal.profile)
-    for planned in produce(proposal, batches, options=options, workers=workers, executor=executor):
-        plan = from_json(planned.line)
-        if broken := lint(plan, models):
-            raise RuntimeError(
-                f"step {plan.step}: the plan breaks a rule, please report: {broken[0]}"
-            )
-        yield StepRow(plan, planned.planning_ms), planned.line
+    profile: Profile,
+    lengths: npt.NDArray[np.integer],
+    progress: ProgressBar,
+) -> Comparison:
+    """Compare the plans of the drawn steps with every system that the profile allows."""
+    from seqplan.planner.comparison.compare import Options, compare
+    from seqplan.planner.sync.choice import choose_sync
+
+    cluster = proposal.cluster
+    gpus = cluster.gpus
+    return compare(
+        profile,
+        cluster,
+        lengths,
+        args.steps or STEPS,
+        choose_sync(profile, gpus),
+        seed=args.seed,
+        options=Options(fast=gpus > LARGE_GPUS or cluster.tokens > LARGE_TOKENS),
+        execution=args.execution,
+        trainer=args.trainer,
+        proposal=proposal,
+        progress=progress,
+    )
 
 
-def summary(rows: Sequence[StepRow], truncated: int) -> dict[str, Any]:
-    """Figures over the planned steps: times in ms, gaps as shares."""
-    predicted = [row.plan.predicted_ms for row in rows]
-    whole = [row.plan.predicted_ms + (row.plan.sync_ms or 0.0) for row in rows]
-    gaps = sorted(row.plan.gap for row in rows)
-    planning = [row.planning_ms for row in rows]
-    return {
-        "steps": len(rows),
-        "tokens": sum(row.plan.tokens for row in rows),
-        "truncated": truncated,
-        "predicted_ms_mean": round(sum(predicted) / len(predicted), 3),
-        **_sync_mean(rows),
-        "tokens_per_s": round(sum(row.plan.tokens for row in rows) / sum(whole) * 1000, 1),
-        "gap_median": round(median(gaps), 6),
-        "gap_p90": gaps[min(len(gaps) - 1, int(0.9 * len(gaps)))],
-        "gap_max": gaps[-1],
-        "planning_ms_median": round(median(planning), 2),
-        "strategies": dict(Counter(row.plan.strategy_text for row in rows).most_common()),
-    }
+def _write_report(path: Path, comparison: Comparison, profile: Profile) -> None:
+    from seqplan.api.report import render
+
+    with atomic_write(path, "w") as file:
+        file.write(render(comparison, profile, []))
 
 
-def _sync_mean(rows: Sequence[StepRow]) -> dict[str, float]:
-    """The mean sync that nothing hides, where strategies were chosen with it."""
-    times = [row.plan.sync_ms for row in rows if row.plan.sync_ms is not None]
-    return {"sync_ms_mean": round(sum(times) / len(times), 3)} if times else {}
+def _fields(rows: list[StepRow], source: _Source) -> dict[str, Any]:
+    figures = summary(rows, source.truncated)
+    composed = None if source.windows is None else source.windows.report()
+    return figures | ({} if composed is None else {"window": asdict(composed)})
 
 
-def summary_lines(rows: Sequence[StepRow], truncated: int) -> list[str]:
-    """The same for people."""
-    figures = summary(rows, truncated)
-    sync = ""
-    if "sync_ms_mean" in figures:
-        sync = f" and {seconds(figures['sync_ms_mean'])} of sync"
-    lines = [
-        (
-            f"{figures['steps']} steps planned and checked, {figures['tokens']:,} tokens: "
-            f"{seconds(figures['predicted_ms_mean'])} a step predicted{sync}, "
-            f"{figures['tokens_per_s']:,.0f} tokens/s"
-        ),
-        (
-            f"proven gap: median {percent(figures['gap_median'], 2)}, p90 "
-            f"{percent(figures['gap_p90'], 2)}, largest {percent(figures['gap_max'], 2)}; "
-            f"planning: median {figures['planning_ms_median']:.1f} ms a step"
-        ),
-        "strategies: "
-        + ", ".join(f"{name} ({count}×)" for name, count in figures["strategies"].items()),
-    ]
-    if truncated:
-        lines.append(f"{truncated:,} sequences of the data set truncated")
+def _lines(args: argparse.Namespace, rows: list[StepRow], source: _Source) -> list[str]:
+    lines = summary_lines(rows, source.truncated)
+    if source.windows is not None:
+        lines += window_lines(args.window, source.windows.report())
     return lines
 
 
-def window_lines(window: int, report: WindowReport) -> list[str]:
-    """What windows of steps have moved, and what that does to sampling."""
-    if not report.moved_sequences:
-        return [f"windows of {window} steps: no sequence was moved, the steps are as drawn"]
-    drawn, composed = (percent(spread) for spread in report.long_spread)
-    return [
-        (
-            f"windows of {window} steps: {report.moved_sequences:,} sequences with "
-            f"{percent(report.moved_tokens)} of the tokens run in another step than drawn, "
-            f"{report.mean_delay:.1f} steps early or late on average, at most "
-            f"{report.largest_delay}"
-        ),
-        (
-            "  long sequences meet more often than at random: their share of a step's tokens has a "
-            f"standard deviation of {composed}, {drawn} as drawn"
-        ),
-    ]
-
-
-def _batches(
-    args: argparse.Namespace, proposal: Proposal
-) -> tuple[Iterable[Batch], int, int, WindowSampler | None]:
-    """Batches, their number, how many sequences were truncated, and who composes windows if any."""
-    limit = proposal.cluster.max_len
+def _source_of_proposal(args: argparse.Namespace, proposal: Proposal) -> _Source:
     if has_batches(args.data):
         drawing = {"tokens": args.tokens, "steps": args.steps, "window": args.window > 1}
         if given := [name for name, value in drawing.items() if value]:
@@ -270,17 +320,22 @@ def _batches(
                 f"--{given[0]} is for lengths: {args.data} has batches, which are drawn already. "
                 f"Leave --{given[0]} out"
             )
-        batches = list(read_batches(Path(args.data), limit))
-        return batches, len(batches), 0, None
-    lengths = read_lengths([args.data]).values
-    steps = args.steps or STEPS
-    tokens = args.tokens or proposal.cluster.tokens
-    sampler = Sampler(lengths, tokens, limit, args.seed)
+        batches = list(read_batches(Path(args.data), proposal.cluster.max_len))
+        return _Source(proposal, batches, len(batches), 0)
+    return _draw(args, proposal, read_data(args.data, args.tokenizer).values)
+
+
+def _draw(
+    args: argparse.Namespace, proposal: Proposal, lengths: npt.NDArray[np.integer]
+) -> _Source:
+    """Draw steps from the data set, by windows if requested."""
+    steps, cluster = args.steps or STEPS, proposal.cluster
+    sampler = Sampler(lengths, args.tokens or cluster.tokens, cluster.max_len, args.seed)
     if args.window == 1:
-        return sampler.batches(steps), steps, sampler.truncated, None
-    costs = sequence_costs(_classes(proposal), sampler.lengths, proposal.cluster.gpus)
+        return _Source(proposal, sampler.batches(steps), steps, sampler.truncated)
+    costs = sequence_costs(_classes(proposal), sampler.lengths, cluster.gpus)
     windows = WindowSampler(sampler, args.window, costs, args.seed)
-    return windows.batches(steps), steps, sampler.truncated, windows
+    return _Source(proposal, windows.batches(steps), steps, sampler.truncated, windows)
 
 
 def _classes(proposal: Proposal) -> list[PipelineClass]:
@@ -293,9 +348,9 @@ def _classes(proposal: Proposal) -> list[PipelineClass]:
 
 
 @contextmanager
-def _output(path: Path | None) -> Iterator[IO[str]]:
+def _output(path: Path | None, *, to_stdout: bool) -> Iterator[IO[str] | None]:
     if path is None:
-        yield sys.stdout
+        yield sys.stdout if to_stdout else None
     else:
         with atomic_write(path, "w") as file:
             yield file

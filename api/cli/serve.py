@@ -9,7 +9,7 @@ from typing import Any
 from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.options import (
     above_zero,
-    add_executor,
+    add_workers,
     check_port,
     natural,
     positive,
@@ -56,10 +56,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--port", metavar="PORT", type=natural, default=8400, help="default 8400; 0: a free one"
     )
-    parser.add_argument(
-        "--workers", metavar="W", type=positive, default=1, help="planners of a job; default 1"
-    )
-    add_executor(parser)
+    add_workers(parser, "planners of a job")
     add_keeping(parser)
     parser.add_argument(
         "--add-token", metavar="NAME", help="print a new bearer token, once, and end"
@@ -118,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     from seqplan.api.store.tables.expiry import Retention
 
     check_port(args.port)
-    check_executor(args.executor)
+    check_executor(args.workers.executor)
     if args.list_tokens or args.add_token is not None or args.revoke_token is not None:
         return _tokens(args)
     store = Store(args.store, args.files)
@@ -129,7 +126,9 @@ def run(args: argparse.Namespace) -> int:
             job_days=args.job_days,
             grace_days=args.grace_days,
         )
-        service = Service(store, workers=args.workers, executor=args.executor, keeping=keeping)
+        service = Service(
+            store, workers=args.workers.count, executor=args.workers.executor, keeping=keeping
+        )
         return serve(store, service, args.host, args.port, args.allow_host)
     finally:
         store.close()

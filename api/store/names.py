@@ -15,7 +15,7 @@ def check_job_id(name: str) -> str:
     """Return the name of a job; ``ValueError`` for one that no path can hold."""
     if not re.fullmatch(JOB_ID[1:-1], name):
         raise ValueError(
-            f"wants 1 to {_LONGEST} of A-Z, a-z, 0-9, '_', '-' and '.', which is not the first, "
+            f"must be 1 to {_LONGEST} of A-Z, a-z, 0-9, '_', '-' and '.', which is not the first, "
             f"not {name!r}"
         )
     return name
@@ -24,5 +24,5 @@ def check_job_id(name: str) -> str:
 def check_token_name(name: str) -> str:
     """Return the name of a token; ``ValueError`` for one that no line of a list can hold."""
     if not 0 < len(name) <= _LONGEST or not name.isprintable() or name != name.strip():
-        raise ValueError(f"a token's name wants 1 to {_LONGEST} printable characters, not {name!r}")
+        raise ValueError(f"a token's name must be 1 to {_LONGEST} printable characters: {name!r}")
     return name

@@ -261,7 +261,7 @@ def parse_address(url: str) -> tuple[str, str | None]:
             raise StoreError(f"{shown}: names no file; a store in memory would lose plans")
         return shown, parsed.database
     if parsed.get_backend_name() != "postgresql":
-        raise StoreError(f"{shown}: wants sqlite or postgresql")
+        raise StoreError(f"{shown}: must be sqlite or postgresql")
     return shown, None
 
 

@@ -54,9 +54,9 @@ class Deployment:
 
     def __post_init__(self) -> None:
         if self.zero not in (1, 2, 3):
-            raise ValueError(f"zero wants 1, 2 or 3, not {self.zero!r}")
+            raise ValueError(f"zero must be 1, 2 or 3: {self.zero!r}")
         if self.gradient_bytes not in (2, 4):
-            raise ValueError(f"gradient_bytes wants 2 or 4, not {self.gradient_bytes!r}")
+            raise ValueError(f"gradient_bytes must be 2 or 4: {self.gradient_bytes!r}")
         for name, choices in (
             ("checkpointing", CHECKPOINTING),
             ("precision", PRECISIONS),
@@ -65,17 +65,17 @@ class Deployment:
         ):
             if getattr(self, name) not in choices:
                 raise ValueError(
-                    f"{name} wants one of {', '.join(choices)}, not {getattr(self, name)!r}"
+                    f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}"
                 )
         hardware = self.cluster.hardware
         if self.precision == "fp8" and hardware.generation == "ampere":
             raise ValueError(f"precision fp8: {hardware.name} has no products in fp8")
         if not 1 <= self.fp8_gain <= 4:
-            raise ValueError(f"fp8_gain wants a number from 1 to 4, not {self.fp8_gain!r}")
+            raise ValueError(f"fp8_gain must be a number from 1 to 4: {self.fp8_gain!r}")
         if not 1 <= self.virtual_stages <= 1024:
-            raise ValueError(f"virtual_stages wants 1 to 1024, not {self.virtual_stages!r}")
+            raise ValueError(f"virtual_stages must be 1 to 1024: {self.virtual_stages!r}")
         if not 0 <= self.tp_overlap <= 1:
-            raise ValueError(f"tp_overlap wants a share from 0 to 1, not {self.tp_overlap!r}")
+            raise ValueError(f"tp_overlap must be a share from 0 to 1: {self.tp_overlap!r}")
 
     @property
     def description(self) -> str:

@@ -37,7 +37,7 @@ def fit_terms(
     micro-batches of several sequences.
     """
     if longest < 4 * SHORTEST:
-        raise ValueError(f"longest {longest}: wants at least {4 * SHORTEST} tokens")
+        raise ValueError(f"longest {longest}: must be at least {4 * SHORTEST} tokens")
     least = max(SHORTEST, 2 * scheme.stage_gpus)
     lengths = np.unique(np.geomspace(least, max(longest, 16 * least), POINTS).round())
     observed = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from difflib import get_close_matches
 
 from seqplan.costs.analytic.hardware import GIB, Hardware
@@ -183,10 +184,12 @@ are ``unchecked`` are assumed, not measured, half of the peak on an MI300X among
 def find_device(name: str, parameter: str = "device") -> Hardware:
     """Return the hardware of this name; ``ValueError`` suggests the nearest of all.
 
-    ``parameter``: its name for the reader.
+    The size of its memory may be left out if there is one, as in ``h100``. ``parameter``: its name
+    for the reader.
     """
-    if name not in DEVICES:
+    sized = [known for known in DEVICES if re.fullmatch(rf"{re.escape(name)}-[0-9]+gb", known)]
+    if name not in DEVICES and len(sized) != 1:
         near = get_close_matches(name.lower(), DEVICES, n=1, cutoff=0.4)
-        meant = f"Did you mean {near[0]}? " if near else ""
+        meant = f"Did you mean {' or '.join(sized or near)}? " if sized or near else ""
         raise ValueError(f"{parameter} {name!r}: unknown. {meant}There are {', '.join(DEVICES)}")
-    return DEVICES[name]
+    return DEVICES[name if name in DEVICES else sized[0]]

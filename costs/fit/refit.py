@@ -147,7 +147,7 @@ def read_measurements(path: Path) -> list[Measurement]:
         except (ValueError, KeyError, TypeError) as error:
             wanted = '{"step":0,"rank":0,"measured_ms":812.5}'
             raise MeasurementError(
-                f"{path}, line {number}: wants {wanted}, ({error}) in {line[:60]!r}"
+                f"{path}, line {number}: must be {wanted}, ({error}) in {line[:60]!r}"
             ) from None
     if not measurements:
         raise MeasurementError(f"{path}: holds no measurements")

@@ -130,10 +130,10 @@ class Sample:
 def require_same(measured_on: MeasuredOn, wanted: MeasuredOn, origin: str) -> None:
     """Raise ``SampleError`` where samples of ``origin`` were measured on something else."""
     for name in ("device", "dtype", "checkpointing", "model", "tensor_parallel"):
-        has, wants = getattr(measured_on, name), getattr(wanted, name)
-        if has != wants:
+        has, expected = getattr(measured_on, name), getattr(wanted, name)
+        if has != expected:
             raise SampleError(
-                f"{origin}: measured with {name} {_shown(has)}, not {_shown(wants)}; samples of "
+                f"{origin}: measured with {name} {_shown(has)}, not {_shown(expected)}; samples of "
                 "different settings do not make one profile"
             )
 

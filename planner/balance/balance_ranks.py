@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -31,15 +32,15 @@ from seqplan.planner.placement.fleet import Bin, PipelineClass
 class Balanced:
     """Micro-batches of a step, for each rank.
 
-    ``micro_batches``: by rank and micro-batch, lists of positions in ``lengths``; with ``lockstep``
-    all ranks have as many. ``predict_ms``: Σ over rounds of the slowest rank with ``lockstep``,
-    else the slowest rank; ``lower_bound_ms``: proven for every way to balance these sequences.
+    ``micro_batches``: by rank and micro-batch, lists of positions in ``lengths``; in lockstep all
+    ranks have as many. ``predicted_ms``: in lockstep Σ over micro-steps of the slowest rank, else
+    the slowest rank; ``lower_bound_ms``: proven for every way to balance these sequences.
     """
 
     micro_batches: MicroBatches
     lengths: tuple[int, ...]
     cost: Latency
-    lockstep: bool
+    execution: Literal["lockstep", "uniform"]
     predicted_ms: float
     lower_bound_ms: float
 
@@ -83,7 +84,7 @@ def balance(
     capacity: int,
     cost: Latency,
     *,
-    lockstep: bool = True,
+    execution: Literal["lockstep", "uniform"] = "lockstep",
     keep_together: Sequence[object] | None = None,
     count_multiple: int = 1,
     equal_samples: bool = False,
@@ -91,12 +92,13 @@ def balance(
 ) -> Balanced:
     """Balance sequences over equal ranks, and pack them into micro-batches.
 
-    ``capacity``: tokens of a micro-batch; ``cost``: its cost (``Cost``). ``lockstep``: ranks
-    wait for each other after every micro-batch (FSDP, ZeRO-3), so that all have equally many and
-    Σ of the slowest counts; else they meet once a step. ``keep_together``: a key for each sequence;
-    those of one key share a micro-batch. ``count_multiple``: each rank has a multiple of so many
-    micro-batches. ``equal_samples``: each rank has equally many sequences. ``pad_to``: sequences
-    are padded to multiples of so many tokens.
+    ``capacity``: tokens of a micro-batch; ``cost``: its cost (``Cost``). ``execution``: in
+    ``lockstep`` ranks wait for each other after every micro-batch (FSDP, ZeRO-3), so that all have
+    equally many and Σ of the slowest counts; with ``uniform`` they meet once a step.
+    ``keep_together``: a key for each sequence; those of one key share a micro-batch.
+    ``count_multiple``: each rank has a multiple of so many micro-batches. ``equal_samples``: each
+    rank has equally many sequences. ``pad_to``: sequences are padded to multiples of so many
+    tokens.
 
     No micro-batch is empty if sequences suffice: with ``equal_samples``, if those of each rank
     suffice for its micro-batches. If they do not, those with sequences are as few as is fastest
@@ -105,9 +107,11 @@ def balance(
     arguments that cannot be; ``TypeError`` those of another kind.
     """
     micro_batch = host_micro_batch(cost, capacity, pad_to)
-    for name, switch in (("lockstep", lockstep), ("equal_samples", equal_samples)):
-        if type(switch) is not bool:
-            raise TypeError(f"{name}: {switch!r}. Give True or False")
+    if type(equal_samples) is not bool:
+        raise TypeError(f"equal_samples: {equal_samples!r}. Give True or False")
+    if execution not in ("lockstep", "uniform"):
+        raise ValueError(f"execution must be lockstep or uniform: {execution!r}")
+    lockstep = execution == "lockstep"
     for name, value in (("ranks", ranks), ("count_multiple", count_multiple)):
         if type(value) is not int or value < 1:
             raise ValueError(f"{name} must be a whole number of 1 or more, not {value!r}")
@@ -135,7 +139,7 @@ def balance(
         time_ms = predict_ms(parts, whole, cost, lockstep=lockstep)
         if time_ms < best_ms:
             best, best_ms = parts, time_ms
-    return Balanced(best, tuple(whole), cost, lockstep, best_ms, min(bound, best_ms))
+    return Balanced(best, tuple(whole), cost, execution, best_ms, min(bound, best_ms))
 
 
 def _ways(

@@ -70,7 +70,7 @@ class Cost(Latency):
         hardware = find_device(device)
         per_node = min(gpus, hardware.gpus_per_node)
         if gpus < 1 or gpus % per_node:
-            raise ValueError(f"gpus {gpus}: wants whole nodes of {hardware.gpus_per_node}")
+            raise ValueError(f"gpus {gpus}: must be whole nodes of {hardware.gpus_per_node}")
         deployment = Deployment(
             cluster=ClusterHardware(hardware, gpus // per_node, per_node),
             sizes=_sizes(str(model)),
@@ -103,7 +103,7 @@ class Cost(Latency):
             if micro_batches
         ]
         if bad := [sample.ms for sample in samples if not 0 < sample.ms < float("inf")]:
-            raise ValueError(f"measured {bad[0]} ms: wants times above 0")
+            raise ValueError(f"measured {bad[0]} ms: must be times above 0")
         better = refit(self, Scheme(), samples)
         latency = better.latency
         return Cost(latency.a, latency.b, latency.c), f"{better.how}: {better.reason}"

@@ -71,7 +71,7 @@ def balance_fixed(
             f"a rank has {most} sequences for {number} micro-batches or more, of at most "
             f"{capacity} tokens"
         )
-    return Balanced(best, tuple(lengths), cost, True, best_ms, min(bounds[0], best_ms))
+    return Balanced(best, tuple(lengths), cost, "lockstep", best_ms, min(bounds[0], best_ms))
 
 
 class _Packer:

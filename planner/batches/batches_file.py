@@ -73,7 +73,7 @@ def _batch(line: bytes, where: str, last: int, counted: int) -> Batch:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{where}: not a whole JSON object ({error})") from None
     if not isinstance(raw, dict):
-        raise ValueError(f"{where}: wants an object with step, ids and lengths")
+        raise ValueError(f"{where}: must be an object with step, ids and lengths")
     if foreign := set(raw) - {"step", "ids", "lengths", "loss_tokens"}:
         raise ValueError(f"{where}: unknown field {sorted(foreign)[0]!r}")
     step = raw.get("step", last + 1)

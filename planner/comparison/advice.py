@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from seqplan.costs.profile import Profile
 from seqplan.planner.cluster import Cluster
@@ -80,24 +81,43 @@ def advice(profile: Profile, systems: Sequence[System], max_len: int | None = No
     return f"{sentences} Contexts up to 8K leave little to gain: {gain:.1%} over {best.name}."
 
 
-def _against_nearest(profile: Profile, systems: Sequence[System]) -> str:
-    """Compare whole iterations of ``systems[0]`` with those of the nearest rival."""
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether plans pay off over the nearest rival.
+
+    ``pays``: None if that depends on the profile, whose error against devices is unknown.
+    """
+
+    pays: bool | None
+    sentence: str
+
+
+def judge_gain(profile: Profile, systems: Sequence[System]) -> Verdict:
+    """Compare the gain of ``systems[0]`` over the nearest rival with the profile's error."""
     rival = nearest_rival(systems)
     if rival is None:
-        return "No other system was compared: whether one would do is open."
+        return Verdict(None, "No other system was compared: whether one would do is open")
     gain, error = rival.speedup - 1, profile.device_error
-    figures = f"Speed-up over the nearest rival, {rival.name}: {rival.text}."
-    if error is None:
-        stated = "The prediction's error against devices is unknown"
-    else:
-        stated = f"The prediction's error against devices is {error:.1%}"
     if not rival.certain:
-        return f"{rival.name} will do. {figures} {stated}."
+        return Verdict(False, f"{rival.name} will do")
     if error is None:
-        return f"Plans pay off if the profile is right within {gain:.1%}. {figures} {stated}."
+        return Verdict(None, f"Plans pay off if the profile is right within {gain:.1%}")
     if gain <= error:
-        return f"{rival.name} will do, as far as predictions are right. {figures} {stated}."
-    return f"Plans pay off, by {gain:.1%} of an iteration. {figures} {stated}."
+        return Verdict(False, f"{rival.name} will do, as far as predictions are right")
+    return Verdict(True, f"Plans pay off, by {gain:.1%} of an iteration")
+
+
+def _against_nearest(profile: Profile, systems: Sequence[System]) -> str:
+    """Compare whole iterations of ``systems[0]`` with those of the nearest rival."""
+    rival, verdict = nearest_rival(systems), judge_gain(profile, systems)
+    if rival is None:
+        return f"{verdict.sentence}."
+    error = profile.device_error
+    stated = "unknown" if error is None else f"{error:.1%}"
+    return (
+        f"{verdict.sentence}. Speed-up over the nearest rival, {rival.name}: {rival.text}. The "
+        f"prediction's error against devices is {stated}."
+    )
 
 
 def best_published(systems: Sequence[System]) -> System | None:

@@ -13,12 +13,13 @@ from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.cluster import Cluster
-from seqplan.planner.comparison.advice import advice, assumptions
+from seqplan.planner.comparison.advice import advice, assumptions, judge_gain
 from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.execution import ExecutionKind
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.backends import apply_backend, find_backend
 from seqplan.planner.proposal.candidates import Progress
+from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.simulation.iteration import Execution, Iteration, simulate_iteration
 from seqplan.planner.step.step_planner import StepPlanner
@@ -92,6 +93,7 @@ def compare(
     execution: ExecutionKind | None = None,
     micro_step_multiple: int = 1,
     trainer: str | None = None,
+    proposal: Proposal | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
     """Run our plans and the baselines on the same ``steps`` batches of a data set.
@@ -99,8 +101,9 @@ def compare(
     Batches are those that ``seqplan plan`` draws with the same seed. ``execution``: of our plans;
     in ``lockstep`` all systems run in lockstep, and those that cannot are left out.
     ``micro_step_multiple``: of our micro-steps, and of static strategies with our balancing;
-    ``trainer``: only what it runs, next to what its users run today; see ``make_proposal``. Raises
-    ``Infeasible`` when nothing can run the data and ``ValueError`` for less data than a step.
+    ``trainer``: only what it runs, next to what its users run today; see ``make_proposal``.
+    ``proposal``: made already for the same inputs. Raises ``Infeasible`` when nothing can run the
+    data and ``ValueError`` for less data than a step.
     """
     chosen = options or Options()
     backend = None if trainer is None else find_backend(trainer)
@@ -109,17 +112,18 @@ def compare(
     sampler = Sampler(lengths, cluster.tokens, cluster.max_len, seed)
     layouts = layouts_of(entry.scheme for entry in profile.schemes)
     weighs = any(family.sync_ms > 0 for family in sync.families(layouts))
-    proposal = make_proposal(
-        profile,
-        cluster,
-        lengths,
-        seed=seed,
-        sync=sync if weighs else None,
-        execution=kind,
-        micro_step_multiple=micro_step_multiple,
-        trainer=trainer,
-        progress=progress,
-    )
+    if proposal is None:
+        proposal = make_proposal(
+            profile,
+            cluster,
+            lengths,
+            seed=seed,
+            sync=sync if weighs else None,
+            execution=kind,
+            micro_step_multiple=micro_step_multiple,
+            trainer=trainer,
+            progress=progress,
+        )
     batches = tuple(sampler.batches(steps))
     longest = int(sampler.lengths.max())
     lockstep = kind == "lockstep"
@@ -177,6 +181,7 @@ def compare(
         systems=systems,
         left_out=tuple(left_out),
         advice=advice(profile, systems, cluster.max_len),
+        pays=judge_gain(profile, systems).pays,
         assumptions=assumptions(
             profile,
             sync,

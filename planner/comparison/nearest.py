@@ -20,8 +20,8 @@ RESAMPLES, SEED, CONFIDENCE = 4000, 0, 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class NearestRival:
-    """The fastest system that does not need our planner.
+class Rival:
+    """A system that our plans are compared with.
 
     ``speedup``: its mean iteration over ours; ``interval``: 95 % of it over other steps of the same
     data, None for fewer than ``LEAST_STEPS``.
@@ -59,11 +59,14 @@ def find_nearest(systems: Sequence[System]) -> System | None:
     return min(others, key=lambda system: (system.mean_ms, system.key), default=None)
 
 
-def nearest_rival(systems: Sequence[System]) -> NearestRival | None:
+def nearest_rival(systems: Sequence[System]) -> Rival | None:
     """Compare ``systems[0]``, ours, with the nearest rival; None without one."""
-    nearest, ours = find_nearest(systems), systems[0]
-    if nearest is None:
-        return None
+    nearest = find_nearest(systems)
+    return None if nearest is None else measure_speedup(nearest, systems[0])
+
+
+def measure_speedup(nearest: System, ours: System) -> Rival:
+    """Compare ours with another system on the same steps."""
     steps = len(ours.iterations)
     pairs = np.array(
         [
@@ -78,4 +81,4 @@ def nearest_rival(systems: Sequence[System]) -> NearestRival | None:
         tail = (1 - CONFIDENCE) / 2
         low, high = np.quantile(theirs_ms / ours_ms, (tail, 1 - tail))
         interval = (float(low), float(high))
-    return NearestRival(nearest.key, nearest.name, nearest.mean_ms / ours.mean_ms, interval, steps)
+    return Rival(nearest.key, nearest.name, nearest.mean_ms / ours.mean_ms, interval, steps)

@@ -73,11 +73,18 @@ class Comparison:
     optimizer_shards: int | None = None
     include_flagged: bool = False
     baseline: tuple[str, str, str] | None = None
+    pays: bool | None = None
+    """Whether our plans pay off over the nearest rival; None if that depends on the profile."""
 
     @property
     def ours(self) -> System:
         """Return the system of the planner's plans."""
         return self.systems[0]
+
+    @property
+    def ranked(self) -> list[System]:
+        """Return the systems by their mean iteration, the fastest first, ours before equal ones."""
+        return sorted(self.systems, key=lambda system: system.mean_ms)
 
     @property
     def today(self) -> tuple[str, System] | None:
@@ -94,6 +101,6 @@ class Comparison:
         return [theirs.total_ms / ours.total_ms for theirs, ours in pairs]
 
 
-def mean_propagation_ms(system: System) -> float:
+def mean_compute_ms(system: System) -> float:
     """Return the mean over the steps, without sync and optimizer."""
-    return sum(iteration.propagation_ms for iteration in system.iterations) / len(system.iterations)
+    return sum(iteration.compute_ms for iteration in system.iterations) / len(system.iterations)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from seqplan.planner.comparison.results import Comparison, System, mean_propagation_ms
+from seqplan.planner.comparison.results import Comparison, System, mean_compute_ms
 from seqplan.planner.errors import Infeasible
 
 AXES = ("gpus", "max-len", "tokens")
@@ -19,7 +19,7 @@ class SweptSystem:
     key: str
     name: str
     mean_ms: float
-    propagation_ms: float
+    compute_ms: float
     tokens_per_s: float
     speedup: float
 
@@ -90,7 +90,7 @@ def point_of(value: int, comparison: Comparison) -> SweptPoint:
             key=system.key,
             name=system.name,
             mean_ms=system.mean_ms,
-            propagation_ms=mean_propagation_ms(system),
+            compute_ms=mean_compute_ms(system),
             tokens_per_s=system.tokens_per_s,
             speedup=system.mean_ms / ours.mean_ms,
         )

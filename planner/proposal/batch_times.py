@@ -33,7 +33,7 @@ class BatchTimes:
 
     def __init__(self, batch: Batch, families: Families, sync: SyncTimes) -> None:
         self.batch = batch
-        self.propagation_ms: dict[Strategy, float] = {}
+        self.compute_ms: dict[Strategy, float] = {}
         self.best_ms = self.reached_ms = float("inf")
         self.gpus = families.whole.gpus
         self._families = families
@@ -43,23 +43,23 @@ class BatchTimes:
 
     def try_strategy(self, strategy: Strategy) -> None:
         """Find the strategy's time: exact if it comes close to the best, rough beyond."""
-        if strategy in self.propagation_ms:
+        if strategy in self.compute_ms:
             return
         fleet = Fleet.from_strategy(strategy, self._families.models)
         if fleet.max_sequence < self.batch.longest:
-            self.propagation_ms[strategy] = float("inf")
+            self.compute_ms[strategy] = float("inf")
             return
         sync_ms = self._sync.of_strategy_ms(strategy)
         limit = max(self.best_ms - sync_ms, self._lower)
         filling = _strategy_time(Filler(fleet, self.batch), self._lower, limit)
         reached = float("inf") if filling is None else filling.objective_ms
-        self.propagation_ms[strategy] = reached
+        self.compute_ms[strategy] = reached
         self.best_ms = min(self.best_ms, reached + sync_ms)
         self.reached_ms = min(self.reached_ms, reached)
 
     def time_ms(self, strategy: Strategy) -> float:
         """Return the time of a strategy that was tried, with its sync."""
-        return self.propagation_ms[strategy] + self._sync.of_strategy_ms(strategy)
+        return self.compute_ms[strategy] + self._sync.of_strategy_ms(strategy)
 
     def regrouping_ms(self, layout: RegroupLayout, below_ms: float) -> float:
         """Find the time, with sync, of groups of a layout that regroup within the step.
@@ -79,16 +79,16 @@ class BatchTimes:
 
     def close(self, space: FamilyRelaxation) -> bool:
         """Whether the best known time is close to the least of any strategy of ``space``."""
-        propagation_ms = self.best_ms - space.sync_ms
-        if propagation_ms <= self._lower * (1 + CLOSE):
+        compute_ms = self.best_ms - space.sync_ms
+        if compute_ms <= self._lower * (1 + CLOSE):
             return True
-        if not np.isfinite(propagation_ms):
+        if not np.isfinite(compute_ms):
             return False
         if self.best_ms <= space.quick_bound_ms(self.batch):
             return True
-        return propagation_ms <= self._bound_of(space.relaxation, propagation_ms) * (1 + CLOSE)
+        return compute_ms <= self._bound_of(space.relaxation, compute_ms) * (1 + CLOSE)
 
-    def propagation_bound_ms(self, space: FamilyRelaxation) -> float:
+    def compute_bound_ms(self, space: FamilyRelaxation) -> float:
         """Return about the time at which the space's relaxation fits: its proven bound."""
         known = self._bounds.get(space.relaxation)
         if known is None or not np.isfinite(self.best_ms):
@@ -111,7 +111,7 @@ class BatchTimes:
         """List the fastest strategies of ``space`` tried, without those that cannot run it."""
         runnable = [
             strategy
-            for strategy, time in self.propagation_ms.items()
+            for strategy, time in self.compute_ms.items()
             if np.isfinite(time) and all(scheme in space.models for scheme, _ in strategy.counts)
         ]
         return sorted(runnable, key=self.time_ms)[:3]

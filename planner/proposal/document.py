@@ -248,7 +248,7 @@ class _ProposalReader(FieldReader):
     def lengths(self, raw: Any) -> dict[str, Any]:
         """Read the proposal's facts of the data set: plain values by name."""
         if type(raw) is not dict:
-            self.fail(".lengths", f"wants an object, not {shown(raw)}")
+            self.fail(".lengths", f"must be an object: {shown(raw)}")
         return dict(raw)
 
     def candidate(self, raw: Any, place: str) -> Candidate:

@@ -10,6 +10,7 @@ from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.static_rounds import best_static_rounds
 from seqplan.planner.strategies.homogeneous import best_homogeneous
 from seqplan.planner.sync.times import NO_SYNC, SyncTimes
+from seqplan.plans.scheme import Scheme
 
 
 def keep_best_scheme(
@@ -24,17 +25,46 @@ def keep_best_scheme(
 ) -> Profile:
     """Return the profile with the one scheme that is fastest on ``batches`` throughout.
 
-    Of those that hold ``longest`` tokens, of which there is one, by our dispatch and packing, with
-    its sync.
+    Of those that hold ``longest`` tokens, of which there is one.
+    """
+    best = find_best_scheme(
+        profile,
+        cluster,
+        batches,
+        longest,
+        sync,
+        lockstep=lockstep,
+        micro_step_multiple=micro_step_multiple,
+    )
+    assert best is not None  # by check_feasible
+    return profile.keep_schemes({best[0]})
+
+
+def find_best_scheme(
+    profile: Profile,
+    cluster: Cluster,
+    batches: Sequence[Batch],
+    longest: int,
+    sync: SyncTimes | None,
+    *,
+    lockstep: bool,
+    micro_step_multiple: int = 1,
+) -> tuple[Scheme, float] | None:
+    """Find the scheme with the least mean time (ms) over ``batches``, by our dispatch and packing.
+
+    With its sync, optimizer apart. None if no scheme holds ``longest`` tokens.
     """
     models, gpus = cluster.models(profile), cluster.gpus
     if lockstep:
         weighed = None if profile.lockstep else sync or NO_SYNC
         rounds = best_static_rounds(batches, models, gpus, longest, weighed, micro_step_multiple)
-        best = None if rounds is None else rounds[0]
-    else:
-        static = best_homogeneous(batches, models, gpus, sync or NO_SYNC, longest)
-        best = None if static is None else static[0]
-    assert best is not None  # by check_feasible
-    ((scheme, _),) = best.counts
-    return profile.keep_schemes({scheme})
+        if rounds is None:
+            return None
+        ((scheme, _),) = rounds[0].counts
+        return scheme, rounds[1]
+    static = best_homogeneous(batches, models, gpus, sync or NO_SYNC, longest)
+    if static is None:
+        return None
+    strategy, times = static
+    ((scheme, _),) = strategy.counts
+    return scheme, sum(times) / len(times) + (sync or NO_SYNC).of_strategy_ms(strategy)

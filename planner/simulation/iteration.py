@@ -41,7 +41,7 @@ class Span:
 class Iteration:
     """One simulated iteration of one system; times in ms.
 
-    ``propagation_ms``: all pipelines, forward and backward; ``sync_ms``: parameter all-gather and
+    ``compute_ms``: all pipelines, forward and backward; ``sync_ms``: parameter all-gather and
     gradient reduce-scatter not hidden; ``rank_busy_ms``: forward and backward per rank;
     ``bubble_ratio``: idle share of rank-time until the last backward; ``imbalance``: (slowest −
     fastest) over fastest rank's end of backward, of ranks with work; ``mfu``: model FLOPs over
@@ -55,7 +55,7 @@ class Iteration:
     tokens: int
     sequences: int
     longest: int
-    propagation_ms: float
+    compute_ms: float
     sync_ms: float
     optimizer_ms: float
     rank_busy_ms: tuple[float, ...]
@@ -70,7 +70,7 @@ class Iteration:
     @property
     def total_ms(self) -> float:
         """Return the time of the whole iteration."""
-        return self.propagation_ms + self.sync_ms + self.optimizer_ms
+        return self.compute_ms + self.sync_ms + self.optimizer_ms
 
     @property
     def tokens_per_s(self) -> float:
@@ -122,7 +122,7 @@ def simulate_iteration(
 ) -> Iteration:
     """Simulate one iteration on ``gpus`` GPUs.
 
-    ``propagation_ms`` leaves out the switches between phases, which count as sync; so do
+    ``compute_ms`` leaves out the switches between phases, which count as sync; so do
     ``rank_end_ms``: when the last pipeline of a rank ends, its drain included. The imbalance takes,
     per rank, Σ over phases and rounds of the time until its pipeline ended there. A rank without a
     micro-batch all step has no work: it counts in the bubble ratio alone. ``ValueError`` when a
@@ -139,7 +139,7 @@ def simulate_iteration(
         clock = _run_phase(
             phase, profile, clock, switched, spans=spans, ranks=(busy, end, occupied)
         )
-    propagation = clock - switched
+    compute = clock - switched
     exposed = max(
         (
             sync.compute_exposed_ms(layouts, regrouping=_regroups(phase))
@@ -166,12 +166,12 @@ def simulate_iteration(
         tokens=batch.tokens,
         sequences=len(batch.lengths),
         longest=batch.longest,
-        propagation_ms=propagation,
+        compute_ms=compute,
         sync_ms=exposed + switched,
         optimizer_ms=sync.optimizer_ms,
         rank_busy_ms=tuple(busy),
         rank_end_ms=tuple(end),
-        bubble_ratio=max(0.0, 1 - sum(busy) / (gpus * propagation)),
+        bubble_ratio=max(0.0, 1 - sum(busy) / (gpus * compute)),
         imbalance=max(working) / min(working) - 1,
         mfu=mfu,
         gap=execution.gap,
@@ -180,7 +180,7 @@ def simulate_iteration(
     )
 
 
-def propagation_ms(phases: Sequence[Sequence[PlannedPipeline]], forward_fraction: float) -> float:
+def compute_ms(phases: Sequence[Sequence[PlannedPipeline]], forward_fraction: float) -> float:
     """Simulate the phases one after another, without switches (ms)."""
     return sum(simulate_pipelines_ms(phase, forward_fraction) for phase in phases)
 

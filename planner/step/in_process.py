@@ -148,8 +148,10 @@ class Planner:
 
     @property
     def resident_bytes(self) -> float:
-        """Return what the profile counts on a GPU beside activations, at tp = pp = 1: parameters,
-        gradients and its part of the states."""
+        """Return the bytes of model states on a GPU at tp = pp = 1.
+
+        Parameters, gradients and its part of the optimizer states, as the profile counts them.
+        """
         memory, cluster = self._problem.profile.memory, self._problem.cluster
         held = memory.count_fixed_bytes(Scheme(), cluster.gpus, cluster.max_len)
         return held - memory.context_bytes

@@ -139,7 +139,7 @@ class LayoutSyncTimes(SyncTimes):
 
 
 NO_SYNC = GivenSyncTimes(0.0, 0.0, "no sync", 0.0, 0.0)
-"""Choose by propagation alone."""
+"""Choose by forward and backward alone."""
 
 
 def layouts_of(schemes: Iterable[Scheme]) -> frozenset[Layout]:
@@ -157,7 +157,7 @@ def parse_layout(text: str) -> Layout:
     scheme = Scheme.parse(text)
     if scheme.sp > 1:
         raise ValueError(
-            f"layout wants tp and pp, as tp4.pp2, not {text!r}: Ulysses and ring differ within one"
+            f"layout must be tp and pp, as tp4.pp2: {text!r}. Ulysses and ring differ within one"
         )
     return scheme.tp, scheme.pp
 

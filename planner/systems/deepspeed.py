@@ -6,7 +6,7 @@ from statistics import mean
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fleet import PipelineClass
-from seqplan.planner.simulation.iteration import Execution, propagation_ms
+from seqplan.planner.simulation.iteration import Execution, compute_ms
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
 from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
 from seqplan.planner.systems.static_best import best_in_lockstep
@@ -25,7 +25,7 @@ def deepspeed(setting: Setting) -> list[ComparedSystem | Skipped]:
     gpus = setting.cluster.gpus
     times = {
         strategy: mean(
-            propagation_ms([_rounds(setting, batch, strategy)], setting.profile.forward_fraction)
+            compute_ms([_rounds(setting, batch, strategy)], setting.profile.forward_fraction)
             for batch in setting.batches
         )
         for strategy in homogeneous_strategies(setting.models, gpus, setting.longest)

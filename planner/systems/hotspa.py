@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import mean
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.simulation.iteration import Execution, propagation_ms
+from seqplan.planner.simulation.iteration import Execution, compute_ms
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
 from seqplan.planner.systems.megatron import assign_windows
 from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
@@ -105,7 +105,7 @@ def _search(setting: Setting, above: int, to: int) -> Strategy | None:
     def mean_ms(strategy: Strategy) -> float:
         interval = Interval(above, to, strategy)
         return mean(
-            propagation_ms([_windows(setting, batch, interval, inside)], fraction)
+            compute_ms([_windows(setting, batch, interval, inside)], fraction)
             if (inside := _inside(batch, interval))
             else 0.0
             for batch in setting.batches

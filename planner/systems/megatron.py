@@ -9,7 +9,7 @@ from statistics import mean
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.placement.micro_batch_order import order_micro_batches
-from seqplan.planner.simulation.iteration import Execution, propagation_ms
+from seqplan.planner.simulation.iteration import Execution, compute_ms
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
 from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
 from seqplan.planner.systems.static_table import MEGATRON, find_published_strategies, problem_of
@@ -85,7 +85,7 @@ def static_strategy(setting: Setting, *, search: bool) -> tuple[Strategy, str] |
     fraction = setting.profile.forward_fraction
     times = {
         strategy: mean(
-            propagation_ms([assign_windows(setting, batch, strategy, window)], fraction)
+            compute_ms([assign_windows(setting, batch, strategy, window)], fraction)
             for batch in setting.batches
         )
         + setting.sync.of_strategy_ms(strategy)

@@ -17,7 +17,7 @@ from statistics import mean
 
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.simulation.iteration import Execution, propagation_ms
+from seqplan.planner.simulation.iteration import Execution, compute_ms
 from seqplan.planner.sync.times import Layout, layout_text
 from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
 from seqplan.plans.plan import PlannedPipeline
@@ -59,8 +59,8 @@ def megatron_packing(setting: Setting) -> list[ComparedSystem | Skipped]:
         layout, ladder, limit = tried
         runs = (_micro_batches(setting, batch, ladder, limit) for batch in batches)
         fraction = setting.profile.forward_fraction
-        propagation = mean(propagation_ms((run,), fraction) for run in runs)
-        return propagation + setting.sync.compute_exposed_ms([layout])
+        compute = mean(compute_ms((run,), fraction) for run in runs)
+        return compute + setting.sync.compute_exposed_ms([layout])
 
     first = [mean_ms(tried, setting.batches[:_FIRST]) for tried in settings]
     near = [

@@ -27,7 +27,7 @@ def one_layout(
         return []
     choice = proposal.layouts
     if choice is None:
-        why = "the proposal chose by propagation alone, which compares no layouts"
+        why = "the proposal chose by forward and backward alone, which compares no layouts"
     elif choice.chosen is None and not choice.rows:
         why = "no layout alone runs all sampled batches"
     else:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from statistics import mean
 
 from seqplan.planner.proposal.static_rounds import best_static_rounds
-from seqplan.planner.simulation.iteration import propagation_ms
+from seqplan.planner.simulation.iteration import compute_ms
 from seqplan.planner.strategies.homogeneous import (
     best_homogeneous,
     promising_homogeneous,
@@ -128,7 +128,7 @@ def _best(setting: Setting, strategies: Sequence[Strategy]) -> Strategy | None:
     fraction = setting.profile.forward_fraction
     judged = {
         strategy: mean(
-            propagation_ms(setting.run_balanced(batch, [strategy]).phases, fraction)
+            compute_ms(setting.run_balanced(batch, [strategy]).phases, fraction)
             for batch in setting.batches
         )
         + setting.sync.of_strategy_ms(strategy)

@@ -2,7 +2,7 @@
 
 ``RAY_ADDRESS`` names the cluster (``host:6379`` on a machine of it, ``ray://host:10001`` from
 elsewhere, ``auto`` for the one on this machine). Without it a cluster of this machine alone is
-started, and ended with the driver. A cluster that authenticates wants its ``RAY_AUTH_MODE`` and
+started, and ended with the driver. A cluster that authenticates requires its ``RAY_AUTH_MODE`` and
 ``RAY_AUTH_TOKEN`` (or ``RAY_AUTH_TOKEN_PATH``) here, too, as Ray documents.
 """
 

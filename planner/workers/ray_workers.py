@@ -27,7 +27,7 @@ _END_S = 15.0
 def check_ray() -> None:
     """Raise ``ValueError`` if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
-        raise ValueError("--executor ray needs the ray package: pip install 'seqplan[ray]'")
+        raise ValueError("ray: needs the ray package. pip install 'seqplan[ray]'")
 
 
 class RayWorkforce:

@@ -39,7 +39,7 @@ class FieldReader:
     ) -> None:
         """Check that ``raw`` is an object with these fields."""
         if type(raw) is not dict:
-            self.fail(place, f"wants an object, not {shown(raw)}")
+            self.fail(place, f"must be an object: {shown(raw)}")
         if raw.keys() == needed:
             return
         if missing := needed - raw.keys():
@@ -51,14 +51,14 @@ class FieldReader:
         """Return a field that is a list."""
         value = raw[name]
         if type(value) is not list:
-            self.fail(f"{place}.{name}", f"wants a list, not {shown(value)}")
+            self.fail(f"{place}.{name}", f"must be a list: {shown(value)}")
         return value
 
     def text(self, raw: dict[str, Any], name: str, place: str) -> str:
         """Return a field that is a string."""
         value = raw[name]
         if type(value) is not str:
-            self.fail(f"{place}.{name}", f"wants a string, not {shown(value)}")
+            self.fail(f"{place}.{name}", f"must be a string: {shown(value)}")
         return value
 
     def choice(
@@ -75,14 +75,14 @@ class FieldReader:
         """Return a field that is true or false."""
         value = raw[name]
         if type(value) is not bool:
-            self.fail(f"{place}.{name}", f"wants true or false, not {shown(value)}")
+            self.fail(f"{place}.{name}", f"must be true or false: {shown(value)}")
         return value
 
     def integer(self, raw: dict[str, Any], name: str, place: str, least: int = 0) -> int:
         """Return a field that is an integer from ``least`` to ``MAX_INTEGER``."""
         value = raw[name]
         if type(value) is not int or not least <= value <= MAX_INTEGER:
-            self.fail(f"{place}.{name}", f"wants an integer ≥ {least}, not {shown(value)}")
+            self.fail(f"{place}.{name}", f"must be an integer ≥ {least}: {shown(value)}")
         return value
 
     def integer_or_null(
@@ -100,7 +100,7 @@ class FieldReader:
     def integer_list(self, value: Any, place: str, least: int = 0) -> tuple[int, ...]:
         """Check a list of integers."""
         if type(value) is not list:
-            self.fail(place, f"wants a list of integers, not {shown(value)}")
+            self.fail(place, f"must be a list of integers: {shown(value)}")
         if value and (
             set(map(type, value)) != {int} or min(value) < least or max(value) > MAX_INTEGER
         ):
@@ -109,7 +109,7 @@ class FieldReader:
                 for number, entry in enumerate(value)
                 if type(entry) is not int or not least <= entry <= MAX_INTEGER
             )
-            self.fail(f"{place}[{number}]", f"wants an integer ≥ {least}, not {shown(wrong)}")
+            self.fail(f"{place}[{number}]", f"must be an integer ≥ {least}: {shown(wrong)}")
         return tuple(value)
 
     def number(self, raw: dict[str, Any], name: str, place: str, most: float = math.inf) -> float:
@@ -123,7 +123,7 @@ class FieldReader:
             raw[name] = value = float(value)
         if type(value) is not float or not math.isfinite(value) or not 0 <= value <= most:
             limit = "a finite number ≥ 0" if most == math.inf else f"a number from 0 to {most:g}"
-            self.fail(f"{place}.{name}", f"wants {limit}, not {shown(value)}")
+            self.fail(f"{place}.{name}", f"must be {limit}: {shown(value)}")
         return value
 
 

@@ -85,13 +85,13 @@ class _ViewReader(PlanReader):
             ]
             for at, run in enumerate(runs):
                 if len(run) != 2 or not run[0] < run[1] <= world_size:
-                    self.fail(f"{place}.ranks[{at}]", f"wants [first, stop] up to {world_size}")
+                    self.fail(f"{place}.ranks[{at}]", f"must be [first, stop] up to {world_size}")
             if sum(stop - first for first, stop in runs) > MAX_PLACED:
                 self.fail(f"{place}.ranks", f"are more than {MAX_PLACED:,}")
             ranks, size = ranks_of_runs(runs), scheme.gpus
             pipelines = [ranks[at : at + size] for at in range(0, len(ranks), size)]
             if not ranks or any(len(set(pipeline)) != size for pipeline in pipelines):
-                self.fail(f"{place}.ranks", f"wants {size} distinct ranks for each {scheme}")
+                self.fail(f"{place}.ranks", f"must be {size} distinct ranks for each {scheme}")
             placed += [PlacedPipeline(scheme, pipeline) for pipeline in pipelines]
         return tuple(placed)
 
@@ -113,9 +113,9 @@ class _ViewReader(PlanReader):
             group_place = f"{place}.groups.{name}"
             group = groups[name] = self.integers(raw["groups"], name, f"{place}.groups")
             if len(group) != degree:
-                self.fail(group_place, f"has {len(group)} ranks, {scheme} wants {degree}")
+                self.fail(group_place, f"has {len(group)} ranks, {scheme} must have {degree}")
             if len(set(group)) != degree or max(group) >= world_size:
-                self.fail(group_place, f"wants distinct ranks below world_size {world_size}")
+                self.fail(group_place, f"must be distinct ranks below world_size {world_size}")
             if group[index_on[name]] != rank:
                 self.fail(group_place, f"has rank {group[index_on[name]]} where rank {rank} stands")
         neighbors = raw["neighbors"]
@@ -188,7 +188,7 @@ class _ViewReader(PlanReader):
             if len(held) != 2 or not least_start <= held[0] < held[1] <= length:
                 self.fail(
                     f"{place}.ranges[{number}]",
-                    f"wants [start, stop) within {least_start} … {length}, not {list(held)}",
+                    f"must be [start, stop) within {least_start} … {length}: {list(held)}",
                 )
             ranges.append((held[0], held[1]))
             least_start = held[1]
@@ -205,7 +205,7 @@ class _ViewReader(PlanReader):
         """Return the lengths whose offsets are written: ``count`` of them, none negative."""
         offsets = self.integers(raw, name, place)
         if len(offsets) != count + 1 or offsets[0] != 0:
-            self.fail(f"{place}.{name}", f"wants 0 and then {count} offsets")
+            self.fail(f"{place}.{name}", f"must be 0 and then {count} offsets")
         lengths = tuple(after - before for before, after in pairwise(offsets))
         if lengths and min(lengths) < 0:
             self.fail(f"{place}.{name}", "descends")

@@ -29,9 +29,9 @@ def iteration(step: int, pipelines: Pipelines, ours: bool = True) -> Iteration:
             spans.append(Span((low, low + width), kind, event.micro_batch, *times))
         busy += [sum(costs)] * scheme.gpus
         end += [simulate_ms(costs, scheme.pp)] * scheme.gpus
-    propagation = max(end)
-    spans.append(Span((0, len(busy)), "sync", None, propagation, propagation + 40.25))
-    spans.append(Span((0, len(busy)), "optimizer", None, propagation + 40.25, propagation + 52.75))
+    compute = max(end)
+    spans.append(Span((0, len(busy)), "sync", None, compute, compute + 40.25))
+    spans.append(Span((0, len(busy)), "optimizer", None, compute + 40.25, compute + 52.75))
     counts: dict[Scheme, int] = {}
     for scheme, _ in pipelines:
         counts[scheme] = counts.get(scheme, 0) + 1
@@ -42,12 +42,12 @@ def iteration(step: int, pipelines: Pipelines, ours: bool = True) -> Iteration:
         tokens=123_456 + step,
         sequences=321 + step,
         longest=8_000 + step,
-        propagation_ms=propagation,
+        compute_ms=compute,
         sync_ms=40.25,
         optimizer_ms=12.5,
         rank_busy_ms=tuple(busy),
         rank_end_ms=tuple(end),
-        bubble_ratio=1 - sum(busy) / propagation / len(busy),
+        bubble_ratio=1 - sum(busy) / compute / len(busy),
         imbalance=max(end) / min(end) - 1,
         mfu=None if ours else 0.3712,
         gap=0.0123 if ours else None,

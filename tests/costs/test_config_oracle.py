@@ -110,7 +110,7 @@ def test_parameters_are_those_of_transformers(tmp_path: Path, kind: str) -> None
             except (TypeError, ValueError, KeyError, ZeroDivisionError, RuntimeError):
                 continue  # the class itself needs the key
             error = read_error(path, without, parameters)
-            if isinstance(error, str):  # by the name of the key, or of one that wants it
+            if isinstance(error, str):  # by the name of the key, or of one that requires it
                 assert key in error or kind in error
             else:
                 assert error <= WITHIN, f"without {key}: {error:.1%} off"

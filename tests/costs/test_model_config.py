@@ -241,16 +241,16 @@ def test_single_keys_are_rejected(tmp_path: Path, keys: dict[str, Any], message:
             {"layer_types": ["full_attention", "unheard_of"] * 16},
             "layers of unheard_of are not known",
         ),
-        ({"layer_types": ["full_attention"]}, "wants a list of 32 kinds"),
+        ({"layer_types": ["full_attention"]}, "must be a list of 32 kinds"),
         ({"layer_types": ["sliding_attention"] * 32}, "sliding_window does not state how long"),
-        ({"num_local_experts": "8"}, 'num_local_experts wants a whole number, not "8"'),
+        ({"num_local_experts": "8"}, 'num_local_experts must be a whole number: "8"'),
         ({"num_local_experts": 8}, "8 experts want num_experts_per_tok next to them"),
         ({"linear_num_key_heads": 4}, "layer_types does not state which layers"),
         (
             {"sliding_window": 64, "sliding_window_pattern": "LX"},
-            'sliding_window_pattern wants a whole number or L and G, not "LX"',
+            'sliding_window_pattern must be a whole number or L and G: "LX"',
         ),
-        ({"sliding_window": -1}, "sliding_window wants a whole number, not -1"),
+        ({"sliding_window": -1}, "sliding_window must be a whole number: -1"),
     ],
 )
 def test_wrong_keys_are_named(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
@@ -290,7 +290,7 @@ def test_embeddings_are_tied_where_the_release_has_them_so(tmp_path: Path) -> No
     assert gemma.tied
     assert gemma.parameters == pytest.approx(1.0e9, rel=1e-3)
     assert "tied" not in read_model_config(changed(tmp_path, "llama3-8b", tie_word_embeddings=None))
-    with pytest.raises(ValueError, match='tie_word_embeddings wants true or false, not "yes"'):
+    with pytest.raises(ValueError, match='tie_word_embeddings must be true or false: "yes"'):
         read_model_config(changed(tmp_path, "llama3-8b", tie_word_embeddings="yes"))
 
 

@@ -69,7 +69,7 @@ def again(index: int) -> Callable[[dict[str, Any]], None]:
     return lambda document: document["schemes"].append(document["schemes"][index])
 
 
-RANGE = "wants a number from 0 to 1e+18, not"
+RANGE = "must be a number from 0 to 1e+18:"
 CASES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "negative a": (
         put("schemes", 1, "a", value=-1e-9),
@@ -101,49 +101,49 @@ CASES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         put("schemes", 0, "dp", value=2),
         "schemes[0].dp: is not a field of a profile",
     ),
-    "degree zero": (put("schemes", 0, "tp", value=0), "schemes[0].tp: wants an integer ≥ 1, not 0"),
+    "degree zero": (put("schemes", 0, "tp", value=0), "schemes[0].tp: must be an integer ≥ 1: 0"),
     "degree fraction": (
         put("schemes", 0, "tp", value=1.5),
-        "schemes[0].tp: wants an integer ≥ 1, not 1.5",
+        "schemes[0].tp: must be an integer ≥ 1: 1.5",
     ),
     "degree bool": (
         put("schemes", 0, "tp", value=True),
-        "schemes[0].tp: wants an integer ≥ 1, not true",
+        "schemes[0].tp: must be an integer ≥ 1: true",
     ),
     "scheme twice": (again(1), "schemes: tp2.pp3 is listed twice"),
     "invalid for model": (
         put("schemes", 1, "pp", value=5),
         "schemes[1] (tp2.pp5): pp = 5 does not divide the 12 layers",
     ),
-    "not an object": (put("schemes", 0, value=[1]), "schemes[0]: wants an object, not a list"),
-    "no schemes": (put("schemes", value=[]), "schemes: wants at least one scheme"),
-    "schemes object": (put("schemes", value={}), "schemes: wants a list, not an object"),
-    "flag": (put("schemes", 0, "flag", value=1), "schemes[0].flag: wants a string, not 1"),
+    "not an object": (put("schemes", 0, value=[1]), "schemes[0]: must be an object: a list"),
+    "no schemes": (put("schemes", value=[]), "schemes: must be at least one scheme"),
+    "schemes object": (put("schemes", value={}), "schemes: must be a list: an object"),
+    "flag": (put("schemes", 0, "flag", value=1), "schemes[0].flag: must be a string: 1"),
     "no memory": (drop("memory"), "memory: is missing"),
     "no name": (drop("name"), "name: is missing"),
-    "empty name": (put("name", value=""), "name: wants a text that is not empty"),
+    "empty name": (put("name", value=""), "name: must be a text that is not empty"),
     "foreign": (put("zero", value=1), "zero: is not a field of a profile"),
     "schema": (put("schema", value=1), f"schema: is 1, {AGAIN}"),
     "schema bool": (put("schema", value=True), f"schema: is true, {AGAIN}"),
-    "stage 0": (put("zero_stage", value=0), "zero_stage: wants an integer ≥ 1, not 0"),
-    "stage 4": (put("zero_stage", value=4), "zero_stage: wants 1, 2 or 3, not 4"),
+    "stage 0": (put("zero_stage", value=0), "zero_stage: must be an integer ≥ 1: 0"),
+    "stage 4": (put("zero_stage", value=4), "zero_stage: must be 1, 2 or 3: 4"),
     "lockstep": (
         put("zero_stage", value=3),
         "schemes: under ZeRO-3 every scheme must have tp = pp = 1",
     ),
     "fraction": (
         put("forward_fraction", value=1),
-        "forward_fraction: wants a share between 0 and 1, not 1.0",
+        "forward_fraction: must be a share between 0 and 1: 1.0",
     ),
     "nodes": (
         put("hardware", "gpus_per_node", value="8"),
-        'hardware.gpus_per_node: wants an integer ≥ 1, not "8"',
+        'hardware.gpus_per_node: must be an integer ≥ 1: "8"',
     ),
     "no gpu": (drop("hardware", "gpu"), "hardware.gpu: is missing"),
     "no layers": (drop("model", "layers"), "model.layers: is missing"),
     "hidden": (
         put("model", "hidden", value=-64),
-        "model.hidden: wants an integer ≥ 1, not -64",
+        "model.hidden: must be an integer ≥ 1: -64",
     ),
     "negative capacity": (
         put("memory", "capacity_bytes", value=-1),
@@ -152,11 +152,11 @@ CASES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "no capacity": (drop("memory", "capacity_bytes"), "memory.capacity_bytes: is missing"),
     "no activation": (
         put("memory", "activation_bytes_per_token", value={}),
-        "memory.activation_bytes_per_token: wants an object of tp → bytes",
+        "memory.activation_bytes_per_token: must be an object of tp → bytes",
     ),
     "activation of 0": (
         put("memory", "activation_bytes_per_token", "2", value=0),
-        "memory.activation_bytes_per_token.2: wants at least 1 byte, not 0",
+        "memory.activation_bytes_per_token.2: must be at least 1 byte: 0",
     ),
     "activation key": (
         put("memory", "activation_bytes_per_token", "²", value=1),
@@ -168,11 +168,11 @@ CASES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     ),
     "states": (
         put("memory", "sharded_state_bytes", value=1e5),
-        "memory.sharded_state_bytes: wants a list, not 100000.0",
+        "memory.sharded_state_bytes: must be a list: 100000.0",
     ),
     "states pair": (
         put("memory", "sharded_state_bytes", 0, value=[1000]),
-        "memory.sharded_state_bytes[0]: wants [largest context in tokens or null, bytes]",
+        "memory.sharded_state_bytes[0]: must be [largest context in tokens or null, bytes]",
     ),
     "states descend": (
         put("memory", "sharded_state_bytes", value=[[1000, 1], [500, 1]]),
@@ -204,8 +204,8 @@ def test_a_malformed_profile(case: str, tmp_path: Path) -> None:
         (b"", "not JSON (Expecting value at line 1)"),
         (b"tp = 4\n", "not JSON (Expecting value at line 1)"),
         (b'{"schema": 2,\n "name"', "not JSON (Expecting ':' delimiter at line 2)"),
-        (b"[]", "wants an object, not a list"),
-        (b"null", "wants an object, not null"),
+        (b"[]", "must be an object: a list"),
+        (b"null", "must be an object: null"),
         (b"\x93NUMPY\x01", "cannot be read: 'utf-8' codec can't decode byte 0x93"),
         (b"[" * 100_000, "not a profile (maximum recursion depth exceeded"),
         (b"1" * 5000, "not a profile (Exceeds the limit"),

@@ -15,7 +15,7 @@ import pytest
 from seqplan.plans.version import VERSION
 
 ROOT = Path(__file__).parents[2]
-PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==(\d+(\.\d+)*)")
+PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==(\d+(\.\d+)*(b\d+)?)")
 
 
 def _normal(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The page for trainer authors and the README: their code is the example's, or runs as it is."""
+"""The page for trainer authors: its code is the example's, or runs as it is."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ HIDDEN, HEADS, VOCAB = 16, 2, 32
 LENGTHS = [[40, 3, 17], [9, 1, 25]]
 
 
-def blocks(page: Path = PAGE) -> list[str]:
-    """A page's Python code."""
-    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+def blocks() -> list[str]:
+    """The page's Python code: the shortest trainer, the example's, and definitions."""
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 
 
 def test_the_trainer_of_the_page_is_the_example() -> None:
     example = (ROOT / "examples" / "train.py").read_text(encoding="utf-8")
-    assert blocks()[0] in example
+    assert blocks()[1] in example
     assert f"whole trainer of {len(example.splitlines())} lines" in PAGE.read_text(encoding="utf-8")
 
 
@@ -44,7 +44,7 @@ def rotary(heads: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 def code_of_the_page() -> dict[str, Any]:
     """Its names: ``train_step``, ``Attention`` and ``evaluate``."""
     names: dict[str, Any] = {"runtime": runtime, "torch": torch, "rotary": rotary}
-    for block in blocks()[1:]:
+    for block in blocks()[2:]:
         exec(block, names)
     return names
 
@@ -101,9 +101,9 @@ def test_the_code_of_the_page_trains() -> None:
             assert step == pytest.approx(expected, rel=1e-12)
 
 
-def trained_as_in_the_readme(rank: int, world_size: int, folder: Path) -> tuple[int, float]:
+def train_shortest(rank: int, world_size: int, folder: Path) -> tuple[int, float]:
     os.chdir(folder)
-    (code,) = blocks(ROOT / "README.md")
+    code = blocks()[0]
     torch.manual_seed(0)
     sizes = ModelConfig(hidden=HIDDEN, heads=HEADS, kv_heads=HEADS, vocab=VOCAB)
     names: dict[str, Any] = {
@@ -120,11 +120,11 @@ def trained_as_in_the_readme(rank: int, world_size: int, folder: Path) -> tuple[
     return names["result"].step, names["result"].loss
 
 
-def test_the_trainer_of_the_readme_trains(tmp_path: Path) -> None:
+def test_the_shortest_trainer_trains(tmp_path: Path) -> None:
     with write_plans(tmp_path / "plans.jsonl") as write:
         for plan in plans(2):
             write(plan)
-    outcomes = run_ranks(trained_as_in_the_readme, 2, tmp_path)
+    outcomes = run_ranks(train_shortest, 2, tmp_path)
     assert outcomes[0] == outcomes[1]
     assert outcomes[0][0] == len(LENGTHS) - 1
 

@@ -28,12 +28,13 @@ COMMANDS = {
     ),
     "estimate": Command("estimate", "estimate time and memory from data sheets"),
     "propose": Command("propose", "propose strategies for a data set"),
-    "plan": Command("plan", "plan steps from a proposal"),
+    "plan": Command("plan", "plan steps, and answer whether that pays"),
     "explain": Command("explain", "explain one step of a plan file"),
     "check plans": Command("check.check_plans", "check a plan file"),
     "check training": Command(
         "check.check_training", "execute plans on real ranks and compare with one process"
     ),
+    "export": Command("export", "write the ids of each rank's micro-batches"),
     "trace": Command("trace", "write one step as a Chrome trace"),
     "compare": Command("compare", "compare plans with other systems, simulated"),
     "log": Command("log", "list the jobs of a service, and the steps of one"),

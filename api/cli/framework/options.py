@@ -196,13 +196,28 @@ def add_execution(
     )
 
 
-def add_executor(parser: argparse.ArgumentParser) -> None:
-    """Add the option to a command's parser."""
-    from seqplan.planner.workers.executor import EXECUTORS
+@dataclass(frozen=True)
+class Workers:
+    """``--workers``: how many plan, and where."""
 
+    count: int = 1
+    executor: str = "processes"
+
+
+def workers_option(text: str) -> Workers:
+    """An argparse type: ``W`` processes, or ``ray:W`` actors."""
+    place, _, count = text.rpartition(":")
+    if place not in ("", "ray"):
+        raise argparse.ArgumentTypeError(f"must be W or ray:W: {text!r}")
+    return Workers(positive(count), place or "processes")
+
+
+def add_workers(parser: argparse.ArgumentParser, help_text: str) -> None:
+    """Add ``--workers``; ``help_text``: its beginning."""
     parser.add_argument(
-        "--executor",
-        choices=EXECUTORS,
-        default=EXECUTORS[0],
-        help="workers are processes here (default), or actors of the Ray cluster at RAY_ADDRESS",
+        "--workers",
+        metavar="W|ray:W",
+        type=workers_option,
+        default=Workers(),
+        help=f"{help_text}; ray:W are actors of the Ray cluster at RAY_ADDRESS; default 1",
     )

@@ -8,7 +8,7 @@ from typing import Any
 from seqplan.api.cli.framework.terminal import percent, seconds, table
 from seqplan.planner.comparison.advice import ablation, rivals
 from seqplan.planner.comparison.nearest import nearest_rival
-from seqplan.planner.comparison.results import Comparison, System, mean_propagation_ms
+from seqplan.planner.comparison.results import Comparison, System, mean_compute_ms
 from seqplan.planner.comparison.sweep import Sweep, SweptSystem
 from seqplan.planner.simulation.iteration import Iteration
 
@@ -45,7 +45,7 @@ def sweep_fields(sweep: Sweep) -> dict[str, Any]:
                         "key": system.key,
                         "name": system.name,
                         "mean_ms": round(system.mean_ms, 3),
-                        "mean_propagation_ms": round(system.propagation_ms, 3),
+                        "mean_compute_ms": round(system.compute_ms, 3),
                         "tokens_per_s": round(system.tokens_per_s, 1),
                         "speedup": round(system.speedup, 4),
                     }
@@ -62,7 +62,7 @@ def sweep_fields(sweep: Sweep) -> dict[str, Any]:
 def comparison_lines(comparison: Comparison) -> list[str]:
     """Return lines of a comparison: a row for each system, skipped ones, and the advice."""
     steps = len(comparison.ours.iterations)
-    header = ("system", "iteration", "tokens/s", "ours is faster", "propagation alone")
+    header = ("system", "iteration", "tokens/s", "ours is faster", "without sync")
     lines = [
         (
             f"simulated on profile {comparison.profile}: {comparison.gpus} × "
@@ -99,7 +99,7 @@ def comparison_lines(comparison: Comparison) -> list[str]:
 def _row(comparison: Comparison, system: System) -> tuple[str, ...]:
     speedups = comparison.speedups(system)
     ours = system is comparison.ours
-    alone = mean_propagation_ms(system) / mean_propagation_ms(comparison.ours)
+    alone = mean_compute_ms(system) / mean_compute_ms(comparison.ours)
     whole = system.mean_ms / comparison.ours.mean_ms
     return (
         system.name,
@@ -131,7 +131,7 @@ def comparison_fields(comparison: Comparison) -> dict[str, Any]:
                 "description": system.description,
                 "balanced": system.balanced,
                 "mean_ms": round(system.mean_ms, 3),
-                "mean_propagation_ms": round(mean_propagation_ms(system), 3),
+                "mean_compute_ms": round(mean_compute_ms(system), 3),
                 "tokens_per_s": round(system.tokens_per_s, 1),
                 "mfu": None if system.mfu is None else round(system.mfu, 6),
                 "speedups": [round(ratio, 4) for ratio in comparison.speedups(system)],
@@ -174,7 +174,7 @@ def _iteration_fields(iteration: Iteration) -> dict[str, Any]:
         "sequences": iteration.sequences,
         "longest": iteration.longest,
         "total_ms": round(iteration.total_ms, 3),
-        "propagation_ms": round(iteration.propagation_ms, 3),
+        "compute_ms": round(iteration.compute_ms, 3),
         "sync_ms": round(iteration.sync_ms, 3),
         "optimizer_ms": round(iteration.optimizer_ms, 3),
         "tokens_per_s": round(iteration.tokens_per_s, 1),

@@ -78,7 +78,7 @@ def table(
         element("thead", head),
         element("tbody", body),
     )
-    # A region that scrolls must be reachable by keyboard, and then wants a name.
+    # A region that scrolls must be reachable by keyboard, and then requires a name.
     scroll = element("div", content, class_="scroll", tabindex=0, role="region", aria_label=title)
     summary = element("summary", f"{text(title)} ", element("small", f"({count})"))
     kind = "long" if len(rows) > LONG_TABLE else None

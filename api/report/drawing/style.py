@@ -82,7 +82,7 @@ svg.narrow{display:none;max-width:520px}
 .sync{fill:url(#p-sync)}
 .optimizer{fill:url(#p-optimizer)}
 .switch{fill:url(#p-switch)}
-.propagation{fill:var(--forward);stroke:var(--backward)}
+.compute{fill:var(--forward);stroke:var(--backward)}
 .stage{fill:var(--idle)}
 .b-sync{fill:var(--sync)}.b-optimizer{fill:var(--faint)}.b-switch{fill:var(--switch)}
 .b-other{fill:var(--page)}

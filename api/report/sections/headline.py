@@ -26,11 +26,13 @@ from seqplan.api.report.drawing.svg import (
 )
 from seqplan.api.report.sections.pick import describe_simulation
 from seqplan.planner.comparison.advice import rivals
-from seqplan.planner.comparison.nearest import nearest_rival
+from seqplan.planner.comparison.nearest import measure_speedup
 from seqplan.planner.comparison.results import Comparison, System
 
+ANSWERS = {True: "yes", False: "no", None: "open"}
+
 PARTS = (
-    ("propagation", "forward and backward"),
+    ("compute", "forward and backward"),
     ("sync", "sync that is not hidden"),
     ("optimizer", "optimizer"),
 )
@@ -40,7 +42,8 @@ PARTS = (
 def headline(comparison: Comparison) -> str:
     """Return mean iterations of all systems, advice, skipped systems and assumptions."""
     origin = describe_simulation(comparison)
-    parts = [_facts(comparison), element("p", text(comparison.advice), class_="advice")]
+    answer = f"Does it pay: {ANSWERS[comparison.pays]}. {comparison.advice}"
+    parts = [element("p", text(answer), class_="advice"), _facts(comparison)]
     parts.append(
         figure(
             "iteration",
@@ -73,19 +76,13 @@ def _facts(comparison: Comparison) -> str:
         ("Mean iteration, ours", duration(ours.mean_ms), ours.name),
         ("Tokens per second, ours", whole(ours.tokens_per_s), f"on {comparison.gpus:,} GPUs"),
     ]
-    nearest = nearest_rival(comparison.systems)
-    for reference, rival in rivals(comparison.systems):
-        values = comparison.speedups(rival)
-        spread = f"{factor(min(values))} to {factor(max(values))} over the steps"
-        if nearest is not None and rival.key == nearest.key:
-            spread = nearest.interval_text
-        gain = factor(rival.mean_ms / ours.mean_ms)
-        facts.append((f"Speed-up over {reference}", gain, f"{rival.name}; {spread}"))
+    references = rivals(comparison.systems)
     if comparison.today is not None:
-        reference, rival = comparison.today
-        facts.append(
-            (f"Speed-up over {reference}", factor(rival.mean_ms / ours.mean_ms), rival.name)
-        )
+        references.append(comparison.today)
+    for reference, system in references:
+        rival = measure_speedup(system, ours)
+        note = f"{rival.name}; {rival.interval_text}"
+        facts.append((f"Speed-up over {reference}", factor(rival.speedup), note))
     return element(
         "dl",
         *(
@@ -101,14 +98,14 @@ def _facts(comparison: Comparison) -> str:
 
 
 def _spoken(comparison: Comparison) -> str:
-    return " ".join(f"{s.name}: {milliseconds(s.mean_ms)} ms." for s in comparison.systems)
+    return " ".join(f"{s.name}: {milliseconds(s.mean_ms)} ms." for s in comparison.ranked)
 
 
 def _means(system: System) -> list[float]:
     """Return mean forward and backward, sync and optimizer, ms."""
     count = len(system.iterations)
     return [
-        sum(iteration.propagation_ms for iteration in system.iterations) / count,
+        sum(iteration.compute_ms for iteration in system.iterations) / count,
         sum(iteration.sync_ms for iteration in system.iterations) / count,
         sum(iteration.optimizer_ms for iteration in system.iterations) / count,
     ]
@@ -118,11 +115,11 @@ def _bars(comparison: Comparison, width: float) -> Drawing:
     shapes, top = legend(PARTS, width, 0)
     longest = max(system.mean_ms for system in comparison.systems)
     scale = Scale(0, longest, 0, width - 2)
-    for at, system in enumerate(comparison.systems):
+    for at, system in enumerate(comparison.ranked):
         y = top + at * 40
         value = f"{milliseconds(system.mean_ms)} ms"
         room = width - text_width(value) - 12
-        style = "strong" if at == 0 else ""
+        style = "strong" if system is comparison.ours else ""
         shapes.append(label(0, y + 12, fit(system.name, room), class_=style))
         shapes.append(label(width, y + 12, value, anchor="end", class_=style))
         x = 1.0
@@ -139,7 +136,7 @@ def _tables(comparison: Comparison) -> str:
     header = ["System", "Dispatch and packing", "Mean iteration (ms)", "Tokens/s"]
     header += ["Speed-up of ours, of the means", "smallest step", "median step", "largest step"]
     rows, makings = [], []
-    for system in comparison.systems:
+    for system in comparison.ranked:
         values = comparison.speedups(system)
         iterations = system.iterations
         rows.append(
@@ -161,9 +158,9 @@ def _tables(comparison: Comparison) -> str:
                 percent(system.mfu),
             ]
         )
-    made_of = ["System", "Propagation (ms)", "Sync (ms)", "Optimizer (ms)"]
+    made_of = ["System", "Forward and backward (ms)", "Sync (ms)", "Optimizer (ms)"]
     made_of += ["Bubble", "Imbalance", "FLOPs utilization"]
-    about = [[system.name, system.description] for system in comparison.systems]
+    about = [[system.name, system.description] for system in comparison.ranked]
     return (
         table("Systems, over the steps", header, rows, left=2)
         + table("What an iteration is made of, means", made_of, makings)

@@ -32,7 +32,7 @@ def load(comparison: Comparison) -> str:
     against = "" if rival is None else f", ours and under {rival[1].name}, {rival[0]}"
     iterations = [(system, system.iterations[at]) for system in systems]
     highest = max(
-        max((*iteration.rank_busy_ms, iteration.propagation_ms)) for _, iteration in iterations
+        max((*iteration.rank_busy_ms, iteration.compute_ms)) for _, iteration in iterations
     )
     step = comparison.ours.iterations[at].step
     figures = [_figure(comparison, system, iteration, highest) for system, iteration in iterations]
@@ -53,10 +53,10 @@ def _figure(comparison: Comparison, system: System, iteration: Iteration, highes
         f"load-{'ours' if ours else 'other'}",
         f"Step {iteration.step:,}: {system.name}",
         f"One bar for each rank: its forward and backward time; mean "
-        f"{milliseconds(fmean(iteration.rank_busy_ms or (0.0,)))} ms, propagation ends at "
-        f"{milliseconds(iteration.propagation_ms)} ms.",
+        f"{milliseconds(fmean(iteration.rank_busy_ms or (0.0,)))} ms, forward and backward end at "
+        f"{milliseconds(iteration.compute_ms)} ms.",
         f"{describe_simulation(comparison)} Dashed: mean of the ranks. "
-        f"Thick line: end of propagation. Imbalance {ratio(iteration.imbalance)}, "
+        f"Thick line: end of forward and backward. Imbalance {ratio(iteration.imbalance)}, "
         f"bubble {percent(iteration.bubble_ratio)}.",
         lambda width: _bars(iteration, highest, width, ours),
     )
@@ -84,7 +84,7 @@ def _bars(iteration: Iteration, highest: float, width: float, ours: bool) -> Dra
     # A dark dash would not show on a dark bar: a band of the page's color lies under it.
     shapes.append(line(left, average, width, average, "band"))
     shapes.append(line(left, average, width, average, "dashed"))
-    end = y(iteration.propagation_ms)
+    end = y(iteration.compute_ms)
     shapes.append(line(left, end, width, end, "mark"))
     shapes.append(line(left, bottom, width, bottom, "axis"))
     every = max(1, -int(-(text_width(f"{len(busy):,}") + 14) // pitch))
@@ -114,14 +114,14 @@ def _runs(values: Sequence[float]) -> list[tuple[int, int, float]]:
 
 def _summary(iterations: Sequence[tuple[System, Iteration]]) -> str:
     header = ["System", "Least loaded (ms)", "Mean (ms)", "Most loaded (ms)"]
-    header += ["Propagation (ms)", "Imbalance", "Bubble"]
+    header += ["Forward and backward (ms)", "Imbalance", "Bubble"]
     rows = [
         [
             system.name,
             milliseconds(min(iteration.rank_busy_ms, default=None)),
             milliseconds(fmean(iteration.rank_busy_ms or (0.0,))),
             milliseconds(max(iteration.rank_busy_ms, default=None)),
-            milliseconds(iteration.propagation_ms),
+            milliseconds(iteration.compute_ms),
             ratio(iteration.imbalance),
             percent(iteration.bubble_ratio),
         ]

@@ -114,11 +114,11 @@ def _table(sweep: Sweep, meaning: str) -> str:
                 whole(point.tokens),
                 whole(system.tokens_per_s),
                 milliseconds(system.mean_ms),
-                milliseconds(system.propagation_ms),
+                milliseconds(system.compute_ms),
                 factor(system.speedup),
             ]
             for system in point.systems
         ]
     header = ["System", f"{meaning[0].upper()}{meaning[1:]}", "Tokens of a step", "Tokens/s"]
-    header += ["Mean iteration (ms)", "Propagation (ms)", "Speed-up of ours"]
+    header += ["Mean iteration (ms)", "Forward and backward (ms)", "Speed-up of ours"]
     return table(f"By {meaning}", header, rows)

@@ -144,7 +144,7 @@ def _spread(
 
 
 def _iterations(comparison: Comparison) -> str:
-    header = ["System", "Step", "Iteration (ms)", "Propagation (ms)", "Sync (ms)"]
+    header = ["System", "Step", "Iteration (ms)", "Forward and backward (ms)", "Sync (ms)"]
     header += ["Optimizer (ms)", "Tokens/s", "Speed-up of ours", "Bubble", "Imbalance"]
     header += ["FLOPs utilization"]
     rows = [
@@ -152,7 +152,7 @@ def _iterations(comparison: Comparison) -> str:
             system.name,
             whole(iteration.step),
             milliseconds(iteration.total_ms),
-            milliseconds(iteration.propagation_ms),
+            milliseconds(iteration.compute_ms),
             milliseconds(iteration.sync_ms),
             milliseconds(iteration.optimizer_ms),
             whole(iteration.tokens_per_s),

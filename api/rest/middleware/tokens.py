@@ -81,7 +81,7 @@ class Tokens:
         kind, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
         allowed = scope_of(self._tokens, token.strip()) if kind.lower() == "bearer" else None
         if allowed is None:
-            raise Problem(401, "unauthorized", "this service wants a bearer token that it knows")
+            raise Problem(401, "unauthorized", "a valid bearer token is required")
         if scope["method"] not in ("GET", "HEAD") and allowed != "write":
             raise Problem(403, "forbidden", "this token may only read")
 

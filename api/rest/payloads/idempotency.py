@@ -28,7 +28,7 @@ def once(service: Service, request: Request, content: str, effect: Effect) -> Re
     """
     key = request.headers.get("Idempotency-Key")
     if key is not None and not 0 < len(key) <= _LONGEST_KEY:
-        raise Problem(422, "invalid-request", f"Idempotency-Key: wants 1 to {_LONGEST_KEY} signs")
+        raise Problem(422, "invalid-request", f"Idempotency-Key: must be 1 to {_LONGEST_KEY} signs")
     digest = hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()
     with service.store.writing() as connection:
         path = _idempotency_path(connection, request)

@@ -30,7 +30,7 @@ def large_body(kind: type[Body]) -> Callable[[Request], Awaitable[Body]]:
     async def read(request: Request) -> Body:
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media != "application/json":  # which no page of another site can send unasked
-            wrong = {"type": "content_type", "loc": ("body",), "msg": "wants application/json"}
+            wrong = {"type": "content_type", "loc": ("body",), "msg": "must be application/json"}
             raise RequestValidationError([wrong])
         return await run_in_threadpool(parse_body, await request.body())
 

@@ -126,7 +126,7 @@ def measurements(
     """What ranks measured, in order of step and rank; ``after``: the last page's ``next``."""
     cursor = _CURSOR.fullmatch(after) if after else None
     if after and cursor is None:
-        raise Problem(422, "invalid-request", f"query.after: {after!r}: wants STEP.RANK")
+        raise Problem(422, "invalid-request", f"query.after: {after!r}: must be STEP.RANK")
     begin = (0, -1) if cursor is None else (int(cursor[1]), int(cursor[2]))
     with service.store.reading() as connection:
         require_found(get(connection, JobOutline, job), f"job {job}")

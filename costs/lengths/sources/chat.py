@@ -102,6 +102,6 @@ def is_chat(value: Any) -> bool:
 def needs_template(place: str) -> LengthsError:
     """Return the error for chats without a template."""
     return LengthsError(
-        f"{place} holds chats. Give --chat-template FOLDER, that of a tokenizer "
-        "with a chat template"
+        f"{place} holds chats. Give the folder of a tokenizer with a chat template "
+        "(--chat-template, in plan --tokenizer)"
     )

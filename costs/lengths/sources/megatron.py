@@ -73,7 +73,7 @@ def _open(path: Path) -> _Index:
     if size not in (whole, whole + sequences):
         raise LengthsError(
             f"{path}: is {'truncated' if size < whole else 'damaged'}: {size} bytes, but its "
-            f"header ({sequences} sequences, {edges - 1} documents) wants {whole} "
+            f"header ({sequences} sequences, {edges - 1} documents) requires {whole} "
             f"or, with modes, {whole + sequences}"
         )
     if sequences == 0 or edges < 2:

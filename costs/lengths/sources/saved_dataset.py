@@ -56,5 +56,5 @@ def _document(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise LengthsError(f"{path}: cannot be read: {error}") from None
     if not isinstance(document, dict):
-        raise LengthsError(f"{path}: wants an object")
+        raise LengthsError(f"{path}: must be an object")
     return document

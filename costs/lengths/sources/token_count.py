@@ -41,8 +41,8 @@ class TokenCounter:
             return
         if self._options.tokenizer is None:
             raise LengthsError(
-                f"{place} is text: give --tokenizer tokenizer.json to count its tokens, "
-                "or --bytes-per-token to estimate them (about 4 for English)"
+                f"{place} is text. Give a tokenizer.json to count its tokens (--tokenizer), or "
+                "bytes per token to estimate them (--bytes-per-token 4, in plan --tokenizer 4)"
             )
         self._tokenizer = _load(self._options)
 

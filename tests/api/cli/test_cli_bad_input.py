@@ -167,7 +167,7 @@ def test_more_optimizer_shards_than_gpus(lengths: Path, output: Path) -> None:
             ("--profile", "llama-7b-a800-80gb", "--schemes", "tp3"),
             "profile llama-7b-a800-80gb: has no scheme of layout tp3; its layouts are tp1, pp2",
         ),
-        (("--schemes", "u2"), "layout wants tp and pp, as tp4.pp2, not 'u2'"),
+        (("--schemes", "u2"), "layout must be tp and pp, as tp4.pp2: 'u2'"),
         (("--schemes", "two"), "scheme 'two': 'two' is not understood"),
         (("--sync", "as usual"), "must be a number of 0 or more: 'as usual'"),
         (
@@ -243,9 +243,12 @@ def test_an_unknown_profile(lengths: Path, output: Path, dense: PlannedFiles) ->
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s: s.update(a=-1e-6), "schemes[2] (u4).a: wants a number from 0 to 1e+18, not -1e"),
+        (
+            lambda s: s.update(a=-1e-6),
+            "schemes[2] (u4).a: must be a number from 0 to 1e+18, not -1e",
+        ),
         (lambda s: s.pop("b"), "schemes[2].b: is missing"),
-        (lambda s: s.update(c=float("nan")), "schemes[2] (u4).c: wants a number from 0 to 1e+18"),
+        (lambda s: s.update(c=float("nan")), "schemes[2] (u4).c: must be a number from 0 to 1e+18"),
         (lambda s: s.update(tp=2), "under ZeRO-3 every scheme must have tp = pp = 1"),
     ],
 )

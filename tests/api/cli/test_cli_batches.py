@@ -14,7 +14,7 @@ LINES: dict[str, tuple[bytes, str]] = {
     "not json": (b"lengths 5 6\n", "not a whole JSON object (Expecting value"),
     "cut": (b'{"step":5,"lengths":[1', "not a whole JSON object ("),
     "two on a line": (b'{"lengths":[1]} {"lengths":[2]}\n', "not a whole JSON object (Extra data"),
-    "not an object": (b"[5,6]\n", "wants an object with step, ids and lengths"),
+    "not an object": (b"[5,6]\n", "must be an object with step, ids and lengths"),
     "not text": (b'{"lengths":[\xff]}\n', "not UTF-8 (invalid start byte)"),
     "nested": (b"[" * 100_000 + b"\n", "not a whole JSON object (maximum recursion depth"),
     "no lengths": (b'{"step":5,"ids":[1]}\n', "lengths must be a list of integers"),

@@ -220,20 +220,22 @@ def planning(files: PlannedFiles, steps: int) -> tuple[str | Path, ...]:
 
 def test_plans_are_exported_for_loaders(plan_files: PlannedFiles, tmp_path: Path) -> None:
     export, path = tmp_path / "export.jsonl", tmp_path / "plans.jsonl"
-    planned = planning(plan_files, 2)
-    text = succeeded(call(*planned, "-o", path, "--export", export))
-    assert f"exported: {export}" in text
+    succeeded(call(*planning(plan_files, 2), "-o", path))
+    text = succeeded(call("export", path, "-o", export))
+    assert text == f"exported: {export}, 2 steps\n"
     lines = [json.loads(line) for line in export.read_text().splitlines()]
     for plan in read_plans(path):
         of_step = [line for line in lines if line["step"] == plan.step]
         assert [line["rank"] for line in of_step] == list(range(plan.world_size))
         ids = {i for line in of_step for micro in line["micro_batches"] for i in micro}
         assert ids == set(plan.ids)
-    rejected = call(*planned, "-o", path, "--export", tmp_path / "export.csv")
-    assert "an export ends in .jsonl or .parquet" in rejected.err
-    assert rejected.code != 0
-    same = call(*planned, "-o", path, "--export", path)
-    assert "is an input of this command" in same.err
+    rejected = complaint(call("export", path, "-o", tmp_path / "export.csv"))
+    assert "an export ends in .jsonl or .parquet" in rejected
+    assert "is an input of this command" in complaint(call("export", path, "-o", path))
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    complaint(call("export", empty, "-o", tmp_path / "none.jsonl"))
+    assert not (tmp_path / "none.jsonl").exists()
 
 
 def test_plan_without_a_file_writes_plans_on_stdout(plan_files: PlannedFiles) -> None:

@@ -43,8 +43,9 @@ SURFACE = {
     "--sequence-parallel/--no-sequence-parallel --virtual-stages --sync --json",
     "propose": "DATA --profile! --gpus! --max-len! --tokens --method --seed --optimizer-shards "
     "--schemes --trainer --sync --execution --micro-step-multiple -o/--output --json",
-    "plan": "DATA --proposal! --tokens --steps --seed --packing --execution --window --exact "
-    "--workers --trainer --executor -o/--output --export --json",
+    "plan": "DATA --proposal --profile --model --hardware --gpus --max-len --tokenizer --tokens "
+    "--steps --seed --packing --execution --window --exact --workers --trainer -o/--output --json",
+    "export": "plans.jsonl -o/--output!",
     "check plans": "plans.jsonl --profile --proposal --prove --exact --json",
     "explain": "plans.jsonl --step! --rank --json --witness --profile --proposal",
     "compare": "DATA --profile! --gpus! --max-len! --tokens --steps --seed --systems --sweep "
@@ -52,7 +53,7 @@ SURFACE = {
     "-o/--output --json",
     "trace": "plans.jsonl --step! --profile -o/--output",
     "check training": "--plans! --ranks! --steps --data --seed --dtype --json",
-    "serve": "--store! --files --host --allow-host --port --workers --executor "
+    "serve": "--store! --files --host --allow-host --port --workers "
     "--keep-steps --abandon-hours --job-days --grace-days --add-token --list-tokens "
     "--revoke-token --scope",
     "sidecar": "--job!",
@@ -141,7 +142,7 @@ def test_the_examples_of_the_help_parse() -> None:
         (["zzz"], "unknown command: 'zzz' (see seqplan --help)"),
         (["profile"], "seqplan profile: the following arguments are required: COMMAND"),
         (["profile", "shwo"], "seqplan profile: unknown command: 'shwo'. Did you mean show?"),
-        (["plan"], "the following arguments are required: DATA, --proposal"),
+        (["plan"], "the following arguments are required: DATA"),
         (
             ["plan", "--proposal", "p", "l", "--workers", "0"],
             "argument --workers: must be an integer of 1 or more: '0'",

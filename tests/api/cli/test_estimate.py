@@ -228,8 +228,8 @@ def test_figures_of_layers_that_nobody_checked_say_so() -> None:
     ("arguments", "message"),
     [
         (
-            ("--hardware", "b200"),
-            "--hardware 'b200': unknown. Did you mean b200-180gb? There",
+            ("--hardware", "b20"),
+            "--hardware 'b20': unknown. Did you mean b200-180gb? There",
         ),
         (("--model", "llama-8b"), "neither a known model (small, llama-7b, "),
         (("--tp", "1,x"), "argument --tp: must be an integer of 1 or more: 'x'"),
@@ -247,8 +247,8 @@ def test_figures_of_layers_that_nobody_checked_say_so() -> None:
         ),
         (("--peak-tflops", 9), "--peak-tflops 9. Did you mean --hardware FILE with peak_tflops?"),
         (("--precision", "fp8"), "precision fp8: a800-80gb has no products in fp8"),
-        (("--tp-overlap", 2), "tp_overlap wants a share from 0 to 1, not 2.0"),
-        (("--fp8-gain", 0), "fp8_gain wants a number from 1 to 4, not 0.0"),
+        (("--tp-overlap", 2), "tp_overlap must be a share from 0 to 1: 2.0"),
+        (("--fp8-gain", 0), "fp8_gain must be a number from 1 to 4: 0.0"),
         (
             ("--pp", 8, "--virtual-stages", 5),
             "40 stages (pp · virtual stages) are more than the 32",
@@ -292,7 +292,7 @@ def test_a_bad_file_of_sizes_is_one_line(
     [
         ({"base": None}, "device.json: base is missing. Name the nearest of a100-40gb, "),
         ({"base": ["h100"]}, "device.json: base must be a device: ['h100']. Name"),
-        ({"base": "b200"}, "device.json: base 'b200': unknown. Did you mean b200-180gb?"),
+        ({"base": "b20"}, "device.json: base 'b20': unknown. Did you mean b200-180gb?"),
         ({"intra_gb_s": 0}, "device.json: intra_gb_s must be from 0.001 to 1e15, not 0.0"),
         ({"inter_gb_s": 1e-300}, "inter_gb_s must be from 0.001 to 1e15, not 1e-300"),
         ({"memory_gib": 0}, "device.json: memory_gib must be from 0.001 to 900,000: 0"),

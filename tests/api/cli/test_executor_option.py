@@ -32,9 +32,9 @@ def test_a_job_file_names_its_executor(tmp_path: Path) -> None:
 
 
 def test_an_unknown_executor_is_a_usage_error() -> None:
-    assert "argument --executor: invalid choice: 'slurm'" in complaint(
-        call("plan", "--proposal", "p", "l", "--executor", "slurm")
-    )
+    for workers in ("slurm:2", "ray", "ray:0", "ray:2:3"):
+        line = complaint(call("plan", "--proposal", "p", "l", "--workers", workers))
+        assert "argument --workers: must be " in line
 
 
 def test_without_ray_one_line_has_the_fix(
@@ -48,5 +48,5 @@ def test_without_ray_one_line_has_the_fix(
         ("plan", "--proposal", dense.proposal, dense.lengths),
         ("serve", "--store", tmp_path / "store.db"),
     ):
-        message = complaint(call(*command, "--executor", "ray"))
-        assert message == "--executor ray needs the ray package: pip install 'seqplan[ray]'"
+        message = complaint(call(*command, "--workers", "ray:2"))
+        assert message == "ray: needs the ray package. pip install 'seqplan[ray]'"

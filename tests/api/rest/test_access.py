@@ -50,7 +50,7 @@ def test_addresses_and_stores_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("this is no database, and long enough to be read as one\n")
     for arguments, message in [
         (("--store", tmp_path / "s.db", "--port", "70000"), "--port must be 0 to 65535: 70000"),
-        (("--store", "mysql://host/db"), "wants sqlite or postgresql"),
+        (("--store", "mysql://host/db"), "must be sqlite or postgresql"),
         (("--store", "sqlite://"), "a store in memory would lose plans"),
         (("--store", "postgresql+psycopg://host/db"), "name a folder"),
         (("--store", tmp_path / "text.db"), "file is not a database"),

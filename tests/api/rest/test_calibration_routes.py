@@ -153,6 +153,6 @@ def test_refit_shows_its_token(tmp_path: Path) -> None:
     token = succeeded(call("serve", "--store", store, "--add-token", "reader")).strip()
     with serving_here(store) as served:
         rejected = complaint(_refit("--server", served.url, "--job", "j"))
-        assert "401: this service wants a bearer token" in rejected
+        assert "401: a valid bearer token is required" in rejected
         known = complaint(_refit("--server", served.url, "--job", "j", "--token", token))
         assert "404: there is no job j" in known

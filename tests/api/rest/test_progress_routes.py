@@ -112,7 +112,7 @@ def test_one_step_in_time(stocked: Stocked) -> None:
         ("none/measurements", 404, "there is no job none"),
         ("none/plans/0/timeline", 404, "there is no job none"),
         ("bad/plans/99/timeline", 404, "there is no plan of step 99 in job bad"),
-        ("bad/measurements?after=3", 422, "query.after: '3': wants STEP.RANK"),
+        ("bad/measurements?after=3", 422, "query.after: '3': must be STEP.RANK"),
         ("bad/steps?after=-2", 422, "query.after: "),
         ("bad/calibration?steps=0", 422, "query.steps: "),
     ],

@@ -172,11 +172,11 @@ def test_completing_a_profile_keeps_its_architecture() -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"experts": 0.5}, "experts wants a whole number, not 0.5"),
-        ({"sinks": 1}, "sinks wants true or false, not 1"),
+        ({"experts": 0.5}, "experts must be a whole number: 0.5"),
+        ({"sinks": 1}, "sinks must be true or false: 1"),
         ({"window_layers": 99, "window": 8}, "99 window, chunk and linear layers of 32"),
-        ({"window_layers": 3}, "window_layers 3 wants window too"),
-        ({"expert_layers": 3, "experts": 8, "expert_ffn": 4}, "wants experts_per_token too"),
+        ({"window_layers": 3}, "window_layers 3 requires window too"),
+        ({"expert_layers": 3, "experts": 8, "expert_ffn": 4}, "requires experts_per_token too"),
         ({"experts_per_token": 3}, "experts_per_token 3 is more than the 0 experts"),
         ({"window": -1}, "window must be from 0 to 10,000,000, not -1"),
         ({"heads_of_state": 1}, "heads_of_state"),

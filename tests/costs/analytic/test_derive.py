@@ -85,5 +85,5 @@ def test_underivable_profiles_are_rejected_with_the_reason() -> None:
         derive_profile(DEPLOYMENT, [Scheme(ulysses=3)], name="x")
     with pytest.raises(ValueError, match="no scheme"):
         derive_profile(DEPLOYMENT, [], name="x")
-    with pytest.raises(ValueError, match="longest 100: wants at least 512"):
+    with pytest.raises(ValueError, match="longest 100: must be at least 512"):
         derive_profile(DEPLOYMENT, SCHEMES, name="x", longest=100)

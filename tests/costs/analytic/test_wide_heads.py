@@ -113,8 +113,8 @@ def test_a_profile_keeps_both_and_its_memory_model_knows_them() -> None:
     ("model", "message"),
     [
         ({"head_dim": 0}, "head_dim"),
-        ({"tied": 1}, "p: model.tied: wants true or false, not 1"),
-        ({"head_dim": 64, "heads": None}, "p: model.head_dim: wants heads next to it"),
+        ({"tied": 1}, "p: model.tied: must be true or false: 1"),
+        ({"head_dim": 64, "heads": None}, "p: model.head_dim: requires heads"),
     ],
 )
 def test_a_profile_with_wrong_heads_is_rejected(model: dict[str, object], message: str) -> None:

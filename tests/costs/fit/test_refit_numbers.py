@@ -193,8 +193,8 @@ def test_nothing_is_scaled_where_nothing_is_corrected() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 2: wants"),
-        ('{"step":0,"rank":0}', "line 2: wants"),
+        ("{", "line 2: must be"),
+        ('{"step":0,"rank":0}', "line 2: must be"),
         ('{"step":0,"rank":0,"measured_ms":-1}', "measured_ms -1 is not a positive time"),
         ('{"step":0.5,"rank":0,"measured_ms":1}', "whole numbers"),
         ('{"step":0,"rank":0,"measured_ms":NaN}', "not a positive time"),

@@ -98,8 +98,8 @@ def test_chats_without_a_template_name_the_option(tmp_path: Path, more: tuple[st
     path = chat_file(tmp_path / "chat.jsonl", CHATS)
     message = complaint(call("lengths", path, *more))
     assert message == (
-        f"{path}: line 1: field 'messages' holds chats. Give --chat-template FOLDER, that of a "
-        "tokenizer with a chat template"
+        f"{path}: line 1: field 'messages' holds chats. Give the folder of a "
+        "tokenizer with a chat template (--chat-template, in plan --tokenizer)"
     )
 
 
@@ -161,6 +161,6 @@ def test_chats_of_a_table_are_those_of_its_records(tmp_path: Path) -> None:
         assert read.sources[0].loss_tokens == LOSS_TOKENS
         for more in ((), ("--field", "messages")):
             message = complaint(call("lengths", path, *more))
-            assert "field 'messages' holds chats. Give --chat-template FOLDER" in message
+            assert "field 'messages' holds chats. Give the folder of a tokenizer" in message
         message = complaint(call("lengths", path, "--chat-template", folder, "--field", "text"))
         assert message == f"{path}: schema: no field 'text'; it has 'messages', 'tools'"

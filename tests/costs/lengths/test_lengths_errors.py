@@ -34,8 +34,8 @@ def records(*items: object) -> Callable[[Path], Path]:
 
 WANTS = "it must be an integer, a list of ids or a text"
 TEXT = (
-    "is text: give --tokenizer tokenizer.json to count its tokens, "
-    "or --bytes-per-token to estimate them (about 4 for English)"
+    "is text. Give a tokenizer.json to count its tokens (--tokenizer), or "
+    "bytes per token to estimate them (--bytes-per-token 4, in plan --tokenizer 4)"
 )
 UNDERSTOOD = (
     "(understood: .npy .txt .jsonl .jsonl.gz .parquet .arrow .idx, "

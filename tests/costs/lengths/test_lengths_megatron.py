@@ -68,14 +68,14 @@ IDX_CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda p: file_of(p, MAGIC + struct.pack("<QBQQ", 1, 4, 2**63, 2**62)),
         (
             "is truncated: 34 bytes, but its header (9223372036854775808 sequences, "
-            "4611686018427387903 documents) wants 147573952589676412962 or, with modes, "
+            "4611686018427387903 documents) requires 147573952589676412962 or, with modes, "
             "156797324626531188770"
         ),
     ),
     "longer": (
         lambda p: file_of(p, idx(p, [5], [0, 1]).read_bytes() + b"12"),
         (
-            "is damaged: 64 bytes, but its header (1 sequences, 1 documents) wants 62 "
+            "is damaged: 64 bytes, but its header (1 sequences, 1 documents) requires 62 "
             "or, with modes, 63"
         ),
     ),

@@ -51,7 +51,7 @@ def test_a_split_must_be_named(tmp_path: Path) -> None:
     ("state", "message"),
     [
         ("{", "state.json: cannot be read"),
-        ("[]", "state.json: wants an object"),
+        ("[]", "state.json: must be an object"),
         ('{"_data_files": []}', "state.json: names no data files"),
         ('{"_data_files": [{"filename": 3}]}', "state.json: names no data files"),
         ('{"_data_files": [{"filename": "gone.arrow"}]}', "gone.arrow: no such file, though"),

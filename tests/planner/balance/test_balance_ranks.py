@@ -30,7 +30,7 @@ def check(
     )
     counts = [len(of_rank) for of_rank in balanced.micro_batches]
     assert all(count % multiple == 0 for count in counts)
-    if balanced.lockstep:
+    if balanced.execution == "lockstep":
         assert len(set(counts)) == 1
     times = []
     for of_rank in balanced.micro_batches:
@@ -40,7 +40,7 @@ def check(
             assert sum(-(-length // pad_to) * pad_to for length in part) <= capacity
             work = sum(length * (balanced.cost.a * length + balanced.cost.b) for length in part)
             times[-1].append(work + balanced.cost.c if micro else 0.0)
-    if balanced.lockstep:
+    if balanced.execution == "lockstep":
         predicted = sum(max(of_round) for of_round in zip(*times, strict=True))
     else:
         predicted = max(sum(of_rank) for of_rank in times)
@@ -79,7 +79,13 @@ def test_plans_are_sound_for_any_options(
 ) -> None:
     capacity = -(-max(lengths) // pad_to) * pad_to + room
     balanced = balance(
-        lengths, ranks, capacity, cost, lockstep=lockstep, count_multiple=multiple, pad_to=pad_to
+        lengths,
+        ranks,
+        capacity,
+        cost,
+        execution="lockstep" if lockstep else "uniform",
+        count_multiple=multiple,
+        pad_to=pad_to,
     )
     check(balanced, ranks, capacity, pad_to, multiple)
     micro_batches = [micro for of_rank in balanced.micro_batches for micro in of_rank]
@@ -90,7 +96,7 @@ def test_plans_are_sound_for_any_options(
         ranks,
         capacity,
         cost,
-        lockstep=lockstep,
+        execution="lockstep" if lockstep else "uniform",
         count_multiple=multiple,
         pad_to=pad_to,
     )
@@ -130,7 +136,7 @@ def test_sequences_stay_together_or_are_equally_many(
         ranks,
         capacity,
         cost,
-        lockstep=lockstep,
+        execution="lockstep" if lockstep else "uniform",
         keep_together=keys,
         equal_samples=equal,
         count_multiple=multiple,
@@ -182,7 +188,9 @@ def test_the_bound_is_below_every_way_there_is(
     padded = [-(-length // pad_to) * pad_to for length in lengths]
     if sum(padded) > 3 * 2 * (capacity - capacity % pad_to) or max(padded) > capacity:
         return
-    balanced = balance(lengths, 2, capacity, cost, lockstep=lockstep, pad_to=pad_to)
+    balanced = balance(
+        lengths, 2, capacity, cost, execution="lockstep" if lockstep else "uniform", pad_to=pad_to
+    )
     # Without padding more fits, so that the optimum is no higher.
     assert optimum(lengths, 2, capacity, cost, lockstep) <= balanced.predicted_ms * (1 + 1e-9)
     if pad_to == 1:
@@ -201,7 +209,13 @@ def test_real_lengths_are_near_the_bound(
     gaps = []
     for seed in range(draws):
         drawn = np.random.default_rng(seed).choice(CODE, sequences)
-        balanced = balance(np.minimum(drawn, context), ranks, context, COST, lockstep=lockstep)
+        balanced = balance(
+            np.minimum(drawn, context),
+            ranks,
+            context,
+            COST,
+            execution="lockstep" if lockstep else "uniform",
+        )
         check(balanced, ranks, context)
         gaps.append(balanced.gap)
     assert sorted(gaps)[len(gaps) // 2] < 0.015, gaps
@@ -211,13 +225,16 @@ def test_real_lengths_are_near_the_bound(
 def test_the_same_without_a_compiler() -> None:
     lengths = np.minimum(CODE[:300], 8192)
     for lockstep in (True, False):
-        compiled = balance(lengths, 8, 8192, COST, lockstep=lockstep)
+        compiled = balance(lengths, 8, 8192, COST, execution="lockstep" if lockstep else "uniform")
         with patch.dict(os.environ, {VARIABLE: "python"}):
-            assert balance(lengths, 8, 8192, COST, lockstep=lockstep) == compiled
+            assert (
+                balance(lengths, 8, 8192, COST, execution="lockstep" if lockstep else "uniform")
+                == compiled
+            )
 
 
 def test_one_long_sequence_is_alone_on_its_rank() -> None:
-    balanced = balance([8000, *[100] * 30], 4, 8192, Cost(1e-3, 0.0, 0.0), lockstep=False)
+    balanced = balance([8000, *[100] * 30], 4, 8192, Cost(1e-3, 0.0, 0.0), execution="uniform")
     (alone,) = [of_rank for of_rank in balanced.micro_batches if [0] in of_rank]
     assert alone == [[0]]
     assert balanced.gap == 0

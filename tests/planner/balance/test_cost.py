@@ -44,11 +44,12 @@ def test_of_a_model_and_a_device(tmp_path: Path) -> None:
     assert 0.3 < flops / (one.b * 1e-3) / 312e12 < 0.8
     with pytest.raises(ValueError, match=r"device 'abacus': unknown\. There are a100"):
         Cost.from_model(config, "abacus")
-    with pytest.raises(ValueError, match=r"device 'h100': unknown\. Did you mean h100-80gb\?"):
-        Cost.from_model(config, "h100")
+    with pytest.raises(ValueError, match=r"device 'h10': unknown\. Did you mean h100-80gb\?"):
+        Cost.from_model(config, "h10")
+    assert Cost.from_model(config, "h100") == Cost.from_model(config, "h100-80gb")
     with pytest.raises(ValueError, match="model 'some': neither a known one"):
         Cost.from_model("some", "a100-80gb")
-    with pytest.raises(ValueError, match="gpus 12: wants whole nodes of 8"):
+    with pytest.raises(ValueError, match="gpus 12: must be whole nodes of 8"):
         Cost.from_model(config, "a100-80gb", gpus=12)
     config.write_text(json.dumps({"model_type": "llama", "hidden_size": 4096}))
     with pytest.raises(ValueError, match="does not state layers"):

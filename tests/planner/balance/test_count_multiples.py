@@ -72,7 +72,12 @@ def test_no_slower_than_a_short_construct(multiple: int) -> None:
         lengths = np.minimum(rng.choice(CODE, count), capacity).tolist()
         for lockstep, construct in ((True, construct_lockstep), (False, construct_free)):
             balanced = balance(
-                lengths, ranks, capacity, cost, count_multiple=multiple, lockstep=lockstep
+                lengths,
+                ranks,
+                capacity,
+                cost,
+                count_multiple=multiple,
+                execution="lockstep" if lockstep else "uniform",
             )
             naive = min(
                 construct(lengths, ranks, capacity, cost, number)
@@ -120,7 +125,12 @@ def test_the_bound_counts_the_multiple(
     lengths: list[int], room: int, cost: Cost, lockstep: bool, multiple: int
 ) -> None:
     balanced = balance(
-        lengths, 2, max(lengths) + room, cost, count_multiple=multiple, lockstep=lockstep
+        lengths,
+        2,
+        max(lengths) + room,
+        cost,
+        count_multiple=multiple,
+        execution="lockstep" if lockstep else "uniform",
     )
     least, least_full = optimum(lengths, 2, max(lengths) + room, cost, multiple, lockstep)
     full = all(micro for of_rank in balanced.micro_batches for micro in of_rank)
@@ -132,7 +142,9 @@ def test_the_bound_counts_the_multiple(
 @pytest.mark.parametrize("lockstep", [True, False])
 def test_fewer_sequences_than_micro_batches_run_side_by_side(lockstep: bool) -> None:
     cost = Cost(0.0, 1.0, 100.0)
-    balanced = balance([5, 6, 7], 2, 20, cost, count_multiple=7, lockstep=lockstep)
+    balanced = balance(
+        [5, 6, 7], 2, 20, cost, count_multiple=7, execution="lockstep" if lockstep else "uniform"
+    )
     assert [len(of_rank) for of_rank in balanced.micro_batches] == [7, 7]
     assert balanced.predicted_ms == 111.0  # 5 and 6 together, next to 7
     assert balanced.gap < 0.02
@@ -141,7 +153,11 @@ def test_fewer_sequences_than_micro_batches_run_side_by_side(lockstep: bool) -> 
 @pytest.mark.parametrize("lockstep", [True, False])
 def test_ranks_by_the_thousand_without_sequences(lockstep: bool) -> None:
     balanced = balance(
-        [3_000, 2_000, 100], 100_000, 4_096, Cost(1e-6, 0.05, 1.0), lockstep=lockstep
+        [3_000, 2_000, 100],
+        100_000,
+        4_096,
+        Cost(1e-6, 0.05, 1.0),
+        execution="lockstep" if lockstep else "uniform",
     )
     assert sorted(balanced.order()) == [0, 1, 2]
     assert balanced.gap < 1e-6

@@ -21,7 +21,7 @@ from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.advice import ablation, advice, rivals
 from seqplan.planner.comparison.compare import SYSTEMS, Options, compare, histogram
 from seqplan.planner.comparison.nearest import nearest_rival
-from seqplan.planner.comparison.results import Comparison, System, mean_propagation_ms
+from seqplan.planner.comparison.results import Comparison, System, mean_compute_ms
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import GivenSyncTimes
 
@@ -39,12 +39,12 @@ def small() -> Comparison:
 
 def test_ours_is_no_slower_than_the_static_ones() -> None:
     comparison = small()
-    ours = mean_propagation_ms(comparison.ours)
+    ours = mean_compute_ms(comparison.ours)
     assert comparison.ours.key == "ours"
     keys = [system.key for system in comparison.systems]
     assert len(set(keys)) == len(keys)
     for system in comparison.systems[1:]:
-        assert mean_propagation_ms(system) >= ours * 0.99, system.key
+        assert mean_compute_ms(system) >= ours * 0.99, system.key
         assert min(comparison.speedups(system)) > 0
         assert all(step.gap is None for step in system.iterations)
     assert all(step.gap is not None and step.planning_ms for step in comparison.ours.iterations)
@@ -65,7 +65,7 @@ def test_in_lockstep_only_lockstep_systems_are_compared() -> None:
     }
     assert left_out["Hydraulis"].endswith("here all ranks run in lockstep")
     assert any("run in lockstep" in sentence for sentence in comparison.assumptions)
-    ours = mean_propagation_ms(comparison.ours)
+    ours = mean_compute_ms(comparison.ours)
     static = next(system for system in comparison.systems if system.key == "static")
     assert comparison.ours.mean_ms <= static.mean_ms * 1.001
     assert ours > 0
@@ -146,7 +146,7 @@ def test_without_an_sync_there_is_no_one_layout_to_compare() -> None:
     assert [system.key for system in comparison.systems] == ["ours"]
     ((name, why),) = comparison.left_out
     assert name == "One layout, groups that stay"
-    assert "propagation alone" in why
+    assert "forward and backward alone" in why
 
 
 def test_the_ablation_begins_at_one() -> None:
@@ -171,7 +171,7 @@ def stretched(system: System, key: str, factor: float) -> System:
         system,
         key=key,
         iterations=tuple(
-            replace(step, propagation_ms=step.propagation_ms * factor) for step in system.iterations
+            replace(step, compute_ms=step.compute_ms * factor) for step in system.iterations
         ),
     )
 
@@ -182,7 +182,7 @@ def slower(system: System, key: str, factor: float) -> System:
         system,
         key=key,
         iterations=tuple(
-            replace(step, propagation_ms=step.propagation_ms + (factor - 1) * step.total_ms)
+            replace(step, compute_ms=step.compute_ms + (factor - 1) * step.total_ms)
             for step in system.iterations
         ),
     )
@@ -245,7 +245,7 @@ def test_interval_of_many_steps_is_wide_as_they_differ() -> None:
     # Every other step twice as fast or as slow: no system is ahead.
     factors = [0.5, 2.0] * 12
     steps = zip(many.iterations, factors, strict=True)
-    uneven = tuple(replace(s, propagation_ms=s.propagation_ms * f) for s, f in steps)
+    uneven = tuple(replace(s, compute_ms=s.compute_ms * f) for s, f in steps)
     rival = nearest_rival([many, replace(apart, iterations=uneven)])
     assert rival is not None
     assert rival.interval is not None

@@ -130,8 +130,8 @@ def test_optimizer_shards_and_flagged_coefficients_count(lengths: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("steps=1", "wants AXIS=V,V,… of the axes gpus, max-len, tokens, not 'steps=1'"),
-        ("gpus", "wants AXIS=V,V,… of the axes gpus, max-len, tokens, not 'gpus'"),
+        ("steps=1", "must be AXIS=V,V,… of the axes gpus, max-len, tokens: 'steps=1'"),
+        ("gpus", "must be AXIS=V,V,… of the axes gpus, max-len, tokens: 'gpus'"),
         ("gpus=8,x", "must be an integer of 1 or more: 'x'"),
         ("gpus=8 gpus=16", "has gpus twice"),
     ],

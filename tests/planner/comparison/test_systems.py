@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from settings_made import CODE, dense, lockstep, rings
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.simulation.iteration import propagation_ms
+from seqplan.planner.simulation.iteration import compute_ms
 from seqplan.planner.systems.deepspeed import deepspeed
 from seqplan.planner.systems.flexsp import flexsp_like
 from seqplan.planner.systems.hotspa import hotspa
@@ -177,14 +177,14 @@ def test_dense_attention_is_never_faster() -> None:
     setting = dense()
     varlen, whole, _ = (o for o in megatron(setting) if isinstance(o, ComparedSystem))
     for batch in setting.batches:
-        times = [propagation_ms(o.step(batch).phases, 1 / 3) for o in (varlen, whole)]
+        times = [compute_ms(o.step(batch).phases, 1 / 3) for o in (varlen, whole)]
         assert times[0] <= times[1]
 
 
 def test_a_searched_configuration_is_no_worse_than_the_published() -> None:
     setting = dense()
     published, searched = (
-        sum(propagation_ms(o.step(batch).phases, 1 / 3) for batch in setting.batches)
+        sum(compute_ms(o.step(batch).phases, 1 / 3) for batch in setting.batches)
         for o in (megatron(setting)[0], megatron(setting, search=True)[0])
         if isinstance(o, ComparedSystem)
     )

@@ -12,7 +12,7 @@ from seqplan.costs.model_sizes import ModelShape, parameters
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.simulation.flops import model_flops, peak_flops
-from seqplan.planner.simulation.iteration import Execution, propagation_ms, simulate_iteration
+from seqplan.planner.simulation.iteration import Execution, compute_ms, simulate_iteration
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import GivenSyncTimes
 from seqplan.plans.plan import MicroBatch, PlannedPipeline
@@ -35,7 +35,7 @@ def test_one_stage_pipelines_and_an_idle_rank() -> None:
     phase = (pipeline("tp2", 0, [10, 20]), pipeline("tp1", 2, [12]))
     sync = GivenSyncTimes(0.25, 1, "made", 5, 8)
     iteration = simulate_iteration(BATCH, Execution((phase,)), PROFILE, 4, sync)
-    assert iteration.propagation_ms == 30
+    assert iteration.compute_ms == 30
     assert iteration.sync_ms == 6  # different replicas: 8, a quarter hidden
     assert iteration.total_ms == 37
     assert iteration.rank_busy_ms == (30, 30, 12, 0)
@@ -52,7 +52,7 @@ def test_two_stages_have_their_bubbles() -> None:
     """Two equal micro-batches of 30 on two stages: F10 F10 … B20 B20, the end at 3·30."""
     execution = Execution(((pipeline("pp2", 0, [30, 30]),),))
     iteration = simulate_iteration(BATCH, execution, PROFILE, 2, NOTHING)
-    assert iteration.propagation_ms == pytest.approx(90)
+    assert iteration.compute_ms == pytest.approx(90)
     assert iteration.rank_busy_ms == (60, 60)
     assert iteration.bubble_ratio == pytest.approx(1 / 3)
     assert iteration.imbalance == 0
@@ -66,8 +66,8 @@ def test_rounds_go_through_stages_as_micro_batches_do() -> None:
         for place, (scheme, cost, number) in enumerate(groups)
     )
     iteration = simulate_iteration(BATCH, Execution((phase,)), PROFILE, 4, NOTHING)
-    assert iteration.propagation_ms == pytest.approx(90)
-    assert propagation_ms((phase,), PROFILE.forward_fraction) == pytest.approx(90)
+    assert iteration.compute_ms == pytest.approx(90)
+    assert compute_ms((phase,), PROFILE.forward_fraction) == pytest.approx(90)
     assert iteration.rank_busy_ms == pytest.approx((60, 45, 60, 45))
     assert iteration.imbalance == pytest.approx(60 / 45 - 1)
     assert max(iteration.rank_end_ms) == pytest.approx(90)
@@ -76,7 +76,7 @@ def test_rounds_go_through_stages_as_micro_batches_do() -> None:
 def test_phases_follow_one_another_with_switches() -> None:
     phases = ((pipeline("tp2", 0, [10]),), (pipeline("tp1", 0, [4]), pipeline("tp1", 1, [6])))
     iteration = simulate_iteration(BATCH, Execution(phases, switch_ms=100), PROFILE, 2, NOTHING)
-    assert iteration.propagation_ms == 16
+    assert iteration.compute_ms == 16
     assert iteration.sync_ms == 100
     assert iteration.rank_end_ms == (14, 16)
     assert iteration.imbalance == pytest.approx(16 / 14 - 1)
@@ -93,7 +93,7 @@ def test_rounds_wait_for_the_slowest_group() -> None:
         pipeline("u4", 0, [5], 1),
     )
     iteration = simulate_iteration(BATCH, Execution((phase,)), PROFILE, 4, NOTHING)
-    assert iteration.propagation_ms == 15
+    assert iteration.compute_ms == 15
     assert iteration.rank_busy_ms == (15, 15, 9, 9)
     assert iteration.rank_end_ms == (15, 15, 15, 15)
     assert iteration.imbalance == pytest.approx(15 / 9 - 1)  # waiting between rounds left out
@@ -119,13 +119,11 @@ def test_invariants_of_every_iteration(
         first += Scheme.parse(scheme).gpus
     iteration = simulate_iteration(BATCH, Execution((tuple(phase),)), PROFILE, first + 1, NOTHING)
     for busy, end in zip(iteration.rank_busy_ms, iteration.rank_end_ms, strict=True):
-        assert busy <= end * (1 + 1e-9) <= iteration.propagation_ms * (1 + 2e-9)
+        assert busy <= end * (1 + 1e-9) <= iteration.compute_ms * (1 + 2e-9)
     assert iteration.imbalance >= 0
     assert 0 <= iteration.bubble_ratio < 1
     assert iteration.mfu is not None
-    assert iteration.propagation_ms == pytest.approx(
-        propagation_ms([phase], PROFILE.forward_fraction)
-    )
+    assert iteration.compute_ms == pytest.approx(compute_ms([phase], PROFILE.forward_fraction))
     total = sum(
         (span.ranks[1] - span.ranks[0]) * (span.end_ms - span.start_ms) for span in iteration.spans
     )

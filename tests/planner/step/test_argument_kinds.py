@@ -45,7 +45,11 @@ PROFILE = "llama-7b-a800-80gb"
         (lambda: balance([5], 1, 10, None), TypeError, "cost: None. Give a Cost"),
         (lambda: balance(5, 1, 10, COST), TypeError, "lengths: 5. Give a list, an array"),
         (lambda: balance("57", 1, 10, COST), TypeError, "lengths: '57'. Give a list"),
-        (lambda: balance([5], 1, 10, COST, lockstep="no"), TypeError, "lockstep: 'no'"),
+        (
+            lambda: balance([5], 1, 10, COST, execution="no"),
+            ValueError,
+            "execution must be lockstep or uniform",
+        ),
         (lambda: balance([5], 1, 10, COST, equal_samples=1), TypeError, "equal_samples: 1"),
         (lambda: Cost(1e300, 0.0, 0.0), ValueError, "coefficient a must be a number from 0 to"),
         (lambda: COST.calibrate([([[5]], "3")]), TypeError, "measured: '3'. Give milliseconds"),

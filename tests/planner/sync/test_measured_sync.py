@@ -64,7 +64,7 @@ def test_a_profile_without_syncs_states_it() -> None:
     [
         ({"gpus": 1}, r"sync\[0\]\.gpus: 1 are too few for a sync"),
         ({"tp": 16}, "8 are too few"),
-        ({"ms": 0}, "wants a time above 0, not 0"),
+        ({"ms": 0}, "must be a time above 0: 0"),
         ({"ms": float("nan")}, r"sync\[0\]\.ms"),
         ({"pp": None}, r"sync\[0\]"),
         ({"more": 1}, r"sync\[0\]"),

@@ -102,7 +102,7 @@ def test_times_are_not_negative(arguments: tuple[float, ...], message: str) -> N
 def test_layouts_are_written_like_schemes() -> None:
     for layout in LAYOUTS:
         assert parse_layout(layout_text(layout)) == layout
-    with pytest.raises(ValueError, match=r"layout wants tp and pp, as tp4\.pp2, not 'tp4\.u2'"):
+    with pytest.raises(ValueError, match=r"layout must be tp and pp, as tp4\.pp2: 'tp4\.u2'"):
         parse_layout("tp4.u2")
     with pytest.raises(ValueError, match="is not understood"):
         parse_layout("four")

@@ -214,8 +214,8 @@ def test_without_an_address_a_cluster_is_started_and_ended(
     proposal, batches = tmp_path / "proposal.json", tmp_path / "batches.jsonl"
     proposal.write_text(dense_proposal().to_json())
     batches.write_text("".join(f'{{"lengths":{[7, 8, 9000]}}}\n' for _ in range(20_000)))
-    command = [sys.executable, "-m", "seqplan.api.cli", "plan", "--executor", "ray"]
-    command += ["--proposal", str(proposal), str(batches), "--workers", "2"]
+    command = [sys.executable, "-m", "seqplan.api.cli", "plan"]
+    command += ["--proposal", str(proposal), str(batches), "--workers", "ray:2"]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

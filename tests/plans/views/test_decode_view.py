@@ -42,19 +42,19 @@ DAMAGES: list[tuple[str, Callable[[dict[str, Any]], object], str]] = [
         "pipelines[0].micro_batches[0].sequences[0].more: is not a field",
     ),
     ("missing", lambda d: d.pop("tokens"), "tokens: is missing"),
-    ("type", lambda d: d.update(step="3"), 'step: wants an integer ≥ 0, not "3"'),
+    ("type", lambda d: d.update(step="3"), 'step: must be an integer ≥ 0: "3"'),
     ("rank", lambda d: d.update(rank=8), "rank: 8 is outside 0 … 7"),
-    ("digest", lambda d: d.update(digest=5), "digest: wants a string"),
+    ("digest", lambda d: d.update(digest=5), "digest: must be a string"),
     ("place", lambda d: d["pipelines"][0]["at"].update(pp=3), "at.pp: 3 is outside 0 … 2"),
     (
         "placed ranks",
         lambda d: d["placement"][0].update(ranks=[[0, 2], [1, 2]]),
-        "placement[0].ranks: wants",
+        "placement[0].ranks: must be",
     ),
     (
         "placed outside",
         lambda d: d["placement"][0].update(ranks=[[4, 9]]),
-        "placement[0].ranks[0]: wants [first, stop] up to 8",
+        "placement[0].ranks[0]: must be [first, stop] up to 8",
     ),
     (
         "placed elsewhere",
@@ -64,7 +64,7 @@ DAMAGES: list[tuple[str, Callable[[dict[str, Any]], object], str]] = [
     (
         "group size",
         lambda d: d["pipelines"][0]["groups"].update(pp=[4, 5]),
-        "groups.pp: has 2 ranks, pp3 wants 3",
+        "groups.pp: has 2 ranks, pp3 must have 3",
     ),
     (
         "group place",
@@ -74,7 +74,7 @@ DAMAGES: list[tuple[str, Callable[[dict[str, Any]], object], str]] = [
     (
         "group world",
         lambda d: d["pipelines"][0]["groups"].update(pp=[4, 5, 8]),
-        "groups.pp: wants distinct ranks below world_size 8",
+        "groups.pp: must be distinct ranks below world_size 8",
     ),
     (
         "neighbor",
@@ -90,7 +90,7 @@ DAMAGES: list[tuple[str, Callable[[dict[str, Any]], object], str]] = [
     (
         "room",
         lambda d: batch(d).update(padded_local_tokens=512),
-        "padded_local_tokens: wants an integer ≥ 513, not 512",
+        "padded_local_tokens: must be an integer ≥ 513: 512",
     ),
     (
         "offsets",
@@ -100,7 +100,7 @@ DAMAGES: list[tuple[str, Callable[[dict[str, Any]], object], str]] = [
     (
         "offsets count",
         lambda d: batch(d).update(ring_cu_seqlens=[0, 513]),
-        "ring_cu_seqlens: wants 0 and then 2 offsets",
+        "ring_cu_seqlens: must be 0 and then 2 offsets",
     ),
     (
         "offsets order",
@@ -115,12 +115,12 @@ DAMAGES: list[tuple[str, Callable[[dict[str, Any]], object], str]] = [
     (
         "range",
         lambda d: batch(d)["sequences"][0].update(ranges=[[0, 513]]),
-        "sequences[0].ranges[0]: wants [start, stop) within 0 … 512, not [0, 513]",
+        "sequences[0].ranges[0]: must be [start, stop) within 0 … 512: [0, 513]",
     ),
     (
         "range order",
         lambda d: batch(d)["sequences"][0].update(ranges=[[10, 512], [0, 10]]),
-        "sequences[0].ranges[1]: wants [start, stop) within 512 … 512, not [0, 10]",
+        "sequences[0].ranges[1]: must be [start, stop) within 512 … 512: [0, 10]",
     ),
     (
         "ranges",
@@ -145,7 +145,7 @@ def test_damage_is_named(damage: Callable[[dict[str, Any]], object], message: st
 
 @pytest.mark.parametrize("document", [None, [], "view", 3])
 def test_values_that_are_no_object_are_rejected(document: object) -> None:
-    with pytest.raises(PlanError, match="view: wants an object"):
+    with pytest.raises(PlanError, match="view: must be an object"):
         decode_view(document)
 
 

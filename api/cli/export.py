@@ -1,0 +1,48 @@
+"""``seqplan export``: the ids of each rank's micro-batches, for loaders that cannot read plans."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from seqplan.api.cli.framework.command import add_command
+from seqplan.api.cli.framework.output_file import check_output
+from seqplan.plans.format.export import check_export, export_plans
+from seqplan.plans.format.plan_file import read_plans
+
+_DESCRIPTION = """\
+Write the ids of each rank's micro-batches, one line or row for each step and rank, for data loaders
+that cannot read plans and trainers whose groups are set.
+"""
+
+_EXAMPLES = """\
+examples:
+  seqplan export plans.jsonl -o ids.jsonl
+  seqplan export plans.jsonl -o ids.parquet
+"""
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Register the command and its options."""
+    parser = add_command(subparsers, "export", run, description=_DESCRIPTION, epilog=_EXAMPLES)
+    parser.add_argument("plans", metavar="plans.jsonl", type=Path)
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, required=True, help=".jsonl or .parquet"
+    )
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command. ``ValueError`` for a bad plan file or another kind of output."""
+    check_output(args.output, args.plans)
+    check_export(args.output)
+    steps = 0
+    with export_plans(args.output) as export:
+        for plan in read_plans(args.plans):
+            export(plan)
+            steps += 1
+        if not steps:
+            raise ValueError(f"{args.plans}: no plans")
+    print(f"exported: {args.output}, {steps} steps")
+    return 0

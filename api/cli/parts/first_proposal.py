@@ -1,0 +1,138 @@
+"""A proposal for data alone: the profile is found or derived, and strategies are proposed."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from seqplan.costs.profile import Profile
+from seqplan.planner.batches.sampler import Sampler
+from seqplan.planner.cluster import TOKENS_PER_GPU, Cluster
+from seqplan.planner.errors import Infeasible
+from seqplan.planner.proposal.backends import apply_backend, find_backend
+from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.planner.proposal.uniform import find_best_scheme
+from seqplan.planner.sync.choice import choose_sync
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from seqplan.planner.proposal.candidates import Progress
+    from seqplan.planner.proposal.document import Proposal
+
+SAMPLED = 4
+"""Batches that a recomputation mode is chosen by."""
+
+
+@dataclass(frozen=True)
+class FirstProposal:
+    """A proposal, its profile before the trainer restricts it, and how that was found."""
+
+    proposal: Proposal
+    profile: Profile
+    origin: str
+    derived: bool
+
+
+def propose_for_data(
+    args: argparse.Namespace, lengths: npt.NDArray[np.integer], progress: Progress
+) -> FirstProposal:
+    """Propose for ``--profile``, or for ``--model`` on ``--hardware``.
+
+    ``ValueError`` for options that are missing or bad, ``Infeasible`` if no scheme holds the
+    longest sequence.
+    """
+    if args.gpus is None:
+        raise ValueError("--gpus is required without --proposal. Give the number of GPUs")
+    max_len = args.max_len or int(lengths.max())
+    cluster = Cluster(args.gpus, max_len, args.tokens or TOKENS_PER_GPU * args.gpus)
+    sampler = Sampler(lengths, cluster.tokens, max_len, args.seed)
+    if args.profile is not None:
+        from seqplan.costs.shipped.catalogue import find_profile
+
+        profile, origin = find_profile(args.profile), f"profile {args.profile}"
+    else:
+        profile, origin = _profile_of_model(args, cluster, sampler)
+    proposal = make_proposal(
+        profile,
+        cluster,
+        lengths,
+        seed=args.seed,
+        execution=args.execution,
+        trainer=args.trainer,
+        progress=progress,
+    )
+    derived = args.profile is None and all(e.origin == "derived" for e in profile.schemes)
+    return FirstProposal(proposal, profile, origin, derived)
+
+
+def _profile_of_model(
+    args: argparse.Namespace, cluster: Cluster, sampler: Sampler
+) -> tuple[Profile, str]:
+    """Return a measured profile that ships, or derive one; and a line on which it is."""
+    from seqplan.api.cli.framework.model_options import name_part, sizes_of
+    from seqplan.costs.analytic.hardware import ClusterHardware
+    from seqplan.costs.analytic.hardware_file import find_hardware
+    from seqplan.costs.derived.model_profiles import derive_model_profiles
+    from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
+
+    hardware = find_hardware(args.hardware, "--hardware")
+    name = f"{name_part(args.model)}-{hardware.name}"
+    if name in list_shipped():
+        shipped = load_shipped(name)
+        if any(entry.origin != "derived" for entry in shipped.schemes):
+            return shipped, f"profile {name}, which ships: {shipped.source}"
+    per_node = min(hardware.gpus_per_node, cluster.gpus)
+    hosts = ClusterHardware(hardware, ceil(cluster.gpus / per_node), per_node)
+    zero = 1 if args.trainer is None else find_backend(args.trainer).zero_stages[0]
+    longest = int(sampler.lengths.max())
+    batches = list(sampler.batches(SAMPLED))
+    best: tuple[float, Profile] | None = None
+    reached = 0
+    for profile in derive_model_profiles(
+        sizes_of(args.model, longest), hosts, name=f"{name}-estimate", zero=zero
+    ):
+        usable, kind = apply_backend(profile, cluster.gpus, args.execution, 1, args.trainer)
+        models = cluster.models(usable).values()
+        reached = max([reached, *(model.max_sequence for model in models)])
+        found = find_best_scheme(
+            usable,
+            cluster,
+            batches,
+            longest,
+            choose_sync(usable, cluster.gpus),
+            lockstep=kind == "lockstep" or usable.lockstep,
+        )
+        if found is not None and (best is None or found[1] < best[0]):
+            best = found[1], profile
+    if best is None:
+        fix = f"Give --max-len {reached} to truncate, or more GPUs" if reached else "Add GPUs"
+        raise Infeasible(
+            f"the longest sequence has {longest} tokens, but on {cluster.gpus} GPUs {args.model} "
+            f"holds {reached} with full recomputation. {fix}"
+        )
+    mode = best[1].document["checkpointing"]
+    return best[1], (
+        f"profile derived for {args.model} on {cluster.gpus} × {hardware.name}, recomputation "
+        f"{mode}: nothing was measured"
+    )
+
+
+def write_parts(folder: Path, first: FirstProposal, lengths: npt.NDArray[np.integer]) -> None:
+    """Write what plans were made from: lengths, the profile if it was derived, the proposal."""
+    import json
+
+    from seqplan.costs.lengths import save_lengths
+    from seqplan.plans.format.atomic_file import atomic_write
+
+    save_lengths(folder / "lengths.npy", lengths)
+    if first.derived:
+        with atomic_write(folder / "profile.json", "w") as file:
+            text = json.dumps(dict(first.profile.document), indent=1, ensure_ascii=False)
+            file.write(text + "\n")
+    with atomic_write(folder / "proposal.json", "w") as file:
+        file.write(first.proposal.to_json())

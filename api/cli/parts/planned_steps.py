@@ -1,0 +1,126 @@
+"""Steps planned and checked, and their summary."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from seqplan.api.cli.framework.terminal import percent, seconds
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.batches.window import WindowReport
+from seqplan.planner.problem import PlanningOptions
+from seqplan.planner.proposal.document import Proposal
+from seqplan.planner.workers.executor import EXECUTORS
+from seqplan.planner.workers.produce import produce
+from seqplan.plans.format.codec import from_json
+from seqplan.plans.lint import lint
+from seqplan.plans.plan import Plan
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """What a summary needs of one planned step."""
+
+    plan: Plan
+    planning_ms: float
+
+
+def plan_rows(
+    proposal: Proposal,
+    batches: Iterable[Batch],
+    options: PlanningOptions,
+    workers: int,
+    executor: str = EXECUTORS[0],
+) -> Iterator[tuple[StepRow, str]]:
+    """Plan and check steps in order. ``RuntimeError`` if a plan breaks a rule, which is a bug."""
+    models = proposal.cluster.models(proposal.profile)
+    for planned in produce(proposal, batches, options=options, workers=workers, executor=executor):
+        plan = from_json(planned.line)
+        if broken := lint(plan, models):
+            raise RuntimeError(
+                f"step {plan.step}: the plan breaks a rule, please report: {broken[0]}"
+            )
+        yield StepRow(plan, planned.planning_ms), planned.line
+
+
+def summary(rows: Sequence[StepRow], truncated: int) -> dict[str, Any]:
+    """Figures over the planned steps: times in ms, gaps as shares."""
+    predicted = [row.plan.predicted_ms for row in rows]
+    whole = [row.plan.predicted_ms + (row.plan.sync_ms or 0.0) for row in rows]
+    gaps = sorted(row.plan.gap for row in rows)
+    planning = [row.planning_ms for row in rows]
+    return {
+        "steps": len(rows),
+        "tokens": sum(row.plan.tokens for row in rows),
+        "truncated": truncated,
+        "predicted_ms_mean": round(sum(predicted) / len(predicted), 3),
+        **_sync_mean(rows),
+        "tokens_per_s": round(sum(row.plan.tokens for row in rows) / sum(whole) * 1000, 1),
+        "gap_median": round(median(gaps), 6),
+        "gap_p90": gaps[min(len(gaps) - 1, int(0.9 * len(gaps)))],
+        "gap_max": gaps[-1],
+        "planning_ms_median": round(median(planning), 2),
+        "strategies": dict(Counter(row.plan.strategy_text for row in rows).most_common()),
+    }
+
+
+def _sync_mean(rows: Sequence[StepRow]) -> dict[str, float]:
+    """The mean sync that nothing hides, where strategies were chosen with it."""
+    times = [row.plan.sync_ms for row in rows if row.plan.sync_ms is not None]
+    return {"sync_ms_mean": round(sum(times) / len(times), 3)} if times else {}
+
+
+def summary_lines(rows: Sequence[StepRow], truncated: int) -> list[str]:
+    """The same for people."""
+    figures = summary(rows, truncated)
+    sync = ""
+    if "sync_ms_mean" in figures:
+        sync = f" and {seconds(figures['sync_ms_mean'])} of sync"
+    lines = [
+        (
+            f"{figures['steps']} steps planned and checked, {figures['tokens']:,} tokens: "
+            f"{seconds(figures['predicted_ms_mean'])} a step predicted{sync}, "
+            f"{figures['tokens_per_s']:,.0f} tokens/s"
+        ),
+        (
+            f"proven gap: median {percent(figures['gap_median'], 2)}, p90 "
+            f"{percent(figures['gap_p90'], 2)}, largest {percent(figures['gap_max'], 2)}; "
+            f"planning: median {figures['planning_ms_median']:.1f} ms a step"
+        ),
+        f"strategies: {_list_strategies(figures['strategies'])}",
+    ]
+    if truncated:
+        lines.append(f"{truncated:,} sequences of the data set truncated")
+    return lines
+
+
+MOST_LISTED = 4
+"""Strategies of a summary, the most frequent first."""
+
+
+def _list_strategies(counts: dict[str, int]) -> str:
+    listed = [f"{name} ({count}×)" for name, count in list(counts.items())[:MOST_LISTED]]
+    others = len(counts) - len(listed)
+    return ", ".join(listed + ([f"{others} others"] if others else []))
+
+
+def window_lines(window: int, report: WindowReport) -> list[str]:
+    """What windows of steps have moved, and what that does to sampling."""
+    if not report.moved_sequences:
+        return [f"windows of {window} steps: no sequence was moved, the steps are as drawn"]
+    drawn, composed = (percent(spread) for spread in report.long_spread)
+    return [
+        (
+            f"windows of {window} steps: {report.moved_sequences:,} sequences with "
+            f"{percent(report.moved_tokens)} of the tokens run in another step than drawn, "
+            f"{report.mean_delay:.1f} steps early or late on average, at most "
+            f"{report.largest_delay}"
+        ),
+        (
+            "  long sequences meet more often than at random: their share of a step's tokens has a "
+            f"standard deviation of {composed}, {drawn} as drawn"
+        ),
+    ]

@@ -1,0 +1,148 @@
+"""From a data set to plans and to whether they pay, in one command without a profile."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import call, complaint, succeeded
+
+from seqplan.costs.profile import Profile
+from seqplan.planner.proposal.document import Proposal
+from seqplan.plans.format.plan_file import read_plans
+
+MODEL = ("--model", "llama3-8b", "--hardware", "h100", "--gpus", 8)
+SMALL = ("--tokens", 20_000, "--steps", 2)
+
+
+@pytest.fixture
+def lengths(tmp_path: Path) -> Path:
+    """Long-tailed lengths up to 16,000 tokens."""
+    drawn = np.random.default_rng(0).lognormal(6.5, 1.2, 3000).astype(int) + 5
+    np.save(tmp_path / "lengths.npy", np.minimum(drawn, 16_000))
+    return tmp_path / "lengths.npy"
+
+
+def test_one_command_leaves_every_file(lengths: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    text = succeeded(call("plan", lengths, *MODEL, "--tokens", 20_000, "-o", folder))
+    assert "profile derived for llama3-8b on 8 × h100-80gb, recomputation none" in text
+    assert "nothing was measured" in text
+    answer = text[text.index("does it pay: ") :]
+    assert "over the best static run, " in answer
+    assert "over the nearest published system, " in answer
+    assert "95% interval" in answer
+    assert "expected error against devices: 4%" in answer
+    assert f"written: {folder}" in text
+    profile = Profile.load(folder / "profile.json")
+    proposal = Proposal.load(folder / "proposal.json")
+    assert proposal.profile.digest == profile.digest
+    plans = list(read_plans(folder / "plans.jsonl"))
+    assert len(plans) == 20
+    assert (folder / "report.html").read_text().startswith("<!")
+    assert np.array_equal(np.load(folder / "lengths.npy"), np.load(lengths))
+    # The parts serve again, and give the same plans.
+    again = tmp_path / "again.jsonl"
+    kept = ("--proposal", folder / "proposal.json", "-o", again)
+    succeeded(call("plan", folder / "lengths.npy", *kept))
+    assert again.read_bytes() == (folder / "plans.jsonl").read_bytes()
+    succeeded(call("check", "plans", again, "--profile", folder / "profile.json"))
+
+
+def test_summary_as_json_without_files(lengths: Path) -> None:
+    fields = json.loads(succeeded(call("plan", lengths, *MODEL, *SMALL, "--json")))
+    assert fields["pays"] in (True, False, None)
+    assert fields["expected_error"] == 0.04
+    static, published = fields["over"][:2]
+    assert static["rival"] == "the best static run"
+    assert published["rival"] == "the nearest published system"
+    assert static["interval"] is None  # of two steps
+    assert fields["steps"] == 2
+
+
+def test_recomputation_is_as_much_as_the_longest_sequence_requires(lengths: Path) -> None:
+    for gpus, longest, mode in ((8, 16_000, "none"), (2, 7_000, "full")):
+        few = ("--model", "llama3-8b", "--hardware", "h100", "--gpus", gpus, "--max-len", longest)
+        text = succeeded(call("plan", lengths, *few, *SMALL))
+        assert f"recomputation {mode}" in text
+
+
+def test_trainer_decides_the_schemes_and_the_rival_of_today(lengths: Path) -> None:
+    options = ("--max-len", 8192, "--trainer", "transformers", *SMALL)
+    text = succeeded(call("plan", lengths, *MODEL, *options))
+    assert "strategies: 8×tp1 (2×)" in text
+    assert "as users of transformers run today" in " ".join(text.split())
+    assert "does it pay: no" in text
+
+
+def test_published_profile_goes_before_a_derived_one(lengths: Path) -> None:
+    published = ("--model", "llama-7b", "--hardware", "a800-80gb", "--gpus", 8)
+    text = succeeded(call("plan", lengths, *published, *SMALL))
+    assert "profile llama-7b-a800-80gb, which ships" in text
+    named = ("--profile", "llama-7b-a800-80gb", "--gpus", 8)
+    text = succeeded(call("plan", lengths, *named, *SMALL))
+    assert "expected error against devices: unknown" in text
+
+
+def test_text_is_counted_by_bytes(tmp_path: Path) -> None:
+    source = tmp_path / "texts.jsonl"
+    source.write_text("".join(json.dumps({"text": "word " * n}) + "\n" for n in range(1, 900)))
+    text = succeeded(call("plan", source, "--tokenizer", 5, *MODEL, *SMALL))
+    assert "899 sequences, 404,550 tokens, longest 899" in text
+
+
+def test_chats_are_counted_by_the_template_of_a_folder(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {word: number for number, word in enumerate(("[UNK]", "user", "assistant", "word"))}
+    whole = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    whole.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=whole, unk_token="[UNK]")
+    fast.chat_template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
+    fast.save_pretrained(tmp_path / "tokenizer")
+    source = tmp_path / "chats.jsonl"
+    chats = [
+        {
+            "messages": [
+                {"role": "user", "content": "word " * n},
+                {"role": "assistant", "content": "word"},
+            ]
+        }
+        for n in range(1, 400)
+    ]
+    source.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
+    text = succeeded(call("plan", source, "--tokenizer", tmp_path / "tokenizer", *MODEL, *SMALL))
+    assert "399 sequences, 80,997 tokens, longest 402" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (("--model", "llama3-8b", "--gpus", 8), 2, "--model and --hardware go together"),
+        (("--hardware", "h100", *MODEL[:2]), 2, "--gpus is required without --proposal"),
+        ((*MODEL[:3], "a100", "--gpus", 8), 2, "Did you mean a100-40gb or a100-80gb?"),
+        ((*MODEL[:3], "h10", "--gpus", 8), 2, "Did you mean h100"),
+        (("--model", "llama3-9b", *MODEL[2:]), 2, "Did you mean llama3-8b"),
+        ((*MODEL, "--tokenizer", "nowhere"), 2, "--tokenizer nowhere: no such file or folder"),
+        ((*MODEL, "--tokenizer", "0"), 2, "--tokenizer 0: bytes per token must be"),
+        ((*MODEL, "--tokens", 10**9), 2, "fewer than a step of 1000000000"),
+        (("--model", "llama3-70b", "--hardware", "h100", "--gpus", 4), 3, "on 4 GPUs llama3-70b"),
+        ((*MODEL[:4], "--gpus", 1), 3, "on 1 GPUs llama3-8b"),
+        ((*MODEL, "--trainer", "megatron", "--execution", "static"), 2, "megatron runs lockstep"),
+    ],
+)
+def test_bad_input_is_one_line(
+    lengths: Path, options: tuple[object, ...], code: int, message: str
+) -> None:
+    assert message in complaint(call("plan", lengths, *options), code)
+
+
+def test_options_that_a_proposal_states_are_rejected(lengths: Path, tmp_path: Path) -> None:
+    for option, value in (("--gpus", 8), ("--max-len", 4096), ("--hardware", "h100")):
+        line = complaint(call("plan", lengths, "--proposal", tmp_path / "p.json", option, value))
+        assert line.startswith(f"{option} is stated by the proposal")
+    batches = tmp_path / "batches.jsonl"
+    batches.write_text('{"lengths":[5]}\n')
+    assert "has batches, for which" in complaint(call("plan", batches, *MODEL))

@@ -1,0 +1,79 @@
+"""Code of the README and the pages: every block that can run is run, here or by a named test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from code_blocks import PAGES, ROOT, SHELLS, Block, read_blocks
+
+BLOCKS = [block for page in PAGES for block in read_blocks(page)]
+MOST_NOT_RUN = 8
+"""Blocks that need a cluster, another trainer or minutes: as many as when last counted."""
+
+HERE = [block for block in BLOCKS if block.can_run and not (block.not_run or block.run_by)]
+MOST_SECONDS = 120
+
+
+def test_a_block_that_no_test_runs_has_a_reason() -> None:
+    left_out = [f"{block}: {block.not_run}" for block in BLOCKS if block.not_run is not None]
+    assert len(left_out) <= MOST_NOT_RUN, left_out
+
+
+def test_every_mark_is_of_a_block_that_can_run() -> None:
+    marked = [block for block in BLOCKS if block.not_run or block.run_by]
+    assert [str(block) for block in marked if not block.can_run] == []
+
+
+def test_the_named_test_reads_the_page() -> None:
+    for block in BLOCKS:
+        if block.run_by is not None:
+            assert block.page.name in (ROOT / block.run_by).read_text("utf-8"), str(block)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with what a clone offers to the commands of the pages."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "run").write_text('#!/bin/sh\nexec "$@"\n')
+    (tmp_path / "run").chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.name for page in PAGES])
+def test_blocks_run(page: Path, folder: Path) -> None:
+    output = ""
+    for block in (block for block in BLOCKS if block.page == page):
+        if block.is_output:
+            check_output(block, output)
+        elif block in HERE:
+            output = run_block(block, folder)
+
+
+def run_block(block: Block, folder: Path) -> str:
+    """Run a block in the folder, and return its stdout."""
+    shell = block.language != "python"
+    assert not shell or block.language in SHELLS, f"{block}: bash, or a mark"
+    command = ["bash", "-eu", "-c"] if shell else [sys.executable, "-c"]
+    completed = subprocess.run(
+        [*command, block.text],
+        cwd=folder,
+        env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=MOST_SECONDS,
+        check=False,
+    )
+    assert completed.returncode == 0, f"{block}: {completed.stderr}"
+    return completed.stdout
+
+
+def check_output(block: Block, output: str) -> None:
+    """Compare a block line by line with an output that may have further lines."""
+    printed = {" ".join(line.split()) for line in output.splitlines()}
+    shown = [" ".join(line.split()) for line in block.text.splitlines()]
+    assert [line for line in shown if line not in printed] == [], str(block)

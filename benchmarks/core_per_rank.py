@@ -80,7 +80,8 @@ def record_step(rank: int, states: Any) -> Iterator[StepRecord]:
         add("meet")
         reduce_scatter()
 
-    Peers.transfer, Transfer.wait, states.reduce_scatter = start, finish, meet  # type: ignore[method-assign]
+    Peers.transfer, Transfer.wait = start, finish  # type: ignore[assignment,method-assign]
+    states.reduce_scatter = meet
     try:
         yield record
     finally:

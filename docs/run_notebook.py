@@ -21,7 +21,10 @@ PAGE = Path(__file__).with_name("notebook.md")
 TIMEOUT_S = 600
 """Most seconds of a cell."""
 
-_BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
+MARK = "<!-- run by: tests/repository/test_notebook.py -->"
+_BLOCK = re.compile(
+    rf"^{MARK}\n```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ def write_page(cells: list[Cell]) -> str:
     """Join cells to a page."""
     parts = []
     for cell in cells:
-        parts.append(f"```python\n{cell.text}\n```" if cell.code else cell.text)
+        parts.append(f"{MARK}\n```python\n{cell.text}\n```" if cell.code else cell.text)
         if cell.output:
             parts.append(f"```text\n{cell.output}```")
     return "\n\n".join(parts) + "\n"

@@ -34,7 +34,7 @@ from seqplan.api.cli.parts.compare_output import (
 from seqplan.costs.lengths import read_lengths
 from seqplan.costs.profile import Profile
 from seqplan.planner.cluster import TOKENS_PER_GPU, Cluster
-from seqplan.planner.comparison.compare import SYSTEMS, Options, compare
+from seqplan.planner.comparison.compare import SYSTEMS, Options, check_systems, compare
 from seqplan.planner.comparison.nearest import LEAST_STEPS
 from seqplan.planner.comparison.results import Comparison
 from seqplan.planner.comparison.sweep import AXES, sweep
@@ -242,10 +242,10 @@ def _runner(
 def _systems(text: str) -> tuple[str, ...]:
     """An argparse type: names of systems, separated by commas."""
     names = tuple(name.strip() for name in text.split(","))
-    if foreign := [name for name in names if name not in SYSTEMS]:
-        raise argparse.ArgumentTypeError(
-            f"unknown system {foreign[0]!r}; there are {', '.join(SYSTEMS)}"
-        )
+    try:
+        check_systems(names)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
     return names
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +16,7 @@ from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.advice import advice, assumptions, judge_gain
 from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.execution import ExecutionKind
+from seqplan.planner.extensions import list_extensions, load_extension
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.backends import apply_backend, find_backend
 from seqplan.planner.proposal.candidates import Progress
@@ -59,13 +60,24 @@ LEAST_CBC_S = 0.1
 """With less, CBC may find no packing at all."""
 
 
+def check_systems(names: Sequence[str]) -> None:
+    """Raise ``ValueError`` for a system that is neither listed nor added by a package."""
+    foreign = [name for name in names if name not in SYSTEMS]
+    if foreign:
+        added = list_extensions("seqplan.systems")
+        if unknown := [name for name in foreign if name not in added]:
+            there = ", ".join([*SYSTEMS, *added])
+            raise ValueError(f"unknown system {unknown[0]!r}; there are {there}")
+
+
 @dataclass(frozen=True)
 class Options:
     """How baselines are set up.
 
-    ``systems``: of ``SYSTEMS``; ``search_static``: search Megatron's configuration rather than take
-    the published one; ``switch_ms``: HotSPa's switches of an iteration; ``fast``: cut the published
-    methods short, labeled so; ``cbc_s``: CBC's limit for each number of micro-batches.
+    ``systems``: of ``SYSTEMS``, or added by installed packages; ``search_static``: search
+    Megatron's configuration rather than take the published one; ``switch_ms``: HotSPa's switches of
+    an iteration; ``fast``: cut the published methods short, labeled so; ``cbc_s``: CBC's limit for
+    each number of micro-batches.
     """
 
     systems: tuple[str, ...] = SYSTEMS
@@ -75,8 +87,7 @@ class Options:
     cbc_s: float = CBC_S
 
     def __post_init__(self) -> None:
-        if foreign := [name for name in self.systems if name not in SYSTEMS]:
-            raise ValueError(f"unknown system {foreign[0]!r}; there are {', '.join(SYSTEMS)}")
+        check_systems(self.systems)
         if self.cbc_s < LEAST_CBC_S:
             raise ValueError(f"CBC needs at least {LEAST_CBC_S} seconds, not {self.cbc_s:g}")
 
@@ -155,9 +166,10 @@ def compare(
     }
     trainers, left_out = [ours], []
     wanted = [name for name in SYSTEMS if name in chosen.systems]
+    wanted += sorted(set(chosen.systems) - set(SYSTEMS))
     for done, name in enumerate(wanted):
         report("setting systems up", done, len(wanted))
-        for offer in offers[name]():
+        for offer in offers[name]() if name in offers else _set_up_extension(name, setting):
             if isinstance(offer, Skipped):
                 left_out.append((offer.name, offer.why))
             elif backend is not None and backend.uniform and name in SEVERAL_SCHEMES:
@@ -196,6 +208,15 @@ def compare(
         if backend is None
         else (backend.name, backend.baseline_name, backend.baseline),
     )
+
+
+def _set_up_extension(name: str, setting: Setting) -> list[ComparedSystem | Skipped]:
+    """Set up systems of an installed package; ``ValueError`` for what it must not return."""
+    set_up = load_extension("seqplan.systems", name)
+    offers = [] if set_up is None else set_up(setting)
+    if not all(isinstance(offer, ComparedSystem | Skipped) for offer in offers):
+        raise ValueError(f"system {name!r}: its entry point must return ComparedSystem or Skipped")
+    return list(offers)
 
 
 def histogram(lengths: npt.NDArray[np.int64]) -> tuple[tuple[int, int, int], ...]:

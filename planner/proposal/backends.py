@@ -9,6 +9,7 @@ from seqplan.costs.profile import Profile
 from seqplan.costs.profiled_scheme import ProfileError
 from seqplan.planner.errors import OptionError
 from seqplan.planner.execution import EXECUTIONS, ExecutionKind, choose_execution
+from seqplan.planner.extensions import list_extensions, load_extension
 from seqplan.plans.scheme import Scheme
 
 AXES = ("tp", "pp", "ulysses", "ring")
@@ -132,15 +133,28 @@ BACKENDS = {
 
 
 def find_backend(name: str) -> TrainingBackend:
-    """Return the backend of this name; ``ValueError`` with the names for another one."""
-    if name not in BACKENDS:
+    """Return the backend of this name, listed here or added by an installed package.
+
+    ``OptionError`` with the names for another one.
+    """
+    if name in BACKENDS:
+        return BACKENDS[name]
+    added = load_extension("seqplan.trainers", name)
+    if isinstance(added, TrainingBackend):
+        return added
+    if added is not None:
         raise OptionError(
-            "{0} must be one of {names}: {name!r}",
+            "{0} {name!r}: its entry point must be a TrainingBackend: {added!r:.60}",
             "trainer",
-            names=", ".join(BACKENDS),
             name=name,
+            added=added,
         )
-    return BACKENDS[name]
+    raise OptionError(
+        "{0} must be one of {names}: {name!r}",
+        "trainer",
+        names=", ".join([*BACKENDS, *list_extensions("seqplan.trainers")]),
+        name=name,
+    )
 
 
 def apply_backend(

@@ -7,6 +7,7 @@ it uses, and no more.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -81,11 +82,23 @@ def add_usable_schemes(parser: argparse.ArgumentParser) -> None:
     add_trainer(parser, "only what this trainer runs: its schemes, ZeRO stage and execution")
 
 
+class _Trainers:
+    """Names of ``--trainer``: listed ones, and what installed packages add if another is given."""
+
+    def __iter__(self) -> Iterator[str]:
+        from seqplan.planner.proposal.backends import BACKENDS
+
+        return iter(BACKENDS)
+
+    def __contains__(self, name: str) -> bool:
+        from seqplan.planner.extensions import list_extensions
+
+        return name in [*self] or name in list_extensions("seqplan.trainers")
+
+
 def add_trainer(parser: argparse.ArgumentParser, help_text: str) -> None:
     """Add ``--trainer``, one of the backends."""
-    from seqplan.planner.proposal.backends import BACKENDS
-
-    parser.add_argument("--trainer", choices=tuple(BACKENDS), help=help_text)
+    parser.add_argument("--trainer", choices=_Trainers(), help=help_text)
 
 
 def scheme_filter(text: str) -> SchemeFilter:

@@ -272,7 +272,7 @@ def _sweeps(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
         axis, sign, values = part.partition("=")
         if axis not in AXES or not sign:
             raise argparse.ArgumentTypeError(
-                f"must be AXIS=V,V,… of the axes {', '.join(AXES)}, not {part!r}"
+                f"must be AXIS=V,V,… of the axes {', '.join(AXES)}: {part!r}"
             )
         if axis in axes:
             raise argparse.ArgumentTypeError(f"has {axis} twice")

@@ -245,7 +245,7 @@ def test_an_unknown_profile(lengths: Path, output: Path, dense: PlannedFiles) ->
     [
         (
             lambda s: s.update(a=-1e-6),
-            "schemes[2] (u4).a: must be a number from 0 to 1e+18, not -1e",
+            "schemes[2] (u4).a: must be a number from 0 to 1e+18: -1e",
         ),
         (lambda s: s.pop("b"), "schemes[2].b: is missing"),
         (lambda s: s.update(c=float("nan")), "schemes[2] (u4).c: must be a number from 0 to 1e+18"),

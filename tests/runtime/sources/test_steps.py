@@ -123,7 +123,7 @@ def test_file_url_and_iterable_give_equal_steps(tmp_path: Path) -> None:
 def test_real_service_gives_the_steps_of_its_plans(tmp_path: Path) -> None:
     np.save(tmp_path / "lengths.npy", np.load(ROOT / "examples" / "data" / "code.npy")[:500])
     (tmp_path / "job.toml").write_text(JOB)
-    with running("--job", tmp_path / "job.toml", verb="sidecar") as served:
+    with running("--job", tmp_path / "job.toml", command="sidecar") as served:
         url = f"{served.url}/v1/jobs/job"
         by_url = run_ranks(every_step, WORLD, url)
         texts = [served.send("GET", f"/v1/jobs/job/plans/{n}").body.decode() for n in range(STEPS)]

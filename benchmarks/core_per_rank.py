@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
+from unittest.mock import patch
 
 from seqplan.runtime.sequence_parallel.peers import Peer, Peers, Transfer
 
@@ -80,13 +81,12 @@ def record_step(rank: int, states: Any) -> Iterator[StepRecord]:
         add("meet")
         reduce_scatter()
 
-    Peers.transfer, Transfer.wait = start, finish  # type: ignore[assignment,method-assign]
-    states.reduce_scatter = meet
-    try:
+    with (
+        patch.object(Peers, "transfer", start),
+        patch.object(Transfer, "wait", finish),
+        patch.object(states, "reduce_scatter", meet),
+    ):
         yield record
-    finally:
-        Peers.transfer, Transfer.wait = transfer, wait  # type: ignore[method-assign]
-        del states.reduce_scatter
     add("end")
     record.wall_s = time.perf_counter() - wall
 

@@ -131,13 +131,10 @@ def _rank(rank: int, pipe: Connection, folder: Path) -> None:
 
 def _measured_profile(rank: int, folder: Path) -> Any:
     """Measure the model's schemes on these ranks; the profile, on every one of them."""
-    import torch.distributed as dist
-
-    from seqplan.costs.fit.measured_profile import ProfiledDevices, fit_all, profile_document
-    from seqplan.costs.profile import Profile
+    from benchmarks.measured_profile import measure_profile
     from seqplan.plans.scheme import Scheme
     from seqplan.profiler.measure.design import design
-    from seqplan.profiler.measure.run import Task, measure
+    from seqplan.profiler.measure.run import Task
     from seqplan.runtime.models.llama import ModelConfig
 
     config: Any = SIZES
@@ -150,27 +147,7 @@ def _measured_profile(rank: int, folder: Path) -> Any:
         points=tuple(design(128, MEASURED_TO, points=4)),
         repeats=1,
     )
-    measured_on, samples, syncs = measure(task, folder / "samples.jsonl", rank, RANKS)
-    document: list[Any] = [None]
-    if rank == 0:
-        fit = fit_all(measured_on, samples)
-        per_token = fit.memory.bytes_per_token[1]
-        devices = ProfiledDevices(measured_on.device, RANKS, capacity_bytes=0.0)
-        document[0] = profile_document(
-            fit, devices, name="benchmark", source="measured by this benchmark", syncs=syncs
-        )
-        # Room for so many tokens in addition to the states, which are small.
-        memory = document[0]["memory"]
-        memory["capacity_bytes"] = (
-            CAPACITY * per_token
-            + memory["resident_layer_bytes"]
-            + memory["resident_embedding_bytes"]
-            + memory["sharded_state_bytes"][0][1] / RANKS
-            + memory["margin_bytes"]
-            + per_token
-        )
-    dist.broadcast_object_list(document, 0)
-    return Profile.from_document(document[0], "the measured profile")
+    return measure_profile(task, folder, CAPACITY, rank, RANKS).profile
 
 
 def _model() -> Any:

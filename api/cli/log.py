@@ -107,7 +107,7 @@ def _job_fields(connection: Connection, job: JobOutline) -> dict[str, Any]:
 
 def _list_steps(connection: Connection, job: JobOutline, after: int) -> list[dict[str, Any]]:
     """List the steps as ``GET /v1/jobs/JOB/steps`` does."""
-    from seqplan.api.service.plan_summary import PlanSummary
+    from seqplan.api.service.plan_summary import PlanSummary, step_fields
     from seqplan.api.store.tables.acks import last_acknowledged
     from seqplan.api.store.tables.plans import plan_lines, read_planned_page
 
@@ -117,21 +117,7 @@ def _list_steps(connection: Connection, job: JobOutline, after: int) -> list[dic
         lines = plan_lines(connection, job.id, [step.step for step in steps])
         for step in steps:
             summary = PlanSummary.from_line(lines[step.step], {})
-            rows.append(
-                {
-                    "step": step.step,
-                    "predicted_ms": summary.predicted_ms,
-                    "lower_bound_ms": summary.lower_bound_ms,
-                    "gap": summary.gap,
-                    "planning_ms": step.planning_ms,
-                    "tokens": summary.tokens,
-                    "sequences": summary.sequences,
-                    "strategy": summary.strategy,
-                    "measured_ms": step.measured_ms,
-                    "ranks_measured": step.ranks_measured,
-                    "ranks_acknowledged": sum(last >= step.step for last in acknowledged),
-                }
-            )
+            rows.append(step_fields(step, summary, acknowledged))
         after = steps[-1].step
     return rows
 

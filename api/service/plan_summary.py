@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from seqplan.api.store.lru import Lru
+from seqplan.api.store.tables.plans import PlannedStep
 from seqplan.costs.fit.refit import Measurable, measurable
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
 from seqplan.plans.scheme import Scheme, Strategy
@@ -143,3 +144,22 @@ def _compact(ranks: Sequence[int]) -> Sequence[int]:
     """Write neighboring ranks, which most pipelines have, as a range: it takes less memory."""
     spanned = range(ranks[0], ranks[0] + len(ranks))
     return spanned if tuple(spanned) == tuple(ranks) else tuple(ranks)
+
+
+def step_fields(
+    step: PlannedStep, summary: PlanSummary, acknowledged: Sequence[int]
+) -> dict[str, Any]:
+    """Return a step as ``GET /v1/jobs/JOB/steps`` lists it; ``acknowledged``: by rank."""
+    return {
+        "step": step.step,
+        "predicted_ms": summary.predicted_ms,
+        "lower_bound_ms": summary.lower_bound_ms,
+        "gap": summary.gap,
+        "planning_ms": step.planning_ms,
+        "tokens": summary.tokens,
+        "sequences": summary.sequences,
+        "strategy": summary.strategy,
+        "measured_ms": step.measured_ms,
+        "ranks_measured": step.ranks_measured,
+        "ranks_acknowledged": sum(last >= step.step for last in acknowledged),
+    }

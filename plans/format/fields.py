@@ -66,10 +66,10 @@ class FieldReader:
     ) -> Choice:
         """Read one of ``choices``."""
         text = self.text(raw, name, place)
-        found = next((choice for choice in choices if choice == text), None)
-        if found is None:
+        chosen = next((choice for choice in choices if choice == text), None)
+        if chosen is None:
             self.fail(f"{place}.{name}", f"must be one of {', '.join(choices)}: {shown(text)}")
-        return found
+        return chosen
 
     def boolean(self, raw: dict[str, Any], name: str, place: str) -> bool:
         """Return a field that is true or false."""

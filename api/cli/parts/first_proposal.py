@@ -99,7 +99,7 @@ def _profile_of_model(
         usable, kind = apply_backend(profile, cluster.gpus, args.execution, 1, args.trainer)
         models = cluster.models(usable).values()
         reached = max([reached, *(model.max_sequence for model in models)])
-        found = find_best_scheme(
+        scheme_time = find_best_scheme(
             usable,
             cluster,
             batches,
@@ -107,8 +107,8 @@ def _profile_of_model(
             choose_sync(usable, cluster.gpus),
             lockstep=kind == "lockstep" or usable.lockstep,
         )
-        if found is not None and (best is None or found[1] < best[0]):
-            best = found[1], profile
+        if scheme_time is not None and (best is None or scheme_time[1] < best[0]):
+            best = scheme_time[1], profile
     if best is None:
         fix = f"Give --max-len {reached} to truncate, or more GPUs" if reached else "Add GPUs"
         raise Infeasible(

@@ -21,14 +21,13 @@ from seqplan.api.rest.payloads.problems import Problem, require_found
 from seqplan.api.rest.state.readers import read_off_loop
 from seqplan.api.rest.state.shared import ServiceOf, SummariesOf, WatchOf
 from seqplan.api.service.calibration_watch import CalibrationWatch
-from seqplan.api.service.plan_summary import PlanSummaries, PlanSummary
+from seqplan.api.service.plan_summary import PlanSummaries, step_fields
 from seqplan.api.store import schema
 from seqplan.api.store.rows import JobOutline, columns, get, page
 from seqplan.api.store.tables.acks import last_acknowledged, rank_progress
 from seqplan.api.store.tables.jobs import STATES
 from seqplan.api.store.tables.measurements import measurements_page
 from seqplan.api.store.tables.plans import (
-    PlannedStep,
     count_planned_beyond,
     digests,
     last_planned,
@@ -113,7 +112,7 @@ def steps(
         )
         last_steps = last_acknowledged(connection, job, row.world_size)
     return {
-        "items": [_step(step, summary_of[step.step], last_steps) for step in shown],
+        "items": [step_fields(step, summary_of[step.step], last_steps) for step in shown],
         "next": shown[-1].step if len(planned) > limit else None,
     }
 
@@ -164,20 +163,4 @@ def _progress(
         "miscalibrated": watch.is_miscalibrated(job.id),
         "last_planned_step": last_planned(connection, job.id),
         "ahead": count_planned_beyond(connection, job.id, ranks.slowest),
-    }
-
-
-def _step(step: PlannedStep, summary: PlanSummary, last_steps: list[int]) -> dict[str, Any]:
-    return {
-        "step": step.step,
-        "predicted_ms": summary.predicted_ms,
-        "lower_bound_ms": summary.lower_bound_ms,
-        "gap": summary.gap,
-        "planning_ms": step.planning_ms,
-        "tokens": summary.tokens,
-        "sequences": summary.sequences,
-        "strategy": summary.strategy,
-        "measured_ms": step.measured_ms,
-        "ranks_measured": step.ranks_measured,
-        "ranks_acknowledged": sum(1 for last in last_steps if last >= step.step),
     }

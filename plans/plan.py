@@ -22,12 +22,16 @@ class Provenance:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Sequences that run together: positions in ``Plan.ids``/``lengths``, in packed order."""
+    """Sequences that run together: positions in ``Plan.ids``/``lengths``, in packed order.
+
+    ``recompute``: its recomputation mode (``recomputation.MODES``), None if the profile has one.
+    """
 
     sequences: tuple[int, ...]
     tokens: int
     padded_tokens: int
     cost_ms: float
+    recompute: str | None = None
 
 
 @dataclass(frozen=True)

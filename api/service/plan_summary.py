@@ -128,7 +128,13 @@ def _pipeline(fields: dict[str, Any], schemes: dict[tuple[int, ...], Scheme]) ->
     if degrees not in schemes:
         schemes[degrees] = Scheme(*degrees)
     micro_batches = tuple(
-        MicroBatch((), batch["tokens"], batch["padded_tokens"], batch["cost_ms"])
+        MicroBatch(
+            (),
+            batch["tokens"],
+            batch["padded_tokens"],
+            batch["cost_ms"],
+            batch.get("recompute"),
+        )
         for batch in fields["micro_batches"]
     )
     return PlannedPipeline(

@@ -114,6 +114,7 @@ def _pipeline_fields(pipeline: PlannedPipeline) -> dict[str, Any]:
                 "tokens": batch.tokens,
                 "padded_tokens": batch.padded_tokens,
                 "cost_ms": float(batch.cost_ms),
+                **({} if batch.recompute is None else {"recompute": batch.recompute}),
             }
             for batch in pipeline.micro_batches
         ],

@@ -6,6 +6,7 @@ from typing import Any
 
 from seqplan.plans.format.fields import FieldReader, shown
 from seqplan.plans.plan import SCHEMA, Considered, MicroBatch, Plan, PlannedPipeline, Provenance
+from seqplan.plans.recomputation import MODES
 from seqplan.plans.scheme import Scheme, Strategy
 
 
@@ -24,6 +25,7 @@ _MICRO_STEP = frozenset({"micro_step"})
 _SYNC = frozenset({"sync_ms"})
 _LAYOUT = frozenset({"layout_lower_bound_ms", "layout_gap"})
 _MICRO_BATCH = frozenset({"sequences", "tokens", "padded_tokens", "cost_ms"})
+_RECOMPUTE = frozenset({"recompute"})
 _CONSIDERED = frozenset({"strategy", "lower_bound_ms", "predicted_ms"})
 _SCHEME = frozenset({"tp", "pp", "ulysses", "ring"})
 _COUNTED = _SCHEME | {"count"}
@@ -116,13 +118,22 @@ class PlanReader(FieldReader):
         )
 
     def micro_batch(self, raw: Any, place: str) -> MicroBatch:
-        self.fields(raw, place, _MICRO_BATCH)
+        self.fields(raw, place, _MICRO_BATCH, _RECOMPUTE)
         return MicroBatch(
             sequences=self.integers(raw, "sequences", place),
             tokens=self.integer(raw, "tokens", place),
             padded_tokens=self.integer(raw, "padded_tokens", place),
             cost_ms=self.number(raw, "cost_ms", place),
+            recompute=self.recompute(raw, place),
         )
+
+    def recompute(self, raw: dict[str, Any], place: str) -> str | None:
+        """Return a micro-batch's recomputation mode; None if it has none."""
+        if "recompute" not in raw:
+            return None
+        if (mode := raw["recompute"]) not in MODES:
+            self.fail(f"{place}.recompute", f"must be one of {', '.join(MODES)}: {shown(mode)}")
+        return str(mode)
 
     def sync_ms(self, raw: dict[str, Any], place: str) -> float | None:
         return self.number(raw, "sync_ms", place) if "sync_ms" in raw else None

@@ -6,6 +6,7 @@ from typing import Any
 
 from seqplan.plans.format.fields import MAX_INTEGER
 from seqplan.plans.plan import SCHEMA
+from seqplan.plans.recomputation import MODES
 
 _Node = dict[str, Any]
 
@@ -118,7 +119,13 @@ def _micro_batch() -> _Node:
             "tokens": _integer(0),
             "padded_tokens": _integer(0),
             "cost_ms": {"$ref": "#/$defs/time"},
-        }
+        },
+        {
+            "recompute": {
+                "enum": list(MODES),
+                "description": "recomputation mode; absent if the profile has one",
+            }
+        },
     )
 
 

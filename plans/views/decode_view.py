@@ -30,6 +30,7 @@ _MICRO_BATCH = frozenset(
     {"sequences", "tokens", "local_tokens", "padded_local_tokens", "cost_ms"}
     | {"cu_seqlens", "padded_cu_seqlens", "ring_cu_seqlens"}
 )
+_RECOMPUTE = frozenset({"recompute"})
 _SEQUENCE = frozenset({"position", "id", "length", "ranges"})
 
 
@@ -152,7 +153,7 @@ class _ViewReader(PlanReader):
         return Coordinates(**indexes)
 
     def micro_batch_view(self, raw: Any, place: str) -> MicroBatchView:
-        self.fields(raw, place, _MICRO_BATCH)
+        self.fields(raw, place, _MICRO_BATCH, _RECOMPUTE)
         sequences = tuple(
             self.share(entry, f"{place}.sequences[{number}]")
             for number, entry in enumerate(self.items(raw, "sequences", place))
@@ -176,6 +177,7 @@ class _ViewReader(PlanReader):
             local_tokens=held,
             padded_local_tokens=self.integer(raw, "padded_local_tokens", place, held),
             cost_ms=self.number(raw, "cost_ms", place),
+            recompute=self.recompute(raw, place),
         )
 
     def share(self, raw: Any, place: str) -> SequenceShare:

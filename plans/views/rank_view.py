@@ -45,6 +45,7 @@ class MicroBatchView:
     - ``padded_local_tokens`` ≥ ``local_tokens``: slots to reserve here, the same on every rank of
       the pipeline: the micro-batch's padded tokens / (ulysses · ring). The ranks of a tp group
       share them.
+    - ``recompute``: its recomputation mode, None if the profile has one.
     """
 
     sequences: tuple[SequenceShare, ...]
@@ -54,6 +55,7 @@ class MicroBatchView:
     local_tokens: int
     padded_local_tokens: int
     cost_ms: float
+    recompute: str | None = None
 
     def cu_seqlens(self) -> npt.NDArray[np.int32]:
         """Return the offsets of whole sequences in packed order: int32, shape (sequences + 1,)."""
@@ -300,6 +302,7 @@ def _micro_batch_view(
         local_tokens=piece[1] - piece[0],
         padded_local_tokens=batch.padded_tokens // scheme.sp,
         cost_ms=batch.cost_ms,
+        recompute=batch.recompute,
     )
 
 
@@ -364,4 +367,5 @@ def _micro_batch_dict(view: MicroBatchView) -> dict[str, Any]:
         "padded_cu_seqlens": list(accumulate(view.padded_lengths, initial=0)),
         "ring_cu_seqlens": list(accumulate(view.ring_lengths, initial=0)),
         "cost_ms": view.cost_ms,
+        **({} if view.recompute is None else {"recompute": view.recompute}),
     }

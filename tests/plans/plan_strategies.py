@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from seqplan.plans.groups import process_groups
 from seqplan.plans.plan import Considered, MicroBatch, Plan, PlannedPipeline, Provenance
+from seqplan.plans.recomputation import MODES
 from seqplan.plans.schedule import schedule
 from seqplan.plans.scheme import Scheme, Strategy
 
@@ -164,7 +165,8 @@ def _filled(
             padded = scheme.pad_micro_batch(batch)
             largest[scheme] = max(largest[scheme], padded)
             cost = round(sum(a * length**2 + b * length for length in batch) + c, 3)
-            micro_batches.append(MicroBatch(at, sum(batch), padded, cost))
+            mode = draw(st.sampled_from([None, *MODES]))
+            micro_batches.append(MicroBatch(at, sum(batch), padded, cost, mode))
         times = [batch.cost_ms for batch in micro_batches]
         predicted = round(sum(times) + (scheme.pp - 1) * max(times, default=0.0), 3)
         pipelines.append(PlannedPipeline(scheme, ranks, tuple(micro_batches), predicted, number))

@@ -25,6 +25,7 @@ class Memory:
     - ``activation_bytes_per_token``: tp → bytes per token over all layers before any division. A
       pipeline's first stage keeps up to pp micro-batches of layers/pp layers, so pp cancels.
     - ``capacity_bytes``, ``context_bytes``, ``margin_bytes``: of one GPU.
+    - ``loss_bytes``: logits that the loss holds at once, whatever the tokens; divided by tp.
     """
 
     capacity_bytes: float
@@ -35,6 +36,7 @@ class Memory:
     resident_embedding_bytes: float
     activation_bytes_per_token: Mapping[int, float]
     tied: bool = False
+    loss_bytes: float = 0.0
 
     def count_fixed_bytes(self, scheme: Scheme, shards: int, context: int) -> float:
         """Count bytes that do not depend on the micro-batch, with states split into ``shards``.
@@ -47,7 +49,7 @@ class Memory:
             self.context_bytes
             + sharded / shards
             + self.resident_layer_bytes / (scheme.tp * scheme.pp)
-            + self.resident_embedding_bytes * embeddings / scheme.tp
+            + (self.resident_embedding_bytes * embeddings + self.loss_bytes) / scheme.tp
         )
 
     def _count_sharded_bytes(self, context: int) -> float:
@@ -59,19 +61,33 @@ class Memory:
             "which the profile states the model's size"
         )
 
-    def bytes_per_token(self, scheme: Scheme) -> float | None:
-        """Return activation bytes on a GPU per micro-batch token; None if tp was not measured."""
-        per_token = self.activation_bytes_per_token.get(scheme.tp)
+    def bytes_per_token(
+        self, scheme: Scheme, activation: Mapping[int, float] | None = None
+    ) -> float | None:
+        """Return activation bytes on a GPU per micro-batch token; None if tp was not measured.
+
+        ``activation``: as ``activation_bytes_per_token``, of another recomputation mode.
+        """
+        per_token = (activation or self.activation_bytes_per_token).get(scheme.tp)
         return None if per_token is None else per_token / (scheme.tp * scheme.sp)
 
-    def max_len(self, scheme: Scheme, shards: int, context: int) -> int:
-        """Return MaxLen(P), tokens of a micro-batch that fit; 0 when not even the states do."""
-        per_token = self.bytes_per_token(scheme)
+    def room_bytes(self, scheme: Scheme, shards: int, context: int) -> float:
+        """Count the bytes of a GPU that are left for activations; negative without any."""
+        fixed = self.count_fixed_bytes(scheme, shards, context)
+        return self.capacity_bytes - self.margin_bytes - fixed
+
+    def max_len(
+        self,
+        scheme: Scheme,
+        shards: int,
+        context: int,
+        activation: Mapping[int, float] | None = None,
+    ) -> int:
+        """Return MaxLen(P), tokens of a micro-batch that fit; 0 when not even the states do.
+
+        ``activation``: as ``activation_bytes_per_token``, of another recomputation mode.
+        """
+        per_token = self.bytes_per_token(scheme, activation)
         if per_token is None:
             return 0
-        room = (
-            self.capacity_bytes
-            - self.margin_bytes
-            - self.count_fixed_bytes(scheme, shards, context)
-        )
-        return max(0, math.floor(room / per_token))
+        return max(0, math.floor(self.room_bytes(scheme, shards, context) / per_token))

@@ -15,7 +15,9 @@ from seqplan.costs.memory import Memory
 from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profile_reader import ProfileReader
 from seqplan.costs.profiled_scheme import DEGREES, MeasuredSync, ProfiledScheme, ProfileError
+from seqplan.costs.recomputation_mode import ModeModel, RecomputationMode
 from seqplan.costs.scheme_model import SchemeModel
+from seqplan.plans.format.canonical import canonical_json, digest_of
 from seqplan.plans.format.fields import read_text
 from seqplan.plans.scheme import Scheme
 
@@ -33,9 +35,80 @@ _EXPECTED, _PUBLISHED = "expected error: ", "published: "
 """How a note and a statement of residuals begin that are about measured times."""
 
 
+def _entries(document: Mapping[str, Any], schemes: Collection[Scheme]) -> list[dict[str, Any]]:
+    return [
+        raw
+        for raw in document["schemes"]
+        if Scheme(**{name: raw[name] for name in DEGREES if name in raw}) in schemes
+    ]
+
+
+LEAST_MORE = 1.02
+"""Times the MaxLen of the next faster mode that a mode offers at least, or it is not planned."""
+
+
+def keep_useful(scheme: Scheme, modes: Sequence[ModeModel]) -> tuple[ModeModel, ...]:
+    """Return the modes that hold a micro-batch and hold clearly more than every faster one.
+
+    By ascending MaxLen, with those of lowest cost per token among equals. A mode is as fast as
+    another if all three coefficients are at most the other's.
+    """
+    useful: list[ModeModel] = []
+    for mode in sorted(modes, key=lambda mode: mode.max_len):
+        fits = scheme.usable_capacity(mode.max_len) >= scheme.unit
+        last = mode is max(modes, key=lambda mode: mode.max_len)
+        if fits and (last or not any(_replaces(other, mode) for other in modes)):
+            useful.append(mode)
+    return tuple(useful)
+
+
+def _replaces(other: ModeModel, mode: ModeModel) -> bool:
+    """Whether ``other`` holds about as much as ``mode`` at no more time."""
+    fast, slow = other.latency, mode.latency
+    return (
+        other is not mode
+        and (fast.a, fast.b, fast.c) != (slow.a, slow.b, slow.c)
+        and fast.a <= slow.a
+        and fast.b <= slow.b
+        and fast.c <= slow.c
+        and other.max_len * LEAST_MORE >= mode.max_len
+    )
+
+
+def keep_modes(document: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return a profile's document with these of its modes; that of one mode has no ``modes``."""
+    modes = [mode for mode in document["modes"] if mode["name"] in names]
+    schemes = [
+        {**entry, "modes": {name: entry["modes"][name] for name in names}}
+        for entry in document["schemes"]
+    ]
+    if len(modes) > 1:
+        return {**document, "modes": modes, "schemes": schemes}
+    (mode,) = modes
+    kept, transient = mode["kept_bytes_per_token"], mode["transient_bytes_per_token"]
+    activation = {tp: kept[tp] + transient[tp] for tp in kept}
+    flat = [
+        {
+            **{key: value for key, value in entry.items() if key != "modes"},
+            **entry["modes"][mode["name"]],
+        }
+        for entry in schemes
+    ]
+    return {
+        **{key: value for key, value in document.items() if key != "modes"},
+        "checkpointing": mode["name"],
+        "forward_fraction": mode["forward_fraction"],
+        "memory": {**document["memory"], "activation_bytes_per_token": activation},
+        "schemes": flat,
+    }
+
+
 @dataclass(frozen=True)
 class Profile:
-    """The costs of one model on one kind of GPU. Built by ``Profile.from_json``."""
+    """The costs of one model on one kind of GPU. Built by ``Profile.from_json``.
+
+    ``modes``: its recomputation modes, those that keep most first.
+    """
 
     name: str
     source: str
@@ -44,8 +117,7 @@ class Profile:
     gpus_per_node: int
     shape: ModelShape
     zero_stage: int
-    checkpointing: str
-    forward_fraction: float
+    modes: tuple[RecomputationMode, ...]
     memory: Memory
     schemes: tuple[ProfiledScheme, ...]
     sync: tuple[MeasuredSync, ...]
@@ -56,6 +128,33 @@ class Profile:
     def by_scheme(self) -> dict[Scheme, ProfiledScheme]:
         """Profiled schemes by scheme."""
         return {entry.scheme: entry for entry in self.schemes}
+
+    @property
+    def checkpointing(self) -> str:
+        """Names of its recomputation modes, those that keep most first."""
+        return ", ".join(mode.name for mode in self.modes)
+
+    @property
+    def forward_fraction(self) -> float | dict[str, float]:
+        """Forward's share of a micro-batch's time; by mode if the profile has several."""
+        if len(self.modes) == 1:
+            return self.modes[0].forward_fraction
+        return {mode.name: mode.forward_fraction for mode in self.modes}
+
+    def keep_modes(self, names: Collection[str]) -> Profile:
+        """Return the profile with some of its recomputation modes; itself if they are all.
+
+        ``ProfileError`` if it has none of them.
+        """
+        kept = [mode.name for mode in self.modes if mode.name in names]
+        if len(kept) == len(self.modes):
+            return self
+        if not kept:
+            raise ProfileError(
+                f"profile {self.name}: its recomputation modes are {self.checkpointing}, not "
+                f"{', '.join(sorted(names))}. Derive or measure the profile with one of them"
+            )
+        return Profile.from_document(keep_modes(self.document, kept), self.name)
 
     @property
     def lockstep(self) -> bool:
@@ -120,11 +219,27 @@ class Profile:
     def with_digest(self, digest: str) -> Profile | None:
         """Return the profile or the restriction of it that has this digest; None without one.
 
-        Restrictions are those to measured schemes, to a layout, to what a trainer runs (schemes of
-        some axes, or one scheme), and both together.
+        Restrictions are those to one recomputation mode, and of each those to measured schemes, to
+        a layout, to what a trainer runs (schemes of some axes, or one scheme), and both together.
         """
         if self.digest == digest:
             return self
+        for names in _subsets([mode.name for mode in self.modes]):
+            if not names:
+                continue
+            document = (
+                dict(self.document)
+                if len(names) == len(self.modes)
+                else keep_modes(self.document, names)
+            )
+            for schemes in self._parts():
+                part = {**document, "schemes": _entries(document, schemes)}
+                if digest_of(canonical_json(part)) == digest:
+                    return Profile.from_document(part, self.name)
+        return None
+
+    def _parts(self) -> list[frozenset[Scheme]]:
+        """List the sets of schemes that restrictions have, the largest first."""
         schemes = {entry.scheme for entry in self.schemes}
         measured = {entry.scheme for entry in self.schemes if entry.origin != "derived"}
         layouts = {frozenset(s for s in schemes if (s.tp, s.pp) == (t.tp, t.pp)) for t in schemes}
@@ -132,20 +247,11 @@ class Profile:
         parts = {frozenset(schemes), *layouts, *axes, *(a & b for a in layouts for b in axes)}
         parts |= {frozenset({scheme}) for scheme in schemes}
         parts |= {part & measured for part in parts}
-        for part in sorted(parts - {frozenset()}, key=lambda part: (-len(part), sorted(part))):
-            document = {**self.document, "schemes": self.entries_of(part)}
-            found = Profile.from_document(document, self.name)
-            if found.digest == digest:
-                return found
-        return None
+        return sorted(parts - {frozenset()}, key=lambda part: (-len(part), sorted(part)))
 
     def entries_of(self, schemes: Collection[Scheme]) -> list[dict[str, Any]]:
         """Return the document's entries of these schemes, in its order."""
-        return [
-            raw
-            for raw in self.document["schemes"]
-            if Scheme(**{name: raw[name] for name in DEGREES if name in raw}) in schemes
-        ]
+        return _entries(self.document, schemes)
 
     def usable(
         self,
@@ -175,11 +281,22 @@ class Profile:
     ) -> SchemeModel:
         """One scheme evaluated on ``gpus`` GPUs; its MaxLen may be 0."""
         shards = optimizer_shards or gpus
+        scheme, memory = entry.scheme, self.memory
         try:
-            max_len = self.memory.max_len(entry.scheme, shards, context)
+            max_len = memory.max_len(scheme, shards, context)
         except ValueError as error:
             raise ProfileError(f"profile {self.name}: {error}") from None
-        return SchemeModel(entry.scheme, entry.latency, max_len)
+        modes = [
+            ModeModel(
+                mode.name,
+                entry.modes[mode.name],
+                memory.max_len(scheme, shards, context, mode.activation),
+                mode.kept[scheme.tp] / mode.activation[scheme.tp],
+            )
+            for mode in self.modes
+            if entry.modes
+        ]
+        return SchemeModel(scheme, entry.latency, max_len, keep_useful(scheme, modes))
 
     @classmethod
     def from_json(cls, text: str, origin: str) -> Profile:

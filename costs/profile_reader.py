@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -18,13 +19,19 @@ from seqplan.costs.profiled_scheme import (
     ProfiledScheme,
     ProfileError,
 )
+from seqplan.costs.recomputation_mode import RecomputationMode
 from seqplan.costs.scheme_rules import scheme_problem
 from seqplan.plans.format.canonical import canonical_json, digest_of
 from seqplan.plans.format.fields import FieldReader, shown
+from seqplan.plans.recomputation import MODES
 from seqplan.plans.scheme import Scheme
 
 LARGEST = 1e18
 """Largest number of a profile: an exabyte. Products of two stay finite."""
+
+COMPARED_LENGTH, CONTRADICTION = 8192, 0.1
+"""Tokens at which modes are compared, and by what share one that recomputes more may be faster:
+times of kernels vary, and memory that is not written saves time."""
 
 _DEGREE = re.compile(r"[1-9][0-9]{0,8}")
 
@@ -33,13 +40,16 @@ _PROFILE = frozenset(
     | {"memory", "schemes"}
 )
 _PROFILE_OPTIONAL = frozenset(
-    {"forward_fraction", "checkpointing", "published", "notes", "tensor_parallel", "sync"}
+    {"forward_fraction", "checkpointing", "modes", "published", "notes", "tensor_parallel"}
+    | {"sync"}
 )
+_MODE = frozenset({"name", "forward_fraction", "kept_bytes_per_token", "transient_bytes_per_token"})
 _HARDWARE = frozenset({"gpu", "gpus_per_node"})
 _MODEL = frozenset({"hidden", "layers"})
 _MODEL_OPTIONAL = frozenset({"vocab", "heads", "kv_heads", "ffn", "head_dim"})
 _COEFFICIENTS = frozenset({"a", "b", "c"})
 _DEGREES = frozenset({"tp", "pp", "ulysses", "ring"})
+_MODES = frozenset({"modes"})
 _SCHEME_OPTIONAL = _DEGREES | {"flag", "origin", "fit"}
 _SYNC_COUNTS = ("tp", "pp", "gpus")
 _SYNC_TIMES = ("ms", "optimizer_ms")
@@ -47,7 +57,9 @@ _MEMORY_BYTES = frozenset(
     {"capacity_bytes", "context_bytes", "margin_bytes"}
     | {"resident_layer_bytes", "resident_embedding_bytes"}
 )
-_MEMORY = _MEMORY_BYTES | {"sharded_state_bytes", "activation_bytes_per_token"}
+_MEMORY = _MEMORY_BYTES | {"sharded_state_bytes"}
+_ACTIVATION = frozenset({"activation_bytes_per_token"})
+_LOSS = frozenset({"loss_bytes"})
 
 
 class ProfileReader(FieldReader):
@@ -71,19 +83,21 @@ class ProfileReader(FieldReader):
         zero_stage = self.integer(raw, "zero_stage", "", 1)
         if zero_stage > 3:
             self.fail(".zero_stage", f"must be 1, 2 or 3: {zero_stage}")
-        raw.setdefault("forward_fraction", 1 / 3)
-        raw.setdefault("checkpointing", "none")
-        fraction = self.number(raw, "forward_fraction", "")
-        if not 0 < fraction < 1:
-            self.fail(".forward_fraction", f"must be a share between 0 and 1: {fraction}")
-        schemes = self.schemes(raw, shape, zero_stage)
-        memory = self.memory(raw["memory"], tied=shape.tied)
+        several = "modes" in raw
+        modes = self.modes(raw) if several else self.single_mode(raw)
+        names = [mode.name for mode in modes] if several else []
+        schemes = self.schemes(raw, shape, zero_stage, names)
+        memory = self.memory(raw["memory"], modes[-1].activation, tied=shape.tied)
         for index, entry in enumerate(schemes):
-            if memory.bytes_per_token(entry.scheme) is None:
-                self.fail(
-                    ".memory.activation_bytes_per_token",
-                    f"lacks tp = {entry.scheme.tp}, which schemes[{index}] ({entry.scheme}) needs",
-                )
+            for mode in modes:
+                if entry.scheme.tp not in mode.kept:
+                    self.fail(
+                        f".modes ({mode.name})"
+                        if several
+                        else ".memory.activation_bytes_per_token",
+                        f"lacks tp = {entry.scheme.tp}, which schemes[{index}] ({entry.scheme}) "
+                        "needs",
+                    )
         return {
             "name": self.name(raw, "name", ""),
             "source": self.name(raw, "source", ""),
@@ -92,8 +106,7 @@ class ProfileReader(FieldReader):
             "gpus_per_node": self.integer(raw["hardware"], "gpus_per_node", ".hardware", 1),
             "shape": shape,
             "zero_stage": zero_stage,
-            "checkpointing": self.name(raw, "checkpointing", ""),
-            "forward_fraction": fraction,
+            "modes": modes,
             "memory": memory,
             "schemes": tuple(sorted(schemes, key=lambda entry: entry.scheme)),
             "sync": self.sync(raw),
@@ -137,13 +150,75 @@ class ProfileReader(FieldReader):
         except ValueError as error:
             self.fail(".model", str(error).removeprefix("model: "))
 
-    def schemes(self, raw: Any, shape: ModelShape, zero_stage: int) -> list[ProfiledScheme]:
-        """Read the schemes, which must differ and be possible for the model."""
+    def single_mode(self, raw: dict[str, Any]) -> tuple[RecomputationMode]:
+        """Read the one recomputation mode of a profile without a list of them."""
+        raw.setdefault("forward_fraction", 1 / 3)
+        raw.setdefault("checkpointing", "none")
+        memory = raw["memory"]
+        self.fields(memory, ".memory", _MEMORY | _ACTIVATION, _LOSS)
+        kept = self.activations(memory, "activation_bytes_per_token", ".memory")
+        mode = RecomputationMode(
+            self.name(raw, "checkpointing", ""),
+            self.share(raw, ""),
+            kept,
+            dict.fromkeys(kept, 0.0),
+        )
+        return (mode,)
+
+    def modes(self, raw: dict[str, Any]) -> tuple[RecomputationMode, ...]:
+        """Read the recomputation modes, each of which must keep less than the one before."""
+        for name in ("forward_fraction", "checkpointing"):
+            if name in raw:
+                self.fail(f".{name}", "is stated by each of modes. Leave it out")
+        self.fields(raw["memory"], ".memory", _MEMORY, _LOSS)
+        modes: list[RecomputationMode] = []
+        for index, entry in enumerate(self.items(raw, "modes", "")):
+            place = f".modes[{index}]"
+            self.fields(entry, place, _MODE)
+            name = self.name(entry, "name", place)
+            if name not in MODES:
+                self.fail(f"{place}.name", f"must be one of {', '.join(MODES)}: {shown(name)}")
+            mode = RecomputationMode(
+                name,
+                self.share(entry, place),
+                self.activations(entry, "kept_bytes_per_token", place),
+                self.activations(entry, "transient_bytes_per_token", place, least=0),
+            )
+            if mode.kept.keys() != mode.transient.keys():
+                self.fail(place, "kept and transient bytes must be of the same degrees of tp")
+            if modes and any(
+                kept >= modes[-1].kept.get(tp, kept + 1) for tp, kept in mode.kept.items()
+            ):
+                self.fail(
+                    f"{place} ({name})",
+                    f"keeps no fewer bytes than {modes[-1].name} before it. List each mode once, "
+                    "those that keep most first",
+                )
+            modes.append(mode)
+        if len(modes) < 2:
+            self.fail(".modes", "must be at least two. State one mode by checkpointing")
+        return tuple(modes)
+
+    def share(self, raw: dict[str, Any], place: str) -> float:
+        """Return forward's share of the time."""
+        fraction = self.number(raw, "forward_fraction", place)
+        if not 0 < fraction < 1:
+            self.fail(f"{place}.forward_fraction", f"must be a share between 0 and 1: {fraction}")
+        return fraction
+
+    def schemes(
+        self, raw: Any, shape: ModelShape, zero_stage: int, modes: Sequence[str]
+    ) -> list[ProfiledScheme]:
+        """Read the schemes, which must differ and be possible for the model.
+
+        ``modes``: whose latencies each must have, none in a profile of one.
+        """
         entries = self.items(raw, "schemes", "")
         if not entries:
             self.fail(".schemes", "must be at least one scheme")
         profiled = [
-            self.scheme(entry, f".schemes[{index}]", shape) for index, entry in enumerate(entries)
+            self.scheme(entry, f".schemes[{index}]", shape, modes)
+            for index, entry in enumerate(entries)
         ]
         schemes = [entry.scheme for entry in profiled]
         if len(set(schemes)) < len(schemes):
@@ -153,9 +228,11 @@ class ProfileReader(FieldReader):
             self.fail(".schemes", "under ZeRO-3 every scheme must have tp = pp = 1")
         return profiled
 
-    def scheme(self, raw: Any, place: str, shape: ModelShape) -> ProfiledScheme:
+    def scheme(
+        self, raw: Any, place: str, shape: ModelShape, modes: Sequence[str]
+    ) -> ProfiledScheme:
         """Read one scheme with its coefficients and their origin."""
-        self.fields(raw, place, _COEFFICIENTS, _SCHEME_OPTIONAL)
+        self.fields(raw, place, _MODES if modes else _COEFFICIENTS, _SCHEME_OPTIONAL)
         degrees = {
             name: self.integer(raw, name, place, 1) for name in sorted(_DEGREES & raw.keys())
         }
@@ -163,13 +240,8 @@ class ProfileReader(FieldReader):
         here = f"{place} ({scheme})"
         if problem := scheme_problem(scheme, shape):
             self.fail(here, problem)
-        coefficients = (self.number(raw, name, here, LARGEST) for name in "abc")
-        try:
-            latency = Latency(*coefficients)
-        except ValueError as error:
-            if isinstance(error, ProfileError):
-                raise
-            self.fail(here, str(error))
+        latencies = self.latencies(raw["modes"], here, modes) if modes else {}
+        latency = latencies[modes[-1]] if modes else self.latency(raw, here)
         flag = None if raw.get("flag") is None else self.name(raw, "flag", place)
         origin = raw.get("origin", ORIGINS[0])
         if origin not in ORIGINS:
@@ -179,7 +251,38 @@ class ProfileReader(FieldReader):
         fit = raw.get("fit")
         if fit is not None and type(fit) is not dict:
             self.fail(f"{place}.fit", f"must be an object: {shown(fit)}")
-        return ProfiledScheme(scheme, latency, flag, origin, fit)
+        return ProfiledScheme(scheme, latency, flag, origin, fit, latencies)
+
+    def latency(self, raw: dict[str, Any], place: str) -> Latency:
+        """Read the coefficients of one scheme and mode."""
+        coefficients = (self.number(raw, name, place, LARGEST) for name in "abc")
+        try:
+            return Latency(*coefficients)
+        except ValueError as error:
+            if isinstance(error, ProfileError):
+                raise
+            self.fail(place, str(error))
+
+    def latencies(self, raw: Any, place: str, modes: Sequence[str]) -> dict[str, Latency]:
+        """Read the coefficients of each mode; none may be clearly faster than the first."""
+        self.fields(raw, f"{place}.modes", frozenset(modes))
+        latencies = {}
+        for name in modes:
+            here = f"{place}.modes.{name}"
+            self.fields(raw[name], here, _COEFFICIENTS)
+            latencies[name] = self.latency(raw[name], here)
+        times = {
+            name: latency.micro_batch_ms([COMPARED_LENGTH]) for name, latency in latencies.items()
+        }
+        first = modes[0]
+        for name, time in times.items():
+            if time < times[first] * (1 - CONTRADICTION):
+                self.fail(
+                    f"{place}.modes.{name}",
+                    f"{COMPARED_LENGTH:,} tokens take {time:.4g} ms, {times[first]:.4g} ms in "
+                    f"{first}, which recomputes less. Measure both again",
+                )
+        return latencies
 
     def sync(self, raw: dict[str, Any]) -> tuple[MeasuredSync, ...]:
         """Read the measured syncs; most profiles have none."""
@@ -203,14 +306,14 @@ class ProfileReader(FieldReader):
             self.fail(".sync", "lists a layout twice for the same number of GPUs")
         return tuple(measured)
 
-    def memory(self, raw: Any, *, tied: bool) -> Memory:
+    def memory(self, raw: Any, activation: dict[int, float], *, tied: bool) -> Memory:
         """Read the memory model; ``tied``: whether the model's embeddings are one."""
         place = ".memory"
-        self.fields(raw, place, _MEMORY)
         return Memory(
             sharded_state_bytes=self.read_sharded_states(raw, place),
-            activation_bytes_per_token=self.activations(raw, place),
+            activation_bytes_per_token=activation,
             tied=tied,
+            loss_bytes=self.number(raw, "loss_bytes", place, LARGEST) if _LOSS & raw.keys() else 0,
             **{name: self.number(raw, name, place, LARGEST) for name in sorted(_MEMORY_BYTES)},
         )
 
@@ -232,10 +335,10 @@ class ProfileReader(FieldReader):
             sharded.append((limit, self.number(named, "bytes", here, LARGEST)))
         return tuple(sharded)
 
-    def activations(self, raw: Any, place: str) -> dict[int, float]:
-        """Read the bytes a token keeps by tensor-parallel degree."""
-        here = f"{place}.activation_bytes_per_token"
-        by_degree = raw["activation_bytes_per_token"]
+    def activations(self, raw: Any, field: str, place: str, least: float = 1) -> dict[int, float]:
+        """Read the bytes of a token by tensor-parallel degree."""
+        here = f"{place}.{field}"
+        by_degree = raw[field]
         if type(by_degree) is not dict or not by_degree:
             self.fail(here, "must be an object of tp → bytes")
         activations = {}
@@ -243,6 +346,6 @@ class ProfileReader(FieldReader):
             if not _DEGREE.fullmatch(degree):
                 self.fail(f"{here}.{degree}", "the key must be a tensor-parallel degree")
             activations[int(degree)] = self.number(by_degree, degree, here, LARGEST)
-            if activations[int(degree)] < 1:
+            if activations[int(degree)] < least:
                 self.fail(f"{here}.{degree}", f"must be at least 1 byte: {by_degree[degree]:g}")
         return activations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from seqplan.costs.latency import Latency
@@ -26,7 +26,8 @@ class ProfileError(ValueError):
 class ProfiledScheme:
     """A scheme's latency with its provenance; ``flag`` explains a coefficient not to be trusted.
 
-    ``origin``: one of ``ORIGINS``; ``fit``: facts of a measured fit (see ``fit``).
+    ``origin``: one of ``ORIGINS``; ``fit``: facts of a measured fit (see ``fit``). ``latency``: of
+    the mode that keeps least; ``modes``: of each mode, empty in a profile of one.
     """
 
     scheme: Scheme
@@ -34,6 +35,7 @@ class ProfiledScheme:
     flag: str | None
     origin: str = "published"
     fit: Mapping[str, Any] | None = None
+    modes: Mapping[str, Latency] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from seqplan.costs.latency import Latency
+from seqplan.costs.recomputation_mode import ModeModel
 from seqplan.plans.scheme import Scheme
 
 
@@ -13,12 +14,15 @@ class SchemeModel:
     """One scheme of a profile, evaluated for a number of GPUs.
 
     ``max_len``: MaxLen(P) in tokens; ``capacity``: the part of it that padded micro-batches can
-    use; ``max_sequence``: the longest single sequence, after padding rules.
+    use; ``max_sequence``: the longest single sequence, after padding rules. ``modes``: those of
+    recomputation by ascending MaxLen, the last with ``latency`` and ``max_len``; empty in a profile
+    of one.
     """
 
     scheme: Scheme
     latency: Latency
     max_len: int
+    modes: tuple[ModeModel, ...] = ()
 
     @property
     def a(self) -> float:
@@ -43,8 +47,27 @@ class SchemeModel:
     @property
     def max_sequence(self) -> int:
         """Longest sequence (tokens) that a micro-batch can hold."""
+        return self.longest(self.max_len)
+
+    def longest(self, max_len: int) -> int:
+        """Return the longest sequence (tokens) within a MaxLen, after padding rules."""
         unit = 1 if self.scheme.ring == 1 else 2 * self.scheme.ring
-        return self.capacity - self.capacity % unit
+        capacity = self.scheme.usable_capacity(max_len)
+        return capacity - capacity % unit
+
+    @property
+    def kept_share(self) -> float:
+        """Part of a token's bytes that the mode of largest MaxLen keeps until backward."""
+        return self.modes[-1].kept_share if self.modes else 1.0
+
+    def find_mode(self, name: str | None) -> SchemeModel | None:
+        """Return the model of one recomputation mode; None for a mode that it does not have."""
+        if name is None:
+            return None if self.modes else self
+        mode = next((mode for mode in self.modes if mode.name == name), None)
+        if mode is None:
+            return None
+        return SchemeModel(self.scheme, mode.latency, mode.max_len, (mode,))
 
     @property
     def util_len(self) -> int | None:
@@ -54,4 +77,7 @@ class SchemeModel:
 
     def alone_ms(self, length: int) -> float:
         """Compute a pipeline's time for one sequence alone: pp·(a·l² + b·l + c)."""
-        return self.scheme.pp * self.latency.micro_batch_ms([length])
+        latencies = [
+            mode.latency for mode in self.modes if length <= self.longest(mode.max_len)
+        ] or [self.latency]
+        return self.scheme.pp * min(latency.micro_batch_ms([length]) for latency in latencies)

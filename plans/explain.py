@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from seqplan.plans.lint import SchemeCost
 from seqplan.plans.plan import Considered, Plan, PlannedPipeline
 from seqplan.plans.ranges import ranges_text
+from seqplan.plans.recomputation import MODES
 from seqplan.plans.schedule import Schedule, schedule, stages_of_rounds
 from seqplan.plans.scheme import Scheme, Strategy
 
@@ -35,6 +36,7 @@ def explain(plan: Plan, costs: Mapping[Scheme, SchemeCost] | None = None) -> str
     lines = [*_headline(plan, times), ""]
     lines += [*_pipelines(plan, times, costs or {}), ""]
     lines += [*_binding(plan, times, costs or {}), *_long(plan, costs or {})]
+    lines += _recomputation(plan, costs or {})
     if plan.idle_ranks:
         lines.append(f"idle: {_count(plan.idle_ranks, 'rank')} ({_ranks(plan.idle_ranks, 60)})")
     if plan.selection:
@@ -151,8 +153,15 @@ def _load(
     ]
     if costs:
         cost = costs.get(pipelines[0].scheme)
-        fullest = max((batch.padded_tokens for batch in batches), default=0)
-        cells.append("?" if cost is None or cost.max_len < 1 else f"{fullest / cost.max_len:.0%}")
+        shares = [
+            batch.padded_tokens / of_mode.max_len
+            for batch in batches
+            if cost is not None
+            and (of_mode := cost.find_mode(batch.recompute) or cost)
+            and of_mode.max_len > 0
+        ]
+        known = cost is not None and len(shares) == len(batches)
+        cells.append(f"{max(shares, default=0.0):.0%}" if known else "?")
     return cells
 
 
@@ -173,6 +182,44 @@ def _binding(plan: Plan, times: Schedule, costs: Mapping[Scheme, SchemeCost]) ->
         )
     if len(tight) > 3:
         yield f"binding: {len(tight) - 3:,} more pipelines without slack"
+
+
+def _recomputation(plan: Plan, costs: Mapping[Scheme, SchemeCost]) -> Iterable[str]:
+    """Yield how many micro-batches recompute, and with costs what it takes and what it saves."""
+    batches = [
+        (pipeline.scheme, batch) for pipeline in plan.pipelines for batch in pipeline.micro_batches
+    ]
+    modes = Counter(batch.recompute for _, batch in batches if batch.recompute is not None)
+    if not modes:
+        return
+    parts = ", ".join(f"{modes[mode]:,} {mode}" for mode in MODES if mode in modes)
+    yield f"recomputation: {parts} of {_count(batches, 'micro-batch', 'micro-batches')}"
+    total = sum(scheme.gpus * batch.cost_ms for scheme, batch in batches)
+    extra, longest = 0.0, 0
+    for scheme, batch in batches:
+        if batch.recompute in (None, MODES[0]):
+            continue
+        cost = costs[scheme].find_mode(MODES[0]) if scheme in costs else None
+        if cost is None:
+            return
+        lengths = [plan.lengths[position] for position in batch.sequences]
+        least = sum(length * (cost.a * length + cost.b) for length in lengths) + cost.c
+        extra += scheme.gpus * max(batch.cost_ms - least, 0.0)
+        longest = max(longest, batch.padded_tokens)
+    if not longest or not total:
+        return
+    text = f"  which costs {extra / total:.1%} of the GPU-time"
+    holding = [
+        scheme
+        for scheme, of_scheme in costs.items()
+        if (whole := of_scheme.find_mode(MODES[0])) is not None and whole.max_len >= longest
+    ]
+    if holding:
+        least_gpus = min(holding, key=lambda scheme: (scheme.gpus, scheme))
+        text += f"; without it the largest, {longest:,} tokens, needs {least_gpus}"
+    else:
+        text += f"; without it no scheme holds the largest, {longest:,} tokens"
+    yield text
 
 
 def _long(plan: Plan, costs: Mapping[Scheme, SchemeCost]) -> Iterable[str]:
@@ -205,6 +252,7 @@ def _reason(plan: Plan, pipeline: PlannedPipeline, cost: SchemeCost | None) -> s
     if cost is None:
         share, of_what = longest / sum(lengths), "tokens"
     else:
+        cost = cost.find_mode(_mode_of(plan, pipeline, longest)) or cost
         alone = pipeline.scheme.pp * (longest * (cost.a * longest + cost.b) + cost.c)
         share, of_what = min(1.0, alone / pipeline.predicted_ms), "time"
     if len(lengths) == 1:
@@ -213,6 +261,15 @@ def _reason(plan: Plan, pipeline: PlannedPipeline, cost: SchemeCost | None) -> s
         return f"by its longest sequence: {longest:,} tokens, {share:.0%} of its {of_what}"
     return (
         f"by its total: the longest of {len(lengths):,} sequences is {share:.0%} of its {of_what}"
+    )
+
+
+def _mode_of(plan: Plan, pipeline: PlannedPipeline, length: int) -> str | None:
+    """Return the recomputation mode of the first micro-batch with a sequence of this length."""
+    return next(
+        batch.recompute
+        for batch in pipeline.micro_batches
+        if any(plan.lengths[position] == length for position in batch.sequences)
     )
 
 
@@ -268,8 +325,10 @@ def _ranks(ranks: Iterable[int], room: int) -> str:
     return _cut(ranges_text(ranks), room)
 
 
-def _count(counted: Sequence[object] | set[int] | set[int | None], noun: str) -> str:
-    return f"{len(counted):,} {noun}" if len(counted) == 1 else f"{len(counted):,} {noun}s"
+def _count(
+    counted: Sequence[object] | set[int] | set[int | None], noun: str, plural: str | None = None
+) -> str:
+    return f"{len(counted):,} {noun if len(counted) == 1 else plural or f'{noun}s'}"
 
 
 def _cut(text: str, room: int) -> str:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from seqplan.plans.groups import Coordinates, process_groups
 from seqplan.plans.plan import Plan, PlannedPipeline
+from seqplan.plans.recomputation import window_share
 from seqplan.plans.schedule import schedule
 from seqplan.plans.scheme import Scheme
 
@@ -22,7 +23,8 @@ _MICROSECOND = 1e-3
 class SchemeCost(Protocol):
     """Coefficients of one scheme in a profile: a·l² + b·l per sequence, c per micro-batch.
 
-    ``a`` ms/token², ``b`` ms/token, ``c`` ms, ``max_len`` (MaxLen) tokens.
+    ``a`` ms/token², ``b`` ms/token, ``c`` ms, ``max_len`` (MaxLen) tokens. ``kept_share``: the part
+    of a token's bytes that is kept until backward.
     """
 
     @property
@@ -33,6 +35,10 @@ class SchemeCost(Protocol):
     def c(self) -> float: ...
     @property
     def max_len(self) -> int: ...
+    @property
+    def kept_share(self) -> float: ...
+    def find_mode(self, name: str | None, /) -> SchemeCost | None:
+        """Return the costs of one recomputation mode; None for one that the profile lacks."""
 
 
 def lint(plan: Plan, costs: Mapping[Scheme, SchemeCost] | None) -> list[str]:
@@ -215,12 +221,22 @@ def _shown(group: tuple[int, ...]) -> str:
 
 def _profile(plan: Plan, costs: Mapping[Scheme, SchemeCost]) -> Iterator[str]:
     for index, pipeline in enumerate(plan.pipelines):
-        cost = costs.get(pipeline.scheme)
-        if cost is None:
+        scheme_cost = costs.get(pipeline.scheme)
+        if scheme_cost is None:
             yield f"pipeline {index}: the profile has no scheme {pipeline.scheme}"
             continue
+        yield from _check_windows(index, pipeline, scheme_cost)
         for number, batch in enumerate(pipeline.micro_batches):
             place = f"pipeline {index} micro-batch {number}"
+            cost = scheme_cost.find_mode(batch.recompute)
+            if cost is None:
+                yield (
+                    f"{place}: the profile has no recomputation mode {batch.recompute} of "
+                    f"{pipeline.scheme}"
+                    if batch.recompute
+                    else f"{place}: has no recomputation mode, of which the profile has several"
+                )
+                continue
             if batch.padded_tokens > cost.max_len:
                 yield (
                     f"{place}: {batch.padded_tokens} padded tokens exceed MaxLen {cost.max_len} "
@@ -233,6 +249,26 @@ def _profile(plan: Plan, costs: Mapping[Scheme, SchemeCost]) -> Iterator[str]:
             expected = sum([length * (a * length + b) for length in lengths]) + cost.c
             if not abs(batch.cost_ms - expected) <= 3 * ROUNDING_MS + 1e-9 * expected:
                 yield f"{place}: cost_ms {batch.cost_ms}, but the profile gives {expected:.3f}"
+
+
+def _check_windows(index: int, pipeline: PlannedPipeline, scheme_cost: SchemeCost) -> Iterator[str]:
+    """Check the memory of micro-batches that several stages have in flight together."""
+    pp, batches = pipeline.scheme.pp, pipeline.micro_batches
+    if pp == 1 or len({batch.recompute for batch in batches}) < 2:
+        return
+    parts = []
+    for batch in batches:
+        cost = scheme_cost.find_mode(batch.recompute)
+        if cost is None or cost.max_len < 1:
+            return  # reported with its micro-batch
+        parts.append((batch.padded_tokens / cost.max_len, cost.kept_share))
+    for first in range(max(len(parts) - pp + 1, 1)):
+        share = window_share(parts[first : first + pp], pp)
+        if share > 1 + 1e-9:
+            yield (
+                f"pipeline {index} micro-batches {first} … {min(first + pp, len(parts)) - 1}: in "
+                f"flight together, they need {share:.1%} of the memory"
+            )
 
 
 def _pipeline_times(plan: Plan) -> Iterator[str]:

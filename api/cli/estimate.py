@@ -18,10 +18,11 @@ from seqplan.api.cli.framework.model_options import (
 )
 from seqplan.api.cli.framework.options import positive
 from seqplan.api.cli.framework.terminal import percent, table
-from seqplan.costs.analytic.deployment import CHECKPOINTING, Deployment
+from seqplan.costs.analytic.deployment import LOSSES, Deployment
 from seqplan.costs.analytic.estimate import Estimate, Load, estimate, problem
 from seqplan.costs.analytic.hardware import GIB
 from seqplan.costs.analytic.memory import VERDICTS
+from seqplan.plans.recomputation import MODES
 from seqplan.plans.scheme import Scheme
 
 NONE_FITS = 3
@@ -69,7 +70,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--micro-batch", metavar="B", type=positive, default=1, help="sequences; default 1"
     )
     parser.add_argument("--zero", type=int, choices=(1, 2, 3), default=1, help="stage; default 1")
-    parser.add_argument("--checkpointing", choices=CHECKPOINTING, default="none")
+    parser.add_argument("--recompute", choices=MODES, default="none", help="default none")
+    parser.add_argument("--loss", choices=LOSSES, default="chunked", help="default chunked")
     add_training(parser, schedule=True)
     parser.add_argument("--json", action="store_true", help="as JSON")
     return parser
@@ -174,7 +176,7 @@ def _none_fits(estimates: list[Estimate]) -> list[str]:
         return []
     least = min(estimates, key=lambda estimated: estimated.peak_bytes)
     needed = f"none fits: {least.scheme} needs least, {_room(least)}"
-    return [f"{needed}; try more GPUs, --checkpointing or a higher --zero"]
+    return [f"{needed}; try more GPUs, --recompute full or a higher --zero"]
 
 
 def _room(estimated: Estimate) -> str:

@@ -12,7 +12,7 @@ from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.options import natural
 from seqplan.api.cli.framework.output_file import check_output
 from seqplan.costs.shipped.catalogue import find_profile, list_shipped, load_shipped
-from seqplan.planner.simulation.one_f_one_b import FORWARD_FRACTION, TimedPass
+from seqplan.planner.simulation.one_f_one_b import FORWARD_FRACTION, ForwardFraction, TimedPass
 from seqplan.planner.simulation.timeline import PipelineTimeline, PlanTimeline, plan_timeline
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.format.plan_file import find_step
@@ -78,28 +78,30 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _forward_fraction(plan: Plan, args: argparse.Namespace) -> tuple[float, str]:
+def _forward_fraction(plan: Plan, args: argparse.Namespace) -> tuple[ForwardFraction, str]:
     """Return forward's share of a micro-batch's time, and its source.
 
     ``ValueError`` when the profile that was given is not the plan's.
     """
     if args.profile is not None:
         profile = find_profile(args.profile)
-        if profile.with_digest(plan.provenance.profile) is None:
+        part = profile.with_digest(plan.provenance.profile)
+        if part is None:
             raise ValueError(
                 f"{args.plans}: step {plan.step} was planned from another profile than "
                 f"{profile.name} ({plan.provenance.profile[:19]}…, not {profile.digest[:19]}…)"
             )
-        return profile.forward_fraction, f"profile {profile.name}"
+        return part.forward_fraction, f"profile {profile.name}"
     for name in list_shipped():
         profile = load_shipped(name)
-        if profile.with_digest(plan.provenance.profile) is not None:
-            return profile.forward_fraction, f"profile {name}"
+        part = profile.with_digest(plan.provenance.profile)
+        if part is not None:
+            return part.forward_fraction, f"profile {name}"
     return FORWARD_FRACTION, ASSUMED
 
 
 def trace(
-    plan: Plan, forward_fraction: float = FORWARD_FRACTION, source: str = ASSUMED
+    plan: Plan, forward_fraction: ForwardFraction = FORWARD_FRACTION, source: str = ASSUMED
 ) -> dict[str, Any]:
     """The step as a Chrome trace document (JSON object format), times in microseconds.
 

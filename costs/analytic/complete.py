@@ -15,6 +15,7 @@ from seqplan.costs.analytic.derived_scheme import (
     count_gathered_bytes,
     fit_residuals,
     fit_terms,
+    write_coefficients,
     write_derived_entry,
 )
 from seqplan.costs.analytic.hardware import ClusterHardware
@@ -65,8 +66,13 @@ def complete(
         cluster=cluster,
         sizes=_sizes(profile, sizes or {}),
         zero=profile.zero_stage,
-        checkpointing=profile.checkpointing,
+        checkpointing=profile.modes[0].name,
     )
+    if len(profile.modes) > 1:
+        raise ValueError(
+            f"profile {profile.name}: has the recomputation modes {profile.checkpointing}. "
+            "Complete a profile of one mode"
+        )
     unchanged = [e for e in profile.schemes if e.origin != "derived" or e.scheme not in schemes]
     missing = sorted(set(schemes) - {entry.scheme for entry in unchanged})
     if not missing:
@@ -86,7 +92,10 @@ def complete(
     document = dict(profile.document)
     document["schemes"] = [
         *profile.entries_of({entry.scheme for entry in unchanged}),
-        *(write_derived_entry(scheme, latency) for scheme, (latency, _) in fitted.items()),
+        *(
+            write_derived_entry(scheme, write_coefficients(latency))
+            for scheme, (latency, _) in fitted.items()
+        ),
     ]
     document["memory"] = _memory(profile, deployment, missing)
     errors = [errors for _, errors in fitted.values()]

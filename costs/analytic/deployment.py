@@ -6,10 +6,15 @@ from dataclasses import dataclass
 
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.model_sizes import ModelSizes
+from seqplan.plans.recomputation import MODES
 
-CHECKPOINTING = ("none", "selective", "mlp", "full")
-"""What backward computes again instead of keeping: nothing; all but products and attention (norms,
-positions, activation functions); the feed-forward; the whole layer."""
+LOSSES = ("whole", "chunked", "fused")
+"""How the loss holds logits: of all tokens at once; of ``CHUNK_ROWS`` tokens at a time, computed
+again in backward; in a fused kernel, of as many tokens at a time as need the bytes of hidden
+states."""
+
+CHUNK_ROWS = 1024
+"""Tokens whose logits a chunked loss holds at once, the runtime's default."""
 
 PRECISIONS = ("bf16", "fp8")
 """Of the products of the layers; attention, norms, head and loss are in bf16 in both."""
@@ -29,8 +34,8 @@ less of it is reached. Between the fits of two tables: see docs/analytic-model.m
 class Deployment:
     """A model on a cluster, and how it is trained; ``ValueError`` for values that are unknown.
 
-    - ``zero``: ZeRO stage 1, 2 or 3; ``checkpointing``, ``precision``, ``sync``,
-      ``context_parallel``: see the constants above.
+    - ``zero``: ZeRO stage 1, 2 or 3; ``checkpointing``: recomputation mode; ``loss``,
+      ``precision``, ``sync``, ``context_parallel``: see the constants above.
     - ``gradient_bytes``: of a gradient's sum during a step, 4 in fp32, 2 in bf16.
     - ``fp8_gain``: of products in fp8.
     - ``virtual_stages``: parts that a rank's layers are cut into (interleaved 1F1B).
@@ -43,6 +48,7 @@ class Deployment:
     sizes: ModelSizes
     zero: int = 1
     checkpointing: str = "none"
+    loss: str = "whole"
     gradient_bytes: int = 4
     precision: str = "bf16"
     fp8_gain: float = FP8_GAIN
@@ -58,7 +64,8 @@ class Deployment:
         if self.gradient_bytes not in (2, 4):
             raise ValueError(f"gradient_bytes must be 2 or 4: {self.gradient_bytes!r}")
         for name, choices in (
-            ("checkpointing", CHECKPOINTING),
+            ("checkpointing", MODES),
+            ("loss", LOSSES),
             ("precision", PRECISIONS),
             ("sync", SYNC_OVERLAPS),
             ("context_parallel", CONTEXT_PARALLEL),
@@ -83,6 +90,8 @@ class Deployment:
         parts = [self.precision, f"attention by {self.cluster.hardware.attention_kernel}"]
         if self.precision == "fp8":
             parts[0] += f" (products {self.fp8_gain:g} times as fast)"
+        if self.loss != LOSSES[0]:
+            parts.append(f"loss {self.loss}")
         if self.gradient_bytes != 4:
             parts.append(f"gradients of {self.gradient_bytes} bytes")
         if self.tp_overlap:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,47 +16,81 @@ from seqplan.costs.analytic.derived_scheme import (
     count_gathered_bytes,
     fit_residuals,
     fit_terms,
+    write_coefficients,
     write_derived_entry,
 )
 from seqplan.costs.analytic.memory import (
     CONTEXT_BYTES,
     FRAGMENTATION,
-    activation_bytes_per_token,
+    count_fixed_loss_bytes,
+    count_kept_bytes,
+    count_transient_bytes,
     state_bytes,
 )
 from seqplan.costs.analytic.terms import stage_terms
+from seqplan.costs.fit.latency_fit import Errors
+from seqplan.costs.latency import Latency
+from seqplan.costs.profile import keep_modes
+from seqplan.costs.profile_reader import COMPARED_LENGTH
 from seqplan.costs.profiled_scheme import PROFILE_SCHEMA
+from seqplan.plans.recomputation import MODES
 from seqplan.plans.scheme import Scheme
 
 Floats = npt.NDArray[np.float64]
+Fitted = tuple[Latency, Errors]
+
+FORWARD_FRACTION = 1 / 3
+"""Forward's share of forward and backward if nothing is recomputed."""
 
 
 def derive_profile(
-    deployment: Deployment, schemes: Sequence[Scheme], *, name: str, longest: int = 131072
+    deployment: Deployment,
+    schemes: Sequence[Scheme],
+    *,
+    name: str,
+    longest: int = 131072,
+    modes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Derive the profile document (schema 2) of a model on a cluster, every scheme ``derived``.
 
-    ``longest``: tokens up to which T(l) is fitted. Parameter traffic of ZeRO 1 and 2 is left to the
-    sync, as in measured profiles; ZeRO 3 gathers over the whole cluster. MaxLen counts logits
-    on every stage, which is above the need of a first stage. ``ValueError`` for a scheme that the
-    model or the cluster cannot run, or none.
+    ``modes``: recomputation modes, that of the deployment alone if empty. ``longest``: tokens up to
+    which T(l) is fitted. Parameter traffic of ZeRO 1 and 2 is left to the sync, as in measured
+    profiles; ZeRO 3 gathers over the whole cluster. MaxLen counts logits on every stage, which is
+    above the need of a first stage. ``ValueError`` for a scheme that the model or the cluster
+    cannot run, or none.
     """
     check_schemes(deployment.sizes, deployment.cluster, schemes, deployment.zero)
     cluster, sizes = deployment.cluster, deployment.sizes
-
-    def times(scheme: Scheme, micro_batches: Floats) -> Floats:
-        dp = max(1, cluster.gpus // scheme.gpus)
-        terms = stage_terms(deployment, scheme, micro_batches, dp)
-        return np.asarray(np.sum(list(terms.values()), axis=0))
-
-    fitted = {
-        scheme: fit_terms(times, scheme, longest, packed=not sizes.architecture.dense)
-        for scheme in sorted(set(schemes))
+    by_mode = {
+        mode: replace(deployment, checkpointing=mode)
+        for mode in MODES
+        if mode in (modes or (deployment.checkpointing,))
     }
-    hardware, errors = cluster.hardware, [errors for _, errors in fitted.values()]
+    fitted = {
+        mode: {
+            scheme: fit_terms(
+                partial(_stage_ms, chosen),
+                scheme,
+                longest,
+                packed=not sizes.architecture.dense,
+            )
+            for scheme in sorted(set(schemes))
+        }
+        for mode, chosen in by_mode.items()
+    }
+    widths = sorted({scheme.tp for scheme in schemes})
+    described = [
+        _describe_mode(chosen, widths, fitted[mode], fitted[next(iter(by_mode))])
+        for mode, chosen in by_mode.items()
+    ]
+    # Those that keep most first; of two that keep as much the one that recomputes less.
+    first = str(widths[0])
+    described.sort(key=lambda mode: -mode["kept_bytes_per_token"][first])
+    hardware = cluster.hardware
+    errors = [errors for of_mode in fitted.values() for _, errors in of_mode.values()]
     notes = list(deployment.notes)
     sharded, layers, embeddings = state_bytes(deployment)
-    return {
+    document = {
         "schema": PROFILE_SCHEMA,
         "name": name,
         "source": f"derived: analytic model of {hardware.name}, {cluster.nodes} nodes of "
@@ -67,7 +103,7 @@ def derive_profile(
         "model": sizes.as_dict(),
         **({"notes": notes} if notes else {}),
         "zero_stage": deployment.zero,
-        "checkpointing": deployment.checkpointing,
+        "modes": described,
         "memory": {
             "capacity_bytes": float(hardware.memory_bytes),
             "context_bytes": float(CONTEXT_BYTES),
@@ -75,13 +111,51 @@ def derive_profile(
             "sharded_state_bytes": [[None, sharded]],
             "resident_layer_bytes": layers,
             "resident_embedding_bytes": embeddings,
-            "activation_bytes_per_token": {
-                str(tp): activation_bytes_per_token(deployment, tp)
-                + count_gathered_bytes(sizes.hidden, tp)
-                for tp in sorted({scheme.tp for scheme in schemes})
-            },
+            **({"loss_bytes": loss} if (loss := count_fixed_loss_bytes(deployment)) else {}),
         },
         "schemes": [
-            write_derived_entry(scheme, latency) for scheme, (latency, _) in fitted.items()
+            write_derived_entry(
+                scheme,
+                {
+                    "modes": {
+                        mode["name"]: write_coefficients(fitted[mode["name"]][scheme][0])
+                        for mode in described
+                    }
+                },
+            )
+            for scheme in sorted(set(schemes))
         ],
+    }
+    return keep_modes(document, [mode["name"] for mode in described])
+
+
+def _stage_ms(deployment: Deployment, scheme: Scheme, micro_batches: Floats) -> Floats:
+    """Time micro-batches on a stage (ms)."""
+    dp = max(1, deployment.cluster.gpus // scheme.gpus)
+    return np.asarray(
+        np.sum(list(stage_terms(deployment, scheme, micro_batches, dp).values()), axis=0)
+    )
+
+
+def _describe_mode(
+    deployment: Deployment,
+    widths: Sequence[int],
+    fitted: Mapping[Scheme, Fitted],
+    plain: Mapping[Scheme, Fitted],
+) -> dict[str, Any]:
+    """Write a recomputation mode as the profile's document has it.
+
+    Forward takes as long as in ``plain``, which recomputes least.
+    """
+    scheme = min(fitted)
+    time, least = (of[scheme][0].micro_batch_ms([COMPARED_LENGTH]) for of in (fitted, plain))
+    hidden = deployment.sizes.hidden
+    return {
+        "name": deployment.checkpointing,
+        "forward_fraction": round(FORWARD_FRACTION * least / time, 4),
+        "kept_bytes_per_token": {str(tp): count_kept_bytes(deployment, tp) for tp in widths},
+        "transient_bytes_per_token": {
+            str(tp): count_transient_bytes(deployment, tp) + count_gathered_bytes(hidden, tp)
+            for tp in widths
+        },
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,10 +72,18 @@ def fit_residuals(errors: Sequence[Errors], *, largest: bool = False) -> str:
     )
 
 
-def write_derived_entry(scheme: Scheme, latency: Latency) -> dict[str, Any]:
-    """Write a scheme as the profile document has it, with its origin."""
+def write_derived_entry(scheme: Scheme, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a scheme as the profile document has it, with its origin.
+
+    ``fields``: its coefficients, or ``modes`` with those of each recomputation mode.
+    """
     degrees = {axis: degree for axis, degree in scheme.as_dict().items() if degree > 1}
-    return {**degrees, "a": latency.a, "b": latency.b, "c": latency.c, "origin": "derived"}
+    return {**degrees, **fields, "origin": "derived"}
+
+
+def write_coefficients(latency: Latency) -> dict[str, float]:
+    """Write coefficients as the profile document has them."""
+    return {"a": latency.a, "b": latency.b, "c": latency.c}
 
 
 def count_gathered_bytes(hidden: int, tp: int) -> float:

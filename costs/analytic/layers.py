@@ -26,22 +26,25 @@ LINEAR_EFFICIENCY = 0.25
 class Passes:
     """How often forward runs; backward runs once.
 
-    ``attention``: attention's products and kernel; ``feed_forward``: its products; ``between``:
-    what lies between them (norms, positions, activation functions), of each half.
+    ``attention``: attention's products; ``core``: its kernel; ``feed_forward``: its products;
+    ``between``: norms, positions and activation functions of each half.
     """
 
-    attention: int
-    feed_forward: int
+    attention: float
+    core: int
+    feed_forward: float
     between: tuple[int, int]
 
     @classmethod
     def from_checkpointing(cls, checkpointing: str) -> Passes:
-        """Those of a way of checkpointing."""
+        """Those of a recomputation mode."""
         return {
-            "none": cls(1, 1, (1, 1)),
-            "selective": cls(1, 1, (2, 2)),
-            "mlp": cls(1, 2, (1, 2)),
-            "full": cls(2, 2, (2, 2)),
+            "none": cls(1, 1, 1, (1, 1)),
+            "elementwise": cls(1, 1, 1, (2, 2)),
+            "attention_core": cls(1, 2, 1, (1, 1)),
+            "half_products": cls(1.5, 1, 1.5, (2, 2)),
+            "mlp": cls(1, 1, 2, (1, 2)),
+            "full": cls(2, 2, 2, (2, 2)),
         }[checkpointing]
 
 
@@ -54,7 +57,7 @@ class Product:
 
     inner: float
     columns: float
-    forwards: int
+    forwards: float
     count: float = 1
     share: float = 1.0
 
@@ -191,7 +194,7 @@ def linear_attention_ms(
     )
     hardware = deployment.cluster.hardware
     rate = hardware.peak_tflops * 1e9 * hardware.matmul_efficiency * LINEAR_EFFICIENCY
-    passes = Passes.from_checkpointing(deployment.checkpointing).attention + 2
+    passes = Passes.from_checkpointing(deployment.checkpointing).core + 2
     share = layers / sizes.layers * special.linear_layers / (scheme.tp * scheme.sp)
     moved = 4.0 * _linear_width(sizes)
     return np.asarray(

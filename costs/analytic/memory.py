@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from seqplan.costs.analytic.deployment import Deployment
+from seqplan.costs.analytic.deployment import CHUNK_ROWS, Deployment
 from seqplan.costs.analytic.hardware import GIB
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.scheme import Scheme
@@ -59,7 +59,9 @@ def layer_activation_bytes(
 
     Attention keeps its input, the normed input, q, k, v, its output and the residual sum; the
     feed-forward its normed input, gate, up and their product; experts that for each that a token
-    runs through. ``selective`` keeps what products and attention put out. The mean of all layers.
+    runs through. ``elementwise`` keeps the outputs of products and attention, ``half_products``
+    those of attention and of half the products. ``attention_core`` drops nothing but the sums of
+    softmax: a fused kernel keeps no scores. The mean of all layers.
     """
     special = sizes.architecture
     attended = 2 * sizes.attention_width + 2 * sizes.kv_width
@@ -82,9 +84,14 @@ def layer_activation_bytes(
     expanded = 1 if special.ungated else 2
     feed_forward = 2 * (sizes.hidden + (expanded + 1) * ffn)
     put_out = 2.0 * (2 * sizes.hidden + inner + expanded * ffn) + unsplit
+    statistics = 4.0 * sizes.heads * sizes.attending_layers / layers
+    attention_out = sizes.attending_layers * sizes.attention_width / layers
+    outputs = put_out / 2 - sizes.hidden - attention_out
     return {
         "none": float(attention + feed_forward),
-        "selective": float(put_out),
+        "elementwise": float(put_out),
+        "attention_core": float(attention + feed_forward - statistics),
+        "half_products": 2.0 * (sizes.hidden + attention_out) + outputs,
         "mlp": float(attention),
         "full": 2.0 * sizes.hidden,
     }[checkpointing]
@@ -92,9 +99,31 @@ def layer_activation_bytes(
 
 def activation_bytes_per_token(deployment: Deployment, tp: int) -> float:
     """Count all layers, one's recomputed part, and the logits; before division over ranks."""
-    layer_bytes, recomputed = _split_recomputed(deployment, tp)
+    return count_kept_bytes(deployment, tp) + count_transient_bytes(deployment, tp)
+
+
+def count_kept_bytes(deployment: Deployment, tp: int) -> float:
+    """Count the bytes that all layers keep until backward; before division over ranks."""
+    return deployment.sizes.layers * _split_recomputed(deployment, tp)[0]
+
+
+def count_transient_bytes(deployment: Deployment, tp: int) -> float:
+    """Count one layer's recomputed part and the logits; before division over ranks."""
+    return _split_recomputed(deployment, tp)[1] + count_logit_bytes(deployment)
+
+
+def count_logit_bytes(deployment: Deployment) -> float:
+    """Count the bytes of the loss that grow with tokens; before division over ranks."""
     sizes = deployment.sizes
-    return sizes.layers * layer_bytes + recomputed + LOGIT_BYTES * sizes.vocab
+    width = {"whole": sizes.vocab, "chunked": 0, "fused": sizes.hidden}[deployment.loss]
+    return float(LOGIT_BYTES * width)
+
+
+def count_fixed_loss_bytes(deployment: Deployment) -> float:
+    """Count the bytes of the loss that do not grow with tokens; before division over tp."""
+    return float(
+        LOGIT_BYTES * CHUNK_ROWS * deployment.sizes.vocab if deployment.loss == "chunked" else 0
+    )
 
 
 def _split_recomputed(deployment: Deployment, tp: int) -> tuple[float, float]:
@@ -122,7 +151,10 @@ def peak_bytes(
     held = 1.0 if scheme.pp == 1 or sizes.tied else 0.5
     spread = scheme.tp * scheme.sp
     layer_bytes, recomputed = _split_recomputed(deployment, scheme.tp)
-    logits = LOGIT_BYTES * sizes.vocab * tokens / spread
+    logits = count_logit_bytes(deployment) * tokens / spread
+    logits += (
+        count_fixed_loss_bytes(deployment) / scheme.tp * min(1.0, tokens / scheme.sp / CHUNK_ROWS)
+    )
     parts = scheme.pp * deployment.virtual_stages
     held_layers = deployment.stage_layers(scheme.pp)
     ahead = 1.0 if deployment.virtual_stages == 1 else 1 + (scheme.pp - 1) / parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import product
 
-from seqplan.costs.analytic.deployment import Deployment
+from seqplan.costs.analytic.deployment import LOSSES, Deployment
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import ClusterHardware
@@ -33,7 +33,8 @@ def rederive_profile(
         cluster=ClusterHardware(device, -(-gpus // per_node), per_node),
         sizes=sizes,
         zero=zero,
-        checkpointing=profile.checkpointing,
+        checkpointing=profile.modes[0].name,
+        loss=next((loss for loss in LOSSES if f"loss {loss}" in profile.source), "whole"),
     )
     derived = all(entry.origin == "derived" for entry in profile.schemes)
     if not derived or f"{deployment.description}; nothing was measured" not in profile.source:
@@ -49,5 +50,10 @@ def rederive_profile(
         and scheme.gpus <= gpus
         and scheme_problem(scheme, sizes.shape, gpus_per_node=profile.gpus_per_node) is None
     ]
-    document = derive_profile(deployment, schemes, name=f"{profile.name}-zero{zero}")
+    document = derive_profile(
+        deployment,
+        schemes,
+        name=f"{profile.name}-zero{zero}",
+        modes=[mode.name for mode in profile.modes],
+    )
     return Profile.from_document(document, profile.name)

@@ -29,9 +29,9 @@ HIDING = ("matrix products", "memory-bound", "attention", "linear attention", "r
 """Terms that hide ZeRO-3's collectives: kernels, and transfers of a ring that exceed their kernels.
 Gathering goes on while attention waits for the ring; each is counted at the rate of its links."""
 
-LOSS_BYTES = 22
+LOSS_BYTES = {"whole": 22, "chunked": 22, "fused": 10}
 """Bytes moved per logit: bf16 written and read, fp32 copy written, softmax read and written,
-gradient read and written in bf16."""
+gradient read and written in bf16; a fused kernel makes no fp32 copy and passes over them once."""
 
 
 def stage_terms(
@@ -78,14 +78,18 @@ def _tp_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floats:
 
 
 def _head_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floats:
-    """Time the last stage's logits and loss: three products, and passes over the logits."""
+    """Time the last stage's logits and loss: three products, and passes over the logits.
+
+    A chunked loss makes its logits twice.
+    """
+    forwards = 2 if deployment.loss == "chunked" else 1
     sizes, hardware = deployment.sizes, deployment.cluster.hardware
     rows, columns = tokens / scheme.sp, sizes.vocab / scheme.tp
     return (
-        matmul_ms(hardware, rows, sizes.hidden, columns)
+        forwards * matmul_ms(hardware, rows, sizes.hidden, columns)
         + matmul_ms(hardware, rows, columns, sizes.hidden)
         + matmul_ms(hardware, sizes.hidden, rows, columns)
-        + memory_ms(hardware, LOSS_BYTES * rows * columns)
+        + memory_ms(hardware, LOSS_BYTES[deployment.loss] * rows * columns)
     )
 
 
@@ -94,7 +98,7 @@ def _launch_ms(deployment: Deployment, scheme: Scheme, layers: float) -> float:
     forwards = (passes.attention + passes.feed_forward) / 2
     kernels = forwards * KERNELS_FORWARD + KERNELS_BACKWARD
     if deployment.context_parallel == "ring":
-        kernels += (passes.attention + 1) * KERNELS_RING_STEP * (scheme.ring - 1)
+        kernels += (passes.core + 1) * KERNELS_RING_STEP * (scheme.ring - 1)
     return layers * kernels * LAUNCH_US / 1e3
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import product
 
-from seqplan.costs.analytic.deployment import CHECKPOINTING, Deployment
+from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.derived.expected_error import describe_expected_error
 from seqplan.costs.model_sizes import ModelShape, ModelSizes
 from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_rules import scheme_problem
+from seqplan.plans.recomputation import MODES
 from seqplan.plans.scheme import Scheme
 
 MOST_SHARES, MOST_RING, MOST_STAGES = 16, 8, 2
@@ -36,20 +36,17 @@ def list_schemes(shape: ModelShape, cluster: ClusterHardware, *, zero: int = 1) 
     ]
 
 
-def derive_model_profiles(
-    sizes: ModelSizes, cluster: ClusterHardware, *, name: str, zero: int = 1
-) -> Iterator[Profile]:
-    """Derive a profile for each recomputation mode, from none to full.
+def derive_model_profile(
+    sizes: ModelSizes, cluster: ClusterHardware, *, name: str, zero: int = 1, loss: str = "chunked"
+) -> Profile:
+    """Derive a profile of every recomputation mode.
 
-    Each states its expected error against devices, if published runs on them show one.
+    States its expected error against devices, if published runs on them show one.
     """
+    deployment = Deployment(cluster=cluster, sizes=sizes, zero=zero, loss=loss)
     schemes = list_schemes(sizes.shape, cluster, zero=zero)
+    document = derive_profile(deployment, schemes, name=name, modes=MODES)
     expected = describe_expected_error(cluster.hardware.name)
-    for checkpointing in CHECKPOINTING:
-        deployment = Deployment(
-            cluster=cluster, sizes=sizes, checkpointing=checkpointing, zero=zero
-        )
-        document = derive_profile(deployment, schemes, name=name)
-        if expected is not None:
-            document["notes"] = [*document.get("notes", ()), expected]
-        yield Profile.from_document(document, name)
+    if expected is not None:
+        document["notes"] = [*document.get("notes", ()), expected]
+    return Profile.from_document(document, name)

@@ -21,16 +21,16 @@ from seqplan.costs.model_sizes import MODELS, ModelSizes
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped import catalogue
 from seqplan.plans.format.atomic_file import atomic_write
+from seqplan.plans.recomputation import MODES
 
-CHECKPOINTING = {
-    "llama3-8b": "none",
-    "llama3-70b": "full",
-    "qwen3-8b": "none",
-    "qwen3-32b": "full",
-    "qwen3-30b-a3b": "full",
-    "gpt-oss-20b": "full",
-}
-"""The models, and their recomputation: that of long sequences on 80 GB."""
+MODEL_NAMES = (
+    "llama3-8b",
+    "llama3-70b",
+    "qwen3-8b",
+    "qwen3-32b",
+    "qwen3-30b-a3b",
+    "gpt-oss-20b",
+)
 
 DEVICE_NAMES = ("h100-80gb", "h200-141gb")
 NODES = 8
@@ -41,19 +41,19 @@ LEAST_TOKENS = 8192
 
 def names() -> list[str]:
     """List the profiles, model and device."""
-    return [f"{model}-{device}" for model in CHECKPOINTING for device in DEVICE_NAMES]
+    return [f"{model}-{device}" for model in MODEL_NAMES for device in DEVICE_NAMES]
 
 
 def document_of(name: str) -> dict[str, Any]:
     """Derive the profile of this name, on eight nodes of eight; ``KeyError`` for another one."""
-    model, device = {f"{m}-{d}": (m, d) for m in CHECKPOINTING for d in DEVICE_NAMES}[name]
+    model, device = {f"{m}-{d}": (m, d) for m in MODEL_NAMES for d in DEVICE_NAMES}[name]
     sizes, cluster = (
         ModelSizes.from_mapping(MODELS[model]),
         ClusterHardware(DEVICES[device], NODES, 8),
     )
-    deployment = Deployment(cluster=cluster, sizes=sizes, checkpointing=CHECKPOINTING[model])
+    deployment = Deployment(cluster=cluster, sizes=sizes, loss="chunked")
     schemes = list_schemes(sizes.shape, cluster)
-    shape = derive_profile(deployment, schemes, name=name)
+    shape = derive_profile(deployment, schemes, name=name, modes=MODES)
     profile = Profile.from_document(shape, name)
     roomy = {
         entry.scheme

@@ -252,8 +252,14 @@ def refit_profile(
     A device that is slower is slower for every scheme: coefficients that were merely not measured
     would look faster than those that were. So schemes with too few samples are scaled by the common
     factor of the others, the confirmed ones among them, unless their few samples are predicted
-    better without. ``by_scheme``: of schemes that the profile has.
+    better without. ``by_scheme``: of schemes that the profile has. ``MeasurementError`` for a
+    profile of several recomputation modes, of which a pipeline's time is a mixture.
     """
+    if len(profile.modes) > 1:
+        raise MeasurementError(
+            f"profile {profile.name}: refit of several recomputation modes is not supported. Plan "
+            "with a profile of one (seqplan profile derive --recompute MODE)"
+        )
     measured: dict[Scheme, Refitted] = {}
     factors = []
     for scheme, samples in sorted(by_scheme.items()):

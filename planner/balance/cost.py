@@ -58,7 +58,7 @@ class Cost(Latency):
         tp: int = 1,
         ulysses: int = 1,
         ring: int = 1,
-        checkpointing: str = "none",
+        recompute: str = "none",
         zero: int = 1,
         gpus: int = 8,
     ) -> Cost:
@@ -75,7 +75,7 @@ class Cost(Latency):
             cluster=ClusterHardware(hardware, gpus // per_node, per_node),
             sizes=_sizes(str(model)),
             zero=zero,
-            checkpointing=checkpointing,
+            checkpointing=recompute,
         )
         scheme = Scheme(tp=tp, ulysses=ulysses, ring=ring)
         document = derive_profile(deployment, [scheme], name="derived")

@@ -9,11 +9,11 @@ import numpy as np
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.relaxation import Mixes, Relaxation, relax
-from seqplan.planner.bounds.resources import RESOURCES, ROUNDING
+from seqplan.planner.bounds.resources import ROUNDING
 from seqplan.planner.bounds.step_bounds import (
-    FIXED_MIXES,
     HeldValue,
     bound_by_relaxation_ms,
+    list_fixed_mixes,
     single_bound_ms,
 )
 from seqplan.planner.placement.fleet import Models, PipelineClass
@@ -65,12 +65,12 @@ class AllStrategies:
     def _worth(self, batch: Batch, whole: Relaxation, k: int, time_ms: float) -> float:
         """Compute the value per GPU of a class, less the share that is let pass."""
         pipeline_class = self.classes[k]
-        held = HeldValue(pipeline_class, batch, whole, k, FIXED_MIXES)
+        held = HeldValue(pipeline_class, batch, whole, k, list_fixed_mixes(whole))
         return held.most(time_ms) / pipeline_class.gpus / (1 + PRICED_OUT)
 
     def _embed(self, part: Relaxation, active: Sequence[int]) -> Relaxation:
         """Extend a solution to all classes; the others get no pipelines and are priced by work."""
-        only_work = np.eye(RESOURCES)[:1]
+        only_work = np.eye(part.resources)[:1]
         pipelines = np.zeros(len(self.classes))
         mixes = []
         for pipeline_class in self.classes:

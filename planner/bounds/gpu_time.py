@@ -133,7 +133,11 @@ class Demand:
 
     @classmethod
     def from_batch(cls, classes: tuple[PipelineClass, ...], batch: Batch, gpus: int) -> Demand:
-        """Compute the times of a batch."""
+        """Compute the times of a batch; each recomputation mode is a separate class.
+
+        What is stated of a class holds for its micro-batches, each of which has one mode.
+        """
+        classes = tuple(mode for k in classes for mode in k.split_modes())
         lengths = batch.distinct
         area_ms = gpu_ms(classes, lengths)
         work_ms = np.array([k.work_ms(lengths) for k in classes])

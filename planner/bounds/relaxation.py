@@ -15,7 +15,7 @@ from importlib import import_module
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.resources import RESOURCES, ClassLengths, Resources, peak_levels
+from seqplan.planner.bounds.resources import ClassLengths, Resources, count_resources, peak_levels
 from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
 
 _LADDER = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 48, 64)
@@ -26,7 +26,7 @@ _LADDER = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 48, 64)
 class Mixes:
     """Weights of one class's resources in its states; every row sums to 1.
 
-    ``even`` (V, RESOURCES): of the even states, V = 1 …; ``peaked`` (levels, RESOURCES): of the
+    ``even`` (V, resources): of the even states, V = 1 …; ``peaked`` (levels, resources): of the
     peaked states at the relaxation's levels, no rows at pp = 1.
     """
 
@@ -49,6 +49,11 @@ class Relaxation:
     mixes: tuple[Mixes, ...]
     levels: Ints
 
+    @property
+    def resources(self) -> int:
+        """Count the resources that are mixed."""
+        return int(self.mixes[0].even.shape[1])
+
 
 @dataclass(frozen=True)
 class _ClassStates:
@@ -64,7 +69,7 @@ class _ClassStates:
         return len(self.resources.share)
 
     def mixes(self, duals: Floats) -> Mixes:
-        """Make mixes of the states' duals (states, RESOURCES)."""
+        """Make mixes of the states' duals (states, resources)."""
         even, peaked = np.split(duals, [len(self.ladder)])
         return Mixes(_interpolate(self.ladder, even), _normalize(peaked))
 
@@ -93,9 +98,10 @@ def relax(
     lengths, weights = _group(batch, groups, singles)
     levels = peak_levels(batch.distinct)
     states = []
+    number = count_resources(classes)
     for pipeline_class in classes:
         ladder = _ladder(pipeline_class.most_micro_batches(time_ms), every_v=gpus is None)
-        resources = ClassLengths(pipeline_class, lengths, levels).resources(ladder, time_ms)
+        resources = ClassLengths(pipeline_class, lengths, levels, number).resources(ladder, time_ms)
         states.append(_ClassStates(ladder, resources))
     eligible = np.concatenate([of_class.resources.eligible for of_class in states])
     if not eligible.any(axis=0).all():
@@ -121,7 +127,7 @@ def relax(
     for pipeline_class, of_class, dual, active in zip(
         classes, states, class_duals, in_use, strict=True
     ):
-        distinct = ClassLengths(pipeline_class, batch.distinct, levels)
+        distinct = ClassLengths(pipeline_class, batch.distinct, levels, number)
         resources = distinct.resources(of_class.ladder, time_ms)
         cost = np.einsum("vr,vrn->vn", dual, resources.share)
         cost[~resources.eligible] = np.inf
@@ -157,6 +163,7 @@ class _Program:
     part_state: Ints
     part_group: Ints
     states: int
+    resources: int
 
     @property
     def parts(self) -> int:
@@ -173,16 +180,17 @@ class _Program:
 
     @property
     def resource_rows(self) -> int:
-        return self.states * RESOURCES
+        return self.states * self.resources
 
     def resource_limits(self, share: Floats, weights: Floats) -> list[_Block]:
         """Demand Σ part·weight·share − pipelines ≤ 0, for each resource of each state."""
         resources = share[self.part_state, :, self.part_group] * weights[self.part_group, None]
         rows = np.arange(self.resource_rows)
-        of_part = self.part_state[:, None] * RESOURCES + np.arange(RESOURCES)
+        number = self.resources
+        of_part = self.part_state[:, None] * number + np.arange(number)
         return [
-            (resources.ravel(), of_part.ravel(), np.repeat(np.arange(self.parts), RESOURCES)),
-            (-np.ones(len(rows)), rows, self.parts + rows // RESOURCES),
+            (resources.ravel(), of_part.ravel(), np.repeat(np.arange(self.parts), number)),
+            (-np.ones(len(rows)), rows, self.parts + rows // number),
         ]
 
     def pipeline_limits(self, sizes: Floats, limit_of: Ints, available: Floats) -> list[_Block]:
@@ -220,9 +228,9 @@ def _solve(
     weights: Floats,
     gpus: int | None,
 ) -> tuple[float, Floats, Floats] | None:
-    """Solve for the least scale: it, pipelines per state, duals of resources (states, RESOURCES).
+    """Solve for the least scale: it, pipelines per state, duals of resources (states, resources).
 
-    ``share`` (states, RESOURCES, groups), ``eligible`` (states, groups), ``of_class`` (states,)
+    ``share`` (states, resources, groups), ``eligible`` (states, groups), ``of_class`` (states,)
     and ``weights`` (groups,): sequences that a group stands for. Every group is placed whole.
     """
     from scipy.optimize import linprog
@@ -230,7 +238,7 @@ def _solve(
 
     states, groups = eligible.shape
     part_state, part_group = np.nonzero(eligible)
-    program = _Program(part_state, part_group, states)
+    program = _Program(part_state, part_group, states, share.shape[1])
     if gpus is None:
         counts = np.array([pipeline_class.count for pipeline_class in classes], dtype=np.float64)
         pipeline_limits = program.pipeline_limits(np.ones(states), of_class, counts)
@@ -264,7 +272,7 @@ def _solve(
     if result.status != 0:
         return None
     marginals = result.ineqlin.marginals[: program.resource_rows]
-    duals = np.maximum(-marginals.reshape(states, RESOURCES), 0.0)
+    duals = np.maximum(-marginals.reshape(states, program.resources), 0.0)
     return float(result.x[-1]), result.x[program.pipelines], duals
 
 
@@ -278,7 +286,7 @@ def _interpolate(ladder: Ints, duals: Floats) -> Floats:
 def _normalize(weights: Floats) -> Floats:
     """Scale rows to a sum of 1; all weight is on work where a row has none."""
     total = weights.sum(axis=1, keepdims=True)
-    only_work = np.eye(RESOURCES)[0]
+    only_work = np.eye(weights.shape[1])[0]
     return np.where(total > 0, weights / np.where(total > 0, total, 1.0), only_work)
 
 

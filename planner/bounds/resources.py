@@ -15,6 +15,13 @@ work of each if all were equal, a pipeline is in one of two kinds of states.
 The largest V that is distinguished stands for itself and every larger one: it offers the most work
 and tokens that any of them can use, and its large items are not limited.
 
+A micro-batch with recomputation modes has one of them. A sequence has at least the work of its
+cheapest mode, a micro-batch at least the least c and at most the largest MaxLen. As these minima
+are of different modes, such classes have one more resource, in which they are joint:
+
+- cost: Σ min over modes of (work + padded·c/MaxLen) ≤ τ·V/(V + pp − 1), as the largest cost is no
+  less than the mean.
+
 *Peaked*, one state for each level of M: M > β, as when one long sequence is longer than an even
 micro-batch. For M in [low, high) what remains for work and micro-batches, whatever V is, is
 E = τ − (pp − 1)·(low + c). V is at least 2, tokens/MaxLen, and the number of sequences above half
@@ -23,6 +30,7 @@ of MaxLen or of ``high``; each of these, times c, and the work together are at m
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,6 +41,12 @@ from seqplan.planner.placement.fleet import MOST, Floats, Ints, PipelineClass
 
 RESOURCES = 4
 """Work, tokens, sequences with a large work, sequences with a large length."""
+
+
+def count_resources(classes: Sequence[PipelineClass]) -> int:
+    """Count the resources of these classes: one more if a class has recomputation modes."""
+    return RESOURCES + any(pipeline_class.modes for pipeline_class in classes)
+
 
 ROUNDING = 1e-9
 """Relative margin against rounding: a refutation must clear it."""
@@ -55,17 +69,24 @@ class Resources:
 class ClassLengths:
     """Properties of ``lengths`` on a class that do not depend on the time.
 
-    ``levels``: of the peaked states (lengths in tokens), from 0, ascending.
+    ``levels``: of the peaked states (lengths in tokens), from 0, ascending; ``number``: of
+    resources.
     """
 
     pipeline_class: PipelineClass
     lengths: Ints
     levels: Ints
+    number: int = RESOURCES
 
     @cached_property
     def work(self) -> Floats:
         """Return the work of each length (ms)."""
         return self.pipeline_class.work_ms(self.lengths)
+
+    @cached_property
+    def cost(self) -> Floats:
+        """Return the least work of each length with its tokens' share of c (ms)."""
+        return self.pipeline_class.work_with_overhead_ms(self.lengths)
 
     @cached_property
     def padded(self) -> Ints:
@@ -109,7 +130,10 @@ class ClassLengths:
         counted[:, 0] = self.padded / self.pipeline_class.capacity
         counted[:, 1] = self.work >= self.level_works[1][:, None] * (0.5 + ROUNDING)
         counted[:, 2] = self.large
-        return self.work + self.pipeline_class.c * counted
+        taken = self.work + self.pipeline_class.least_c * counted
+        if self.pipeline_class.modes:
+            taken[:, 0] = self.cost
+        return taken
 
     def resources(self, micro_batches: Ints, time_ms: float) -> Resources:
         """Describe the class's states at τ = ``time_ms``: even ones and, at pp > 1, peaked ones.
@@ -121,7 +145,7 @@ class ClassLengths:
         """
         even = len(micro_batches)
         states = even if self.pipeline_class.pp == 1 else even + len(self.levels)
-        share = np.empty((states, RESOURCES, len(self.lengths)))
+        share = np.empty((states, self.number, len(self.lengths)))
         eligible = np.empty((states, len(self.lengths)), dtype=np.bool_)
         _even(self, micro_batches, time_ms, share[:even], eligible[:even])
         if states > even:
@@ -142,11 +166,11 @@ def _even(
     v = micro_batches.astype(np.float64)
     if pipeline_class.pp == 1:
         # Of a pipeline, shared by its micro-batches.
-        budget = np.maximum(time_ms - pipeline_class.c * v, 0.0)
+        budget = np.maximum(time_ms - pipeline_class.least_c * v, 0.0)
         offered, large = budget.copy(), np.ones_like(v)
     else:
         # β, of each micro-batch.
-        budget = np.maximum(time_ms / (v + pipeline_class.pp - 1) - pipeline_class.c, 0.0)
+        budget = np.maximum(time_ms / (v + pipeline_class.pp - 1) - pipeline_class.least_c, 0.0)
         offered, large = v * budget, v
     work, padded = of_class.work, of_class.padded
     np.less_equal(work, budget[:, None] * (1 + ROUNDING), out=eligible)
@@ -161,6 +185,10 @@ def _even(
     np.divide(work > budget[:, None] * (0.5 + ROUNDING), large[:, None], out=share[:, 2])
     np.divide(of_class.large, v[:, None], out=share[:, 3])
     share[-1, 2:] = 0.0
+    if of_class.number > RESOURCES:
+        whole = time_ms * v / (v + pipeline_class.pp - 1)
+        whole[-1] = time_ms
+        np.divide(of_class.cost, whole[:, None], out=share[:, 4])
 
 
 def _fill_peaked(
@@ -174,24 +202,26 @@ def _fill_peaked(
     pipeline_class = of_class.pipeline_class
     bubbles = pipeline_class.pp - 1
     # Up to β of the last even state nothing is peaked that this state would not cover.
-    covered = max(time_ms / (most + bubbles) - pipeline_class.c, 0.0)
+    covered = max(time_ms / (most + bubbles) - pipeline_class.least_c, 0.0)
     starts, high = of_class.level_works
     low = np.maximum(starts, covered)
-    left = np.maximum(time_ms - bubbles * (low + pipeline_class.c), 0.0)
+    left = np.maximum(time_ms - bubbles * (low + pipeline_class.least_c), 0.0)
     # M > β also means V > τ/(M + c) − (pp − 1); the rest for work is then most at the M of the
     # best even V, or at the end of the level that is nearest to it.
-    even = (time_ms * pipeline_class.c / bubbles) ** 0.5 - pipeline_class.c
+    even = (time_ms * pipeline_class.least_c / bubbles) ** 0.5 - pipeline_class.c
     best = np.minimum(np.maximum(even, low), np.maximum(low, high))
     offered = np.maximum(
-        best * (time_ms / np.maximum(best + pipeline_class.c, 1e-300) - bubbles), 0.0
+        best * (time_ms / np.maximum(best + pipeline_class.least_c, 1e-300) - bubbles), 0.0
     )
-    offered = np.minimum(offered, left - 2 * pipeline_class.c)
+    offered = np.minimum(offered, left - 2 * pipeline_class.least_c)
     work = of_class.work
     np.less_equal(work, offered[:, None] * (1 + ROUNDING), out=eligible)
     eligible &= of_class.below_level_ends
     eligible &= (high > covered)[:, None]
     np.divide(work, np.maximum(offered, 1e-12)[:, None], out=share[:, 0])
-    np.divide(of_class.work_and_counted, np.maximum(left, 1e-12)[:, None, None], out=share[:, 1:])
+    np.divide(of_class.work_and_counted, np.maximum(left, 1e-12)[:, None, None], out=share[:, 1:4])
+    if of_class.number > RESOURCES:
+        share[:, 4] = share[:, 1]
 
 
 def peak_levels(lengths: Ints, singles: int = 6, others: int = 4) -> Ints:

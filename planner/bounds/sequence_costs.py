@@ -20,7 +20,7 @@ def sequence_costs(classes: Sequence[PipelineClass], lengths: Ints, gpus: int) -
     area_ms = alone_ms.copy()
     for pipeline_class in classes:
         held = distinct <= pipeline_class.capacity
-        alone = pipeline_class.pp * (pipeline_class.work_ms(distinct) + pipeline_class.c)
+        alone = pipeline_class.alone_ms(distinct)
         area = pipeline_class.gpus / gpus * pipeline_class.work_with_overhead_ms(distinct)
         alone_ms = np.where(held, np.minimum(alone_ms, alone), alone_ms)
         area_ms = np.where(held, np.minimum(area_ms, area), area_ms)

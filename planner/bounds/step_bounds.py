@@ -27,6 +27,14 @@ FIXED_MIXES = np.array([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.5, 0.5, 0
 """Mixes tried in addition to the relaxation's when all schemes are in play."""
 
 
+def list_fixed_mixes(relaxation: Relaxation) -> Floats:
+    """Return ``FIXED_MIXES`` for a relaxation's resources: further ones also alone."""
+    more = relaxation.resources - RESOURCES
+    return np.concatenate(
+        [np.pad(FIXED_MIXES, ((0, 0), (0, more))), np.eye(relaxation.resources)[RESOURCES:]]
+    )
+
+
 def single_bound_ms(classes: Sequence[PipelineClass], batch: Batch) -> float:
     """Time the longest sequence alone on the scheme fastest for it (ms); inf if none can hold it.
 
@@ -34,10 +42,10 @@ def single_bound_ms(classes: Sequence[PipelineClass], batch: Batch) -> float:
     """
     longest = batch.longest
     times = [
-        pipeline_class.pp
-        * (longest * (pipeline_class.a * longest + pipeline_class.b) + pipeline_class.c)
+        mode.pp * (longest * (mode.a * longest + mode.b) + mode.c)
         for pipeline_class in classes
-        if longest <= pipeline_class.capacity
+        for mode in pipeline_class.split_modes()
+        if longest <= mode.capacity
     ]
     return min(times, default=float("inf"))
 
@@ -75,7 +83,9 @@ def bound_by_relaxation_ms(
     where the bound is expected; just below and above it are tried first.
     """
     needed = float(relaxation.values @ batch.multiplicity)
-    extra = FIXED_MIXES if gpus is not None else FIXED_MIXES[:1]
+    extra = list_fixed_mixes(relaxation)
+    if gpus is None:
+        extra = extra[:1]
     held = [
         HeldValue(pipeline_class, batch, relaxation, k, extra)
         for k, pipeline_class in enumerate(classes)
@@ -177,7 +187,9 @@ class HeldValue:
         extra: Floats,
     ) -> None:
         self._class = pipeline_class
-        self._lengths = ClassLengths(pipeline_class, batch.distinct, relaxation.levels)
+        self._lengths = ClassLengths(
+            pipeline_class, batch.distinct, relaxation.levels, relaxation.resources
+        )
         self._mixes = relaxation.mixes[k]
         self._values = relaxation.values
         self._valued = relaxation.values > 0
@@ -203,11 +215,11 @@ class HeldValue:
         return largest
 
     def mixes_of_most(self, time_ms: float) -> Floats:
-        """Return the mix of each state that ``most`` counts (states, RESOURCES)."""
+        """Return the mix of each state that ``most`` counts (states, resources)."""
         return self._chosen_mixes(time_ms, self._ratios(time_ms).argmin(axis=1))
 
     def mixes_of_least(self, time_ms: float, price: float) -> Floats:
-        """Return the mix of each state that ``least_share`` counts (states, RESOURCES)."""
+        """Return the mix of each state that ``least_share`` counts (states, resources)."""
         return self._chosen_mixes(time_ms, self._least_excess(time_ms, price))
 
     def _chosen_mixes(self, time_ms: float, chosen: npt.NDArray[np.intp]) -> Floats:
@@ -252,14 +264,14 @@ class HeldValue:
     def _mixes_of(self, top: int) -> Floats:
         """Return the mixes of each state: the relaxation's, then the fixed ones.
 
-        Even ones for V up to ``top``; shape (states, mixes, RESOURCES).
+        Even ones for V up to ``top``; shape (states, mixes, resources).
         """
         weights = self._weights.get(top)
         if weights is None:
             even, extra = self._mixes.even, self._extra
             further = np.repeat(even[-1:], top - len(even), axis=0)
             whole = np.concatenate([even, further, self._mixes.peaked])
-            fixed = np.broadcast_to(extra, (len(whole), len(extra), RESOURCES))
+            fixed = np.broadcast_to(extra, (len(whole), *extra.shape))
             weights = np.concatenate([whole[:, None, :], fixed], axis=1)
             self._weights[top] = weights
         return weights

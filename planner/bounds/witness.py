@@ -16,7 +16,7 @@ import numpy as np
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.relaxation import Relaxation, relax
 from seqplan.planner.bounds.resources import ROUNDING
-from seqplan.planner.bounds.step_bounds import FIXED_MIXES, HeldValue, cut_values
+from seqplan.planner.bounds.step_bounds import HeldValue, cut_values, list_fixed_mixes
 from seqplan.planner.placement.fleet import Fleet, Floats, PipelineClass
 
 NEAR = (1.0, 1.002, 1.004, 1.01, 1.03)
@@ -27,7 +27,7 @@ NEAR = (1.0, 1.002, 1.004, 1.01, 1.03)
 class Witness:
     """Values (n,) of the distinct lengths, and of each class a price and mixes.
 
-    ``mixes`` (states, RESOURCES): one for each state, even V = 1 … first, then the peaked ones.
+    ``mixes`` (states, resources): one for each state, even V = 1 … first, then the peaked ones.
     """
 
     fleet: Fleet
@@ -98,7 +98,7 @@ def find_witness(fleet: Fleet, batch: Batch, time_ms: float) -> Witness | None:
 def _witness(fleet: Fleet, batch: Batch, relaxation: Relaxation, time_ms: float) -> Witness | None:
     classes, values, counts = fleet.classes, relaxation.values, batch.multiplicity
     held = [
-        HeldValue(pipeline_class, batch, relaxation, k, FIXED_MIXES[:1])
+        HeldValue(pipeline_class, batch, relaxation, k, list_fixed_mixes(relaxation)[:1])
         for k, pipeline_class in enumerate(classes)
     ]
     prices = [value.most(time_ms) for value in held]

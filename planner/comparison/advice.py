@@ -20,15 +20,22 @@ def assumptions(
     *,
     lockstep: bool = False,
     micro_step_multiple: int = 1,
+    mode_of_others: str | None = None,
 ) -> tuple[str, ...]:
-    """List the assumptions of the simulation, a sentence each."""
+    """List the assumptions of the simulation, a sentence each.
+
+    ``mode_of_others``: the one recomputation mode of the other systems, if ours has several.
+    """
+    shares = ", ".join(f"{mode.forward_fraction:.0%} ({mode.name})" for mode in profile.modes)
+    if len(profile.modes) == 1:
+        shares = f"{profile.modes[0].forward_fraction:.0%}"
     sentences = [
         (
             f"Simulated on profile {profile.name}, not measured; fit of its coefficients: "
             f"{profile.residuals}."
         ),
         (
-            f"Forward takes {profile.forward_fraction:.0%} of a micro-batch's time; sending "
+            f"Forward takes {shares} of a micro-batch's time; sending "
             "between pipeline stages takes none."
         ),
         (f"Sync of parameters and gradients: {sync.source}; optimizer {sync.optimizer_ms:g} ms."),
@@ -48,6 +55,12 @@ def assumptions(
             "Our rounds, and those of static strategies with our balancing, are a multiple of "
             f"{micro_step_multiple:,}; other systems follow their rules and may have "
             "other numbers of rounds."
+        )
+    if mode_of_others is not None:
+        sentences.append(
+            "Our micro-batches each have the cheapest recomputation mode that holds them; other "
+            f"systems recompute {mode_of_others} throughout, with which one static scheme is "
+            "fastest."
         )
     if truncated:
         sentences.append(f"{truncated:,} sequences were truncated to {cluster.max_len:,} tokens.")

@@ -22,6 +22,7 @@ from seqplan.planner.proposal.backends import apply_backend, find_backend
 from seqplan.planner.proposal.candidates import Progress
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.planner.proposal.uniform import find_best_scheme
 from seqplan.planner.simulation.iteration import Execution, Iteration, simulate_iteration
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.sync.times import SyncTimes, layouts_of
@@ -58,6 +59,10 @@ SEVERAL_SCHEMES = ("one-layout", "hotspa", "hydraulis", "flexsp", "megatron-dcp"
 
 LEAST_CBC_S = 0.1
 """With less, CBC may find no packing at all."""
+
+
+SAMPLED = 4
+"""Batches that the recomputation mode of the other systems is chosen by."""
 
 
 def check_systems(names: Sequence[str]) -> None:
@@ -138,7 +143,15 @@ def compare(
     batches = tuple(sampler.batches(steps))
     longest = int(sampler.lengths.max())
     lockstep = kind == "lockstep"
-    setting = Setting(profile, cluster, batches, longest, sync, lockstep, micro_step_multiple)
+    setting = Setting(
+        _keep_best_mode(profile, cluster, batches, longest, sync, lockstep=lockstep),
+        cluster,
+        batches,
+        longest,
+        sync,
+        lockstep,
+        micro_step_multiple,
+    )
     planner = StepPlanner(proposal, PlanningOptions(seed=seed, prove_lockstep=True))
     ours = ComparedSystem(
         "ours",
@@ -180,7 +193,10 @@ def compare(
                 left_out.append((offer.name, f"plans for {backend.name} are just that"))
             else:
                 trainers.append(offer)
-    systems = tuple(_run(trainer, setting, sync, report) for trainer in trainers)
+    systems = tuple(
+        _run(trainer, setting, profile if trainer is ours else setting.profile, report)
+        for trainer in trainers
+    )
     return Comparison(
         profile=profile.name,
         hardware=profile.hardware,
@@ -201,6 +217,7 @@ def compare(
             cluster,
             lockstep=setting.in_lockstep,
             micro_step_multiple=micro_step_multiple,
+            mode_of_others=None if setting.profile is profile else setting.profile.modes[0].name,
         ),
         optimizer_shards=cluster.optimizer_shards,
         include_flagged=cluster.include_flagged,
@@ -208,6 +225,37 @@ def compare(
         if backend is None
         else (backend.name, backend.baseline_name, backend.baseline),
     )
+
+
+def _keep_best_mode(
+    profile: Profile,
+    cluster: Cluster,
+    batches: Sequence[Batch],
+    longest: int,
+    sync: SyncTimes,
+    *,
+    lockstep: bool,
+) -> Profile:
+    """Return the profile with the one recomputation mode of the fastest static scheme.
+
+    Other systems have one mode throughout. The last mode if none holds the longest sequence.
+    """
+    if len(profile.modes) == 1:
+        return profile
+    best: tuple[float, Profile] | None = None
+    for mode in profile.modes:
+        of_mode = profile.keep_modes({mode.name})
+        fastest = find_best_scheme(
+            of_mode,
+            cluster,
+            batches[:SAMPLED],
+            longest,
+            sync,
+            lockstep=lockstep or profile.lockstep,
+        )
+        if fastest is not None and (best is None or fastest[1] < best[0]):
+            best = fastest[1], of_mode
+    return of_mode if best is None else best[1]
 
 
 def _set_up_extension(name: str, setting: Setting) -> list[ComparedSystem | Skipped]:
@@ -228,23 +276,23 @@ def histogram(lengths: npt.NDArray[np.int64]) -> tuple[tuple[int, int, int], ...
     )
 
 
-def _run(trainer: ComparedSystem, setting: Setting, sync: SyncTimes, report: Progress) -> System:
+def _run(trainer: ComparedSystem, setting: Setting, profile: Profile, report: Progress) -> System:
     """Simulate every step of one system. Planning is timed for ours alone."""
     iterations: list[Iteration] = []
     for done, batch in enumerate(setting.batches):
         report(trainer.name, done, len(setting.batches))
-        iterations.append(_step(trainer, batch, setting, sync))
+        iterations.append(_step(trainer, batch, setting, profile))
     report(trainer.name, len(setting.batches), len(setting.batches))
     return System(
         trainer.key, trainer.name, trainer.description, trainer.balanced, tuple(iterations)
     )
 
 
-def _step(trainer: ComparedSystem, batch: Batch, setting: Setting, sync: SyncTimes) -> Iteration:
+def _step(trainer: ComparedSystem, batch: Batch, setting: Setting, profile: Profile) -> Iteration:
     start = time.perf_counter()
     execution = trainer.step(batch)
     ours = trainer.key == "ours"
     took = (time.perf_counter() - start) * 1000
     gap = execution.gap if ours else None
     execution = replace(execution, gap=gap, planning_ms=took if ours else None)
-    return simulate_iteration(batch, execution, setting.profile, setting.cluster.gpus, sync)
+    return simulate_iteration(batch, execution, profile, setting.cluster.gpus, setting.sync)

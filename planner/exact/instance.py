@@ -62,9 +62,13 @@ class Instance:
     ) -> Instance | None:
         """State the problem; None if more than ``MOST_SEQUENCES`` sequences matter.
 
+        None also if a pipeline's micro-batches have different recomputation modes.
+
         ``time_ms``: the time to beat; a sequence whose work is at most the share
         ``negligible`` of it does not matter.
         """
+        if any(pipeline_class.modes for pipeline_class in fleet.classes):
+            return None
         counts = batch.multiplicity
         work = np.min(
             [

@@ -42,7 +42,8 @@ def layout_bound_ms(
     if batch.longest > max(model.max_sequence for model in models):
         return None
     scheme = next(iter(models)).scheme
-    classes, ranks = [stage_class(model) for model in models], gpus // scheme.pp
+    classes = [of_mode for model in models for of_mode in stage_class(model).split_modes()]
+    ranks = gpus // scheme.pp
     fewest = fewest_rounds(classes, batch, ranks)
     bound = rounds_bound_ms(classes, batch, ranks, fewest, scheme.pp)
     return bound + compute_exposed_ms(sync, (scheme.tp, scheme.pp), fewest)

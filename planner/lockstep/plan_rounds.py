@@ -10,7 +10,7 @@ chosen anew.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
 
@@ -105,11 +105,52 @@ def plan_rounds(
     further. Rounds of one degree throughout are tried first, which is all if there is no other.
     Then sequences of equal groups are assigned evenly, and groups split, widened or given a
     sequence of another round until no rank is idle, or sequences are too few for that.
+    All this for each recomputation mode; then each micro-batch takes the cheapest that holds it.
     ``ValueError`` if sequences are fewer than the required rounds.
     """
+    bounded = tuple(of_mode for model in models for of_mode in stage_class(model).split_modes())
+    names = dict.fromkeys(mode.name for model in models for mode in model.modes)
+    if len(names) < 2:
+        return _plan_rounds(batch, models, bounded, gpus, multiple)
+    whole = {model.scheme: stage_class(model) for model in models}
+    best: MicroSteps | None = None
+    for name in names:
+        of_mode = [model for each in models if (model := each.find_mode(name)) is not None]
+        rounds = _plan_rounds(batch, of_mode, bounded, gpus, multiple)
+        if rounds is None:
+            continue
+        rounds = _choose_modes(rounds, batch, whole)
+        if best is None or rounds.objective_ms < best.objective_ms:
+            best = rounds
+    return best
+
+
+def _choose_modes(
+    rounds: MicroSteps, batch: Batch, classes: Mapping[Scheme, PipelineClass]
+) -> MicroSteps:
+    """Let each micro-batch take its cheapest mode, which shortens rounds."""
+    of_scheme = tuple(classes[scheme] for scheme in rounds.schemes)
+    timed = []
+    for round_ in rounds.rounds:
+        held = [(k, [batch.lengths[i] for i in positions]) for k, positions in round_.groups]
+        slowest = max(
+            of_scheme[k].choose_mode(lengths).micro_batch_ms(lengths) for k, lengths in held
+        )
+        timed.append(Round(round_.groups, slowest))
+    chosen = replace(rounds, classes=of_scheme, rounds=tuple(timed))
+    return chosen.with_bound(rounds.lower_bound_ms)
+
+
+def _plan_rounds(
+    batch: Batch,
+    models: Sequence[SchemeModel],
+    bounded: tuple[PipelineClass, ...],
+    gpus: int,
+    multiple: int,
+) -> MicroSteps | None:
+    """Find good rounds of one recomputation mode; the bound is over all of ``bounded``."""
     stages = models[0].scheme.pp
     ranks = gpus // stages
-    bounded = tuple(stage_class(model) for model in models)
     ordered = _one_of_each_size(models, batch, ranks)
     classes = tuple(stage_class(model) for model in ordered)
     if batch.longest > max((c.capacity for c in classes if c.gpus <= ranks), default=0):
@@ -182,6 +223,8 @@ def _search(
         and len(least_waste.times_ms) % multiple == 0
     ]
     number = fewest
+    if len({k.mode for k in bounded}) > 1:  # other modes may hold more
+        number = ceil(fewest_rounds(classes, batch, ranks) / multiple) * multiple
     best_ms = min((filled.total_ms for filled in of_one_degree), default=inf)
     behind = 0
     while best_ms == inf or behind <= EXTRA_ROUNDS:

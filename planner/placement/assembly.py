@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.placement.micro_batch_order import order_micro_batches
+from seqplan.planner.simulation.one_f_one_b import (
+    ForwardFraction,
+    shares_of,
+    simulate_micro_batches_ms,
+)
 from seqplan.plans.groups import process_groups
 from seqplan.plans.plan import Considered, MicroBatch, Plan, PlannedPipeline, Provenance
+from seqplan.plans.recomputation import window_share
 from seqplan.plans.scheme import Scheme
 
 
@@ -57,28 +64,81 @@ def plan_pipeline(
     ranks: tuple[int, ...],
     micro_batches: Sequence[Sequence[int]],
     batch: Batch,
-    forward_fraction: float,
+    forward_fraction: ForwardFraction,
     round_: int | None = None,
 ) -> PlannedPipeline:
     """Make one pipeline at the model's costs; its predicted time is form S of the stated costs."""
     planned_batches = []
     for positions in micro_batches:
         lengths = [batch.lengths[i] for i in positions]
-        cost = (
-            math.fsum(length * (pipeline_class.a * length + pipeline_class.b) for length in lengths)
-            + pipeline_class.c
-        )
+        mode = pipeline_class.choose_mode(lengths)
         planned_batches.append(
             MicroBatch(
-                tuple(positions), sum(lengths), scheme.pad_micro_batch(lengths), round(cost, 3)
+                tuple(positions),
+                sum(lengths),
+                scheme.pad_micro_batch(lengths),
+                round(mode.micro_batch_ms(lengths), 3),
+                mode.name,
             )
         )
-    costs = [micro.cost_ms for micro in planned_batches]
-    order = order_micro_batches(costs, scheme.pp, forward_fraction)
-    predicted = math.fsum(costs) + (scheme.pp - 1) * max(costs) if costs else 0.0
-    return PlannedPipeline(
-        scheme, ranks, tuple(planned_batches[j] for j in order), round(predicted, 3), round_
+    order = order_micro_batches(
+        [micro.cost_ms for micro in planned_batches],
+        scheme.pp,
+        shares_of(planned_batches, forward_fraction),
     )
+    planned_batches = [planned_batches[j] for j in order]
+    if scheme.pp > 1 and pipeline_class.modes:
+        planned_batches = fit_windows(pipeline_class, planned_batches, batch.lengths)
+    predicted = form_s_ms(planned_batches, scheme.pp)
+    if len({micro.recompute for micro in planned_batches}) > 1:
+        # Forward's share of the time differs between modes, and form S may be too short.
+        predicted = max(
+            predicted, simulate_micro_batches_ms(planned_batches, scheme.pp, forward_fraction)
+        )
+    return PlannedPipeline(scheme, ranks, tuple(planned_batches), round(predicted, 3), round_)
+
+
+def form_s_ms(micro_batches: Sequence[MicroBatch], pp: int) -> float:
+    """Compute form S of stated costs: Σ cost + (pp − 1) · max cost; 0 when empty."""
+    costs = [micro.cost_ms for micro in micro_batches]
+    return math.fsum(costs) + (pp - 1) * max(costs) if costs else 0.0
+
+
+def fit_windows(
+    pipeline_class: PipelineClass, micro_batches: Sequence[MicroBatch], lengths: Sequence[int]
+) -> list[MicroBatch]:
+    """Let micro-batches keep less if those in flight together need too much.
+
+    Those are pp in a row. Of each such window that is too full, the micro-batch that keeps the
+    largest part of the memory takes the next mode, until it fits.
+    """
+    fitted = list(micro_batches)
+    modes = {mode.name: place for place, mode in enumerate(pipeline_class.modes)}
+    pp = pipeline_class.pp
+
+    def count_kept(micro: MicroBatch) -> float:
+        mode = pipeline_class.modes[modes[micro.recompute]]
+        return mode.kept_share * micro.padded_tokens / mode.capacity
+
+    for first in range(len(fitted)):
+        window = range(first, min(first + pp, len(fitted)))
+        while True:
+            parts = [
+                (micro.padded_tokens / mode.capacity, mode.kept_share)
+                for micro in (fitted[j] for j in window)
+                if (mode := pipeline_class.modes[modes[micro.recompute]])
+            ]
+            if window_share(parts, pp) <= 1:
+                break
+            lighter = [j for j in window if modes[fitted[j].recompute] + 1 < len(modes)]
+            if not lighter:
+                break
+            j = max(lighter, key=lambda j: (count_kept(fitted[j]), -j))
+            mode = pipeline_class.modes[modes[fitted[j].recompute] + 1]
+            held = [lengths[position] for position in fitted[j].sequences]
+            cost = round(mode.micro_batch_ms(held), 3)
+            fitted[j] = replace(fitted[j], cost_ms=cost, recompute=mode.name)
+    return fitted
 
 
 def ranks_of_stages(scheme: Scheme, first: int, of_stage: int) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from math import ceil, inf
 
 from seqplan.planner.placement.fleet import _ROUND, Bin, ClassPlacement, PipelineClass, form_s
+from seqplan.planner.placement.mode_fill import ModeTable, fill_class_modes
 from seqplan.planner.placement.sequence_pool import SequencePool
 
 MOST_COUNTED = 10_000
@@ -20,9 +21,21 @@ micro-batch."""
 class PythonFill:
     """Fills classes of pipelines, one after the other, from the sequences of one batch."""
 
-    def __init__(self, lengths: list[int], counts: list[int], negated: list[int]) -> None:
+    def __init__(
+        self,
+        lengths: list[int],
+        counts: list[int],
+        negated: list[int],
+        tables: dict[PipelineClass, ModeTable] | None = None,
+    ) -> None:
         self._pool = SequencePool(lengths, counts, sum(counts), negated)
         self._filled: list[tuple[PipelineClass, ClassPlacement]] = []
+        self._tables = {} if tables is None else tables
+
+    def _table(self, pipeline_class: PipelineClass) -> ModeTable:
+        if pipeline_class not in self._tables:
+            self._tables[pipeline_class] = ModeTable(self._pool.lengths, pipeline_class)
+        return self._tables[pipeline_class]
 
     @property
     def counts(self) -> list[int]:
@@ -49,6 +62,12 @@ class PythonFill:
         take any. Times in ms.
         """
         pool = self._pool
+        if pipeline_class.modes:
+            placed = fill_class_modes(
+                pool, self._table(pipeline_class), reach, forced_above, target, ceiling, new_first
+            )
+            self._filled.append((pipeline_class, placed))
+            return
         opened: list[_Pipeline] = []
         for _ in range(pipeline_class.count):
             first = pool.longest(reach)

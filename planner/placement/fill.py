@@ -23,6 +23,7 @@ from seqplan.planner.placement.fleet import (
     longest_alone,
 )
 from seqplan.planner.placement.kernel import KernelFill, PackedPlacement, kernel_fills
+from seqplan.planner.placement.mode_fill import ModeTable
 from seqplan.plans.scheme import Strategy
 
 
@@ -81,6 +82,7 @@ class Filler:
         self._batch = batch
         self._compiled = kernel_fills(fleet.classes, batch.longest)
         self._works: dict[PipelineClass, Floats] = {}
+        self._tables: dict[PipelineClass, ModeTable] = {}
 
     def fill(
         self, target_ms: float, ceiling_ms: float | None = None, *, new_first: bool = False
@@ -131,7 +133,7 @@ class Filler:
         batch = self._batch
         if self._compiled:
             return KernelFill(batch.distinct, batch.multiplicity)
-        return PythonFill(self.lengths, *self._lists)
+        return PythonFill(self.lengths, *self._lists, self._tables)
 
     @cached_property
     def _lists(self) -> tuple[list[int], list[int]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -119,8 +119,10 @@ def kernel_state() -> str:
     return f"Python (kernel {_unusable()})" if _unusable() else "compiled"
 
 
-def kernel_fills(classes: Iterable[PipelineClass], longest: int) -> bool:
+def kernel_fills(classes: Sequence[PipelineClass], longest: int) -> bool:
     """Whether the kernel fills these classes with sequences of up to ``longest`` tokens;
     ``ValueError`` as ``kernel_state``."""
+    if any(pipeline_class.modes for pipeline_class in classes):
+        return False
     largest = max(longest, *(pipeline_class.capacity for pipeline_class in classes))
     return kernel_state() == "compiled" and largest < _EXACT

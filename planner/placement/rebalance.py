@@ -16,6 +16,7 @@ import numpy.typing as npt
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fill import Filling
 from seqplan.planner.placement.fleet import Bin, Fleet, Floats, Ints, PipelineClass, form_s
+from seqplan.planner.placement.mode_fill import pack_modes
 
 MOST_SEQUENCES = 800
 """Larger batches are left as they are: every change looks at all sequences, and gains little."""
@@ -75,7 +76,13 @@ class _State:
         indices = np.array(index, dtype=np.int64)
         length = batch.distinct[indices]
         per_class = {
-            pipeline_class: (pipeline_class.work_ms(length), pipeline_class.padded(length))
+            pipeline_class: (
+                # In what mode a sequence ends is known after packing: its share of c stands for it.
+                pipeline_class.work_with_overhead_ms(length)
+                if pipeline_class.modes
+                else pipeline_class.work_ms(length),
+                pipeline_class.padded(length),
+            )
             for pipeline_class in fleet.classes
         }
         return cls(
@@ -167,6 +174,12 @@ class _State:
 
     def _pack(self, p: int, members: list[int]) -> tuple[Bin, ...]:
         """Pack sequences into the fewest micro-batches that best-fit decreasing finds."""
+        if self.pipeline_classes[p].modes:
+            packed = pack_modes(self.pipeline_classes[p], self.length[members].tolist())
+            return tuple(
+                list(Counter(int(self.index[members[j]]) for j in of_micro).items())
+                for of_micro in packed
+            )
         room: list[float] = []
         micro: list[list[int]] = []
         for j in sorted(members, key=lambda j: (-self.length[j], j)):
@@ -222,7 +235,7 @@ class _Loads:
         return cls(
             work=np.array([state.work[p, mine].sum() for p, mine in enumerate(state.members)]),
             tokens=np.array([state.padded[p, mine].sum() for p, mine in enumerate(state.members)]),
-            overhead=np.array([pipeline_class.c for pipeline_class in pipeline_classes]),
+            overhead=np.array([0.0 if k.modes else k.c for k in pipeline_classes]),
             capacity=np.array(
                 [pipeline_class.capacity for pipeline_class in pipeline_classes], dtype=np.float64
             ),

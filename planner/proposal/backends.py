@@ -10,6 +10,7 @@ from seqplan.costs.profiled_scheme import ProfileError
 from seqplan.planner.errors import OptionError
 from seqplan.planner.execution import EXECUTIONS, ExecutionKind, choose_execution
 from seqplan.planner.extensions import list_extensions, load_extension
+from seqplan.plans.recomputation import MODES
 from seqplan.plans.scheme import Scheme
 
 AXES = ("tp", "pp", "ulysses", "ring")
@@ -22,7 +23,8 @@ class TrainingBackend:
     ``axes``: degrees of a scheme that may exceed 1; ``zero_stages``: ZeRO stages that it runs, the
     default first; ``executions``: kinds of execution that it runs, the default first; ``uniform``:
     one scheme on all ranks, the same at every step, in any of them; ``baseline``: key of the
-    compared system that its users run today, and ``baseline_name``, what they call it.
+    compared system that its users run today, and ``baseline_name``, what they call it. ``modes``:
+    recomputation modes that it switches between micro-batches; ``loss``: how it computes the loss.
     """
 
     name: str
@@ -32,16 +34,22 @@ class TrainingBackend:
     uniform: bool
     baseline: str
     baseline_name: str
+    modes: tuple[str, ...] = ("none", "full")
+    loss: str = "whole"
 
     def runs(self, scheme: Scheme) -> bool:
         """Return whether the backend runs ``scheme``."""
         return all(axis in self.axes or getattr(scheme, axis) == 1 for axis in AXES)
 
     def usable_profile(self, profile: Profile, gpus: int) -> Profile:
-        """Return the profile with schemes of the backend; ``ProfileError`` if nothing is left.
+        """Return the profile with schemes and recomputation modes of the backend.
+
+        ``ProfileError`` if nothing is left.
 
         A profile of another ZeRO stage is derived anew if it is wholly of the analytic model.
         """
+        if len(profile.modes) > 1:
+            profile = profile.keep_modes(self.modes)
         if profile.zero_stage not in self.zero_stages:
             stages = " or ".join(f"ZeRO-{stage}" for stage in self.zero_stages)
             anew = rederive_profile(profile, self.zero_stages[0], gpus, self.runs)
@@ -79,6 +87,8 @@ _SEQPLAN = TrainingBackend(
     uniform=False,
     baseline="static",
     baseline_name="one static strategy",
+    modes=MODES,
+    loss="chunked",
 )
 _VERL = replace(
     _SEQPLAN,
@@ -89,6 +99,8 @@ _VERL = replace(
     uniform=True,
     baseline="verl",
     baseline_name="verl's balancing",
+    modes=("none", "full"),
+    loss="whole",
 )
 
 BACKENDS = {
@@ -116,6 +128,8 @@ BACKENDS = {
             axes=frozenset({"tp", "pp", "ring"}),
             zero_stages=(1, 2),
             executions=("lockstep", "uniform"),
+            modes=("none", "attention_core", "full"),
+            loss="whole",
             baseline="megatron-dcp",
             baseline_name="dynamic context parallelism by Megatron's rule",
         ),

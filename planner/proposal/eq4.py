@@ -13,12 +13,13 @@ among the schemes that hold the length: all n and l at once, without the table.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from seqplan.costs.scheme_model import SchemeModel
+from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.plans.scheme import Scheme, Strategy
 
 MORE = 2
@@ -44,11 +45,10 @@ def continuous_proposal(
     models: Sequence[SchemeModel], lengths: npt.NDArray[np.int64], counts: npt.NDArray[np.float64]
 ) -> ContinuousProposal:
     """Solve the relaxation for every L in ``lengths`` (ascending, distinct) with ``counts``."""
-    tokens = lengths.astype(np.float64)
     cost = np.empty((len(models), len(lengths)))
     for k, model in enumerate(models):
-        latency = model.latency
-        cost[k] = model.scheme.gpus * (tokens * (latency.a * tokens + latency.b) + latency.c)
+        one_stage = replace(PipelineClass.from_model(model, 1), pp=1)
+        cost[k] = model.scheme.gpus * one_stage.alone_ms(lengths)
         cost[k, np.searchsorted(lengths, model.max_sequence, side="right") :] = np.inf
     choice = cost.argmin(axis=0)
     cheapest = cost[choice, np.arange(len(lengths))]

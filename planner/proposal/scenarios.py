@@ -135,12 +135,19 @@ def _raise_cp_costs(models: Models, factor: float, derived: frozenset[Scheme]) -
     return {
         scheme: replace(
             model,
-            latency=Latency(*(factor * k for k in (model.a, model.b, model.c))),
+            latency=_slow_down(model.latency, factor),
+            modes=tuple(
+                replace(mode, latency=_slow_down(mode.latency, factor)) for mode in model.modes
+            ),
         )
         if scheme.sp > 1 and scheme in derived
         else model
         for scheme, model in models.items()
     }
+
+
+def _slow_down(latency: Latency, factor: float) -> Latency:
+    return Latency(factor * latency.a, factor * latency.b, factor * latency.c)
 
 
 def _usual(excess: Mapping[Layout, float], layout: Layout) -> float:

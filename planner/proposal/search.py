@@ -11,7 +11,7 @@ from seqplan.planner.bounds.all_strategies import AllStrategies, fitting_time
 from seqplan.planner.bounds.step_bounds import single_bound_ms
 from seqplan.planner.placement.dispatch import TOLERANCE, dispatch
 from seqplan.planner.placement.fill import Filler, Filling, Placement
-from seqplan.planner.placement.fleet import Fleet, Models
+from seqplan.planner.placement.fleet import Fleet, Models, PipelineClass
 from seqplan.planner.strategies.local_search import Search
 from seqplan.planner.strategies.rounding import round_strategies
 from seqplan.plans.scheme import Scheme, Strategy
@@ -62,9 +62,7 @@ def _useful(batch: Batch, models: Models) -> list[Scheme]:
     rows, schemes = [], sorted(models)
     for scheme in schemes:
         model = models[scheme]
-        cost = scheme.gpus * (
-            model.latency.work_ms(lengths) + model.latency.c * lengths / model.capacity
-        )
+        cost = scheme.gpus * (PipelineClass.from_model(model, 1).work_with_overhead_ms(lengths))
         rows.append(np.where(lengths <= model.max_sequence, cost, np.inf))
     cheapest = np.argmin(np.stack(rows), axis=0)
     return [schemes[k] for k in np.unique(cheapest)]

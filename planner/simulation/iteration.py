@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.simulation.flops import model_flops, peak_flops
+from seqplan.planner.simulation.one_f_one_b import ForwardFraction
 from seqplan.planner.simulation.timeline import pipelines_timeline, simulate_pipelines_ms
 from seqplan.planner.sync.times import Layout, SyncTimes, layouts_of
 from seqplan.plans.plan import Plan, PlannedPipeline
@@ -180,7 +181,9 @@ def simulate_iteration(
     )
 
 
-def compute_ms(phases: Sequence[Sequence[PlannedPipeline]], forward_fraction: float) -> float:
+def compute_ms(
+    phases: Sequence[Sequence[PlannedPipeline]], forward_fraction: ForwardFraction
+) -> float:
     """Simulate the phases one after another, without switches (ms)."""
     return sum(simulate_pipelines_ms(phase, forward_fraction) for phase in phases)
 

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from seqplan.plans.one_f_one_b import Pass, stage_order
-from seqplan.plans.plan import PlannedPipeline
+from seqplan.plans.plan import MicroBatch, PlannedPipeline
 
 FORWARD_FRACTION = 1 / 3
 """Forward's share of a micro-batch's time by default (forward : backward = 1 : 2)."""
+
+
+ForwardFraction = float | Mapping[str, float]
+"""Forward's share of a micro-batch's time; by recomputation mode in a profile of several."""
+
+
+def list_shares(forward_fraction: float | Sequence[float], number: int) -> list[float]:
+    """List forward's share of each of a ``number`` of micro-batches."""
+    if isinstance(forward_fraction, Sequence):
+        return list(forward_fraction)
+    return [forward_fraction] * number
+
+
+def shares_of(
+    micro_batches: Sequence[MicroBatch], forward_fraction: ForwardFraction
+) -> list[float]:
+    """List forward's share of each micro-batch, by its recomputation mode."""
+    if isinstance(forward_fraction, Mapping):
+        return [forward_fraction[micro.recompute or ""] for micro in micro_batches]
+    return [forward_fraction] * len(micro_batches)
 
 
 @dataclass(frozen=True)
@@ -24,11 +44,14 @@ class TimedPass:
 
 
 def simulate_ms(
-    costs_ms: Sequence[float], pp: int, forward_fraction: float = FORWARD_FRACTION
+    costs_ms: Sequence[float],
+    pp: int,
+    forward_fraction: float | Sequence[float] = FORWARD_FRACTION,
 ) -> float:
     """Simulate a pipeline; return the end of its last backward (ms). Order is as given.
 
-    ``costs_ms``: forward + backward of each micro-batch on one stage. Every stage s runs
+    ``costs_ms``: forward + backward of each micro-batch on one stage; ``forward_fraction``: of all
+    or each of them. Every stage s runs
     min(pp − 1 − s, V) forwards, then alternates one forward and one backward, then drains; an
     operation starts when its stage is free and its input has arrived. No communication.
     Complexity O(pp · V).
@@ -41,38 +64,46 @@ def simulate_ms(
 
 
 def durations_ms(
-    pipelines: Sequence[PlannedPipeline], forward_fraction: float = FORWARD_FRACTION
+    pipelines: Sequence[PlannedPipeline], forward_fraction: ForwardFraction = FORWARD_FRACTION
 ) -> list[float]:
     """Simulate each pipeline by itself (ms)."""
     return [
-        simulate_ms(
-            [micro.cost_ms for micro in pipeline.micro_batches],
-            pipeline.scheme.pp,
-            forward_fraction,
-        )
+        simulate_micro_batches_ms(pipeline.micro_batches, pipeline.scheme.pp, forward_fraction)
         for pipeline in pipelines
     ]
 
 
+def simulate_micro_batches_ms(
+    micro_batches: Sequence[MicroBatch], pp: int, forward_fraction: ForwardFraction
+) -> float:
+    """Simulate a pipeline's micro-batches, each with its mode's share of forward (ms)."""
+    costs = [micro.cost_ms for micro in micro_batches]
+    return simulate_ms(costs, pp, shares_of(micro_batches, forward_fraction))
+
+
 def timeline(
-    costs_ms: Sequence[float], pp: int, forward_fraction: float = FORWARD_FRACTION
+    costs_ms: Sequence[float],
+    pp: int,
+    forward_fraction: float | Sequence[float] = FORWARD_FRACTION,
 ) -> list[TimedPass]:
     """List every operation of the simulation, by stage and then by start."""
     n = len(costs_ms)
+    shares = list_shares(forward_fraction, n)
     events = []
     for stage, (order, ends) in enumerate(_run(costs_ms, pp, forward_fraction) if n else []):
         for (phase, j), end in zip(order, ends, strict=True):
-            share = forward_fraction if phase == "F" else 1 - forward_fraction
+            share = shares[j] if phase == "F" else 1 - shares[j]
             events.append(TimedPass(stage, phase, j, end - costs_ms[j] * share, end))
     return events
 
 
 def _run(
-    costs: Sequence[float], pp: int, forward_fraction: float
+    costs: Sequence[float], pp: int, forward_fraction: float | Sequence[float]
 ) -> list[tuple[list[Pass], list[float]]]:
     """Compute each stage's order and the end of each operation, by repeated sweeps."""
     n = len(costs)
-    forward = [cost * forward_fraction for cost in costs]
+    shares = list_shares(forward_fraction, n)
+    forward = [cost * share for cost, share in zip(costs, shares, strict=True)]
     backward = [cost - f for cost, f in zip(costs, forward, strict=True)]
     orders = [stage_order(pp, stage, n) for stage in range(pp)]
     done_f = [[-1.0] * n for _ in range(pp)]

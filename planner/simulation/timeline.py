@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 
 from seqplan.planner.simulation.one_f_one_b import (
     FORWARD_FRACTION,
+    ForwardFraction,
     TimedPass,
     durations_ms,
+    shares_of,
     simulate_ms,
     timeline,
 )
-from seqplan.plans.plan import Plan, PlannedPipeline
+from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline
 from seqplan.plans.schedule import schedule, stages_of_rounds
 
 
@@ -36,18 +38,18 @@ class PlanTimeline:
     simulated_ms: float
 
 
-def plan_timeline(plan: Plan, forward_fraction: float = FORWARD_FRACTION) -> PlanTimeline:
+def plan_timeline(plan: Plan, forward_fraction: ForwardFraction = FORWARD_FRACTION) -> PlanTimeline:
     """Time every pass of a sound plan; see ``pipelines_timeline``."""
     return pipelines_timeline(plan.pipelines, forward_fraction)
 
 
-def simulate_plan_ms(plan: Plan, forward_fraction: float = FORWARD_FRACTION) -> float:
+def simulate_plan_ms(plan: Plan, forward_fraction: ForwardFraction = FORWARD_FRACTION) -> float:
     """Return the end of the step (ms) by each pipeline's 1F1B simulation, not form S."""
     return simulate_pipelines_ms(plan.pipelines, forward_fraction)
 
 
 def pipelines_timeline(
-    pipelines: Sequence[PlannedPipeline], forward_fraction: float = FORWARD_FRACTION
+    pipelines: Sequence[PlannedPipeline], forward_fraction: ForwardFraction = FORWARD_FRACTION
 ) -> PlanTimeline:
     """Time every pass of the pipelines of a step.
 
@@ -64,7 +66,11 @@ def pipelines_timeline(
             end,
             tuple(
                 replace(event, start_ms=start + event.start_ms, end_ms=start + event.end_ms)
-                for event in timeline(_costs(pipeline), pipeline.scheme.pp, forward_fraction)
+                for event in timeline(
+                    _costs(pipeline),
+                    pipeline.scheme.pp,
+                    shares_of(pipeline.micro_batches, forward_fraction),
+                )
             ),
         )
         for start, end, pipeline in zip(times.start_ms, times.end_ms, pipelines, strict=True)
@@ -73,18 +79,23 @@ def pipelines_timeline(
 
 
 def simulate_pipelines_ms(
-    pipelines: Sequence[PlannedPipeline], forward_fraction: float = FORWARD_FRACTION
+    pipelines: Sequence[PlannedPipeline], forward_fraction: ForwardFraction = FORWARD_FRACTION
 ) -> float:
     """Return the end of the last of the pipelines (ms), as ``pipelines_timeline`` has it."""
     if (stages := stages_of_rounds(pipelines)) > 1:
-        return simulate_ms(_slowest(pipelines), stages, forward_fraction)
+        slowest = _slowest(pipelines)
+        costs, shares = _costs_of(slowest), shares_of(slowest, forward_fraction)
+        return simulate_ms(costs, stages, shares)
     return schedule(pipelines, durations_ms(pipelines, forward_fraction)).makespan_ms
 
 
-def _through_stages(pipelines: Sequence[PlannedPipeline], forward_fraction: float) -> PlanTimeline:
-    slowest = _slowest(pipelines)
+def _through_stages(
+    pipelines: Sequence[PlannedPipeline], forward_fraction: ForwardFraction
+) -> PlanTimeline:
+    of_steps = _slowest(pipelines)
+    slowest, shares = _costs_of(of_steps), shares_of(of_steps, forward_fraction)
     of_round: list[list[TimedPass]] = [[] for _ in slowest]
-    for event in timeline(slowest, stages_of_rounds(pipelines), forward_fraction):
+    for event in timeline(slowest, stages_of_rounds(pipelines), shares):
         of_round[event.micro_batch].append(event)
     placed = []
     for pipeline in pipelines:
@@ -106,14 +117,28 @@ def _through_stages(pipelines: Sequence[PlannedPipeline], forward_fraction: floa
     return PlanTimeline(tuple(placed), end)
 
 
-def _slowest(pipelines: Sequence[PlannedPipeline]) -> list[float]:
-    """Return how long each round lasts at a stage: as its slowest group (ms)."""
-    slowest = [0.0] * (max(pipeline.micro_step or 0 for pipeline in pipelines) + 1)
+def _slowest(pipelines: Sequence[PlannedPipeline]) -> list[MicroBatch]:
+    """Return the micro-batch that each micro-step lasts as long as at a stage: the slowest."""
+    slowest = [_NOTHING] * (max(pipeline.micro_step or 0 for pipeline in pipelines) + 1)
     for pipeline in pipelines:
         number = pipeline.micro_step or 0
-        slowest[number] = max(slowest[number], *_costs(pipeline), 0.0)
-    return slowest
+        slowest[number] = max(
+            slowest[number], *pipeline.micro_batches, key=lambda micro: micro.cost_ms
+        )
+    modes = [micro.recompute for micro in slowest if micro.recompute is not None]
+    # A micro-step without work takes no time in any mode.
+    return [
+        replace(micro, recompute=modes[0]) if micro is _NOTHING and modes else micro
+        for micro in slowest
+    ]
+
+
+_NOTHING = MicroBatch((), 0, 0, 0.0)
+
+
+def _costs_of(micro_batches: Sequence[MicroBatch]) -> list[float]:
+    return [micro.cost_ms for micro in micro_batches]
 
 
 def _costs(pipeline: PlannedPipeline) -> list[float]:
-    return [micro.cost_ms for micro in pipeline.micro_batches]
+    return _costs_of(pipeline.micro_batches)

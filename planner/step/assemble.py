@@ -8,9 +8,10 @@ from dataclasses import replace
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.assembly import floor_us, gap, plan_of, plan_pipeline
 from seqplan.planner.placement.even_chunks import chunk
-from seqplan.planner.placement.fleet import Bin, PipelineClass
+from seqplan.planner.placement.fleet import Bin, Mode, PipelineClass
 from seqplan.planner.placement.pack import pack
 from seqplan.planner.problem import PACKINGS
+from seqplan.planner.simulation.one_f_one_b import ForwardFraction
 from seqplan.planner.step.selection import Selected
 from seqplan.plans.plan import Considered, Plan, Provenance
 from seqplan.plans.scheme import Strategy
@@ -21,7 +22,7 @@ def assemble(
     selected: Selected,
     planner: Provenance,
     world_size: int,
-    forward_fraction: float,
+    forward_fraction: ForwardFraction,
     packing: str = PACKINGS[0],
     layout_bound_ms: float | None = None,
 ) -> Plan:
@@ -123,7 +124,7 @@ def _shorten_slowest(
     for i in sorted(range(len(times)), key=lambda i: (-times[i], i)):
         if times[i] <= slowest:
             break
-        if classes[i].pp == 1:
+        if classes[i].pp == 1 or classes[i].modes:
             slowest = times[i]
             continue
         shares[i], time = _repack(classes[i], shares[i], batch.lengths, times[i])
@@ -150,9 +151,28 @@ def cut_evenly(
     pipeline_class: PipelineClass, micro_batches: list[list[int]], lengths: Sequence[int]
 ) -> list[list[int]]:
     """Cut the same sequences into as many consecutive chunks; unchanged where those do not fit."""
+    by_mode: dict[Mode, list[list[int]]] = {}
+    for micro in micro_batches:
+        mode = pipeline_class.choose_mode([lengths[i] for i in micro])
+        by_mode.setdefault(mode, []).append(micro)
+    # Within a mode: a long sequence would else need a mode that recomputes more for short ones.
+    return [
+        micro
+        for mode, of_mode in by_mode.items()
+        for micro in _cut(pipeline_class, mode, of_mode, lengths)
+    ]
+
+
+def _cut(
+    pipeline_class: PipelineClass,
+    mode: Mode,
+    micro_batches: list[list[int]],
+    lengths: Sequence[int],
+) -> list[list[int]]:
+    """Cut sequences into as many consecutive chunks; unchanged if a mode does not hold them."""
     positions = [i for micro in micro_batches for i in micro]
     padded = [pipeline_class.pad(lengths[i]) for i in positions]
     chunks = chunk(padded, len(micro_batches))
-    if max(sum(padded[j] for j in part) for part in chunks) > pipeline_class.capacity:
+    if max(sum(padded[j] for j in part) for part in chunks) > mode.capacity:
         return micro_batches
     return [[positions[j] for j in part] for part in chunks]

@@ -94,7 +94,7 @@ def _rounds_without_waiting(
     Each group starts when its ranks are free. If sequences are equally long, rounds divide
     ranks among those that are left over.
     """
-    of_layout = [models[scheme] for scheme in layout.schemes]
+    of_layout = [models[scheme] for scheme in dict.fromkeys(layout.schemes)]
     rounds = plan_rounds(batch, of_layout, static.world_size)
     if rounds is None:
         return None

@@ -79,7 +79,7 @@ class Constructive:
         self._classes = layout.classes
         self._batch, self._gpus = batch, gpus
         lengths = batch.distinct
-        alone = np.array([k.pp * (k.work_ms(lengths) + k.c) for k in self._classes])
+        alone = np.array([k.alone_ms(lengths) for k in self._classes])
         self._gpu_ms = gpu_ms(self._classes, lengths)
         self._alone_ms: Floats = np.where(np.isfinite(self._gpu_ms), alone, np.inf)
         self._known_runs: dict[bytes, list[tuple[int, int]] | None] = {}

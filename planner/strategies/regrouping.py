@@ -65,8 +65,10 @@ class Regrouping:
 
 @dataclass(frozen=True)
 class RegroupLayout:
-    """A layout whose groups can regroup: its schemes, their classes in the same order, and what
-    its sync takes that is not hidden (ms)."""
+    """A layout whose groups can regroup: its classes, the scheme of each, and its exposed sync.
+
+    A class for each scheme and recomputation mode; ``sync_ms``: what nothing hides.
+    """
 
     layout: Layout
     schemes: tuple[Scheme, ...]
@@ -91,10 +93,15 @@ def make_regroup_layouts(models: Models, sync: SyncTimes) -> list[RegroupLayout]
         members = drop_dominated(
             {s: m for s, m in models.items() if (s.tp, s.pp) == layout and m.max_sequence > 0}
         )
-        classes = tuple(PipelineClass.from_model(model, 1) for model in members.values())
+        pairs = [
+            (scheme, of_mode)
+            for scheme, model in members.items()
+            for of_mode in PipelineClass.from_model(model, 1).split_modes()
+        ]
+        schemes, classes = zip(*pairs, strict=True) if pairs else ((), ())
         if layout[1] == 1 and find_nested_sizes(classes) is not None:
             sync_ms = sync.compute_exposed_ms([layout], regrouping=True)
-            layouts.append(RegroupLayout(layout, tuple(members), classes, sync_ms))
+            layouts.append(RegroupLayout(layout, schemes, classes, sync_ms))
     return layouts
 
 

@@ -129,7 +129,7 @@ def dense(
         ]
         costs = [micro.cost_ms for micro in micro_batches]
         pp = pipeline.scheme.pp
-        order = order_micro_batches(costs, pp, setting.profile.forward_fraction)
+        order = order_micro_batches(costs, pp, setting.forward_fraction)
         predicted = sum(costs) + (pp - 1) * max(costs, default=0.0)
         pipelines_made.append(
             replace(

@@ -45,6 +45,11 @@ class Setting:
         """Whether ranks run in lockstep: by request, or under ZeRO-3."""
         return self.lockstep or self.profile.lockstep
 
+    @property
+    def forward_fraction(self) -> float:
+        """Forward's share of a micro-batch's time, in the one recomputation mode."""
+        return self.profile.modes[0].forward_fraction
+
     @cached_property
     def models(self) -> dict[Scheme, SchemeModel]:
         """Return the models of the schemes that fit the cluster."""

@@ -23,13 +23,18 @@ def test_shipped_profiles_equal_derived_ones(name: str) -> None:
     derived, document = document_of(name), dict(load_shipped(name).document)
     assert json.loads(text_of(derived)) == derived
     for entry, shipping in zip(derived["schemes"], document["schemes"], strict=True):
-        coefficients = {key: pytest.approx(shipping[key], rel=1e-3, abs=1e-12) for key in "abc"}
-        assert entry == {**shipping, **coefficients}
-    bytes_of = {**document["memory"], "activation_bytes_per_token": pytest.approx(
-        document["memory"]["activation_bytes_per_token"]
-    )}  # fmt: skip
-    assert derived["memory"] == bytes_of
-    left_out = {"schemes": [], "memory": {}}
+        for mode, coefficients in shipping["modes"].items():
+            assert entry["modes"].pop(mode) == pytest.approx(coefficients, rel=1e-3, abs=1e-12)
+        assert entry == {**shipping, "modes": {}}
+    for mode, shipping in zip(derived["modes"], document["modes"], strict=True):
+        assert mode["name"] == shipping["name"]
+        for kind in ("kept_bytes_per_token", "transient_bytes_per_token"):
+            assert mode[kind] == pytest.approx(shipping[kind])
+    for name, amount in document["memory"].items():
+        assert derived["memory"][name] == (
+            amount if name == "sharded_state_bytes" else pytest.approx(amount)
+        )
+    left_out = {"schemes": [], "memory": {}, "modes": []}
     assert {**derived, **left_out} == {**document, **left_out}
 
 
@@ -43,6 +48,9 @@ def test_each_states_that_it_is_derived_and_its_error(name: str) -> None:
     assert any("unchecked: that h200-141gb" in note for note in notes) == ("h200" in name)
     experts = "a3b" in name or "oss" in name
     assert any(note.startswith("unchecked: experts") for note in notes) == experts
+    assert [mode.name for mode in profile.modes] == [
+        "none", "attention_core", "elementwise", "half_products", "mlp", "full"
+    ]  # fmt: skip
     assert any(entry.scheme.ulysses > 1 and entry.scheme.ring > 1 for entry in profile.schemes)
 
 

@@ -13,7 +13,7 @@ from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fill import Filling
-from seqplan.planner.placement.fleet import Fleet, PipelineClass, form_s
+from seqplan.planner.placement.fleet import Fleet, Mode, PipelineClass, form_s
 from seqplan.plans.scheme import Scheme, Strategy
 
 Case = tuple[tuple[PipelineClass, ...], Batch]
@@ -107,6 +107,34 @@ def random_case(rng: np.random.Generator) -> Case:
         classes.append(random_class(rng, batch, count, holds_longest=not classes))
         left -= count
     return tuple(classes[i] for i in rng.permutation(len(classes))), batch
+
+
+def add_modes(pipeline: PipelineClass, rng: np.random.Generator) -> PipelineClass:
+    """Up to four recomputation modes, the last as the class: faster ones hold less."""
+    last = Mode(pipeline.a, pipeline.b, pipeline.c, pipeline.capacity, "mode 0")
+    modes = [last]
+    for number in range(1, int(rng.integers(2, 5))):
+        slower = modes[-1]
+        capacity = int(slower.capacity * rng.uniform(0.2, 0.95)) // pipeline.unit * pipeline.unit
+        if capacity < 1:
+            break
+        modes.append(
+            Mode(
+                slower.a * rng.uniform(0.6, 1.05),
+                slower.b * rng.uniform(0.6, 1.0),
+                slower.c * rng.uniform(0.5, 1.2),
+                capacity,
+                f"mode {number}",
+            )
+        )
+    return replace(pipeline, modes=tuple(modes[::-1]) if len(modes) > 1 else ())
+
+
+def random_case_with_modes(rng: np.random.Generator) -> Case:
+    """A random case some of whose classes have recomputation modes."""
+    classes, batch = random_case(rng)
+    chosen = [add_modes(k, rng) if rng.random() < 0.8 else k for k in classes]
+    return tuple(chosen), batch
 
 
 def random_class(

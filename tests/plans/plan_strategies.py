@@ -22,6 +22,11 @@ class Cost:
     b: float
     c: float
     max_len: int
+    kept_share: float = 1.0
+
+    def find_mode(self, name: str | None, /) -> Cost:
+        """All modes cost the same."""
+        return self
 
 
 @dataclass(frozen=True)

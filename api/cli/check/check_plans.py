@@ -13,7 +13,11 @@ from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.planner.proposal.document import Proposal
-from seqplan.planner.simulation.one_f_one_b import FORWARD_FRACTION, simulate_ms
+from seqplan.planner.simulation.one_f_one_b import (
+    FORWARD_FRACTION,
+    ForwardFraction,
+    simulate_micro_batches_ms,
+)
 from seqplan.planner.step.check_bounds import find_unproven
 from seqplan.plans.format.plan_file import read_plans
 from seqplan.plans.lint import lint
@@ -65,7 +69,6 @@ def run(args: argparse.Namespace) -> int:
     profile = None if args.profile is None else find_profile(args.profile)
     proposal = None if args.proposal is None else Proposal.load(args.proposal)
     source = profile if proposal is None else proposal.profile
-    fraction = FORWARD_FRACTION if source is None else source.forward_fraction
     if args.prove and source is None:
         raise ValueError("--prove needs the profile or the proposal. Give --profile or --proposal")
     if args.exact and not args.prove:
@@ -76,6 +79,8 @@ def run(args: argparse.Namespace) -> int:
     for plan in read_plans(args.plans):
         steps += 1
         models = models_of(plan, profile, proposal, str(args.plans))
+        part = None if source is None else source.with_digest(plan.provenance.profile)
+        fraction = FORWARD_FRACTION if part is None else part.forward_fraction
         rules = violations(plan, models, fraction)
         if args.prove and models is not None and not rules:
             rules = list(find_unproven(plan, models, multiple, exact=args.exact))
@@ -94,13 +99,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def violations(
-    plan: Plan, models: Mapping[Scheme, SchemeModel] | None, forward_fraction: float
+    plan: Plan, models: Mapping[Scheme, SchemeModel] | None, forward_fraction: ForwardFraction
 ) -> list[str]:
     """Every broken rule of one plan, and a predicted time below the 1F1B simulation."""
     lines = lint(plan, models)
     for place, pipeline in enumerate(plan.pipelines):
-        costs = [micro.cost_ms for micro in pipeline.micro_batches]
-        simulated = simulate_ms(costs, pipeline.scheme.pp, forward_fraction)
+        simulated = simulate_micro_batches_ms(
+            pipeline.micro_batches, pipeline.scheme.pp, forward_fraction
+        )
         if pipeline.predicted_ms < simulated - 1e-3:
             lines.append(
                 f"pipelines[{place}]: predicted {pipeline.predicted_ms} ms, but its 1F1B "

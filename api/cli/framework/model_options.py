@@ -94,7 +94,6 @@ def add_training(parser: argparse.ArgumentParser, *, schedule: bool) -> None:
     from seqplan.costs.analytic.deployment import (
         CONTEXT_PARALLEL,
         FP8_GAIN,
-        PRECISIONS,
         SYNC_OVERLAPS,
     )
 
@@ -102,16 +101,11 @@ def add_training(parser: argparse.ArgumentParser, *, schedule: bool) -> None:
     add = group.add_argument
     add(
         "--precision",
-        choices=PRECISIONS,
-        default="bf16",
-        help="of the layers' products; attention, norms, head and loss are bf16; default bf16",
-    )
-    add(
-        "--fp8-gain",
-        metavar="TIMES",
-        type=number,
-        default=FP8_GAIN,
-        help=f"how much faster products are in fp8, casts included; default {FP8_GAIN:g}",
+        metavar="bf16|fp8[:TIMES]",
+        type=_precision,
+        default=("bf16", FP8_GAIN),
+        help="of the layers' products, which fp8 makes so many times as fast, casts included "
+        f"(default {FP8_GAIN:g}); attention, norms, head and loss are bf16; default bf16",
     )
     add(
         "--context-parallel",
@@ -157,6 +151,16 @@ def add_training(parser: argparse.ArgumentParser, *, schedule: bool) -> None:
     )
 
 
+def _precision(text: str) -> tuple[str, float]:
+    """Read a precision, and the gain of fp8."""
+    from seqplan.costs.analytic.deployment import FP8_GAIN, PRECISIONS
+
+    name, colon, gain = text.partition(":")
+    if name not in PRECISIONS or (colon and name != "fp8"):
+        raise argparse.ArgumentTypeError(f"must be bf16, fp8 or fp8:TIMES: {text!r}")
+    return name, number(gain) if colon else FP8_GAIN
+
+
 def deployment_of(args: argparse.Namespace, longest: int | None = None) -> Deployment:
     """Return the requested cluster, model and training; ``ValueError`` as the parts."""
     from seqplan.costs.analytic.deployment import Deployment
@@ -168,9 +172,10 @@ def deployment_of(args: argparse.Namespace, longest: int | None = None) -> Deplo
         cluster=cluster_of(args),
         sizes=sizes_of(args.model, longest),
         zero=args.zero,
-        checkpointing=args.checkpointing,
-        precision=args.precision,
-        fp8_gain=args.fp8_gain,
+        loss=args.loss or "chunked",
+        checkpointing=args.recompute if isinstance(args.recompute, str) else "none",
+        precision=args.precision[0],
+        fp8_gain=args.precision[1],
         context_parallel=args.context_parallel,
         tp_overlap=args.tp_overlap,
         gradient_bytes=args.gradient_bytes,

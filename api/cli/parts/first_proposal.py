@@ -14,8 +14,6 @@ from seqplan.planner.cluster import TOKENS_PER_GPU, Cluster
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.proposal.backends import apply_backend, find_backend
 from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.planner.proposal.uniform import find_best_scheme
-from seqplan.planner.sync.choice import choose_sync
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,9 +21,6 @@ if TYPE_CHECKING:
 
     from seqplan.planner.proposal.candidates import Progress
     from seqplan.planner.proposal.document import Proposal
-
-SAMPLED = 4
-"""Batches that a recomputation mode is chosen by."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +72,7 @@ def _profile_of_model(
     from seqplan.api.cli.framework.model_options import name_part, sizes_of
     from seqplan.costs.analytic.hardware import ClusterHardware
     from seqplan.costs.analytic.hardware_file import find_hardware
-    from seqplan.costs.derived.model_profiles import derive_model_profiles
+    from seqplan.costs.derived.model_profiles import derive_model_profile
     from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
 
     hardware = find_hardware(args.hardware, "--hardware")
@@ -89,36 +84,22 @@ def _profile_of_model(
     per_node = min(hardware.gpus_per_node, cluster.gpus)
     hosts = ClusterHardware(hardware, ceil(cluster.gpus / per_node), per_node)
     zero = 1 if args.trainer is None else find_backend(args.trainer).zero_stages[0]
+    loss = "chunked" if args.trainer is None else find_backend(args.trainer).loss
     longest = int(sampler.lengths.max())
-    batches = list(sampler.batches(SAMPLED))
-    best: tuple[float, Profile] | None = None
-    reached = 0
-    for profile in derive_model_profiles(
-        sizes_of(args.model, longest), hosts, name=f"{name}-estimate", zero=zero
-    ):
-        usable, kind = apply_backend(profile, cluster.gpus, args.execution, 1, args.trainer)
-        models = cluster.models(usable).values()
-        reached = max([reached, *(model.max_sequence for model in models)])
-        scheme_time = find_best_scheme(
-            usable,
-            cluster,
-            batches,
-            longest,
-            choose_sync(usable, cluster.gpus),
-            lockstep=kind == "lockstep" or usable.lockstep,
-        )
-        if scheme_time is not None and (best is None or scheme_time[1] < best[0]):
-            best = scheme_time[1], profile
-    if best is None:
+    profile = derive_model_profile(
+        sizes_of(args.model, longest), hosts, name=f"{name}-estimate", zero=zero, loss=loss
+    )
+    usable, _ = apply_backend(profile, cluster.gpus, args.execution, 1, args.trainer)
+    reached = max((model.max_sequence for model in cluster.models(usable).values()), default=0)
+    if reached < longest:
         fix = f"Give --max-len {reached} to truncate, or more GPUs" if reached else "Add GPUs"
         raise Infeasible(
             f"the longest sequence has {longest} tokens, but on {cluster.gpus} GPUs {args.model} "
             f"holds {reached} with full recomputation. {fix}"
         )
-    mode = best[1].document["checkpointing"]
-    return best[1], (
-        f"profile derived for {args.model} on {cluster.gpus} × {hardware.name}, recomputation "
-        f"{mode}: nothing was measured"
+    return profile, (
+        f"profile derived for {args.model} on {cluster.gpus} × {hardware.name}, {loss} loss: "
+        "nothing was measured"
     )
 
 

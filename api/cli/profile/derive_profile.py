@@ -24,7 +24,7 @@ from seqplan.api.cli.framework.model_options import (
 )
 from seqplan.api.cli.framework.output_file import check_output
 from seqplan.costs.analytic.complete import complete
-from seqplan.costs.analytic.deployment import CHECKPOINTING, FP8_GAIN
+from seqplan.costs.analytic.deployment import FP8_GAIN, LOSSES
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.model_sizes import ModelShape
@@ -32,6 +32,7 @@ from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_rules import scheme_problem
 from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.plans.format.atomic_file import atomic_write
+from seqplan.plans.recomputation import MODES
 from seqplan.plans.scheme import Scheme
 
 _DESCRIPTION = """\
@@ -47,14 +48,14 @@ examples:
 """
 
 _AS_MEASURED = {
-    "precision": "bf16",
-    "fp8_gain": FP8_GAIN,
+    "precision": ("bf16", FP8_GAIN),
     "context_parallel": "ring",
     "tp_overlap": 0.0,
     "gradient_bytes": 4,
     "sequence_parallel": True,
     "zero": 1,
-    "checkpointing": "none",
+    "recompute": None,
+    "loss": None,
     "name": None,
 }
 """Options that a measured profile decides, with their defaults."""
@@ -72,7 +73,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     add_cluster(parser)
     add_training(parser, schedule=False)
     parser.add_argument("--zero", type=int, choices=(1, 2, 3), default=1, help="stage; default 1")
-    parser.add_argument("--checkpointing", choices=CHECKPOINTING, default="none")
+    parser.add_argument(
+        "--recompute", metavar="LIST", type=_modes, help="recomputation modes; default all"
+    )
+    parser.add_argument("--loss", choices=LOSSES, help="default chunked")
     parser.add_argument(
         "--schemes", metavar="LIST", help="as u1,u2,u2.r2,tp2,tp2.pp2; default powers of two"
     )
@@ -96,7 +100,14 @@ def _derive_all(args: argparse.Namespace) -> dict[str, Any]:
     deployment = deployment_of(args)
     name = args.name or f"{name_part(args.model)}-{name_part(args.hardware)}-estimate"
     schemes = _schemes(args, deployment.sizes.shape, deployment.cluster, zero=args.zero)
-    return derive_profile(deployment, schemes, name=name)
+    return derive_profile(deployment, schemes, name=name, modes=args.recompute or MODES)
+
+
+def _modes(text: str) -> tuple[str, ...]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in MODES]:
+        raise argparse.ArgumentTypeError(f"must be of {', '.join(MODES)}: {unknown[0]!r}")
+    return tuple(names)
 
 
 def _complete(args: argparse.Namespace) -> dict[str, Any]:

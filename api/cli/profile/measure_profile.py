@@ -17,11 +17,11 @@ from seqplan.api.cli.framework.options import above_zero, positive
 from seqplan.api.cli.framework.output_file import check_output
 from seqplan.api.cli.framework.terminal import ProgressBar
 from seqplan.api.cli.profile.fitted_profile import add_fitted_output, write_measured
-from seqplan.costs.analytic.deployment import CHECKPOINTING
 from seqplan.costs.fit.busy import busy
 from seqplan.costs.fit.samples import Sample
 from seqplan.costs.model_sizes import SIZES, ModelSizes
 from seqplan.costs.scheme_rules import scheme_problem
+from seqplan.plans.recomputation import MODES
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.measure.design import FIT_POINTS, design
 
@@ -67,7 +67,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     add("--points", metavar="N", type=positive, default=FIT_POINTS)
     add("--measured-layers", metavar="K", type=positive, default=2, help="layers that are run")
     add("--repeats", metavar="N", type=positive, default=25, help="of a point, at most; default 25")
-    add("--checkpointing", choices=CHECKPOINTING, default="none")
+    add("--recompute", choices=MODES, default="none", help="recomputation mode; default none")
     add(
         "--capacity-gib",
         metavar="GIB",
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     rank, world_size = start_ranks(args.device)
     runnable = _runnable(args, schemes, rank, world_size)
     task = Task(
-        config=_build_measured_model(sizes, args.checkpointing),
+        config=_build_measured_model(sizes, args.recompute),
         layers=min(args.measured_layers, sizes.layers),
         device=args.device,
         dtype=args.dtype or ("float32" if args.device == "cpu" else "bfloat16"),

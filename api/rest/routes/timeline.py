@@ -15,6 +15,7 @@ from seqplan.api.rest.state.shared import ServiceOf, WatchOf
 from seqplan.api.service.plan_bytes import read_stored
 from seqplan.api.store.rows import ListedJob, get
 from seqplan.api.store.tables.plans import get_plan
+from seqplan.planner.simulation.one_f_one_b import ForwardFraction
 from seqplan.planner.simulation.timeline import plan_timeline
 from seqplan.plans.plan import MicroBatch, Plan
 
@@ -44,7 +45,7 @@ def timeline(
     return JSONResponse(_timeline(plan, profile.forward_fraction), headers={"ETag": tag})
 
 
-def _timeline(plan: Plan, forward_fraction: float) -> dict[str, Any]:
+def _timeline(plan: Plan, forward_fraction: ForwardFraction) -> dict[str, Any]:
     times = plan_timeline(plan, forward_fraction)
     pipelines = []
     for pipeline, placed in zip(plan.pipelines, times.pipelines, strict=True):

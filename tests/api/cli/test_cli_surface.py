@@ -26,11 +26,11 @@ SURFACE = {
     "profile list": "--json",
     "profile show": "NAME|FILE --gpus --max-len --optimizer-shards --json",
     "profile measure": "--model! --device --dtype --schemes --lengths --points --measured-layers "
-    "--repeats --checkpointing --capacity-gib --even-if-busy --samples --gpus-per-node --name "
+    "--repeats --recompute --capacity-gib --even-if-busy --samples --gpus-per-node --name "
     "--plot -o/--output! --json",
     "profile derive": "--model --profile --hardware! --nodes --gpus-per-node "
-    "--precision --fp8-gain --context-parallel --tp-overlap --gradient-bytes "
-    "--sequence-parallel/--no-sequence-parallel --zero --checkpointing --schemes --name "
+    "--precision --context-parallel --tp-overlap --gradient-bytes "
+    "--sequence-parallel/--no-sequence-parallel --zero --recompute --loss --schemes --name "
     "-o/--output! --json",
     "profile merge": "samples.jsonl --capacity-gib! --gpus-per-node --name --plot -o/--output! "
     "--json",
@@ -38,8 +38,8 @@ SURFACE = {
     "profile verify": "--device --checks --minutes --quick -o/--output --json",
     "profile validate": "--rows --json",
     "estimate": "--model! --hardware! --nodes --gpus-per-node --tp --pp "
-    "--ulysses --ring --seq-len! --batch --micro-batch --zero --checkpointing "
-    "--precision --fp8-gain --context-parallel --tp-overlap --gradient-bytes "
+    "--ulysses --ring --seq-len! --batch --micro-batch --zero --recompute --loss "
+    "--precision --context-parallel --tp-overlap --gradient-bytes "
     "--sequence-parallel/--no-sequence-parallel --virtual-stages --sync --json",
     "propose": "DATA --profile! --gpus! --max-len! --tokens --method --seed --optimizer-shards "
     "--schemes --trainer --sync --execution --micro-step-multiple -o/--output --json",

@@ -80,8 +80,8 @@ def test_lists_of_degrees_are_ranked_and_the_impossible_named() -> None:
 def test_a_scheme_that_does_not_fit_is_a_row_and_code_3() -> None:
     outcome = call(*NODE, "--batch", 8)
     assert (outcome.code, outcome.err) == (3, "")
-    assert "\ndoes not fit: 179.7 of 76.0 GiB usable\n" in outcome.out
-    assert "\nnone fits: tp1 needs least, 179.7 of 76.0 GiB usable; try more GPUs, " in outcome.out
+    assert "\ndoes not fit: 170.8 of 76.0 GiB usable\n" in outcome.out
+    assert "\nnone fits: tp1 needs least, 170.8 of 76.0 GiB usable; try more GPUs, " in outcome.out
     table = call(*NODE, "--batch", 8, "--tp", "1,2,8")
     assert table.code == 0
     rows = {line.split()[0]: line for line in table.out.splitlines()[2:]}
@@ -140,7 +140,7 @@ def test_how_it_is_trained_decides(tmp_path: Path) -> None:
     fp8 = estimated("--precision", "fp8")
     assert fp8["matrix products"] < 0.62 * usual["matrix products"]
     assert fp8["attention"] == usual["attention"]
-    slow = estimated("--precision", "fp8", "--fp8-gain", 1.3)
+    slow = estimated("--precision", "fp8:1.3")
     assert fp8["matrix products"] < slow["matrix products"] < usual["matrix products"]
     assert estimated("--virtual-stages", 4)["pipeline bubble"] == usual["pipeline bubble"] / 4
     assert estimated("--tp-overlap", 0.5)["tp communication"] == usual["tp communication"] / 2
@@ -156,7 +156,11 @@ def test_how_it_is_trained_decides(tmp_path: Path) -> None:
     assert estimated("--hardware", newer)["attention"] < 0.7 * usual["attention"]
     assert estimated("--gradient-bytes", 2)["bytes"] < usual["bytes"]
     assert estimated("--no-sequence-parallel")["bytes"] > usual["bytes"]
-    assert estimated("--checkpointing", "selective")["bytes"] < usual["bytes"]
+    assert estimated("--recompute", "elementwise")["bytes"] < usual["bytes"]
+    whole, fused = estimated("--loss", "whole"), estimated("--loss", "fused")
+    assert fused["head and loss"] < whole["head and loss"] < usual["head and loss"]
+    at_once, in_chunks = (estimated("--pp", 1, "--loss", loss) for loss in ("whole", "chunked"))
+    assert in_chunks["bytes"] < at_once["bytes"]
     slow = device(tmp_path, base="h100-80gb", hbm_gb_s=1000)
     assert estimated("--hardware", slow)["memory-bound"] > 3 * usual["memory-bound"]
 
@@ -248,7 +252,11 @@ def test_figures_of_layers_that_nobody_checked_say_so() -> None:
         (("--peak-tflops", 9), "--peak-tflops 9. Did you mean --hardware FILE with peak_tflops?"),
         (("--precision", "fp8"), "precision fp8: a800-80gb has no products in fp8"),
         (("--tp-overlap", 2), "tp_overlap must be a share from 0 to 1: 2.0"),
-        (("--fp8-gain", 0), "fp8_gain must be a number from 1 to 4: 0.0"),
+        (
+            ("--precision", "fp8:0", "--hardware", "h100-80gb"),
+            "fp8_gain must be a number from 1 to 4: 0.0",
+        ),
+        (("--precision", "fp4"), "must be bf16, fp8 or fp8:TIMES: 'fp4'"),
         (
             ("--pp", 8, "--virtual-stages", 5),
             "40 stages (pp · virtual stages) are more than the 32",
@@ -258,7 +266,7 @@ def test_figures_of_layers_that_nobody_checked_say_so() -> None:
             "a part of a larger model: give it as a separate file",
         ),
         (("--model", CONFIGS / "qwen3-next-80b.json", "--ring", 2), "no ring passes on the state"),
-        (("--checkpointing", "some"), "argument --checkpointing: invalid choice: 'some'"),
+        (("--recompute", "some"), "argument --recompute: invalid choice: 'some'"),
         (("--seq-len", 1, "--ring", 8), "sequences of 1 tokens are too short for 8 GPUs"),
     ],
 )

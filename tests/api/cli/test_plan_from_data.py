@@ -28,7 +28,7 @@ def lengths(tmp_path: Path) -> Path:
 def test_one_command_leaves_every_file(lengths: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     text = succeeded(call("plan", lengths, *MODEL, "--tokens", 20_000, "-o", folder))
-    assert "profile derived for llama3-8b on 8 × h100-80gb, recomputation none" in text
+    assert "profile derived for llama3-8b on 8 × h100-80gb, chunked loss: nothing was" in text
     assert "nothing was measured" in text
     answer = text[text.index("does it pay: ") :]
     assert "over the best static run, " in answer
@@ -60,13 +60,6 @@ def test_summary_as_json_without_files(lengths: Path) -> None:
     assert published["rival"] == "the nearest published system"
     assert static["interval"] is None  # of two steps
     assert fields["steps"] == 2
-
-
-def test_recomputation_is_as_much_as_the_longest_sequence_requires(lengths: Path) -> None:
-    for gpus, longest, mode in ((8, 16_000, "none"), (2, 7_000, "full")):
-        few = ("--model", "llama3-8b", "--hardware", "h100", "--gpus", gpus, "--max-len", longest)
-        text = succeeded(call("plan", lengths, *few, *SMALL))
-        assert f"recomputation {mode}" in text
 
 
 def test_trainer_decides_the_schemes_and_the_rival_of_today(lengths: Path) -> None:

@@ -16,12 +16,24 @@ from seqplan.plans.format.plan_file import read_plans
 from seqplan.plans.scheme import Scheme
 
 
-def planned(tmp_path: Path) -> tuple[Path, Path]:
+def planned(tmp_path: Path, modes: str = "none") -> tuple[Path, Path]:
     """An estimated profile, and plans made with it."""
     profile, lengths = tmp_path / "p.json", tmp_path / "l.npy"
     np.save(lengths, np.random.default_rng(0).integers(100, 8000, 4000))
     derived = "--model llama3-8b --hardware h100-80gb --schemes u1,u2,u4,tp2"
-    succeeded(call("profile", "derive", *derived.split(), "-o", str(profile)))
+    succeeded(
+        call(
+            "profile",
+            "derive",
+            *derived.split(),
+            "--recompute",
+            modes,
+            "--loss",
+            "whole",
+            "-o",
+            str(profile),
+        )
+    )
     proposal, plans = tmp_path / "proposal.json", tmp_path / "plans.jsonl"
     common = str(lengths)
     cluster = ("--gpus", "8", "--max-len", "8192", "--tokens", "100000")
@@ -45,6 +57,15 @@ def measured(plans: Path, *factors: float, steps: int | None = None) -> list[str
         for rank in pipeline.ranks
         if (ms := sum(batch.cost_ms for batch in pipeline.micro_batches))
     ]
+
+
+def test_several_recomputation_modes_are_not_refitted(tmp_path: Path) -> None:
+    profile, plans = planned(tmp_path, "none,full")
+    times = tmp_path / "times.jsonl"
+    times.write_text("\n".join(measured(plans, 1.25)))
+    files = ("--profile", profile, "--plans", plans, "--measurements", times)
+    rejected = complaint(call("profile", "refit", *files))
+    assert "refit of several recomputation modes is not supported" in rejected
 
 
 def test_slower_ranks_make_a_slower_profile(tmp_path: Path) -> None:

@@ -155,15 +155,15 @@ def test_gathered_keys_are_not_hidden_and_nothing_is_merged() -> None:
     assert float(gathered.kernel) == pytest.approx(float(ring.kernel), rel=0.1)
 
 
-def test_selective_recomputation_is_between_none_and_the_feed_forward() -> None:
+def test_elementwise_recomputation_is_between_none_and_the_feed_forward() -> None:
     held_bytes = [
-        layer_activation_bytes(LLAMA, how, 1) for how in ("none", "selective", "mlp", "full")
+        layer_activation_bytes(LLAMA, how, 1) for how in ("none", "elementwise", "mlp", "full")
     ]
     assert held_bytes == sorted(held_bytes, reverse=True)
     # Its input and the middle sum, q, k, v and the result, gate and up.
     assert held_bytes[1] == 2 * (2 * 4096 + 2 * 4096 + 2 * 1024 + 2 * 14336)
     times = []
-    for how in ("none", "selective", "full"):
+    for how in ("none", "elementwise", "full"):
         terms = stage_terms(replace(DEPLOYMENT, checkpointing=how), Scheme(), [8192])
         times.append(float(np.sum(list(terms.values()))))
     assert times == sorted(times)

@@ -11,11 +11,12 @@ import time
 from dataclasses import replace
 
 import numpy as np
-from instances import random_case
+from instances import random_case, random_case_with_modes
 from oracles.exhaustive import any_strategy_optimum, step_optimum
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.relaxation import Mixes, Relaxation, relax
+from seqplan.planner.bounds.resources import count_resources
 from seqplan.planner.bounds.step_bounds import (
     area_bound_ms,
     bound_by_relaxation_ms,
@@ -31,7 +32,7 @@ def main() -> int:
     began, tight = time.monotonic(), []
     for seed in range(first, first + examples):
         rng = np.random.default_rng(seed)
-        classes, batch = random_case(rng)
+        classes, batch = (random_case_with_modes if seed % 2 else random_case)(rng)
         worst = worst_ratio(classes, batch, rng)
         if worst > SLACK:
             print(f"seed {seed}: bound/optimum {worst}\n{classes}\n{batch.lengths}")
@@ -90,8 +91,9 @@ def perturbed(
     count = int(rng.integers(1, 5))
     levels = np.unique([0, *rng.integers(1, batch.longest + 2, count).tolist()])
     values = rng.uniform(0, 1, n) ** rng.choice([1, 4]) * batch.distinct ** rng.choice([0, 1, 2])
-    even = [rng.dirichlet([0.3] * 4, size=int(rng.integers(1, 8))) for _ in classes]
-    peaked = [rng.dirichlet([0.3] * 4, size=len(levels) if pc.pp > 1 else 0) for pc in classes]
+    number = count_resources(classes)
+    even = [rng.dirichlet([0.3] * number, size=int(rng.integers(1, 8))) for _ in classes]
+    peaked = [rng.dirichlet([0.3] * number, size=len(levels) if pc.pp > 1 else 0) for pc in classes]
     noise = Relaxation(
         scale=1.0,
         pipelines=np.ones(len(classes)),
@@ -113,7 +115,7 @@ def perturbed(
 
 
 def _blurred(mixes: Floats, rng: np.random.Generator) -> Floats:
-    changed = mixes + rng.uniform(0, 0.3) * rng.dirichlet([0.3] * 4, size=len(mixes))
+    changed = mixes + rng.uniform(0, 0.3) * rng.dirichlet([0.3] * mixes.shape[1], size=len(mixes))
     return np.asarray(changed / changed.sum(axis=1, keepdims=True))
 
 

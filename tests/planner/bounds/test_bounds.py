@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from instances import Case, cases, fleet, random_case
+from instances import Case, cases, fleet, random_case, random_case_with_modes
 from oracles.exhaustive import any_strategy_optimum, literal_optimum, step_optimum
 from stress_bounds import SLACK, worst_ratio
 
@@ -23,7 +25,7 @@ from seqplan.planner.bounds.step_bounds import (
 )
 from seqplan.planner.bounds.witness import find_witness
 from seqplan.planner.cluster import Cluster
-from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.planner.placement.fleet import Floats, PipelineClass
 
 
 @settings(max_examples=40, deadline=None)
@@ -98,6 +100,65 @@ def test_random_values_and_mixes(seed: int) -> None:
     rng = np.random.default_rng(seed)
     classes, batch = random_case(rng)
     assert worst_ratio(classes, batch, rng) <= SLACK
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_bounds_hold_whatever_modes_micro_batches_have(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    classes, batch = random_case_with_modes(rng)
+    assert worst_ratio(classes, batch, rng) <= SLACK
+    gpus = sum(k.gpus * k.count for k in classes)
+    optimum = step_optimum(classes, batch)
+    assert area_bound_ms(classes, batch) <= optimum * SLACK
+    assert single_bound_ms(classes, batch) <= optimum * SLACK
+    assert gpu_time_bound_ms(classes, batch, gpus) <= optimum * SLACK
+    if np.isfinite(optimum):
+        assert certify(fleet(classes), batch, optimum * 1.05) <= optimum * SLACK
+
+
+@pytest.mark.parametrize(
+    ("planted", "replaced"),
+    [
+        # The work of the mode that recomputes most, in place of the cheapest that holds a length.
+        ("work_ms", lambda k, n: n * (k.modes[-1].a * n + k.modes[-1].b)),
+        # The c of the smallest micro-batch for every token.
+        (
+            "work_with_overhead_ms",
+            lambda k, n: (
+                n * (k.modes[-1].a * n + k.modes[-1].b) + n * (k.modes[0].c / k.modes[0].capacity)
+            ),
+        ),
+    ],
+)
+def test_bounds_with_an_error_are_caught(
+    planted: str,
+    replaced: Callable[[PipelineClass, Floats], Floats],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = getattr(PipelineClass, planted)
+    monkeypatch.setattr(
+        PipelineClass,
+        planted,
+        lambda k, lengths: replaced(k, lengths * 1.0) if k.modes else right(k, lengths),
+    )
+    worst = 0.0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        classes, batch = random_case_with_modes(rng)
+        worst = max(worst, worst_ratio(classes, batch, rng))
+        if worst > 1.01:
+            break
+    assert worst > 1.01
+
+
+def test_the_oracle_of_modes_agrees_with_plain_enumeration() -> None:
+    compared = 0
+    for seed in range(60):
+        classes, batch = random_case_with_modes(np.random.default_rng(seed))
+        if len(batch.lengths) <= 5 and sum(k.count for k in classes) <= 2:
+            assert step_optimum(classes, batch) == pytest.approx(literal_optimum(classes, batch))
+            compared += 1
+    assert compared > 5
 
 
 ONCE_WRONG = [

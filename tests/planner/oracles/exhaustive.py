@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
 
@@ -55,6 +55,8 @@ def pipeline_optima(pipeline: PipelineClass, sets: Subsets) -> list[float]:
     The sum of the work does not depend on the packing, so only the pairs (V, largest micro-batch)
     that no other pair dominates are kept.
     """
+    if pipeline.modes:
+        return _optima_of_modes(pipeline, sets)
     work, padded = _totals(pipeline, sets)
     frontier: list[list[tuple[int, float]]] = [[(0, 0.0)]]
     optima = [0.0]
@@ -84,6 +86,40 @@ def pipeline_optima(pipeline: PipelineClass, sets: Subsets) -> list[float]:
             )
         )
     return optima
+
+
+def _optima_of_modes(pipeline: PipelineClass, sets: Subsets) -> list[float]:
+    """``pipeline_optima`` with a recomputation mode for each micro-batch.
+
+    Kept are the pairs (sum of the costs, largest cost) that no other pair dominates.
+    """
+    costs = [inf] * len(sets.vectors)
+    for mode in pipeline.modes:
+        as_class = replace(pipeline, a=mode.a, b=mode.b, c=mode.c, modes=())
+        work, padded = _totals(as_class, sets)
+        costs = [
+            min(cost, ms + mode.c) if tokens <= mode.capacity else cost
+            for cost, ms, tokens in zip(costs, work, padded, strict=True)
+        ]
+    frontier: list[list[tuple[float, float]]] = [[(0.0, 0.0)]]
+    for number, vector in enumerate(sets.vectors[1:], 1):
+        first = next(i for i, n in enumerate(vector) if n)
+        pairs = {
+            (total + costs[part], max(largest, costs[part]))
+            for part in sets.parts[number]
+            if part and sets.vectors[part][first] and costs[part] < inf
+            for total, largest in frontier[number - part]
+        }
+        undominated: list[tuple[float, float]] = []
+        for pair in sorted(pairs):
+            if not undominated or pair[1] < undominated[-1][1]:
+                undominated.append(pair)
+        frontier.append(undominated)
+    bubbles = pipeline.pp - 1
+    return [
+        min((total + bubbles * largest for total, largest in pairs), default=inf)
+        for pairs in frontier
+    ]
 
 
 def step_optimum(classes: Sequence[PipelineClass], batch: Batch) -> float:
@@ -143,7 +179,11 @@ def _packing_times(pipeline: PipelineClass, lengths: Sequence[int]) -> Iterator[
             for micro in micro_batches
         ):
             costs = [
-                sum(pipeline.a * n * n + pipeline.b * n for n in m) + pipeline.c
+                min(
+                    sum(mode.a * n * n + mode.b * n for n in m) + mode.c
+                    for mode in pipeline.all_modes
+                    if sum(-(-n // pipeline.unit) * pipeline.unit for n in m) <= mode.capacity
+                )
                 for m in micro_batches
             ]
             yield sum(costs) + (pipeline.pp - 1) * max(costs, default=0.0)

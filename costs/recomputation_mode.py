@@ -1,0 +1,42 @@
+"""A recomputation mode of a profile: what it keeps of a token, and forward's share of the time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from seqplan.costs.latency import Latency
+
+
+@dataclass(frozen=True)
+class RecomputationMode:
+    """Memory of a mode by tensor-parallel degree, before any division over ranks.
+
+    ``kept``: bytes a token keeps until its backward pass, over all layers; ``transient``: bytes a
+    token needs on top while its backward pass runs; ``forward_fraction``: forward's share of
+    forward and backward.
+    """
+
+    name: str
+    forward_fraction: float
+    kept: Mapping[int, float]
+    transient: Mapping[int, float]
+
+    @property
+    def activation(self) -> dict[int, float]:
+        """Bytes a token needs at most, by tensor-parallel degree."""
+        return {tp: kept + self.transient[tp] for tp, kept in self.kept.items()}
+
+
+@dataclass(frozen=True)
+class ModeModel:
+    """A recomputation mode of one scheme on one cluster.
+
+    ``max_len``: MaxLen(P, mode) in tokens. ``kept_share``: the part of a token's bytes that it
+    keeps until its backward pass.
+    """
+
+    name: str
+    latency: Latency
+    max_len: int
+    kept_share: float = 1.0

@@ -16,6 +16,7 @@ NAMES = (
     "fill",
     "published",
     "flexsp",
+    "memory",
     "compare",
     "table3",
     "whole",

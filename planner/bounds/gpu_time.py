@@ -137,7 +137,7 @@ class Demand:
 
         What is stated of a class holds for its micro-batches, each of which has one mode.
         """
-        classes = tuple(mode for k in classes for mode in k.split_modes())
+        classes = tuple(mode for k in classes for mode in k.by_mode)
         lengths = batch.distinct
         area_ms = gpu_ms(classes, lengths)
         work_ms = np.array([k.work_ms(lengths) for k in classes])

@@ -44,7 +44,7 @@ def single_bound_ms(classes: Sequence[PipelineClass], batch: Batch) -> float:
     times = [
         mode.pp * (longest * (mode.a * longest + mode.b) + mode.c)
         for pipeline_class in classes
-        for mode in pipeline_class.split_modes()
+        for mode in pipeline_class.by_mode
         if longest <= mode.capacity
     ]
     return min(times, default=float("inf"))

@@ -42,7 +42,7 @@ def layout_bound_ms(
     if batch.longest > max(model.max_sequence for model in models):
         return None
     scheme = next(iter(models)).scheme
-    classes = [of_mode for model in models for of_mode in stage_class(model).split_modes()]
+    classes = [of_mode for model in models for of_mode in stage_class(model).by_mode]
     ranks = gpus // scheme.pp
     fewest = fewest_rounds(classes, batch, ranks)
     bound = rounds_bound_ms(classes, batch, ranks, fewest, scheme.pp)

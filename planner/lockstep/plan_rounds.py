@@ -108,7 +108,7 @@ def plan_rounds(
     All this for each recomputation mode; then each micro-batch takes the cheapest that holds it.
     ``ValueError`` if sequences are fewer than the required rounds.
     """
-    bounded = tuple(of_mode for model in models for of_mode in stage_class(model).split_modes())
+    bounded = tuple(of_mode for model in models for of_mode in stage_class(model).by_mode)
     names = dict.fromkeys(mode.name for model in models for mode in model.modes)
     if len(names) < 2:
         return _plan_rounds(batch, models, bounded, gpus, multiple)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from math import ceil, inf
 
 from seqplan.planner.placement.fleet import _ROUND, Bin, ClassPlacement, PipelineClass, form_s
-from seqplan.planner.placement.mode_fill import ModeTable, fill_class_modes
+from seqplan.planner.placement.mode_fill import ModeTables, fill_class_modes, find_table
 from seqplan.planner.placement.sequence_pool import SequencePool
 
 MOST_COUNTED = 10_000
@@ -26,16 +26,11 @@ class PythonFill:
         lengths: list[int],
         counts: list[int],
         negated: list[int],
-        tables: dict[PipelineClass, ModeTable] | None = None,
+        tables: ModeTables | None = None,
     ) -> None:
         self._pool = SequencePool(lengths, counts, sum(counts), negated)
         self._filled: list[tuple[PipelineClass, ClassPlacement]] = []
         self._tables = {} if tables is None else tables
-
-    def _table(self, pipeline_class: PipelineClass) -> ModeTable:
-        if pipeline_class not in self._tables:
-            self._tables[pipeline_class] = ModeTable(self._pool.lengths, pipeline_class)
-        return self._tables[pipeline_class]
 
     @property
     def counts(self) -> list[int]:
@@ -64,7 +59,14 @@ class PythonFill:
         pool = self._pool
         if pipeline_class.modes:
             placed = fill_class_modes(
-                pool, self._table(pipeline_class), reach, forced_above, target, ceiling, new_first
+                pool,
+                find_table(self._tables, pool.lengths, pipeline_class),
+                pipeline_class,
+                reach,
+                forced_above,
+                target,
+                ceiling,
+                new_first,
             )
             self._filled.append((pipeline_class, placed))
             return

@@ -23,7 +23,7 @@ from seqplan.planner.placement.fleet import (
     longest_alone,
 )
 from seqplan.planner.placement.kernel import KernelFill, PackedPlacement, kernel_fills
-from seqplan.planner.placement.mode_fill import ModeTable
+from seqplan.planner.placement.mode_fill import ModeTables
 from seqplan.plans.scheme import Strategy
 
 
@@ -82,7 +82,7 @@ class Filler:
         self._batch = batch
         self._compiled = kernel_fills(fleet.classes, batch.longest)
         self._works: dict[PipelineClass, Floats] = {}
-        self._tables: dict[PipelineClass, ModeTable] = {}
+        self._tables: ModeTables = {}
 
     def fill(
         self, target_ms: float, ceiling_ms: float | None = None, *, new_first: bool = False
@@ -132,7 +132,7 @@ class Filler:
         """Take all sequences as unassigned."""
         batch = self._batch
         if self._compiled:
-            return KernelFill(batch.distinct, batch.multiplicity)
+            return KernelFill(batch.distinct, batch.multiplicity, self._tables)
         return PythonFill(self.lengths, *self._lists, self._tables)
 
     @cached_property
@@ -159,13 +159,17 @@ class Filler:
 
 
 def take_unassigned(
-    lengths: Ints, counts: Ints, classes: Sequence[PipelineClass]
+    lengths: Ints,
+    counts: Ints,
+    classes: Sequence[PipelineClass],
+    tables: ModeTables | None = None,
 ) -> PythonFill | KernelFill:
     """Take ``counts`` sequences of each length as unassigned.
 
-    ``lengths``: tokens, descending; they are to be filled into ``classes``.
+    ``lengths``: tokens, descending; they are to be filled into ``classes``. ``tables``: of these
+    lengths, which calls share.
     """
     if kernel_fills(classes, int(lengths[0])):
-        return KernelFill(lengths, counts)
+        return KernelFill(lengths, counts, tables)
     as_list: list[int] = lengths.tolist()
-    return PythonFill(as_list, counts.tolist(), [-length for length in as_list])
+    return PythonFill(as_list, counts.tolist(), [-length for length in as_list], tables)

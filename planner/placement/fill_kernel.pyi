@@ -1,4 +1,4 @@
-from seqplan.planner.placement.fleet import ClassPlacement, Ints
+from seqplan.planner.placement.fleet import ClassPlacement, Floats, Ints
 
 SOURCE: str
 
@@ -20,3 +20,23 @@ def fill_class(
     /,
 ) -> tuple[bytes, tuple[float, ...], int]: ...
 def unpack(placement: bytes, count: int, /) -> ClassPlacement: ...
+def fill_modes(
+    lengths: Ints,
+    counts: Ints,
+    padded: Ints,
+    work: Floats,
+    preferred: Ints,
+    cheap_from: Ints,
+    held_from: Ints,
+    coefficients: Floats,
+    capacities: Ints,
+    pp: int,
+    unit: int,
+    count: int,
+    reach: int,
+    forced_above: int,
+    target_ms: float,
+    ceiling_ms: float,
+    new_first: bool,
+    /,
+) -> tuple[bytes, tuple[float, ...], int]: ...

@@ -115,7 +115,8 @@ class PipelineClass:
         """Return the least overhead of a micro-batch in any mode (ms)."""
         return min(mode.c for mode in self.all_modes)
 
-    def split_modes(self) -> tuple[PipelineClass, ...]:
+    @cached_property
+    def by_mode(self) -> tuple[PipelineClass, ...]:
         """Return a class of each mode; itself if it has one."""
         if not self.modes:
             return (self,)
@@ -352,7 +353,7 @@ def longest_alone(pipeline_class: PipelineClass, target_ms: float) -> int:
     """Return the longest sequence (tokens) that alone ends by the target."""
     if pipeline_class.modes:
         return max(
-            min(k.capacity, longest_alone(k, target_ms)) for k in pipeline_class.split_modes()
+            min(k.capacity, longest_alone(k, target_ms)) for k in pipeline_class.by_mode
         )
     work = target_ms * _ROUND / pipeline_class.pp - pipeline_class.c
     if work <= 0:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from seqplan.planner.placement.fleet import ClassPlacement, Ints, PipelineClass
+from seqplan.planner.placement.mode_fill import ModeTables, find_table
 
 try:
     from seqplan.planner.placement import fill_kernel
@@ -43,10 +44,11 @@ class PackedPlacement:
 class KernelFill:
     """Fills classes of pipelines like ``PythonFill``, compiled, with every bit the same."""
 
-    def __init__(self, lengths: Ints, counts: Ints) -> None:
+    def __init__(self, lengths: Ints, counts: Ints, tables: ModeTables | None = None) -> None:
         self.counts = counts.copy()
         self.left = int(counts.sum())
         self._lengths = lengths
+        self._tables = {} if tables is None else tables
         self._filled: list[tuple[PackedPlacement, tuple[float, ...]]] = []
 
     def fill_class(
@@ -59,6 +61,29 @@ class KernelFill:
         new_first: bool,
     ) -> None:
         """Fill the pipelines of a class; see ``PythonFill.fill_class``."""
+        if pipeline_class.modes:
+            table = find_table(self._tables, self._lengths, pipeline_class)
+            packed, times, self.left = fill_kernel.fill_modes(
+                self._lengths,
+                self.counts,
+                table.padded_lengths,
+                table.work_ms,
+                table.preference,
+                table.cheap_from,
+                table.held_from,
+                table.coefficients,
+                table.capacities,
+                pipeline_class.pp,
+                pipeline_class.unit,
+                pipeline_class.count,
+                reach,
+                forced_above,
+                target,
+                ceiling,
+                new_first,
+            )
+            self._filled.append((PackedPlacement(packed, pipeline_class.count), times))
+            return
         packed, times, self.left = fill_kernel.fill_class(
             self._lengths,
             self.counts,
@@ -122,7 +147,5 @@ def kernel_state() -> str:
 def kernel_fills(classes: Sequence[PipelineClass], longest: int) -> bool:
     """Whether the kernel fills these classes with sequences of up to ``longest`` tokens;
     ``ValueError`` as ``kernel_state``."""
-    if any(pipeline_class.modes for pipeline_class in classes):
-        return False
     largest = max(longest, *(pipeline_class.capacity for pipeline_class in classes))
     return kernel_state() == "compiled" and largest < _EXACT

@@ -1,19 +1,31 @@
-"""The fill of one class whose micro-batches each have a recomputation mode.
+"""The fill of one class whose micro-batches each have a recomputation mode, in plain Python.
 
 The longest sequence that is left opens a micro-batch, in the mode that is cheapest for it with its
 tokens' share of c. The micro-batch is topped up, longest first, with sequences that cost no more in
 it than in one of the mode that is cheapest for them.
+
+``fill_kernel.c`` does the same in C, operation by operation: whatever changes here changes there.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import ceil, inf, sqrt
 
 import numpy as np
 
-from seqplan.planner.placement.fleet import _ROUND, Bin, ClassPlacement, Mode, PipelineClass
+from seqplan.planner.placement.fleet import (
+    _ROUND,
+    Bin,
+    ClassPlacement,
+    Floats,
+    Ints,
+    Mode,
+    PipelineClass,
+)
 from seqplan.planner.placement.sequence_pool import SequencePool
 
 MOST_COUNTED = 10_000
@@ -23,34 +35,83 @@ MOST_COUNTED = 10_000
 class ModeTable:
     """Costs of each distinct length (descending) in the modes of a class.
 
-    ``work`` (modes, n) in ms; ``padded`` (n,) in tokens; ``preferred`` (n, modes): modes from the
-    cheapest, with the tokens' share of c. ``next_cheap`` and ``next_held`` (modes, n + 1): the
-    first index from each on that is as cheap in the mode as in any, or that the mode holds; None if
-    all are.
+    ``work_ms`` (modes, n); ``padded_lengths`` (n,) in tokens; ``preference`` (n, modes): modes from
+    the cheapest, with the tokens' share of c. ``cheap_from`` and ``held_from`` (modes, n + 1): the
+    first index from each on that is as cheap in the mode as in any, or that the mode holds. All are
+    C-contiguous, and lists of the same for plain Python.
     """
 
-    def __init__(self, lengths: list[int], pipeline_class: PipelineClass) -> None:
-        self.pipeline_class, self.modes = pipeline_class, pipeline_class.modes
-        tokens = np.array(lengths, dtype=np.float64)
-        padded = pipeline_class.padded(np.array(lengths, dtype=np.int64))
+    def __init__(self, lengths: Sequence[int] | Ints, pipeline_class: PipelineClass) -> None:
+        self.modes = pipeline_class.modes
+        whole_lengths = np.array(lengths, dtype=np.int64)
+        tokens = whole_lengths.astype(np.float64)
+        padded = pipeline_class.padded(whole_lengths)
         work = np.array([tokens * (mode.a * tokens + mode.b) for mode in self.modes])
         share = np.array([padded * (mode.c / mode.capacity) for mode in self.modes])
         holds = np.array([padded <= mode.capacity for mode in self.modes])
         whole = np.where(holds, work + share, np.inf)
-        self.padded: list[int] = padded.tolist()
-        self.work: list[list[float]] = work.tolist()
-        self.preferred: list[list[int]] = np.argsort(whole, axis=0, kind="stable").T.tolist()
-        cheap = holds & (work <= whole.min(axis=0) * _ROUND)
-        self.next_cheap = [_next_true(row) for row in cheap]
-        self.next_held = [_next_true(row) for row in holds]
+        order = np.argsort(whole, axis=0, kind="stable").T
+        self.padded_lengths: Ints = np.ascontiguousarray(padded)
+        self.work_ms: Floats = work
+        self.preference: Ints = np.ascontiguousarray(order, dtype=np.int64)
+        self.cheap_from = _next_true(holds & (work <= whole.min(axis=0) * _ROUND))
+        self.held_from = _next_true(holds)
+        self.coefficients: Floats = np.array([[mode.a, mode.b, mode.c] for mode in self.modes])
+        self.capacities: Ints = np.array([mode.capacity for mode in self.modes], dtype=np.int64)
+
+    @cached_property
+    def padded(self) -> list[int]:
+        """List padded lengths (tokens)."""
+        padded: list[int] = self.padded_lengths.tolist()
+        return padded
+
+    @cached_property
+    def work(self) -> list[list[float]]:
+        """List the work of each mode (ms)."""
+        work: list[list[float]] = self.work_ms.tolist()
+        return work
+
+    @cached_property
+    def preferred(self) -> list[list[int]]:
+        """List the modes of each length, from the cheapest."""
+        preferred: list[list[int]] = self.preference.tolist()
+        return preferred
+
+    @cached_property
+    def next_cheap(self) -> list[list[int]]:
+        """List ``cheap_from``."""
+        indices: list[list[int]] = self.cheap_from.tolist()
+        return indices
+
+    @cached_property
+    def next_held(self) -> list[list[int]]:
+        """List ``held_from``."""
+        indices: list[list[int]] = self.held_from.tolist()
+        return indices
 
 
-def _next_true(mask: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> list[int] | None:
-    if mask.all():
-        return None
-    n = len(mask)
+def _next_true(mask: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Ints:
+    """Return the index of the first true value from each on, row by row; n without one."""
+    rows, n = mask.shape
     at = np.where(mask, np.arange(n), n)
-    return [*np.minimum.accumulate(at[::-1])[::-1].tolist(), n]
+    following = np.minimum.accumulate(at[:, ::-1], axis=1)[:, ::-1]
+    return np.ascontiguousarray(
+        np.concatenate([following, np.full((rows, 1), n)], axis=1), dtype=np.int64
+    )
+
+
+ModeTables = dict[tuple[tuple[Mode, ...], int], ModeTable]
+"""Tables of one batch by modes and padding unit."""
+
+
+def find_table(
+    tables: ModeTables, lengths: Sequence[int] | Ints, pipeline_class: PipelineClass
+) -> ModeTable:
+    """Return the table of a class, made when it is first asked for."""
+    key = pipeline_class.modes, pipeline_class.unit
+    if key not in tables:
+        tables[key] = ModeTable(lengths, pipeline_class)
+    return tables[key]
 
 
 def top_up(
@@ -83,8 +144,7 @@ def top_up(
             limit = 2 * work / (b + sqrt(b_squared + four_a * work))
             i = bisect_left(negated, -(tokens if tokens < limit else limit), i)
             while True:
-                if skip is not None:
-                    i = skip[i]
+                i = skip[i]
                 if links[i] == i:
                     break
                 while links[i] != i:
@@ -200,9 +260,8 @@ class _ModePipeline:
             self.budget -= mode.c + room - left
 
 
-def _open(table: ModeTable, first: int, target: float, ceiling: float) -> _ModePipeline:
+def _open(table: ModeTable, pp: int, first: int, target: float, ceiling: float) -> _ModePipeline:
     """Open an empty pipeline for the sequence ``first``; as ``class_fill`` with several stages."""
-    pp = table.pipeline_class.pp
     alone = min(
         table.work[m][first] + mode.c
         for m, mode in enumerate(table.modes)
@@ -240,6 +299,7 @@ def _full_ms(table: ModeTable, first: int) -> float:
 def fill_class_modes(
     pool: SequencePool,
     table: ModeTable,
+    pipeline_class: PipelineClass,
     reach: int,
     forced_above: int,
     target: float,
@@ -251,13 +311,13 @@ def fill_class_modes(
     Room that is left when all pipelines are full takes sequences that another mode would run at
     less cost.
     """
-    count = table.pipeline_class.count
+    count, pp = pipeline_class.count, pipeline_class.pp
     opened: list[_ModePipeline] = []
     for _ in range(count):
         first = pool.longest(reach)
         if first is None or pool.lengths[first] <= forced_above:
             break
-        pipeline = _open(table, first, target, ceiling)
+        pipeline = _open(table, pp, first, target, ceiling)
         pipeline.fill(pool, forced_above)
         opened.append(pipeline)
     for place in range(count):
@@ -265,7 +325,7 @@ def fill_class_modes(
             first = pool.longest(reach)
             if first is None:
                 break
-            opened.append(_open(table, first, target, ceiling))
+            opened.append(_open(table, pp, first, target, ceiling))
         opened[place].fill(pool, 0, new_first)
     for pipeline in opened:
         if not pool.left:
@@ -287,6 +347,3 @@ def pack_modes(pipeline_class: PipelineClass, lengths: list[int]) -> list[list[i
     return [
         [places[distinct[i]].pop() for i, n in micro for _ in range(n)] for micro in pipeline.bins
     ]
-
-
-__all__ = ["Mode", "ModeTable", "choose_first", "fill_class_modes", "pack_modes", "top_up"]

@@ -26,6 +26,7 @@ from seqplan.planner.placement.fleet import (
     gpu_ms,
     longest_alone,
 )
+from seqplan.planner.placement.mode_fill import ModeTables
 from seqplan.planner.sync.times import Layout, layouts_of
 from seqplan.plans.scheme import Scheme, Strategy
 
@@ -82,6 +83,7 @@ class Constructive:
         alone = np.array([k.alone_ms(lengths) for k in self._classes])
         self._gpu_ms = gpu_ms(self._classes, lengths)
         self._alone_ms: Floats = np.where(np.isfinite(self._gpu_ms), alone, np.inf)
+        self._tables: ModeTables = {}
         self._known_runs: dict[bytes, list[tuple[int, int]] | None] = {}
 
     def place(self, below_ms: float) -> Placement | None:
@@ -195,7 +197,7 @@ class Constructive:
             return 0, counts
         pipeline_class = replace(self._classes[k], count=pipelines)
         reach = min(pipeline_class.capacity, longest_alone(pipeline_class, target_ms))
-        fill = take_unassigned(self._batch.distinct, counts, [pipeline_class])
+        fill = take_unassigned(self._batch.distinct, counts, [pipeline_class], self._tables)
         fill.fill_class(pipeline_class, reach, above, target_ms, target_ms, False)
         ((_, times),) = fill.placements()
         return sum(time > 0 for time in times), np.array(fill.counts, dtype=np.int64)

@@ -96,7 +96,7 @@ def make_regroup_layouts(models: Models, sync: SyncTimes) -> list[RegroupLayout]
         pairs = [
             (scheme, of_mode)
             for scheme, model in members.items()
-            for of_mode in PipelineClass.from_model(model, 1).split_modes()
+            for of_mode in PipelineClass.from_model(model, 1).by_mode
         ]
         schemes, classes = zip(*pairs, strict=True) if pairs else ((), ())
         if layout[1] == 1 and find_nested_sizes(classes) is not None:

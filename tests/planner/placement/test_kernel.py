@@ -16,7 +16,14 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from instances import Case, batch_of, batches, fleet, pipeline_classes
+from instances import (
+    Case,
+    batch_of,
+    batches,
+    fleet,
+    pipeline_classes,
+    random_case_with_modes,
+)
 
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import load_shipped
@@ -24,15 +31,20 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.step_bounds import single_bound_ms
 from seqplan.planner.cluster import Cluster
 from seqplan.planner.placement import kernel
-from seqplan.planner.placement.class_fill import MOST_COUNTED
+from seqplan.planner.placement.class_fill import MOST_COUNTED, PythonFill
 from seqplan.planner.placement.dispatch import dispatch, level
 from seqplan.planner.placement.fill import Filler, Filling, Shortfall
-from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.planner.placement.fleet import Ints, Mode, PipelineClass
+from seqplan.planner.placement.kernel import KernelFill, fill_kernel
+from seqplan.planner.placement.mode_fill import ModeTable
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.plans.format.codec import to_json
 
 Result = TypeVar("Result")
+
+LIGHT, HEAVY = Mode(0.0, 1.0, 2.0, 8, "none"), Mode(0.0, 1.4, 2.0, 40, "full")
+MODES = PipelineClass(1, HEAVY.a, HEAVY.b, HEAVY.c, HEAVY.capacity, 1, 1, 1, (LIGHT, HEAVY))
 
 compiled = pytest.mark.skipif(
     kernel.why_unusable(kernel.fill_kernel, kernel.SOURCE) != "",
@@ -95,6 +107,65 @@ def test_a_fill_has_the_same_bits(
     ceiling = None if above is None else target * above
     ours, reference = both(partial(outcome, case, target, ceiling, new_first))
     assert bits(ours) == bits(reference)
+
+
+@compiled
+@pytest.mark.parametrize("first", range(0, 400, 100))
+def test_fills_with_modes_have_the_same_bits(first: int) -> None:
+    for seed in range(first, first + 100):
+        rng = np.random.default_rng(seed)
+        classes, batch = random_case_with_modes(rng)
+        if seed % 3 == 0:  # many sequences, some of them equal
+            more = rng.integers(1, batch.longest + 1, 60)
+            batch = Batch.from_lengths([*np.repeat(batch.distinct, 5).tolist(), *more.tolist()])
+        lengths = batch.distinct.tolist()
+        in_python = PythonFill(lengths, batch.multiplicity.tolist(), [-n for n in lengths])
+        in_c = KernelFill(batch.distinct, batch.multiplicity)
+        target = float(rng.uniform(1, 3000))
+        for k in classes:
+            limits = min(k.capacity, batch.longest), int(rng.integers(0, batch.longest))
+            ceiling = target * float(rng.choice([1, 1.3]))
+            for fill in (in_python, in_c):
+                fill.fill_class(k, *limits, target, ceiling, bool(seed % 2))
+        placed = [(placement.unpack(), times) for placement, times in in_c.placements()]
+        assert placed == in_python.placements(), seed
+        assert in_c.counts.tolist() == in_python.counts
+
+
+@compiled
+def test_arrays_of_modes_that_do_not_fit_are_rejected() -> None:
+    (k,), batch = (replace(MODES, count=2),), Batch.from_lengths([9, 5, 5, 1])
+    table = ModeTable(batch.distinct, k)
+    arrays = [
+        table.padded_lengths,
+        table.work_ms,
+        table.preference,
+        table.cheap_from,
+        table.held_from,
+        table.coefficients,
+        table.capacities,
+    ]
+
+    def fill(*changed: Ints) -> None:
+        fill_kernel.fill_modes(  # type: ignore[union-attr]
+            batch.distinct, batch.multiplicity.copy(), *changed, 1, 1, 2, 9, 0, 50.0, 50.0, False
+        )
+
+    fill(*arrays)
+    for place, array in enumerate(arrays):
+        with pytest.raises(ValueError, match="arrays must be of 1 to 8 modes"):
+            fill(*arrays[:place], array.ravel()[:-1].copy(), *arrays[place + 1 :])
+    for place, value, why in (
+        (0, 0, "padded lengths"),
+        (2, 2, "and modes"),
+        (3, 4, "skips"),
+        (4, -1, "skips"),
+        (5, -1.0, "finite"),
+    ):
+        wrong = [array.copy() for array in arrays]
+        wrong[place].ravel()[0] = value
+        with pytest.raises(ValueError, match=why):
+            fill(*wrong)
 
 
 @compiled

@@ -1,0 +1,191 @@
+"""Recomputation modes by micro-batch, compared with one mode for the whole run.
+
+Whole iterations with sync on derived profiles: the best static scheme, and plans, each in the best
+mode of all; then plans and the best static scheme whose micro-batches have modes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.settings import Data, markdown
+from seqplan.costs.analytic.devices import DEVICES
+from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.derived.model_profiles import derive_model_profile
+from seqplan.costs.model_sizes import MODELS, ModelSizes
+from seqplan.costs.profile import Profile
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.batches.sampler import Sampler
+from seqplan.planner.bounds.all_strategies import AllStrategies, all_strategies_bound_ms
+from seqplan.planner.cluster import Cluster
+from seqplan.planner.errors import Infeasible
+from seqplan.planner.problem import PlanningOptions
+from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.planner.proposal.uniform import find_best_scheme
+from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.planner.sync.choice import choose_sync
+
+STEPS, NODES = 4, 8
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A model on GPUs, tokens of a step, and contexts of each data set."""
+
+    model: str
+    device: str
+    gpus: int
+    tokens: int
+    contexts: tuple[tuple[str, int], ...]
+
+
+K = 1024
+SETTINGS = (
+    Setting(
+        "llama3-8b",
+        "h100-80gb",
+        8,
+        256 * K,
+        (("Wikipedia", 32 * K), ("Wikipedia", 128 * K), ("code", 32 * K), ("code", 128 * K)),
+    ),
+    Setting(
+        "qwen3-32b",
+        "h100-80gb",
+        64,
+        1024 * K,
+        (("Wikipedia", 32 * K), ("Wikipedia", 128 * K), ("code", 128 * K)),
+    ),
+    Setting("llama3-70b", "h100-80gb", 64, 1024 * K, (("Wikipedia", 32 * K), ("code", 32 * K))),
+    Setting(
+        "llama-32b",
+        "a800-80gb",
+        64,
+        1024 * K,
+        (("Wikipedia", 32 * K), ("Wikipedia", 128 * K), ("code", 128 * K)),
+    ),
+    Setting("llama-32b", "a800-80gb", 64, 200_000, (("Wikipedia", 128 * K),)),
+    Setting(
+        "qwen3-32b",
+        "h100-80gb",
+        16,
+        256 * K,
+        (("Wikipedia", 32 * K), ("Wikipedia", 128 * K), ("code", 128 * K)),
+    ),
+    Setting("llama3-70b", "h100-80gb", 32, 512 * K, (("Wikipedia", 32 * K),)),
+)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Mean iteration of plans (ms), mean excess over the all-strategy bound, CPU of a proposal."""
+
+    mean_ms: float
+    excess: float
+    proposal_s: float
+    step_ms: float
+
+
+def run(data: Sequence[Data]) -> None:
+    """Print each setting's iterations, in seconds, and their ratios."""
+    lengths = {source.name.partition(" ")[0]: source.lengths for source in data}
+    rows = []
+    for setting in SETTINGS:
+        for name, context in setting.contexts:
+            if name in lengths:
+                rows.append(_row(setting, name, lengths[name], context))
+                print(" | ".join(rows[-1]), flush=True)
+    print(
+        f"\n### Recomputation modes by micro-batch ({STEPS} steps, derived profiles, predicted)\n"
+    )
+    head = [
+        "model, GPUs, tokens",
+        "data",
+        "static",
+        "plans of one mode",
+        "with modes",
+        "static / modes",
+        "one / modes",
+        "static with modes",
+        "over the all-strategy bound: one → modes",
+        "CPU of a proposal, one → modes",
+        "CPU of a step, one → modes",
+    ]
+    print(markdown(head, rows) + "\n")
+
+
+def _row(
+    setting: Setting, name: str, lengths: np.ndarray[tuple[int], np.dtype[np.int64]], context: int
+) -> list[str]:
+    hardware = ClusterHardware(DEVICES[setting.device], NODES, 8)
+    sizes = ModelSizes.from_mapping(MODELS[setting.model])
+    profile = derive_model_profile(sizes, hardware, name=f"{setting.model}-{setting.device}")
+    cluster = Cluster(setting.gpus, context, setting.tokens)
+    sampler = Sampler(lengths, setting.tokens, context, 0)
+    batches = list(sampler.batches(STEPS))
+    longest = int(sampler.lengths.max())
+    static: dict[str, float] = {}
+    planned: dict[str, Planned] = {}
+    for mode in profile.modes:
+        of_mode = profile.keep_modes({mode.name})
+        try:
+            planned[mode.name] = _plan(of_mode, cluster, lengths, batches)
+        except Infeasible:
+            continue
+        fastest = _static_ms(of_mode, cluster, batches, longest)
+        if fastest is not None:
+            static[mode.name] = fastest
+    modes = _plan(profile, cluster, lengths, batches)
+    uniform_ms = _static_ms(profile, cluster, batches, longest)
+    assert uniform_ms is not None
+    best_static = min(static, key=lambda mode: static[mode])
+    best_plans = min(planned, key=lambda mode: planned[mode].mean_ms)
+    one = planned[best_plans]
+    return [
+        f"{setting.model}, {setting.gpus} × {setting.device}, {setting.tokens:,}",
+        f"{name} {context // K}K",
+        f"{static[best_static] / 1e3:.2f} {best_static}",
+        f"{one.mean_ms / 1e3:.2f} {best_plans}",
+        f"{modes.mean_ms / 1e3:.2f}",
+        f"{static[best_static] / modes.mean_ms:.3f}",
+        f"{one.mean_ms / modes.mean_ms:.3f}",
+        f"{static[best_static] / uniform_ms:.3f}",
+        f"{one.excess:.1%} → {modes.excess:.1%}",
+        f"{one.proposal_s:.1f} → {modes.proposal_s:.1f} s",
+        f"{one.step_ms:.0f} → {modes.step_ms:.0f} ms",
+    ]
+
+
+def _static_ms(
+    profile: Profile, cluster: Cluster, batches: Sequence[Batch], longest: int
+) -> float | None:
+    """Time the best static scheme with our dispatch and packing, sync included (ms)."""
+    sync = choose_sync(profile, cluster.gpus)
+    fastest = find_best_scheme(profile, cluster, batches, longest, sync, lockstep=False)
+    return None if fastest is None else fastest[1]
+
+
+def _plan(
+    profile: Profile,
+    cluster: Cluster,
+    lengths: np.ndarray[tuple[int], np.dtype[np.int64]],
+    batches: Sequence[Batch],
+) -> Planned:
+    start = time.process_time()
+    proposal = make_proposal(profile, cluster, lengths)
+    proposal_s = time.process_time() - start
+    planner = StepPlanner(proposal, PlanningOptions())
+    start = time.process_time()
+    plans = [planner.plan(batch) for batch in batches]
+    step_ms = (time.process_time() - start) / len(plans) * 1e3
+    models = cluster.models(profile)
+    every = AllStrategies(models, cluster.gpus)
+    excess = [
+        plan.predicted_ms / all_strategies_bound_ms(every, batch, plan.predicted_ms) - 1
+        for plan, batch in zip(plans, batches, strict=True)
+    ]
+    times = [plan.predicted_ms + (plan.sync_ms or 0.0) for plan in plans]
+    return Planned(float(np.mean(times)), float(np.mean(excess)), proposal_s, step_ms)

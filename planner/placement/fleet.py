@@ -352,9 +352,7 @@ def _form_s_of_modes(
 def longest_alone(pipeline_class: PipelineClass, target_ms: float) -> int:
     """Return the longest sequence (tokens) that alone ends by the target."""
     if pipeline_class.modes:
-        return max(
-            min(k.capacity, longest_alone(k, target_ms)) for k in pipeline_class.by_mode
-        )
+        return max(min(k.capacity, longest_alone(k, target_ms)) for k in pipeline_class.by_mode)
     work = target_ms * _ROUND / pipeline_class.pp - pipeline_class.c
     if work <= 0:
         return 0

@@ -1,0 +1,100 @@
+"""Plans whose micro-batches have recomputation modes, in every kind of execution."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from seqplan import Planner
+from seqplan.costs.profile import Profile
+from seqplan.costs.scheme_model import SchemeModel
+from seqplan.costs.shipped.catalogue import load_shipped
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.batches.sampler import Sampler
+from seqplan.planner.cluster import Cluster
+from seqplan.planner.execution import ExecutionKind
+from seqplan.planner.problem import PlanningOptions
+from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.planner.simulation.timeline import simulate_plan_ms
+from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.plans.explain import explain
+from seqplan.plans.format.codec import from_json, to_json
+from seqplan.plans.lint import lint
+from seqplan.plans.plan import Plan
+from seqplan.plans.recomputation import MODES
+from seqplan.plans.scheme import Scheme
+
+WHOLE = load_shipped("llama3-8b-h100-80gb")
+H100 = WHOLE.keep_schemes({Scheme(), Scheme(tp=2), Scheme(tp=4), Scheme(tp=8), Scheme(tp=2, pp=2)})
+PROFILES = {
+    names: H100.keep_modes(names.split(","))
+    for names in ("full", "none,full", "none,elementwise,full")
+}
+ONE, TWO, THREE = PROFILES
+LENGTHS = np.clip(np.exp(np.random.default_rng(5).normal(6.6, 1.5, 20_000)), 16, 131_072).astype(
+    np.int64
+)
+LENGTHS[:4] = 131_072
+CLUSTER = Cluster(8, 131_072, 200_000)
+
+
+@cache
+def _plans(modes: str, execution: ExecutionKind, packing: str = "tight") -> list[Plan]:
+    proposal = make_proposal(PROFILES[modes], CLUSTER, LENGTHS, execution=execution, sync=None)
+    planner = StepPlanner(proposal, PlanningOptions(packing=packing))
+    lengths = LENGTHS.copy()
+    np.random.default_rng(1).shuffle(lengths[4:])
+    batches = Sampler(lengths, CLUSTER.tokens, CLUSTER.max_len, 0).batches(3)
+    return [planner.plan(batch) for batch in batches]
+
+
+def _check(plan: Plan, profile: Profile, models: dict[object, SchemeModel]) -> None:
+    assert lint(plan, models) == []  # type: ignore[arg-type]
+    assert plan.predicted_ms >= simulate_plan_ms(plan, profile.forward_fraction) - 1e-2
+    assert from_json(to_json(plan)) == plan
+
+
+@pytest.mark.parametrize("execution", ["static", "regroup", "uniform", "lockstep"])
+def test_plans_are_sound_and_no_slower_than_with_one_mode(execution: ExecutionKind) -> None:
+    models = CLUSTER.models(PROFILES[THREE])
+    planned = _plans(THREE, execution)
+    assert {
+        micro.recompute for plan in planned for p in plan.pipelines for micro in p.micro_batches
+    } <= set(MODES)
+    for plan in planned:
+        _check(plan, PROFILES[THREE], dict(models))
+    mean_ms = np.mean([plan.predicted_ms for plan in planned])
+    of_one = _plans(ONE, execution)
+    assert all(
+        m.recompute is None for plan in of_one for p in plan.pipelines for m in p.micro_batches
+    )
+    assert mean_ms <= 1.001 * np.mean([plan.predicted_ms for plan in of_one])
+
+
+def test_even_packing_keeps_micro_batches_in_their_modes() -> None:
+    tight, even = (_plans(TWO, "uniform", packing) for packing in ("tight", "even"))
+    for plan, other in zip(tight, even, strict=True):
+        _check(other, PROFILES[TWO], dict(CLUSTER.models(PROFILES[TWO])))
+        assert other.predicted_ms == pytest.approx(plan.predicted_ms, rel=1e-3)
+
+
+def test_explain_states_what_recomputation_costs() -> None:
+    """Only the long sequence recomputes."""
+    profile = PROFILES[TWO].keep_schemes({Scheme(tp=4)})
+    models = Cluster(8, 65_536, 131_072).models(profile)
+    lengths = [60_000, *[2_000] * 20]
+    batch = Batch.from_lengths(lengths)
+    planner = Planner.from_profile(profile, gpus=8, max_len=65_536, execution="static", sync=None)
+    plan = planner.plan(list(batch.lengths))
+    text = explain(plan, models)
+    (line,) = [line for line in text.splitlines() if line.startswith("recomputation: ")]
+    assert " full of " in line, text
+    assert "% of the GPU-time; without it no scheme holds the largest, 60,000 tokens" in text
+
+
+def test_same_inputs_give_the_same_bytes() -> None:
+    first = _plans(TWO, "uniform")
+    _plans.cache_clear()
+    assert [to_json(plan) for plan in first] == [to_json(plan) for plan in _plans(TWO, "uniform")]

@@ -53,11 +53,18 @@ OTHERS = (
 CORE = {key for name in ("hidden", "layers", "heads", "ffn", "vocab") for key in SIZE_KEYS[name]}
 
 
+counts: dict[tuple[type, str], int] = {}
+"""Parameters by a configuration's class and values: most keys that are left out change neither."""
+
+
 def count_parameters(config: Any) -> int:
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
-    model.tie_weights()
-    return sum(p.numel() for p in {id(p): p for p in model.parameters()}.values())
+    key = type(config), config.to_json_string(use_diff=False)
+    if key not in counts:
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config)
+        model.tie_weights()
+        counts[key] = sum(p.numel() for p in {id(p): p for p in model.parameters()}.values())
+    return counts[key]
 
 
 def read_error(path: Path, file: dict[str, Any], parameters: int) -> float | str:

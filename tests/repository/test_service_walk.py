@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -61,11 +63,16 @@ def typed(walk: str, port: str, folder: Path) -> str:
 
 @pytest.fixture
 def port() -> str:
-    """A port that is free; the test is skipped if there is no curl."""
+    """A port that is free; the test is skipped if there is no curl.
+
+    It is below the range from which systems choose ports for connections of other tests.
+    """
     if shutil.which("curl") is None:
         pytest.skip("no curl")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return str(listener.getsockname()[1])
+    for port in random.Random(os.getpid()).sample(range(20_000, 30_000), 100):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return str(port)
+    pytest.fail("no port from 20000 to 30000 is free")
 
 
 def view_in(text: str) -> dict[str, object]:

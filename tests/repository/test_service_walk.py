@@ -84,9 +84,15 @@ def view_in(text: str) -> dict[str, object]:
 def test_the_page_of_the_service(tmp_path: Path, port: str) -> None:
     program = tmp_path / "program.py"
     program.write_text(block("docs/service.md", "python", "HttpSource(").replace("8400", port))
-    walk = block("docs/service.md", "bash", "seqplan serve")
-    outputs = typed(f"{walk}\n{sys.executable} {program}\n", port, tmp_path)
+    walk = block("docs/service.md", "bash", "./run seqplan serve")
+    # The page continues with another proposal, from a later checkpoint.
+    going_on = block("docs/service.md", "bash", "continues")
+    for written, here in (("ID2", "'$proposal'"), ('"step": 400', '"step": 2')):
+        assert written in going_on
+        going_on = going_on.replace(written, here)
+    outputs = typed(f"{walk}\n{sys.executable} {program}\n{going_on}", port, tmp_path)
     assert '"state":"planning"' in outputs.replace(" ", "")
     assert view_in(outputs)["world_size"] == 4
     assert '{"step":0,"rank":3}' in outputs
     assert re.search(r"1 \[.*\]$", outputs, re.MULTILINE)
+    assert '{"id":"run1b"' in outputs.replace(" ", "")

@@ -47,8 +47,8 @@ def test_one_command_leaves_every_file(lengths: Path, tmp_path: Path) -> None:
     assert np.array_equal(np.load(folder / "lengths.npy"), np.load(lengths))
     # The parts serve again, and give the same plans.
     again = tmp_path / "again.jsonl"
-    kept = ("--proposal", folder / "proposal.json", "-o", again)
-    succeeded(call("plan", folder / "lengths.npy", *kept))
+    by_proposal = ("--proposal", folder / "proposal.json", "-o", again)
+    succeeded(call("plan", folder / "lengths.npy", *by_proposal))
     assert again.read_bytes() == (folder / "plans.jsonl").read_bytes()
     succeeded(call("check", "plans", again, "--profile", folder / "profile.json"))
 

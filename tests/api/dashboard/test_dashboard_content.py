@@ -185,7 +185,16 @@ def test_calibration_is_reported_and_drawn(page: Page, monitored: Stocked) -> No
     warned = [scheme for scheme in calibration["schemes"] if scheme["warning"]]
     warnings = [line for line in page.text("#warnings").split("\n") if line]
     assert warnings == [scheme["message"] for scheme in warned]
+    answer = page.text("#answer")
+    measured = [
+        scheme for scheme in calibration["schemes"] if scheme["error"]["recent"] is not None
+    ]
+    verdict = f"no. {len(warned)} of {len(measured)} schemes exceed their limits: "
+    assert answer.startswith(f"Does the profile hold: {verdict}")
+    worst = max(measured, key=lambda scheme: scheme["error"]["recent"] / scheme["limit"])
+    assert f": {worst['scheme']} has an error of " in answer
     rows = page.text("#calibration-table tbody").split("\n")
+    assert rows[0].startswith(worst["scheme"])
     assert sum("+30%" in row for row in rows) == len(calibration["schemes"])
     assert page.text("#calibration-table").count("miscalibrated") == len(warned)
     dots = page.run("return document.querySelectorAll('#scatters circle').length")
@@ -201,3 +210,4 @@ def test_calibration_is_reported_and_drawn(page: Page, monitored: Stocked) -> No
     opened(page, monitored, "live")
     assert page.text("#warnings") == ""
     assert not page.text("#refit")
+    assert page.text("#answer").startswith("Does the profile hold: yes. The largest error of ")

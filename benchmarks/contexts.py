@@ -30,18 +30,18 @@ FILE = Path(__file__).parents[1] / "docs" / "data" / "contexts.csv"
 
 def run(data: Sequence[Data]) -> None:
     """Print iterations of other systems over ours, and write them to the file."""
-    found = [(tokens, point) for tokens in TOKENS for point in compare_contexts(tokens)]
+    points = [(tokens, point) for tokens in TOKENS for point in compare_contexts(tokens)]
     with FILE.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["tokens", "context", "system", "iteration_ms", "over_ours"])
-        for tokens, point in found:
+        for tokens, point in points:
             for key in ("ours", *SYSTEMS):
                 system = systems_of(point)[key]
                 row = [tokens, point["value"], key, system["mean_ms"], system["speedup"]]
                 writer.writerow(row)
     head = ["tokens a step, context", "ours", *SYSTEMS.values()]
     print(f"### Over the context: {PROFILE}, 64 GPUs, code, 16 steps\n")
-    print(markdown(head, [_row(tokens, point) for tokens, point in found]) + "\n")
+    print(markdown(head, [_row(tokens, point) for tokens, point in points]) + "\n")
 
 
 def compare_contexts(tokens: int, contexts: Sequence[int] = CONTEXTS) -> list[dict[str, Any]]:

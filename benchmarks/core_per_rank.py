@@ -67,14 +67,14 @@ def record_step(rank: int, states: Any) -> Iterator[StepRecord]:
         name, number = peers._doing, next(numbers)
         sent = tuple((name, rank, to) for tensor, to in sends if tensor.numel())
         received = tuple((name, origin, rank) for tensor, origin in receives if tensor.numel())
-        made = transfer(peers, sends, receives)
+        handle = transfer(peers, sends, receives)
         add("start", number, sent, received)
-        started[made] = number
-        return made
+        started[handle] = number
+        return handle
 
-    def finish(made: Transfer) -> None:
-        wait(made)
-        if (number := started.pop(made, None)) is not None:
+    def finish(handle: Transfer) -> None:
+        wait(handle)
+        if (number := started.pop(handle, None)) is not None:
             add("wait", number)
 
     def meet() -> None:

@@ -21,11 +21,11 @@ class KilledPostgresql:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        found = shutil.which("initdb")
+        initdb = shutil.which("initdb")
         versions = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-        if found is None and not versions:
+        if initdb is None and not versions:
             raise SystemExit("no PostgreSQL: install it (Debian, Ubuntu: apt install postgresql)")
-        self._programs = Path(found).parent if found else versions[-1].parent
+        self._programs = Path(initdb).parent if initdb else versions[-1].parent
         self._user: str | None = None
         if os.getuid() == 0:  # as which it does not run
             names = {entry.pw_name for entry in pwd.getpwall()}

@@ -9,6 +9,7 @@ import signal
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from http.client import HTTPConnection, HTTPException
@@ -92,7 +93,7 @@ def _run(kind: str, kills: int, folder: Path, data: Data) -> list[str]:
         _check_rows(engine_url)
     assert all(killed.values()), killed
     names = ", ".join(f"{count} × {who}" for who, count in killed.items())
-    counts = (steps * JOBS, len(uploads.kept), len(deletions.gone), round(took))
+    counts = (steps * JOBS, len(uploads.data_sets), len(deletions.jobs), round(took))
     return [names, *map(str, counts)]
 
 
@@ -118,11 +119,11 @@ def _check(served: _Supervised, uploads: _Uploads, deletions: _Deletions, steps:
         job = json.loads(_ask(served.address, "GET", f"/v1/jobs/job{number}"))
         assert job["acknowledged"] == [steps - 1] * WORLD, job
         assert job["planned_steps"] == steps
-    for key in uploads.kept:
+    for key in uploads.data_sets:
         body = json.dumps({"proposal": served.proposal, "lengths": key, "steps": 1, "tokens": 100})
         _ask(served.address, "POST", "/v1/jobs", body.encode())  # reads the array, by its sha256
     listed = json.loads(_ask(served.address, "GET", "/v1/jobs?limit=1000"))["items"]
-    assert not {row["id"] for row in listed} & set(deletions.gone)
+    assert not {row["id"] for row in listed} & set(deletions.jobs)
 
 
 def _check_rows(url: str) -> None:
@@ -184,8 +185,8 @@ def _train(
     np.save(file, lengths)
     key = json.loads(_ask(served.address, "POST", "/v1/lengths", file.getvalue()))["id"]
     document = make_proposal(load_shipped("llama-7b-a800-80gb"), cluster, lengths, sync=None)
-    made = _ask(served.address, "POST", "/v1/proposals/documents", document.to_json().encode())
-    served.proposal = json.loads(made)["id"]
+    response = _ask(served.address, "POST", "/v1/proposals/documents", document.to_json().encode())
+    served.proposal = json.loads(response)["id"]
     for number in range(JOBS):
         body = {"id": f"job{number}", "proposal": served.proposal, "lengths": key, "seed": number}
         body |= {"steps": steps, "look_ahead": 3}
@@ -197,8 +198,8 @@ def _train(
     ]
 
 
-class _Repeating:
-    """Does something again and again, in a thread, until it is stopped."""
+class _RepeatedRequests(ABC):
+    """Requests that a thread repeats until it is stopped."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self.address = address
@@ -210,39 +211,40 @@ class _Repeating:
         number = 0
         while not self._ending.wait(0.3):
             number += 1
-            self.once(number)
+            self.send(number)
 
-    def once(self, number: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def send(self, number: int) -> None:
+        """Send the requests of one repetition."""
 
     def end(self) -> None:
         self._ending.set()
         self._thread.join()
 
 
-class _Uploads(_Repeating):
-    """Uploads of 8 MB, each of other lengths; ``kept``: those that were answered."""
+class _Uploads(_RepeatedRequests):
+    """Uploads of 8 MB, each of other lengths; ``data_sets``: those with a response."""
 
     def __init__(self, address: tuple[str, int]) -> None:
-        self.kept: list[str] = []
+        self.data_sets: list[str] = []
         super().__init__(address)
 
-    def once(self, number: int) -> None:
+    def send(self, number: int) -> None:
         file = io.BytesIO()
         np.save(file, np.arange(number, number + 1_000_000) % 4000 + 1)
-        self.kept.append(
+        self.data_sets.append(
             json.loads(_ask(self.address, "POST", "/v1/lengths", file.getvalue()))["id"]
         )
 
 
-class _Deletions(_Repeating):
-    """Jobs with pushed batches that are deleted at once; ``gone``: those that were answered."""
+class _Deletions(_RepeatedRequests):
+    """Jobs with pushed batches that are deleted at once; ``jobs``: those with a response."""
 
     def __init__(self, address: tuple[str, int]) -> None:
-        self.gone: list[str] = []
+        self.jobs: list[str] = []
         super().__init__(address)
 
-    def once(self, number: int) -> None:
+    def send(self, number: int) -> None:
         job = f"deleted{number}"
         listed = json.loads(_ask(self.address, "GET", "/v1/proposals"))["items"]
         body = json.dumps({"id": job, "proposal": listed[0]["id"]}).encode()
@@ -251,7 +253,7 @@ class _Deletions(_Repeating):
         pushed = json.dumps({"batches": batches}).encode()
         _ask(self.address, "POST", f"/v1/jobs/{job}/batches", pushed, {"Idempotency-Key": "b"})
         _ask(self.address, "DELETE", f"/v1/jobs/{job}", accepted=(204, 404))
-        self.gone.append(job)
+        self.jobs.append(job)
 
 
 def _ask(

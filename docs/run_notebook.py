@@ -19,7 +19,7 @@ from nbclient import NotebookClient
 
 PAGE = Path(__file__).with_name("notebook.md")
 TIMEOUT_S = 600
-"""Most seconds of a cell."""
+"""Maximum seconds of a cell, and of the start of the kernel."""
 
 MARK = "<!-- run by: tests/repository/test_notebook.py -->"
 _BLOCK = re.compile(
@@ -67,7 +67,10 @@ def execute_notebook(cells: list[Cell], folder: Path) -> Any:
         make = nbformat.v4.new_code_cell if cell.code else nbformat.v4.new_markdown_cell
         notebook.cells.append(make(cell.text))
     NotebookClient(
-        notebook, timeout=TIMEOUT_S, resources={"metadata": {"path": str(folder)}}
+        notebook,
+        timeout=TIMEOUT_S,
+        startup_timeout=TIMEOUT_S,
+        resources={"metadata": {"path": str(folder)}},
     ).execute()
     return notebook
 

@@ -2,8 +2,20 @@
 
 import os
 import signal
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
+
+TESTS = Path(__file__).parent
+LONGEST = (
+    *("repository/test_notebook.py", "repository/test_code_blocks.py"),
+    *("runtime/huggingface/test_attached_models.py", "api/rest/test_job_states.py"),
+    *("repository/test_site.py", "repository/test_plain_install.py"),
+    *("api/cli/test_plan_from_data.py", "runtime/sources/test_steps.py"),
+    *("runtime/checkpoint/test_checkpoint.py", "runtime/pipeline/test_staged_steps.py"),
+)
+"""Files that run first, as a worker runs a whole file: at the end others would wait for it."""
 
 # Before torch is imported, here and in processes of tests: a small operation is slower on several
 # threads than on one, and where cores are few threads that wait for others take all their time.
@@ -18,3 +30,9 @@ settings.load_profile("seqplan")
 # interrupts would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first."""
+    places = {TESTS / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))

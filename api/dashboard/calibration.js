@@ -60,9 +60,30 @@ export async function copyRefit() {
   }
 }
 
+/** The schemes by their error over its limit, the largest first; those without measurements last. */
+export function sortSchemes(schemes) {
+  const share = (scheme) => (scheme.error.recent ?? -1) / scheme.limit;
+  return [...schemes].sort((a, b) => share(b) - share(a));
+}
+
+/** The decision in a sentence: whether the plans may go on by this profile. */
+export function answer(schemes) {
+  const measured = sortSchemes(schemes).filter((scheme) => scheme.error.recent !== null);
+  const bad = measured.filter((scheme) => scheme.warning);
+  if (!measured.length) return "Does the profile hold: open. No rank has measured a step yet.";
+  const worst = bad[0] ?? measured[0];
+  const error = `${worst.scheme} has an error of ${roughPercent(worst.error.recent)} (median; 90th percentile ` +
+    `${roughPercent(worst.error.p90)}, limit ${roughPercent(worst.limit)})`;
+  if (bad.length) return `Does the profile hold: no. ${bad.length} of ${measured.length} schemes exceed their limits: ${error}.`;
+  if (worst.error.recent > worst.limit) return `Does the profile hold: open. Too few samples: ${error}.`;
+  return `Does the profile hold: yes. The largest error of ${measured.length} schemes: ${error}.`;
+}
+
 /** Show the answer of /calibration in the section's elements. */
 export function drawCalibration(calibration) {
-  const { schemes, pipelines, steps } = calibration;
+  const { pipelines, steps } = calibration;
+  const schemes = sortSchemes(calibration.schemes);
+  write(find("#answer"), answer(schemes));
   const without = pipelines.all - pipelines.measurable;
   let note = "No rank has measured a step yet: there is no result.";
   if (steps.measured > 0) {

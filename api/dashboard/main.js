@@ -227,6 +227,7 @@ async function refresh() {
   } catch (error) {
     if (!(error instanceof RequestError && error.status === 404)) throw error;
     find("#facts").replaceChildren();
+    find("#answer").replaceChildren();
     find("#planned").hidden = true;
     write(find("#warnings"), error.message);
     delete find("#warnings").dataset.warnings;
@@ -287,6 +288,7 @@ function open() {
   find("#gantt").replaceChildren();
   delete find("#warnings").dataset.warnings;
   find("#warnings").replaceChildren();
+  find("#answer").replaceChildren();
   find("#job").hidden = true;
   tick();
 }

@@ -53,11 +53,18 @@ OTHERS = (
 CORE = {key for name in ("hidden", "layers", "heads", "ffn", "vocab") for key in SIZE_KEYS[name]}
 
 
+counts: dict[tuple[type, str], int] = {}
+"""Parameters by a configuration's class and values: most keys that are left out change neither."""
+
+
 def count_parameters(config: Any) -> int:
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config)
-    model.tie_weights()
-    return sum(p.numel() for p in {id(p): p for p in model.parameters()}.values())
+    key = type(config), config.to_json_string(use_diff=False)
+    if key not in counts:
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config)
+        model.tie_weights()
+        counts[key] = sum(p.numel() for p in {id(p): p for p in model.parameters()}.values())
+    return counts[key]
 
 
 def read_error(path: Path, file: dict[str, Any], parameters: int) -> float | str:
@@ -71,10 +78,10 @@ def read_error(path: Path, file: dict[str, Any], parameters: int) -> float | str
 
 def wide_file(kind: str) -> dict[str, Any]:
     """A file of the type whose heads are not hidden/heads elements by default."""
-    made = transformers.CONFIG_MAPPING[kind]
-    usual = made(**STATED.get(kind, {}))
+    config_class = transformers.CONFIG_MAPPING[kind]
+    usual = config_class(**STATED.get(kind, {}))
     key = "n_embd" if hasattr(usual, "n_embd") else "hidden_size"
-    wide = made(**{**STATED.get(kind, {}), key: getattr(usual, key) * 3 // 2})
+    wide = config_class(**{**STATED.get(kind, {}), key: getattr(usual, key) * 3 // 2})
     return dict(wide.to_diff_dict())
 
 
@@ -95,18 +102,18 @@ def test_enough_types_are_compared() -> None:
 def test_parameters_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
     """With the class's values, and with each key left out that is no size."""
     path = tmp_path / "config.json"
-    made = transformers.CONFIG_MAPPING[kind]
-    files = [made(**STATED.get(kind, {})).to_diff_dict()]
+    config_class = transformers.CONFIG_MAPPING[kind]
+    files = [config_class(**STATED.get(kind, {})).to_diff_dict()]
     if kind != "helium":  # its class runs only if heads · head_dim is hidden
         files.append(wide_file(kind))
     for file in files:
-        error = read_error(path, file, count_parameters(made(**file)))
+        error = read_error(path, file, count_parameters(config_class(**file)))
         assert isinstance(error, float), error
         assert error <= WITHIN
         for key in (set(file) & MODELLED) - CORE - {"model_type"}:
             without = {name: value for name, value in file.items() if name != key}
             try:
-                parameters = count_parameters(made(**without))
+                parameters = count_parameters(config_class(**without))
             except (TypeError, ValueError, KeyError, ZeroDivisionError, RuntimeError):
                 continue  # the class itself needs the key
             error = read_error(path, without, parameters)
@@ -159,18 +166,18 @@ def test_class_defaults_are_those_of_transformers(kind: str) -> None:
 )
 @pytest.mark.filterwarnings("ignore")
 def test_keys_of_releases_are_accepted(tmp_path: Path, kind: str, keys: dict[str, Any]) -> None:
-    made = transformers.CONFIG_MAPPING[kind]
-    file = {**made().to_diff_dict(), **keys}
-    error = read_error(tmp_path / "config.json", file, count_parameters(made()))
+    config_class = transformers.CONFIG_MAPPING[kind]
+    file = {**config_class().to_diff_dict(), **keys}
+    error = read_error(tmp_path / "config.json", file, count_parameters(config_class()))
     assert isinstance(error, float), error
     assert error <= WITHIN
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_kimi_k2_has_the_sizes_of_its_class(tmp_path: Path) -> None:
-    made = transformers.CONFIG_MAPPING["deepseek_v3"]
+    config_class = transformers.CONFIG_MAPPING["deepseek_v3"]
     sizes = {"hidden_size": 7168, "num_attention_heads": 64, "num_key_value_heads": 64}
-    config = made(n_routed_experts=384, first_k_dense_replace=1, vocab_size=163840, **sizes)
+    config = config_class(n_routed_experts=384, first_k_dense_replace=1, vocab_size=163840, **sizes)
     file = {**config.to_diff_dict(), "model_type": "kimi_k2", "num_nextn_predict_layers": 0}
     error = read_error(tmp_path / "config.json", file, count_parameters(config))
     assert isinstance(error, float), error

@@ -11,8 +11,8 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 SHELLS = ("bash", "sh", "shell", "console")
-COMMAND = re.compile(r"(\$ )?(\./run )?seqplan ")
-"""How the command line is called in a block of any language."""
+COMMAND = re.compile(r"(\$ )?((\./run )?seqplan|curl|docker|buildah) ")
+"""How a block of any language begins that a reader types."""
 
 
 @dataclass(frozen=True)

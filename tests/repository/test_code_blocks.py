@@ -11,11 +11,12 @@ import pytest
 from code_blocks import PAGES, ROOT, SHELLS, Block, read_blocks
 
 BLOCKS = [block for page in PAGES for block in read_blocks(page)]
-MOST_NOT_RUN = 8
-"""Blocks that need a cluster, another trainer or minutes: as many as when last counted."""
+MOST_NOT_RUN = 10
+"""Blocks that need a cluster, another trainer, containers or minutes: as many as last counted."""
 
 HERE = [block for block in BLOCKS if block.can_run and not (block.not_run or block.run_by)]
-MOST_SECONDS = 120
+MOST_SECONDS = 600
+"""Of a block, which takes 15 s alone: a busy machine is no failure."""
 
 
 def test_a_block_that_no_test_runs_has_a_reason() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import re
@@ -152,3 +153,47 @@ def test_messages_of_troubleshooting_are_of_the_code() -> None:
     parts = [part.strip() for message in messages for part in message.split("…")]
     assert len(messages) > 8
     assert [part for part in parts if part not in code] == []
+
+
+HAS_FIX = re.compile(
+    r"[.;] \S|\b(must|needs?|requires?|required|at least|at most|go together)\b|[Dd]id you mean"
+)
+"""A message that states a fix, or the value that is expected."""
+
+
+def list_raised(path: Path) -> list[str]:
+    """Return the messages of the errors that a file raises, with … for their values."""
+    raised = [node.exc for node in ast.walk(ast.parse(of(path))) if isinstance(node, ast.Raise)]
+    return [
+        "".join(_parts(error.args[0]))
+        for error in raised
+        if isinstance(error, ast.Call) and error.args
+    ]
+
+
+def _parts(node: ast.expr) -> list[str]:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return [node.value]
+    if isinstance(node, ast.JoinedStr):
+        return [part for value in node.values for part in _parts(value)]
+    if isinstance(node, ast.BinOp):
+        return _parts(node.left) + _parts(node.right)
+    return ["…"]
+
+
+def test_messages_of_the_command_line_have_a_fix_or_an_entry() -> None:
+    """A message is *problem: value. Fix.*, or Troubleshooting has its cause and fix."""
+    page = of(DOCS / "troubleshooting.md")
+    cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("|")]
+    codes = [code for cell in cells for code in re.findall(r"`([^`]+)`", cell)]
+    entries = [code.split("…") for code in codes if re.search(r"[A-Za-z]+ [a-z]", code)]
+    files = sorted((ROOT / "api" / "cli").rglob("*.py"))
+    messages = [message for path in files for message in list_raised(path)]
+    assert len(messages) > 60
+    worded = [message for message in messages if re.search(r"[a-z]{2,} [a-z]", message)]
+    assert [
+        message
+        for message in worded
+        if not HAS_FIX.search(message)
+        and not any(all(part.strip() in message for part in entry) for entry in entries)
+    ] == []

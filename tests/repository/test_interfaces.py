@@ -27,15 +27,15 @@ def rows() -> list[dict[str, str]]:
 
 
 def options_of(parser: argparse.ArgumentParser, command: str = "") -> set[str]:
-    found: set[str] = set()
+    options: set[str] = set()
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, below in action.choices.items():
-                found |= options_of(below, f"{command} {name}".strip())
+                options |= options_of(below, f"{command} {name}".strip())
         elif not {"--help", "--version"} & set(action.option_strings):
             long = [o for o in action.option_strings if o.startswith("--")]
-            found.add(f"{command} {long[0] if long else action.metavar}")
-    return found
+            options.add(f"{command} {long[0] if long else action.metavar}")
+    return options
 
 
 def test_every_interface_is_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:

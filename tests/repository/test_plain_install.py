@@ -65,9 +65,9 @@ class PlainInstall:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> PlainInstall:
     if os.name != "posix" or find_spec("setuptools") is None or find_spec("pip") is None:
         pytest.skip("the package cannot be built here")
-    made = PlainInstall(tmp_path_factory.mktemp("plain"))
-    made.install()
-    return made
+    plain = PlainInstall(tmp_path_factory.mktemp("plain"))
+    plain.install()
+    return plain
 
 
 def test_installed_package_is_used_inside_checkout(installed: PlainInstall) -> None:
@@ -113,8 +113,8 @@ def test_processes_of_both_starts_use_one_package(installed: PlainInstall) -> No
 
 def test_checkout_without_an_install_is_whole(tmp_path: Path) -> None:
     """Its folders are used, and Python does greedy placement when nothing was compiled."""
-    made = PlainInstall(tmp_path)
-    assert Path(made.run(made.python, "-c", LOCATE)).is_relative_to(made.checkout.resolve())
+    plain = PlainInstall(tmp_path)
+    assert Path(plain.run(plain.python, "-c", LOCATE)).is_relative_to(plain.checkout.resolve())
     balance = "seqplan.balance([5, 6, 7], 2, capacity=20, cost=seqplan.Cost(0, 1, 1))"
     code = f"import seqplan; print(len({balance}.micro_batches))"
-    assert made.run(made.python, "-c", code) == "2\n"
+    assert plain.run(plain.python, "-c", code) == "2\n"

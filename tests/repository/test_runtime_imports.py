@@ -92,8 +92,8 @@ def test_every_public_name_is_there() -> None:
         assert list(package.__all__) == sorted(package.__all__)
         for name in package.__all__:
             value = getattr(package, name)
-            kept = f"{package.__name__}.{name}" if value in NAMESPACES else name
-            assert value.__name__ == kept
+            public_name = f"{package.__name__}.{name}" if value in NAMESPACES else name
+            assert value.__name__ == public_name
 
 
 def test_top_level_has_at_most_20_names() -> None:

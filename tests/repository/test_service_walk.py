@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -61,11 +63,16 @@ def typed(walk: str, port: str, folder: Path) -> str:
 
 @pytest.fixture
 def port() -> str:
-    """A port that is free; the test is skipped if there is no curl."""
+    """A port that is free; the test is skipped if there is no curl.
+
+    It is below the range from which systems choose ports for connections of other tests.
+    """
     if shutil.which("curl") is None:
         pytest.skip("no curl")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return str(listener.getsockname()[1])
+    for port in random.Random(os.getpid()).sample(range(20_000, 30_000), 100):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return str(port)
+    pytest.fail("no port from 20000 to 30000 is free")
 
 
 def view_in(text: str) -> dict[str, object]:
@@ -77,9 +84,15 @@ def view_in(text: str) -> dict[str, object]:
 def test_the_page_of_the_service(tmp_path: Path, port: str) -> None:
     program = tmp_path / "program.py"
     program.write_text(block("docs/service.md", "python", "HttpSource(").replace("8400", port))
-    walk = block("docs/service.md", "bash", "seqplan serve")
-    outputs = typed(f"{walk}\n{sys.executable} {program}\n", port, tmp_path)
+    walk = block("docs/service.md", "bash", "./run seqplan serve")
+    # The page continues with another proposal, from a later checkpoint.
+    going_on = block("docs/service.md", "bash", "continues")
+    for written, here in (("ID2", "'$proposal'"), ('"step": 400', '"step": 2')):
+        assert written in going_on
+        going_on = going_on.replace(written, here)
+    outputs = typed(f"{walk}\n{sys.executable} {program}\n{going_on}", port, tmp_path)
     assert '"state":"planning"' in outputs.replace(" ", "")
     assert view_in(outputs)["world_size"] == 4
     assert '{"step":0,"rank":3}' in outputs
     assert re.search(r"1 \[.*\]$", outputs, re.MULTILINE)
+    assert '{"id":"run1b"' in outputs.replace(" ", "")

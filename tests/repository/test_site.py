@@ -89,10 +89,10 @@ def test_every_link_has_a_target(site: Path, pages: dict[Path, Page]) -> None:
             if re.match(r"[a-z]+:", address):
                 continue
             target = (path.parent / address).resolve() if address else path
-            found = target.is_file() and (
+            resolves = target.is_file() and (
                 not anchor or target not in pages or anchor in pages[target].anchors
             )
-            if not found:
+            if not resolves:
                 lost.append(f"{path.name}: {link}")
     assert lost == []
 

@@ -117,6 +117,6 @@ def test_the_limit_of_open_files_is_raised(tmp_path: Path) -> None:
     assert done.stdout.split() == ["200", str(hard), str(hard)], done.stderr
     with serving_logged(tmp_path / "log", "--store", tmp_path / "s.db", "--port", 0) as served:
         limits = Path(f"/proc/{served.process.pid}/limits").read_text()
-    found = re.search(r"Max open files +(\d+) +(\d+)", limits)
-    assert found is not None
-    assert found[1] == found[2]
+    limit = re.search(r"Max open files +(\d+) +(\d+)", limits)
+    assert limit is not None
+    assert limit[1] == limit[2]

@@ -74,9 +74,9 @@ def test_jobs_in_some_states(stocked: Stocked) -> None:
     page = served.ok("GET", "/v1/progress?limit=1000&state=stopped,abandoned")
     assert [row["id"] for row in page["items"]] == [stopped]
     page = served.ok("GET", "/v1/progress?limit=1000&state=planning")
-    found = {row["id"] for row in page["items"]}
-    assert running in found
-    assert stopped not in found
+    listed = {row["id"] for row in page["items"]}
+    assert running in listed
+    assert stopped not in listed
     problem = served.problem("GET", "/v1/progress?state=planning,gone")
     assert "'gone' is none of planning, planned" in problem["detail"]
 

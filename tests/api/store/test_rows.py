@@ -47,11 +47,11 @@ def test_jobs_page_by_page(store: Store) -> None:
         for job in jobs:
             add_job(connection, job)
     with store.reading() as connection:
-        kept = [get(connection, JobRow, job.id) for job in jobs]
-        assert len({row.key for row in kept if row is not None}) == len(jobs)
+        stored = [get(connection, JobRow, job.id) for job in jobs]
+        assert len({row.key for row in stored if row is not None}) == len(jobs)
         jobs = [
             replace(job, key=row.key, asked_at=row.asked_at)
-            for job, row in zip(jobs, kept, strict=True)
+            for job, row in zip(jobs, stored, strict=True)
             if row is not None
         ]
         assert page(connection, JobRow, "", 3) == (jobs[:3], "j2")

@@ -193,12 +193,12 @@ def test_model_flops_by_hand() -> None:
 def test_schemes_that_cannot_run_have_a_reason(
     deployment: Deployment, scheme: str, load: Load, reason: str | None
 ) -> None:
-    found = problem(deployment, Scheme.parse(scheme), load)
+    rejection = problem(deployment, Scheme.parse(scheme), load)
     if reason is None:
-        assert found is None
+        assert rejection is None
         return
-    assert found is not None
-    assert reason in found
+    assert rejection is not None
+    assert reason in rejection
     with pytest.raises(ValueError, match=scheme):
         estimate(deployment, Scheme.parse(scheme), load)
 

@@ -116,9 +116,9 @@ def test_the_longest_stage_counts_where_pp_does_not_divide_the_layers() -> None:
     # Embedding and head may stand for a layer each: 128 stages, but no more.
     many = replace(deployment, virtual_stages=16)
     assert (many.stage_layers(8), problem(many, scheme, load)) == (16, None)
-    found = problem(replace(deployment, virtual_stages=17), scheme, load)
-    assert found is not None
-    assert found.startswith("136 stages (pp · virtual stages) are more than the 126 layers, ")
+    rejection = problem(replace(deployment, virtual_stages=17), scheme, load)
+    assert rejection is not None
+    assert rejection.startswith("136 stages (pp · virtual stages) are more than the 126 layers, ")
     assert many.stage_layers(1) == 126
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from itertools import product
 from math import inf
 from pathlib import Path
@@ -28,17 +29,16 @@ def construct_lockstep(
     for full in range(1, number + 1):
         alone = ranks * (number - full)
         many, few = ordered[: len(ordered) - alone], ordered[len(ordered) - alone :]
-        loads, tokens = [0.0] * (ranks * full), [0] * (ranks * full)
+        bins = [(0.0, k, 0) for k in range(ranks * full)]  # load, number, tokens; by rising load
         for length in many:
-            room = [k for k in range(len(loads)) if tokens[k] + length <= capacity]
-            if not room:
+            place = next((i for i, at in enumerate(bins) if at[2] + length <= capacity), None)
+            if place is None:
                 break
-            k = min(room, key=lambda k: loads[k])
-            loads[k] += work_ms(length, cost)
-            tokens[k] += length
+            load, k, tokens = bins.pop(place)
+            insort(bins, (load + work_ms(length, cost), k, tokens + length))
         else:
-            if all(tokens):
-                loads.sort(reverse=True)
+            if all(tokens for _, _, tokens in bins):
+                loads = [load for load, _, _ in reversed(bins)]
                 slowest = [*loads[::ranks], *(work_ms(length, cost) for length in few[::ranks])]
                 best = min(best, sum(slowest) + number * cost.c)
     return best

@@ -99,7 +99,7 @@ def test_an_answer_that_drips_in_is_too_late(resource: str) -> None:
 
 
 def test_an_acknowledgement_that_drips_in_is_too_late() -> None:
-    kept = "1 acknowledgements are not received: .* for the job's next start"
+    warning = "1 acknowledgements are not received: .* for the job's next start"
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         with _service(DRIPPED["body"]) as (source, said_all):
@@ -107,7 +107,7 @@ def test_an_acknowledgement_that_drips_in_is_too_late() -> None:
             with pytest.raises(PlanTimeout, match=late):
                 source.acknowledge(1, 0, None)
             assert not said_all.is_set()
-    assert re.search(kept, str(warned[0].message))
+    assert re.search(warning, str(warned[0].message))
 
 
 @pytest.mark.parametrize("resource", ENDLESS)

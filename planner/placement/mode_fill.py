@@ -107,7 +107,7 @@ ModeTables = dict[tuple[tuple[Mode, ...], int], ModeTable]
 def find_table(
     tables: ModeTables, lengths: Sequence[int] | Ints, pipeline_class: PipelineClass
 ) -> ModeTable:
-    """Return the table of a class, made when it is first asked for."""
+    """Return the table of a class, which the first call makes."""
     key = pipeline_class.modes, pipeline_class.unit
     if key not in tables:
         tables[key] = ModeTable(lengths, pipeline_class)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from seqplan.costs.lengths import read_lengths
     from seqplan.costs.profile import Profile
     from seqplan.costs.shipped.catalogue import find_profile
-    from seqplan.planner.balance.balance_ranks import Balanced, balance
+    from seqplan.planner.balance.balance_ranks import Balanced, Mode, balance
     from seqplan.planner.balance.cost import Cost
     from seqplan.planner.batches.batch import Batch
     from seqplan.planner.cluster import Cluster
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from seqplan.plans.views.rank_view import RankView, rank_view
 
 _HOMES = {
-    "planner.balance.balance_ranks": ("Balanced", "balance"),
+    "planner.balance.balance_ranks": ("Balanced", "Mode", "balance"),
     "planner.balance.cost": ("Cost",),
     "planner.batches.batch": ("Batch",),
     "planner.cluster": ("Cluster",),
@@ -70,6 +70,7 @@ __all__ = [
     "Cluster",
     "Cost",
     "Infeasible",
+    "Mode",
     "Plan",
     "Planner",
     "Profile",

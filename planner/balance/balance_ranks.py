@@ -23,9 +23,24 @@ from seqplan.planner.balance.free import plan_free
 from seqplan.planner.balance.micro_batch_counts import fill_empty, pad_counts
 from seqplan.planner.batches.batch import Batch, whole_lengths
 from seqplan.planner.bounds.certificate import cheap_bound_ms
+from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
 from seqplan.planner.lockstep.filled_rounds import FilledRounds, Sequences
 from seqplan.planner.lockstep.one_degree import fewest_rounds, plan_rounds, rounds_bound_ms
+from seqplan.planner.lockstep.round_bounds import fewest_rounds as fewest_of_modes
+from seqplan.planner.lockstep.round_bounds import rounds_bound_ms as bound_of_modes_ms
 from seqplan.planner.placement.fleet import Bin, PipelineClass
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A recomputation mode that a trainer can switch to between micro-batches.
+
+    ``capacity``: tokens of a micro-batch in it; ``cost``: of a micro-batch (``Cost``).
+    """
+
+    name: str
+    capacity: int
+    cost: Latency
 
 
 @dataclass(frozen=True)
@@ -35,11 +50,13 @@ class Balanced:
     ``micro_batches``: by rank and micro-batch, lists of positions in ``lengths``; in lockstep all
     ranks have as many. ``predicted_ms``: in lockstep Σ over micro-steps of the slowest rank, else
     the slowest rank; ``lower_bound_ms``: proven for every way to balance these sequences.
+    ``modes``: of recomputation, of which each micro-batch has the cheapest that holds it.
     """
 
     micro_batches: MicroBatches
     lengths: tuple[int, ...]
-    cost: Latency
+    modes: tuple[Mode, ...]
+    pad_to: int
     execution: Literal["lockstep", "uniform"]
     predicted_ms: float
     lower_bound_ms: float
@@ -50,11 +67,24 @@ class Balanced:
         return self.predicted_ms / self.lower_bound_ms - 1 if self.lower_bound_ms else 0.0
 
     @cached_property
+    def recompute(self) -> list[list[str]]:
+        """Name the recomputation mode of each rank's micro-batches; empty ones have the first."""
+        return [
+            [
+                _cheapest(self.modes, [self.lengths[i] for i in micro], self.pad_to)[1].name
+                if micro
+                else self.modes[0].name
+                for micro in of_rank
+            ]
+            for of_rank in self.micro_batches
+        ]
+
+    @cached_property
     def rank_ms(self) -> tuple[float, ...]:
         """Return the computing time of each rank (ms), waiting for others apart."""
         return tuple(
             sum(
-                self.cost.micro_batch_ms([self.lengths[i] for i in micro])
+                _cheapest(self.modes, [self.lengths[i] for i in micro], self.pad_to)[0]
                 for micro in of_rank
                 if micro
             )
@@ -81,9 +111,10 @@ class Balanced:
 def balance(
     lengths: Iterable[int] | npt.NDArray[np.integer],
     ranks: int,
-    capacity: int,
-    cost: Latency,
+    capacity: int | None = None,
+    cost: Latency | None = None,
     *,
+    modes: Sequence[Mode] | None = None,
     execution: Literal["lockstep", "uniform"] = "lockstep",
     keep_together: Sequence[object] | None = None,
     count_multiple: int = 1,
@@ -92,7 +123,8 @@ def balance(
 ) -> Balanced:
     """Balance sequences over equal ranks, and pack them into micro-batches.
 
-    ``capacity``: tokens of a micro-batch; ``cost``: its cost (``Cost``). ``execution``: in
+    ``capacity``: tokens of a micro-batch; ``cost``: its cost (``Cost``). ``modes``: in place of
+    both, recomputation modes; each micro-batch has the cheapest that holds it. ``execution``: in
     ``lockstep`` ranks wait for each other after every micro-batch (FSDP, ZeRO-3), so that all have
     equally many and Σ of the slowest counts; with ``uniform`` they meet once a step.
     ``keep_together``: a key for each sequence; those of one key share a micro-batch.
@@ -106,7 +138,9 @@ def balance(
     ``ValueError`` names a length that is no whole number above 0 or exceeds ``capacity``, and other
     arguments that cannot be; ``TypeError`` those of another kind.
     """
-    micro_batch = host_micro_batch(cost, capacity, pad_to)
+    chosen = _check_modes(capacity, cost, modes)
+    by_mode = [host_micro_batch(mode.cost, mode.capacity, pad_to) for mode in chosen]
+    micro_batch = max(by_mode, key=lambda k: k.capacity)
     if type(equal_samples) is not bool:
         raise TypeError(f"equal_samples: {equal_samples!r}. Give True or False")
     if execution not in ("lockstep", "uniform"):
@@ -119,27 +153,79 @@ def balance(
     if keep_together is not None and len(keep_together) != len(whole):
         raise ValueError(f"keep_together has {len(keep_together)} keys for {len(whole)} sequences")
     batch = Batch.from_lengths(whole)
-    ways, bound = _ways(
-        micro_batch,
-        batch,
-        ranks,
-        count_multiple,
-        lockstep=lockstep,
-        bundles=bundles_of(micro_batch, whole, keep_together)
-        if equal_samples or keep_together is not None
-        else None,
-        equal_samples=equal_samples,
-    )
+    ways: list[MicroBatches] = []
+    bound = 0.0
+    for of_mode in by_mode:
+        if int(of_mode.padded(batch.distinct).max()) > of_mode.capacity:
+            continue
+        try:
+            bundles = (
+                bundles_of(of_mode, whole, keep_together)
+                if equal_samples or keep_together is not None
+                else None
+            )
+        except ValueError:
+            if of_mode is micro_batch:
+                raise
+            continue  # those of one key need a mode that holds more
+        more, bound = _ways(
+            of_mode,
+            batch,
+            ranks,
+            count_multiple,
+            lockstep=lockstep,
+            bundles=bundles,
+            equal_samples=equal_samples,
+        )
+        ways += more
+    if len(by_mode) > 1:
+        bound = _bound_modes_ms(by_mode, batch, ranks, lockstep=lockstep)
     best: MicroBatches = []
     best_ms = inf
     for way in ways:
         parts = pad_counts(way, count_multiple, lockstep=lockstep)
         if keep_together is None:
             fill_empty(parts, whole, across_ranks=not equal_samples, lockstep=lockstep)
-        time_ms = predict_ms(parts, whole, cost, lockstep=lockstep)
+        time_ms = predict_ms(parts, whole, chosen, pad_to, lockstep=lockstep)
         if time_ms < best_ms:
             best, best_ms = parts, time_ms
-    return Balanced(best, tuple(whole), cost, execution, best_ms, min(bound, best_ms))
+    return Balanced(best, tuple(whole), chosen, pad_to, execution, best_ms, min(bound, best_ms))
+
+
+def _check_modes(
+    capacity: int | None, cost: Latency | None, modes: Sequence[Mode] | None
+) -> tuple[Mode, ...]:
+    """Return the modes, one if ``capacity`` and ``cost`` state it; by ascending capacity."""
+    if modes is None:
+        if capacity is None or cost is None:
+            raise TypeError("capacity and cost: one is missing. Give both, or modes")
+        return (Mode("", capacity, cost),)
+    if capacity is not None or cost is not None:
+        raise TypeError("capacity and cost are stated by each mode. Leave both out with modes")
+    if not modes or not all(isinstance(mode, Mode) for mode in modes):
+        raise TypeError(f"modes: {modes!r:.60}. Give a list of Mode(name, capacity, cost)")
+    names = [mode.name for mode in modes]
+    if len(set(names)) < len(names):
+        raise ValueError(f"modes: {', '.join(names)}. Name each once")
+    return tuple(sorted(modes, key=lambda mode: mode.capacity))
+
+
+def _bound_modes_ms(
+    by_mode: Sequence[PipelineClass], batch: Batch, ranks: int, *, lockstep: bool
+) -> float:
+    """Bound every way to balance, whatever mode each micro-batch has (ms)."""
+    if lockstep:
+        fewest = fewest_of_modes(by_mode, batch, ranks)
+        return bound_of_modes_ms(by_mode, batch, ranks, fewest)
+    return gpu_time_bound_ms(by_mode, batch, ranks)
+
+
+def _cheapest(modes: Sequence[Mode], lengths: Sequence[int], pad_to: int) -> tuple[float, Mode]:
+    """Return the cost of a micro-batch in its cheapest mode (ms), and that mode."""
+    tokens = sum(-(-length // pad_to) * pad_to for length in lengths)
+    holding = [mode for mode in modes if tokens <= mode.capacity - mode.capacity % pad_to]
+    costs = [(mode.cost.micro_batch_ms(lengths), mode) for mode in holding or modes[-1:]]
+    return min(costs, key=lambda option: option[0])
 
 
 def _ways(
@@ -228,13 +314,20 @@ def _positions(by_rank: Iterable[Sequence[Bin]], batch: Batch) -> MicroBatches:
 
 
 def predict_ms(
-    parts: MicroBatches, lengths: Sequence[int], cost: Latency, *, lockstep: bool
+    parts: MicroBatches,
+    lengths: Sequence[int],
+    modes: Sequence[Mode],
+    pad_to: int = 1,
+    *,
+    lockstep: bool,
 ) -> float:
-    """Time micro-batches: Σ of rounds, or the slowest rank (ms)."""
-    a, b, c = cost.a, cost.b, cost.c
+    """Time micro-batches in their cheapest modes: Σ of rounds, or the slowest rank (ms)."""
     times = [
-        [c + sum(lengths[i] * (a * lengths[i] + b) for i in micro) if micro else 0.0 for micro in r]
-        for r in parts
+        [
+            _cheapest(modes, [lengths[i] for i in micro], pad_to)[0] if micro else 0.0
+            for micro in of_rank
+        ]
+        for of_rank in parts
     ]
     if lockstep:
         return float(sum(max(of_round) for of_round in zip(*times, strict=True)))

@@ -12,6 +12,7 @@ from math import ceil
 from seqplan.costs.latency import Latency
 from seqplan.planner.balance.balance_ranks import (
     Balanced,
+    Mode,
     check_lengths,
     host_micro_batch,
     predict_ms,
@@ -51,7 +52,7 @@ def balance_fixed(
     lengths = check_lengths([length for of_rank in of_ranks for length in of_rank], micro_batch, 1)
     if not all(of_ranks):
         raise ValueError("a rank has no sequences to pack")
-    packer = _Packer(micro_batch, of_ranks)
+    packer, modes = _Packer(micro_batch, of_ranks), (Mode("", capacity, cost),)
     number = ceil(max(packer.fewest, least_count) / count_multiple) * count_multiple
     most = min(map(len, of_ranks))
     best: list[list[list[int]]] | None = None
@@ -61,7 +62,7 @@ def balance_fixed(
         if bounds[-1] >= best_ms:
             break
         for parts in packer.list_packings(number):
-            time = predict_ms(parts, lengths, cost, lockstep=True)
+            time = predict_ms(parts, lengths, modes, lockstep=True)
             if time < best_ms:
                 best, best_ms = parts, time
         tried += best is not None
@@ -71,7 +72,8 @@ def balance_fixed(
             f"a rank has {most} sequences for {number} micro-batches or more, of at most "
             f"{capacity} tokens"
         )
-    return Balanced(best, tuple(lengths), cost, "lockstep", best_ms, min(bounds[0], best_ms))
+    bound_ms = min(bounds[0], best_ms)
+    return Balanced(best, tuple(lengths), modes, 1, "lockstep", best_ms, bound_ms)
 
 
 class _Packer:

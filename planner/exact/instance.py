@@ -29,6 +29,9 @@ MOST_SEQUENCES = 60
 NEGLIGIBLE = 0.015
 """Share of the time to beat up to which a sequence's work is negligible."""
 
+FEW_SEQUENCES = 12
+"""Sequences of a step up to which none is negligible: small ones decide such steps."""
+
 FILLER_GROUPS = 6
 
 
@@ -65,7 +68,7 @@ class Instance:
         None also if a pipeline's micro-batches have different recomputation modes.
 
         ``time_ms``: the time to beat; a sequence whose work is at most the share
-        ``negligible`` of it does not matter.
+        ``negligible`` of it does not matter, unless there are few.
         """
         if any(pipeline_class.modes for pipeline_class in fleet.classes):
             return None
@@ -84,6 +87,8 @@ class Instance:
         matters = work > negligible * time_ms
         # Work rises with length as long as the same classes hold it: the longest ones matter.
         last = int(np.nonzero(matters)[0].max(initial=-1)) + 1
+        if len(batch.lengths) <= FEW_SEQUENCES:
+            last = len(counts)
         if int(counts[:last].sum()) > MOST_SEQUENCES:
             return None
         left = counts.copy()

@@ -37,6 +37,8 @@ def close_regrouping_gap(
     """
     if time_ms <= bound_ms * (1 + EXACT_GAP):
         return None, bound_ms
+    if len(set(layout.schemes)) < len(layout.schemes):  # several recomputation modes of a scheme
+        return None, bound_ms
     blocks = _Blocks(layout, gpus)
     if len(blocks.first) > MOST_BLOCKS:
         return None, bound_ms

@@ -33,7 +33,7 @@ MOST = 64
 
 
 @dataclass(frozen=True)
-class Mode:
+class ClassMode:
     """A recomputation mode of a scheme: coefficients, and Σ padded lengths of a micro-batch."""
 
     a: float
@@ -73,7 +73,7 @@ class PipelineClass:
     unit: int
     count: int
     gpus: int
-    modes: tuple[Mode, ...] = ()
+    modes: tuple[ClassMode, ...] = ()
     mode: str | None = None
 
     @classmethod
@@ -82,7 +82,7 @@ class PipelineClass:
         scheme = model.scheme
         latency = model.latency
         modes = tuple(
-            Mode(
+            ClassMode(
                 a=mode.latency.a,
                 b=mode.latency.b,
                 c=mode.latency.c,
@@ -106,9 +106,9 @@ class PipelineClass:
         )
 
     @cached_property
-    def all_modes(self) -> tuple[Mode, ...]:
+    def all_modes(self) -> tuple[ClassMode, ...]:
         """List the recomputation modes, also if there is one."""
-        return self.modes or (Mode(self.a, self.b, self.c, self.capacity, self.mode),)
+        return self.modes or (ClassMode(self.a, self.b, self.c, self.capacity, self.mode),)
 
     @cached_property
     def least_c(self) -> float:
@@ -134,14 +134,14 @@ class PipelineClass:
             if mode.capacity > 0
         )
 
-    def choose_mode(self, lengths: Sequence[int]) -> Mode:
+    def choose_mode(self, lengths: Sequence[int]) -> ClassMode:
         """Choose the cheapest mode that holds a micro-batch; the last if none does."""
         padded = sum(self.pad(length) for length in lengths)
         holding = [mode for mode in self.all_modes if padded <= mode.capacity]
         return min(holding or self.all_modes[-1:], key=lambda mode: mode.micro_batch_ms(lengths))
 
     def least_over_modes(
-        self, lengths: Ints, cost_ms: Callable[[Mode, Floats, Ints], Floats]
+        self, lengths: Ints, cost_ms: Callable[[ClassMode, Floats, Ints], Floats]
     ) -> Floats:
         """Compute the least cost of each length over the modes that hold it.
 

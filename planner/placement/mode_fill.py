@@ -20,10 +20,10 @@ import numpy as np
 from seqplan.planner.placement.fleet import (
     _ROUND,
     Bin,
+    ClassMode,
     ClassPlacement,
     Floats,
     Ints,
-    Mode,
     PipelineClass,
 )
 from seqplan.planner.placement.sequence_pool import SequencePool
@@ -100,7 +100,7 @@ def _next_true(mask: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Ints:
     )
 
 
-ModeTables = dict[tuple[tuple[Mode, ...], int], ModeTable]
+ModeTables = dict[tuple[tuple[ClassMode, ...], int], ModeTable]
 """Tables of one batch by modes and padding unit."""
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.assembly import floor_us, gap, plan_of, plan_pipeline
 from seqplan.planner.placement.even_chunks import chunk
-from seqplan.planner.placement.fleet import Bin, Mode, PipelineClass
+from seqplan.planner.placement.fleet import Bin, ClassMode, PipelineClass
 from seqplan.planner.placement.pack import pack
 from seqplan.planner.problem import PACKINGS
 from seqplan.planner.simulation.one_f_one_b import ForwardFraction
@@ -151,7 +151,7 @@ def cut_evenly(
     pipeline_class: PipelineClass, micro_batches: list[list[int]], lengths: Sequence[int]
 ) -> list[list[int]]:
     """Cut the same sequences into as many consecutive chunks; unchanged where those do not fit."""
-    by_mode: dict[Mode, list[list[int]]] = {}
+    by_mode: dict[ClassMode, list[list[int]]] = {}
     for micro in micro_batches:
         mode = pipeline_class.choose_mode([lengths[i] for i in micro])
         by_mode.setdefault(mode, []).append(micro)
@@ -165,7 +165,7 @@ def cut_evenly(
 
 def _cut(
     pipeline_class: PipelineClass,
-    mode: Mode,
+    mode: ClassMode,
     micro_batches: list[list[int]],
     lengths: Sequence[int],
 ) -> list[list[int]]:

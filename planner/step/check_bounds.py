@@ -59,12 +59,18 @@ def witness_of(plan: Plan, models: Models) -> dict[str, Any]:
     """Return what proves a plan's bound, as JSON values; see ``examples/check_bound.py``.
 
     Values and prices for the bound of a strategy, or for that of a layout what its schemes cost, as
-    GPU-time alone proves it. ``ValueError`` if neither does, as for an exact solver's bound.
+    GPU-time alone proves it, each recomputation mode as a scheme. ``ValueError`` if neither does,
+    as for an exact solver's bound, or for prices of schemes with several modes.
     """
     batch = Batch(plan.step, plan.ids, plan.lengths, plan.loss_tokens)
     of_layouts = _of_layouts(models, plan.strategy)
     claim_ms = plan.lower_bound_ms - ROUNDING_MS
-    classes = [PipelineClass.from_model(model, 1) for model in of_layouts.values()]
+    named = [
+        (f"{scheme} {of_mode.mode or ''}".strip(), of_mode)
+        for scheme, model in of_layouts.items()
+        for of_mode in PipelineClass.from_model(model, 1).by_mode
+    ]
+    classes = [pipeline_class for _, pipeline_class in named]
     if claim_ms <= gpu_time_bound_ms(classes, batch, plan.world_size):
         return {
             "proof": "gpu_time",
@@ -72,12 +78,14 @@ def witness_of(plan: Plan, models: Models) -> dict[str, Any]:
             "gpus": plan.world_size,
             "lengths": batch.distinct.tolist(),
             "counts": batch.multiplicity.tolist(),
-            "classes": [
-                {"gpus": k.gpus, **describe_class(str(scheme), k)}
-                for scheme, k in zip(of_layouts, classes, strict=True)
-            ],
+            "classes": [{"gpus": k.gpus, **describe_class(name, k)} for name, k in named],
         }
     witness = None
+    if any(len(model.modes) > 1 for model in of_layouts.values()):
+        raise ValueError(
+            f"step {plan.step}: its bound follows from prices, which are not written for several "
+            "recomputation modes. Give seqplan check plans --prove"
+        )
     if not plan.regroups:
         witness = find_witness(Fleet.from_strategy(plan.strategy, models), batch, claim_ms)
     if witness is None:

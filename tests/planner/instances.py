@@ -13,7 +13,7 @@ from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fill import Filling
-from seqplan.planner.placement.fleet import Fleet, Mode, PipelineClass, form_s
+from seqplan.planner.placement.fleet import ClassMode, Fleet, PipelineClass, form_s
 from seqplan.plans.scheme import Scheme, Strategy
 
 Case = tuple[tuple[PipelineClass, ...], Batch]
@@ -111,7 +111,7 @@ def random_case(rng: np.random.Generator) -> Case:
 
 def add_modes(pipeline: PipelineClass, rng: np.random.Generator) -> PipelineClass:
     """Up to four recomputation modes, the last as the class: faster ones hold less."""
-    last = Mode(pipeline.a, pipeline.b, pipeline.c, pipeline.capacity, "mode 0")
+    last = ClassMode(pipeline.a, pipeline.b, pipeline.c, pipeline.capacity, "mode 0")
     modes = [last]
     for number in range(1, int(rng.integers(2, 5))):
         slower = modes[-1]
@@ -119,7 +119,7 @@ def add_modes(pipeline: PipelineClass, rng: np.random.Generator) -> PipelineClas
         if capacity < 1:
             break
         modes.append(
-            Mode(
+            ClassMode(
                 slower.a * rng.uniform(0.6, 1.05),
                 slower.b * rng.uniform(0.6, 1.0),
                 slower.c * rng.uniform(0.5, 1.2),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
+from collections.abc import Mapping
 from typing import Any
 
 from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.options import positive
 from seqplan.api.cli.framework.terminal import table
 from seqplan.costs.profile import Profile
+from seqplan.costs.profiled_scheme import ProfiledScheme
 from seqplan.costs.scheme_rules import doubts
 from seqplan.costs.shipped.catalogue import find_profile
 
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("\n".join(_describe_origin(profile)))
         print(f"\non {args.gpus} GPUs, context {args.max_len:,}:")
-        print("\n".join(scheme_table(schemes, args.gpus)))
+        print("\n".join([*scheme_table(schemes, args.gpus), *mode_table(schemes)]))
         print("\n".join(scheme_notes(profile)))
     return 0
 
@@ -68,6 +70,7 @@ def scheme_rows(
 ) -> list[dict[str, Any]]:
     """Each scheme of a profile with MaxLen and UtilLen on a cluster, as JSON objects."""
     rows = []
+    by_mode = {mode.name: profile.keep_modes({mode.name}) for mode in profile.modes}
     for entry in profile.schemes:
         model = profile.model(entry, gpus, max_len, optimizer_shards)
         rows.append(
@@ -79,12 +82,52 @@ def scheme_rows(
                 "b": entry.latency.b,
                 "c": entry.latency.c,
                 "max_len": model.max_len if entry.scheme.gpus <= gpus else 0,
+                **_mode_fields(by_mode, entry, gpus, max_len, optimizer_shards),
                 "util_len": entry.latency.util_len(),
                 "flag": entry.flag,
                 "origin": entry.origin,
             }
         )
     return rows
+
+
+def _mode_fields(
+    by_mode: Mapping[str, Profile],
+    entry: ProfiledScheme,
+    gpus: int,
+    max_len: int,
+    shards: int | None,
+) -> dict[str, Any]:
+    """Return coefficients and MaxLen of each recomputation mode, if there are several."""
+    if not entry.modes:
+        return {}
+    fields = {}
+    for name, latency in entry.modes.items():
+        profile = by_mode[name]
+        model = profile.model(profile.by_scheme[entry.scheme], gpus, max_len, shards)
+        fields[name] = {
+            "a": latency.a,
+            "b": latency.b,
+            "c": latency.c,
+            "max_len": model.max_len if entry.scheme.gpus <= gpus else 0,
+        }
+    return {"modes": fields}
+
+
+def mode_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Tabulate MaxLen by recomputation mode of schemes that fit; nothing for one mode."""
+    runnable = [row for row in rows if row["max_len"] > 0 and "modes" in row]
+    if not runnable:
+        return []
+    names = list(runnable[0]["modes"])
+    lines = ["", f"MaxLen by recomputation mode (coefficients above are of {names[-1]}):"]
+    return lines + table(
+        ("scheme", *names),
+        [
+            (row["scheme"], *(f"{row['modes'][name]['max_len']:,}" for name in names))
+            for row in runnable
+        ],
+    )
 
 
 def scheme_table(rows: list[dict[str, Any]], gpus: int) -> list[str]:
@@ -145,7 +188,7 @@ def profile_fields(profile: Profile) -> dict[str, Any]:
         "hardware": profile.hardware,
         "gpus_per_node": profile.gpus_per_node,
         "zero_stage": profile.zero_stage,
-        "checkpointing": profile.checkpointing,
+        "modes": [mode.name for mode in profile.modes],
         "source": profile.source,
         "residuals": profile.residuals,
         "schemes": [str(entry.scheme) for entry in profile.schemes],
@@ -157,7 +200,7 @@ def profile_fields(profile: Profile) -> dict[str, Any]:
 def _describe_origin(profile: Profile) -> list[str]:
     text = (
         f"{profile.name}: {profile.hardware}, {profile.gpus_per_node} GPUs per node, ZeRO-"
-        f"{profile.zero_stage}, activation checkpointing: {profile.checkpointing}"
+        f"{profile.zero_stage}, recomputation: {profile.checkpointing}"
     )
     lines = [text, *textwrap.wrap(f"source: {profile.source}", 98, break_on_hyphens=False)]
     return [*lines, f"fit error {profile.residuals}"]

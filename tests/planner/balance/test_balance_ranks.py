@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from itertools import product
 from pathlib import Path
+from typing import Literal
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.exhaustive import partitions
 
-from seqplan import Balanced, Cost, balance
+from seqplan import Balanced, Cost, Mode, balance
 from seqplan.planner.placement.kernel import VARIABLE
 
 CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
@@ -38,8 +41,15 @@ def check(
         for micro in of_rank:
             part = [balanced.lengths[i] for i in micro]
             assert sum(-(-length // pad_to) * pad_to for length in part) <= capacity
-            work = sum(length * (balanced.cost.a * length + balanced.cost.b) for length in part)
-            times[-1].append(work + balanced.cost.c if micro else 0.0)
+            cost = min(
+                (
+                    mode.cost.micro_batch_ms(part)
+                    for mode in balanced.modes
+                    if sum(-(-length // pad_to) * pad_to for length in part) <= mode.capacity
+                ),
+                default=0.0,
+            )
+            times[-1].append(cost if micro else 0.0)
     if balanced.execution == "lockstep":
         predicted = sum(max(of_round) for of_round in zip(*times, strict=True))
     else:
@@ -278,3 +288,82 @@ def test_numbers_of_other_kinds_are_taken() -> None:
     whole = balance([5, 7, 9], 2, 10, COST)
     assert balance(np.array([5.0, 7.0, 9.0]), 2, 10, COST).micro_batches == whole.micro_batches
     assert balance(np.array([5, 7, 9], np.uint16), 2, 10, COST) == whole
+
+
+LIGHT, HEAVY = Mode("none", 40, Cost(0.001, 1.0, 3.0)), Mode("full", 200, Cost(0.001, 1.35, 3.0))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 120), min_size=1, max_size=30),
+    ranks=st.integers(1, 4),
+    lockstep=st.booleans(),
+    multiple=st.integers(1, 2),
+    equal_samples=st.booleans(),
+)
+def test_micro_batches_have_the_cheapest_mode_that_holds_them(
+    lengths: list[int], ranks: int, lockstep: bool, multiple: int, equal_samples: bool
+) -> None:
+    options = {
+        "execution": "lockstep" if lockstep else "uniform",
+        "count_multiple": multiple,
+        "equal_samples": equal_samples,
+    }
+    if equal_samples:
+        lengths = (lengths * ranks)[: len(lengths) // ranks * ranks] or [5] * ranks
+    balanced = balance(lengths, ranks, modes=[HEAVY, LIGHT], **options)  # type: ignore[arg-type]
+    check(balanced, ranks, HEAVY.capacity, multiple=multiple)
+    for of_rank, names in zip(balanced.micro_batches, balanced.recompute, strict=True):
+        for micro, name in zip(of_rank, names, strict=True):
+            assert name == ("none" if sum(lengths[i] for i in micro) <= 40 else "full")
+    one = balance(lengths, ranks, HEAVY.capacity, HEAVY.cost, **options)  # type: ignore[arg-type]
+    assert balanced.predicted_ms <= one.predicted_ms * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("execution", ["lockstep", "uniform"])
+def test_bound_of_modes_holds_for_every_way(execution: Literal["lockstep", "uniform"]) -> None:
+    """Two ranks, every assignment and every split into micro-batches, all by enumeration."""
+    rng = np.random.default_rng(3)
+    for _ in range(25):
+        lengths = rng.integers(5, 90, int(rng.integers(2, 6))).tolist()
+        best = min(
+            _time(first, second, execution)
+            for side in itertools.product((0, 1), repeat=len(lengths))
+            for first in _splits([n for n, s in zip(lengths, side, strict=True) if not s])
+            for second in _splits([n for n, s in zip(lengths, side, strict=True) if s])
+        )
+        balanced = balance(lengths, 2, modes=[LIGHT, HEAVY], execution=execution)
+        assert balanced.lower_bound_ms <= best * (1 + 1e-9)
+        assert best * (1 - 1e-9) <= balanced.predicted_ms <= 1.35 * best
+
+
+def _splits(lengths: list[int]) -> list[list[float]]:
+    """The costs of the micro-batches of every way to split a rank's sequences, longest first."""
+    costs = []
+    for parts in partitions(lengths):
+        fits = all(sum(part) <= HEAVY.capacity for part in parts)
+        if fits:
+            modes = [LIGHT if sum(part) <= LIGHT.capacity else HEAVY for part in parts]
+            pairs = zip(modes, parts, strict=True)
+            costs.append(sorted((m.cost.micro_batch_ms(part) for m, part in pairs), reverse=True))
+    return costs
+
+
+def _time(first: list[float], second: list[float], execution: str) -> float:
+    if execution == "uniform":
+        return max(sum(first), sum(second))
+    # Micro-batches side by side from the longest on: no other order of theirs is shorter.
+    return sum(map(max, itertools.zip_longest(first, second, fillvalue=0.0)))
+
+
+def test_modes_and_one_capacity_exclude_each_other() -> None:
+    with pytest.raises(TypeError, match="stated by each mode"):
+        balance([5], 1, 10, LIGHT.cost, modes=[LIGHT])
+    with pytest.raises(TypeError, match="Give both, or modes"):
+        balance([5], 1, 10)
+    with pytest.raises(ValueError, match="Name each once"):
+        balance([5], 1, modes=[LIGHT, LIGHT])
+    with pytest.raises(TypeError, match="Give a list of Mode"):
+        balance([5], 1, modes=[])
+    with pytest.raises(ValueError, match="a micro-batch holds 200: truncate"):
+        balance([5, 300], 1, modes=[LIGHT, HEAVY])

@@ -34,7 +34,7 @@ from seqplan.planner.placement import kernel
 from seqplan.planner.placement.class_fill import MOST_COUNTED, PythonFill
 from seqplan.planner.placement.dispatch import dispatch, level
 from seqplan.planner.placement.fill import Filler, Filling, Shortfall
-from seqplan.planner.placement.fleet import Ints, Mode, PipelineClass
+from seqplan.planner.placement.fleet import ClassMode, Ints, PipelineClass
 from seqplan.planner.placement.kernel import KernelFill, fill_kernel
 from seqplan.planner.placement.mode_fill import ModeTable
 from seqplan.planner.proposal.make_proposal import make_proposal
@@ -43,7 +43,7 @@ from seqplan.plans.format.codec import to_json
 
 Result = TypeVar("Result")
 
-LIGHT, HEAVY = Mode(0.0, 1.0, 2.0, 8, "none"), Mode(0.0, 1.4, 2.0, 40, "full")
+LIGHT, HEAVY = ClassMode(0.0, 1.0, 2.0, 8, "none"), ClassMode(0.0, 1.4, 2.0, 40, "full")
 MODES = PipelineClass(1, HEAVY.a, HEAVY.b, HEAVY.c, HEAVY.capacity, 1, 1, 1, (LIGHT, HEAVY))
 
 compiled = pytest.mark.skipif(

@@ -14,14 +14,14 @@ from seqplan.planner.bounds.certificate import cheap_bound_ms
 from seqplan.planner.placement.assembly import plan_pipeline
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler, Filling
-from seqplan.planner.placement.fleet import Mode, PipelineClass, form_s
+from seqplan.planner.placement.fleet import ClassMode, PipelineClass, form_s
 from seqplan.planner.placement.rebalance import balance
 from seqplan.planner.simulation.one_f_one_b import simulate_micro_batches_ms
 from seqplan.plans.recomputation import MODES, window_share
 from seqplan.plans.scheme import Scheme
 
-LIGHT = Mode(a=0.0, b=1.0, c=2.0, capacity=40, name="none", kept_share=1.0)
-HEAVY = Mode(a=0.0, b=1.4, c=2.0, capacity=400, name="full", kept_share=0.2)
+LIGHT = ClassMode(a=0.0, b=1.0, c=2.0, capacity=40, name="none", kept_share=1.0)
+HEAVY = ClassMode(a=0.0, b=1.4, c=2.0, capacity=400, name="full", kept_share=0.2)
 
 
 def _class(pp: int = 1, count: int = 2) -> PipelineClass:

@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from functools import lru_cache, partial
 from typing import Any, Literal, TypeVar
 
+import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _pop_mode_temporarily
 from torch.utils.checkpoint import (
@@ -78,13 +79,27 @@ def run_part(
         return function(*arguments, **named)
     if named:
         function = partial(function, **named)
-    if part == "attention":
-        arguments = tuple(map(_drop_rest, arguments))
-    options: dict[str, Any] = {}
-    if (every := _KEPT_PRODUCTS.get(mode)) is not None:
-        options["context_fn"] = lambda: _make_contexts(every)
-    result: Result = checkpoint(function, *arguments, use_reentrant=False, **options)
+    result: Result
+    if mode in ("full", "mlp"):
+        result = checkpoint(function, *arguments, use_reentrant=False)
+    elif torch.compiler.is_compiling():
+        result = _run_outside_graph(mode, function, *arguments)
+    else:
+        result = _run_selectively(mode, function, *arguments)
     return result
+
+
+def _run_selectively(mode: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Run a part under a mode that chooses the tensors that are kept."""
+    if mode == "attention_core":
+        return checkpoint(function, *map(_drop_rest, arguments), use_reentrant=False)
+    contexts = partial(_make_contexts, _KEPT_PRODUCTS[mode])
+    return checkpoint(function, *arguments, use_reentrant=False, context_fn=contexts)
+
+
+_disable: Any = torch.compiler.disable
+_run_outside_graph = _disable(_run_selectively)
+"""For compiled layers: torch sees no products within compiled code."""
 
 
 def _drop_rest(argument: Any) -> Any:
@@ -114,13 +129,13 @@ def keep_result(kind: Kind, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[
     For operations that torch's selective checkpointing does not know, such as those of several
     ranks: a kept result is not sent again.
     """
-    current = _PASS.get()
+    current = _current_pass()
     return compute() if current is None else current.run(kind, compute)
 
 
 def run_last(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
     """Run the last product of a layer, whose result backward does not read: never kept."""
-    current = _PASS.get()
+    current = _current_pass()
     if current is None:
         return function(*arguments)
     current.selection.paused = True
@@ -216,6 +231,11 @@ class _Pass:
 
 
 _PASS: ContextVar[_Pass | None] = ContextVar("pass under a selective mode", default=None)
+
+
+def _current_pass() -> _Pass | None:
+    """Return the pass that runs here; None in compiled code, which cannot read it."""
+    return None if torch.compiler.is_compiling() else _PASS.get()
 
 
 def _make_contexts(every: int) -> tuple[_Pass, _Pass]:

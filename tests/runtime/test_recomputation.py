@@ -1,4 +1,4 @@
-"""Layers under each recomputation mode: equal gradients, and what is kept and computed again."""
+"""Layers under each recomputation mode: equal gradients, tensors kept and computed again."""
 
 from __future__ import annotations
 
@@ -124,6 +124,20 @@ def test_dropout_is_that_of_the_forward(mode: str) -> None:
     result, same = gradient(mode)
     assert torch.equal(result, expected)
     assert same == following  # of the next micro-batch
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients_of_compiled_layers_are_those_of_others(mode: str) -> None:
+    context = replace(local_context(LENGTHS), recompute=mode)
+    model = llama(layers=1)
+    saved, gradients = train(model, context)
+    torch._dynamo.reset()
+    for layer in model.layers:
+        layer.compile(backend="eager")
+    again, same = train(model, context)
+    assert saved == again
+    assert all(map(torch.equal, same, gradients))
 
 
 def test_products_of_low_rank_are_not_kept() -> None:

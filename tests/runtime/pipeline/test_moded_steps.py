@@ -123,13 +123,13 @@ def test_each_micro_batch_runs_under_its_mode(outcomes: Outcomes) -> None:
                     ran[name].results[step].micro_batches for name in ("none", "mixed", "full")
                 )
                 assert [report.recompute for report in mixed] == planned
-                for most, own, least in zip(none, mixed, full, strict=True):
-                    seen.add(own.recompute)
-                    if own.recompute in ("none", "full"):
-                        expected = {"none": most, "full": least}[own.recompute].saved_bytes
-                        assert own.saved_bytes == expected
+                for most, moded, least in zip(none, mixed, full, strict=True):
+                    seen.add(moded.recompute)
+                    if moded.recompute in ("none", "full"):
+                        expected = {"none": most, "full": least}[moded.recompute].saved_bytes
+                        assert moded.saved_bytes == expected
                     elif most.saved_bytes > SOME:  # not on a rank without tokens
-                        assert least.saved_bytes < own.saved_bytes < most.saved_bytes
+                        assert least.saved_bytes < moded.saved_bytes < most.saved_bytes
     assert seen == set(MODES)
 
 

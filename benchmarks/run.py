@@ -35,6 +35,7 @@ NAMES = (
     "strategies",
     "order",
     "reduction",
+    "recomputation",
     "serve",
     "sidecar",
     "kills",

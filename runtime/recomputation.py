@@ -1,8 +1,8 @@
 """How a recomputation mode is applied to the parts of a layer.
 
 A model calls ``run_part`` for the parts that its layers have, with the mode of the micro-batch
-(``AttentionContext.recompute``). Which tensors a mode keeps is decided here alone. Backward reads
-the mode from nowhere: what it has to compute again was fixed in forward.
+(``AttentionContext.recompute``). Which tensors a mode keeps is decided here alone. Backward does
+not read the mode: forward has fixed the parts that are computed again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ _RECOMPUTED: dict[str, Part] = {
 _KEPT_PRODUCTS = {"elementwise": 1, "half_products": 2}
 """Selective modes: the first of every so many products is kept."""
 
-_PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_grouped_mm", "_scaled_mm"})
+_PRODUCTS = {"mm": 1, "bmm": 1, "_grouped_mm": 1, "_scaled_mm": 1, "addmm": 2, "baddbmm": 2}
+"""torch's products, and the place of the second matrix among their operands."""
+
 _ATTENTION = re.compile(r"attention|flash_attn")
 
 NARROW = 16
@@ -171,7 +173,7 @@ class _Selection:
     ) -> CheckpointPolicy:
         """Choose for torch whether an operation's result is kept."""
         kind = _kind_of(operation)
-        if kind is None or (kind == "product" and _is_narrow(operands)) or not self.keeps(kind):
+        if kind is None or _is_narrow(operation, operands) or not self.keeps(kind):
             return CheckpointPolicy.PREFER_RECOMPUTE
         output = getattr(context, "op_output", None)  # not in older releases
         count_kept(output)
@@ -217,6 +219,7 @@ class _Pass:
         if self._again and (kept := results[call]) is not None:
             if _find_changed(kept) is not None:
                 raise KeptResultChanged(f"kept result changed in place: {kind}. Use another mode")
+            results[call] = None  # torch frees what it keeps, too
             return tuple(tensor.detach() for tensor, _ in kept)
         # Its parts are no operations of the layer: torch's mode, the innermost, would number them.
         with _pop_mode_temporarily():
@@ -249,21 +252,25 @@ def _find_changed(kept: Iterable[tuple[Tensor, int]]) -> Tensor | None:
     return next((tensor for tensor, version in kept if tensor._version != version), None)
 
 
-def _is_narrow(operands: Sequence[Any]) -> bool:
-    """Return whether a product's inner dimension is small, by its last matrix."""
-    tensors = [operand for operand in operands if isinstance(operand, Tensor)]
-    matrices = [tensor for tensor in tensors if tensor.dim() > 1]
-    if not matrices:
+def _is_narrow(operation: Any, operands: Sequence[Any]) -> bool:
+    """Return whether it is a product with a small inner dimension."""
+    place = _PRODUCTS.get(_short_name(operation))
+    if place is None or place >= len(operands):
         return False
-    inner, length = matrices[-1].shape[-2:]
+    inner, length = operands[place].shape[-2:]
     return bool(inner * NARROW <= length)
 
 
 @lru_cache(maxsize=4096)
 def _kind_of(operation: Any) -> Kind | None:
     """Return the kind of one of torch's operations, or of a library's."""
-    name = str(operation.name())
-    namespace, _, short = name.partition("::")
-    if namespace == "aten" and short.partition(".")[0] in _PRODUCTS:
+    if _short_name(operation) in _PRODUCTS:
         return "product"
-    return "attention" if _ATTENTION.search(name) else None
+    return "attention" if _ATTENTION.search(str(operation.name())) else None
+
+
+@lru_cache(maxsize=4096)
+def _short_name(operation: Any) -> str:
+    """Return the name of one of torch's operations without its overload; of others all of it."""
+    namespace, _, name = str(operation.name()).partition("::")
+    return name.partition(".")[0] if namespace == "aten" else f"{namespace}::{name}"

@@ -16,7 +16,13 @@ from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.errors import PlanError
 from seqplan.runtime.models.llama import Llama, ModelConfig
-from seqplan.runtime.recomputation import KeptResultChanged, check_modes, run_last, run_part
+from seqplan.runtime.recomputation import (
+    KeptResultChanged,
+    check_modes,
+    keep_result,
+    run_last,
+    run_part,
+)
 from seqplan.runtime.saved_tensors import SavedBytes
 from seqplan.runtime.sequence_parallel.context import AttentionContext, local_context
 from seqplan.runtime.sequence_parallel.kernels.cpu import CpuKernel
@@ -151,6 +157,53 @@ def test_products_of_low_rank_are_not_kept() -> None:
 
     assert count("elementwise") == 64 + 2
     assert count("full") == 64
+
+
+@pytest.mark.parametrize(
+    ("mode", "again"),
+    [
+        ("elementwise", []),
+        ("half_products", ["second"]),
+        ("full", ["first", "second", "core", "third"]),
+    ],
+)
+def test_results_that_are_kept_by_hand_are_not_computed_again(mode: str, again: list[str]) -> None:
+    """As torch's products are, of which half are kept."""
+    weight = torch.randn(8, 8, requires_grad=True)
+    calls: list[str] = []
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, name: str, kind: Any) -> torch.Tensor:
+            def compute() -> tuple[torch.Tensor]:
+                calls.append(name)
+                return (x @ torch.ones(8, 8),)
+
+            (result,) = keep_result(kind, compute)
+            ctx.save_for_backward(x)
+            return result
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+            (x,) = ctx.saved_tensors
+            return (gradients[0] * x), None, None
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        apply: Any = Product.apply
+        x = apply(x * weight, "first", "product").sin()
+        x = apply(x, "second", "product").sin()
+        x = apply(x, "core", "attention").sin()
+        return apply(x, "third", "product")
+
+    def gradient(mode: str) -> torch.Tensor:
+        calls.clear()
+        loss = run_part("layer", mode, layer, torch.eye(8)).sum()
+        (result,) = torch.autograd.grad(loss, weight)
+        return result
+
+    expected = gradient("none")
+    assert torch.equal(gradient(mode), expected)
+    assert calls == ["first", "second", "core", "third", *again]
 
 
 @pytest.mark.parametrize("mode", ["elementwise", "half_products"])

@@ -16,6 +16,10 @@ _REDUCTION = "tests/runtime/states/test_gradient_reduction.py"
 _OUTAGE = "tests/runtime/sources/test_outages.py"
 _TOKENS = "tests/runtime/data/test_token_data.py"
 _AGREE = "tests/runtime/sources/test_agreement.py"
+_MODES = "tests/runtime/test_recomputation.py"
+_SAVED_BYTES = "tests/profiler/measure/test_saved_memory.py"
+_MODED = "tests/runtime/pipeline/test_moded_steps.py"
+_ATTACHED = "tests/runtime/huggingface/test_attached_modes.py"
 
 
 class Mutant(NamedTuple):
@@ -41,6 +45,8 @@ _STEP = "runtime/training/run_step.py"
 _TARGETS = "runtime/data/targets.py"
 _SAVED = "runtime/checkpoint/save_restore.py"
 _AHEAD = "runtime/sources/consumer.py"
+_PARTS = "runtime/recomputation.py"
+_SWITCH = "runtime/huggingface/recomputation.py"
 _ACKS = "runtime/sources/acknowledgements.py"
 
 MUTANTS = (
@@ -66,7 +72,7 @@ MUTANTS = (
     Mutant(_MASKS, "position - self.window + 1", "position - self.window", (_MASKED,)),
     Mutant(_MASKS, "length > reach", "length > reach + 1", (_MASKED,)),
     Mutant(_PASSES, "self._kept.pop(index)", "self._kept.pop(max(self._kept))", (_SUMS,)),
-    Mutant(_PASSES, "if self._view.at.tp == 0:", "if True:", (_SUMS,)),
+    Mutant(_PASSES, " and self._view.at.tp == 0:", ":", (_SUMS,)),
     Mutant(_PASSES, "out = out * self._scale", "out = out * 1.0", (_SUMS,)),
     Mutant(
         _STAGE,
@@ -136,5 +142,23 @@ MUTANTS = (
         _ACKS, "frozenset({408, 425, 429, 500, 502, 503, 504})", "frozenset({502, 503})", (_HTTP,)
     ),
     Mutant(_ACKS, "                    self.append(entry)\n", "", (_OUTAGE,)),
+    Mutant(_PARTS, "return not self.paused and", "return", (_SAVED_BYTES,)),
+    Mutant(_PARTS, '"half_products": 2}', '"half_products": 1}', (_MODES,)),
+    Mutant(_PARTS, "        with _pop_mode_temporarily():", "        if True:", (_MODES,)),
+    Mutant(_PARTS, "map(_drop_rest, arguments)", "arguments", (_MODES, _MODED)),
+    Mutant(
+        "runtime/sequence_parallel/context.py",
+        "recompute=micro_batch.recompute",
+        "recompute=None",
+        (_MODED,),
+    ),
+    Mutant(_SWITCH, "            restore()", "            pass", (_ATTACHED,)),
+    Mutant(_SWITCH, "mode in LAYER_MODES)", "False)", (_ATTACHED,)),
+    Mutant(
+        "runtime/huggingface/probe.py",
+        "            model.recomputation.remove(mode)",
+        "            pass",
+        (_ATTACHED,),
+    ),
     Mutant(_ACKS, "self._next_try = 0.0  # the service has just answered", "return", (_HTTP,)),
 )

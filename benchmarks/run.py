@@ -36,6 +36,7 @@ NAMES = (
     "strategies",
     "order",
     "reduction",
+    "recomputation",
     "serve",
     "sidecar",
     "kills",

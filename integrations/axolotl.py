@@ -20,6 +20,7 @@ from pydantic import BaseModel
 
 from seqplan.integrations.balanced_steps import BalancedSteps
 from seqplan.integrations.huggingface_trainer import PlannedTrainerMixin, UnplannableError
+from seqplan.integrations.recomputation_limits import RecomputationLimits
 from seqplan.integrations.versions import UnsupportedVersion, find_installed_version
 from seqplan.planner.balance.cost import Cost
 
@@ -43,6 +44,7 @@ class SeqplanOptions(BaseModel):
 
     ``seqplan_sequences``: in an optimizer step; ``seqplan_capacity``: tokens of a micro-batch. What
     one costs: a profile with a scheme, or [a, b, c] in ms per token², per token, per micro-batch.
+    ``seqplan_recompute``: tokens of a micro-batch by recomputation mode, {none: 4096, full: 16384}.
     """
 
     seqplan_sequences: int | None = None
@@ -50,6 +52,7 @@ class SeqplanOptions(BaseModel):
     seqplan_profile: str | None = None
     seqplan_scheme: str = "tp1"
     seqplan_cost: list[float] | None = None
+    seqplan_recompute: dict[str, int] | None = None
 
 
 class SeqplanPlugin(_PLUGIN):  # type: ignore[misc, valid-type]
@@ -95,8 +98,16 @@ class SeqplanPlugin(_PLUGIN):  # type: ignore[misc, valid-type]
 class _Options:
     """Options of the YAML file, validated."""
 
-    def __init__(self, sequences: int, capacity: int, cost: Cost, seed: int) -> None:
+    def __init__(
+        self,
+        sequences: int,
+        capacity: int,
+        cost: Cost,
+        seed: int,
+        recompute: RecomputationLimits | None,
+    ) -> None:
         self.sequences, self.capacity, self.cost, self.seed = sequences, capacity, cost, seed
+        self.recompute = recompute
 
     @classmethod
     def of(cls, cfg: Mapping[str, Any]) -> _Options:
@@ -116,7 +127,12 @@ class _Options:
                 cost = Cost(a, b, c)
         except (TypeError, ValueError) as error:
             raise UnplannableError(f"what a micro-batch costs: {error}") from error
-        return cls(cfg["seqplan_sequences"], cfg["seqplan_capacity"], cost, cfg.get("seed") or 0)
+        try:
+            recompute = RecomputationLimits.from_value(cfg.get("seqplan_recompute"))
+        except (TypeError, ValueError) as error:
+            raise UnplannableError(f"seqplan_recompute: {error}") from error
+        sequences, capacity = cfg["seqplan_sequences"], cfg["seqplan_capacity"]
+        return cls(sequences, capacity, cost, cfg.get("seed") or 0, recompute)
 
 
 def make_planned_trainer(cfg: Any) -> type[Any]:
@@ -131,6 +147,7 @@ def make_planned_trainer(cfg: Any) -> type[Any]:
                 options.capacity,
                 options.cost,
                 seed=options.seed,
+                recompute=options.recompute,
             )
             _set_steps(kwargs["args"], cfg, planned.steps)
             super().__init__(*args, train_dataset=train_dataset, planned=planned, **kwargs)

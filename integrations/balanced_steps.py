@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from seqplan.costs.latency import Latency
+from seqplan.integrations.recomputation_limits import RecomputationLimits
 from seqplan.planner.balance.balance_ranks import balance
 
 
@@ -16,11 +17,13 @@ from seqplan.planner.balance.balance_ranks import balance
 class RankedStep:
     """One optimizer step: places in the data set, by rank and micro-batch, and the prediction.
 
-    ``figures``: ``predicted_ms``, ``gap`` and ``imbalance``, for a trainer's metrics.
+    ``figures``: ``predicted_ms``, ``gap`` and ``imbalance``, for a trainer's metrics; ``modes``:
+    recomputation modes by rank and micro-batch, None if the trainer's settings apply.
     """
 
     micro_batches: list[list[list[int]]]
     figures: dict[str, float]
+    modes: list[list[str]] | None = None
 
 
 class BalancedSteps:
@@ -29,8 +32,10 @@ class BalancedSteps:
     ``lengths``: tokens of every sequence; ``capacity``: tokens of a micro-batch; ``cost``: what one
     costs (``seqplan.Cost``). Each epoch is a permutation fixed by (seed, epoch); its rest
     beyond whole steps is not used, as with a sampler that drops the last batch. The same on every
-    rank, and for every epoch whatever came before. ``ValueError`` for less data than a step, or a
-    sequence beyond ``capacity``.
+    rank, and for every epoch whatever came before. ``recompute``: tokens that a micro-batch holds
+    under each recomputation mode, of which it gets the lightest that holds it; by default the
+    trainer's settings apply. ``ValueError`` for less data than a step, or a sequence beyond
+    ``capacity``, or a capacity that no mode holds.
     """
 
     def __init__(
@@ -42,6 +47,7 @@ class BalancedSteps:
         *,
         seed: int = 0,
         pad_to: int = 1,
+        recompute: Mapping[str, int] | RecomputationLimits | None = None,
     ) -> None:
         self._lengths = np.asarray(lengths)
         if not 1 <= sequences <= len(self._lengths):
@@ -52,6 +58,12 @@ class BalancedSteps:
         balance(self._lengths, 1, capacity, cost, pad_to=pad_to)
         self._sequences, self._capacity, self._cost = sequences, capacity, cost
         self._seed, self._pad_to = seed, pad_to
+        self.recompute = RecomputationLimits.from_value(recompute)
+        if self.recompute is not None and self.recompute.capacity < capacity:
+            raise ValueError(
+                f"tokens of a micro-batch: {capacity}. "
+                f"No recomputation mode holds over {self.recompute.capacity}"
+            )
 
     def check_length(self, place: int, tokens: int) -> None:
         """Compare a sample with its planned length. ``ValueError`` if they differ."""
@@ -89,14 +101,25 @@ class BalancedSteps:
                 execution="lockstep" if lockstep else "uniform",
                 pad_to=self._pad_to,
             )
+            chosen = [
+                [[int(places[i]) for i in micro] for micro in of_rank]
+                for of_rank in balanced.micro_batches
+            ]
             yield RankedStep(
-                [
-                    [[int(places[i]) for i in micro] for micro in of_rank]
-                    for of_rank in balanced.micro_batches
-                ],
+                chosen,
                 {
                     "predicted_ms": balanced.predicted_ms,
                     "gap": balanced.gap,
                     "imbalance": balanced.imbalance,
                 },
+                None if self.recompute is None else self._choose_modes(chosen),
             )
+
+    def _choose_modes(self, micro_batches: list[list[list[int]]]) -> list[list[str]]:
+        """Return the lightest mode of each micro-batch."""
+        assert self.recompute is not None
+        padded = -(-self._lengths // self._pad_to) * self._pad_to
+        return [
+            [self.recompute.find_lightest(int(padded[micro].sum())) for micro in of_rank]
+            for of_rank in micro_batches
+        ]

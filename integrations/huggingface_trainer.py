@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from seqplan.integrations.balanced_steps import BalancedSteps
+from seqplan.runtime.huggingface.recomputation import RecomputationSwitch
 
 IGNORED = -100
 """A label that no loss counts."""
@@ -43,6 +44,9 @@ class PlannedTrainerMixin:
     ``input_ids`` in each sample; the collator packs without padding
     (``DataCollatorWithFlattening``, ``padding_free=True``). ``UnplannableError`` before the first
     step for what cannot be planned, with every reason. ``plan/…`` figures are among the logs.
+
+    Where ``planned`` has recomputation modes, each micro-batch runs under its mode by the layers'
+    checkpointing, whatever ``gradient_checkpointing`` is.
     """
 
     sync_each_micro_batch = True
@@ -63,7 +67,8 @@ class PlannedTrainerMixin:
         self._figures: Mapping[str, float] = {}
         self._isolated = False
         super().__init__(*args, **kwargs)
-        if reasons := self._reasons():
+        self._recomputation = RecomputationSwitch(self.model)
+        if reasons := [*self._reasons(), *self._recomputation_reasons()]:
             raise UnplannableError("; ".join(reasons))
         plugin: Any = getattr(self.accelerator.state, "fsdp_plugin", None)
         if self.accelerator.is_fsdp2 and plugin.mixed_precision_policy is not None:
@@ -118,6 +123,32 @@ class PlannedTrainerMixin:
             reasons = [f"steps are planned for {planned} sequences, the data set has {there}"]
         return reasons
 
+    def _recomputation_reasons(self) -> list[str]:
+        """List why planned recomputation modes cannot be switched here."""
+        limits = self._planned.recompute
+        if limits is None:
+            return []
+        plugin: Any = getattr(self.accelerator.state, "fsdp_plugin", None)
+        deepspeed: Any = getattr(self.accelerator.state, "deepspeed_plugin", None)
+        checks = {
+            "torch_compile: compiled layers do not switch modes. Turn it off": (
+                getattr(self.args, "torch_compile", False)
+            ),
+            "activation_checkpointing wraps the layers: true. Turn it off": (
+                getattr(plugin, "activation_checkpointing", False)
+            ),
+            # A layer computed again gathers its parameters again, on this rank alone.
+            "ZeRO stage with recomputation modes: 3. Use stage 2": (
+                getattr(deepspeed, "zero_stage", 0) == 3
+            ),
+        }
+        reasons = [reason for reason, applies in checks.items() if applies]
+        try:
+            limits.check_modes(self._recomputation.modes, type(self.model).__name__)
+        except ValueError as error:
+            reasons.append(str(error))
+        return reasons
+
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return a loader whose items are this rank's steps."""
         args, planned = self.args, self._planned
@@ -162,11 +193,14 @@ class PlannedTrainerMixin:
         micro_batches = inputs["micro_batches"]
         every_time = self.sync_each_micro_batch and self.accelerator.is_fsdp2
         trainer: Any = super()
+        modes = inputs["modes"] or [None] * len(micro_batches)
         for k, micro_batch in enumerate(micro_batches):
             last = k == len(micro_batches) - 1
+            self._recomputation.switch(modes[k])
             self.accelerator.gradient_state._set_sync_gradients(last)  # DeepSpeed steps where set
             with nullcontext() if last or every_time else self.accelerator.no_sync(model):
                 total = total + trainer.training_step(model, micro_batch, num_items_in_batch)
+        self._recomputation.switch(None)
         return total
 
     def floating_point_ops(self, inputs: Any) -> int:
@@ -241,7 +275,13 @@ class _StepsOfRank:
             wanted = len(step.micro_batches[self._rank]) if lockstep else max(1, len(local))
             fillers = wanted - len(local)
             parts = [*local, *([some] for _ in range(fillers))]
-            yield [(parts, [False] * len(local) + [True] * fillers, step.figures)]
+            modes = None
+            if step.modes is not None:
+                assert self._planned.recompute is not None
+                pairs = zip(step.micro_batches[self._rank], step.modes[self._rank], strict=True)
+                shortest = self._planned.recompute.find_lightest(1)
+                modes = [mode for micro, mode in pairs if micro] + [shortest] * fillers
+            yield [(parts, [False] * len(local) + [True] * fillers, modes, step.figures)]
 
 
 class _SamplesOfStep(Dataset[Any]):
@@ -257,12 +297,12 @@ class _SamplesOfStep(Dataset[Any]):
         return len(self._samples)
 
     def __getitem__(self, step: Any) -> Any:
-        parts, are_fillers, figures = step
+        parts, are_fillers, modes, figures = step
         samples = [
             [_cut(self._sample(i), 1) if filler else self._sample(i) for i in part]
             for part, filler in zip(parts, are_fillers, strict=True)
         ]
-        return samples, are_fillers, figures
+        return samples, are_fillers, modes, figures
 
     def _sample(self, place: int) -> Any:
         sample = self._samples[place]
@@ -280,7 +320,7 @@ class _PackedStep:
         self._collator = collator
 
     def __call__(self, steps: Sequence[Any]) -> dict[str, Any]:
-        ((parts, are_fillers, figures),) = steps
+        ((parts, are_fillers, modes, figures),) = steps
         packed = [self._collator(part) for part in parts]
         for micro_batch, filler in zip(packed, are_fillers, strict=True):
             if micro_batch["input_ids"].shape[0] != 1:
@@ -291,7 +331,7 @@ class _PackedStep:
                 for key in _LABELS:
                     if key in micro_batch:
                         micro_batch[key].fill_(IGNORED)
-        return {"micro_batches": packed, "figures": figures}
+        return {"micro_batches": packed, "modes": modes, "figures": figures}
 
 
 def _parts(inputs: Any) -> list[Any]:

@@ -22,6 +22,8 @@ from seqplan.integrations.degree_costs import (
     costs_of_environment,
     ring_costs,
 )
+from seqplan.integrations.megatron_recomputation import install_recomputation
+from seqplan.integrations.recomputation_limits import RecomputationLimits
 from seqplan.integrations.versions import UnsupportedVersion, find_installed_version
 from seqplan.planner.balance.balance_ranks import balance
 from seqplan.planner.balance.cost import Cost
@@ -41,15 +43,23 @@ figures: dict[str, float] = {}
 """``predicted_ms``, ``gap`` and ``imbalance`` of the last schedule that was planned."""
 
 
-def install(costs: Cost | Mapping[int, Cost] | None = None) -> list[str]:
+def install(
+    costs: Cost | Mapping[int, Cost] | None = None,
+    recompute: Mapping[str, int] | RecomputationLimits | None = None,
+) -> list[str]:
     """Replace Megatron's schedulers by planned ones; return the names of the replaced.
 
     ``costs``: of a micro-batch on one rank of data and context parallelism, or by degree
     (``ring_costs``); by default from the environment (``degree_costs.costs_of_environment``).
-    ``UnsupportedVersion`` if Megatron has no place for a scheduler.
+    ``recompute``: tokens on a rank by recomputation mode, by default ``SEQPLAN_RECOMPUTE`` of the
+    environment, else Megatron's settings apply (``install_recomputation``). ``UnsupportedVersion``
+    if Megatron has no place for a scheduler.
     """
     known = costs_of_environment() if costs is None else costs
     by_degree(known, 1)  # rejects costs without degree 1, before anything is replaced
+    limits = RecomputationLimits.from_value(recompute) or RecomputationLimits.from_environment()
+    if limits is not None:
+        install_recomputation(limits)
     schedule: Any = import_module("megatron.core.datasets.data_schedule")
     replaced = []
     for key, host_class in list(getattr(schedule, "scheduler_map", {}).items()):

@@ -7,12 +7,14 @@ slime.install()                      # SEQPLAN_PROFILE and SEQPLAN_SCHEME, or SE
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 from seqplan.integrations.degree_costs import by_degree, costs_of_environment
+from seqplan.integrations.recomputation_limits import VARIABLE
 from seqplan.integrations.versions import UnsupportedVersion, find_installed_version
 from seqplan.planner.balance.balance_ranks import Balanced, balance
 from seqplan.planner.balance.cost import Cost
@@ -34,8 +36,14 @@ figures: dict[str, float] = {}
 def install(costs: Cost | Mapping[int, Cost] | None = None) -> None:
     """Put the planned schedule in slime's place; ``costs`` of one rank or by context degree.
 
-    ``UnsupportedVersion`` if slime has no such function.
+    ``UnsupportedVersion`` if slime has no such function; ``ValueError`` if the environment has
+    recomputation modes, as schedules are made in other processes than those that train.
     """
+    if text := os.environ.get(VARIABLE):
+        raise ValueError(
+            f"{VARIABLE} with slime: {text}. Unset it and call "
+            "seqplan.integrations.megatron_recomputation.install_recomputation where slime trains"
+        )
     known = costs_of_environment() if costs is None else costs
     module: Any = import_module(SCHEDULE)
     if not hasattr(module, NAME):

@@ -5,6 +5,8 @@
 
 Importing this module installs it: verl's workload is the measured cost, micro-batches are packed
 for all ranks together, and Megatron's dynamic context parallelism takes ``integrations.megatron``.
+With ``SEQPLAN_RECOMPUTE=none:4096,full:16384``, tokens on a rank, each micro-batch is trained under
+the lightest recomputation mode that holds it.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from seqplan.integrations.degree_costs import costs_of_environment
+from seqplan.integrations.recomputation_limits import RecomputationLimits
 from seqplan.integrations.versions import UnsupportedVersion, find_installed_version
 from seqplan.planner.balance.balance_ranks import Balanced
 from seqplan.planner.balance.cost import Cost
@@ -28,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 BALANCING, ENGINE = "verl.utils.seqlen_balancing", "verl.workers.engine.utils"
 DYNAMIC = "verl.utils.dynamic_cp_scheduler"
+FSDP, MEGATRON = (f"verl.workers.engine.{name}.transformer_impl" for name in ("fsdp", "megatron"))
 
 NAMES = ("rearrange_micro_batches", "calculate_workload", "log_seqlen_unbalance")
 """Functions of ``BALANCING`` that are replaced, here and wherever they were imported already."""
@@ -45,6 +49,7 @@ def install(costs: dict[int, Cost] | None = None) -> None:
     ``UnsupportedVersion`` if verl lacks one of them.
     """
     known = costs_of_environment() if costs is None else costs
+    RecomputationLimits.from_environment()  # rejects unknown modes, before anything is replaced
     balancing: Any = import_module(BALANCING)
     lacking = [name for name in NAMES if not hasattr(balancing, name)]
     if lacking:
@@ -101,6 +106,7 @@ def _rearranging(original: Callable[..., Any], cost: Cost) -> Any:
         force_group_size: int = 1,
     ) -> Any:
         """Pack this rank's sequences so that its micro-batches match those of the other ranks."""
+        _install_recomputation()
         select = import_module("verl.utils.tensordict_utils").index_select_tensor_dict
         lengths = _lengths(batch)
         together = same_micro_num_in_dp and dp_group is not None
@@ -199,6 +205,48 @@ def _logging(original: Callable[..., Any], cost: Cost) -> Any:
         return metrics
 
     return log_seqlen_unbalance
+
+
+def _install_recomputation() -> None:
+    """Let the engines that this process has loaded switch modes, if the environment has limits."""
+    limits = RecomputationLimits.from_environment()
+    if limits is None:
+        return
+    if (module := sys.modules.get(FSDP)) is not None:
+        engines: list[Any] = [kind for kind in vars(module).values() if isinstance(kind, type)]
+        for engine in engines:
+            step = (
+                vars(engine).get("forward_step") if issubclass(engine, module.FSDPEngine) else None
+            )
+            if step is not None and not hasattr(step, "host_function"):
+                engine.forward_step = _switching(step, limits)
+    if MEGATRON in sys.modules:
+        import_module("seqplan.integrations.megatron_recomputation").install_recomputation(limits)
+
+
+def _switching(original: Callable[..., Any], limits: RecomputationLimits) -> Any:
+    """Switch the model's layers before a micro-batch's forward that is trained."""
+
+    def forward_step(self: Any, micro_batch: Any, loss_function: Any, forward_only: bool) -> Any:
+        if not forward_only:
+            tokens = sum(_lengths(micro_batch))
+            ranks = getattr(self, "ulysses_sequence_parallel_size", 1)
+            _switch_of(self, limits).switch(limits.find_lightest(-(-tokens // ranks)))
+        return original(self, micro_batch, loss_function, forward_only)
+
+    planned: Any = forward_step
+    planned.host_function = original
+    return planned
+
+
+def _switch_of(engine: Any, limits: RecomputationLimits) -> Any:
+    """Return the engine's switch, made once. ``ValueError`` for modes that it does not have."""
+    if (switch := vars(engine).get("_recomputation_switch")) is None:
+        kind: Any = import_module("seqplan.runtime.huggingface.recomputation").RecomputationSwitch
+        switch = kind(getattr(engine.module, "_fsdp_wrapped_module", engine.module))
+        limits.check_modes(switch.modes, "verl")
+        engine._recomputation_switch = switch
+    return switch
 
 
 def _install_dynamic(dynamic: Any, costs: dict[int, Cost]) -> None:

@@ -40,11 +40,25 @@ ELEMENT_BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
+class CheckedMicroBatch:
+    """What a micro-batch kept for backward under its recomputation mode.
+
+    ``pipeline`` and ``place``: in the plan; ``saved_bytes``: of the rank with the most.
+    """
+
+    pipeline: int
+    place: int
+    recompute: str | None
+    saved_bytes: int
+
+
+@dataclass(frozen=True)
 class CheckedStep:
     """One step of both runs.
 
     ``loss`` and ``gradient_norm``: of the rank that is furthest from the reference;
-    ``measured_ms``: of the slowest rank, waiting for others included.
+    ``measured_ms``: of the slowest rank, waiting for others included; ``micro_batches``: in the
+    plan's order, none if the plan has no recomputation modes.
     """
 
     plan: Plan
@@ -53,6 +67,7 @@ class CheckedStep:
     gradient_norm: float
     reference_gradient_norm: float
     measured_ms: float
+    micro_batches: tuple[CheckedMicroBatch, ...] = ()
 
     @property
     def loss_difference(self) -> float:
@@ -95,6 +110,11 @@ class Check:
             )
             and self.parameter_difference <= self.gates.parameter
         )
+
+
+def has_modes(plan: Plan) -> bool:
+    """Whether a micro-batch of the plan has a recomputation mode."""
+    return any(batch.recompute for p in plan.pipelines for batch in p.micro_batches)
 
 
 def size_model(plans: Sequence[Plan]) -> ModelSizes:

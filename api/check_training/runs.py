@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from seqplan.api.check_training.check import Check, CheckedStep, relative, size_model
+from seqplan.api.check_training.check import (
+    Check,
+    CheckedMicroBatch,
+    CheckedStep,
+    has_modes,
+    relative,
+    size_model,
+)
 from seqplan.api.check_training.plan_pipe import PlanPipe
 from seqplan.api.check_training.processes import Message, RankServer
 from seqplan.costs.model_sizes import ModelSizes
@@ -76,6 +83,7 @@ class _Runs:
         self._step_seen = step_seen
         self._ranks = range(plans[0].world_size)
         self._reported: list[list[tuple[float, float, float]]] = [[] for _ in plans]
+        self._saved: list[dict[tuple[int, int], int]] = [{} for _ in plans]
         self._expected: list[tuple[float, float]] = []
 
     def listen(self, messages: Iterable[tuple[int, Message]]) -> None:
@@ -98,6 +106,9 @@ class _Runs:
     def _add_of_rank(self, message: Message) -> None:
         at = message["step"] - self._plans[0].step
         self._reported[at].append((message["loss"], message["gradient_norm"], message["ms"]))
+        for pipeline, place, saved in message["saved_bytes"]:
+            most = self._saved[at].get((pipeline, place), 0)
+            self._saved[at][pipeline, place] = max(saved, most)
         if len(self._reported[at]) == len(self._ranks):
             self._progress("steps on ranks", at + 1, len(self._plans))
             if at + 1 < len(self._plans):
@@ -105,14 +116,20 @@ class _Runs:
 
     def _show(self) -> None:
         at = len(self._expected) - 1
-        step = _compare_step(self._plans[at], self._reported[at], *self._expected[at])
+        step = _compare_step(
+            self._plans[at], self._reported[at], self._saved[at], *self._expected[at]
+        )
         self.checked.append(step)
         self._progress("steps of both", at + 1, len(self._plans))
         self._step_seen(step)
 
 
 def _compare_step(
-    plan: Plan, reported: Sequence[tuple[float, float, float]], loss: float, norm: float
+    plan: Plan,
+    reported: Sequence[tuple[float, float, float]],
+    saved: Mapping[tuple[int, int], int],
+    loss: float,
+    norm: float,
 ) -> CheckedStep:
     losses, norms, times = zip(*reported, strict=True)
     return CheckedStep(
@@ -122,6 +139,15 @@ def _compare_step(
         gradient_norm=_furthest(norms, norm),
         reference_gradient_norm=norm,
         measured_ms=max(times),
+        micro_batches=tuple(
+            CheckedMicroBatch(
+                pipeline,
+                place,
+                plan.pipelines[pipeline].micro_batches[place].recompute,
+                saved_bytes,
+            )
+            for (pipeline, place), saved_bytes in sorted(saved.items())
+        ),
     )
 
 
@@ -159,4 +185,5 @@ def _settings(
             "ffn": sizes.ffn,
             "vocab": sizes.vocab,
         },
+        "count_saved": any(map(has_modes, plans)),
     }

@@ -60,7 +60,8 @@ def layer_activation_bytes(
     Attention keeps its input, the normed input, q, k, v, its output and the residual sum; the
     feed-forward its normed input, gate, up and their product; experts that for each that a token
     runs through. ``elementwise`` keeps the outputs of products and attention, ``half_products``
-    those of attention and of half the products. ``attention_core`` drops nothing but the sums of
+    those of attention and of every second product: as much as where projections are fused, of which
+    the first of attention and of the feed-forward are. ``attention_core`` drops nothing but the sums of
     softmax: a fused kernel keeps no scores. The mean of all layers.
     """
     special = sizes.architecture
@@ -85,13 +86,11 @@ def layer_activation_bytes(
     feed_forward = 2 * (sizes.hidden + (expanded + 1) * ffn)
     put_out = 2.0 * (2 * sizes.hidden + inner + expanded * ffn) + unsplit
     statistics = 4.0 * sizes.heads * sizes.attending_layers / layers
-    attention_out = sizes.attending_layers * sizes.attention_width / layers
-    outputs = put_out / 2 - sizes.hidden - attention_out
     return {
         "none": float(attention + feed_forward),
         "elementwise": float(put_out),
         "attention_core": float(attention + feed_forward - statistics),
-        "half_products": 2.0 * (sizes.hidden + attention_out) + outputs,
+        "half_products": put_out - 2.0 * sizes.hidden,
         "mlp": float(attention),
         "full": 2.0 * sizes.hidden,
     }[checkpointing]

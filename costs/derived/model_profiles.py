@@ -14,8 +14,11 @@ from seqplan.costs.scheme_rules import scheme_problem
 from seqplan.plans.recomputation import MODES
 from seqplan.plans.scheme import Scheme
 
-MOST_SHARES, MOST_RING, MOST_STAGES = 16, 8, 2
-"""Of a scheme that is derived by default: ulysses·ring, ring and pp at most."""
+MOST_SHARES, MOST_RING, MOST_STAGES, MOST_STAGES_ALONE = 16, 8, 2, 8
+"""Of a scheme that is derived by default: ulysses·ring, ring and pp at most; and pp without them.
+
+Large models on few GPUs need the memory that stages split. Context parallelism within many stages
+has not been the best of any setting of ``./run bench memory``."""
 
 
 def list_schemes(shape: ModelShape, cluster: ClusterHardware, *, zero: int = 1) -> list[Scheme]:
@@ -24,12 +27,13 @@ def list_schemes(shape: ModelShape, cluster: ClusterHardware, *, zero: int = 1) 
     tp · ulysses stays within a node; under ZeRO-3 tp = pp = 1.
     """
     powers = [2**power for power in range(MOST_SHARES.bit_length())]
-    layouts = product((1,), (1,)) if zero == 3 else product((1, 2, 4, 8), (1, MOST_STAGES))
+    layouts = product((1,), (1,)) if zero == 3 else product((1, 2, 4, 8), (1, 2, 4, 8))
     return [
         scheme
         for (tp, pp), ulysses, ring in product(layouts, powers, powers)
         if (scheme := Scheme(tp, pp, ulysses, ring)).sp <= MOST_SHARES
         and scheme.ring <= MOST_RING
+        and scheme.pp <= (MOST_STAGES if scheme.sp > 1 else MOST_STAGES_ALONE)
         and scheme.gpus <= cluster.gpus
         and scheme.tp * scheme.ulysses <= cluster.gpus_per_node
         and scheme_problem(scheme, shape) is None

@@ -3,39 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from seqplan.profiler.measure.stage import Call, StageWork
-
-
-class SavedBytes:
-    """Counts the storages that autograd keeps, each once, ``parameters`` apart."""
-
-    def __init__(self, parameters: Iterable[Tensor]) -> None:
-        # A storage is identified by itself, not by its address, which fake tensors do not have.
-        self._seen = {_identity(parameter) for parameter in parameters}
-        self.total = 0
-
-    def hooks(self) -> AbstractContextManager[None]:
-        """Count tensors that autograd saves within."""
-        return torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
-
-    def _pack(self, tensor: Tensor) -> Tensor:
-        identity = _identity(tensor)
-        if identity not in self._seen:
-            self._seen.add(identity)
-            self.total += tensor.untyped_storage().nbytes()
-        return tensor
-
-
-def _identity(tensor: Tensor) -> StorageWeakRef:
-    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+from seqplan.runtime.saved_tensors import SavedBytes
 
 
 class Allocator(Protocol):

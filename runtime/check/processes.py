@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
@@ -23,6 +23,7 @@ from torch import nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from seqplan.plans.format.plan_file import read_plans
+from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.check.reference import dense_attention, reference_step
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.files import FoldedTokens, token_file
@@ -31,6 +32,7 @@ from seqplan.runtime.models.llama import Llama, ModelConfig
 from seqplan.runtime.pipeline.staged_llama import StagedLlama
 from seqplan.runtime.sources.consumer import PlanConsumer
 from seqplan.runtime.sources.source import FileSource
+from seqplan.runtime.training.run_step import MicroBatchReport
 
 LOCALHOST = "127.0.0.1"
 WAIT_S = 1800.0
@@ -50,6 +52,7 @@ class CheckSettings:
 
     ``folder``: for the processes' logs. ``parameters``: .npz file for the ranks' final values.
     ``data``: a token file, None for tokens seeded by sample id. ``model``: sizes of the Llama.
+    ``count_saved``: whether the bytes are counted that micro-batches keep for backward.
     """
 
     ranks: int
@@ -63,6 +66,7 @@ class CheckSettings:
     seed: int
     dtype: str
     model: dict[str, Any]
+    count_saved: bool = False
 
 
 def log_path(settings: CheckSettings, number: int) -> Path:
@@ -122,7 +126,13 @@ def _run_rank(settings: CheckSettings, rank: int, pipe: Connection) -> None:
         timeout_s=PLAN_S,
     ) as consumer:
         for step in islice(consumer, settings.steps):
-            result = job.run_step(step.view, step.prepared, optimizer, clip_norm=CLIP_NORM)
+            result = job.run_step(
+                step.view,
+                step.prepared,
+                optimizer,
+                clip_norm=CLIP_NORM,
+                count_saved=settings.count_saved,
+            )
             consumer.acknowledge(result.step)
             pipe.send(
                 {
@@ -130,6 +140,7 @@ def _run_rank(settings: CheckSettings, rank: int, pipe: Connection) -> None:
                     "loss": result.loss,
                     "gradient_norm": result.gradient_norm,
                     "ms": 1000 * result.step_s,
+                    "saved_bytes": _number_micro_batches(step.view, result.micro_batches),
                 }
             )
     values: dict[str, Any] = {name: parameter.numpy() for name, parameter in job.states.export()}
@@ -138,6 +149,20 @@ def _run_rank(settings: CheckSettings, rank: int, pipe: Connection) -> None:
     # All ranks leave together: the store is rank 0's.
     dist.barrier(group=groups.control)
     dist.destroy_process_group()
+
+
+def _number_micro_batches(
+    view: RankView, reports: Sequence[MicroBatchReport]
+) -> list[tuple[int, int, int]]:
+    """List pipeline, place in it and saved bytes of this rank's counted micro-batches."""
+    places = [
+        (pipeline.index, place)
+        for pipeline in view.pipelines
+        for place in range(len(pipeline.micro_batches))
+    ]
+    return [
+        (*place, report.saved_bytes) for place, report in zip(places, reports, strict=bool(reports))
+    ]
 
 
 def _run_reference(settings: CheckSettings, pipe: Connection) -> None:

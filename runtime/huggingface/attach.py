@@ -34,7 +34,7 @@ def attach(
     optimizer: Optimizers,
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None,
     loss_of: LossOf = label_loss,
-    loss_rows: int = 4096,
+    loss_rows: int = 1024,
     autocast: torch.dtype | None = None,
     callbacks: Sequence[Callable[[StepReport], None]] = (),
     groups: Communicators | None = None,

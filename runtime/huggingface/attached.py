@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from seqplan.runtime.huggingface.attention import LayerAttention
+from seqplan.runtime.huggingface.recomputation import RecomputationSwitch
 from seqplan.runtime.huggingface.support import causal_lm
 from seqplan.runtime.sequence_parallel.context import AttentionContext
 
@@ -29,6 +30,7 @@ class AttachedModel(nn.Module):
         self._lm = [causal_lm(model)]  # in a list, so that it is not registered as a submodule
         self.own_attention: str = self.lm.config._attn_implementation
         self.layers = LayerAttention()
+        self.recomputation = RecomputationSwitch(self.lm, attention=True)
         self.autocast: torch.dtype | None = None
         self.with_routers = False
         self.router_logits: tuple[Tensor, ...] = ()
@@ -52,13 +54,16 @@ class AttachedModel(nn.Module):
         """Compute hidden states (local tokens, hidden) of int64 tokens (local tokens,).
 
         A rank without a token computes one that counts nothing, as many models cannot do with
-        none, and takes part in attention all the same.
+        none, and takes part in attention all the same. Layers run under the context's recomputation
+        mode until the next call, as their backward reads the same context.
         """
+        self.recomputation.switch(context.recompute)
         self.layers.context, self.layers.lengths = context, context.document_lengths
         return self.hidden(tokens, context.positions)
 
     def forget_call(self) -> None:
-        """Clear the context of the last forward."""
+        """Clear the context of the last forward, and its recomputation mode."""
+        self.recomputation.switch(None)
         self.layers.context = self.layers.lengths = None
         self.router_logits = ()
 

@@ -17,6 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from seqplan.runtime.errors import UnsupportedModel
 from seqplan.runtime.huggingface.row_numbers import numbers_rows, scale_by_position
+from seqplan.runtime.recomputation import run_part
 from seqplan.runtime.sequence_parallel.context import AttentionContext
 from seqplan.runtime.sequence_parallel.masks import Mask
 from seqplan.runtime.sequence_parallel.unified import attention
@@ -164,7 +165,12 @@ class LayerAttention:
         if reason is not None:
             raise UnsupportedModel(f"{type(module).__name__} {reason}")
         rows = context.positions.shape[0]
-        out = attention(
+        # As attention does: a mode that keeps its inputs keeps them in fewer bytes.
+        q, k = q.to(v.dtype), k.to(v.dtype)
+        out = run_part(
+            "attention",
+            context.recompute,
+            attention,
             q[:rows],
             k[:rows],
             v[:rows],

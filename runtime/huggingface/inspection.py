@@ -71,6 +71,8 @@ def make_attached_preparer(
         vocab=int(attached.lm.config.get_text_config().vocab_size),
         device=device,
         masks=attends.masks,
+        modes=attached.recomputation.modes,
+        model=type(attached.lm).__name__,
     )
 
     def prepare_checked(view: RankView) -> tuple[MicroBatchWork, ...]:

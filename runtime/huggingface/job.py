@@ -101,10 +101,13 @@ class Job:
         self._steps = weakref.ref(iterated)
         return iterated
 
-    def run(self, step: Step[Work], *, clip_norm: float | None = None) -> StepResult:
+    def run(
+        self, step: Step[Work], *, clip_norm: float | None = None, count_saved: bool = False
+    ) -> StepResult:
         """Train on a step, on all ranks together: the model in training mode, then acknowledged.
 
-        Steps the scheduler and calls the callbacks. ``RankLost`` if another rank died.
+        Steps the scheduler and calls the callbacks. ``count_saved``: whether the bytes are counted
+        that micro-batches keep for backward. ``RankLost`` if another rank died.
         """
         attached, routed = self._parts.attached, self._parts.routed
         attached.train()
@@ -118,6 +121,7 @@ class Job:
             clip_norm=clip_norm,
             loss_of=self._parts.loss_of if routed is None else routed,
             before=None if routed is None else routed.count,
+            count_saved=count_saved,
         )
         attached.forget_call()
         if self.scheduler is not None:
@@ -134,6 +138,7 @@ class Job:
             predicted_ms=sum(pipeline.predicted_ms for pipeline in step.view.pipelines),
             measured_ms=measured_ms,
             step_ms=1e3 * result.step_s,
+            micro_batches=result.micro_batches,
         )
         for callback in self._parts.callbacks:
             callback(report)

@@ -28,6 +28,7 @@ from seqplan.runtime.huggingface.probe_rows import (
 from seqplan.runtime.huggingface.rotary import rope_limit
 from seqplan.runtime.huggingface.router_loss import RouterLoss, router_loss
 from seqplan.runtime.huggingface.row_numbers import numbers_rows
+from seqplan.runtime.recomputation import SELECTIVE_MODES, KeptResultChanged
 from seqplan.runtime.sequence_parallel.masks import Mask
 
 TOKENS = 12
@@ -102,11 +103,25 @@ def probe(model: AttachedModel) -> Attends:
                 _check_mixing(model, record.modules, *documents)
             model.layers.instead = _Record()
             routers = router_loss(model, tokens, positions)
+            _check_modes(model, tokens, positions)
     finally:
         model.layers.instead = None
         model.train(training)
     heads = frozenset((q.shape[1], k.shape[1]) for q, k, _ in record.inputs)
     return Attends(heads, frozenset(options.mask for options in record.options), routers)
+
+
+def _check_modes(model: AttachedModel, tokens: Tensor, positions: Tensor) -> None:
+    """Remove the selective modes whose kept tensors the model changes in place."""
+    model.train()
+    for mode in set(model.recomputation.modes) & set(SELECTIVE_MODES):
+        model.recomputation.switch(mode)
+        try:
+            with torch.enable_grad():
+                model.hidden(tokens, positions)
+        except KeptResultChanged:
+            model.recomputation.remove(mode)
+    model.recomputation.switch(None)
 
 
 def _check_layers(model: AttachedModel, record: _Record) -> None:

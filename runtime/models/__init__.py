@@ -1,6 +1,6 @@
 """Models of the runtime: a small Llama that every plan can run.
 
-``llama`` has all of it.
+``llama`` has all of it. ``run_part`` runs parts of other models' layers under recomputation modes.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from seqplan.plans.lazy_exports import lazy_names
 
 if TYPE_CHECKING:
     from seqplan.runtime.models.llama import Llama, ModelConfig
+    from seqplan.runtime.recomputation import run_part
 
 _HOMES = {
-    "llama": ("Llama", "ModelConfig"),
+    "llama": ("Llama", "ModelConfig", "run_part"),
 }
 
 __all__ = [
     "Llama",
     "ModelConfig",
+    "run_part",
 ]
 
 if not TYPE_CHECKING:  # names that are not here are errors to type checkers

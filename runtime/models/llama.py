@@ -7,28 +7,25 @@ no padding.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
+from seqplan.plans.recomputation import MODES
+from seqplan.runtime.recomputation import run_last, run_part
 from seqplan.runtime.sequence_parallel.context import AttentionContext
 from seqplan.runtime.sequence_parallel.unified import Attend, attention
 from seqplan.runtime.tensor_parallel.split import TensorSplit
-
-CHECKPOINTING = ("none", "mlp", "full")
-"""What backward computes again instead of keeping: nothing, the feed-forward, the whole layer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
     """Sizes of the model; ``ValueError`` if they do not fit together.
 
-    ``tied``: the output head's weight is the embedding's; ``head_dim``: elements of one head, 0 for
-    hidden / heads.
+    ``checkpointing``: recomputation mode of micro-batches without one; ``tied``: the output head's
+    weight is the embedding's; ``head_dim``: elements of one head, 0 for hidden / heads.
     """
 
     hidden: int = 64
@@ -47,10 +44,9 @@ class ModelConfig:
         for name in ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.checkpointing not in CHECKPOINTING:
+        if self.checkpointing not in MODES:
             raise ValueError(
-                f"checkpointing must be one of {', '.join(CHECKPOINTING)}, "
-                f"not {self.checkpointing!r}"
+                f"checkpointing must be one of {', '.join(MODES)}, not {self.checkpointing!r}"
             )
         if self.head_dim == 0:
             if self.hidden % (2 * self.heads):
@@ -144,7 +140,11 @@ def decoder_layer(
     config: ModelConfig,
     attend: Attend = attention,
 ) -> Tensor:
-    """Compute one decoder layer of a tp rank: (``split.rows``, hidden) → the same shape."""
+    """Compute one decoder layer of a tp rank: (``split.rows``, hidden) → the same shape.
+
+    Under the context's recomputation mode, ``config.checkpointing`` if it has none.
+    """
+    mode = context.recompute or config.checkpointing
 
     def run_attention(hidden: Tensor) -> Tensor:
         width = config.head_dim
@@ -156,7 +156,8 @@ def decoder_layer(
         fused = split.column(normed, weights.qkv)
         fused = fused.view(fused.shape[0], heads + 2 * keys, width)
         q, k, v = fused.split_with_sizes([heads, keys, keys], dim=1)
-        out = attend(rotate(q, rotation), rotate(k, rotation), v, context)
+        q, k = rotate(q, rotation), rotate(k, rotation)
+        out = run_part("attention", mode, attend, q, k, v, context)
         return hidden + split.row(out.flatten(1), weights.output)
 
     def feed_forward(hidden: Tensor) -> Tensor:
@@ -164,20 +165,13 @@ def decoder_layer(
             hidden, weights.ffn_norm.shape, weights.ffn_norm, config.eps
         )
         gate, up = split.column(normed, weights.gate_up).chunk(2, dim=-1)
-        return split.row(nn.functional.silu(gate) * up, weights.down)
+        return run_last(split.row, nn.functional.silu(gate) * up, weights.down)
 
     def whole(hidden: Tensor) -> Tensor:
         hidden = run_attention(hidden)
-        if config.checkpointing == "mlp":
-            return hidden + _recompute(feed_forward, hidden)
-        return hidden + feed_forward(hidden)
+        return hidden + run_part("feed_forward", mode, feed_forward, hidden)
 
-    return _recompute(whole, hidden) if config.checkpointing == "full" else whole(hidden)
-
-
-def _recompute(function: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
-    result: Tensor = checkpoint(function, hidden, use_reentrant=False)
-    return result
+    return run_part("layer", mode, whole, hidden)
 
 
 def rotations(positions: Tensor, config: ModelConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

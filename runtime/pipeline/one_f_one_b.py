@@ -18,6 +18,7 @@ from seqplan.plans.one_f_one_b import stage_order
 from seqplan.plans.views.rank_view import PipelineView
 from seqplan.runtime.pipeline.stage import Stage, StageInput
 from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.training.run_step import SavedBytesCounter
 
 Backward = Callable[[Tensor, Tensor | None, bool], None]
 """Runs a backward pass: of a tensor, its gradient if it is no scalar, and whether it is the
@@ -27,7 +28,8 @@ pipeline's last pass here."""
 class PipelinePasses:
     """One pipeline's micro-batches ``works`` on this rank; ``peers``: over all ranks.
 
-    ``scale``: what losses are multiplied by before backward; ``dtype``: of hidden states.
+    ``scale``: what losses are multiplied by before backward; ``counter``: of bytes that forwards
+    keep; ``dtype``: of hidden states.
     """
 
     def __init__(
@@ -38,11 +40,12 @@ class PipelinePasses:
         peers: Peers,
         *,
         scale: float,
+        counter: SavedBytesCounter,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self._view, self._works, self._stage = view, works, stage
-        self._peers, self._scale = peers, scale
+        self._peers, self._scale, self._counter = peers, scale, counter
         self._dtype, self._device = dtype, device
         self._arrived: dict[int, Tensor] = {}
         self._gradients: dict[int, Tensor] = {}
@@ -76,11 +79,13 @@ class PipelinePasses:
                 self._arrived[index] = self._empty(index)
                 self._peers.transfer([], [(self._arrived[index], previous)]).wait()
             hidden = self._arrived.pop(index).requires_grad_()
-        out = self._stage.forward(hidden, self._works[index])
-        if self._stage.last:
-            out = out * self._scale
-            if self._view.at.tp == 0:
-                self.loss = self.loss + out.detach().double()
+        work = self._works[index]
+        with self._counter.count(work.context.recompute):
+            out = self._stage.forward(hidden, work)
+            if self._stage.last:
+                out = out * self._scale
+        if self._stage.last and self._view.at.tp == 0:
+            self.loss = self.loss + out.detach().double()
         self._kept[index] = hidden, out
         if following is not None:
             receives = []

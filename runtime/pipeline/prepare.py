@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from seqplan.plans.recomputation import MODES
 from seqplan.plans.scheme_limits import refusal as unsupported_reason
 from seqplan.plans.views.placement import can_overlap_reduction
 from seqplan.plans.views.rank_view import PipelineView, RankView
@@ -16,6 +17,7 @@ from seqplan.runtime.data.targets import TargetData
 from seqplan.runtime.data.tokens import TokenData, load_share
 from seqplan.runtime.errors import DataError, PlanError
 from seqplan.runtime.models.llama import ModelConfig
+from seqplan.runtime.recomputation import check_modes
 from seqplan.runtime.sequence_parallel.context import AttentionContext, attention_context
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.staged_states import StagedStates
@@ -65,6 +67,7 @@ def check_runnable(view: RankView, config: ModelConfig) -> None:
         shards_of(view.placement)
     except ValueError as error:
         raise PlanError(f"step {view.step}: {error}; a rank holds one part of the model") from None
+    check_modes(view, MODES, "StagedLlama")
 
 
 def make_stage_preparer(

@@ -20,7 +20,7 @@ from seqplan.runtime.states.optimizers import check_optimizer
 from seqplan.runtime.states.staged_states import StagedStates
 from seqplan.runtime.tensor_parallel.groups import TensorGroups
 from seqplan.runtime.tensor_parallel.split import TensorSplit
-from seqplan.runtime.training.run_step import StepResult, apply_gradients
+from seqplan.runtime.training.run_step import SavedBytesCounter, StepResult, apply_gradients
 from seqplan.runtime.training.stopwatch import Stopwatch
 
 
@@ -34,12 +34,13 @@ def run_staged_step(
     peers: Peers,
     tensor_groups: TensorGroups,
     clip_norm: float | None = None,
+    count_saved: bool = False,
 ) -> StepResult:
     """Run a rank's part of a step with any ⟨tp, pp, ulysses, ring⟩.
 
     Called by every rank, also by those without work. ``peers``: for transfers between stages, which
-    attention may share. ``RankLost`` if another rank died; ``ValueError`` if the optimizer
-    needs whole parameters and the sharding is ``flat``.
+    attention may share; ``count_saved``: as of ``run_step``. ``RankLost`` if another rank died;
+    ``ValueError`` if the optimizer needs whole parameters and the sharding is ``flat``.
     """
     try:
         started = time.perf_counter()
@@ -48,8 +49,12 @@ def run_staged_step(
         states.begin(view.placement)
         computing = Stopwatch(states.device)
         total: Tensor | float = 0.0
+        held = [leaf for unit in states.units for leaf in unit.parameters]
+        counter = SavedBytesCounter(held, enabled=count_saved)
         for prepared in work:
-            total = total + _run_pipeline(view, prepared, config, states, peers, tensor_groups)
+            total = total + _run_pipeline(
+                view, prepared, config, states, peers, tensor_groups, counter
+            )
         computing.stop()
         states.reduce_scatter()
         norm, loss = apply_gradients(states, optimizer, total, clip_norm)
@@ -61,6 +66,7 @@ def run_staged_step(
         gradient_norm=norm,
         compute_s=computing.seconds(),
         step_s=time.perf_counter() - started,
+        micro_batches=counter.report(),
     )
 
 
@@ -71,6 +77,7 @@ def _run_pipeline(
     states: StagedStates,
     peers: Peers,
     tensor_groups: TensorGroups,
+    counter: SavedBytesCounter,
 ) -> Tensor | float:
     """Run one pipeline; the part of the loss that this rank counts."""
     pipeline = prepared.view
@@ -92,6 +99,7 @@ def _run_pipeline(
         stage,
         peers,
         scale=1.0 / max(view.loss_tokens, 1),
+        counter=counter,
         dtype=states.dtype,
         device=states.device,
     )

@@ -81,8 +81,12 @@ class StagedLlama:
         optimizer: torch.optim.Optimizer,
         *,
         clip_norm: float | None = None,
+        count_saved: bool = False,
     ) -> StepResult:
-        """Run this rank's part of a step and update the parameters it owns; all ranks call it."""
+        """Run this rank's part of a step and update the parameters it owns; all ranks call it.
+
+        ``count_saved``: whether the bytes are counted that micro-batches keep for backward.
+        """
         return run_staged_step(
             view,
             work,
@@ -92,6 +96,7 @@ class StagedLlama:
             peers=self._peers,
             tensor_groups=self._tensor_groups,
             clip_norm=clip_norm,
+            count_saved=count_saved,
         )
 
 

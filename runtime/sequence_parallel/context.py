@@ -43,7 +43,8 @@ class AttentionContext:
     ``document_lengths``: int64 (local tokens,), tokens of the document that each is of;
     ``lengths``: tokens of the micro-batch's whole documents, in packed order, the same on all ranks
     of the pipeline; ``ring``: the layout of layers without mask, see ``layout``; ``kernel``: chosen
-    by the tensors' device, dtype and head dimension if None.
+    by the tensors' device, dtype and head dimension if None; ``recompute``: recomputation mode that
+    the model's layers apply (``recomputation.run_part``), the model's setting if None.
     """
 
     positions: Tensor
@@ -55,6 +56,7 @@ class AttentionContext:
     peers: Peers
     kernel: Kernel | None = None
     gather_below: int = GATHER_BELOW
+    recompute: str | None = None
     indices: DeviceIndices = field(default_factory=DeviceIndices, compare=False, repr=False)
     _layouts: dict[Mask, RingLayout] = field(default_factory=dict, compare=False, repr=False)
     _calls: list[int] = field(default_factory=lambda: [0], compare=False, repr=False)
@@ -153,6 +155,7 @@ def attention_context(
         peers=peers,
         kernel=kernel,
         gather_below=gather_below,
+        recompute=micro_batch.recompute,
     )
     for mask in masks:
         context.layout(mask)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from seqplan.runtime.recomputation import keep_result
 from seqplan.runtime.sequence_parallel.context import AttentionContext
 from seqplan.runtime.sequence_parallel.kernels import Attended, Scores, kernel_for
 from seqplan.runtime.sequence_parallel.masks import Mask
@@ -129,7 +130,7 @@ class _Attention(torch.autograd.Function):
         ring = _ring(context, q, v, scores, mask)
         keys, values = _expand(k, v, split, context)
         own_sinks = None if sinks is None else sinks[slice(*split.queries[layout.rank])]
-        out, lse = ring_forward(q, keys, values, ring, own_sinks)
+        out, lse = keep_result("attention", lambda: ring_forward(q, keys, values, ring, own_sinks))
         ctx.save_for_backward(q, k, v, sinks, out, lse)
         if len(layout.ranks) > 1:
             return gather_heads(out, layout, split, context.peers)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from seqplan.runtime.recomputation import keep_result
 from seqplan.runtime.tensor_parallel.groups import TensorGroup
 
 
@@ -97,7 +98,11 @@ class _GatheredLinear(torch.autograd.Function):
     ) -> Tensor:
         ctx.group, ctx.tokens = group, tokens
         ctx.save_for_backward(hidden, weight)
-        return nn.functional.linear(group.all_gather(hidden)()[:tokens], weight)
+        (result,) = keep_result(
+            "product",
+            lambda: (nn.functional.linear(group.all_gather(hidden)()[:tokens], weight),),
+        )
+        return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -121,7 +126,11 @@ class _ScatteredLinear(torch.autograd.Function):
     ) -> Tensor:
         ctx.group = group
         ctx.save_for_backward(features, weight)
-        return group.reduce_scatter(_product(features, weight.t(), rows * group.degree))()
+        (result,) = keep_result(
+            "product",
+            lambda: (group.reduce_scatter(_product(features, weight.t(), rows * group.degree))(),),
+        )
+        return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:

@@ -14,6 +14,7 @@ from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.data.targets import TargetData, load_targets
 from seqplan.runtime.data.tokens import NO_LABEL, TokenData, Tokens, load_share
 from seqplan.runtime.errors import DataError, PlanError
+from seqplan.runtime.recomputation import check_modes
 from seqplan.runtime.sequence_parallel.context import attention_context
 from seqplan.runtime.sequence_parallel.masks import Mask
 from seqplan.runtime.sequence_parallel.peers import Peers
@@ -48,17 +49,21 @@ def make_preparer(
     vocab: int | None = None,
     device: torch.device | str = "cpu",
     masks: Collection[Mask] = (),
+    modes: Collection[str] = (),
+    model: str = "the model",
 ) -> Callable[[RankView], tuple[MicroBatchWork, ...]]:
     """Return what a consumer does with a view ahead: check it, load its tokens, lay it out.
 
     ``data`` may have labels and weights (``TargetData``); ``vocab``: tokens and labels must be
-    below it, unchecked if None; ``masks``: of the model's layers, see ``attention_context``. The
+    below it, unchecked if None; ``masks``: of the model's layers, see ``attention_context``;
+    ``modes``: recomputation modes that ``model``, by its name, applies to its layers. The
     returned function raises ``PlanError`` for a plan that cannot run here and ``DataError`` for one
     that the data set does not match; it communicates with no other rank.
     """
 
     def prepare(view: RankView) -> tuple[MicroBatchWork, ...]:
         check_sequence_parallel(view, heads, kv_heads)
+        check_modes(view, modes, model)
         batches = [
             (pipeline, micro_batch)
             for pipeline in view.pipelines

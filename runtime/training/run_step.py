@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.errors import RankLost
 from seqplan.runtime.losses.token_losses import LossOf, label_loss, loss_divisor
+from seqplan.runtime.saved_tensors import SavedBytes
 from seqplan.runtime.states.optimizers import check_optimizer
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.states.unit_states import UnitStates
@@ -29,13 +31,21 @@ BeforeMicroBatches = Callable[[RankView, Sequence[MicroBatchWork], float], None]
 
 
 @dataclass(frozen=True, slots=True)
+class MicroBatchReport:
+    """A micro-batch's recomputation mode, and the bytes that it kept for backward on this rank."""
+
+    recompute: str | None
+    saved_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
-    """A step's outcome, the same on every rank but for ``compute_s``.
+    """A step's outcome, the same on every rank but for ``compute_s`` and ``micro_batches``.
 
     ``loss``: mean over the labels of the global batch, each by its weight; ``gradient_norm``: of
     the whole gradient, before clipping; ``compute_s``: seconds this rank's device spent on its
     micro-batches, waiting for peers within them included; ``step_s``: seconds of the whole step
-    here.
+    here; ``micro_batches``: of this rank in its order, if their bytes are counted.
     """
 
     step: int
@@ -43,6 +53,29 @@ class StepResult:
     gradient_norm: float
     compute_s: float
     step_s: float
+    micro_batches: tuple[MicroBatchReport, ...] = ()
+
+
+class SavedBytesCounter:
+    """Counts what each micro-batch of a step keeps for backward, unless ``enabled`` is False.
+
+    ``parameters``: those held here, which are not counted.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], *, enabled: bool) -> None:
+        self._parameters, self._enabled = parameters, enabled
+        self._counts: list[tuple[str | None, SavedBytes]] = []
+
+    def count(self, recompute: str | None) -> AbstractContextManager[None]:
+        """Count the forward of a micro-batch under a mode."""
+        if not self._enabled:
+            return nullcontext()
+        self._counts.append((recompute, SavedBytes(self._parameters)))
+        return self._counts[-1][1].hooks()
+
+    def report(self) -> tuple[MicroBatchReport, ...]:
+        """Return the counts so far, in order."""
+        return tuple(MicroBatchReport(mode, saved.total) for mode, saved in self._counts)
 
 
 def run_step(
@@ -55,6 +88,7 @@ def run_step(
     clip_norm: float | None = None,
     loss_of: LossOf = label_loss,
     before: BeforeMicroBatches | None = None,
+    count_saved: bool = False,
 ) -> StepResult:
     """Run a rank's part of a step and update the parameters it owns.
 
@@ -62,12 +96,15 @@ def run_step(
     hidden states (``compute_chunked_loss``), and ``loss_of`` of them and the micro-batch a sum over
     tokens, which is divided once, by ``loss_divisor`` of the global batch. ``before`` is called on
     every rank when the parameters are on their way, with that divisor, for what a loss must know of
-    the whole batch. ``clip_norm`` bounds the norm of the whole gradient. ``RankLost`` if another
-    rank died; ``ValueError`` if the model does not call seqplan's attention, or the optimizer
-    needs whole parameters and the sharding is ``flat``.
+    the whole batch. ``clip_norm`` bounds the norm of the whole gradient. ``count_saved``: whether
+    the bytes are counted that micro-batches keep for backward. ``RankLost`` if another rank died;
+    ``ValueError`` if the model does not call seqplan's attention, or the optimizer needs whole
+    parameters and the sharding is ``flat``.
     """
     try:
-        return _run_step(view, work, model, states, optimizer, clip_norm, loss_of, before)
+        return _run_step(
+            view, work, model, states, optimizer, clip_norm, loss_of, before, count_saved
+        )
     except RankLost as loss:
         raise loss.in_step(view.step) from None
 
@@ -81,6 +118,7 @@ def _run_step(
     clip_norm: float | None,
     loss_of: LossOf,
     before: BeforeMicroBatches | None,
+    count_saved: bool,
 ) -> StepResult:
     started = time.perf_counter()
     check_optimizer(optimizer, states)
@@ -91,11 +129,15 @@ def _run_step(
     if before is not None:
         before(view, work, divisor)
     calls: int | None = None
+    counter = SavedBytesCounter(
+        [*model.parameters(), *model.buffers()] if count_saved else [], enabled=count_saved
+    )
     for micro_batch in work:
         states.next_micro_batch()
-        output = model(micro_batch.tokens, micro_batch.context)
-        calls = micro_batch.context.attention_calls(calls)
-        loss = loss_of(output, micro_batch) / divisor
+        with counter.count(micro_batch.context.recompute):
+            output = model(micro_batch.tokens, micro_batch.context)
+            calls = micro_batch.context.attention_calls(calls)
+            loss = loss_of(output, micro_batch) / divisor
         states.backward(loss, last=micro_batch.last)
         total = total + loss.detach().double()
     computing.stop()
@@ -107,6 +149,7 @@ def _run_step(
         gradient_norm=norm,
         compute_s=computing.seconds(),
         step_s=time.perf_counter() - started,
+        micro_batches=counter.report(),
     )
 
 

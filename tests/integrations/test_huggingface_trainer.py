@@ -28,10 +28,11 @@ from trainer_ranks import (
 
 from seqplan import Cost
 from seqplan.integrations.balanced_steps import BalancedSteps
+from seqplan.integrations.recomputation_limits import RecomputationLimits
 
 pytestmark = needs_trainer
 
-Logs = list[dict[str, float]]
+Logs = list[dict[str, Any]]
 
 
 def plain() -> Logs:
@@ -91,6 +92,70 @@ def test_losses_and_norms_are_those_of_one_process(ranks: int, options: dict[str
     assert_equal_logs(logs)
     assert all(entry["plan/predicted_ms"] > 0 for entry in logs)
     assert all(0 <= entry["plan/gap"] < 1 for entry in logs)
+
+
+RECOMPUTE = {"none": 60, "elementwise": 110, "full": 160}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [(1, {}), (2, {"activation_checkpointing": True}), (2, {"sharded": True})],
+    ids=["one", "ddp", "fsdp2"],
+)
+def test_micro_batches_run_under_their_modes(ranks: int, options: dict[str, Any]) -> None:
+    by_rank = on_ranks(ranks, functools.partial(trained, recompute=RECOMPUTE, **options))
+    assert_equal_logs(by_rank[0])
+    saved = {mode: size for logs in by_rank for mode, size in logs[0]["saved"].items()}
+    assert set(saved) == set(RECOMPUTE)
+    assert saved["none"] > 1.2 * saved["elementwise"] > 1.5 * saved["full"]
+
+
+def test_each_micro_batch_has_the_lightest_mode_that_holds_it() -> None:
+    steps = [*planned(recompute=RECOMPUTE).epoch(0, 2, lockstep=False)]
+    plain = [*planned().epoch(0, 2, lockstep=False)]
+    assert [step.micro_batches for step in steps] == [step.micro_batches for step in plain]
+    assert all(step.modes is None for step in plain)
+    seen = set()
+    for step in steps:
+        assert step.modes is not None
+        for of_rank, modes in zip(step.micro_batches, step.modes, strict=True):
+            for micro_batch, mode in zip(of_rank, modes, strict=True):
+                tokens = LENGTHS[micro_batch].sum()
+                seen.add(mode)
+                assert mode == next(m for m, limit in RECOMPUTE.items() if tokens <= limit)
+    assert seen == set(RECOMPUTE)
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"none": 10, "full": 159}, "tokens of a micro-batch: 160. No recomputation mode holds"),
+        ({"some": 200}, "unknown recomputation mode: some. Give some of none, elementwise"),
+        ({"none": 0}, "tokens of mode none: 0. Give a whole number above 0"),
+        ({}, "unknown recomputation mode: nothing"),
+    ],
+)
+def test_bad_limits_of_modes_are_rejected(limits: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        planned(recompute=limits)
+
+
+def test_limits_of_modes_are_read_from_text() -> None:
+    limits = RecomputationLimits.from_text("full:160, none:60")
+    assert list(limits.tokens.items()) == [("none", 60), ("full", 160)]
+    with pytest.raises(ValueError, match=r"recomputation limits: 'none'. Give none:4096"):
+        RecomputationLimits.from_text("none")
+
+
+def test_modes_that_cannot_be_switched_are_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = rejected(planned=planned(recompute={"none": 60, "attention_core": 160}))
+    assert text == (
+        "LlamaForCausalLM cannot switch to recomputation mode: attention_core. "
+        "Give limits of none, elementwise, half_products, mlp, full"
+    )
 
 
 def test_tokens_and_operations_of_all_micro_batches_are_counted() -> None:

@@ -24,6 +24,7 @@ import torch
 
 from seqplan import Cost
 from seqplan.integrations.balanced_steps import BalancedSteps
+from seqplan.runtime.saved_tensors import SavedBytes
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, TrainingArguments
@@ -51,8 +52,8 @@ def sample(place: int) -> dict[str, list[int]]:
 SAMPLES = [sample(place) for place in range(len(LENGTHS))]
 
 
-def planned(capacity: int = 160) -> BalancedSteps:
-    return BalancedSteps(LENGTHS, SEQUENCES, capacity, COST, seed=1)
+def planned(capacity: int = 160, **options: Any) -> BalancedSteps:
+    return BalancedSteps(LENGTHS, SEQUENCES, capacity, COST, seed=1, **options)
 
 
 @functools.cache
@@ -114,9 +115,14 @@ def arguments(folder: str, **more: Any) -> TrainingArguments:
 
 
 def trained(
-    *, sharded: bool = False, resume: str | None = None, folder: str | None = None, **more: Any
-) -> list[dict[str, float]]:
-    """Train; return the logs of each step."""
+    *,
+    sharded: bool = False,
+    resume: str | None = None,
+    folder: str | None = None,
+    recompute: dict[str, int] | None = None,
+    **more: Any,
+) -> list[dict[str, Any]]:
+    """Train; return the logs of each step, with ``saved`` bytes by mode if there are modes."""
     from accelerate import PartialState
     from accelerate.utils import DistributedType
 
@@ -138,13 +144,35 @@ def trained(
             args=args,
             train_dataset=SAMPLES,
             data_collator=packing(),
-            planned=planned(),
+            planned=planned(recompute=recompute),
         )
         if sharded:
             assert trainer.accelerator.is_fsdp2
+        saved = _count_saved(trainer)
         trainer.train(resume_from_checkpoint=resume)
-        logged: list[dict[str, float]] = trainer.state.log_history
-        return [entry for entry in logged if "loss" in entry]
+        logged: list[dict[str, Any]] = trainer.state.log_history
+        return [{**entry, "saved": saved} for entry in logged if "loss" in entry]
+
+
+def _count_saved(trainer: Any) -> dict[str, float]:
+    """Let a trainer count the bytes that a token keeps for backward, by mode."""
+    saved: dict[str, float] = {}
+    switch, compute = trainer._recomputation.switch, trainer.compute_loss
+    modes: list[str | None] = [None]
+
+    def switched(mode: str | None) -> None:
+        modes[0] = mode
+        switch(mode)
+
+    def counted(model: Any, inputs: Any, *arguments: Any, **named: Any) -> Any:
+        counter = SavedBytes([*trainer.model.parameters()])
+        with counter.hooks():
+            loss = compute(model, inputs, *arguments, **named)
+        saved[str(modes[0])] = counter.total / inputs["input_ids"].numel()
+        return loss
+
+    trainer._recomputation.switch, trainer.compute_loss = switched, counted
+    return saved
 
 
 def on_ranks(ranks: int, work: Callable[[], Any], seconds: float = 120.0) -> list[Any]:

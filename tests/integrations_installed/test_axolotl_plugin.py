@@ -85,8 +85,9 @@ def trained(*, own_means: bool = False, **more: Any) -> tuple[list[dict[str, flo
         return logs, trainer.state.global_step, trainer.args.warmup_steps
 
 
-def test_losses_and_norms_are_those_of_one_process() -> None:
-    for logs, steps, warm_up in on_ranks(2, functools.partial(trained), 300):
+@pytest.mark.parametrize("options", [{}, {"seqplan_recompute": {"none": 60, "full": 160}}])
+def test_losses_and_norms_are_those_of_one_process(options: dict[str, Any]) -> None:
+    for logs, steps, warm_up in on_ranks(2, functools.partial(trained, **options), 300):
         assert_equal_logs(logs)
         assert all(entry["plan/predicted_ms"] > 0 for entry in logs)
         assert (steps, warm_up) == (2 * STEPS, 0)
@@ -126,6 +127,7 @@ def test_options_are_those_of_the_yaml() -> None:
         ({"seqplan_profile": "llama-7b-a800-80gb"}, "give either seqplan_profile or seqplan_cost"),
         ({"seqplan_cost": [1.0, 2.0]}, "what a micro-batch costs: not enough values"),
         ({"seqplan_cost": None, "seqplan_profile": "gpt-9"}, "what a micro-batch costs: .*gpt-9"),
+        ({"seqplan_recompute": {"some": 9}}, "seqplan_recompute: unknown recomputation mode: some"),
         ({"sample_packing": True}, "sample_packing: the plan packs"),
         ({"rl": "dpo"}, "rl uses another trainer"),
     ],

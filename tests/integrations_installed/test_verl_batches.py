@@ -144,3 +144,19 @@ def test_ranks_pack_together() -> None:
     assert lockstep("times") == pytest.approx(ranks[0]["figures"]["predicted_ms"])
     assert len({len(rank["theirs"]) for rank in ranks}) == 1
     assert lockstep("times") <= lockstep("theirs") * (1 + 1e-9)
+
+
+def test_engines_switch_recomputation_modes() -> None:
+    program = """
+import warnings; warnings.filterwarnings("ignore")
+import verl.workers.engine.fsdp.transformer_impl as fsdp
+from seqplan.integrations import verl as planned
+planned._install_recomputation()
+print(hasattr(fsdp.FSDPEngineWithLMHead.forward_step, "host_function"))
+"""
+    for limits, wrapped in (({"SEQPLAN_RECOMPUTE": "none:9,full:20"}, "True"), ({}, "False")):
+        environment = {**os.environ, "SEQPLAN_COST": "2e-6,0.1,60", **limits}
+        ran = subprocess.run(
+            [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        assert ran.stdout.split()[-1:] == [wrapped]

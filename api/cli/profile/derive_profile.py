@@ -27,6 +27,7 @@ from seqplan.costs.analytic.complete import complete
 from seqplan.costs.analytic.deployment import FP8_GAIN, LOSSES
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.derived.model_profiles import list_schemes
 from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_rules import scheme_problem
@@ -154,21 +155,10 @@ def write_derived(args: argparse.Namespace, document: dict[str, Any]) -> None:
 def _schemes(
     args: argparse.Namespace, shape: ModelShape, cluster: ClusterHardware, *, zero: int
 ) -> list[Scheme]:
-    """Those of ``--schemes``, or all powers of two: tp × pp, and Ulysses × ring with tp = 1."""
+    """Return those of ``--schemes``, or the usual ones of powers of two."""
     if args.schemes is not None:
         return [Scheme.parse(text) for text in args.schemes.split(",")]
-    powers = [2**power for power in range(cluster.gpus.bit_length())]
-    schemes = [Scheme(1, 1, ulysses, ring) for ulysses, ring in product(powers, powers)]
-    if zero < 3:
-        schemes += [Scheme(tp, pp) for tp, pp in product(powers, powers)]
-    return sorted(
-        {
-            scheme
-            for scheme in schemes
-            if scheme.gpus <= cluster.gpus
-            and scheme_problem(scheme, shape, gpus_per_node=cluster.gpus_per_node) is None
-        }
-    )
+    return list_schemes(shape, cluster, zero=zero)
 
 
 MOST_STAGES, MOST_RING, MOST_SHARES, MOST_GPUS = 2, 8, 16, 64

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,9 +32,11 @@ from small_check import (
 from seqplan.api.check_training import check as train_check
 from seqplan.api.check_training.check import Gates
 from seqplan.api.check_training.processes import RankServer, rank_server
+from seqplan.api.check_training.runs import check_training
 from seqplan.api.cli.check import check_training as check_command
 from seqplan.plans.format.codec import to_json
 from seqplan.plans.format.plan_file import read_plans
+from seqplan.plans.recomputation import MODES
 from seqplan.plans.scheme import Scheme
 
 
@@ -71,6 +74,28 @@ def server() -> Iterator[RankServer]:
 def in_server(server: RankServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands called in this process have their ranks from the shared server."""
     monkeypatch.setattr(check_command, "rank_server", lambda: nullcontext(server))
+
+
+def test_saved_bytes_are_reported_with_the_modes_of_the_plan(server: RankServer) -> None:
+    plan = one_pipeline_plan(Scheme(pp=2), [40] * len(MODES), packed=False)
+    batches = [
+        replace(batch, recompute=mode)
+        for batch, mode in zip(plan.pipelines[0].micro_batches, MODES, strict=True)
+    ]
+    pipeline = replace(plan.pipelines[0], micro_batches=tuple(batches))
+    moded = replace(plan, pipelines=(pipeline,))
+    settings = {"data": None, "seed": 0, "dtype": "float64", "progress": lambda *_: None}
+    check = check_training([moded, replace(moded, step=1)], server=server, **settings)
+    assert check.agrees
+    for step in check.steps:
+        saved = {batch.recompute: batch.saved_bytes for batch in step.micro_batches}
+        assert [(batch.pipeline, batch.place) for batch in step.micro_batches] == [
+            (0, place) for place in range(len(MODES))
+        ]
+        assert tuple(saved) == MODES
+        assert saved["none"] > saved["attention_core"] > saved["elementwise"]
+        assert saved["elementwise"] > saved["half_products"] > saved["full"]
+    assert not check_training([plan], server=server, **settings).steps[0].micro_batches
 
 
 @pytest.mark.usefixtures("in_server")

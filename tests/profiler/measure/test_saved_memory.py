@@ -14,13 +14,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from seqplan.costs.analytic.memory import layer_activation_bytes
 from seqplan.costs.fit.pooling import pool_samples
 from seqplan.costs.model_sizes import ModelSizes
+from seqplan.plans.recomputation import MODES
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.measure.bench import Bench
 from seqplan.profiler.measure.design import DesignPoint
 from seqplan.profiler.measure.measurer import Measurer
-from seqplan.profiler.measure.saved_memory import SavedBytes, count_saved_bytes, peak_bytes
+from seqplan.profiler.measure.saved_memory import count_saved_bytes, peak_bytes
 from seqplan.profiler.measure.stage import Call, MeasuredStage, Neighbours
-from seqplan.runtime.models.llama import CHECKPOINTING, ModelConfig
+from seqplan.runtime.models.llama import ModelConfig
+from seqplan.runtime.saved_tensors import SavedBytes
 from seqplan.runtime.sequence_parallel.context import local_context
 from seqplan.runtime.tensor_parallel.groups import TensorGroups
 
@@ -45,13 +47,13 @@ def bytes_kept(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("checkpointing", CHECKPOINTING)
+@pytest.mark.parametrize("checkpointing", MODES)
 def test_fake_tensors_keep_as_much_as_real_ones(checkpointing: str, dtype: torch.dtype) -> None:
     real = bytes_kept(checkpointing, 2, fake=False, dtype=dtype)
     assert bytes_kept(checkpointing, 2, fake=True, dtype=dtype) == real
 
 
-@pytest.mark.parametrize("checkpointing", CHECKPOINTING)
+@pytest.mark.parametrize("checkpointing", ["none", "elementwise", "half_products", "mlp", "full"])
 def test_the_analytic_model_counts_saved_activations(checkpointing: str) -> None:
     """In elements, without what fused kernels do not keep and these layers do.
 
@@ -64,8 +66,8 @@ def test_the_analytic_model_counts_saved_activations(checkpointing: str) -> None
     )
     counted = (many - few) / 4 / 4  # elements of one layer
     unfused = sizes.hidden + sizes.hidden + sizes.kv_width  # of attention
-    unfused += {"none": sizes.hidden + sizes.ffn, "mlp": 0, "full": 0}[checkpointing]
-    if checkpointing == "full":
+    unfused += sizes.hidden + sizes.ffn if checkpointing == "none" else 0
+    if checkpointing in ("elementwise", "half_products", "full"):
         unfused = 0
     analytic = layer_activation_bytes(sizes, checkpointing, 1) / 2 + unfused
     assert counted == pytest.approx(analytic, rel=0.02)

@@ -1,0 +1,76 @@
+"""Recomputation modes for trainers whose plans are made from one cost: the lightest that fits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from seqplan.plans.recomputation import MODES
+
+VARIABLE = "SEQPLAN_RECOMPUTE"
+"""Environment variable with the limits, as ``none:4096,full:16384``."""
+
+
+@dataclass(frozen=True)
+class RecomputationLimits:
+    """Tokens that a micro-batch holds on a rank under each mode, the lightest mode first.
+
+    ``ValueError`` for an unknown mode, a limit below 1, or a heavier mode that holds less.
+    """
+
+    tokens: Mapping[str, int]
+
+    def __post_init__(self) -> None:
+        unknown = [mode for mode in self.tokens if mode not in MODES]
+        if unknown or not self.tokens:
+            given = ", ".join(map(str, unknown)) or "nothing"
+            known = ", ".join(MODES)
+            raise ValueError(f"unknown recomputation mode: {given}. Give some of {known}")
+        ordered = sorted(self.tokens.items(), key=lambda item: MODES.index(item[0]))
+        for mode, limit in ordered:
+            if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+                raise ValueError(f"tokens of mode {mode}: {limit}. Give a whole number above 0")
+        object.__setattr__(self, "tokens", dict(ordered))
+
+    @classmethod
+    def from_text(cls, text: str) -> RecomputationLimits:
+        """Read ``none:4096,full:16384``. ``ValueError`` if it is nothing of that kind."""
+        pairs = [part.strip().partition(":") for part in text.split(",")]
+        if not all(limit.strip().isdecimal() for _, _, limit in pairs):
+            raise ValueError(f"recomputation limits: {text!r}. Give none:4096,full:16384")
+        return cls({mode.strip(): int(limit) for mode, _, limit in pairs})
+
+    @classmethod
+    def from_environment(cls) -> RecomputationLimits | None:
+        """Read ``SEQPLAN_RECOMPUTE``, None if it is not set."""
+        text = os.environ.get(VARIABLE)
+        return None if not text else cls.from_text(text)
+
+    @classmethod
+    def from_value(cls, value: Any) -> RecomputationLimits | None:
+        """Take limits, a mapping of them or None."""
+        return value if value is None or isinstance(value, cls) else cls(dict(value))
+
+    @property
+    def capacity(self) -> int:
+        """The most tokens that any mode holds."""
+        return max(self.tokens.values())
+
+    def find_lightest(self, tokens: int) -> str:
+        """Return the lightest mode that holds so many tokens. ``ValueError`` if none does."""
+        for mode, limit in self.tokens.items():
+            if tokens <= limit:
+                return mode
+        raise ValueError(
+            f"tokens of a micro-batch: {tokens}. No recomputation mode holds over {self.capacity}"
+        )
+
+    def check_modes(self, available: tuple[str, ...], trainer: str) -> None:
+        """Reject modes that a trainer cannot switch to. ``ValueError`` names both."""
+        if missing := [mode for mode in self.tokens if mode not in available]:
+            raise ValueError(
+                f"{trainer} cannot switch to recomputation mode: {', '.join(missing)}. "
+                f"Give limits of {', '.join(available) or 'no mode'}"
+            )

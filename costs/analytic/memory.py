@@ -60,9 +60,9 @@ def layer_activation_bytes(
     Attention keeps its input, the normed input, q, k, v, its output and the residual sum; the
     feed-forward its normed input, gate, up and their product; experts that for each that a token
     runs through. ``elementwise`` keeps the outputs of products and attention, ``half_products``
-    those of attention and of every second product: as much as where projections are fused, of which
-    the first of attention and of the feed-forward are. ``attention_core`` drops nothing but the sums of
-    softmax: a fused kernel keeps no scores. The mean of all layers.
+    those of attention and of every second product, which is most with fused projections: the first
+    of attention and of the feed-forward. ``attention_core`` drops nothing but the sums of softmax:
+    a fused kernel keeps no scores. The mean of all layers.
     """
     special = sizes.architecture
     attended = 2 * sizes.attention_width + 2 * sizes.kv_width

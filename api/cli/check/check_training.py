@@ -31,6 +31,7 @@ from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
 from seqplan.plans.format.codec import digest
 from seqplan.plans.plan import Plan
+from seqplan.plans.recomputation import MODES
 
 STEPS = 10
 LARGE_STEP = 65_536
@@ -145,8 +146,39 @@ def print_check(
             progress=progress,
             step_seen=step_seen,
         )
-    print("\n".join(["", *verdict_lines(check, profile)]))
+    print("\n".join(["", *mode_lines(check), *verdict_lines(check, profile)]))
     return check
+
+
+def count_saved(check: Check) -> dict[str, tuple[int, float]]:
+    """Count micro-batches of each recomputation mode, and the bytes a token that they kept.
+
+    On the rank with the most, of all stages; empty for plans without modes.
+    """
+    totals: dict[str, list[float]] = {}
+    for step in check.steps:
+        for checked in step.micro_batches:
+            if checked.recompute is None:
+                continue
+            pipeline = step.plan.pipelines[checked.pipeline]
+            scheme, batch = pipeline.scheme, pipeline.micro_batches[checked.place]
+            of_mode = totals.setdefault(checked.recompute, [0, 0.0, 0])
+            of_mode[0] += 1
+            of_mode[1] += checked.saved_bytes * scheme.stage_gpus * scheme.pp
+            of_mode[2] += batch.padded_tokens
+    return {
+        mode: (int(totals[mode][0]), totals[mode][1] / totals[mode][2])
+        for mode in MODES
+        if mode in totals
+    }
+
+
+def mode_lines(check: Check) -> list[str]:
+    """State what micro-batches of each recomputation mode kept for backward."""
+    return [
+        f"recomputation {mode}: {kept / 1024:,.1f} KiB a token kept, micro-batches: {number:,}"
+        for mode, (number, kept) in count_saved(check).items()
+    ]
 
 
 def warnings(plans: Sequence[Plan]) -> list[str]:
@@ -255,6 +287,10 @@ def document(check: Check, data: str | None) -> dict[str, Any]:
         "limits": asdict(check.gates),
         "parameter": check.parameter,
         "parameter_difference": _number(check.parameter_difference),
+        "recomputation": {
+            mode: {"micro_batches": number, "kept_bytes_per_token": kept}
+            for mode, (number, kept) in count_saved(check).items()
+        },
         "steps": [
             {
                 "step": step.plan.step,

@@ -95,7 +95,17 @@ def test_saved_bytes_are_reported_with_the_modes_of_the_plan(server: RankServer)
         assert tuple(saved) == MODES
         assert saved["none"] > saved["attention_core"] > saved["elementwise"]
         assert saved["elementwise"] > saved["half_products"] > saved["full"]
-    assert not check_training([plan], server=server, **settings).steps[0].micro_batches
+    reported = check_command.document(check, None)["recomputation"]
+    assert tuple(reported) == MODES
+    assert {of_mode["micro_batches"] for of_mode in reported.values()} == {2}
+    kept = [of_mode["kept_bytes_per_token"] for of_mode in reported.values()]
+    assert max(kept) == kept[0] > kept[-1] > 0
+    lines = check_command.mode_lines(check)
+    assert lines[-1].startswith("recomputation full: ")
+    assert lines[-1].endswith(" KiB a token kept, micro-batches: 2")
+    plain = check_training([plan], server=server, **settings)
+    assert not plain.steps[0].micro_batches
+    assert check_command.mode_lines(plain) == []
 
 
 @pytest.mark.usefixtures("in_server")

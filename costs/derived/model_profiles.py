@@ -7,6 +7,7 @@ from itertools import product
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.analytic.memory import PARAMETER_BYTES
 from seqplan.costs.derived.expected_error import describe_expected_error
 from seqplan.costs.model_sizes import ModelShape, ModelSizes
 from seqplan.costs.profile import Profile
@@ -14,11 +15,13 @@ from seqplan.costs.scheme_rules import scheme_problem
 from seqplan.plans.recomputation import MODES
 from seqplan.plans.scheme import Scheme
 
-MOST_SHARES, MOST_RING, MOST_STAGES, MOST_STAGES_ALONE = 16, 8, 2, 8
-"""Of a scheme that is derived by default: ulysses·ring, ring and pp at most; and pp without them.
+MOST_SHARES, MOST_RING, MOST_STAGES = 16, 8, 2
+"""Of a scheme that is derived by default: ulysses·ring, ring and pp at most."""
 
-Large models on few GPUs need the memory that stages split. Context parallelism within many stages
-has not been the best of any setting of ``./run bench memory``."""
+DEEP_STAGES, DEEP_FROM = 8, 0.25
+"""pp at most, without context parallelism, of models whose parameters and gradients take more than
+this share of the memory at tp 8 and pp 2. On llama3-70b such plans are 1.03 times as fast (``./run
+bench memory``), and proposals take three times as long; smaller models gain nothing."""
 
 
 def list_schemes(shape: ModelShape, cluster: ClusterHardware, *, zero: int = 1) -> list[Scheme]:
@@ -26,6 +29,11 @@ def list_schemes(shape: ModelShape, cluster: ClusterHardware, *, zero: int = 1) 
 
     tp · ulysses stays within a node; under ZeRO-3 tp = pp = 1.
     """
+    sizes, most_stages = shape.sizes, MOST_STAGES
+    if sizes is not None:
+        resident = (PARAMETER_BYTES + 4) * sizes.parameters / (8 * MOST_STAGES)
+        if resident > DEEP_FROM * cluster.hardware.memory_bytes:
+            most_stages = DEEP_STAGES
     powers = [2**power for power in range(MOST_SHARES.bit_length())]
     layouts = product((1,), (1,)) if zero == 3 else product((1, 2, 4, 8), (1, 2, 4, 8))
     return [
@@ -33,7 +41,7 @@ def list_schemes(shape: ModelShape, cluster: ClusterHardware, *, zero: int = 1) 
         for (tp, pp), ulysses, ring in product(layouts, powers, powers)
         if (scheme := Scheme(tp, pp, ulysses, ring)).sp <= MOST_SHARES
         and scheme.ring <= MOST_RING
-        and scheme.pp <= (MOST_STAGES if scheme.sp > 1 else MOST_STAGES_ALONE)
+        and scheme.pp <= (MOST_STAGES if scheme.sp > 1 else most_stages)
         and scheme.gpus <= cluster.gpus
         and scheme.tp * scheme.ulysses <= cluster.gpus_per_node
         and scheme_problem(scheme, shape) is None

@@ -19,6 +19,7 @@ from seqplan.costs.recomputation_mode import ModeModel, RecomputationMode
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.plans.format.canonical import canonical_json, digest_of
 from seqplan.plans.format.fields import read_text
+from seqplan.plans.recomputation import MODES
 from seqplan.plans.scheme import Scheme
 
 
@@ -101,6 +102,68 @@ def keep_modes(document: Mapping[str, Any], names: Sequence[str]) -> dict[str, A
         "memory": {**document["memory"], "activation_bytes_per_token": activation},
         "schemes": flat,
     }
+
+
+def combine_modes(documents: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
+    """Combine documents of one recomputation mode each, measured alike, into one of all modes.
+
+    With the schemes that all of them have. A mode that keeps no fewer bytes than one that
+    recomputes less is left out, and named in the list. Bytes that were measured count as kept.
+    """
+    activations = {
+        document["checkpointing"]: document["memory"]["activation_bytes_per_token"]
+        for document in documents
+    }
+    degrees = set.intersection(*(set(of_mode) for of_mode in activations.values()))
+    kept: list[Mapping[str, Any]] = []
+    for document in sorted(documents, key=lambda one: MODES.index(one["checkpointing"])):
+        mine = activations[document["checkpointing"]]
+        if all(
+            mine[tp] < activations[other["checkpointing"]][tp] for other in kept for tp in degrees
+        ):
+            kept.append(document)
+    names, widths = [document["checkpointing"] for document in kept], sorted(degrees, key=int)
+    left_out = [name for name in activations if name not in names]
+    if len(kept) == 1:
+        return dict(kept[0]), left_out
+    entries = [
+        {tuple(raw.get(axis, 1) for axis in DEGREES): raw for raw in document["schemes"]}
+        for document in kept
+    ]
+    schemes = []
+    for place, raw in entries[0].items():
+        if not all(place in of_mode and place[0] in map(int, degrees) for of_mode in entries):
+            continue
+        modes = {
+            name: {key: of_mode[place][key] for key in "abc"}
+            for name, of_mode in zip(names, entries, strict=True)
+        }
+        rest = {key: value for key, value in raw.items() if key not in "abc"}
+        schemes.append({**rest, "modes": modes})
+    first = dict(kept[0])
+    for field_of_one in ("checkpointing", "forward_fraction"):
+        first.pop(field_of_one, None)
+    memory = {
+        key: value for key, value in first["memory"].items() if key != "activation_bytes_per_token"
+    }
+    memory["margin_bytes"] = max(document["memory"]["margin_bytes"] for document in kept)
+    return {
+        **first,
+        "residuals": "; ".join(
+            f"{name}: {document['residuals']}" for name, document in zip(names, kept, strict=True)
+        ),
+        "modes": [
+            {
+                "name": name,
+                "forward_fraction": document["forward_fraction"],
+                "kept_bytes_per_token": {tp: activations[name][tp] for tp in widths},
+                "transient_bytes_per_token": dict.fromkeys(widths, 0.0),
+            }
+            for name, document in zip(names, kept, strict=True)
+        ],
+        "memory": memory,
+        "schemes": schemes,
+    }, left_out
 
 
 @dataclass(frozen=True)

@@ -182,3 +182,13 @@ def deployment_of(args: argparse.Namespace, longest: int | None = None) -> Deplo
         sequence_parallel=args.sequence_parallel,
         **schedule,
     )
+
+
+def parse_modes(text: str) -> tuple[str, ...]:
+    """Read a list of recomputation modes, or ``all``."""
+    from seqplan.plans.recomputation import MODES
+
+    names = MODES if text == "all" else tuple(text.split(","))
+    if unknown := [name for name in names if name not in MODES]:
+        raise argparse.ArgumentTypeError(f"must be all or of {', '.join(MODES)}: {unknown[0]!r}")
+    return names

@@ -20,6 +20,7 @@ from seqplan.api.cli.framework.model_options import (
     cluster_of,
     deployment_of,
     name_part,
+    parse_modes,
     parse_sizes,
 )
 from seqplan.api.cli.framework.output_file import check_output
@@ -75,7 +76,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     add_training(parser, schedule=False)
     parser.add_argument("--zero", type=int, choices=(1, 2, 3), default=1, help="stage; default 1")
     parser.add_argument(
-        "--recompute", metavar="LIST", type=_modes, help="recomputation modes; default all"
+        "--recompute", metavar="LIST", type=parse_modes, help="recomputation modes; default all"
     )
     parser.add_argument("--loss", choices=LOSSES, help="default chunked")
     parser.add_argument(
@@ -102,13 +103,6 @@ def _derive_all(args: argparse.Namespace) -> dict[str, Any]:
     name = args.name or f"{name_part(args.model)}-{name_part(args.hardware)}-estimate"
     schemes = _schemes(args, deployment.sizes.shape, deployment.cluster, zero=args.zero)
     return derive_profile(deployment, schemes, name=name, modes=args.recompute or MODES)
-
-
-def _modes(text: str) -> tuple[str, ...]:
-    names = text.split(",")
-    if unknown := [name for name in names if name not in MODES]:
-        raise argparse.ArgumentTypeError(f"must be of {', '.join(MODES)}: {unknown[0]!r}")
-    return tuple(names)
 
 
 def _complete(args: argparse.Namespace) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from seqplan.costs.fit.measured_profile import (
 )
 from seqplan.costs.fit.samples import MeasuredOn, Sample
 from seqplan.costs.fit.sync_samples import SyncSample
-from seqplan.costs.profile import Profile
+from seqplan.costs.profile import Profile, combine_modes
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.scheme import Scheme
 
@@ -47,24 +48,79 @@ def add_fitted_output(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print the profile")
 
 
+@dataclass(frozen=True)
+class MeasuredMode:
+    """What was measured in one recomputation mode."""
+
+    measured_on: MeasuredOn
+    samples: Sequence[Sample]
+    syncs: Sequence[SyncSample] = ()
+
+
 def write_measured(
     args: argparse.Namespace,
-    measured_on: MeasuredOn,
-    samples: Sequence[Sample],
+    measured: Sequence[MeasuredMode],
     *,
     model: str,
     capacity_gib: float,
     context_bytes: int = 0,
     ranks: int = 1,
-    syncs: Sequence[SyncSample] = (),
 ) -> None:
-    """Fit the samples, write the profile and print its errors.
+    """Fit the samples of each mode, write the profile and print its errors.
 
     ``model``: the part of the default name.
     """
-    for problem in find_unfitted(samples).values():
-        print(f"{problem}: left out", file=sys.stderr)
-    fit = fit_all(measured_on, samples)
+    documents, fits = [], []
+    for mode in measured:
+        for problem in find_unfitted(mode.samples).values():
+            print(f"{problem}: left out", file=sys.stderr)
+        fits.append(fit_all(mode.measured_on, mode.samples))
+        documents.append(
+            _document(
+                args,
+                mode,
+                fits[-1],
+                model=model,
+                capacity_gib=capacity_gib,
+                context_bytes=context_bytes,
+                ranks=ranks,
+            )
+        )
+    document, left_out = combine_modes(documents)
+    for name in left_out:
+        print(
+            f"recomputation {name}: left out, keeps no fewer bytes than one that recomputes less",
+            file=sys.stderr,
+        )
+    Profile.from_document(document, str(args.output))
+    with atomic_write(args.output, "w") as file:
+        file.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    if args.plot is not None:
+        samples = measured[0].samples
+        _plot(args, document["name"], document["source"], samples, fits[0])
+    if args.json:
+        print(json.dumps(document, ensure_ascii=False))
+        return
+    for mode, fit in zip(measured, fits, strict=True):
+        if len(fits) > 1:
+            print(f"recomputation {mode.measured_on.checkpointing}:")
+        print("\n".join(fit_lines(fit)))
+    print("\n".join([*_sync_lines(document.get("sync", ())), ""]), end="")
+    print(f"\n{args.output}: profile {document['name']}")
+
+
+def _document(
+    args: argparse.Namespace,
+    mode: MeasuredMode,
+    fit: MeasuredFit,
+    *,
+    model: str,
+    capacity_gib: float,
+    context_bytes: int,
+    ranks: int,
+) -> dict[str, Any]:
+    """Return the profile of one recomputation mode."""
+    measured_on = mode.measured_on
     gpu = measured_on.device.split(",")[0]
     devices = ProfiledDevices(
         gpu=measured_on.device,
@@ -72,23 +128,13 @@ def write_measured(
         capacity_bytes=capacity_gib * 2**30,
         context_bytes=float(context_bytes),
     )
-    document = profile_document(
+    return profile_document(
         fit,
         devices,
         name=args.name or f"{model}-{gpu}".lower().replace(" ", "-"),
         source=_source(measured_on, ranks),
-        syncs=syncs,
+        syncs=mode.syncs,
     )
-    Profile.from_document(document, str(args.output))
-    with atomic_write(args.output, "w") as file:
-        file.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
-    if args.plot is not None:
-        _plot(args, document["name"], document["source"], samples, fit)
-    if args.json:
-        print(json.dumps(document, ensure_ascii=False))
-        return
-    print("\n".join([*fit_lines(fit), *_sync_lines(document.get("sync", ()))]))
-    print(f"\n{args.output}: profile {document['name']}")
 
 
 def _source(measured_on: MeasuredOn, ranks: int) -> str:

@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.extras import require_torch
-from seqplan.api.cli.framework.model_options import add_model, name_part, sizes_of
+from seqplan.api.cli.framework.model_options import add_model, name_part, parse_modes, sizes_of
 from seqplan.api.cli.framework.options import above_zero, positive
 from seqplan.api.cli.framework.output_file import check_output
 from seqplan.api.cli.framework.terminal import ProgressBar
-from seqplan.api.cli.profile.fitted_profile import add_fitted_output, write_measured
+from seqplan.api.cli.profile.fitted_profile import (
+    MeasuredMode,
+    add_fitted_output,
+    write_measured,
+)
 from seqplan.costs.fit.busy import busy
 from seqplan.costs.fit.samples import Sample
 from seqplan.costs.model_sizes import SIZES, ModelSizes
 from seqplan.costs.scheme_rules import scheme_problem
-from seqplan.plans.recomputation import MODES
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.measure.design import FIT_POINTS, design
 
@@ -67,7 +70,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     add("--points", metavar="N", type=positive, default=FIT_POINTS)
     add("--measured-layers", metavar="K", type=positive, default=2, help="layers that are run")
     add("--repeats", metavar="N", type=positive, default=25, help="of a point, at most; default 25")
-    add("--recompute", choices=MODES, default="none", help="recomputation mode; default none")
+    add(
+        "--recompute",
+        metavar="LIST",
+        type=parse_modes,
+        default=("none",),
+        help="recomputation modes, all or some; default none",
+    )
     add(
         "--capacity-gib",
         metavar="GIB",
@@ -106,16 +115,8 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--device cuda: no CUDA device is there; use --device cpu")
     rank, world_size = start_ranks(args.device)
     runnable = _runnable(args, schemes, rank, world_size)
-    task = Task(
-        config=_build_measured_model(sizes, args.recompute),
-        layers=min(args.measured_layers, sizes.layers),
-        device=args.device,
-        dtype=args.dtype or ("float32" if args.device == "cpu" else "bfloat16"),
-        schemes=runnable,
-        points=tuple(points),
-        repeats=args.repeats,
-    )
     path = args.samples or args.output.with_suffix(".samples.jsonl")
+    measured = []
     with ProgressBar(sys.stderr) as progress:
 
         def report(done: int, of: int, left_s: float, sample: Sample) -> None:
@@ -124,8 +125,22 @@ def run(args: argparse.Namespace) -> int:
         def warn(text: str) -> None:
             print(f"\n{text}", file=sys.stderr, flush=True)
 
-        measured_on, samples, syncs = measure(task, path, rank, world_size, report, warn)
-    reason = None if args.even_if_busy else busy(samples)
+        for mode in args.recompute:
+            task = Task(
+                config=_build_measured_model(sizes, mode),
+                layers=min(args.measured_layers, sizes.layers),
+                device=args.device,
+                dtype=args.dtype or ("float32" if args.device == "cpu" else "bfloat16"),
+                schemes=runnable,
+                points=tuple(points),
+                repeats=args.repeats,
+            )
+            of_mode = path
+            if len(args.recompute) > 1:
+                of_mode = path.with_name(f"{mode}.{path.name}")
+            measured.append(MeasuredMode(*measure(task, of_mode, rank, world_size, report, warn)))
+    reasons = [] if args.even_if_busy else [busy(mode.samples) for mode in measured]
+    reason = next((reason for reason in reasons if reason is not None), None)
     if reason is not None:
         print(
             f"seqplan: {reason}: no profile is written. {path} has the samples: delete it and "
@@ -137,15 +152,13 @@ def run(args: argparse.Namespace) -> int:
         shared = 1 if args.device == "cuda" else world_size
         write_measured(
             args,
-            measured_on,
-            samples,
+            measured,
             model=name_part(args.model),
             capacity_gib=capacity_bytes(device) / shared / 2**30
             if args.capacity_gib is None
             else args.capacity_gib,
             context_bytes=context_bytes(device),
             ranks=world_size,
-            syncs=syncs,
         )
     if world_size > 1:
         torch.distributed.barrier()

@@ -10,7 +10,11 @@ from typing import Any
 from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.options import above_zero
 from seqplan.api.cli.framework.output_file import check_output
-from seqplan.api.cli.profile.fitted_profile import add_fitted_output, write_measured
+from seqplan.api.cli.profile.fitted_profile import (
+    MeasuredMode,
+    add_fitted_output,
+    write_measured,
+)
 from seqplan.costs.fit.busy import busy
 from seqplan.costs.fit.pooling import merge_runs, merge_sync_samples
 
@@ -51,10 +55,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"seqplan: {reason}: the samples are fitted as they are", file=sys.stderr)
     write_measured(
         args,
-        measured_on,
-        samples,
+        [MeasuredMode(measured_on, samples, merge_sync_samples(args.samples))],
         model="model",
         capacity_gib=args.capacity_gib,
-        syncs=merge_sync_samples(args.samples),
     )
     return 0

@@ -105,7 +105,7 @@ def keep_modes(document: Mapping[str, Any], names: Sequence[str]) -> dict[str, A
 
 
 def combine_modes(documents: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
-    """Combine documents of one recomputation mode each, measured alike, into one of all modes.
+    """Combine documents of one recomputation mode each, measured in one way.
 
     With the schemes that all of them have. A mode that keeps no fewer bytes than one that
     recomputes less is left out, and named in the list. Bytes that were measured count as kept.

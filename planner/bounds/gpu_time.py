@@ -135,7 +135,7 @@ class Demand:
     def from_batch(cls, classes: tuple[PipelineClass, ...], batch: Batch, gpus: int) -> Demand:
         """Compute the times of a batch; each recomputation mode is a separate class.
 
-        What is stated of a class holds for its micro-batches, each of which has one mode.
+        Statements on a class hold for its micro-batches, each of which has one mode.
         """
         classes = tuple(mode for k in classes for mode in k.by_mode)
         lengths = batch.distinct

@@ -50,7 +50,7 @@ def add_fitted_output(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True)
 class MeasuredMode:
-    """What was measured in one recomputation mode."""
+    """Measurements of one recomputation mode."""
 
     measured_on: MeasuredOn
     samples: Sequence[Sample]

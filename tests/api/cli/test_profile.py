@@ -222,7 +222,7 @@ def test_measurements_on_ranks_complete_a_profile(
         (("--device", "cuda"), "no CUDA device is there"),
         (("--hardware", "h100-80gb"), "unrecognized arguments: --hardware h100-80gb"),
         (("--model", "nonesuch"), "neither a known model"),
-        (("--recompute", "selective"), "invalid choice: 'selective'"),
+        (("--recompute", "selective"), "full: 'selective'"),
         (
             ("--model", "qwen3-30b-a3b"),
             "expert_layers 48, experts 128, experts_per_token 8, expert_ffn 768: the layers that",

@@ -37,12 +37,14 @@ _EXPECTED, _PUBLISHED = "expected error: ", "published: "
 
 
 def _entries(document: Mapping[str, Any], schemes: Collection[Scheme]) -> list[dict[str, Any]]:
-    return [
-        raw
-        for raw in document["schemes"]
-        if Scheme(**{name: raw[name] for name in DEGREES if name in raw}) in schemes
-    ]
+    return [raw for raw in document["schemes"] if _scheme_of(raw) in schemes]
 
+
+def _scheme_of(raw: Mapping[str, Any]) -> Scheme:
+    return Scheme(**{name: raw[name] for name in DEGREES if name in raw})
+
+
+_NO_SCHEMES = '"schemes":[]'
 
 LEAST_MORE = 1.02
 """Times the MaxLen of the next faster mode that a mode offers at least, or it is not planned."""
@@ -287,7 +289,9 @@ class Profile:
         """
         if self.digest == digest:
             return self
-        for names in _subsets([mode.name for mode in self.modes]):
+        parts = self._parts()
+        every_mode = [mode.name for mode in self.modes]
+        for names in sorted(_subsets(every_mode), key=lambda names: len(names) % len(every_mode)):
             if not names:
                 continue
             document = (
@@ -295,9 +299,13 @@ class Profile:
                 if len(names) == len(self.modes)
                 else keep_modes(self.document, names)
             )
-            for schemes in self._parts():
-                part = {**document, "schemes": _entries(document, schemes)}
-                if digest_of(canonical_json(part)) == digest:
+            # Entries are written once: a part's canonical JSON is put together from them.
+            head, mark, tail = canonical_json({**document, "schemes": []}).partition(_NO_SCHEMES)
+            written = [(_scheme_of(raw), canonical_json(raw)) for raw in document["schemes"]]
+            for schemes in parts:
+                listed = ",".join(text for scheme, text in written if scheme in schemes)
+                if digest_of(f"{head}{mark[:-1]}{listed}]{tail}") == digest:
+                    part = {**document, "schemes": _entries(document, schemes)}
                     return Profile.from_document(part, self.name)
         return None
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -197,9 +197,10 @@ def _check_modes(
 ) -> tuple[Mode, ...]:
     """Return the modes, one if ``capacity`` and ``cost`` state it; by ascending capacity."""
     if modes is None:
-        if capacity is None or cost is None:
-            raise TypeError("capacity and cost: one is missing. Give both, or modes")
-        return (Mode("", capacity, cost),)
+        if capacity is None and cost is None:
+            raise TypeError("capacity and cost are missing. Give both, or modes")
+        # What is wrong with one of them is reported with the micro-batch that it describes.
+        return (Mode("", cast(int, capacity), cast(Latency, cost)),)
     if capacity is not None or cost is not None:
         raise TypeError("capacity and cost are stated by each mode. Leave both out with modes")
     if not modes or not all(isinstance(mode, Mode) for mode in modes):

@@ -56,7 +56,9 @@ def test_each_states_that_it_is_derived_and_its_error(name: str) -> None:
 
 def test_larger_memory_holds_more_schemes_and_longer_sequences() -> None:
     small, large = (load_shipped(f"llama3-70b-{device}") for device in ("h100-80gb", "h200-141gb"))
-    assert set(small.by_scheme) < set(large.by_scheme)
+    # On the smaller memory also deep pipelines, which it needs.
+    assert {scheme for scheme in small.by_scheme if scheme.pp <= 2} < set(large.by_scheme)
+    assert max(scheme.pp for scheme in small.by_scheme) == 8
     scheme = Scheme(tp=4, pp=2, ring=8)
     longest = [p.model(p.by_scheme[scheme], 64, 1).max_len for p in (small, large)]
     assert 100_000 < longest[0] < longest[1]

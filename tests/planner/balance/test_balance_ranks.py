@@ -360,7 +360,7 @@ def test_modes_and_one_capacity_exclude_each_other() -> None:
     with pytest.raises(TypeError, match="stated by each mode"):
         balance([5], 1, 10, LIGHT.cost, modes=[LIGHT])
     with pytest.raises(TypeError, match="Give both, or modes"):
-        balance([5], 1, 10)
+        balance([5], 1)
     with pytest.raises(ValueError, match="Name each once"):
         balance([5], 1, modes=[LIGHT, LIGHT])
     with pytest.raises(TypeError, match="Give a list of Mode"):

@@ -117,15 +117,15 @@ def _compare() -> None:
 
 
 def _print_results(outcomes: Mapping[str, Sequence[Outcome]]) -> None:
-    kept = [b for of in outcomes["by micro-batch"] for b in of.micro_batches]
+    micro_batches = [b for of in outcomes["by micro-batch"] for b in of.micro_batches]
     most_in_full = max(size for of in outcomes["full"] for _, _, size in of.micro_batches)
     rows = []
     for mode in CANDIDATES:
-        moded = [batch for batch in kept if batch[0] == mode]
+        moded = [batch for batch in micro_batches if batch[0] == mode]
         tokens = sum(batch[1] for batch in moded)
         most = max(moded, key=lambda batch: batch[2], default=(mode, 0, 0))
         per_token = sum(batch[2] for batch in moded) / max(tokens, 1) / 2**10
-        share = tokens / sum(batch[1] for batch in kept)
+        share = tokens / sum(batch[1] for batch in micro_batches)
         size = f"{most[2] / 2**20:.0f} MiB"
         rows.append([mode, str(len(moded)), f"{share:.0%}", f"{per_token:.0f} KiB", size])
     print(f"\n### Recomputation modes, {RANKS} ranks\n")

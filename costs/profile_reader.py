@@ -156,12 +156,12 @@ class ProfileReader(FieldReader):
         raw.setdefault("checkpointing", "none")
         memory = raw["memory"]
         self.fields(memory, ".memory", _MEMORY | _ACTIVATION, _LOSS)
-        kept = self.activations(memory, "activation_bytes_per_token", ".memory")
+        per_token = self.activations(memory, "activation_bytes_per_token", ".memory")
         mode = RecomputationMode(
             self.name(raw, "checkpointing", ""),
             self.share(raw, ""),
-            kept,
-            dict.fromkeys(kept, 0.0),
+            per_token,
+            dict.fromkeys(per_token, 0.0),
         )
         return (mode,)
 

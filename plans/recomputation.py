@@ -21,5 +21,5 @@ def window_share(parts: Sequence[tuple[float, float]], pp: int) -> float:
     share of a token's bytes that the mode keeps until backward. The first of ``pp`` stages keeps
     1/pp of the layers of each, and one of them is in backward with all that it recomputes.
     """
-    kept = sum(used * share for used, share in parts) / pp
-    return kept + max((used * (1 - share) for used, share in parts), default=0.0)
+    kept_share = sum(used * share for used, share in parts) / pp
+    return kept_share + max((used * (1 - share) for used, share in parts), default=0.0)

@@ -570,6 +570,32 @@ static int is_int64(const Py_buffer *buffer) {
            (uintptr_t)buffer->buf % _Alignof(int64_t) == 0;
 }
 
+/* Fill what has been checked, return the placement, and free the call's memory. */
+static PyObject *run_fill(Fill *fill, int64_t reach, int64_t forced_above, double target,
+                          double ceiling, int new_first) {
+    PyObject *placement = NULL, *times = NULL, *result = NULL;
+    int64_t count = fill->class.count;
+    fill->pool.next = PyMem_RawMalloc(((size_t)fill->pool.size + 1) * sizeof(int64_t));
+    fill->pipelines = (uint64_t)count < SIZE_MAX / sizeof(Pipeline)
+                          ? PyMem_RawMalloc((size_t)(count ? count : 1) * sizeof(Pipeline))
+                          : NULL;
+    if (fill->pool.next == NULL || fill->pipelines == NULL)
+        PyErr_NoMemory();
+    else if (take_sequences(&fill->pool) &&
+             fill_pipelines(fill, reach, forced_above, target, ceiling, new_first))
+        placement = packed(fill);
+    if (placement != NULL) times = times_ms(fill);
+    if (times != NULL)
+        result = Py_BuildValue("(OOL)", placement, times, (long long)fill->pool.left);
+    Py_XDECREF(placement);
+    Py_XDECREF(times);
+    PyMem_RawFree(fill->entries);
+    PyMem_RawFree(fill->micro_batches);
+    PyMem_RawFree(fill->pipelines);
+    PyMem_RawFree(fill->pool.next);
+    return result;
+}
+
 PyDoc_STRVAR(fill_class_doc,
              "fill_class(lengths, counts, pp, a, b, c, capacity, unit, count, reach, forced_above, "
              "target_ms, ceiling_ms, new_first)\n--\n\nFill one class from lengths (int64, "
@@ -582,7 +608,7 @@ static PyObject *fill_class(PyObject *Py_UNUSED(module), PyObject *args) {
     double target, ceiling;
     int new_first;
     Fill fill = {0};
-    PyObject *placement = NULL, *times = NULL, *result = NULL;
+    PyObject *result = NULL;
     if (!PyArg_ParseTuple(args, "y*w*LdddLLLLLddp:fill_class", &lengths, &counts, &pp,
                           &fill.class.a, &fill.class.b, &fill.class.c, &capacity, &unit, &count,
                           &reach, &forced_above, &target, &ceiling, &new_first))
@@ -599,27 +625,8 @@ static PyObject *fill_class(PyObject *Py_UNUSED(module), PyObject *args) {
     fill.pool.size = lengths.len / (Py_ssize_t)sizeof(int64_t);
     fill.pool.lengths = lengths.buf;
     fill.pool.counts = counts.buf;
-    fill.pool.next = PyMem_RawMalloc(((size_t)fill.pool.size + 1) * sizeof(int64_t));
-    fill.pipelines = (uint64_t)count < SIZE_MAX / sizeof(Pipeline)
-                         ? PyMem_RawMalloc((size_t)(count ? count : 1) * sizeof(Pipeline))
-                         : NULL;
-    if (fill.pool.next == NULL || fill.pipelines == NULL) {
-        PyErr_NoMemory();
-        goto done;
-    }
-    if (!take_sequences(&fill.pool)) goto done;
-    if (!fill_pipelines(&fill, reach, forced_above, target, ceiling, new_first)) goto done;
-    placement = packed(&fill);
-    times = placement == NULL ? NULL : times_ms(&fill);
-    if (times != NULL)
-        result = Py_BuildValue("(OOL)", placement, times, (long long)fill.pool.left);
+    result = run_fill(&fill, reach, forced_above, target, ceiling, new_first);
 done:
-    Py_XDECREF(placement);
-    Py_XDECREF(times);
-    PyMem_RawFree(fill.entries);
-    PyMem_RawFree(fill.micro_batches);
-    PyMem_RawFree(fill.pipelines);
-    PyMem_RawFree(fill.pool.next);
     PyBuffer_Release(&lengths);
     PyBuffer_Release(&counts);
     return result;
@@ -651,7 +658,7 @@ static PyObject *fill_modes(PyObject *Py_UNUSED(module), PyObject *args) {
     int new_first;
     Fill fill = {0};
     Mode modes[MOST_MODES];
-    PyObject *placement = NULL, *times = NULL, *result = NULL;
+    PyObject *result = NULL;
     if (!PyArg_ParseTuple(args, "y*w*y*y*y*y*y*y*y*LLLLLddp:fill_modes", &arrays[LENGTHS],
                           &arrays[COUNTS], &arrays[PADDED], &arrays[WORK], &arrays[PREFERRED],
                           &arrays[CHEAP], &arrays[HELD], &arrays[COEFFICIENTS],
@@ -696,27 +703,8 @@ static PyObject *fill_modes(PyObject *Py_UNUSED(module), PyObject *args) {
     fill.pool.size = n;
     fill.pool.lengths = arrays[LENGTHS].buf;
     fill.pool.counts = arrays[COUNTS].buf;
-    fill.pool.next = PyMem_RawMalloc(((size_t)n + 1) * sizeof(int64_t));
-    fill.pipelines = (uint64_t)count < SIZE_MAX / sizeof(Pipeline)
-                         ? PyMem_RawMalloc((size_t)(count ? count : 1) * sizeof(Pipeline))
-                         : NULL;
-    if (fill.pool.next == NULL || fill.pipelines == NULL) {
-        PyErr_NoMemory();
-        goto done;
-    }
-    if (!take_sequences(&fill.pool)) goto done;
-    if (!fill_pipelines(&fill, reach, forced_above, target, ceiling, new_first)) goto done;
-    placement = packed(&fill);
-    times = placement == NULL ? NULL : times_ms(&fill);
-    if (times != NULL)
-        result = Py_BuildValue("(OOL)", placement, times, (long long)fill.pool.left);
+    result = run_fill(&fill, reach, forced_above, target, ceiling, new_first);
 done:
-    Py_XDECREF(placement);
-    Py_XDECREF(times);
-    PyMem_RawFree(fill.entries);
-    PyMem_RawFree(fill.micro_batches);
-    PyMem_RawFree(fill.pipelines);
-    PyMem_RawFree(fill.pool.next);
     for (int j = 0; j < ARRAYS; j++) PyBuffer_Release(&arrays[j]);
     return result;
 }

@@ -158,7 +158,10 @@ def _precision(text: str) -> tuple[str, float]:
     name, colon, gain = text.partition(":")
     if name not in PRECISIONS or (colon and name != "fp8"):
         raise argparse.ArgumentTypeError(f"must be bf16, fp8 or fp8:TIMES: {text!r}")
-    return name, number(gain) if colon else FP8_GAIN
+    times = number(gain) if colon else FP8_GAIN
+    if not 1 <= times <= 4:
+        raise argparse.ArgumentTypeError(f"must be faster by 1 to 4 times: {text!r}")
+    return name, times
 
 
 def deployment_of(args: argparse.Namespace, longest: int | None = None) -> Deployment:
@@ -191,4 +194,6 @@ def parse_modes(text: str) -> tuple[str, ...]:
     names = MODES if text == "all" else tuple(text.split(","))
     if unknown := [name for name in names if name not in MODES]:
         raise argparse.ArgumentTypeError(f"must be all or of {', '.join(MODES)}: {unknown[0]!r}")
+    if len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(f"must name each mode once: {text!r}")
     return names

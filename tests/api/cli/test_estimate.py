@@ -254,7 +254,7 @@ def test_figures_of_layers_that_nobody_checked_say_so() -> None:
         (("--tp-overlap", 2), "tp_overlap must be a share from 0 to 1: 2.0"),
         (
             ("--precision", "fp8:0", "--hardware", "h100-80gb"),
-            "fp8_gain must be a number from 1 to 4: 0.0",
+            "argument --precision: must be faster by 1 to 4 times: 'fp8:0'",
         ),
         (("--precision", "fp4"), "must be bf16, fp8 or fp8:TIMES: 'fp4'"),
         (

@@ -223,6 +223,7 @@ def test_measurements_on_ranks_complete_a_profile(
         (("--hardware", "h100-80gb"), "unrecognized arguments: --hardware h100-80gb"),
         (("--model", "nonesuch"), "neither a known model"),
         (("--recompute", "selective"), "full: 'selective'"),
+        (("--recompute", "none,none"), "must name each mode once: 'none,none'"),
         (
             ("--model", "qwen3-30b-a3b"),
             "expert_layers 48, experts 128, experts_per_token 8, expert_ffn 768: the layers that",

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from seqplan.plans.recomputation import MODES
-from seqplan.runtime.recomputation import run_last, run_part
+from seqplan.plans.recomputation import split_mode
+from seqplan.runtime.recomputation import run_last, run_layer, run_part
 from seqplan.runtime.sequence_parallel.context import AttentionContext
 from seqplan.runtime.sequence_parallel.unified import Attend, attention
 from seqplan.runtime.tensor_parallel.split import TensorSplit
@@ -44,10 +44,7 @@ class ModelConfig:
         for name in ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.checkpointing not in MODES:
-            raise ValueError(
-                f"checkpointing must be one of {', '.join(MODES)}, not {self.checkpointing!r}"
-            )
+        split_mode(self.checkpointing)
         if self.head_dim == 0:
             if self.hidden % (2 * self.heads):
                 raise ValueError(
@@ -89,7 +86,9 @@ class Llama(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab, config.hidden)
-        self.layers = nn.ModuleList(DecoderLayer(config, attend) for _ in range(config.layers))
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, attend, place) for place in range(config.layers)
+        )
         self.norm = nn.RMSNorm(config.hidden, eps=config.eps)
         self.head = nn.Linear(config.hidden, config.vocab, bias=False)
         for parameter in self.parameters():
@@ -111,9 +110,9 @@ class Llama(nn.Module):
 class DecoderLayer(nn.Module):
     """Attention and feed-forward, each after a norm and with a residual around it."""
 
-    def __init__(self, config: ModelConfig, attend: Attend) -> None:
+    def __init__(self, config: ModelConfig, attend: Attend, place: int) -> None:
         super().__init__()
-        self._config, self._attend = config, attend
+        self._config, self._attend, self._place = config, attend, place
         heads = config.heads + 2 * config.kv_heads
         self.attention_norm = nn.RMSNorm(config.hidden, eps=config.eps)
         self.qkv = nn.Linear(config.hidden, heads * config.head_dim, bias=False)
@@ -128,7 +127,9 @@ class DecoderLayer(nn.Module):
         """Compute the layer: (local tokens, hidden) → the same shape."""
         weights = LayerWeights(*(getattr(self, name).weight for name in LayerWeights._fields))
         split = TensorSplit(hidden.shape[0])
-        return decoder_layer(weights, hidden, rotation, context, split, self._config, self._attend)
+        return decoder_layer(
+            weights, hidden, rotation, context, split, self._config, self._place, self._attend
+        )
 
 
 def decoder_layer(
@@ -138,11 +139,13 @@ def decoder_layer(
     context: AttentionContext,
     split: TensorSplit,
     config: ModelConfig,
+    place: int,
     attend: Attend = attention,
 ) -> Tensor:
     """Compute one decoder layer of a tp rank: (``split.rows``, hidden) → the same shape.
 
-    Under the context's recomputation mode, ``config.checkpointing`` if it has none.
+    ``place``: of the layer on its stage, from 0. Under the context's recomputation mode,
+    ``config.checkpointing`` if it has none.
     """
     mode = context.recompute or config.checkpointing
 
@@ -171,7 +174,7 @@ def decoder_layer(
         hidden = run_attention(hidden)
         return hidden + run_part("feed_forward", mode, feed_forward, hidden)
 
-    return run_part("layer", mode, whole, hidden)
+    return run_layer(mode, place, whole, hidden)
 
 
 def rotations(positions: Tensor, config: ModelConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

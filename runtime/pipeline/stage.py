@@ -85,7 +85,10 @@ class Stage:
         weights = LayerWeights(
             *(by_name[f"layers.{layer}.{name}.weight"] for name in LayerWeights._fields)
         )
-        return decoder_layer(weights, hidden, rotation, work.context, work.split, self.config)
+        place = layer - self.layers[0]
+        return decoder_layer(
+            weights, hidden, rotation, work.context, work.split, self.config, place
+        )
 
     def loss(self, hidden: Tensor, work: StageInput) -> Tensor:
         """Sum the loss of the last layer's hidden states, equal on every tp rank."""

@@ -31,7 +31,7 @@ from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
 from seqplan.plans.format.codec import digest
 from seqplan.plans.plan import Plan
-from seqplan.plans.recomputation import MODES
+from seqplan.plans.recomputation import rank_mode
 
 STEPS = 10
 LARGE_STEP = 65_536
@@ -168,8 +168,7 @@ def count_saved(check: Check) -> dict[str, tuple[int, float]]:
             of_mode[2] += batch.padded_tokens
     return {
         mode: (int(totals[mode][0]), totals[mode][1] / totals[mode][2])
-        for mode in MODES
-        if mode in totals
+        for mode in sorted(totals, key=rank_mode)
     }
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from seqplan.plans.recomputation import split_mode
+from seqplan.runtime.models.fused import rms_norm, rotate, swiglu
 from seqplan.runtime.recomputation import run_last, run_layer, run_part
 from seqplan.runtime.sequence_parallel.context import AttentionContext
 from seqplan.runtime.sequence_parallel.unified import Attend, attention
@@ -89,7 +90,7 @@ class Llama(nn.Module):
         self.layers = nn.ModuleList(
             DecoderLayer(config, attend, place) for place in range(config.layers)
         )
-        self.norm = nn.RMSNorm(config.hidden, eps=config.eps)
+        self.norm = FinalNorm(config.hidden, eps=config.eps)
         self.head = nn.Linear(config.hidden, config.vocab, bias=False)
         for parameter in self.parameters():
             if parameter.dim() > 1:
@@ -105,6 +106,15 @@ class Llama(nn.Module):
             hidden = layer(hidden, rotation, context)
         logits: Tensor = self.head(self.norm(hidden))
         return logits
+
+
+class FinalNorm(nn.RMSNorm):
+    """A norm that is called as a module: parameters arrive before the modules that own them run."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Normalize rows of (tokens, hidden)."""
+        assert self.eps is not None
+        return rms_norm(hidden, self.weight, self.eps)
 
 
 class DecoderLayer(nn.Module):
@@ -153,22 +163,18 @@ def decoder_layer(
         width = config.head_dim
         heads = weights.output.shape[1] // width
         keys = (weights.qkv.shape[0] // width - heads) // 2
-        normed = nn.functional.rms_norm(
-            hidden, weights.attention_norm.shape, weights.attention_norm, config.eps
-        )
+        normed = rms_norm(hidden, weights.attention_norm, config.eps)
         fused = split.column(normed, weights.qkv)
         fused = fused.view(fused.shape[0], heads + 2 * keys, width)
         q, k, v = fused.split_with_sizes([heads, keys, keys], dim=1)
-        q, k = rotate(q, rotation), rotate(k, rotation)
+        # A copy of v, which attention keeps: a view would keep q and k as well.
+        q, k, v = rotate(q, rotation), rotate(k, rotation), v.contiguous()
         out = run_part("attention", mode, attend, q, k, v, context)
         return hidden + split.row(out.flatten(1), weights.output)
 
     def feed_forward(hidden: Tensor) -> Tensor:
-        normed = nn.functional.rms_norm(
-            hidden, weights.ffn_norm.shape, weights.ffn_norm, config.eps
-        )
-        gate, up = split.column(normed, weights.gate_up).chunk(2, dim=-1)
-        return run_last(split.row, nn.functional.silu(gate) * up, weights.down)
+        normed = rms_norm(hidden, weights.ffn_norm, config.eps)
+        return run_last(split.row, swiglu(split.column(normed, weights.gate_up)), weights.down)
 
     def whole(hidden: Tensor) -> Tensor:
         hidden = run_attention(hidden)
@@ -184,10 +190,3 @@ def rotations(positions: Tensor, config: ModelConfig, dtype: torch.dtype) -> tup
     frequencies = config.rope_base ** (-steps / config.head_dim)
     angles = positions.to(exact)[:, None, None] * frequencies
     return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def rotate(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate (tokens, heads, head_dim), the first half of each head against the second."""
-    cosine, sine = rotation
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)

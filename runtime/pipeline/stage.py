@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from seqplan.plans.views.parameter_layout import Shard, stage_of
+from seqplan.runtime.models.fused import rms_norm
 from seqplan.runtime.models.llama import (
     LayerWeights,
     ModelConfig,
@@ -96,5 +97,5 @@ class Stage:
         norm = self._source.parameters(NORMS)["norm.weight"]
         unit, name = (EMBEDDING, "embedding") if self.config.tied else (HEAD, "head")
         words = self._source.parameters(unit)[f"{name}.weight"]
-        normed = nn.functional.rms_norm(hidden, norm.shape, norm, self.config.eps)
+        normed = rms_norm(hidden, norm, self.config.eps)
         return work.split.loss(work.split.column(normed, words), work.labels, self._first_word)

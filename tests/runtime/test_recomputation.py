@@ -17,6 +17,7 @@ from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.errors import KeptResultChanged, PlanError
 from seqplan.runtime.models.llama import Llama, ModelConfig
 from seqplan.runtime.recomputation import (
+    LAYER_MODES,
     check_modes,
     keep_result,
     run_last,
@@ -156,7 +157,7 @@ def test_dropout_is_that_of_the_forward(mode: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler
-@pytest.mark.parametrize("mode", [*MODES, "none+1", "elementwise+1"])
+@pytest.mark.parametrize("mode", [*MODES, "elementwise+1"])
 def test_gradients_of_compiled_layers_are_those_of_others(mode: str) -> None:
     context = replace(local_context(LENGTHS), recompute=mode)
     model = llama(layers=1)
@@ -165,7 +166,8 @@ def test_gradients_of_compiled_layers_are_those_of_others(mode: str) -> None:
     for layer in model.layers:
         layer.compile(backend="eager")
     again, same = train(model, context)
-    assert saved == again
+    if mode in LAYER_MODES:  # in others the compiler decides on the tensors that a graph keeps
+        assert saved == again
     assert all(map(torch.equal, same, gradients))
 
 

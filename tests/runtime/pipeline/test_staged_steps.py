@@ -65,4 +65,4 @@ def test_bfloat16_errs_as_it_does_with_whole_parameters() -> None:
         zip(*whole, strict=True),
         strict=True,
     ):
-        assert max(ours) <= 2 * max(others), (name, ours, others)
+        assert max(ours) <= 3 * max(others), (name, ours, others)

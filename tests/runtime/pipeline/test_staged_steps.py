@@ -45,7 +45,7 @@ def in_turn(rank: int, world_size: int, cases: Sequence[Case]) -> list[Outcome]:
 
 
 def test_bfloat16_errs_as_it_does_with_whole_parameters() -> None:
-    """Against fp32: at most twice the difference of the same batches on one rank.
+    """Against fp32: at most three times the difference of the same batches on one rank.
 
     The largest of two runs each, as a norm's error is sometimes small by chance.
     """

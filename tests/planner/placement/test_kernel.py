@@ -133,6 +133,26 @@ def test_fills_with_modes_have_the_same_bits(first: int) -> None:
 
 
 @compiled
+@pytest.mark.parametrize("of_modes", [False, True])
+def test_spent_lengths_are_skipped_in_both(of_modes: bool) -> None:
+    """A length without sequences opens no pipeline, and is in no micro-batch."""
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        classes, batch = random_case_with_modes(rng)
+        counts = batch.multiplicity.copy()
+        counts[: int(rng.integers(0, len(counts)))] = 0
+        lengths = batch.distinct.tolist()
+        in_python = PythonFill(lengths, counts.tolist(), [-n for n in lengths])
+        in_c = KernelFill(batch.distinct, counts)
+        target = float(rng.uniform(1, 3000))
+        for k in classes if of_modes else [mode for k in classes for mode in k.by_mode]:
+            for fill in (in_python, in_c):
+                fill.fill_class(k, min(k.capacity, batch.longest), 0, target, target, False)
+        placed = [(placement.unpack(), times) for placement, times in in_c.placements()]
+        assert placed == in_python.placements(), seed
+
+
+@compiled
 def test_arrays_of_modes_that_do_not_fit_are_rejected() -> None:
     (k,), batch = (replace(MODES, count=2),), Batch.from_lengths([9, 5, 5, 1])
     table = ModeTable(batch.distinct, k)

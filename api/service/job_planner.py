@@ -20,8 +20,8 @@ from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.rows import JobRow, get
 from seqplan.api.store.store import Claim, Store
 from seqplan.api.store.tables.jobs import settle_failed
-from seqplan.planner.cluster import MOST_GPUS
 from seqplan.planner.workers.executor import EXECUTORS
+from seqplan.planner.workload import MOST_GPUS
 
 _RETRY_S = 0.5
 _CLAIM_S = 1.0

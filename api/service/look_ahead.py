@@ -109,9 +109,9 @@ class LookAhead:
             pool.stop()
 
     def _keep_ahead(self, pool: Executor, proposal: Proposal, planned: list[int]) -> None:
-        models = proposal.cluster.models(proposal.profile)
+        models = proposal.workload.models(proposal.profile)
         last = planned[-1] if planned else self._row.first_step - 1
-        batches = due_batches(self._store, self._row, last, proposal.cluster.max_len)
+        batches = due_batches(self._store, self._row, last, proposal.workload.max_len)
         ahead = deque(planned)
         underway: deque[tuple[PlannedBatch, Future[TimedPlan]]] = deque()
         coming = next(batches)

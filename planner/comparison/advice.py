@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from seqplan.costs.profile import Profile
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.nearest import find_nearest, nearest_rival
 from seqplan.planner.comparison.results import System
 from seqplan.planner.sync.times import SyncTimes
+from seqplan.planner.workload import Workload
 
 
 def assumptions(
     profile: Profile,
     sync: SyncTimes,
     truncated: int,
-    cluster: Cluster,
+    workload: Workload,
     *,
     lockstep: bool = False,
     micro_step_multiple: int = 1,
@@ -63,10 +63,10 @@ def assumptions(
             "fastest."
         )
     if truncated:
-        sentences.append(f"{truncated:,} sequences were truncated to {cluster.max_len:,} tokens.")
-    if cluster.optimizer_shards is not None:
-        sentences.append(f"Optimizer states are sharded over {cluster.optimizer_shards:,} ranks.")
-    if cluster.include_flagged:
+        sentences.append(f"{truncated:,} sequences were truncated to {workload.max_len:,} tokens.")
+    if workload.optimizer_shards is not None:
+        sentences.append(f"Optimizer states are sharded over {workload.optimizer_shards:,} ranks.")
+    if workload.include_flagged:
         sentences.append("Coefficients that the profile marks as unsound are used, too.")
     return tuple(sentences)
 

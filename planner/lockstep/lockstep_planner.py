@@ -34,7 +34,7 @@ class LockstepPlanner:
     def plan(self, batch: Batch) -> Plan:
         """Plan the micro-steps of a batch; ``Infeasible`` if no group holds a sequence."""
         problem = self._problem
-        gpus = problem.cluster.gpus
+        gpus = problem.workload.gpus
         try:
             best = best_rounds(
                 batch, self._layouts, gpus, problem.sync, problem.micro_step_multiple

@@ -22,7 +22,7 @@ def deepspeed(setting: Setting) -> list[ComparedSystem | Skipped]:
     if not setting.profile.lockstep:
         why = f"profile {setting.profile.name} has no sequence-parallel schemes under ZeRO-3"
         return [Skipped("deepspeed", NAME, why)]
-    gpus = setting.cluster.gpus
+    gpus = setting.workload.gpus
     times = {
         strategy: mean(
             compute_ms([_rounds(setting, batch, strategy)], setting.profile.forward_fraction)

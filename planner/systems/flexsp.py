@@ -18,7 +18,7 @@ def flexsp_like(setting: Setting, *, limit_s: float = LIMIT_S) -> list[ComparedS
         why = f"profile {setting.profile.name} has no sequence-parallel schemes under ZeRO-3"
         return [Skipped("flexsp", NAME, why)]
     if all(scheme.sp == 1 for scheme in setting.models):
-        why = f"{setting.cluster.gpus} GPUs leave no sequence-parallel degree above 1"
+        why = f"{setting.workload.gpus} GPUs leave no sequence-parallel degree above 1"
         return [Skipped("flexsp", NAME, why)]
     reach = max(m.max_sequence for scheme, m in setting.models.items() if scheme.sp > 1)
     if reach < setting.longest:
@@ -37,7 +37,7 @@ def flexsp_like(setting: Setting, *, limit_s: float = LIMIT_S) -> list[ComparedS
 def _step(setting: Setting, batch: Batch, limit_s: float) -> Execution:
     from seqplan.planner.systems.flexsp_program import flexsp
 
-    solved = flexsp(batch.lengths, setting.models, setting.cluster.gpus, time_limit_s=limit_s)
+    solved = flexsp(batch.lengths, setting.models, setting.workload.gpus, time_limit_s=limit_s)
     pipelines: list[PlannedPipeline] = []
     for number, groups in enumerate(solved.rounds):
         # Large groups first, so that groups keep to their nodes.

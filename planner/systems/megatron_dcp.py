@@ -63,7 +63,7 @@ def _rounds(
     number = 0
     while left:
         groups: list[tuple[Scheme, list[list[int]]]] = []
-        gpus, target = setting.cluster.gpus, 0.0
+        gpus, target = setting.workload.gpus, 0.0
         while left:
             first = next((i for i in left if model_of[i].scheme.gpus <= gpus), None)
             if first is None:

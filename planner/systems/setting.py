@@ -9,7 +9,6 @@ from functools import cached_property
 from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.lockstep.assemble import assemble_rounds
 from seqplan.planner.lockstep.plan_rounds import plan_rounds
 from seqplan.planner.placement.assembly import plan_pipeline, ranks_of_stages
@@ -18,6 +17,7 @@ from seqplan.planner.simulation.iteration import Execution
 from seqplan.planner.step.assemble import assemble
 from seqplan.planner.step.selection import select
 from seqplan.planner.sync.times import NO_SYNC, SyncTimes
+from seqplan.planner.workload import Workload
 from seqplan.plans.plan import PlannedPipeline, Provenance
 from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.plans.version import VERSION
@@ -33,7 +33,7 @@ class Setting:
     """
 
     profile: Profile
-    cluster: Cluster
+    workload: Workload
     batches: tuple[Batch, ...]
     longest: int
     sync: SyncTimes = NO_SYNC
@@ -53,7 +53,7 @@ class Setting:
     @cached_property
     def models(self) -> dict[Scheme, SchemeModel]:
         """Return the models of the schemes that fit the cluster."""
-        return self.cluster.models(self.profile)
+        return self.workload.models(self.profile)
 
     def run_balanced(self, batch: Batch, strategies: Sequence[Strategy]) -> Execution:
         """Run our dispatch and packing on the best of given strategies."""
@@ -61,13 +61,13 @@ class Setting:
             batch,
             strategies,
             self.models,
-            self.cluster.gpus,
+            self.workload.gpus,
             tailor=False,
             sync=self.sync,
         )
         planner = Provenance(VERSION, 0, self.profile.digest, None)
         fraction = self.profile.forward_fraction
-        return Execution.from_plan(assemble(batch, selected, planner, self.cluster.gpus, fraction))
+        return Execution.from_plan(assemble(batch, selected, planner, self.workload.gpus, fraction))
 
     def pipelines(
         self,
@@ -86,7 +86,7 @@ class Setting:
                 ranks = tuple(range(first, first + scheme.gpus))
                 first += scheme.gpus
             else:
-                ranks = ranks_of_stages(scheme, first, self.cluster.gpus // scheme.pp)
+                ranks = ranks_of_stages(scheme, first, self.workload.gpus // scheme.pp)
                 first += scheme.stage_gpus
             pipeline_class = PipelineClass.from_model(self.models[scheme], 1)
             fraction = self.profile.forward_fraction
@@ -121,7 +121,7 @@ class Setting:
     def even_rounds(self, batch: Batch, strategy: Strategy) -> Execution:
         """Run our rounds of one scheme throughout; ``ValueError`` when a sequence fits no group."""
         model = self.models[strategy.counts[0][0]]
-        gpus = self.cluster.gpus
+        gpus = self.workload.gpus
         rounds = plan_rounds(batch, [model], gpus, self.micro_step_multiple)
         if rounds is None:
             raise ValueError(f"a sequence of {batch.longest} tokens fits no group of {strategy}")

@@ -30,7 +30,7 @@ def static_best(setting: Setting, candidates: Sequence[Strategy]) -> list[Compar
     if setting.lockstep:
         return _in_lockstep(setting)
     trainers: list[ComparedSystem | Skipped] = []
-    gpus, longest = setting.cluster.gpus, setting.longest
+    gpus, longest = setting.workload.gpus, setting.longest
     promising = promising_homogeneous(setting.batches, setting.models, gpus, longest, setting.sync)
     homogeneous = _best(setting, promising)
     name = "Best static strategy, balanced"
@@ -76,7 +76,7 @@ def static_without_stages(setting: Setting) -> Strategy | None:
     if setting.profile.lockstep:
         return best_in_lockstep(setting)
     models = {s: m for s, m in setting.models.items() if s.pp == 1}
-    gpus, sync = setting.cluster.gpus, setting.sync
+    gpus, sync = setting.workload.gpus, setting.sync
     found = best_homogeneous(setting.batches, models, gpus, sync, setting.longest)
     return None if found is None else found[0]
 
@@ -86,7 +86,7 @@ def best_in_lockstep(setting: Setting) -> Strategy | None:
     found = best_static_rounds(
         setting.batches,
         setting.models,
-        setting.cluster.gpus,
+        setting.workload.gpus,
         setting.longest,
         setting.sync,
         setting.micro_step_multiple,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from seqplan.api.store.names import check_job_id
-from seqplan.planner.cluster import MOST_GPUS
 from seqplan.planner.workers.executor import EXECUTORS
+from seqplan.planner.workload import MOST_GPUS
 
 
 @dataclass(frozen=True, kw_only=True)

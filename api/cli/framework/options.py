@@ -48,7 +48,7 @@ def check_port(port: int) -> None:
 
 def add_planning_input(parser: argparse.ArgumentParser) -> None:
     """Add the planning problem: data, profile, GPUs, longest sequence and tokens of a step."""
-    from seqplan.planner.cluster import TOKENS_PER_GPU
+    from seqplan.planner.workload import TOKENS_PER_GPU
 
     add = parser.add_argument
     add("data", metavar="DATA", help="lengths.npy, or any source of lengths")

@@ -36,7 +36,7 @@ def plan_rows(
     executor: str = EXECUTORS[0],
 ) -> Iterator[tuple[StepRow, str]]:
     """Plan and check steps in order. ``RuntimeError`` if a plan breaks a rule, which is a bug."""
-    models = proposal.cluster.models(proposal.profile)
+    models = proposal.workload.models(proposal.profile)
     for planned in produce(proposal, batches, options=options, workers=workers, executor=executor):
         plan = from_json(planned.line)
         if broken := lint(plan, models):

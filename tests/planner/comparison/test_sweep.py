@@ -14,19 +14,19 @@ from settings_made import CODE
 from seqplan.api.cli import main
 from seqplan.api.cli.parts.compare_output import sweep_lines
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import Comparison
 from seqplan.planner.comparison.sweep import Sweep, SweptPoint, SweptSystem, point_of, sweep
 from seqplan.planner.sync.choice import choose_sync
+from seqplan.planner.workload import Workload
 
 PROFILE = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
 
 
 def compared(gpus: int) -> Comparison:
     options = Options(("static", "megatron"))
-    cluster = Cluster(gpus, 16384, 20_000)
-    return compare(PROFILE, cluster, CODE, 2, choose_sync(PROFILE, gpus), options=options)
+    workload = Workload(gpus, 16384, 20_000)
+    return compare(PROFILE, workload, CODE, 2, choose_sync(PROFILE, gpus), options=options)
 
 
 def test_each_point_is_the_comparison_of_its_value() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seqplan import Cluster, Infeasible, Planner, Proposal, find_profile, make_proposal
+from seqplan import Infeasible, Planner, Proposal, Workload, find_profile, make_proposal
 from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.kernel import VARIABLE
@@ -25,7 +25,7 @@ from seqplan.plans.lint import lint
 
 CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 LLAMA = find_profile("llama-7b-a800-80gb")
-CLUSTER = Cluster(16, 16_384, 60_000)
+CLUSTER = Workload(16, 16_384, 60_000)
 
 
 def proposed(profile: Profile = LLAMA, multiple: int = 1) -> Proposal:

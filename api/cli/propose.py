@@ -132,7 +132,7 @@ def proposal_lines(proposal: Proposal) -> list[str]:
     if proposal.sync is not None and proposal.execution == "regroup":
         best += ", or groups that regroup within the step if that is faster"
     if proposal.in_lockstep:
-        best = "rounds of groups chosen per step (the rows above: one degree throughout)"
+        best = "micro-steps of groups chosen per step (the rows above: one degree throughout)"
     lines += [
         "",
         (

@@ -48,13 +48,14 @@ def assumptions(
     ]
     if lockstep:
         sentences.append(
-            "All ranks run in lockstep: in every system a round lasts as long as its slowest group."
+            "All ranks run in lockstep: in every system a micro-step lasts as long as its slowest "
+            "group."
         )
     if micro_step_multiple > 1:
         sentences.append(
-            "Our rounds, and those of static strategies with our balancing, are a multiple of "
+            "Our micro-steps, and those of static strategies with our balancing, are a multiple of "
             f"{micro_step_multiple:,}; other systems follow their rules and may have "
-            "other numbers of rounds."
+            "other numbers of micro-steps."
         )
     if mode_of_others is not None:
         sentences.append(

@@ -156,7 +156,7 @@ def compare(
     ours = ComparedSystem(
         "ours",
         "seqplan",
-        "rounds of groups planned anew at every step"
+        "micro-steps of groups planned anew at every step"
         if setting.in_lockstep
         else "candidate strategies for the data set, the best planned anew at every step",
         True,

@@ -25,8 +25,8 @@ from seqplan.planner.proposal.candidates import (
 )
 from seqplan.planner.proposal.document import Candidate, Proposal
 from seqplan.planner.proposal.eq4 import continuous_proposal, integer_strategies
+from seqplan.planner.proposal.micro_steps_proposal import propose_micro_steps
 from seqplan.planner.proposal.proposal_sync import choose_proposal_sync
-from seqplan.planner.proposal.rounds_proposal import propose_rounds
 from seqplan.planner.proposal.uniform import keep_best_scheme
 from seqplan.planner.sync.times import NO_SYNC, SyncTimes
 from seqplan.planner.workload import Workload
@@ -89,7 +89,7 @@ def make_proposal(
         models = workload.models(profile)
     derived = [entry.scheme for entry in profile.schemes if entry.origin == "derived"]
     if lockstep:
-        proposal = propose_rounds(
+        proposal = propose_micro_steps(
             batches[: effort.searched],
             models,
             gpus=workload.gpus,

@@ -1,4 +1,4 @@
-"""FlexSP-like: rounds of sequence-parallel groups of different degrees, by its published solver."""
+"""FlexSP-like: micro-steps of groups of different degrees, by its published solver."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LIMIT_S = 5.0
 
 
 def flexsp_like(setting: Setting, *, limit_s: float = LIMIT_S) -> list[ComparedSystem | Skipped]:
-    """Set up the published formulation; with our dispatch on top it would be our rounds."""
+    """Set up the published formulation; with our dispatch on top it would be our micro-steps."""
     if not setting.profile.lockstep:
         why = f"profile {setting.profile.name} has no sequence-parallel schemes under ZeRO-3"
         return [Skipped("flexsp", NAME, why)]
@@ -39,7 +39,7 @@ def _step(setting: Setting, batch: Batch, limit_s: float) -> Execution:
 
     solved = flexsp(batch.lengths, setting.models, setting.workload.gpus, time_limit_s=limit_s)
     pipelines: list[PlannedPipeline] = []
-    for number, groups in enumerate(solved.rounds):
+    for number, groups in enumerate(solved.micro_steps):
         # Large groups first, so that groups keep to their nodes.
         ordered = sorted(groups, key=lambda group: -group[0].gpus)
         pipelines += setting.pipelines(batch, [(s, [part]) for s, part in ordered], number)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean
 
-from seqplan.planner.proposal.static_rounds import best_static_rounds
+from seqplan.planner.proposal.static_micro_steps import best_static_micro_steps
 from seqplan.planner.simulation.iteration import compute_ms
 from seqplan.planner.strategies.homogeneous import (
     best_homogeneous,
@@ -82,8 +82,8 @@ def static_without_stages(setting: Setting) -> Strategy | None:
 
 
 def best_in_lockstep(setting: Setting) -> Strategy | None:
-    """Find the scheme with the least mean time in even rounds, with its sync."""
-    found = best_static_rounds(
+    """Find the scheme with the least mean time in even micro-steps, with its sync."""
+    found = best_static_micro_steps(
         setting.batches,
         setting.models,
         setting.workload.gpus,
@@ -106,9 +106,9 @@ def _in_lockstep(setting: Setting) -> list[ComparedSystem | Skipped]:
             "static",
             name,
             f"{best}, the best homogeneous strategy on these batches in lockstep; our dispatch to "
-            "rounds and replicas",
+            "micro-steps and replicas",
             True,
-            lambda batch: setting.even_rounds(batch, best),
+            lambda batch: setting.even_micro_steps(batch, best),
         ),
         several,
     ]

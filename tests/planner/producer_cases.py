@@ -59,7 +59,7 @@ def dense_proposal() -> Proposal:
 
 
 def lockstep_proposal() -> Proposal:
-    """Rounds of groups under ZeRO-3."""
+    """Micro-steps of groups under ZeRO-3."""
     return proposal(
         load_shipped("gpt-7b-a100-40gb"), Workload(16, 32768, 60_000), ["4×u4", "16×tp1"]
     )

@@ -34,7 +34,7 @@ def dense(gpus: int = 64, max_len: int = 16384) -> Setting:
 
 @cache
 def lockstep() -> Setting:
-    """Rounds under ZeRO-3."""
+    """Micro-steps under ZeRO-3."""
     return setting_of(load_shipped("gpt-7b-a100-40gb"), 16, 32768, 100_000)
 
 

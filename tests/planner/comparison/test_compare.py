@@ -71,13 +71,14 @@ def test_in_lockstep_only_lockstep_systems_are_compared() -> None:
     assert ours > 0
 
 
-def test_assumptions_state_whose_rounds_are_a_multiple() -> None:
+def test_assumptions_state_whose_micro_steps_are_a_multiple() -> None:
     profile = load_shipped("llama-7b-a800-80gb")
     workload, sync = Workload(8, 8192, 30_000), choose_sync(profile, 8)
     options = Options(("static",))
     sentence = (
-        "Our rounds, and those of static strategies with our balancing, are a multiple of 2; other "
-        "systems follow their rules and may have other numbers of rounds."
+        "Our micro-steps, and those of static strategies with our balancing, are a multiple of 2; "
+        "other "
+        "systems follow their rules and may have other numbers of micro-steps."
     )
     for multiple in (1, 2):
         comparison = compare(

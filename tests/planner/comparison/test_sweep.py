@@ -54,7 +54,7 @@ def swept(key: str, speedup: float) -> SweptSystem:
 
 def sweep_of_two() -> Sweep:
     """A missing system, a reason for all values, a value with none."""
-    everywhere = ("Deep", "has no rounds")
+    everywhere = ("Deep", "has no micro-steps")
     return Sweep(
         "tokens",
         (
@@ -72,7 +72,7 @@ def test_a_table_with_all_values() -> None:
     assert lines[3].split() == ["Other", "4,000", "(1.25×)", "—", "—"]
     assert lines[4:] == [
         "3,000: not possible: no data",
-        "throughout: left out: Deep: has no rounds",
+        "throughout: left out: Deep: has no micro-steps",
         "2,000: left out: Other: too long",
     ]
 

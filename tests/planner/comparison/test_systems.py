@@ -49,7 +49,7 @@ SETTINGS = {
     "dense": dense,
     "lockstep": lockstep,
     "rings": rings,
-    "rings-in-rounds": lambda: replace(rings(), lockstep=True, micro_step_multiple=2),
+    "rings-in-micro-steps": lambda: replace(rings(), lockstep=True, micro_step_multiple=2),
 }
 APPLY = {
     ("dense", "static"): ["static", "one-strategy"],
@@ -66,11 +66,11 @@ APPLY = {
     ("dense", "verl"): ["verl"],
     ("rings", "verl"): ["verl"],
     ("dense", "trainers"): ["trl", "slime", "rebalance"],
-    ("rings-in-rounds", "static"): ["static"],
-    ("rings-in-rounds", "megatron-dcp"): ["megatron-dcp"],
-    ("rings-in-rounds", "megatron-packing"): ["megatron-packing"],
-    ("rings-in-rounds", "verl"): ["verl"],
-    ("rings-in-rounds", "trainers"): ["trl", "slime", "rebalance"],
+    ("rings-in-micro-steps", "static"): ["static"],
+    ("rings-in-micro-steps", "megatron-dcp"): ["megatron-dcp"],
+    ("rings-in-micro-steps", "megatron-packing"): ["megatron-packing"],
+    ("rings-in-micro-steps", "verl"): ["verl"],
+    ("rings-in-micro-steps", "trainers"): ["trl", "slime", "rebalance"],
 }
 """(setting, baseline) → the systems that it gives."""
 

@@ -127,8 +127,8 @@ def test_planner_in_a_program_has_only_schemes_of_the_trainer() -> None:
             lengths
         )
         assert all(BACKENDS[name].runs(pipeline.scheme) for pipeline in plan.pipelines)
-        rounds = {pipeline.micro_step for pipeline in plan.pipelines}
-        assert (rounds != {None}) == (BACKENDS[name].executions[0] == "lockstep")
+        micro_steps = {pipeline.micro_step for pipeline in plan.pipelines}
+        assert (micro_steps != {None}) == (BACKENDS[name].executions[0] == "lockstep")
     with pytest.raises(ValueError, match="trainer 'verl-megatron' runs one scheme, which a propos"):
         Planner.from_profile(load_shipped(A800), gpus=8, max_len=8192, trainer="verl-megatron")
 

@@ -105,7 +105,7 @@ def test_a_proposal_brings_its_options() -> None:
         Planner("llama-7b-a800-80gb")  # type: ignore[arg-type]
 
 
-def test_rounds_of_zero_3() -> None:
+def test_micro_steps_of_zero_3() -> None:
     plan = Planner.from_profile("gpt-7b-a100-40gb", gpus=8, max_len=8192).plan([700, 2900] * 20)
     assert {pipeline.micro_step is None for pipeline in plan.pipelines} == {False}
 
@@ -176,7 +176,7 @@ def test_a_plan_is_proven_by_an_equal_planner() -> None:
     assert same.prove(plan).lower_bound_ms >= plan.lower_bound_ms
 
 
-def test_rounds_have_separate_groups_and_no_sync_under_zero_3() -> None:
+def test_micro_steps_have_separate_groups_and_no_sync_under_zero_3() -> None:
     zero_3 = "gpt-7b-a100-40gb"
     with pytest.raises(ValueError, match="execution static: profile gpt-7b-a100-40gb is of"):
         Planner.from_profile(zero_3, gpus=8, max_len=8192, execution="static")

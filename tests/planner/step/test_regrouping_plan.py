@@ -202,12 +202,12 @@ def test_equal_sequences_left_over_share_ranks() -> None:
     check(planned, Workload(16, 16_384, 16_384).models(load_shipped(profile)))
 
 
-def test_rounds_of_the_same_groups_do_not_regroup() -> None:
+def test_micro_steps_of_the_same_groups_do_not_regroup() -> None:
     planner = seqplan.Planner.from_profile(
         "llama-7b-a800-80gb", 8, 16_384, layout="tp2", execution="lockstep"
     )
     text = explain(planner.plan([8_000] * 16))
-    assert "rounds" in text
+    assert "micro-steps" in text
     assert "regroup" not in text
 
 

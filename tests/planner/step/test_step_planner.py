@@ -74,8 +74,8 @@ def test_a_plan_of_another_profile_is_not_proven() -> None:
         return planner, planner.plan(Batch(0, tuple(range(40)), (700, 2900) * 20))
 
     dense, plan = planned("llama-7b-a800-80gb")
-    rounds, of_rounds = planned("gpt-7b-a100-40gb")
-    assert rounds.prove(of_rounds) is of_rounds
+    micro_steps, of_micro_steps = planned("gpt-7b-a100-40gb")
+    assert micro_steps.prove(of_micro_steps) is of_micro_steps
     assert dense.prove(plan).lower_bound_ms >= plan.lower_bound_ms
     with pytest.raises(ValueError, match=r"step 0: planned with profile sha256:.* not this"):
-        dense.prove(of_rounds)
+        dense.prove(of_micro_steps)

@@ -201,8 +201,7 @@ def _plan(
             source.proposal,
             source.batches,
             _options(args, proposed=proposed),
-            args.workers.count,
-            args.workers.executor,
+            args.workers,
         ):
             if out is not None:
                 out.write(line + "\n")

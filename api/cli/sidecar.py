@@ -20,7 +20,6 @@ from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.planner.batches.sampler import check_tokens
 from seqplan.planner.proposal.backends import apply_backend
 from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.planner.workers.executor import check_executor
 from seqplan.planner.workload import TOKENS_PER_GPU, Workload
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ job.toml:
   context = 32768
   steps = 1000
 optional: job, tokens, seed, look_ahead, store, files, host, port, allow_host,
-  workers, executor, execution, micro_step_multiple, keep_steps, abandon_hours,
+  workers, execution, micro_step_multiple, keep_steps, abandon_hours,
   job_days, grace_days, token_file
 """
 
@@ -72,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
     job = read_job_file(args.job)
     check_port(job.port)
-    check_executor(job.executor)
+    job.workers.check_installed()
     store = Store(job.store, Path(job.files) if job.files else None)
     try:
         _enter_once(store, job, args.job)
@@ -84,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
             job_days=job.job_days,
             grace_days=job.grace_days,
         )
-        service = Service(store, workers=job.workers, executor=job.executor, keeping=keeping)
+        service = Service(store, workers=job.workers, keeping=keeping)
         hosts = [job.allow_host] if job.allow_host else []
         return serve(store, service, job.host, job.port, hosts, ranks_only=True)
     finally:

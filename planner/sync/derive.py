@@ -63,9 +63,9 @@ def derive_sync(
     speed = links.intra_gb_s if gpus <= profile.gpus_per_node else links.inter_gb_s
     assumed = "" if hardware else f" (those of {links.name}, as the profile's GPU is not listed)"
     source = (
-        f"derived for each layout: {GATHERED_BYTES + REDUCED_BYTES} bytes a parameter of the fullest "
-        f"rank, links {near} of {speed:g} GB/s a GPU{assumed}, the fixed part from Hydraulis "
-        "Table 1"
+        f"derived for each layout: {GATHERED_BYTES + REDUCED_BYTES} bytes a parameter of the "
+        f"fullest rank, links {near} of {speed:g} GB/s a GPU{assumed}, the fixed part from "
+        "Hydraulis Table 1"
     )
     if profile.sync and gpus > 1:
         times, source = _scale_measured(profile, derived, gpus, links)

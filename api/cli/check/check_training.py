@@ -214,7 +214,7 @@ def verdict_lines(check: Check, profile: Profile | None = None) -> list[str]:
     """Explain the columns of the table, and state whether the runs agree."""
     gates = check.gates
     return [
-        "gathered: parameters that the fullest rank gets from the others; as many gradients go back",
+        "gathered: parameters that the fullest rank receives; as many gradients go back",
         "messages: the most by which a rank's part comes; none: all of it comes by all-gathers",
         f"predicted: forward and backward {describe_prediction(check.steps[0].plan, profile)}",
         (

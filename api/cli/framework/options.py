@@ -16,6 +16,7 @@ from seqplan.planner.proposal.scheme_filter import SchemeFilter
 
 if TYPE_CHECKING:
     from seqplan.costs.profile import Profile
+    from seqplan.planner.workers.executor import Workers
 
 
 def positive(text: str) -> int:
@@ -209,20 +210,14 @@ def add_execution(
     )
 
 
-@dataclass(frozen=True)
-class Workers:
-    """``--workers``: how many plan, and where."""
-
-    count: int = 1
-    executor: str = "processes"
-
-
 def workers_option(text: str) -> Workers:
     """An argparse type: ``W`` processes, or ``ray:W`` actors."""
-    place, _, count = text.rpartition(":")
-    if place not in ("", "ray"):
-        raise argparse.ArgumentTypeError(f"must be W or ray:W: {text!r}")
-    return Workers(positive(count), place or "processes")
+    from seqplan.planner.workers.executor import Workers
+
+    try:
+        return Workers.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("workers ")) from None
 
 
 def add_workers(parser: argparse.ArgumentParser, help_text: str) -> None:
@@ -231,6 +226,6 @@ def add_workers(parser: argparse.ArgumentParser, help_text: str) -> None:
         "--workers",
         metavar="W|ray:W",
         type=workers_option,
-        default=Workers(),
+        default="1",
         help=f"{help_text}; ray:W are actors of the Ray cluster at RAY_ADDRESS; default 1",
     )

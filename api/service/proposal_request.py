@@ -48,7 +48,7 @@ def parse_request(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
     )
     check_method(profile, method, sync, lockstep=execution == "lockstep")
     return {
-        "cluster": Workload(
+        "workload": Workload(
             request["gpus"],
             request["max_len"],
             request["tokens"],

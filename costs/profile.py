@@ -227,7 +227,7 @@ class Profile:
 
     @property
     def lockstep(self) -> bool:
-        """Whether all ranks run in lockstep rounds (ZeRO-3: every layer is gathered by all)."""
+        """Whether all ranks run in lockstep (ZeRO-3: every layer is gathered by all)."""
         return self.zero_stage == 3
 
     @property

@@ -229,14 +229,16 @@ def _view(
     placement: Placement,
     pipelines: Iterable[PipelineView],
 ) -> RankView:
-    rounds = [pipeline.micro_step for pipeline in plan.pipelines if pipeline.micro_step is not None]
+    micro_steps = [
+        pipeline.micro_step for pipeline in plan.pipelines if pipeline.micro_step is not None
+    ]
     return RankView(
         step=plan.step,
         rank=rank,
         world_size=plan.world_size,
         tokens=plan.tokens,
         loss_tokens=plan.loss_tokens,
-        micro_steps=max(rounds) + 1 if rounds else None,
+        micro_steps=max(micro_steps) + 1 if micro_steps else None,
         digest=digest,
         placement=placement,
         pipelines=tuple(pipelines),

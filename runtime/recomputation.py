@@ -118,7 +118,7 @@ def _run_selectively(mode: str, function: Callable[..., Any], *arguments: Any) -
     return checkpoint(function, *arguments, use_reentrant=False, context_fn=contexts)
 
 
-_disable: Any = torch.compiler.disable
+_disable: Any = torch._disable_dynamo  # type: ignore[attr-defined]
 _run_outside_graph = _disable(_run_selectively)
 _offload_outside_graph = _disable(_run_offloaded)
 """For compiled layers: torch sees no products within compiled code."""

@@ -103,7 +103,7 @@ def keep_modes(document: Mapping[str, Any], names: Sequence[str]) -> dict[str, A
     memory = {key: value for key, value in document["memory"].items() if key != HOST_MEMORY}
     return {
         **{key: value for key, value in document.items() if key != "modes"},
-        "checkpointing": mode["name"],
+        "recompute": mode["name"],
         "forward_fraction": mode["forward_fraction"],
         "memory": {**memory, "activation_bytes_per_token": activation},
         "schemes": flat,
@@ -117,18 +117,16 @@ def combine_modes(documents: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any
     recomputes less is left out, and named in the list. Bytes that were measured count as kept.
     """
     activations = {
-        document["checkpointing"]: document["memory"]["activation_bytes_per_token"]
+        document["recompute"]: document["memory"]["activation_bytes_per_token"]
         for document in documents
     }
     degrees = set.intersection(*(set(of_mode) for of_mode in activations.values()))
     kept: list[Mapping[str, Any]] = []
-    for document in sorted(documents, key=lambda one: MODES.index(one["checkpointing"])):
-        mine = activations[document["checkpointing"]]
-        if all(
-            mine[tp] < activations[other["checkpointing"]][tp] for other in kept for tp in degrees
-        ):
+    for document in sorted(documents, key=lambda one: MODES.index(one["recompute"])):
+        mine = activations[document["recompute"]]
+        if all(mine[tp] < activations[other["recompute"]][tp] for other in kept for tp in degrees):
             kept.append(document)
-    names, widths = [document["checkpointing"] for document in kept], sorted(degrees, key=int)
+    names, widths = [document["recompute"] for document in kept], sorted(degrees, key=int)
     left_out = [name for name in activations if name not in names]
     if len(kept) == 1:
         return dict(kept[0]), left_out
@@ -147,7 +145,7 @@ def combine_modes(documents: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any
         rest = {key: value for key, value in raw.items() if key not in "abc"}
         schemes.append({**rest, "modes": modes})
     first = dict(kept[0])
-    for field_of_one in ("checkpointing", "forward_fraction"):
+    for field_of_one in ("recompute", "forward_fraction"):
         first.pop(field_of_one, None)
     memory = {
         key: value for key, value in first["memory"].items() if key != "activation_bytes_per_token"
@@ -199,7 +197,7 @@ class Profile:
         return {entry.scheme: entry for entry in self.schemes}
 
     @property
-    def checkpointing(self) -> str:
+    def mode_names(self) -> str:
         """Names of its recomputation modes, those that keep most first."""
         return ", ".join(mode.name for mode in self.modes)
 
@@ -220,7 +218,7 @@ class Profile:
             return self
         if not kept:
             raise ProfileError(
-                f"profile {self.name}: its recomputation modes are {self.checkpointing}, not "
+                f"profile {self.name}: its recomputation modes are {self.mode_names}, not "
                 f"{', '.join(sorted(names))}. Derive or measure the profile with one of them"
             )
         return Profile.from_document(keep_modes(self.document, kept), self.name)

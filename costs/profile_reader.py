@@ -43,8 +43,7 @@ _PROFILE = frozenset(
     | {"memory", "schemes"}
 )
 _PROFILE_OPTIONAL = frozenset(
-    {"forward_fraction", "checkpointing", "modes", "published", "notes", "tensor_parallel"}
-    | {"sync"}
+    {"forward_fraction", "recompute", "modes", "published", "notes", "tensor_parallel"} | {"sync"}
 )
 _MODE = frozenset({"name", "forward_fraction", "kept_bytes_per_token", "transient_bytes_per_token"})
 HOST_BYTES = "host_bytes_per_token"
@@ -159,12 +158,12 @@ class ProfileReader(FieldReader):
     def single_mode(self, raw: dict[str, Any]) -> tuple[RecomputationMode]:
         """Read the one recomputation mode of a profile without a list of them."""
         raw.setdefault("forward_fraction", 1 / 3)
-        raw.setdefault("checkpointing", "none")
+        raw.setdefault("recompute", "none")
         memory = raw["memory"]
         self.fields(memory, ".memory", _MEMORY | _ACTIVATION, _LOSS)
         per_token = self.activations(memory, "activation_bytes_per_token", ".memory")
         mode = RecomputationMode(
-            self.name(raw, "checkpointing", ""),
+            self.name(raw, "recompute", ""),
             self.share(raw, ""),
             per_token,
             dict.fromkeys(per_token, 0.0),
@@ -173,7 +172,7 @@ class ProfileReader(FieldReader):
 
     def modes(self, raw: dict[str, Any]) -> tuple[RecomputationMode, ...]:
         """Read the recomputation modes, each of which must keep less than the one before."""
-        for name in ("forward_fraction", "checkpointing"):
+        for name in ("forward_fraction", "recompute"):
             if name in raw:
                 self.fail(f".{name}", "is stated by each of modes. Leave it out")
         self.fields(raw["memory"], ".memory", _MEMORY, _LOSS | {HOST_MEMORY})
@@ -207,11 +206,11 @@ class ProfileReader(FieldReader):
         if len(modes) > MOST_MODES:
             self.fail(".modes", f"must be at most {MOST_MODES}: {len(modes)}")
         if len(modes) < 2 and not modes[0].host:
-            self.fail(".modes", "must be at least two. State one mode by checkpointing")
+            self.fail(".modes", "must be at least two. State one mode by recompute")
         return tuple(modes)
 
     def offload_layers(self, mode: dict[str, Any], place: str) -> float:
-        """Return the share of the layers that a mode offloads, which has bytes on the host."""
+        """Return the share of the layers that a mode offloads; only such modes have host bytes."""
         try:
             share = split_mode(mode["name"])[1]
         except ValueError as error:

@@ -143,7 +143,7 @@ class _Options:
 
 
 def _cost_of(cfg: Mapping[str, Any], cost: Cost, mode: str) -> Cost:
-    """Return the cost of a mode that the profile has, and else the cost of all modes."""
+    """Return the profile's cost of a mode; the cost of all modes if it has none."""
     profile = find_profile(str(name)) if (name := cfg.get("seqplan_profile")) else None
     if profile is None or mode not in [known.name for known in profile.modes]:
         return cost

@@ -67,7 +67,7 @@ def rank_mode(mode: str) -> tuple[int, float]:
 
 
 def is_offloaded(offload_layers: float, layer: int) -> bool:
-    """Return whether a layer of a stage, counted from 0, is among the share that is offloaded.
+    """Return whether a layer is offloaded, by its place on the stage from 0.
 
     Rounded up, and evenly spread, so that copies are. The first layer, whose backward comes last,
     is always among them.

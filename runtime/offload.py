@@ -1,6 +1,6 @@
 """Activations of a layer in host memory, from its forward to its backward.
 
-On CUDA copies run on a stream of their own, from and to pinned memory. When backward reaches a
+On CUDA copies run on a separate stream, from and to pinned memory. When backward reaches a
 layer, the layer before it starts on its way back, so that two layers at most are moving.
 """
 
@@ -31,7 +31,7 @@ SMALLEST_BYTES = 1024
 
 
 class HostStorage:
-    """Memory that is on the device until its layer's forward ends, and then on the host.
+    """Memory on the device until its layer's forward ends, and then on the host.
 
     ``tensors``: views of it that have not been taken back yet.
     """
@@ -57,7 +57,7 @@ class HostStorage:
             self._device = _copy_to_device(self._host, self.call.device)
 
     def take(self) -> Tensor:
-        """Return the bytes on the device, where they are used next."""
+        """Return the bytes on the device, for use on its current stream."""
         self.call.fetch_with_previous()
         if self._device is None:  # taken before, by a backward that kept its graph
             self.fetch()

@@ -90,7 +90,7 @@ def run_part(
 def run_layer(
     mode: str | None, place: int, function: Callable[..., Result], *arguments: Any, **named: Any
 ) -> Result:
-    """Run ``function``, a layer, as ``run_part``, and offload it if it is in the mode's share.
+    """Run ``function``, a layer, as ``run_part``; offloaded if in the mode's share.
 
     ``place``: of the layer on its stage, from 0.
     """

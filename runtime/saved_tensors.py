@@ -63,7 +63,7 @@ def count_offloaded(tensor: Tensor) -> None:
 
 
 def detach_kept(tensor: Tensor) -> Tensor:
-    """Detach a tensor that is kept, with the version of the tensor itself also below autograd."""
+    """Detach a tensor to keep it, with its version, also below autograd."""
     key: Any = torch._C.DispatchKey.ADInplaceOrView
     with torch._C._SetExcludeDispatchKeyGuard(key, False):
         return tensor.detach()

@@ -34,7 +34,7 @@ less of it is reached. Between the fits of two tables: see docs/analytic-model.m
 class Deployment:
     """A model on a cluster, and how it is trained; ``ValueError`` for values that are unknown.
 
-    - ``zero``: ZeRO stage 1, 2 or 3; ``checkpointing``: recomputation mode; ``loss``,
+    - ``zero``: ZeRO stage 1, 2 or 3; ``recompute``: recomputation mode; ``loss``,
       ``precision``, ``sync``, ``context_parallel``: see the constants above.
     - ``offload_layers``: share of the layers whose activations go to host memory, of
       which each GPU has ``host_memory_bytes``.
@@ -49,7 +49,7 @@ class Deployment:
     cluster: ClusterHardware
     sizes: ModelSizes
     zero: int = 1
-    checkpointing: str = "none"
+    recompute: str = "none"
     offload_layers: float = 0.0
     host_memory_bytes: float = 0.0
     loss: str = "whole"
@@ -68,7 +68,7 @@ class Deployment:
         if self.gradient_bytes not in (2, 4):
             raise ValueError(f"gradient_bytes must be 2 or 4: {self.gradient_bytes!r}")
         for name, choices in (
-            ("checkpointing", MODES),
+            ("recompute", MODES),
             ("loss", LOSSES),
             ("precision", PRECISIONS),
             ("sync", SYNC_OVERLAPS),
@@ -103,12 +103,12 @@ class Deployment:
     @property
     def mode(self) -> str:
         """The recomputation mode as profiles write it."""
-        return join_mode(self.checkpointing, self.offload_layers)
+        return join_mode(self.recompute, self.offload_layers)
 
     def with_mode(self, mode: str) -> Deployment:
         """Return the deployment with a recomputation mode as profiles write it."""
         name, share = split_mode(mode)
-        return replace(self, checkpointing=name, offload_layers=share)
+        return replace(self, recompute=name, offload_layers=share)
 
     @property
     def description(self) -> str:

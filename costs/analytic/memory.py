@@ -1,4 +1,4 @@
-"""Bytes on the fullest GPU: model states by ZeRO stage, activations by checkpointing, logits.
+"""Bytes on the fullest GPU: model states by ZeRO stage, activations by recomputation mode, logits.
 
 Constants are stated with their sources; gradients' bytes and whether tp splits norms and
 residuals by tokens are the deployment's.
@@ -57,7 +57,7 @@ def state_bytes(deployment: Deployment) -> tuple[float, float, float]:
 
 
 def layer_activation_bytes(
-    sizes: ModelSizes, checkpointing: str, tp: int, *, sequence_parallel: bool = True
+    sizes: ModelSizes, recompute: str, tp: int, *, sequence_parallel: bool = True
 ) -> float:
     """Count the saved bytes of one layer per token, before division over tp·ulysses·ring.
 
@@ -97,7 +97,7 @@ def layer_activation_bytes(
         "half_products": put_out - 2.0 * sizes.hidden,
         "mlp": float(attention),
         "full": 2.0 * sizes.hidden,
-    }[checkpointing]
+    }[recompute]
 
 
 def activation_bytes_per_token(deployment: Deployment, tp: int) -> float:
@@ -151,9 +151,9 @@ def _split_recomputed(deployment: Deployment, tp: int) -> tuple[float, float]:
     """Count a layer's bytes per token that stay, and those that recomputing it adds."""
     kept_bytes, whole = (
         layer_activation_bytes(
-            deployment.sizes, checkpointing, tp, sequence_parallel=deployment.sequence_parallel
+            deployment.sizes, recompute, tp, sequence_parallel=deployment.sequence_parallel
         )
-        for checkpointing in (deployment.checkpointing, "none")
+        for recompute in (deployment.recompute, "none")
     )
     return kept_bytes, whole - kept_bytes
 

@@ -73,7 +73,7 @@ def _tp_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floats:
     Two blocks, attention and feed-forward, each gather and scatter once forward and once backward.
     ``Deployment.tp_overlap`` of it is hidden behind products.
     """
-    passes = Passes.from_checkpointing(deployment.checkpointing)
+    passes = Passes.from_mode(deployment.recompute)
     once = ring_collective_ms(
         deployment.cluster,
         placement(scheme, 1)["tp"],
@@ -109,7 +109,7 @@ def _offload_ms(
     moved = count_host_bytes(deployment, scheme.tp) / (scheme.tp * scheme.sp * scheme.pp) * tokens
     copy_ms = moved / (deployment.cluster.hardware.host_gb_s * 1e6)
     whole = np.sum(list(terms.values()), axis=0)
-    passes = Passes.from_checkpointing(deployment.checkpointing)
+    passes = Passes.from_mode(deployment.recompute)
     forward = whole / (2 + (passes.attention + passes.feed_forward) / 2)
     return np.asarray(
         np.maximum(copy_ms - HIDES_COPIES * forward, 0.0)
@@ -118,7 +118,7 @@ def _offload_ms(
 
 
 def _launch_ms(deployment: Deployment, scheme: Scheme, layers: float) -> float:
-    passes = Passes.from_checkpointing(deployment.checkpointing)
+    passes = Passes.from_mode(deployment.recompute)
     forwards = (passes.attention + passes.feed_forward) / 2
     kernels = forwards * KERNELS_FORWARD + KERNELS_BACKWARD
     if deployment.context_parallel == "ring":

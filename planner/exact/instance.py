@@ -45,8 +45,9 @@ class FillerGroup:
 
 @dataclass(frozen=True)
 class Instance:
-    """One batch on one fleet, of one recomputation mode a pipeline, against a time to beat.
+    """One batch on one fleet of one recomputation mode a pipeline.
 
+    ``time_ms``: the time to beat.
     ``sequences``: for each that matters its place among the batch's distinct lengths, the longest
     first; ``negligible``: how many of each distinct length do not, and ``filler`` what the model
     sees of them.

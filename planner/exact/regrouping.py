@@ -48,7 +48,7 @@ def close_regrouping_gap(
 
 
 class _Blocks:
-    """Each aligned block with each scheme and mode of its size as a pipeline of a fleet.
+    """Each aligned block, with each scheme and mode of its size, as a pipeline.
 
     ``first``: the first rank of each; ``ranks``: those that hold a place of the fewest GPUs.
     """

@@ -25,7 +25,7 @@ from seqplan.runtime.tensor_parallel.split import TensorSplit
 class ModelConfig:
     """Sizes of the model; ``ValueError`` if they do not fit together.
 
-    ``checkpointing``: recomputation mode of micro-batches without one; ``tied``: the output head's
+    ``recompute``: recomputation mode of micro-batches without one; ``tied``: the output head's
     weight is the embedding's; ``head_dim``: elements of one head, 0 for hidden / heads.
     """
 
@@ -37,7 +37,7 @@ class ModelConfig:
     vocab: int = 256
     rope_base: float = 10_000.0
     eps: float = 1e-5
-    checkpointing: str = "none"
+    recompute: str = "none"
     tied: bool = False
     head_dim: int = 0
 
@@ -45,7 +45,7 @@ class ModelConfig:
         for name in ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        split_mode(self.checkpointing)
+        split_mode(self.recompute)
         if self.head_dim == 0:
             if self.hidden % (2 * self.heads):
                 raise ValueError(
@@ -109,7 +109,7 @@ class Llama(nn.Module):
 
 
 class FinalNorm(nn.RMSNorm):
-    """A norm that is called as a module: parameters arrive before the modules that own them run."""
+    """A norm that is called as a module: parameters arrive before their module runs."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Normalize rows of (tokens, hidden)."""
@@ -155,9 +155,9 @@ def decoder_layer(
     """Compute one decoder layer of a tp rank: (``split.rows``, hidden) → the same shape.
 
     ``place``: of the layer on its stage, from 0. Under the context's recomputation mode,
-    ``config.checkpointing`` if it has none.
+    ``config.recompute`` if it has none.
     """
-    mode = context.recompute or config.checkpointing
+    mode = context.recompute or config.recompute
 
     def run_attention(hidden: Tensor) -> Tensor:
         width = config.head_dim

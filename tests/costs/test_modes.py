@@ -58,7 +58,7 @@ def test_models_have_the_modes_that_hold_more_at_a_higher_cost() -> None:
 def test_a_profile_of_one_mode_is_the_derived_one(name: str) -> None:
     one = PROFILE.keep_modes({name})
     derived = derive_profile(DEPLOYMENT, [Scheme(), Scheme(tp=4)], name="all", modes=[name])
-    assert one.checkpointing == name
+    assert one.mode_names == name
     for entry in derived["schemes"]:
         scheme = Scheme(tp=entry.get("tp", 1))
         assert one.by_scheme[scheme].latency.a == entry["a"]
@@ -116,7 +116,7 @@ def _changed(change: str) -> dict[str, Any]:
     elif change == "lacking":
         del document["schemes"][0]["modes"]["full"]
     else:
-        document["checkpointing"] = "none"
+        document["recompute"] = "none"
     return document
 
 
@@ -134,7 +134,7 @@ def _changed(change: str) -> dict[str, Any]:
         ("tp", "lacks tp = 4"),
         ("time", r"modes.full: 8,192 tokens take .* which recomputes less. Measure both again"),
         ("lacking", "full"),
-        ("stated", "checkpointing: is stated by each of modes"),
+        ("stated", "recompute: is stated by each of modes"),
     ],
 )
 def test_modes_that_contradict_each_other_are_rejected(change: str, message: str) -> None:

@@ -125,14 +125,14 @@ def test_products_are_computed_again_as_the_mode_prescribes(mode: str) -> None:
 
 def test_a_model_without_modes_of_micro_batches_keeps_its_setting() -> None:
     bytes_by_setting = {
-        mode: train(llama(checkpointing=mode), local_context(LENGTHS))[0] for mode in MODES
+        mode: train(llama(recompute=mode), local_context(LENGTHS))[0] for mode in MODES
     }
     by_context = {
         mode: train(llama(), replace(local_context(LENGTHS), recompute=mode))[0] for mode in MODES
     }
     assert bytes_by_setting == by_context
     overruled = replace(local_context(LENGTHS), recompute="none")
-    assert train(llama(checkpointing="full"), overruled)[0] == by_context["none"]
+    assert train(llama(recompute="full"), overruled)[0] == by_context["none"]
 
 
 @pytest.mark.parametrize("mode", MODES)

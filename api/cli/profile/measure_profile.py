@@ -180,7 +180,7 @@ def _range(text: str) -> tuple[int, int]:
     return first, last
 
 
-def _build_measured_model(sizes: ModelSizes, checkpointing: str) -> ModelConfig:
+def _build_measured_model(sizes: ModelSizes, recompute: str) -> ModelConfig:
     """Return the model whose layers are run."""
     from seqplan.runtime.models.llama import ModelConfig
 
@@ -194,7 +194,7 @@ def _build_measured_model(sizes: ModelSizes, checkpointing: str) -> ModelConfig:
         **{name: getattr(sizes, name) for name in SIZES},
         head_dim=sizes.head_width,
         tied=sizes.tied,
-        checkpointing=checkpointing,
+        recompute=recompute,
     )
 
 

@@ -122,7 +122,7 @@ def test_an_iteration_counts_the_micro_batches_of_each_mode() -> None:
 
 
 def test_offload_is_planned_and_written() -> None:
-    """Where it holds more at no cost; longer sequences do not need more GPUs."""
+    """It holds more at no cost, so that plans are faster."""
     deployment = Deployment(
         cluster=ClusterHardware(DEVICES["h100-80gb"], 1, 8),
         sizes=ModelSizes.from_mapping(MODELS["llama3-8b"]),

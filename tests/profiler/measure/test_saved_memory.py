@@ -32,11 +32,11 @@ CPU = torch.device("cpu")
 
 
 def bytes_kept(
-    checkpointing: str, layers: int, *, fake: bool, dtype: torch.dtype
+    recompute: str, layers: int, *, fake: bool, dtype: torch.dtype
 ) -> tuple[float, float]:
     """Bytes per token kept by the layers and by the ends of the model."""
     with FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext():
-        config = ModelConfig(**SIZES, checkpointing=checkpointing)
+        config = ModelConfig(**SIZES, recompute=recompute)
         stage = MeasuredStage(config, layers, None, CPU, dtype)
         context = local_context([TOKENS])
         ends = stage.ends_call(context, Neighbours(None, None))
@@ -47,25 +47,25 @@ def bytes_kept(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("checkpointing", MODES)
-def test_fake_tensors_keep_as_much_as_real_ones(checkpointing: str, dtype: torch.dtype) -> None:
-    real = bytes_kept(checkpointing, 2, fake=False, dtype=dtype)
-    assert bytes_kept(checkpointing, 2, fake=True, dtype=dtype) == real
+@pytest.mark.parametrize("recompute", MODES)
+def test_fake_tensors_keep_as_much_as_real_ones(recompute: str, dtype: torch.dtype) -> None:
+    real = bytes_kept(recompute, 2, fake=False, dtype=dtype)
+    assert bytes_kept(recompute, 2, fake=True, dtype=dtype) == real
 
 
-@pytest.mark.parametrize("checkpointing", MODES)
-def test_the_analytic_model_counts_saved_activations(checkpointing: str) -> None:
+@pytest.mark.parametrize("recompute", MODES)
+def test_the_analytic_model_counts_saved_activations(recompute: str) -> None:
     sizes = ModelSizes.from_mapping(SIZES)
     many, few = (
-        bytes_kept(checkpointing, layers, fake=True, dtype=torch.bfloat16)[0] for layers in (6, 2)
+        bytes_kept(recompute, layers, fake=True, dtype=torch.bfloat16)[0] for layers in (6, 2)
     )
     counted = (many - few) / 4
-    assert counted == pytest.approx(layer_activation_bytes(sizes, checkpointing, 1), rel=0.02)
+    assert counted == pytest.approx(layer_activation_bytes(sizes, recompute, 1), rel=0.02)
 
 
 def kept_by_degree(rank: int, world_size: int) -> dict[int, int]:
     """Bytes that this rank's layers keep of a micro-batch, by tp."""
-    config = ModelConfig(**{**SIZES, "kv_heads": 8}, checkpointing="none", tied=False)
+    config = ModelConfig(**{**SIZES, "kv_heads": 8}, recompute="none", tied=False)
     groups = TensorGroups(dist.group.WORLD, (2, 4, 8))
     by_degree = {}
     for tp in (1, 2, 4, 8):
@@ -86,9 +86,9 @@ def test_a_rank_keeps_its_part_of_the_activations() -> None:
 
 
 def test_a_layer_that_is_computed_again_counts_once() -> None:
-    """Full checkpointing keeps inputs, and while backward runs, all of one layer."""
+    """Full recomputation keeps inputs, and while backward runs, all of one layer."""
     whole, ends = bytes_kept("none", 1, fake=True, dtype=torch.float32)
-    config = ModelConfig(**SIZES, checkpointing="full")
+    config = ModelConfig(**SIZES, recompute="full")
     measurer, point = (
         Measurer(Bench(config, 3, CPU, torch.float32, 0, 1)),
         DesignPoint("fit", (TOKENS,)),

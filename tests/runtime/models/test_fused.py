@@ -1,4 +1,4 @@
-"""Norm, rotation and SwiGLU against torch's own operations, with their gradients."""
+"""Norm, rotation and SwiGLU against torch's operations, with their gradients."""
 
 from __future__ import annotations
 

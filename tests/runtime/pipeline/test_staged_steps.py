@@ -24,7 +24,7 @@ CASES = {
         6, 3, config=replace(CONFIG, hidden=96, heads=12, kv_heads=3, ffn=100, layers=3)
     ),
     "4 ranks, one key head, tied": Case(
-        4, 4, config=replace(CONFIG, heads=4, kv_heads=1, tied=True, checkpointing="full")
+        4, 4, config=replace(CONFIG, heads=4, kv_heads=1, tied=True, recompute="full")
     ),
 }
 

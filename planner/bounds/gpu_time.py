@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.resources import ROUNDING
-from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass, gpu_ms
+from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
 
 GROWTH, TOLERANCE = 1.01, 5e-4
 """Factor by which a time grows until micro-batches may fit, and relative width of the bisection."""
@@ -38,6 +38,34 @@ CROSSINGS = 14
 
 MOST_IN_A_ROW = 64
 """Sequences in one place that are counted at most; with more of them the GPU-time binds."""
+
+
+def gpu_ms(classes: Sequence[PipelineClass], lengths: Ints) -> Floats:
+    """Compute the GPU-time (classes, n) of each length on each class.
+
+    With its tokens' share of c (``work_with_overhead_ms``); infinite if a class does not hold it.
+    """
+    if any(k.modes for k in classes):
+        return np.array(
+            [
+                np.where(
+                    k.padded(lengths) <= k.capacity,
+                    k.gpus * k.work_with_overhead_ms(lengths),
+                    np.inf,
+                )
+                for k in classes
+            ]
+        )
+    a, b, c = (
+        np.array([[coefficient] for coefficient in column])
+        for column in zip(*((k.a, k.b, k.c / k.capacity) for k in classes), strict=True)
+    )
+    tokens = lengths.astype(np.float64)
+    padded = np.array([k.padded(lengths) for k in classes])
+    gpus = np.array([[k.gpus] for k in classes])
+    capacity = np.array([[k.capacity] for k in classes])
+    cost = gpus * (tokens * (a * tokens + b) + padded * c)
+    return np.where(lengths <= capacity, cost, np.inf)
 
 
 def gpu_time_bound_ms(classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> float:

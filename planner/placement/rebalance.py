@@ -15,8 +15,16 @@ import numpy.typing as npt
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fill import Filling
-from seqplan.planner.placement.fleet import Bin, Fleet, Floats, Ints, PipelineClass, form_s
-from seqplan.planner.placement.mode_fill import pack_modes
+from seqplan.planner.placement.fleet import (
+    Bin,
+    ClassCosts,
+    FillTables,
+    Fleet,
+    Floats,
+    Ints,
+    PipelineClass,
+)
+from seqplan.planner.placement.greedy import form_s, pack_modes
 
 MOST_SEQUENCES = 800
 """Larger batches are left as they are: every change looks at all sequences, and gains little."""
@@ -47,7 +55,7 @@ class _State:
     ``time``: form S per pipeline. Pipelines of several stages stay unchanged.
     """
 
-    distinct: list[int]
+    costs: list[ClassCosts]
     pipeline_classes: list[PipelineClass]
     members: list[list[int]]
     bins: list[tuple[Bin, ...]]
@@ -73,6 +81,7 @@ class _State:
                 index += placed
                 pipeline_classes.append(pipeline_class)
                 bins.append(pipeline)
+        tables = FillTables.from_batch(batch)
         indices = np.array(index, dtype=np.int64)
         length = batch.distinct[indices]
         per_class = {
@@ -86,7 +95,7 @@ class _State:
             for pipeline_class in fleet.classes
         }
         return cls(
-            distinct=batch.distinct.tolist(),
+            costs=[tables.find_costs(k) for k in pipeline_classes],
             pipeline_classes=pipeline_classes,
             members=members,
             bins=bins,
@@ -161,10 +170,7 @@ class _State:
         mine = [j for j in self.members[top] if j != give] + ([] if take is None else [take])
         theirs = [j for j in self.members[other] if j != take] + [give]
         packed = [self._pack(top, mine), self._pack(other, theirs)]
-        times = [
-            form_s(self.pipeline_classes[p], self.distinct, bins)
-            for p, bins in zip((top, other), packed, strict=True)
-        ]
+        times = [form_s(self.costs[p], bins) for p, bins in zip((top, other), packed, strict=True)]
         if max(times) >= self.time[top] * (1 - _GAIN):
             return False
         for p, members, bins, time in zip((top, other), (mine, theirs), packed, times, strict=True):

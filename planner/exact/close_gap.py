@@ -8,9 +8,9 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.exact.instance import Instance
 from seqplan.planner.exact.model import DETERMINISTIC_LIMIT, solve
 from seqplan.planner.exact.placement import placement_of
+from seqplan.planner.placement.dispatch import balance
 from seqplan.planner.placement.fill import Placement
 from seqplan.planner.placement.fleet import Fleet
-from seqplan.planner.placement.rebalance import balance
 
 EXACT_GAP = 0.01
 """The gap above which a step is solved."""

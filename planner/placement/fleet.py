@@ -267,7 +267,7 @@ class ModeCosts:
 
 
 class ClassCosts:
-    """Costs of the distinct lengths of a batch (descending) on a class of pipelines, by mode.
+    """Costs of the distinct lengths of a batch, descending, on a class and by mode.
 
     ``work_ms`` (modes, n); ``padded_lengths`` (n,) in tokens; ``preference`` (n, modes): modes from
     the cheapest, with the tokens' share of c. ``cheap_from`` and ``held_from`` (modes, n + 1): see

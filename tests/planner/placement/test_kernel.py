@@ -28,7 +28,7 @@ from instances import (
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.step_bounds import single_bound_ms
+from seqplan.planner.bounds.gpu_time import single_bound_ms
 from seqplan.planner.placement import fill as kernel
 from seqplan.planner.placement.dispatch import dispatch, level
 from seqplan.planner.placement.fill import (

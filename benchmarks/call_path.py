@@ -16,7 +16,7 @@ from types import FrameType
 import seqplan
 from benchmarks.settings import PROFILE, Data, markdown
 from seqplan.planner.batches.sampler import Sampler
-from seqplan.planner.placement.kernel import VARIABLE
+from seqplan.planner.placement.fill import VARIABLE
 from seqplan.plans import scheme
 
 GPUS, MAX_LEN, TOKENS = 64, 32_768, 200_000

@@ -19,8 +19,9 @@ from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.placement.dispatch import probe
+from seqplan.planner.placement.dominance import drop_dominated
 from seqplan.planner.placement.fill import Filler, Placement
-from seqplan.planner.placement.fleet import Fleet, drop_dominated
+from seqplan.planner.placement.fleet import Fleet
 from seqplan.planner.strategies.local_search import swap
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import SyncTimes

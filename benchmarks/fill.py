@@ -10,11 +10,10 @@ from benchmarks.settings import CLUSTERS, PROFILE, Data, markdown
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
-from seqplan.planner.bounds.step_bounds import area_bound_ms, single_bound_ms
+from seqplan.planner.bounds.gpu_time import area_bound_ms, single_bound_ms
 from seqplan.planner.placement.dispatch import TOLERANCE, dispatch
-from seqplan.planner.placement.fill import Filler, Filling, Shortfall
+from seqplan.planner.placement.fill import VARIABLE, Filler, Filling, Shortfall, kernel_state
 from seqplan.planner.placement.fleet import Fleet
-from seqplan.planner.placement.kernel import VARIABLE, kernel_state
 from seqplan.plans.scheme import Scheme, Strategy
 
 SIZES = (64, 1024, 8192)

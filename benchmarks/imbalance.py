@@ -12,7 +12,7 @@ from statistics import mean, median
 
 from benchmarks.settings import PROFILE, Data, markdown, published_schemes, workload
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.step_bounds import single_bound_ms
+from seqplan.planner.bounds.gpu_time import single_bound_ms
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.sync.times import NO_SYNC

@@ -31,8 +31,8 @@ from benchmarks.ranks import on_ranks
 from benchmarks.settings import Data, machine, markdown
 from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.placement.assembly import assemble
 from seqplan.planner.simulation.timeline import simulate_pipelines_ms
-from seqplan.planner.step.assemble import assemble
 from seqplan.planner.step.selection import select
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.workload import Workload

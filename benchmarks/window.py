@@ -13,7 +13,8 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.batches.window import WindowSampler
 from seqplan.planner.bounds.sequence_costs import sequence_costs
-from seqplan.planner.placement.fleet import Models, PipelineClass, drop_dominated
+from seqplan.planner.placement.dominance import drop_dominated
+from seqplan.planner.placement.fleet import Models, PipelineClass
 from seqplan.planner.strategies.constructive import Constructive, LayoutSchemes
 from seqplan.planner.sync.times import parse_layout
 from seqplan.planner.workload import Workload

@@ -9,7 +9,7 @@ from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.model_sizes import MODELS, ModelSizes
 from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.step.assemble import assemble
+from seqplan.planner.placement.assembly import assemble
 from seqplan.planner.step.selection import select
 from seqplan.planner.workload import Workload
 from seqplan.plans.plan import Plan, Provenance

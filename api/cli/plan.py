@@ -29,7 +29,8 @@ from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.batches.window import WindowSampler
 from seqplan.planner.bounds.sequence_costs import sequence_costs
 from seqplan.planner.execution import EXECUTIONS
-from seqplan.planner.placement.fleet import PipelineClass, drop_dominated
+from seqplan.planner.placement.dominance import drop_dominated
+from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.problem import PACKINGS, PlanningOptions
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.sync.times import parse_layout

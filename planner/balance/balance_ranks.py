@@ -23,8 +23,7 @@ from seqplan.planner.balance.free import plan_free
 from seqplan.planner.balance.micro_batch_counts import fill_empty, pad_counts
 from seqplan.planner.balance.mode import Mode
 from seqplan.planner.batches.batch import Batch, whole_lengths
-from seqplan.planner.bounds.certificate import cheap_bound_ms
-from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
+from seqplan.planner.bounds.gpu_time import cheap_bound_ms, gpu_time_bound_ms
 from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps, Sequences
 from seqplan.planner.lockstep.micro_step_bounds import fewest_micro_steps as fewest_of_modes
 from seqplan.planner.lockstep.micro_step_bounds import micro_steps_bound_ms as bound_of_modes_ms

@@ -62,21 +62,26 @@ class Batch:
         return sum(self.lengths)
 
     @cached_property
+    def memo(self) -> dict[object, object]:
+        """Return results that parts of the planner keep for this batch."""
+        return {}
+
+    @cached_property
     def _distinct(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         values, counts = np.unique(np.asarray(self.lengths, dtype=np.int64), return_counts=True)
         return values[::-1].copy(), counts[::-1].copy()
 
-    @property
+    @cached_property
     def distinct(self) -> npt.NDArray[np.int64]:
         """Return the distinct lengths, descending; int64."""
         return self._distinct[0]
 
-    @property
+    @cached_property
     def multiplicity(self) -> npt.NDArray[np.int64]:
         """Count how often each length of ``distinct`` occurs; int64, in the same order."""
         return self._distinct[1]
 
-    @property
+    @cached_property
     def longest(self) -> int:
         """Return the length of the longest sequence (tokens)."""
         return int(self.distinct[0])

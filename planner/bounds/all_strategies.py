@@ -8,14 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.relaxation import Mixes, Relaxation, relax
-from seqplan.planner.bounds.resources import ROUNDING
-from seqplan.planner.bounds.step_bounds import (
-    HeldValue,
-    bound_by_relaxation_ms,
-    list_fixed_mixes,
-    single_bound_ms,
-)
+from seqplan.planner.bounds.gpu_time import single_bound_ms
+from seqplan.planner.bounds.relaxation import bound_by_relaxation_ms, list_fixed_mixes, relax
+from seqplan.planner.bounds.resources import ROUNDING, HeldValue, Mixes, Relaxation
 from seqplan.planner.placement.fleet import Models, PipelineClass
 
 FITS = 5e-3

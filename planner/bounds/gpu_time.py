@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.resources import ROUNDING
-from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass, gpu_ms
+from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
 
 GROWTH, TOLERANCE = 1.01, 5e-4
 """Factor by which a time grows until micro-batches may fit, and relative width of the bisection."""
@@ -38,6 +38,34 @@ CROSSINGS = 14
 
 MOST_IN_A_ROW = 64
 """Sequences in one place that are counted at most; with more of them the GPU-time binds."""
+
+
+def gpu_ms(classes: Sequence[PipelineClass], lengths: Ints) -> Floats:
+    """Compute the GPU-time (classes, n) of each length on each class.
+
+    With its tokens' share of c (``work_with_overhead_ms``); infinite if a class does not hold it.
+    """
+    if any(k.modes for k in classes):
+        return np.array(
+            [
+                np.where(
+                    k.padded(lengths) <= k.capacity,
+                    k.gpus * k.work_with_overhead_ms(lengths),
+                    np.inf,
+                )
+                for k in classes
+            ]
+        )
+    a, b, c = (
+        np.array([[coefficient] for coefficient in column])
+        for column in zip(*((k.a, k.b, k.c / k.capacity) for k in classes), strict=True)
+    )
+    tokens = lengths.astype(np.float64)
+    padded = np.array([k.padded(lengths) for k in classes])
+    gpus = np.array([[k.gpus] for k in classes])
+    capacity = np.array([[k.capacity] for k in classes])
+    cost = gpus * (tokens * (a * tokens + b) + padded * c)
+    return np.where(lengths <= capacity, cost, np.inf)
 
 
 def gpu_time_bound_ms(classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> float:
@@ -295,3 +323,40 @@ class Demand:
     def most_stages(self) -> int:
         """Return the most stages of a class."""
         return int(self.stages.max())
+
+
+def single_bound_ms(classes: Sequence[PipelineClass], batch: Batch) -> float:
+    """Time the longest sequence alone on the scheme fastest for it (ms); inf if none can hold it.
+
+    pp·(a·l² + b·l + c) rises with l and eligibility falls, so only the longest matters.
+    """
+    longest = batch.longest
+    times = [
+        mode.pp * (longest * (mode.a * longest + mode.b) + mode.c)
+        for pipeline_class in classes
+        for mode in pipeline_class.by_mode
+        if longest <= mode.capacity
+    ]
+    return min(times, default=float("inf"))
+
+
+def area_bound_ms(classes: Sequence[PipelineClass], batch: Batch) -> float:
+    """Compute a lower bound (ms) from all work at weighted speeds; takes microseconds.
+
+    With a weight y_k per pipeline of class k and Σ count_k·y_k = 1, the slowest pipeline is at
+    least the weighted mean of all, so at least Σ_sequences min_k y_k·work_k. Weights inverse to
+    each class's time for the whole batch make the classes about equally dear. Tokens need
+    micro-batches, at least tokens/MaxLen of them, and so count for their share of c.
+    """
+    counts = batch.multiplicity
+    work = np.stack(
+        [pipeline_class.work_with_overhead_ms(batch.distinct) for pipeline_class in classes]
+    )
+    weights = 1.0 / (work @ counts)
+    weights /= weights @ np.array([pipeline_class.count for pipeline_class in classes])
+    return float((weights[:, None] * work).min(axis=0) @ counts) * (1 - ROUNDING)
+
+
+def cheap_bound_ms(classes: Sequence[PipelineClass], batch: Batch) -> float:
+    """Return the larger of the bounds that take microseconds: one sequence alone, and area."""
+    return max(single_bound_ms(classes, batch), area_bound_ms(classes, batch))

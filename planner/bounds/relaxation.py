@@ -1,9 +1,16 @@
-"""The relaxation of a step: a small linear program over groups of similar sequences.
+"""The relaxation of a step, and the bounds that its prices prove.
 
-It chooses how many pipelines of each class run how many micro-batches, fractions allowed, and which
-share of each group they take. Its scale is the factor by which the pipelines (or GPUs) have to grow
-for the batch to end by a time; its duals give the value of each sequence, from which a proven
-bound is made (``step_bounds``).
+A small linear program over groups of similar sequences chooses how many pipelines of each class run
+how many micro-batches, fractions allowed, and which share of each group they take. Its scale is the
+factor by which the pipelines (or GPUs) have to grow for the batch to end by a time; its duals give
+the value of each sequence.
+
+In a pipeline that ends by τ with V micro-batches, the shares that its sequences take of any
+resource, or of any weighted mix of them, sum to at most 1; so their values sum to at most the
+largest ratio of value to share. If all values together exceed what all pipelines can hold in this
+sense, no placement ends by τ. This holds whatever the values and mixes are. A few lengths that the
+program has not seen, as it sees similar ones as one group, may be valued above what they take
+somewhere: their values are cut to that (``_surplus``).
 """
 
 from __future__ import annotations
@@ -15,44 +22,32 @@ from importlib import import_module
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.resources import ClassLengths, Resources, count_resources, peak_levels
-from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
+from seqplan.planner.bounds.gpu_time import single_bound_ms
+from seqplan.planner.bounds.resources import (
+    RESOURCES,
+    ROUNDING,
+    ClassLengths,
+    HeldValue,
+    Mixes,
+    Relaxation,
+    Resources,
+    count_resources,
+    group_lengths,
+    peak_levels,
+)
+from seqplan.planner.placement.fleet import Fleet, Floats, Ints, PipelineClass
+
+BISECTION_TOLERANCE = 1e-4
+"""Relative width of the bisection for the largest refuted time."""
+
+FIXED_MIXES = np.array([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0]])
+"""Mixes tried in addition to the relaxation's when all schemes are in play."""
+
+CERTIFY_GAP = 2e-3
+"""The gap at which the proof is sought first; above it the prices are refined once."""
 
 _LADDER = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 48, 64)
 """Numbers of micro-batches that are distinguished when all schemes are in play."""
-
-
-@dataclass(frozen=True)
-class Mixes:
-    """Weights of one class's resources in its states; every row sums to 1.
-
-    ``even`` (V, resources): of the even states, V = 1 …; ``peaked`` (levels, resources): of the
-    peaked states at the relaxation's levels, no rows at pp = 1.
-    """
-
-    even: Floats
-    peaked: Floats
-
-
-@dataclass(frozen=True)
-class Relaxation:
-    """The program's solution at one time.
-
-    ``scale``: least factor on the pipelines (or GPUs) for the relaxed batch to fit; ``pipelines``:
-    used per class, Σ over V. ``values`` (n,): worth of a sequence of each distinct length;
-    ``mixes``: one a class; ``levels``: of the peaked states (lengths in tokens).
-    """
-
-    scale: float
-    pipelines: Floats
-    values: Floats
-    mixes: tuple[Mixes, ...]
-    levels: Ints
-
-    @property
-    def resources(self) -> int:
-        """Count the resources that are mixed."""
-        return int(self.mixes[0].even.shape[1])
 
 
 @dataclass(frozen=True)
@@ -85,7 +80,7 @@ def relax(
     """Solve the program at ``time_ms``; None when a sequence can end by then on no class.
 
     1. Sequences are put into groups: the ``singles`` longest distinct lengths stand alone, the rest
-       form ``groups`` of about equal tokens (``_group``).
+       form ``groups`` of about equal tokens (``group_lengths``).
     2. Each class gets its states, and in each of them the shares of a pipeline's resources that a
        group takes (``ClassLengths``): even states for every useful V, or with ``gpus`` for the V of
        a ladder, and peaked states at a few levels.
@@ -95,7 +90,7 @@ def relax(
        use; if none of them takes it, in any state; if no class takes it, nothing.
     5. The duals become mixes: interpolated to every V, each row scaled to a sum of 1.
     """
-    lengths, weights = _group(batch, groups, singles)
+    lengths, weights = group_lengths(batch, groups, singles)
     levels = peak_levels(batch.distinct)
     states = []
     number = count_resources(classes)
@@ -290,19 +285,134 @@ def _normalize(weights: Floats) -> Floats:
     return np.where(total > 0, weights / np.where(total > 0, total, 1.0), only_work)
 
 
-def _group(batch: Batch, groups: int, singles: int) -> tuple[Ints, Floats]:
-    """Choose representative lengths, descending, and count how many sequences each stands for."""
-    lengths, counts = batch.distinct, batch.multiplicity
-    if len(lengths) <= groups + singles:
-        return lengths, counts.astype(np.float64)
-    tail, tail_counts = lengths[singles:], counts[singles:]
-    tokens = np.cumsum(tail * tail_counts)
-    label = np.minimum((tokens - 1) * groups // tokens[-1], groups - 1)
-    label = np.unique(label, return_inverse=True)[1]
-    size = np.bincount(label, weights=tail_counts.astype(np.float64))
-    mean = np.bincount(label, weights=(tail * tail_counts).astype(np.float64)) / size
-    representative = np.maximum(1, np.rint(mean)).astype(np.int64)
-    return (
-        np.concatenate([lengths[:singles], representative]),
-        np.concatenate([counts[:singles].astype(np.float64), size]),
+def list_fixed_mixes(relaxation: Relaxation) -> Floats:
+    """Return ``FIXED_MIXES`` for a relaxation's resources: further ones also alone."""
+    more = relaxation.resources - RESOURCES
+    return np.concatenate(
+        [np.pad(FIXED_MIXES, ((0, 0), (0, more))), np.eye(relaxation.resources)[RESOURCES:]]
     )
+
+
+def bound_by_relaxation_ms(
+    classes: Sequence[PipelineClass],
+    batch: Batch,
+    relaxation: Relaxation,
+    low_ms: float,
+    high_ms: float,
+    gpus: int | None = None,
+    guess_ms: float | None = None,
+) -> float:
+    """Find the largest time in [``low_ms``, ``high_ms``] that the relaxation's values refute.
+
+    ``low_ms`` is returned when nothing above it is refuted: it must be a bound already. With
+    ``gpus``, the bound is over all strategies of these classes on that many GPUs. ``guess_ms``:
+    where the bound is expected; just below and above it are tried first.
+    """
+    needed = float(relaxation.values @ batch.multiplicity)
+    extra = list_fixed_mixes(relaxation)
+    if gpus is None:
+        extra = extra[:1]
+    held = [
+        HeldValue(pipeline_class, batch, relaxation, k, extra)
+        for k, pipeline_class in enumerate(classes)
+    ]
+    # Over all strategies one class that can hold too much refutes nothing: the one that last did
+    # is tried first.
+    order = list(range(len(classes)))
+
+    def refutes(time_ms: float) -> bool:
+        if gpus is None:
+            prices = [value.most(time_ms) for value in held]
+            offered = sum(k.count * price for k, price in zip(classes, prices, strict=True))
+            if needed > offered * (1 + ROUNDING):
+                return True
+        else:
+            prices = [float(pipeline_class.gpus) for pipeline_class in classes]
+            offered = float(gpus)
+        return _is_refuted(
+            relaxation.values, batch.multiplicity, held, prices, offered, time_ms, order
+        )
+
+    if refutes(high_ms):
+        return high_ms
+    low, high = low_ms, high_ms
+    tolerance = BISECTION_TOLERANCE if gpus is None else 10 * BISECTION_TOLERANCE
+    near = [] if guess_ms is None else [guess_ms * (1 + 2 * tolerance * side) for side in (1, -1)]
+    while high - low > tolerance * high:
+        middle = near.pop() if near else (low + high) / 2
+        if not low < middle < high:
+            continue
+        if refutes(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _is_refuted(
+    values: Floats,
+    counts: Ints,
+    held: Sequence[HeldValue],
+    prices: Sequence[float],
+    offered: float,
+    time_ms: float,
+    order: list[int],
+) -> bool:
+    """Return whether values exceed what pipelines of some ``prices`` can hold.
+
+    ``order``: of asking the classes; that which leaves nothing refuted comes first in it.
+    """
+    needed = float(values @ counts)
+    least = np.full(len(values), np.inf)
+    for place, k in enumerate(order):
+        if prices[k] > 0:  # no value can be in a pipeline of none
+            share = held[k].least_share(time_ms, prices[k] * needed / offered)
+            np.minimum(least, prices[k] * share, out=least)
+        if _surplus(values, least, counts, offered) <= needed * ROUNDING:
+            order.insert(0, order.pop(place))
+            return False
+    return True
+
+
+def _surplus(values: Floats, least: Floats, counts: Ints, offered: float) -> float:
+    """Return by how much values of ``counts`` sequences can exceed what pipelines then hold.
+
+    Of values that are cut (``cut_values``); 0 if nothing is gained at any weight.
+    """
+    cut, weight = cut_values(values, least, counts, offered)
+    return float(cut @ counts) - weight * offered
+
+
+def cut_values(values: Floats, least: Floats, counts: Ints, offered: float) -> tuple[Floats, float]:
+    """Cut values to w·``least``, at the weight w at which they exceed w·``offered`` by most.
+
+    A pipeline holds w times its price if no value is above w·``least``, the least that a
+    length takes of any pipeline, priced. Values that no pipeline can hold are not cut.
+    """
+    takes = np.isfinite(least)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # The w from which a value is whole.
+        cut_at = np.where(takes & (values > 0), values / least, 0.0)
+    order = np.argsort(-cut_at, kind="stable")
+    growth = np.cumsum((counts * np.where(takes, least, 0.0))[order])
+    # Concave in w: the surplus grows with w as long as the values that are cut grow by more.
+    last = int(np.searchsorted(growth, offered))
+    weight = float(cut_at[order[last]]) if last < len(order) else 0.0
+    return np.where(takes, np.minimum(values, weight * np.where(takes, least, 0.0)), values), weight
+
+
+def certify(fleet: Fleet, batch: Batch, objective_ms: float) -> float:
+    """Prove a lower bound (ms) on the step's time with this fleet, by priced relaxation."""
+    low = single_bound_ms(fleet.classes, batch)
+    time = objective_ms / (1 + CERTIFY_GAP)
+    if low >= time:
+        return min(low, objective_ms)
+    for _ in range(2):
+        relaxed = relax(fleet.classes, batch, time)
+        if relaxed is None:
+            return low  # not solved: that proves nothing
+        low = bound_by_relaxation_ms(fleet.classes, batch, relaxed, low, objective_ms)
+        if low >= objective_ms / (1 + 2 * CERTIFY_GAP):
+            break
+        time = low * (1 + CERTIFY_GAP)
+    return low

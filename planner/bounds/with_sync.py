@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.all_strategies import AllStrategies, all_strategies_bound_ms
 from seqplan.planner.bounds.gpu_time import area_only_bound_ms
-from seqplan.planner.placement.fleet import Models, drop_dominated
+from seqplan.planner.placement.dominance import drop_dominated
+from seqplan.planner.placement.fleet import Models
 from seqplan.planner.sync.times import Family, SyncTimes, layouts_of
 
 

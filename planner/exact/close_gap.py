@@ -9,9 +9,9 @@ from seqplan.planner.exact.instance import Instance
 from seqplan.planner.exact.model import DETERMINISTIC_LIMIT, ExactSolution, solve
 from seqplan.planner.exact.placement import placement_of
 from seqplan.planner.exact.shared_ranks import SharedRanks
+from seqplan.planner.placement.dispatch import balance
 from seqplan.planner.placement.fill import Filling, Placement
 from seqplan.planner.placement.fleet import Fleet
-from seqplan.planner.placement.rebalance import balance
 
 EXACT_GAP = 0.01
 """The gap above which a step is solved."""

@@ -10,7 +10,8 @@ import numpy as np
 from seqplan.planner.exact.instance import Instance
 from seqplan.planner.exact.model import ExactSolution
 from seqplan.planner.placement.fill import Filling
-from seqplan.planner.placement.fleet import Bin, PipelineBins, PipelineClass, form_s
+from seqplan.planner.placement.fleet import Bin, FillTables, PipelineBins, PipelineClass
+from seqplan.planner.placement.greedy import form_s
 from seqplan.planner.placement.pack import pack
 
 
@@ -131,5 +132,4 @@ def _work_ms(pipeline_class: PipelineClass, length: int) -> float:
 
 
 def _time_ms(instance: Instance, pipeline_class: PipelineClass, bins: PipelineBins) -> float:
-    lengths: list[int] = instance.batch.distinct.tolist()
-    return form_s(pipeline_class, lengths, bins)
+    return form_s(FillTables.from_batch(instance.batch).find_costs(pipeline_class), bins)

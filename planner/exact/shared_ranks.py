@@ -16,11 +16,12 @@ from seqplan.planner.placement.fill import Filling
 from seqplan.planner.placement.fleet import (
     Bin,
     ClassPlacement,
+    FillTables,
     Fleet,
     PipelineBins,
     PipelineClass,
-    form_s,
 )
+from seqplan.planner.placement.greedy import form_s
 from seqplan.planner.placement.pack import pack
 
 MOST_PIPELINES = 64
@@ -99,7 +100,7 @@ class SharedRanks:
 
     def combine(self, fleet: Fleet, instance: Instance, bins: Sequence[PipelineBins]) -> Filling:
         """Return the placement on the fleet that ``from_modes`` split."""
-        lengths: list[int] = instance.batch.distinct.tolist()
+        tables = FillTables.from_batch(instance.batch)
         paths = iter(self.paths)
         placements: list[ClassPlacement] = []
         for k in fleet.classes:
@@ -110,7 +111,7 @@ class SharedRanks:
         return Filling(
             tuple(placements),
             tuple(
-                tuple(form_s(k, lengths, pipeline) for pipeline in placement)
+                tuple(form_s(tables.find_costs(k), pipeline) for pipeline in placement)
                 for k, placement in zip(fleet.classes, placements, strict=True)
             ),
         )

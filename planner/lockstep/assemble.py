@@ -10,8 +10,7 @@ from seqplan.planner.placement.assembly import (
     plan_pipeline,
     ranks_of_stages,
 )
-from seqplan.planner.placement.micro_batch_order import order_micro_batches
-from seqplan.planner.simulation.one_f_one_b import ForwardFraction
+from seqplan.planner.simulation.one_f_one_b import ForwardFraction, order_micro_batches
 from seqplan.planner.simulation.timeline import simulate_pipelines_ms
 from seqplan.plans.plan import Plan, PlannedPipeline, Provenance
 from seqplan.plans.schedule import schedule

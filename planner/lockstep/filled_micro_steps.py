@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.busy_ranks import Group
 from seqplan.planner.lockstep.micro_step_bounds import in_stages_ms
-from seqplan.planner.placement.fleet import Bin, ClassPlacement, Ints
-from seqplan.planner.placement.kernel import PackedPlacement
+from seqplan.planner.placement.fill import AnyPlacement, PackedPlacement
+from seqplan.planner.placement.fleet import Bin, Ints
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ClassGroups:
     """The groups of one class in a micro-step and their micro-batches, still packed perhaps."""
 
     class_index: int
-    placement: ClassPlacement | PackedPlacement
+    placement: AnyPlacement
 
     def bins(self) -> list[tuple[int, Bin]]:
         """List the groups with sequences: (index of the class, sequences)."""

@@ -19,15 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.planner.lockstep.filled_micro_steps import ClassGroups, FilledMicroSteps, Sequences
-from seqplan.planner.placement.class_fill import PythonFill
-from seqplan.planner.placement.fleet import (
-    ClassPlacement,
-    Floats,
-    Ints,
-    PipelineClass,
-    longest_alone,
-)
-from seqplan.planner.placement.kernel import KernelFill, PackedPlacement, kernel_fills
+from seqplan.planner.placement.fill import AnyPlacement, Fill, FillStarter
+from seqplan.planner.placement.fleet import FillTables, Floats, Ints, PipelineClass
+from seqplan.planner.placement.greedy import ANY_NUMBER
 
 HALVINGS = 6
 """Steps of the search for the least time in which a micro-step takes all tokens that it can."""
@@ -37,16 +31,6 @@ SPARED = 0.03
 
 LEAST_WASTE_TARGETS = 16
 """Targets of which the one is taken that wastes the least time."""
-
-_ROUND = 1.0 + 1e-12
-
-_Fill = PythonFill | KernelFill
-
-_OfClass = tuple[ClassPlacement | PackedPlacement, tuple[float, ...]]
-"""What groups of a class were given, and each group's time with the overhead that was counted."""
-
-_FilledClass = tuple[int, float]
-"""A class whose groups were filled, and the overhead that was counted for each of them (ms)."""
 
 
 class _Opening(NamedTuple):
@@ -82,6 +66,7 @@ class MicroStepsFiller:
         *,
         one_each: bool = False,
         stages: int = 1,
+        tables: FillTables | None = None,
     ) -> None:
         longest = int(sequences.lengths[0])
         if longest > max(c.capacity for c in classes):
@@ -94,7 +79,9 @@ class MicroStepsFiller:
         self.stages = stages
         self.sequences = sequences
         self._lengths: list[int] = sequences.lengths.tolist()
-        self._compiled = kernel_fills(classes, longest)
+        self._tables = FillTables(sequences.lengths) if tables is None else tables
+        self._costs = [self._tables.find_costs(k) for k in self.classes]
+        self._starter = FillStarter(self._tables, classes)
         holds = np.stack([sequences.lengths <= c.capacity for c in classes])
         work = np.stack([c.work_ms(sequences.lengths) for c in classes])
         with_overhead = work + np.array([[c.c] for c in classes])
@@ -114,7 +101,12 @@ class MicroStepsFiller:
         """Return a filler of the rest of each length."""
         left = Sequences(self.sequences.lengths, counts)
         return MicroStepsFiller(
-            self.classes, left, self.ranks, one_each=self.one_each, stages=self.stages
+            self.classes,
+            left,
+            self.ranks,
+            one_each=self.one_each,
+            stages=self.stages,
+            tables=self._tables,
         )
 
     def fill(self, targets_ms: Sequence[float]) -> FilledMicroSteps | None:
@@ -122,7 +114,7 @@ class MicroStepsFiller:
 
         None if sequences are left.
         """
-        fill = self._take_unassigned(self.sequences.lengths, self.sequences.counts)
+        fill = self._starter.take_unassigned(self.sequences.counts)
         micro_steps = []
         for target in targets_ms:
             if not fill.left:
@@ -192,43 +184,35 @@ class MicroStepsFiller:
         self, counts: Ints, longest: int, target_ms: float
     ) -> tuple[FilledMicroSteps, Ints]:
         """Fill one micro-step from ``counts`` of each length; with the counts that remain."""
-        fill = self._take_unassigned(self.sequences.lengths, counts)
+        fill = self._starter.take_unassigned(counts)
         filled_classes = self._fill_micro_step(fill, longest, target_ms)
         return self._make_micro_steps(fill, [filled_classes]), np.asarray(fill.counts)
 
-    def _take_unassigned(self, lengths: Ints, counts: Ints) -> _Fill:
-        """Take ``counts`` sequences of each of these lengths as unassigned."""
-        if self._compiled:
-            return KernelFill(lengths, counts)
-        as_list: list[int] = lengths.tolist()
-        return PythonFill(as_list, counts.tolist(), [-length for length in as_list])
-
     def _make_micro_steps(
-        self, fill: _Fill, micro_steps: Sequence[Sequence[_FilledClass]]
+        self, fill: Fill, micro_steps: Sequence[Sequence[int]]
     ) -> FilledMicroSteps:
         """Take the filled placements as micro-steps, given each one's classes in filling order."""
-        in_order: Sequence[_OfClass] = fill.placements()
+        in_order: Sequence[tuple[AnyPlacement, tuple[float, ...]]] = fill.placements()
         placements = iter(in_order)
         groups, times = [], []
         for filled_classes in micro_steps:
             by_class, slowest = [], 0.0
-            for k, overhead in filled_classes:
+            for k in filled_classes:
                 placement, group_ms = next(placements)
                 by_class.append(ClassGroups(k, placement))
-                correction = 0.0 if self.one_each else self.classes[k].c - overhead
-                slowest = max(slowest, max(group_ms) + correction)
+                slowest = max(slowest, *group_ms)
             groups.append(tuple(by_class))
             times.append(slowest)
         return FilledMicroSteps(tuple(groups), tuple(times), self.stages)
 
-    def _fill_micro_step(self, fill: _Fill, longest: int, target_ms: float) -> list[_FilledClass]:
+    def _fill_micro_step(self, fill: Fill, longest: int, target_ms: float) -> list[int]:
         """Fill one micro-step, the largest groups first, each opened for a sequence that needs it.
 
         A sequence needs a degree if the next smaller one cannot hold it or not end by the
         target; the group is then topped up with any that fit both. ``longest``: the place
         of the longest that is left.
         """
-        reach = [min(c.capacity, longest_alone(c, target_ms)) for c in self.classes]
+        reach = [costs.longest_alone(target_ms) for costs in self._costs]
         free, filled_classes = self.ranks, []
         tokens = self._lengths[longest]
         for k, degree in enumerate(self.classes):
@@ -241,39 +225,40 @@ class MicroStepsFiller:
                 opening = opening._replace(number=self._number_needed(fill, opening))
             if not opening.number:
                 continue
-            filled_classes.append((k, self._fill_groups(fill, opening)))
+            filled_classes.append(k)
+            self._fill_groups(fill, opening)
             free -= opening.number * degree.gpus
             if not fill.left or k == len(reach) - 1:
                 break
             tokens = self._lengths[_first_left(fill)]
         return filled_classes
 
-    def _number_needed(self, fill: _Fill, opening: _Opening) -> int:
+    def _number_needed(self, fill: Fill, opening: _Opening) -> int:
         """Count the groups that sequences above ``opening.above`` fill, up to its number."""
-        lengths = self.sequences.lengths
-        longer = int(np.searchsorted(-lengths, -opening.above, side="left"))
-        trial = self._take_unassigned(lengths[:longer], np.asarray(fill.counts)[:longer])
-        self._fill_groups(trial, opening._replace(above=0))
-        ((_, group_ms),) = trial.placements()
-        return sum(time > 0 for time in group_ms)
+        longer = int(np.searchsorted(-self.sequences.lengths, -opening.above, side="left"))
+        counts = np.array(fill.counts, dtype=np.int64)
+        counts[longer:] = 0
+        trial = self._starter.take_unassigned(counts)
+        return self._fill_groups(trial, opening._replace(above=0))
 
-    def _fill_groups(self, fill: _Fill, opening: _Opening) -> float:
-        """Fill the groups of a class; the overhead that was counted for each (ms).
+    def _fill_groups(self, fill: Fill, opening: _Opening) -> int:
+        """Fill the groups of a class, with one micro-batch each; how many have sequences.
 
-        For one micro-batch a group it is so large that no second one fits next to the first.
+        ``one_each``: a micro-batch for each sequence.
         """
-        d, until = self.classes[opening.k], opening.target_ms
-        overhead = d.c
-        if not self.one_each:
-            work = (until - d.c) * _ROUND
-            overhead = 2 * work + 1
-            until = overhead + work
-        groups = PipelineClass(1, d.a, d.b, overhead, d.capacity, d.unit, opening.number, d.gpus)
-        fill.fill_class(groups, opening.reach, opening.above, until, until, False)
-        return overhead
+        until = opening.target_ms
+        return fill.fill_class(
+            self._costs[opening.k],
+            opening.number,
+            opening.reach,
+            opening.above,
+            until,
+            until,
+            most=ANY_NUMBER if self.one_each else 1,
+        )
 
 
-def _first_left(fill: _Fill) -> int:
+def _first_left(fill: Fill) -> int:
     """Return the place of the longest length of which a sequence is left."""
     return int((np.asarray(fill.counts) > 0).argmax())
 

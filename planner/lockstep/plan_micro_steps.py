@@ -27,7 +27,8 @@ from seqplan.planner.lockstep.micro_step_bounds import (
     stage_class,
 )
 from seqplan.planner.lockstep.search import common_target, full_micro_steps, improve_targets
-from seqplan.planner.placement.fleet import PipelineClass, drop_dominated
+from seqplan.planner.placement.dominance import drop_dominated
+from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.plans.scheme import Scheme
 
 EXTRA_MICRO_STEPS = 2

@@ -26,7 +26,7 @@ from seqplan.planner.lockstep.micro_step_bounds import (
 )
 from seqplan.planner.lockstep.search import common_target, full_micro_steps, improve_targets
 from seqplan.planner.placement.fleet import PipelineClass
-from seqplan.planner.placement.micro_batch_order import order_micro_batches
+from seqplan.planner.simulation.one_f_one_b import order_micro_batches
 
 MOST_NUMBERS = 1_000
 """Numbers of micro-steps that are tried at most; one sequence a micro-step would do."""

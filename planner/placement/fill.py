@@ -1,37 +1,165 @@
 """Target fill: place every sequence so that every pipeline ends by a target, or report failure.
 
-This is the inner loop of the step's search: each class is filled by a compiled kernel, or, with the
-same result, by plain Python over plain numbers (``kernel``).
+This is the inner loop of the step's search. Each class is filled by a native extension, or, with
+the same result, by plain Python (``greedy``). The environment variable ``SEQPLAN_KERNEL=python``
+leaves the extension out.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.placement.class_fill import PythonFill
 from seqplan.planner.placement.fleet import (
+    ClassCosts,
     ClassPlacement,
+    FillTables,
     Fleet,
     Floats,
     Ints,
     PipelineClass,
-    longest_alone,
 )
-from seqplan.planner.placement.kernel import KernelFill, PackedPlacement, kernel_fills
-from seqplan.planner.placement.mode_fill import ModeTables
+from seqplan.planner.placement.greedy import ANY_NUMBER, PythonFill
 from seqplan.plans.scheme import Strategy
+
+try:
+    from seqplan.planner.placement import fill_kernel
+except ImportError:  # not built: no compiler, or another Python's
+    fill_kernel = None  # type: ignore[assignment]
+
+VARIABLE = "SEQPLAN_KERNEL"
+
+SOURCE = Path(__file__).with_name("fill_kernel.c")
+
+_EXACT = 2**53
+"""Whole numbers below it are exact as floats."""
+
+
+@dataclass(frozen=True)
+class PackedPlacement:
+    """A placement on ``count`` pipelines of a class as the extension writes it: whole numbers."""
+
+    packed: bytes
+    count: int
+
+    def unpack(self) -> ClassPlacement:
+        """Return the pipelines' micro-batches."""
+        return fill_kernel.unpack(self.packed, self.count)
+
+
+AnyPlacement = ClassPlacement | PackedPlacement
+
+
+class NativeFill:
+    """Fills classes of pipelines like ``PythonFill``, compiled, with every bit the same."""
+
+    def __init__(self, counts: Ints) -> None:
+        self.counts = counts.copy()
+        self.left = int(counts.sum())
+        self._filled: list[tuple[PackedPlacement, tuple[float, ...]]] = []
+
+    def fill_class(
+        self,
+        costs: ClassCosts,
+        count: int,
+        reach: int,
+        forced_above: int,
+        target: float,
+        ceiling: float,
+        *,
+        new_first: bool = False,
+        most: int = ANY_NUMBER,
+    ) -> int:
+        """Fill the pipelines of a class; see ``PythonFill.fill_class``."""
+        packed, times, self.left, opened = fill_kernel.fill_class(
+            costs.compiled,
+            self.counts,
+            count,
+            reach,
+            forced_above,
+            target,
+            ceiling,
+            new_first,
+            most,
+        )
+        self._filled.append((PackedPlacement(packed, count), times))
+        return opened
+
+    def placements(self) -> list[tuple[PackedPlacement, tuple[float, ...]]]:
+        """Return the placement on each class in the order of filling, with forms S."""
+        return self._filled
+
+
+Fill = PythonFill | NativeFill
+
+
+def source_digest(text: str) -> str:
+    """Compute the digest of the extension's source, without the line that states it."""
+    lines = [line for line in text.splitlines() if not line.startswith("#define SOURCE ")]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def why_unusable(module: ModuleType | None, source: Path) -> str:
+    """Describe why a built extension cannot be used, next to this source; empty when it can."""
+    if module is None:
+        return "not built"
+    try:
+        text = source.read_text("utf-8")
+    except OSError:
+        return f"{source.name} is not next to it"
+    if source_digest(text) != module.SOURCE:
+        return f"built from another {source.name}"
+    return ""
+
+
+@cache
+def _unusable() -> str:
+    return why_unusable(fill_kernel, SOURCE)
+
+
+def kernel_state() -> str:
+    """Describe the fill in use: ``compiled``, or ``Python`` and why.
+
+    Raises ``ValueError`` if the environment sets anything but ``python``.
+    """
+    wanted = os.environ.get(VARIABLE, "")
+    if wanted not in ("", "python"):
+        raise ValueError(f"{VARIABLE} is {wanted!r}; set it to python, or not at all")
+    if wanted:
+        return f"Python ({VARIABLE}=python)"
+    return f"Python (kernel {_unusable()})" if _unusable() else "compiled"
+
+
+class FillStarter:
+    """Starts fills of ``classes`` from the sequences of a batch.
+
+    ``compiled``: whether the extension fills them, decided when it is made; ``ValueError`` as
+    ``kernel_state``.
+    """
+
+    def __init__(self, tables: FillTables, classes: Sequence[PipelineClass]) -> None:
+        self._tables = tables
+        largest = max(int(tables.array[0]), *(k.capacity for k in classes))
+        self.compiled = kernel_state() == "compiled" and largest < _EXACT
+
+    def take_unassigned(self, counts: Ints) -> Fill:
+        """Take ``counts`` sequences of each length as unassigned."""
+        return NativeFill(counts) if self.compiled else PythonFill(self._tables, counts)
 
 
 @dataclass(frozen=True, eq=False)
 class Filling:
     """A complete placement: on each class, as made or still packed; and form S per pipeline."""
 
-    placements: tuple[ClassPlacement | PackedPlacement, ...]
+    placements: tuple[AnyPlacement, ...]
     pipeline_ms: tuple[tuple[float, ...], ...]
 
     @cached_property
@@ -42,7 +170,7 @@ class Filling:
             for placement in self.placements
         )
 
-    @property
+    @cached_property
     def objective_ms(self) -> float:
         """Return the time of the slowest pipeline."""
         return max(max(times) for times in self.pipeline_ms)
@@ -78,11 +206,12 @@ class Filler:
 
     def __init__(self, fleet: Fleet, batch: Batch) -> None:
         self.fleet = fleet
-        self.lengths: list[int] = batch.distinct.tolist()
+        tables = FillTables.from_batch(batch)
+        self.lengths: list[int] = tables.lengths
         self._batch = batch
-        self._compiled = kernel_fills(fleet.classes, batch.longest)
-        self._works: dict[PipelineClass, Floats] = {}
-        self._tables: ModeTables = {}
+        self._starter = FillStarter(tables, fleet.classes)
+        self._costs = [tables.find_costs(k) for k in fleet.classes]
+        self._works: dict[int, Floats] = {}
 
     def fill(
         self, target_ms: float, ceiling_ms: float | None = None, *, new_first: bool = False
@@ -103,73 +232,42 @@ class Filler:
         """
         ceiling = target_ms if ceiling_ms is None else ceiling_ms
         classes = self.fleet.classes
-        unassigned = self._start()
-        reach = [
-            min(pipeline_class.capacity, longest_alone(pipeline_class, ceiling))
-            for pipeline_class in classes
-        ]
+        fill = self._starter.take_unassigned(self._batch.multiplicity)
+        reach = [costs.longest_alone(ceiling) for costs in self._costs]
         order = sorted(range(len(classes)), key=lambda k: (-reach[k], k))
         for k, later in zip(order, [*order[1:], None], strict=True):
-            pipeline_class = classes[k]
+            count = classes[k].count
             forced_above = 0 if later is None else reach[later]
             if later is None and ceiling == target_ms:
                 # Whether the rest cannot fit the last class, however well it is placed.
-                missing = self._missing_ms(unassigned, pipeline_class)
-                missing -= target_ms * pipeline_class.count
+                missing = self._missing_ms(fill, k) - target_ms * count
                 if missing > 0:
-                    return Shortfall(missing * pipeline_class.gpus)
-            unassigned.fill_class(
-                pipeline_class, reach[k], forced_above, target_ms, ceiling, new_first
+                    return Shortfall(missing * classes[k].gpus)
+            fill.fill_class(
+                self._costs[k],
+                count,
+                reach[k],
+                forced_above,
+                target_ms,
+                ceiling,
+                new_first=new_first,
             )
-        if unassigned.left:
-            last = classes[order[-1]]
-            return Shortfall(self._missing_ms(unassigned, last) * last.gpus)
-        placed = dict(zip(order, unassigned.placements(), strict=True))
+        if fill.left:
+            last = order[-1]
+            return Shortfall(self._missing_ms(fill, last) * classes[last].gpus)
+        placed = dict(zip(order, fill.placements(), strict=True))
         placements, times = zip(*(placed[k] for k in range(len(classes))), strict=True)
         return Filling(placements, times)
 
-    def _start(self) -> PythonFill | KernelFill:
-        """Take all sequences as unassigned."""
-        batch = self._batch
-        if self._compiled:
-            return KernelFill(batch.distinct, batch.multiplicity, self._tables)
-        return PythonFill(self.lengths, *self._lists, self._tables)
-
-    @cached_property
-    def _lists(self) -> tuple[list[int], list[int]]:
-        """Make lists of the counts, and of the lengths negated, for fills in Python."""
-        return self._batch.multiplicity.tolist(), [-length for length in self.lengths]
-
-    def _missing_ms(
-        self, unassigned: PythonFill | KernelFill, pipeline_class: PipelineClass
-    ) -> float:
+    def _missing_ms(self, fill: Fill, k: int) -> float:
         """Add up the work of all that is unassigned, on pipelines of a class (ms).
 
         At pp = 1 tokens also cost their share of the micro-batches' overhead.
         """
-        counts = np.array(unassigned.counts, dtype=np.float64)
-        return float(self._work(pipeline_class) @ counts) * (1 - 1e-9)
-
-    def _work(self, pipeline_class: PipelineClass) -> Floats:
-        if pipeline_class not in self._works:
+        if k not in self._works:
+            pipeline_class = self.fleet.classes[k]
             one_stage = pipeline_class.pp == 1
             work = pipeline_class.work_with_overhead_ms if one_stage else pipeline_class.work_ms
-            self._works[pipeline_class] = work(self._batch.distinct)
-        return self._works[pipeline_class]
-
-
-def take_unassigned(
-    lengths: Ints,
-    counts: Ints,
-    classes: Sequence[PipelineClass],
-    tables: ModeTables | None = None,
-) -> PythonFill | KernelFill:
-    """Take ``counts`` sequences of each length as unassigned.
-
-    ``lengths``: tokens, descending; they are to be filled into ``classes``. ``tables``: of these
-    lengths, which calls share.
-    """
-    if kernel_fills(classes, int(lengths[0])):
-        return KernelFill(lengths, counts, tables)
-    as_list: list[int] = lengths.tolist()
-    return PythonFill(as_list, counts.tolist(), [-length for length in as_list], tables)
+            self._works[k] = work(self._batch.distinct)
+        counts = np.array(fill.counts, dtype=np.float64)
+        return float(self._works[k] @ counts) * (1 - 1e-9)

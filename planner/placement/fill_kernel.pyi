@@ -2,27 +2,8 @@ from seqplan.planner.placement.fleet import ClassPlacement, Floats, Ints
 
 SOURCE: str
 
-def fill_class(
+def make_costs(
     lengths: Ints,
-    counts: Ints,
-    pp: int,
-    a: float,
-    b: float,
-    c: float,
-    capacity: int,
-    unit: int,
-    count: int,
-    reach: int,
-    forced_above: int,
-    target_ms: float,
-    ceiling_ms: float,
-    new_first: bool,
-    /,
-) -> tuple[bytes, tuple[float, ...], int]: ...
-def unpack(placement: bytes, count: int, /) -> ClassPlacement: ...
-def fill_modes(
-    lengths: Ints,
-    counts: Ints,
     padded: Ints,
     work: Floats,
     preferred: Ints,
@@ -31,12 +12,18 @@ def fill_modes(
     coefficients: Floats,
     capacities: Ints,
     pp: int,
-    unit: int,
+    /,
+) -> object: ...
+def fill_class(
+    costs: object,
+    counts: Ints,
     count: int,
     reach: int,
     forced_above: int,
     target_ms: float,
     ceiling_ms: float,
     new_first: bool,
+    most: int,
     /,
-) -> tuple[bytes, tuple[float, ...], int]: ...
+) -> tuple[bytes, tuple[float, ...], int, int]: ...
+def unpack(placement: bytes, count: int, /) -> ClassPlacement: ...

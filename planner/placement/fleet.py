@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.costs.scheme_model import SchemeModel
+from seqplan.planner.batches.batch import Batch
 from seqplan.plans.scheme import Scheme, Strategy
 
 Floats = npt.NDArray[np.float64]
@@ -26,7 +27,8 @@ PipelineBins = tuple[Bin, ...]
 ClassPlacement = tuple[PipelineBins, ...]
 """The pipelines of one class."""
 
-_ROUND = 1.0 + 1e-12
+ROUND = 1.0 + 1e-12
+"""Factor on times and lengths, so that sums that differ by rounding still fit."""
 
 MOST = 64
 """Most numbers of micro-batches that a bound distinguishes."""
@@ -209,72 +211,6 @@ class PipelineClass:
         return int(min(max(by_tokens, by_work, 1.0), MOST - 2)) + 2
 
 
-def gpu_ms(classes: Sequence[PipelineClass], lengths: Ints) -> Floats:
-    """Compute the GPU-time (classes, n) of each length on each class.
-
-    With its tokens' share of c (``work_with_overhead_ms``); infinite if a class does not hold it.
-    """
-    if any(k.modes for k in classes):
-        return np.array(
-            [
-                np.where(
-                    k.padded(lengths) <= k.capacity,
-                    k.gpus * k.work_with_overhead_ms(lengths),
-                    np.inf,
-                )
-                for k in classes
-            ]
-        )
-    a, b, c = (
-        np.array([[coefficient] for coefficient in column])
-        for column in zip(*((k.a, k.b, k.c / k.capacity) for k in classes), strict=True)
-    )
-    tokens = lengths.astype(np.float64)
-    padded = np.array([k.padded(lengths) for k in classes])
-    gpus = np.array([[k.gpus] for k in classes])
-    capacity = np.array([[k.capacity] for k in classes])
-    cost = gpus * (tokens * (a * tokens + b) + padded * c)
-    return np.where(lengths <= capacity, cost, np.inf)
-
-
-def drop_dominated(models: Models) -> dict[Scheme, SchemeModel]:
-    """Leave schemes out that another one replaces at no loss, whatever is planned.
-
-    It takes no more GPUs, stages, time for any micro-batch or padding, and holds no less. Of two
-    equal ones the first in scheme order stays.
-    """
-
-    modes_of = {
-        scheme: PipelineClass.from_model(model, 1).all_modes for scheme, model in models.items()
-    }
-
-    def replaces(other: SchemeModel, model: SchemeModel) -> bool:
-        by, it = other.scheme, model.scheme
-        return (
-            by.gpus <= it.gpus
-            and by.pp <= it.pp
-            and it.unit % by.unit == 0
-            and all(
-                any(
-                    as_fast.capacity >= mode.capacity
-                    and as_fast.a <= mode.a
-                    and as_fast.b <= mode.b
-                    and as_fast.c <= mode.c
-                    for as_fast in modes_of[by]
-                )
-                for mode in modes_of[it]
-            )
-        )
-
-    left: dict[Scheme, SchemeModel] = {}
-    for scheme, model in sorted(models.items()):
-        if any(replaces(other, model) for other in left.values()):
-            continue
-        left = {s: other for s, other in left.items() if not replaces(model, other)}
-        left[scheme] = model
-    return left
-
-
 @dataclass(frozen=True)
 class Fleet:
     """A strategy on a cluster: one ``PipelineClass`` per scheme, in the strategy's order."""
@@ -305,63 +241,148 @@ class Fleet:
         return max(pipeline_class.capacity for pipeline_class in self.classes)
 
 
-def form_s(pipeline_class: PipelineClass, lengths: list[int], pipeline: PipelineBins) -> float:
-    """Compute form S of a pipeline's micro-batches: Σ(m_j + c) + (pp − 1)·(max m_j + c).
+@dataclass(frozen=True, slots=True)
+class ModeCosts:
+    """Costs of each length in one mode, as plain lists.
 
-    0 when empty.
+    ``cheap_from`` and ``held_from``: the first index from each on that is as cheap in the mode as
+    in any, or that the mode holds; None if there is one mode.
     """
-    if not pipeline:
-        return 0.0
-    if pipeline_class.modes:
-        return _form_s_of_modes(pipeline_class, lengths, pipeline)
-    a, b, c = pipeline_class.a, pipeline_class.b, pipeline_class.c
-    # Not sum(): it compensates from Python 3.12 on, and the kernel adds one by one.
-    total = slowest = 0.0
-    for micro in pipeline:
-        work = 0.0
-        for i, n in micro:
-            work += n * (lengths[i] * (a * lengths[i] + b))
-        cost = c + work
-        total += cost
-        slowest = max(slowest, cost)
-    return total + (pipeline_class.pp - 1) * slowest
+
+    a: float
+    b: float
+    c: float
+    capacity: int
+    work: list[float]
+    padded: list[int]
+    cheap_from: list[int] | None
+    held_from: list[int] | None
+
+    def reach(self, room_ms: float) -> float:
+        """Return the length (tokens) up to which a sequence fits so much work."""
+        if room_ms <= 0:
+            return 0.0
+        limit = 2 * room_ms / (self.b + sqrt(self.b * self.b + 4 * self.a * room_ms))
+        return min(limit, self.capacity)
 
 
-def _form_s_of_modes(
-    pipeline_class: PipelineClass, lengths: list[int], pipeline: PipelineBins
-) -> float:
-    """Compute form S with each micro-batch in the cheapest mode that holds it."""
-    total = slowest = 0.0
-    pad = pipeline_class.pad
-    for micro in pipeline:
-        padded = 0
-        for i, n in micro:
-            padded += n * pad(lengths[i])
-        cost = inf
-        for mode in pipeline_class.modes:
-            if padded <= mode.capacity:
-                work = 0.0
-                for i, n in micro:
-                    work += n * mode.work_ms(lengths[i])
-                cost = min(cost, mode.c + work)
-        total += cost
-        slowest = max(slowest, cost)
-    return total + (pipeline_class.pp - 1) * slowest
+class ClassCosts:
+    """Costs of the distinct lengths of a batch, descending, on a class and by mode.
 
+    ``work_ms`` (modes, n); ``padded_lengths`` (n,) in tokens; ``preference`` (n, modes): modes from
+    the cheapest, with the tokens' share of c. ``cheap_from`` and ``held_from`` (modes, n + 1): see
+    ``ModeCosts``. All are C-contiguous.
+    """
 
-def longest_alone(pipeline_class: PipelineClass, target_ms: float) -> int:
-    """Return the longest sequence (tokens) that alone ends by the target."""
-    if pipeline_class.modes:
-        return max(min(k.capacity, longest_alone(k, target_ms)) for k in pipeline_class.by_mode)
-    work = target_ms * _ROUND / pipeline_class.pp - pipeline_class.c
-    if work <= 0:
-        return 0
-    return int(
-        2
-        * work
-        / (
-            pipeline_class.b
-            + sqrt(pipeline_class.b * pipeline_class.b + 4 * pipeline_class.a * work)
+    def __init__(self, lengths: Ints, pipeline_class: PipelineClass) -> None:
+        self.pp, self.modes = pipeline_class.pp, pipeline_class.all_modes
+        self.lengths = lengths
+        tokens = lengths.astype(np.float64)
+        padded = pipeline_class.padded(lengths)
+        work = np.array([tokens * (mode.a * tokens + mode.b) for mode in self.modes])
+        share = np.array([padded * (mode.c / max(mode.capacity, 1)) for mode in self.modes])
+        holds = np.array([padded <= mode.capacity for mode in self.modes])
+        whole = np.where(holds, work + share, np.inf)
+        order = np.argsort(whole, axis=0, kind="stable").T
+        self.padded_lengths: Ints = np.ascontiguousarray(padded)
+        self.work_ms: Floats = work
+        self.preference: Ints = np.ascontiguousarray(order, dtype=np.int64)
+        self.cheap_from = _next_true(holds & (work <= whole.min(axis=0) * ROUND))
+        self.held_from = _next_true(holds)
+        self.coefficients: Floats = np.array([[mode.a, mode.b, mode.c] for mode in self.modes])
+        self.capacities: Ints = np.array([mode.capacity for mode in self.modes], dtype=np.int64)
+
+    @cached_property
+    def by_mode(self) -> list[ModeCosts]:
+        """List the costs of each mode for plain Python."""
+        several, padded = len(self.modes) > 1, self.padded_lengths.tolist()
+        return [
+            ModeCosts(
+                mode.a,
+                mode.b,
+                mode.c,
+                mode.capacity,
+                self.work_ms[m].tolist(),
+                padded,
+                self.cheap_from[m].tolist() if several else None,
+                self.held_from[m].tolist() if several else None,
+            )
+            for m, mode in enumerate(self.modes)
+        ]
+
+    @cached_property
+    def preferred(self) -> list[list[int]]:
+        """List the modes of each length, from the cheapest."""
+        preferred: list[list[int]] = self.preference.tolist()
+        return preferred
+
+    @cached_property
+    def compiled(self) -> object:
+        """The same for the native extension, which checks it once."""
+        from seqplan.planner.placement import fill_kernel
+
+        return fill_kernel.make_costs(
+            self.lengths,
+            self.padded_lengths,
+            self.work_ms,
+            self.preference,
+            self.cheap_from,
+            self.held_from,
+            self.coefficients,
+            self.capacities,
+            self.pp,
         )
-        * _ROUND
+
+    def longest_alone(self, target_ms: float) -> int:
+        """Return the longest sequence (tokens) that alone ends by the target."""
+        longest = 0
+        for mode in self.modes:
+            work = target_ms * ROUND / self.pp - mode.c
+            if work > 0:
+                root = sqrt(mode.b * mode.b + 4 * mode.a * work)
+                longest = max(longest, min(mode.capacity, int(2 * work / (mode.b + root) * ROUND)))
+        return longest
+
+
+def _next_true(mask: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Ints:
+    """Return the index of the first true value from each on, row by row; n without one."""
+    rows, n = mask.shape
+    at = np.where(mask, np.arange(n), n)
+    following = np.minimum.accumulate(at[:, ::-1], axis=1)[:, ::-1]
+    return np.ascontiguousarray(
+        np.concatenate([following, np.full((rows, 1), n)], axis=1), dtype=np.int64
     )
+
+
+class FillTables:
+    """The distinct lengths of a batch, and the costs that its fills share."""
+
+    def __init__(self, lengths: Ints) -> None:
+        self.array = lengths
+        self._costs: dict[tuple[int, int, tuple[ClassMode, ...]], ClassCosts] = {}
+
+    @classmethod
+    def from_batch(cls, batch: Batch) -> FillTables:
+        """Return the tables of a batch, which the first call makes."""
+        tables = batch.memo.get(cls)
+        if not isinstance(tables, FillTables):
+            tables = batch.memo[cls] = cls(batch.distinct)
+        return tables
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """List the lengths."""
+        lengths: list[int] = self.array.tolist()
+        return lengths
+
+    @cached_property
+    def negated(self) -> list[int]:
+        """List the lengths negated, ascending."""
+        return [-length for length in self.lengths]
+
+    def find_costs(self, pipeline_class: PipelineClass) -> ClassCosts:
+        """Return the costs on a class, which the first call computes."""
+        key = pipeline_class.pp, pipeline_class.unit, pipeline_class.all_modes
+        if key not in self._costs:
+            self._costs[key] = ClassCosts(self.array, pipeline_class)
+        return self._costs[key]

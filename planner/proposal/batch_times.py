@@ -6,7 +6,7 @@ import numpy as np
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.all_strategies import FITS, AllStrategies, all_strategies_bound_ms
-from seqplan.planner.bounds.step_bounds import single_bound_ms
+from seqplan.planner.bounds.gpu_time import single_bound_ms
 from seqplan.planner.bounds.with_sync import Families, FamilyRelaxation, sync_bound_ms
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler, Filling

@@ -8,7 +8,7 @@ import numpy as np
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.all_strategies import AllStrategies, fitting_time
-from seqplan.planner.bounds.step_bounds import single_bound_ms
+from seqplan.planner.bounds.gpu_time import single_bound_ms
 from seqplan.planner.placement.dispatch import TOLERANCE, dispatch
 from seqplan.planner.placement.fill import Filler, Filling, Placement
 from seqplan.planner.placement.fleet import Fleet, Models, PipelineClass

@@ -7,8 +7,7 @@ from typing import Any
 
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.certificate import cheap_bound_ms
-from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
+from seqplan.planner.bounds.gpu_time import cheap_bound_ms, gpu_time_bound_ms
 from seqplan.planner.bounds.witness import describe_class, find_witness
 from seqplan.planner.exact.close_gap import closer_bound_ms
 from seqplan.planner.exact.regrouping import close_regrouping_gap

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.certificate import certify, cheap_bound_ms
-from seqplan.planner.bounds.relaxation import relax
-from seqplan.planner.bounds.step_bounds import area_bound_ms, single_bound_ms
+from seqplan.planner.bounds.gpu_time import area_bound_ms, cheap_bound_ms, single_bound_ms
+from seqplan.planner.bounds.relaxation import certify, relax
 from seqplan.planner.errors import Infeasible
-from seqplan.planner.placement.dispatch import TOLERANCE, dispatch, level, probe
+from seqplan.planner.placement.assembly import Selected
+from seqplan.planner.placement.dispatch import TOLERANCE, balance, dispatch, level, probe
 from seqplan.planner.placement.fill import Filler, Filling, Placement, Shortfall
 from seqplan.planner.placement.fleet import Fleet, Models, PipelineClass
-from seqplan.planner.placement.rebalance import balance
 from seqplan.planner.strategies.constructive import Constructive, LayoutSchemes
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
 from seqplan.planner.strategies.local_search import Search
@@ -40,20 +38,6 @@ FIRST_FILL = 1.01
 
 BALANCE_GAP = 2e-3
 """The gap above which sequences are swapped between pipelines."""
-
-
-@dataclass(frozen=True)
-class Selected:
-    """The chosen strategy with its placement and a proven lower bound (form S, ms).
-
-    Neither holds the sync: it is one constant for all placements of a strategy, and in both it
-    would only make the gap look smaller. ``considered``: every candidate with its bound, and its
-    time unless it was pruned.
-    """
-
-    placement: Placement
-    lower_bound_ms: float
-    considered: tuple[Considered, ...]
 
 
 def select(

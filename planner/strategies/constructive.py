@@ -13,20 +13,18 @@ from math import inf
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.gpu_time import area_only_bound_ms
+from seqplan.planner.bounds.gpu_time import area_only_bound_ms, gpu_ms
 from seqplan.planner.placement.dispatch import dispatch, probe
-from seqplan.planner.placement.fill import Filler, Placement, take_unassigned
+from seqplan.planner.placement.dominance import drop_dominated
+from seqplan.planner.placement.fill import Filler, FillStarter, Placement
 from seqplan.planner.placement.fleet import (
+    FillTables,
     Fleet,
     Floats,
     Ints,
     Models,
     PipelineClass,
-    drop_dominated,
-    gpu_ms,
-    longest_alone,
 )
-from seqplan.planner.placement.mode_fill import ModeTables
 from seqplan.planner.sync.times import Layout, layouts_of
 from seqplan.plans.scheme import Scheme, Strategy
 
@@ -83,7 +81,9 @@ class Constructive:
         alone = np.array([k.alone_ms(lengths) for k in self._classes])
         self._gpu_ms = gpu_ms(self._classes, lengths)
         self._alone_ms: Floats = np.where(np.isfinite(self._gpu_ms), alone, np.inf)
-        self._tables: ModeTables = {}
+        tables = FillTables.from_batch(batch)
+        self._costs = [tables.find_costs(k) for k in self._classes]
+        self._starter = FillStarter(tables, self._classes)
         self._known_runs: dict[bytes, list[tuple[int, int]] | None] = {}
 
     def place(self, below_ms: float) -> Placement | None:
@@ -112,9 +112,10 @@ class Constructive:
         counts = self._least(low, below_ms, peaks)
         if counts is None:
             return None
-        filler = Filler(
-            Fleet.from_strategy(self._use_remaining_gpus(counts), self._layout.models), self._batch
-        )
+        strategy = self._use_remaining_gpus(counts)
+        of_scheme = dict(zip(self._schemes, self._classes, strict=True))
+        classes = (replace(of_scheme[scheme], count=n) for scheme, n in strategy.counts)
+        filler = Filler(Fleet(strategy, tuple(classes)), self._batch)
         better = None if below_ms == inf else probe(filler, low, below_ms)
         if better is None and below_ms < inf:
             return None
@@ -195,12 +196,12 @@ class Constructive:
         """Fill pipelines of class ``k``; how many hold something, and the sequences left over."""
         if not pipelines:
             return 0, counts
-        pipeline_class = replace(self._classes[k], count=pipelines)
-        reach = min(pipeline_class.capacity, longest_alone(pipeline_class, target_ms))
-        fill = take_unassigned(self._batch.distinct, counts, [pipeline_class], self._tables)
-        fill.fill_class(pipeline_class, reach, above, target_ms, target_ms, False)
-        ((_, times),) = fill.placements()
-        return sum(time > 0 for time in times), np.array(fill.counts, dtype=np.int64)
+        costs = self._costs[k]
+        fill = self._starter.take_unassigned(counts)
+        opened = fill.fill_class(
+            costs, pipelines, costs.longest_alone(target_ms), above, target_ms, target_ms
+        )
+        return opened, np.array(fill.counts, dtype=np.int64)
 
     def _use_remaining_gpus(self, counts: dict[Scheme, int]) -> Strategy:
         """Give the remaining GPUs to schemes in use, the most used first, then to any."""

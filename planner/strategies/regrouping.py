@@ -14,16 +14,10 @@ from random import Random
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.gpu_time import area_only_bound_ms
-from seqplan.planner.placement.fleet import (
-    Bin,
-    Floats,
-    Models,
-    PipelineClass,
-    drop_dominated,
-    gpu_ms,
-)
-from seqplan.planner.placement.sequence_pool import SequencePool
+from seqplan.planner.bounds.gpu_time import area_only_bound_ms, gpu_ms
+from seqplan.planner.placement.dominance import drop_dominated
+from seqplan.planner.placement.fleet import Bin, FillTables, Floats, Models, PipelineClass
+from seqplan.planner.placement.greedy import SequencePool
 from seqplan.planner.sync.times import Layout, SyncTimes, layouts_of
 from seqplan.plans.scheme import Scheme
 
@@ -175,7 +169,9 @@ class RegroupFiller:
         self.classes, self.gpus = list(classes), gpus
         self.below = dict(zip(sizes[1:], sizes, strict=False))
         self.sizes = sizes
-        self.lengths = batch.distinct.tolist()
+        self.tables = FillTables.from_batch(batch)
+        self.lengths = self.tables.lengths
+        self.costs = [self.tables.find_costs(k).by_mode[0] for k in self.classes]
         self.counts = batch.multiplicity.tolist()
         self.n = len(batch.lengths)
         alone = np.array([c.work_ms(batch.distinct) + c.c for c in self.classes])
@@ -245,7 +241,7 @@ class _Blocks:
 
     def __init__(self, filler: RegroupFiller, target_ms: float) -> None:
         self.filler, self.target_ms = filler, target_ms
-        self.pool = SequencePool(filler.lengths, filler.counts, filler.n)
+        self.pool = SequencePool(filler.tables, filler.counts.copy())
         self.blocks: list[_Block] = []
         """All that ever ran, parents before the parts they were split into."""
         self.leaves: list[_Block] = []
@@ -282,10 +278,8 @@ class _Blocks:
                 room = self.target_ms - block.ready_ms
                 if room <= 0 or not self.pool.left:
                     break
-                pipeline_class = self.filler.classes[micro.k]
-                left, micro.tokens = self.pool.top_up(
-                    pipeline_class, micro.bin, room, micro.tokens, 0
-                )
+                costs = self.filler.costs[micro.k]
+                left, micro.tokens = self.pool.top_up(costs, micro.bin, room, micro.tokens, 0)
                 micro.cost_ms += room - left
                 block.ready_ms += room - left
             if block.micro_batches and self.pool.left:
@@ -309,20 +303,18 @@ class _Blocks:
 
     def _add(self, block: _Block, k: int, above: int) -> bool:
         """Run micro-batches of class ``k`` on a block of its size until nothing more fits."""
-        pipeline_class = self.filler.classes[k]
+        costs = self.filler.costs[k]
         before = self.pool.left
         while self.pool.left:
-            room = self.target_ms - block.ready_ms - pipeline_class.c
+            room = self.target_ms - block.ready_ms - costs.c
             room += self.target_ms * (_ROUND - 1)
             if room <= 0:
                 break
             content: Bin = []
-            left, tokens = self.pool.top_up(
-                pipeline_class, content, room, pipeline_class.capacity, above
-            )
+            left, tokens = self.pool.top_up(costs, content, room, costs.capacity, above)
             if not content:
                 break
-            cost = room - left + pipeline_class.c
+            cost = room - left + costs.c
             block.micro_batches.append(_Micro(k, content, tokens, cost))
             block.ready_ms += cost
         return self.pool.left < before

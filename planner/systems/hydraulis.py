@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.certificate import cheap_bound_ms
+from seqplan.planner.bounds.gpu_time import cheap_bound_ms
 from seqplan.planner.placement.fleet import Fleet, PipelineClass
 from seqplan.planner.placement.pack import pack
 from seqplan.planner.proposal.eq4 import continuous_proposal, integer_strategies

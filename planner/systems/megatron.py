@@ -8,8 +8,8 @@ from statistics import mean
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fleet import PipelineClass
-from seqplan.planner.placement.micro_batch_order import order_micro_batches
 from seqplan.planner.simulation.iteration import Execution, compute_ms
+from seqplan.planner.simulation.one_f_one_b import order_micro_batches
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
 from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
 from seqplan.planner.systems.static_table import MEGATRON, find_published_strategies, problem_of

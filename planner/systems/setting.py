@@ -11,10 +11,9 @@ from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.assemble import assemble_micro_steps
 from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
-from seqplan.planner.placement.assembly import plan_pipeline, ranks_of_stages
+from seqplan.planner.placement.assembly import assemble, plan_pipeline, ranks_of_stages
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.simulation.iteration import Execution
-from seqplan.planner.step.assemble import assemble
 from seqplan.planner.step.selection import select
 from seqplan.planner.sync.times import NO_SYNC, SyncTimes
 from seqplan.planner.workload import Workload

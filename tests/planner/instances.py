@@ -13,7 +13,8 @@ from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fill import Filling
-from seqplan.planner.placement.fleet import ClassMode, Fleet, PipelineClass, form_s
+from seqplan.planner.placement.fleet import ClassMode, FillTables, Fleet, PipelineClass
+from seqplan.planner.placement.greedy import form_s
 from seqplan.plans.scheme import Scheme, Strategy
 
 Case = tuple[tuple[PipelineClass, ...], Batch]
@@ -201,13 +202,14 @@ def placed(batch: Batch, filling: Filling) -> list[int]:
 def assert_sound(some: Fleet, batch: Batch, filling: Filling) -> None:
     """Complete, within MaxLen, and with the times that its micro-batches have."""
     assert placed(batch, filling) == batch.multiplicity.tolist()
-    lengths = batch.distinct.tolist()
+    tables = FillTables.from_batch(batch)
+    lengths = tables.lengths
     for pipeline_class, pipelines, times in zip(
         some.classes, filling.bins, filling.pipeline_ms, strict=True
     ):
         assert len(pipelines) == pipeline_class.count
         for pipeline, time in zip(pipelines, times, strict=True):
-            assert time == pytest.approx(form_s(pipeline_class, lengths, pipeline))
+            assert time == pytest.approx(form_s(tables.find_costs(pipeline_class), pipeline))
             for micro in pipeline:
                 padded = sum(
                     -(-lengths[i] // pipeline_class.unit) * pipeline_class.unit * n

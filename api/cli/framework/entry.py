@@ -94,7 +94,7 @@ class _Version(argparse.Action):
     """Prints the version, and whether the planner's fill is compiled here."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        from seqplan.planner.placement.kernel import kernel_state
+        from seqplan.planner.placement.fill import kernel_state
 
         print(f"seqplan {VERSION}\nfill: {kernel_state()}")
         parser.exit()

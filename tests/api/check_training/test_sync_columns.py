@@ -7,7 +7,7 @@ from random_plans import one_pipeline_plan
 from seqplan.api.check_training.check import CheckedStep, count_step_gathered, size_model
 from seqplan.api.cli.check.check_training import step_cells, step_columns
 from seqplan.plans.scheme import Scheme
-from seqplan.plans.views.sync_count import GatheredParameters
+from seqplan.plans.views.sync_count import AllGathered
 
 PLANS = [
     one_pipeline_plan(scheme, [9, 4], step=step)
@@ -28,7 +28,7 @@ def test_the_model_is_the_one_that_is_counted_here() -> None:
 def test_all_gather_size_of_the_fullest_rank() -> None:
     sizes = size_model(PLANS[:2])
     everything = NORMS + 2 * WORDS * HIDDEN + LAYERS * LAYER
-    assert count_step_gathered(PLANS[0], sizes) == GatheredParameters(everything * 3 // 4, None)
+    assert count_step_gathered(PLANS[0], sizes) == AllGathered(everything * 3 // 4, None)
     # A half of a layer and of one end, some of which the rank may hold already.
     cut = count_step_gathered(PLANS[1], sizes)
     assert cut.elements <= NORMS * 3 // 4 + (LAYER + WORDS * HIDDEN) // 2 < everything // 2

@@ -17,7 +17,7 @@ from planned_files import MAX_LEN, PlannedFiles
 
 from seqplan.api.cli import COMMANDS, build_parser
 from seqplan.api.cli.framework.commands import GROUPS
-from seqplan.planner.placement.kernel import kernel_state
+from seqplan.planner.placement.fill import kernel_state
 from seqplan.plans.version import VERSION
 
 SURFACE = {

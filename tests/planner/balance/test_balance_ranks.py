@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from oracles.exhaustive import partitions
 
 from seqplan import Balanced, Cost, Mode, balance
-from seqplan.planner.placement.kernel import VARIABLE
+from seqplan.planner.placement.fill import VARIABLE
 
 CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 COST = Cost(1.2e-6, 0.05, 20.0)

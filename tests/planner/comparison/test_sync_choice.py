@@ -15,17 +15,16 @@ from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.all_strategies import AllStrategies
-from seqplan.planner.bounds.certificate import cheap_bound_ms
-from seqplan.planner.bounds.step_bounds import single_bound_ms
+from seqplan.planner.bounds.gpu_time import cheap_bound_ms, single_bound_ms
 from seqplan.planner.bounds.with_sync import Families, sync_bound_ms
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import mean_compute_ms
+from seqplan.planner.placement.assembly import assemble
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler
 from seqplan.planner.placement.fleet import Fleet
 from seqplan.planner.proposal.document import Proposal, ProposalError
 from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.planner.step.assemble import assemble
 from seqplan.planner.step.selection import select
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies

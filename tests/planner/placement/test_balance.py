@@ -6,10 +6,9 @@ from hypothesis import given, settings
 from instances import Case, assert_sound, cases, fleet
 from oracles.exhaustive import step_optimum
 
-from seqplan.planner.bounds.step_bounds import single_bound_ms
-from seqplan.planner.placement.dispatch import dispatch, level
+from seqplan.planner.bounds.gpu_time import single_bound_ms
+from seqplan.planner.placement.dispatch import balance, dispatch, level
 from seqplan.planner.placement.fill import Filler
-from seqplan.planner.placement.rebalance import balance
 
 
 @settings(max_examples=90, deadline=None)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -28,14 +28,19 @@ from instances import (
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.step_bounds import single_bound_ms
-from seqplan.planner.placement import kernel
-from seqplan.planner.placement.class_fill import MOST_COUNTED, PythonFill
+from seqplan.planner.bounds.gpu_time import single_bound_ms
+from seqplan.planner.placement import fill as kernel
 from seqplan.planner.placement.dispatch import dispatch, level
-from seqplan.planner.placement.fill import Filler, Filling, Shortfall
-from seqplan.planner.placement.fleet import ClassMode, Ints, PipelineClass
-from seqplan.planner.placement.kernel import KernelFill, fill_kernel
-from seqplan.planner.placement.mode_fill import ModeTable
+from seqplan.planner.placement.fill import (
+    Filler,
+    Filling,
+    FillStarter,
+    NativeFill,
+    Shortfall,
+    fill_kernel,
+)
+from seqplan.planner.placement.fleet import ClassCosts, ClassMode, FillTables, PipelineClass
+from seqplan.planner.placement.greedy import MOST_COUNTED, PythonFill
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.workload import Workload
@@ -118,15 +123,25 @@ def test_fills_with_modes_have_the_same_bits(first: int) -> None:
         if seed % 3 == 0:  # many sequences, some of them equal
             more = rng.integers(1, batch.longest + 1, 60)
             batch = Batch.from_lengths([*np.repeat(batch.distinct, 5).tolist(), *more.tolist()])
-        lengths = batch.distinct.tolist()
-        in_python = PythonFill(lengths, batch.multiplicity.tolist(), [-n for n in lengths])
-        in_c = KernelFill(batch.distinct, batch.multiplicity)
+        tables = FillTables(batch.distinct)
+        in_python, in_c = PythonFill(tables, batch.multiplicity), NativeFill(batch.multiplicity)
         target = float(rng.uniform(1, 3000))
         for k in classes:
             limits = min(k.capacity, batch.longest), int(rng.integers(0, batch.longest))
             ceiling = target * float(rng.choice([1, 1.3]))
-            for fill in (in_python, in_c):
-                fill.fill_class(k, *limits, target, ceiling, bool(seed % 2))
+            opened = [
+                fill.fill_class(
+                    tables.find_costs(k),
+                    k.count,
+                    *limits,
+                    target,
+                    ceiling,
+                    new_first=bool(seed % 2),
+                    most=1 if seed % 5 == 0 else 1000,
+                )
+                for fill in (in_python, in_c)
+            ]
+            assert opened[0] == opened[1]
         placed = [(placement.unpack(), times) for placement, times in in_c.placements()]
         assert placed == in_python.placements(), seed
         assert in_c.counts.tolist() == in_python.counts
@@ -141,51 +156,59 @@ def test_spent_lengths_are_skipped_in_both(of_modes: bool) -> None:
         classes, batch = random_case_with_modes(rng)
         counts = batch.multiplicity.copy()
         counts[: int(rng.integers(0, len(counts)))] = 0
-        lengths = batch.distinct.tolist()
-        in_python = PythonFill(lengths, counts.tolist(), [-n for n in lengths])
-        in_c = KernelFill(batch.distinct, counts)
+        tables = FillTables(batch.distinct)
+        in_python, in_c = PythonFill(tables, counts), NativeFill(counts)
         target = float(rng.uniform(1, 3000))
         for k in [k for each in classes for k in ([each] if of_modes else each.by_mode)]:
             for fill in (in_python, in_c):
-                fill.fill_class(k, min(k.capacity, batch.longest), 0, target, target, False)
+                fill.fill_class(
+                    tables.find_costs(k), k.count, min(k.capacity, batch.longest), 0, target, target
+                )
         placed = [(placement.unpack(), times) for placement, times in in_c.placements()]
         assert placed == in_python.placements(), seed
 
 
-@compiled
-def test_arrays_of_modes_that_do_not_fit_are_rejected() -> None:
-    (k,), batch = (replace(MODES, count=2),), Batch.from_lengths([9, 5, 5, 1])
-    table = ModeTable(batch.distinct, k)
-    arrays = [
-        table.padded_lengths,
-        table.work_ms,
-        table.preference,
-        table.cheap_from,
-        table.held_from,
-        table.coefficients,
-        table.capacities,
+def arrays_of(costs: ClassCosts) -> list[Any]:
+    return [
+        costs.lengths,
+        costs.padded_lengths,
+        costs.work_ms,
+        costs.preference,
+        costs.cheap_from,
+        costs.held_from,
+        costs.coefficients,
+        costs.capacities,
     ]
 
-    def fill(*changed: Ints) -> None:
-        fill_kernel.fill_modes(  # type: ignore[union-attr]
-            batch.distinct, batch.multiplicity.copy(), *changed, 1, 1, 2, 9, 0, 50.0, 50.0, False
-        )
 
-    fill(*arrays)
+@compiled
+def test_costs_that_do_not_fit_are_rejected() -> None:
+    batch = Batch.from_lengths([9, 5, 5, 1])
+    arrays = arrays_of(ClassCosts(batch.distinct, MODES))
+    make_costs = fill_kernel.make_costs
+    assert make_costs(*arrays, 1)
     for place, array in enumerate(arrays):
+        short = array.ravel()[:-1].copy()
         with pytest.raises(ValueError, match="arrays must be of 1 to 8 modes"):
-            fill(*arrays[:place], array.ravel()[:-1].copy(), *arrays[place + 1 :])
+            make_costs(*arrays[:place], short, *arrays[place + 1 :], 1)
     for place, value, why in (
-        (0, 0, "padded lengths"),
-        (2, 2, "and modes"),
-        (3, 4, "skips"),
-        (4, -1, "skips"),
-        (5, -1.0, "finite"),
+        (0, 0, "lengths must descend"),
+        (0, 2**53, "lengths must descend"),
+        (1, 0, "padded lengths"),
+        (3, 2, "and modes"),
+        (4, 4, "skips"),
+        (5, -1, "skips"),
+        (6, -1.0, "finite"),
+        (6, float("nan"), "finite"),
+        (7, -1, "capacities"),
+        (7, 2**53, "capacities"),
     ):
         wrong = [array.copy() for array in arrays]
         wrong[place].ravel()[0] = value
         with pytest.raises(ValueError, match=why):
-            fill(*wrong)
+            make_costs(*wrong, 1)
+    with pytest.raises(ValueError, match="pp must be"):
+        make_costs(*arrays, 0)
 
 
 @compiled
@@ -291,31 +314,27 @@ def test_a_proposal_and_its_steps_are_the_same_bytes() -> None:
 
 @compiled
 def test_unsupported_inputs_are_rejected() -> None:
-    fill_class, unpack = kernel.fill_kernel.fill_class, kernel.fill_kernel.unpack
-    lengths, counts = np.array([5, 3]), np.array([1, 2])
-    numbers = (1, 0.1, 1.0, 0.0, 10, 1, 2)
-    targets = (10, 0, 9.0, 9.0, False)
-    packed, times, left = fill_class(lengths, counts, *numbers, *targets)
+    fill_class, unpack = fill_kernel.fill_class, fill_kernel.unpack
+    some = PipelineClass(pp=1, a=0.1, b=1.0, c=0.0, capacity=10, unit=1, count=2, gpus=1)
+    costs = ClassCosts(np.array([5, 3]), some).compiled
+    counts = np.array([1, 2])
+    numbers: tuple[Any, ...] = (2, 10, 0, 9.0, 9.0, False, 1000)
+    packed, times, left, opened = fill_class(costs, counts, *numbers)
     assert (len(times), left) == (2, counts.sum())
+    assert opened == sum(time > 0 for time in times)
     assert unpack(packed, 2)[0]
-    for sequences in [
-        (lengths, np.array([1])),
-        (lengths[::-1].copy(), counts),
-        (np.array([5, 0]), counts),
-        (lengths, np.array([-1, 2])),
-        (np.array([2**53, 3]), counts),
-    ]:
-        with pytest.raises(ValueError, match=r"lengths|counts"):
-            fill_class(*sequences, *numbers, *targets)
-    for place, wrong in [(0, 0), (1, -0.1), (2, float("nan")), (4, 2**53), (5, 0), (6, -1)]:
+    for wrong in (np.array([1]), np.array([-1, 2])):
+        with pytest.raises(ValueError, match="counts"):
+            fill_class(costs, wrong, *numbers)
+    for place, value in [(0, -1), (3, float("inf")), (4, float("nan")), (6, 0)]:
         bad = [*numbers]
-        bad[place] = wrong
-        with pytest.raises(ValueError, match="must be"):
-            fill_class(lengths, counts, *bad, *targets)
-    with pytest.raises(ValueError, match="must be"):
-        fill_class(lengths, counts, *numbers, 10, 0, float("inf"), 9.0, False)
+        bad[place] = value
+        with pytest.raises(ValueError, match="must be in range"):
+            fill_class(costs, counts, *bad)
+    with pytest.raises(ValueError, match="Capsule"):
+        fill_class(object(), counts, *numbers)
     with pytest.raises(MemoryError):
-        fill_class(lengths, counts, *numbers[:6], 2**62, *targets)
+        fill_class(costs, counts, 2**62, *numbers[1:])
     for cut in range(0, len(packed), 8):
         with pytest.raises(ValueError, match="packed"):
             unpack(packed[:cut], 2)
@@ -329,16 +348,16 @@ def test_it_keeps_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = batch_of(1, 300)
     filler = Filler(fleet((some,)), batch)
     target = single_bound_ms((some,), batch)
-    ascending = np.arange(1, 999)
+    ascending = arrays_of(ClassCosts(batch.distinct, some))
+    ascending[0] = ascending[0][::-1].copy()
 
     def fills() -> None:
         for factor in (0.5, 1.0, 9.0):
             filling = filler.fill(factor * target, 10 * target)
             assert isinstance(filling, Shortfall) or filling.bins
         with pytest.raises(ValueError, match="lengths must descend"):
-            kernel.fill_kernel.fill_class(
-                ascending, ascending, 1, 1.0, 1.0, 1.0, 9, 1, 9, 9, 0, 9.0, 9.0, False
-            )
+            fill_kernel.make_costs(*ascending, 1)
+        assert ClassCosts(batch.distinct, some).compiled
 
     tracemalloc.start()
     try:
@@ -356,7 +375,7 @@ def test_it_keeps_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lengths_beyond_exact_floats_are_left_to_python() -> None:
     some = PipelineClass(pp=1, a=0.0, b=1.0, c=0.0, capacity=2**54, unit=1, count=1, gpus=1)
     batch = Batch.from_lengths([2**53 + 1])
-    assert not kernel.kernel_fills([some], batch.longest)
+    assert not FillStarter(FillTables.from_batch(batch), [some]).compiled
     assert isinstance(Filler(fleet((some,)), batch).fill(2.0**54), Filling)
 
 

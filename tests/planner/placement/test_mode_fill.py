@@ -10,12 +10,12 @@ from instances import fleet, random_case_with_modes
 from oracles.exhaustive import step_optimum
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.certificate import cheap_bound_ms
+from seqplan.planner.bounds.gpu_time import cheap_bound_ms
 from seqplan.planner.placement.assembly import plan_pipeline
-from seqplan.planner.placement.dispatch import dispatch
+from seqplan.planner.placement.dispatch import balance, dispatch
 from seqplan.planner.placement.fill import Filler, Filling
-from seqplan.planner.placement.fleet import ClassMode, PipelineClass, form_s
-from seqplan.planner.placement.rebalance import balance
+from seqplan.planner.placement.fleet import ClassMode, FillTables, PipelineClass
+from seqplan.planner.placement.greedy import form_s
 from seqplan.planner.simulation.one_f_one_b import simulate_micro_batches_ms
 from seqplan.plans.recomputation import MODES, window_share
 from seqplan.plans.scheme import Scheme
@@ -40,7 +40,7 @@ def _check(classes: tuple[PipelineClass, ...], batch: Batch, filling: Filling) -
                 for i, n in micro:
                     placed[i] += n
                 assert sum(n * k.pad(lengths[i]) for i, n in micro) <= k.capacity
-            assert form_s(k, lengths, bins) == pytest.approx(time)
+            assert form_s(FillTables.from_batch(batch).find_costs(k), bins) == pytest.approx(time)
     assert placed.tolist() == batch.multiplicity.tolist()
 
 

@@ -12,7 +12,7 @@ import pytest
 from seqplan import Infeasible, Planner, Proposal, Workload, find_profile, make_proposal
 from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.placement.kernel import VARIABLE
+from seqplan.planner.placement.fill import VARIABLE
 from seqplan.planner.proposal.document import ProposalError
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.step.step_planner import StepPlanner

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seqplan.planner.placement.micro_batch_order import order_micro_batches
-from seqplan.planner.simulation.one_f_one_b import simulate_ms, timeline
+from seqplan.planner.simulation.one_f_one_b import order_micro_batches, simulate_ms, timeline
 from seqplan.plans.one_f_one_b import stage_order
 
 COSTS = st.lists(st.floats(0.1, 50), min_size=1, max_size=10)

@@ -21,20 +21,20 @@ from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
+from seqplan.planner.placement.assembly import assemble
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.simulation.timeline import simulate_plan_ms
-from seqplan.planner.step.assemble import assemble
-from seqplan.planner.step.regrouping_plan import (
+from seqplan.planner.step.selection import select
+from seqplan.planner.step.step_planner import (
     REFORMING_GAIN,
+    StepPlanner,
     assemble_regrouping,
     find_regroup_layouts,
     with_regrouping,
 )
-from seqplan.planner.step.selection import select
-from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.strategies.regrouping import (
     RegroupFiller,
     RegroupLayout,

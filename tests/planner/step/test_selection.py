@@ -7,7 +7,7 @@ from instances import LLAMA_32B, assert_sound, batch_of
 
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.step_bounds import single_bound_ms
+from seqplan.planner.bounds.gpu_time import single_bound_ms
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler

@@ -18,8 +18,8 @@ from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.all_strategies import AllStrategies, all_strategies_bound_ms
+from seqplan.planner.placement.fill import VARIABLE
 from seqplan.planner.placement.fleet import Models, PipelineClass
-from seqplan.planner.placement.kernel import VARIABLE
 from seqplan.planner.strategies.constructive import Constructive, LayoutSchemes
 from seqplan.plans.scheme import Scheme
 

@@ -19,10 +19,10 @@ from seqplan.api.store.tables.jobs import add_job
 from seqplan.api.store.tables.plans import StoredPlan, add_plan
 from seqplan.api.store.tables.proposals import put_proposal
 from seqplan.planner.batches.sampler import Sampler
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.planner.workload import Workload
 from seqplan.plans.format.codec import digest, to_json
 
 RANKS, CONNECTIONS, STEPS = 10_240, 5_120, 4
@@ -52,8 +52,8 @@ def run(data: Sequence[Data]) -> None:
 
 
 def _plan_steps(data: Data) -> list[StoredPlan]:
-    cluster = Cluster(RANKS, MAX_LEN, TOKENS)
-    proposal = make_proposal(published_schemes(), cluster, data.lengths, seed=SEED, sync=None)
+    workload = Workload(RANKS, MAX_LEN, TOKENS)
+    proposal = make_proposal(published_schemes(), workload, data.lengths, seed=SEED, sync=None)
     planner = StepPlanner(proposal, PlanningOptions(seed=SEED, prove=False))
     batches = Sampler(data.lengths, TOKENS, MAX_LEN, SEED).batches(2 * STEPS)
     plans = [planner.plan(batch) for batch in batches]

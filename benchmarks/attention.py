@@ -32,9 +32,9 @@ from benchmarks.ranks import on_ranks
 from benchmarks.settings import CODE, Data, markdown
 from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.planner.workload import Workload
 from seqplan.plans.groups import process_groups
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
 from seqplan.plans.scheme import Scheme
@@ -219,8 +219,8 @@ def _call(
 def _planned(lengths: list[int]) -> Plan:
     """The planner's choice for these documents as one batch."""
     profile = Profile.load(EXAMPLE)
-    cluster = Cluster(RANKS, max(lengths), sum(lengths))
-    proposal = make_proposal(profile, cluster, np.array(lengths), sync=None)
+    workload = Workload(RANKS, max(lengths), sum(lengths))
+    proposal = make_proposal(profile, workload, np.array(lengths), sync=None)
     batch = Batch(0, tuple(range(len(lengths))), tuple(lengths))
     return StepPlanner(proposal).plan(batch)
 

@@ -9,10 +9,10 @@ from statistics import mean
 from benchmarks.settings import (
     PROFILE,
     Data,
-    cluster,
     markdown,
     published_schemes,
     published_sync,
+    workload,
 )
 from seqplan.planner.comparison.advice import ablation
 from seqplan.planner.comparison.compare import Options, compare
@@ -32,7 +32,7 @@ def run(data: Sequence[Data]) -> None:
     none = GivenSyncTimes(0.0, sync.optimizer_ms, "no sync", 0.0, 0.0)
     for source in data:
         for context in CONTEXTS:
-            where = cluster(GPUS, context)
+            where = workload(GPUS, context)
             start = time.perf_counter()
             whole = compare(profile, where, source.lengths, STEPS, sync, seed=SEED)
             free = compare(

@@ -17,7 +17,6 @@ from benchmarks.settings import Data, markdown
 from benchmarks.whole import Judged, judge
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.placement.dispatch import probe
 from seqplan.planner.placement.fill import Filler, Placement
@@ -25,6 +24,7 @@ from seqplan.planner.placement.fleet import Fleet, drop_dominated
 from seqplan.planner.strategies.local_search import swap
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import SyncTimes
+from seqplan.planner.workload import Workload
 
 SETTINGS, STEPS, DRAWN = 40, 8, 200_000
 MODELS = ("7b", "13b", "32b")
@@ -42,7 +42,7 @@ class Setting:
 
     source: Data
     model: str
-    where: Cluster
+    where: Workload
     overlap: float
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ def _ratio(judged: Judged) -> float:
 
 
 def _gain_nearby(
-    judged: Judged, profile: Profile, where: Cluster, sync: SyncTimes, rng: np.random.Generator
+    judged: Judged, profile: Profile, where: Workload, sync: SyncTimes, rng: np.random.Generator
 ) -> float:
     """Try strategies some random swaps away from the first plan's; by what share one was better."""
     plan, batch = judged.plans[0], judged.batches[0]
@@ -140,6 +140,6 @@ def _drawn(rng: np.random.Generator, sources: Sequence[Data]) -> Setting:
     return Setting(
         source=sources[int(rng.integers(len(sources)))],
         model=MODELS[int(rng.integers(len(MODELS)))],
-        where=Cluster(gpus, context, tokens),
+        where=Workload(gpus, context, tokens),
         overlap=float(rng.choice(OVERLAPS)),
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks.settings import PROFILE, Data, cluster, markdown, published_schemes
+from benchmarks.settings import PROFILE, Data, markdown, published_schemes, workload
 from benchmarks.step import SEED, STEPS
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.exact.close_gap import EXACT_GAP
@@ -24,7 +24,7 @@ def run(data: Sequence[Data], contexts: Sequence[int] = (32768, 16384)) -> None:
     rows = []
     for source in data:
         for context in contexts:
-            where = cluster(GPUS, context)
+            where = workload(GPUS, context)
             proposal = make_proposal(profile, where, source.lengths, sync=None)
             planner, exact = (
                 StepPlanner(proposal),

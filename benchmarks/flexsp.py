@@ -1,4 +1,4 @@
-"""FlexSP's setting: GPT-7B on 64 A100s, 512 Wikipedia sequences a step, in rounds."""
+"""FlexSP's setting: GPT-7B on 64 A100s, 512 Wikipedia sequences a step, in micro-steps."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from benchmarks.settings import Data, markdown
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.lockstep.plan_rounds import plan_rounds
-from seqplan.planner.lockstep.proof import prove_rounds
+from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
+from seqplan.planner.lockstep.proof import prove_micro_steps
 from seqplan.planner.systems.flexsp_program import flexsp
 
 PROFILE, GPUS, SEQUENCES, BATCHES, SEED = "gpt-7b-a100-40gb", 64, 512, 5, 3
@@ -20,7 +20,7 @@ LIMIT_S = 10.0
 
 
 def run(data: Sequence[Data]) -> None:
-    """Print rounds of ours and of the published formulation on the same batches."""
+    """Print micro-steps of ours and of the published formulation on the same batches."""
     profile = load_shipped(PROFILE)
     rows, summary = [], []
     for source in data:
@@ -33,28 +33,28 @@ def run(data: Sequence[Data]) -> None:
                 lengths = drawn[step * SEQUENCES : (step + 1) * SEQUENCES].tolist()
                 batch = Batch.from_lengths(lengths, step)
                 start = time.perf_counter()
-                rounds = plan_rounds(batch, models, GPUS)
+                micro_steps = plan_micro_steps(batch, models, GPUS)
                 times.append((time.perf_counter() - start) * 1000)
-                if rounds is None:
-                    raise RuntimeError(f"no rounds for a sequence of {batch.longest} tokens")
-                quick = rounds.lower_bound_ms
+                if micro_steps is None:
+                    raise RuntimeError(f"no micro-steps for a sequence of {batch.longest} tokens")
+                quick = micro_steps.lower_bound_ms
                 start = time.perf_counter()
-                rounds = prove_rounds(rounds, batch)
+                micro_steps = prove_micro_steps(micro_steps, batch)
                 proved_s = time.perf_counter() - start
-                gaps.append(rounds.objective_ms / rounds.lower_bound_ms - 1)
+                gaps.append(micro_steps.objective_ms / micro_steps.lower_bound_ms - 1)
                 start = time.perf_counter()
                 theirs = flexsp(lengths, by_scheme, GPUS, time_limit_s=LIMIT_S)
                 took = time.perf_counter() - start
-                ratios.append(theirs.predicted_ms / rounds.objective_ms)
+                ratios.append(theirs.predicted_ms / micro_steps.objective_ms)
                 rows.append(
                     [
                         source.name,
                         f"{context:,}",
                         str(step),
                         f"{theirs.predicted_ms:,.0f}",
-                        f"{rounds.objective_ms:,.0f}",
+                        f"{micro_steps.objective_ms:,.0f}",
                         f"{quick:,.0f}",
-                        f"{rounds.lower_bound_ms:,.0f} in {proved_s:.1f} s",
+                        f"{micro_steps.lower_bound_ms:,.0f} in {proved_s:.1f} s",
                         f"{ratios[-1]:.3f}",
                         f"{took:.1f} s / {times[-1]:.0f} ms",
                     ]
@@ -72,7 +72,7 @@ def run(data: Sequence[Data]) -> None:
         "published formulation (HiGHS)",
         "ours",
         "bound",
-        "bound by round",
+        "bound by micro-step",
     ]
     print(markdown([*head, "ratio", "planning"], rows) + "\n")
     print("\n".join(summary) + "\n")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import mean, median
 
-from benchmarks.settings import PROFILE, Data, cluster, markdown, published_schemes
+from benchmarks.settings import PROFILE, Data, markdown, published_schemes, workload
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.step_bounds import single_bound_ms
 from seqplan.planner.comparison.compare import Options, compare
@@ -30,7 +30,7 @@ def run(data: Sequence[Data]) -> None:
     rows = []
     for source in data:
         for context in CONTEXTS:
-            where = cluster(GPUS, context)
+            where = workload(GPUS, context)
             comparison = compare(
                 profile, where, source.lengths, STEPS, NO_SYNC, seed=SEED, options=OPTIONS
             )

@@ -58,13 +58,13 @@ def _row(
         drawn = np.random.default_rng(draw).choice(source.lengths, sequences)
         lengths = np.minimum(drawn, LONGEST).tolist()
         began = time.process_time()
-        rounds = plan_groups(lengths, ranks, CAPACITY, costs, one_each=one_each)
+        micro_steps = plan_groups(lengths, ranks, CAPACITY, costs, one_each=one_each)
         planned = time.process_time()
         schedule = theirs(lengths, ranks)
         their_cpu.append(1000 * (time.process_time() - planned))
         own_cpu.append(1000 * (planned - began))
         ratios.append(
-            schedule_ms(schedule, lengths, costs, one_each=one_each) / rounds.predicted_ms
+            schedule_ms(schedule, lengths, costs, one_each=one_each) / micro_steps.predicted_ms
         )
     return [
         name,

@@ -24,8 +24,8 @@ from benchmarks.served import Served
 from benchmarks.settings import Data, markdown
 from seqplan.api.store import schema
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.planner.workload import Workload
 from seqplan.runtime.sources.http_source import HttpSource
 
 KILLS = {"SQLite": 150, "PostgreSQL": 60}
@@ -180,11 +180,11 @@ def _train(
     served: _Supervised, data: Data, steps: int, may_begin: Callable[[int], None]
 ) -> list[_Rank]:
     """Begin the jobs, and their ranks."""
-    lengths, cluster = data.lengths[:20_000], Cluster(WORLD, 4096, 8000)
+    lengths, workload = data.lengths[:20_000], Workload(WORLD, 4096, 8000)
     file = io.BytesIO()
     np.save(file, lengths)
     key = json.loads(_ask(served.address, "POST", "/v1/lengths", file.getvalue()))["id"]
-    document = make_proposal(load_shipped("llama-7b-a800-80gb"), cluster, lengths, sync=None)
+    document = make_proposal(load_shipped("llama-7b-a800-80gb"), workload, lengths, sync=None)
     response = _ask(served.address, "POST", "/v1/proposals/documents", document.to_json().encode())
     served.proposal = json.loads(response)["id"]
     for number in range(JOBS):

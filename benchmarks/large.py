@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from statistics import median
 
-from benchmarks.settings import Data, cluster, markdown, published_schemes, published_sync
+from benchmarks.settings import Data, markdown, published_schemes, published_sync, workload
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import mean_compute_ms
 
@@ -18,7 +18,7 @@ OPTIONS = Options(("static", "megatron", "hotspa", "hydraulis"), fast=True)
 def run(data: Sequence[Data]) -> None:
     """Print every system's time and that of the whole comparison."""
     profile = published_schemes()
-    where = cluster(GPUS)
+    where = workload(GPUS)
     sync = published_sync(profile, GPUS)
     for lengths in data:
         start = time.perf_counter()

@@ -21,13 +21,13 @@ from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.all_strategies import AllStrategies, all_strategies_bound_ms
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.proposal.uniform import find_best_scheme
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.sync.choice import choose_sync
+from seqplan.planner.workload import Workload
 
 STEPS, NODES = 4, 8
 
@@ -123,7 +123,7 @@ def _row(
     hardware = ClusterHardware(DEVICES[setting.device], NODES, 8)
     sizes = ModelSizes.from_mapping(MODELS[setting.model])
     profile = derive_model_profile(sizes, hardware, name=f"{setting.model}-{setting.device}")
-    cluster = Cluster(setting.gpus, context, setting.tokens)
+    workload = Workload(setting.gpus, context, setting.tokens)
     sampler = Sampler(lengths, setting.tokens, context, 0)
     batches = list(sampler.batches(STEPS))
     longest = int(sampler.lengths.max())
@@ -132,14 +132,14 @@ def _row(
     for mode in profile.modes:
         of_mode = profile.keep_modes({mode.name})
         try:
-            planned[mode.name] = _plan(of_mode, cluster, lengths, batches)
+            planned[mode.name] = _plan(of_mode, workload, lengths, batches)
         except Infeasible:
             continue
-        fastest = _static_ms(of_mode, cluster, batches, longest)
+        fastest = _static_ms(of_mode, workload, batches, longest)
         if fastest is not None:
             static[mode.name] = fastest
-    modes = _plan(profile, cluster, lengths, batches)
-    uniform_ms = _static_ms(profile, cluster, batches, longest)
+    modes = _plan(profile, workload, lengths, batches)
+    uniform_ms = _static_ms(profile, workload, batches, longest)
     assert uniform_ms is not None
     best_static = min(static, key=lambda mode: static[mode])
     best_plans = min(planned, key=lambda mode: planned[mode].mean_ms)
@@ -160,29 +160,29 @@ def _row(
 
 
 def _static_ms(
-    profile: Profile, cluster: Cluster, batches: Sequence[Batch], longest: int
+    profile: Profile, workload: Workload, batches: Sequence[Batch], longest: int
 ) -> float | None:
     """Time the best static scheme with our dispatch and packing, sync included (ms)."""
-    sync = choose_sync(profile, cluster.gpus)
-    fastest = find_best_scheme(profile, cluster, batches, longest, sync, lockstep=False)
+    sync = choose_sync(profile, workload.gpus)
+    fastest = find_best_scheme(profile, workload, batches, longest, sync, lockstep=False)
     return None if fastest is None else fastest[1]
 
 
 def _plan(
     profile: Profile,
-    cluster: Cluster,
+    workload: Workload,
     lengths: np.ndarray[tuple[int], np.dtype[np.int64]],
     batches: Sequence[Batch],
 ) -> Planned:
     start = time.process_time()
-    proposal = make_proposal(profile, cluster, lengths)
+    proposal = make_proposal(profile, workload, lengths)
     proposal_s = time.process_time() - start
     planner = StepPlanner(proposal, PlanningOptions())
     start = time.process_time()
     plans = [planner.plan(batch) for batch in batches]
     step_ms = (time.process_time() - start) / len(plans) * 1e3
-    models = cluster.models(profile)
-    every = AllStrategies(models, cluster.gpus)
+    models = workload.models(profile)
+    every = AllStrategies(models, workload.gpus)
     excess = [
         plan.predicted_ms / all_strategies_bound_ms(every, batch, plan.predicted_ms) - 1
         for plan, batch in zip(plans, batches, strict=True)

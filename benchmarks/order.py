@@ -31,11 +31,11 @@ from benchmarks.ranks import on_ranks
 from benchmarks.settings import Data, machine, markdown
 from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.simulation.timeline import simulate_pipelines_ms
 from seqplan.planner.step.assemble import assemble
 from seqplan.planner.step.selection import select
 from seqplan.planner.sync.choice import choose_sync
+from seqplan.planner.workload import Workload
 from seqplan.plans.plan import Plan, Provenance
 from seqplan.plans.scheme import Strategy
 from seqplan.plans.version import VERSION
@@ -220,8 +220,8 @@ def plan_strategies(setting: Setting, profile: Profile) -> list[tuple[Plan, floa
     Returns each plan, its sync with optimizer, and its pipelines as simulated (ms).
     """
     batch = Batch.from_lengths(setting.lengths)
-    cluster = Cluster(setting.ranks, batch.longest, batch.tokens)
-    models, sync = cluster.models(profile), choose_sync(profile, setting.ranks)
+    workload = Workload(setting.ranks, batch.longest, batch.tokens)
+    models, sync = workload.models(profile), choose_sync(profile, setting.ranks)
     planned = []
     for strategy in setting.parsed:
         selected = select(batch, [strategy], models, setting.ranks, tailor=False)

@@ -8,7 +8,7 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.settings import CLUSTERS, Data, cluster, markdown, published_schemes
+from benchmarks.settings import CLUSTERS, Data, markdown, published_schemes, workload
 from seqplan.planner.proposal.eq4 import continuous_proposal, integer_strategies
 from seqplan.planner.proposal.make_proposal import make_proposal
 
@@ -26,7 +26,7 @@ def run(data: Sequence[Data]) -> None:
         dense = np.zeros(32768)
         dense[values - 1] = counts
         for gpus in CLUSTERS:
-            models = list(cluster(gpus).models(profile).values())
+            models = list(workload(gpus).models(profile).values())
             times, rounding = [], []
             for _ in range(9):
                 start = time.perf_counter()
@@ -56,7 +56,7 @@ def run(data: Sequence[Data]) -> None:
                 start = time.perf_counter()
                 proposal = make_proposal(
                     profile,
-                    cluster(gpus),
+                    workload(gpus),
                     source.lengths,
                     method=method,
                     sync=None,

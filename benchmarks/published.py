@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks.settings import PROFILE, Data, cluster, markdown, published_schemes
+from benchmarks.settings import PROFILE, Data, markdown, published_schemes, workload
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.simulation.one_f_one_b import simulate_ms
@@ -26,7 +26,7 @@ def run(data: Sequence[Data]) -> None:
     profile = published_schemes()
     rows = []
     for source in data:
-        where = cluster(GPUS)
+        where = workload(GPUS)
         ours = StepPlanner(make_proposal(profile, where, source.lengths, sync=None))
         sampler = Sampler(source.lengths, where.tokens, where.max_len, SEED)
         batches = tuple(sampler.batches(STEPS))

@@ -9,7 +9,6 @@ from statistics import mean
 from benchmarks.settings import Data, markdown
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.sampler import Sampler
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.execution import ExecutionKind
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
@@ -17,6 +16,7 @@ from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import parse_layout
+from seqplan.planner.workload import Workload
 from seqplan.plans.plan import Plan
 
 GPUS = 64
@@ -44,7 +44,7 @@ def run(data: Sequence[Data]) -> None:
 
 def _row(source: Data, context: int, tokens: int, layout: str) -> list[str]:
     profile = load_shipped("llama-32b-a800-80gb").restrict(layout=parse_layout(layout))
-    where = Cluster(GPUS, context, tokens)
+    where = Workload(GPUS, context, tokens)
     sync = choose_sync(profile, GPUS)
     proposal = make_proposal(profile, where, source.lengths, sync=sync)
     fixed, fixed_s = _planned(proposal, source, "static")
@@ -72,7 +72,7 @@ def _planned(
     proposal: Proposal, source: Data, execution: ExecutionKind
 ) -> tuple[list[Plan], float]:
     """Plan the steps; their plans and the mean CPU time (s)."""
-    where = proposal.cluster
+    where = proposal.workload
     batches = list(Sampler(source.lengths, where.tokens, where.max_len, 0).batches(STEPS))
     planner = StepPlanner(proposal, PlanningOptions(execution=execution))
     began = time.process_time()

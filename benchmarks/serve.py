@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.http_clients import Answered, Client, connect_all
 from benchmarks.served import Served
-from benchmarks.settings import Data, cluster, markdown, published_schemes
+from benchmarks.settings import Data, markdown, published_schemes, workload
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.proposal.make_proposal import make_proposal
@@ -44,12 +44,12 @@ async def _measure(served: Served, store: Path, lengths: Any) -> list[list[str]]
     connection = await Client.connect(served.host, served.port)
     rows = []
     for gpus in (CLIENTS, 1024):
-        document = make_proposal(published_schemes(), cluster(gpus), lengths, seed=SEED, sync=None)
+        document = make_proposal(published_schemes(), workload(gpus), lengths, seed=SEED, sync=None)
         answer = await _ok(connection, "/v1/proposals/documents", json.loads(document.to_json()))
         job = f"gpus-{gpus}"
         request = {"id": job, "proposal": answer["id"], "look_ahead": STEPS}
         await _ok(connection, "/v1/jobs", request)
-        where = cluster(gpus)
+        where = workload(gpus)
         batches = list(Sampler(lengths, where.tokens, where.max_len, SEED).batches(STEPS))
         ranks = await connect_all(served.host, served.port, gpus)
         try:

@@ -15,9 +15,9 @@ from seqplan.costs.lengths import read_lengths
 from seqplan.costs.model_sizes import parameters
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import SyncTimes
+from seqplan.planner.workload import Workload
 
 CODE = Path(__file__).parents[1] / "examples" / "data" / "code.npy"
 PROFILE = "llama-32b-a800-80gb"
@@ -59,9 +59,9 @@ def published_sync(profile: Profile, gpus: int) -> SyncTimes:
     return choose_sync(profile, gpus, sync_ms=(1110.0 * share, 1710.0 * share))
 
 
-def cluster(gpus: int, context: int = 32768) -> Cluster:
+def workload(gpus: int, context: int = 32768) -> Workload:
     """The cluster of a benchmark, with the published tokens of a step."""
-    return Cluster(gpus, context, CLUSTERS[gpus])
+    return Workload(gpus, context, CLUSTERS[gpus])
 
 
 def machine() -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.http_clients import Client, connect_all
 from benchmarks.served import Served
-from benchmarks.settings import PROFILE, Data, cluster, markdown
+from benchmarks.settings import PROFILE, Data, markdown, workload
 
 GPUS, LOOK_AHEAD = 64, 8
 STEP_S, STEPS, WARM_UP = 1.0, 60, 3
@@ -47,7 +47,7 @@ def run(data: Sequence[Data]) -> None:
 
 def _job_file(folder: Path, data: Data) -> Path:
     np.save(folder / "lengths.npy", data.lengths)
-    where = cluster(GPUS)
+    where = workload(GPUS)
     path = folder / "job.toml"
     path.write_text(
         f'profile = "{PROFILE}"\nlengths = "lengths.npy"\ngpus = {GPUS}\nport = 0\n'

@@ -34,10 +34,10 @@ def run(data: Sequence[Data], rule: Rule, timed: Timed, costs: dict[int, Cost]) 
             }
             theirs = rule(lengths, ranks)
             began = time.process_time()
-            rounds = plan_groups(lengths, ranks, CAPACITY, costs_here, known=_known(theirs))
+            micro_steps = plan_groups(lengths, ranks, CAPACITY, costs_here, known=_known(theirs))
             cpu.append(1000 * (time.process_time() - began))
-            ratios.append(timed(theirs, lengths, costs_here) / rounds.predicted_ms)
-            gaps.append(rounds.gap)
+            ratios.append(timed(theirs, lengths, costs_here) / micro_steps.predicted_ms)
+            gaps.append(micro_steps.gap)
         slower = sum(ratio < 1 - 1e-9 for ratio in ratios)
         rows.append(
             [

@@ -105,8 +105,8 @@ def step_ms(lengths: Lengths, cost: Cost, *, lockstep: bool) -> float:
     times = [[cost.micro_batch_ms(micro) if micro else 0.0 for micro in of] for of in lengths]
     if not lockstep:
         return max(sum(of_rank) for of_rank in times)
-    rounds = max(len(of_rank) for of_rank in times)
-    return sum(max(of[k] if k < len(of) else 0.0 for of in times) for k in range(rounds))
+    micro_steps = max(len(of_rank) for of_rank in times)
+    return sum(max(of[k] if k < len(of) else 0.0 for of in times) for k in range(micro_steps))
 
 
 def _verl(lengths: list[int], capacity: int, cost: Cost) -> Lengths:

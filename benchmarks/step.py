@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks.settings import CLUSTERS, PROFILE, Data, cluster, markdown, published_schemes
+from benchmarks.settings import CLUSTERS, PROFILE, Data, markdown, published_schemes, workload
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.step_planner import StepPlanner
@@ -27,7 +27,7 @@ def run(data: Sequence[Data], contexts: Sequence[int] = (32768, 16384)) -> None:
     for source in data:
         for context in contexts:
             for gpus in CLUSTERS:
-                where = cluster(gpus, context)
+                where = workload(gpus, context)
                 proposal = make_proposal(profile, where, source.lengths, sync=None)
                 planner = StepPlanner(proposal)
                 sampler = Sampler(source.lengths, where.tokens, context, SEED)

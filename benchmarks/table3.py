@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from statistics import mean
 
 from benchmarks.settings import Data, markdown, published_schemes, published_sync
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import Comparison, mean_compute_ms
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.sync.times import GivenSyncTimes
+from seqplan.planner.workload import Workload
 
 SETTINGS = (("7b", 8), ("7b", 16), ("13b", 16), ("13b", 32), ("32b", 32), ("32b", 64))
 TOKENS, STEPS, SEED = 100_000, 20, 0
@@ -32,11 +32,11 @@ def run(data: Sequence[Data]) -> None:
             none = GivenSyncTimes(0.0, sync.optimizer_ms, "no sync", 0.0, 0.0)
             for context in CONTEXTS:
                 place = f"{model.upper()}, {gpus} GPUs, {context // 1024}K"
-                cluster = Cluster(gpus, context, TOKENS)
+                workload = Workload(gpus, context, TOKENS)
                 try:
                     free, whole = (
                         compare(
-                            profile, cluster, source.lengths, STEPS, e, seed=SEED, options=OPTIONS
+                            profile, workload, source.lengths, STEPS, e, seed=SEED, options=OPTIONS
                         )
                         for e in (none, sync)
                     )

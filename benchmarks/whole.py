@@ -20,13 +20,13 @@ from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.with_sync import Families, sync_bound_ms
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.placement.fleet import Floats
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.strategies.homogeneous import best_homogeneous
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import SyncTimes
+from seqplan.planner.workload import Workload
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Strategy
 
@@ -95,7 +95,7 @@ def run(data: Sequence[Data]) -> None:
 def _row(source: Data, model: str, gpus: int, context: int, tokens: int) -> list[str]:
     profile = load_shipped(f"llama-{model}-a800-80gb")
     judged = judge(
-        source, profile, Cluster(gpus, context, tokens), choose_sync(profile, gpus), STEPS[gpus]
+        source, profile, Workload(gpus, context, tokens), choose_sync(profile, gpus), STEPS[gpus]
     )
     ours_ms = mean(judged.ours)
     strategy, static_ms = judged.static
@@ -123,7 +123,7 @@ def _other_rows(
         "as published": published_sync(profile, gpus),
     }
     for name, sync in syncs.items():
-        judged = judge(source, profile, Cluster(gpus, context, tokens), sync, STEPS[gpus])
+        judged = judge(source, profile, Workload(gpus, context, tokens), sync, STEPS[gpus])
         ours_ms = mean(judged.ours)
         yield [
             f"{model.upper()}, {gpus:,}, {context // 1024}K, {tokens:,}",
@@ -134,7 +134,7 @@ def _other_rows(
         ]
 
 
-def judge(source: Data, profile: Profile, where: Cluster, sync: SyncTimes, steps: int) -> Judged:
+def judge(source: Data, profile: Profile, where: Workload, sync: SyncTimes, steps: int) -> Judged:
     """Propose, plan steps and simulate the static strategies on the same ones."""
     began = time.process_time()
     proposal = make_proposal(profile, where, source.lengths, sync=sync)

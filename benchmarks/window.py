@@ -13,10 +13,10 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.batches.window import WindowSampler
 from seqplan.planner.bounds.sequence_costs import sequence_costs
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.placement.fleet import Models, PipelineClass, drop_dominated
 from seqplan.planner.strategies.constructive import Constructive, LayoutSchemes
 from seqplan.planner.sync.times import parse_layout
+from seqplan.planner.workload import Workload
 
 SETTINGS = (
     ("32b", "tp8", 1024, 131_072, 3_200_000),
@@ -39,7 +39,7 @@ def run(data: Sequence[Data]) -> None:
 
 def _row(source: Data, model: str, layout: str, gpus: int, context: int, tokens: int) -> list[str]:
     profile = load_shipped(f"llama-{model}-a800-80gb").restrict(layout=parse_layout(layout))
-    models = Cluster(gpus, context, tokens).models(profile)
+    models = Workload(gpus, context, tokens).models(profile)
     classes = [PipelineClass.from_model(model, 1) for model in drop_dominated(models).values()]
     sampler = Sampler(source.lengths, tokens, context, 0)
     costs = sequence_costs(classes, sampler.lengths, gpus)

@@ -81,8 +81,8 @@ def prompts_and_answers(count: int) -> Rows:
 def planned(rows: Rows, ranks: int) -> Iterator[seqplan.Plan]:
     """Plan each step when it is asked for, on every rank alike."""
     lengths = np.array([len(row["input_ids"]) for row in rows])
-    cluster = seqplan.Cluster(gpus=ranks, max_len=LONGEST, tokens=int(lengths.mean() * SEQUENCES))
-    proposal = seqplan.make_proposal(seqplan.find_profile(str(PROFILE)), cluster, lengths)
+    workload = seqplan.Workload(gpus=ranks, max_len=LONGEST, tokens=int(lengths.mean() * SEQUENCES))
+    proposal = seqplan.make_proposal(seqplan.find_profile(str(PROFILE)), workload, lengths)
     planner = seqplan.StepPlanner(proposal)
     for step in range(STEPS):
         ids = range(step * SEQUENCES, (step + 1) * SEQUENCES)

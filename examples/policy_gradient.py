@@ -65,10 +65,10 @@ def rolled_out(
     job: huggingface.Job, rows: dict[int, dict[str, Any]], rewards: list[float]
 ) -> Iterator[seqplan.Plan]:
     """Sample when the next step is asked for, and plan what came of it."""
-    cluster = seqplan.Cluster(gpus=job.world_size, max_len=LONGEST, tokens=PROMPTS * LONGEST // 2)
+    workload = seqplan.Workload(gpus=job.world_size, max_len=LONGEST, tokens=PROMPTS * LONGEST // 2)
     profile = seqplan.find_profile(str(PROFILE))
     lengths = np.random.default_rng(0).integers(8, LONGEST + 1, 100)
-    planner = seqplan.StepPlanner(seqplan.make_proposal(profile, cluster, lengths))
+    planner = seqplan.StepPlanner(seqplan.make_proposal(profile, workload, lengths))
     for number in range(ROLLOUTS):
         samples = sampled(job, number)
         gained = np.array([sample["reward"] for sample in samples])

@@ -228,7 +228,7 @@ def _plan_groups(
         stages=stages,
         known=None if known is None else _degrees(known, ids),
     )
-    _tell(len(grouped.rounds), grouped.predicted_ms, grouped.gap, grouped.imbalance)
+    _tell(len(grouped.micro_steps), grouped.predicted_ms, grouped.gap, grouped.imbalance)
     return [
         [[ids[i] for i in micro_batch] for micro_batch in groups] for groups in grouped.by_rank()
     ]

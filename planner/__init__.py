@@ -4,7 +4,7 @@ The names that a caller needs, loaded on first use, so that importing the packag
 In order of use: ``proposal`` makes candidate strategies for a data set from ``strategies`` and
 ``bounds``; ``step`` (``lockstep`` if all ranks wait for each other) plans each of the ``batches``
 by ``placement``; ``workers`` plan ahead of the training; ``balance`` is for trainers of one scheme;
-``comparison`` runs ``systems`` against it by ``simulation``. ``cluster``, ``sync`` and ``errors``
+``comparison`` runs ``systems`` against it by ``simulation``. ``workload``, ``sync`` and ``errors``
 belong to all of them.
 """
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from seqplan.planner.batches.batch import Batch
     from seqplan.planner.batches.batches_file import read_batches
     from seqplan.planner.batches.sampler import Sampler, SamplerState
-    from seqplan.planner.cluster import Cluster
     from seqplan.planner.comparison.compare import compare
     from seqplan.planner.comparison.results import Comparison
     from seqplan.planner.errors import Infeasible
@@ -27,12 +26,13 @@ if TYPE_CHECKING:
     from seqplan.planner.step.step_planner import StepPlanner
     from seqplan.planner.sync.times import SyncTimes
     from seqplan.planner.workers.produce import produce
+    from seqplan.planner.workload import Workload
 
 _HOMES = {
     "batches.batch": ("Batch",),
     "batches.batches_file": ("read_batches",),
     "batches.sampler": ("Sampler", "SamplerState"),
-    "cluster": ("Cluster",),
+    "workload": ("Workload",),
     "comparison.compare": ("compare",),
     "comparison.results": ("Comparison",),
     "errors": ("Infeasible",),
@@ -45,7 +45,6 @@ _HOMES = {
 
 __all__ = [
     "Batch",
-    "Cluster",
     "Comparison",
     "Infeasible",
     "Proposal",
@@ -54,6 +53,7 @@ __all__ = [
     "SamplerState",
     "StepPlanner",
     "SyncTimes",
+    "Workload",
     "compare",
     "make_proposal",
     "produce",

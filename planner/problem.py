@@ -7,10 +7,10 @@ from functools import cached_property
 
 from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_model import SchemeModel
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.errors import OptionError
 from seqplan.planner.execution import ExecutionKind, choose_execution, narrow_execution
 from seqplan.planner.sync.times import SyncTimes, sync_fields
+from seqplan.planner.workload import Workload
 from seqplan.plans.format.canonical import canonical_json, digest_of
 from seqplan.plans.scheme import Scheme, Strategy
 
@@ -31,7 +31,7 @@ class PlanningProblem:
     """
 
     profile: Profile
-    cluster: Cluster
+    workload: Workload
     sync: SyncTimes | None
     strategies: tuple[Strategy, ...] = ()
     regroup_layout: tuple[int, int] | None = None
@@ -50,7 +50,7 @@ class PlanningProblem:
     @cached_property
     def models(self) -> dict[Scheme, SchemeModel]:
         """Models of the schemes that fit the cluster."""
-        return self.cluster.models(self.profile)
+        return self.workload.models(self.profile)
 
     @cached_property
     def digest(self) -> str:
@@ -58,8 +58,8 @@ class PlanningProblem:
         if self.proposal_digest is not None:
             return self.proposal_digest
         fields = {
-            "gpus": self.cluster.gpus,
-            "max_len": self.cluster.max_len,
+            "gpus": self.workload.gpus,
+            "max_len": self.workload.max_len,
             "profile": self.profile.digest,
             "sync": None if self.sync is None else sync_fields(self.sync),
             "execution": self.execution,
@@ -101,13 +101,6 @@ class PlanningOptions:
     def resolve_execution(self, problem: PlanningProblem) -> ExecutionKind:
         """Return the kind of execution to plan; ``OptionError`` for what it does not support."""
         execution = narrow_execution(self.execution, problem.execution)
-        if self.exact and len(problem.profile.modes) > 1:
-            raise OptionError(
-                "{0} is for one recomputation mode, and profile {name} has {modes}. Leave {0} out",
-                "exact",
-                name=problem.profile.name,
-                modes=problem.profile.checkpointing,
-            )
         if problem.in_lockstep:
             lockstep = (
                 f"profile {problem.profile.name} is of ZeRO-3, which runs in lockstep"

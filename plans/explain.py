@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from seqplan.plans.lint import SchemeCost
 from seqplan.plans.plan import Considered, Plan, PlannedPipeline
 from seqplan.plans.ranges import ranges_text
-from seqplan.plans.recomputation import MODES
-from seqplan.plans.schedule import Schedule, schedule, stages_of_rounds
+from seqplan.plans.recomputation import MODES, rank_mode
+from seqplan.plans.schedule import Schedule, schedule, stages_of_micro_steps
 from seqplan.plans.scheme import Scheme, Strategy
 
 WIDTH = 100
@@ -67,16 +67,16 @@ def _headline(plan: Plan, times: Schedule) -> Iterable[str]:
     rest = plan.predicted_ms - times.makespan_ms
     if rest > BINDING_MS:
         yield f"  of that {times.makespan_ms:,.1f} ms pipelines, {rest:,.1f} ms after the last"
-    rounds = {pipeline.micro_step for pipeline in plan.pipelines} - {None}
-    notes = f", in {_count(rounds, 'round')}" if rounds else ""
-    if (stages := stages_of_rounds(plan.pipelines)) > 1:
+    micro_steps = {pipeline.micro_step for pipeline in plan.pipelines} - {None}
+    notes = f", in {_count(micro_steps, 'micro-step')}" if micro_steps else ""
+    if (stages := stages_of_micro_steps(plan.pipelines)) > 1:
         notes += f" through {stages} stages"
     changes = _changes(plan.pipelines)
     if changes:
         notes += ", ranks regroup within the step"
     room = WIDTH - len("pipelines ") - len(notes)
     yield f"pipelines {_cut(str(strategy) or 'none', room)}{notes}"
-    if changes and not rounds and times.makespan_ms > 0:
+    if changes and not micro_steps and times.makespan_ms > 0:
         yield _changes_cost(plan.pipelines, changes, times)
 
 
@@ -105,7 +105,7 @@ def _changes_cost(pipelines: Sequence[PlannedPipeline], changes: set[int], times
 def _pipelines(plan: Plan, times: Schedule, costs: Mapping[Scheme, SchemeCost]) -> Iterable[str]:
     in_lockstep = any(pipeline.micro_step is not None for pipeline in plan.pipelines)
     late = any(start > BINDING_MS for start in times.start_ms)
-    middle = ["round"] if in_lockstep else ["start ms"] if late else []
+    middle = ["micro-step"] if in_lockstep else ["start ms"] if late else []
     fill = ["fill"] if costs else []
     header = ["scheme", "#", "ranks", "batches", "seqs", "longest", "tokens", *fill, *middle]
     rows = [[*header, "time ms", "slack ms"]]
@@ -192,7 +192,7 @@ def _recomputation(plan: Plan, costs: Mapping[Scheme, SchemeCost]) -> Iterable[s
     modes = Counter(batch.recompute for _, batch in batches if batch.recompute is not None)
     if not modes:
         return
-    parts = ", ".join(f"{modes[mode]:,} {mode}" for mode in MODES if mode in modes)
+    parts = ", ".join(f"{modes[mode]:,} {mode}" for mode in sorted(modes, key=rank_mode))
     yield f"recomputation: {parts} of {_count(batches, 'micro-batch', 'micro-batches')}"
     total = sum(scheme.gpus * batch.cost_ms for scheme, batch in batches)
     extra, longest = 0.0, 0

@@ -49,7 +49,7 @@ def lint(plan: Plan, costs: Mapping[Scheme, SchemeCost] | None) -> list[str]:
     linear in the sequences and in Σ ranks of the pipelines.
     """
     faults = [*_sequences(plan), *_micro_batches(plan)]
-    placement = [*_placement(plan), *_rounds(plan)]
+    placement = [*_placement(plan), *_micro_steps(plan)]
     faults += placement
     if not placement:
         # Derived from the placement: on an unsound one these would only repeat its faults.
@@ -147,19 +147,19 @@ def _placement(plan: Plan) -> Iterator[str]:
         yield f"rank {least}: is in no pipeline and not idle ({lost} such ranks)"
 
 
-def _rounds(plan: Plan) -> Iterator[str]:
-    rounds = [pipeline.micro_step for pipeline in plan.pipelines]
-    numbers = [number for number in rounds if number is not None]
+def _micro_steps(plan: Plan) -> Iterator[str]:
+    micro_steps = [pipeline.micro_step for pipeline in plan.pipelines]
+    numbers = [number for number in micro_steps if number is not None]
     if not numbers:
         return
-    if len(numbers) != len(rounds):
-        yield f"rounds: pipeline {rounds.index(None)} has none, others have"
+    if len(numbers) != len(micro_steps):
+        yield f"micro-steps: pipeline {micro_steps.index(None)} has none, others have"
     if any(later < earlier for earlier, later in pairwise(numbers)):
-        yield "rounds: they descend in list order"
+        yield "micro-steps: they descend in list order"
     if min(numbers) < 0 or len(set(numbers)) != max(numbers) + 1:
-        yield f"rounds: they are not 0 … {max(numbers)} without a gap"
+        yield f"micro-steps: they are not 0 … {max(numbers)} without a gap"
     if len(stages := sorted({pipeline.scheme.pp for pipeline in plan.pipelines})) > 1:
-        yield f"rounds: they go through {stages[0]} stages and through {stages[-1]}"
+        yield f"micro-steps: they go through {stages[0]} stages and through {stages[-1]}"
     places: set[tuple[int, int]] = set()
     for index, pipeline in enumerate(plan.pipelines):
         if pipeline.micro_step is None:

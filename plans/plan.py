@@ -24,7 +24,7 @@ class Provenance:
 class MicroBatch:
     """Sequences that run together: positions in ``Plan.ids``/``lengths``, in packed order.
 
-    ``recompute``: its recomputation mode (``recomputation.MODES``), None if the profile has one.
+    ``recompute``: its recomputation mode (``recomputation``), None if the profile has one.
     """
 
     sequences: tuple[int, ...]
@@ -38,8 +38,9 @@ class MicroBatch:
 class PlannedPipeline:
     """One replica: its scheme, its global ranks (tp fastest, then ulysses, ring, pp), its work.
 
-    ``round`` is set where ranks run in lockstep only: round k starts when round k−1 has ended on
-    every rank; with stages it follows round k−1 through them, each stage in 1F1B order of rounds.
+    ``micro_step`` is set where ranks run in lockstep only: micro-step k starts when micro-step k−1
+    has ended on every rank; with stages it follows micro-step k−1 through them, each stage in 1F1B
+    order of micro-steps.
     """
 
     scheme: Scheme
@@ -109,21 +110,21 @@ class Plan:
 
     @property
     def strategy(self) -> Strategy:
-        """Count the pipelines of each scheme, over all rounds."""
+        """Count the pipelines of each scheme, over all micro-steps."""
         return Strategy.from_counts(Counter(pipeline.scheme for pipeline in self.pipelines))
 
     @property
     def regroups(self) -> bool:
-        """Whether some rank is in several pipelines one after another, in rounds or not."""
+        """Whether some rank is in several pipelines one after another, in micro-steps or not."""
         return self.strategy.gpus > self.world_size - len(self.idle_ranks)
 
     @property
     def strategy_text(self) -> str:
-        """Write what runs, for people: ``1×tp16 + 12×tp4``, rounds parted by ``|``."""
-        by_round: dict[int | None, Counter[str]] = {}
+        """Write what runs, for people: ``1×tp16 + 12×tp4``, micro-steps parted by ``|``."""
+        by_micro_step: dict[int | None, Counter[str]] = {}
         for pipeline in self.pipelines:
-            by_round.setdefault(pipeline.micro_step, Counter())[str(pipeline.scheme)] += 1
+            by_micro_step.setdefault(pipeline.micro_step, Counter())[str(pipeline.scheme)] += 1
         return " | ".join(
             " + ".join(f"{n}×{scheme}" for scheme, n in counts.items())
-            for counts in by_round.values()
+            for counts in by_micro_step.values()
         )

@@ -13,7 +13,8 @@ class Schedule:
     """Start and end of each pipeline and of the step, in ms from its start.
 
     ``slack_ms``: how much later each pipeline could end without the step ending later, list order
-    and rounds unchanged; 0 on the pipelines that bind the step, or, with stages, their round.
+    and micro-steps unchanged; 0 on the pipelines that bind the step, or, with stages, their
+    micro-step.
     """
 
     start_ms: tuple[float, ...]
@@ -28,22 +29,24 @@ def schedule(
     """Find when each pipeline runs if every rank runs its pipelines in list order.
 
     A pipeline starts when its last rank is free and lasts its ``predicted_ms``, or its entry of
-    ``durations_ms``. If pipelines carry rounds, a round starts when the one before it has ended
-    on every rank; with stages it follows through them as 1F1B does, see ``_through_stages``.
+    ``durations_ms``. If pipelines carry micro-steps, a micro-step starts when the one before it has
+    ended on every rank; with stages it follows through them as 1F1B does, see ``_through_stages``.
     """
     if durations_ms is None:
         durations_ms = [pipeline.predicted_ms for pipeline in pipelines]
-    if (stages := stages_of_rounds(pipelines)) > 1:
+    if (stages := stages_of_micro_steps(pipelines)) > 1:
         return _through_stages(pipelines, durations_ms, stages)
     count = len(pipelines)
     starts, ends, slacks = [0.0] * count, [0.0] * count, [0.0] * count
     makespan = 0.0
-    for indexes in _rounds(pipelines):
-        round_start = makespan
+    for indexes in _micro_steps(pipelines):
+        micro_step_start = makespan
         free: dict[int, float] = {}
         for index in indexes:
             ranks = pipelines[index].ranks
-            start = max((free.get(rank, round_start) for rank in ranks), default=round_start)
+            start = max(
+                (free.get(rank, micro_step_start) for rank in ranks), default=micro_step_start
+            )
             starts[index], ends[index] = start, start + durations_ms[index]
             free.update(dict.fromkeys(ranks, ends[index]))
             makespan = max(makespan, ends[index])
@@ -57,27 +60,27 @@ def schedule(
     return Schedule(tuple(starts), tuple(ends), tuple(slacks), makespan)
 
 
-def stages_of_rounds(pipelines: Sequence[PlannedPipeline]) -> int:
-    """Return the stages that the rounds of a step go through; 1 if it has no rounds."""
+def stages_of_micro_steps(pipelines: Sequence[PlannedPipeline]) -> int:
+    """Return the stages that the micro-steps of a step go through; 1 if it has no micro-steps."""
     return max((p.scheme.pp for p in pipelines if p.micro_step is not None), default=1)
 
 
 def _through_stages(
     pipelines: Sequence[PlannedPipeline], durations_ms: Sequence[float], stages: int
 ) -> Schedule:
-    """Schedule rounds that go through stages, in form S.
+    """Schedule micro-steps that go through stages, in form S.
 
-    A group's duration is that of its one micro-batch on all stages, and a round lasts at one stage
-    as long as its slowest group. The first stage begins a round when it would have done the ones
-    before it, and filling and draining take (stages − 1) times the longest round.
+    A group's duration is that of its one micro-batch on all stages, and a micro-step lasts at one
+    stage as long as its slowest group. The first stage begins a micro-step when it would have done
+    the ones before it, and filling and draining take (stages − 1) times the longest micro-step.
     """
-    rounds = _rounds(pipelines)
+    micro_steps = _micro_steps(pipelines)
     at_stage = [duration / stages for duration in durations_ms]
-    lasts = [max(at_stage[index] for index in indexes) for indexes in rounds]
+    lasts = [max(at_stage[index] for index in indexes) for indexes in micro_steps]
     drain = (stages - 1) * max(lasts)
     starts, ends, slacks = ([0.0] * len(pipelines) for _ in range(3))
     clock = 0.0
-    for indexes, time in zip(rounds, lasts, strict=True):
+    for indexes, time in zip(micro_steps, lasts, strict=True):
         for index in indexes:
             starts[index] = clock
             ends[index] = clock + at_stage[index] + drain
@@ -91,11 +94,11 @@ def makespan_ms(plan: Plan) -> float:
     return schedule(plan.pipelines).makespan_ms
 
 
-def _rounds(pipelines: Sequence[PlannedPipeline]) -> list[list[int]]:
-    """List indexes of pipelines by round, ascending; those without a round first, as one."""
-    by_round: dict[int, list[int]] = {}
+def _micro_steps(pipelines: Sequence[PlannedPipeline]) -> list[list[int]]:
+    """List indexes of pipelines by micro-step, ascending; those without one first."""
+    by_micro_step: dict[int, list[int]] = {}
     for index, pipeline in enumerate(pipelines):
-        by_round.setdefault(-1 if pipeline.micro_step is None else pipeline.micro_step, []).append(
-            index
-        )
-    return [by_round[number] for number in sorted(by_round)]
+        by_micro_step.setdefault(
+            -1 if pipeline.micro_step is None else pipeline.micro_step, []
+        ).append(index)
+    return [by_micro_step[number] for number in sorted(by_micro_step)]

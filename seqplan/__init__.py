@@ -23,15 +23,16 @@ if TYPE_CHECKING:
     from seqplan.costs.lengths import read_lengths
     from seqplan.costs.profile import Profile
     from seqplan.costs.shipped.catalogue import find_profile
-    from seqplan.planner.balance.balance_ranks import Balanced, Mode, balance
+    from seqplan.planner.balance.balance_ranks import Balanced, balance
     from seqplan.planner.balance.cost import Cost
+    from seqplan.planner.balance.mode import Mode
     from seqplan.planner.batches.batch import Batch
-    from seqplan.planner.cluster import Cluster
     from seqplan.planner.errors import Infeasible
     from seqplan.planner.proposal.document import Proposal
     from seqplan.planner.proposal.make_proposal import make_proposal
     from seqplan.planner.step.in_process import Planner
     from seqplan.planner.step.step_planner import StepPlanner
+    from seqplan.planner.workload import Workload
     from seqplan.plans.construct import construct_plan
     from seqplan.plans.explain import explain
     from seqplan.plans.format.codec import digest, from_json, to_json
@@ -41,10 +42,11 @@ if TYPE_CHECKING:
     from seqplan.plans.views.rank_view import RankView, rank_view
 
 _HOMES = {
-    "planner.balance.balance_ranks": ("Balanced", "Mode", "balance"),
+    "planner.balance.balance_ranks": ("Balanced", "balance"),
     "planner.balance.cost": ("Cost",),
+    "planner.balance.mode": ("Mode",),
     "planner.batches.batch": ("Batch",),
-    "planner.cluster": ("Cluster",),
+    "planner.workload": ("Workload",),
     "planner.errors": ("Infeasible",),
     "planner.proposal.document": ("Proposal",),
     "planner.proposal.make_proposal": ("make_proposal",),
@@ -67,7 +69,6 @@ _NAMESPACES = ("huggingface", "runtime")
 __all__ = [
     "Balanced",
     "Batch",
-    "Cluster",
     "Cost",
     "Infeasible",
     "Mode",
@@ -79,6 +80,7 @@ __all__ = [
     "Scheme",
     "StepPlanner",
     "Strategy",
+    "Workload",
     "__version__",
     "balance",
     "construct_plan",

@@ -13,7 +13,7 @@ from seqplan.plans.format.plan_file import read_plans
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan
 from seqplan.plans.views.placement import placement_of
-from seqplan.plans.views.sync_count import Pulled, count_gathered
+from seqplan.plans.views.sync_count import Gathered, count_gathered
 from seqplan.plans.views.unit_layout import UnitLayout
 
 
@@ -139,8 +139,8 @@ def size_model(plans: Sequence[Plan]) -> ModelSizes:
     )
 
 
-def count_step_gathered(plan: Plan, sizes: ModelSizes) -> Pulled:
-    """Count what the fullest rank pulls of the checked model's parameters in a step."""
+def count_step_gathered(plan: Plan, sizes: ModelSizes) -> Gathered:
+    """Count the parameters that the fullest rank gathers in a step."""
     from seqplan.runtime.pipeline.llama_units import llama_units  # not for help and planning
 
     units = [

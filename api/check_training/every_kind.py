@@ -9,9 +9,9 @@ from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.model_sizes import MODELS, ModelSizes
 from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.step.assemble import assemble
 from seqplan.planner.step.selection import select
+from seqplan.planner.workload import Workload
 from seqplan.plans.plan import Plan, Provenance
 from seqplan.plans.scheme import Strategy
 from seqplan.plans.version import VERSION
@@ -34,8 +34,8 @@ def derive_small_profile() -> Profile:
 
 def plan_every_kind(batch: Batch, profile: Profile, seed: int, max_len: int) -> Plan:
     """Dispatch and pack ``batch`` on ``EVERY_KIND``; ``Infeasible`` without room for one."""
-    cluster = Cluster(GPUS, max_len, sum(batch.lengths))
-    selected = select(batch, [EVERY_KIND], cluster.models(profile), GPUS, tailor=False)
+    workload = Workload(GPUS, max_len, sum(batch.lengths))
+    selected = select(batch, [EVERY_KIND], workload.models(profile), GPUS, tailor=False)
     return assemble(
         batch,
         selected,

@@ -33,7 +33,6 @@ from seqplan.api.cli.parts.compare_output import (
 )
 from seqplan.costs.lengths import read_lengths
 from seqplan.costs.profile import Profile
-from seqplan.planner.cluster import TOKENS_PER_GPU, Cluster
 from seqplan.planner.comparison.compare import SYSTEMS, Options, check_systems, compare
 from seqplan.planner.comparison.nearest import LEAST_STEPS
 from seqplan.planner.comparison.results import Comparison
@@ -44,6 +43,7 @@ from seqplan.planner.sync.derive import OPTIMIZER_MS
 from seqplan.planner.sync.times import NO_SYNC, SyncTimes
 from seqplan.planner.systems.hotspa import SWITCH_MS
 from seqplan.planner.systems.hydraulis import CBC_S
+from seqplan.planner.workload import TOKENS_PER_GPU, Workload
 from seqplan.plans.format.atomic_file import atomic_write
 
 _DESCRIPTION = """\
@@ -198,7 +198,7 @@ def _compare(
     values = changed or {}
     gpus = values.get("gpus", args.gpus)
     tokens = values.get("tokens", args.tokens or TOKENS_PER_GPU * gpus)
-    cluster = Cluster(
+    workload = Workload(
         gpus,
         values.get("max-len", args.max_len),
         tokens,
@@ -207,7 +207,7 @@ def _compare(
     )
     return compare(
         profile,
-        cluster,
+        workload,
         lengths,
         args.steps,
         _sync(args, profile, gpus),

@@ -30,18 +30,18 @@ from seqplan.costs.lengths import histogram_lines, read_lengths, summarise
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.planner.batches.sampler import Sampler
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.strategies.homogeneous import best_homogeneous
 from seqplan.planner.sync.choice import choose_sync
+from seqplan.planner.workload import Workload
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.format.codec import to_json
 
-PROFILE, CLUSTER, STEPS, SEED = "llama-32b-a800-80gb", Cluster(64, 32768, 200_000), 20, 0
+PROFILE, CLUSTER, STEPS, SEED = "llama-32b-a800-80gb", Workload(64, 32768, 200_000), 20, 0
 
-SMALL_CLUSTER, SMALL_STEPS, SMALL_SEED = Cluster(4, 4096, 12_000), 4, 5
+SMALL_WORKLOAD, SMALL_STEPS, SMALL_SEED = Workload(4, 4096, 12_000), 4, 5
 """Executed on this machine: few tokens, and batches whose strategies differ from step to step."""
 
 _DESCRIPTION = f"""\
@@ -149,18 +149,18 @@ def execute_small(
     profile: Profile, lengths: npt.NDArray[np.integer], path: Path, server: RankServer
 ) -> bool:
     """Plan a few steps into ``path`` and run them on real ranks; whether losses agree."""
-    cluster = SMALL_CLUSTER
-    _title(f"6. Executed: {SMALL_STEPS} steps on {cluster.gpus} processes, against one process")
+    workload = SMALL_WORKLOAD
+    _title(f"6. Executed: {SMALL_STEPS} steps on {workload.gpus} processes, against one process")
     with ProgressBar(sys.stderr) as progress:
         proposal = make_proposal(
-            profile, cluster, lengths, seed=SMALL_SEED, sync=None, progress=progress
+            profile, workload, lengths, seed=SMALL_SEED, sync=None, progress=progress
         )
-    sampler = Sampler(lengths, cluster.tokens, cluster.max_len, SMALL_SEED)
+    sampler = Sampler(lengths, workload.tokens, workload.max_len, SMALL_SEED)
     with atomic_write(path) as file:
         batches = sampler.batches(SMALL_STEPS)
         for _, line in plan_rows(proposal, batches, PlanningOptions(seed=SMALL_SEED), workers=1):
             file.write(line + "\n")
-    plans = first_plans(path, cluster.gpus, SMALL_STEPS)
+    plans = first_plans(path, workload.gpus, SMALL_STEPS)
     check = print_check(
         plans, server=server, data=None, seed=SMALL_SEED, dtype="float32", profile=profile
     )
@@ -172,9 +172,9 @@ def execute_every_kind(lengths: npt.NDArray[np.integer], path: Path, server: Ran
     """Run one step of all kinds of parallelism side by side; whether it is that of one process."""
     _title(f"7. Executed: {EVERY_KIND} in one step on {GPUS} processes, against one process")
     profile = derive_small_profile()
-    sampler = Sampler(lengths, SMALL_CLUSTER.tokens, SMALL_CLUSTER.max_len, SMALL_SEED)
+    sampler = Sampler(lengths, SMALL_WORKLOAD.tokens, SMALL_WORKLOAD.max_len, SMALL_SEED)
     (batch,) = sampler.batches(1)
-    plan = plan_every_kind(batch, profile, SMALL_SEED, SMALL_CLUSTER.max_len)
+    plan = plan_every_kind(batch, profile, SMALL_SEED, SMALL_WORKLOAD.max_len)
     with atomic_write(path) as file:
         file.write(to_json(plan) + "\n")
     check = print_check(

@@ -92,7 +92,7 @@ def _witness(plan: Plan, args: argparse.Namespace) -> dict[str, Any]:
         raise ValueError("--witness needs the costs of schemes. Give --profile or --proposal")
     if any(pipeline.micro_step is not None for pipeline in plan.pipelines):
         raise ValueError(
-            f"step {plan.step} runs in rounds, whose bound needs no prices. "
+            f"step {plan.step} runs in micro-steps, whose bound needs no prices. "
             "Give seqplan check plans --prove"
         )
     return witness_of(plan, models)

@@ -201,8 +201,7 @@ def _plan(
             source.proposal,
             source.batches,
             _options(args, proposed=proposed),
-            args.workers.count,
-            args.workers.executor,
+            args.workers,
         ):
             if out is not None:
                 out.write(line + "\n")
@@ -242,12 +241,12 @@ def _plan_from_data(args: argparse.Namespace) -> int:
         fields = {"profile": first.origin, **_fields(rows, source)}
         print(json.dumps(fields | pay_fields(comparison, first.profile), ensure_ascii=False))
         return 0
-    cluster = first.proposal.cluster
+    workload = first.proposal.workload
     lines = [
         (
             f"{len(lengths):,} sequences, {int(lengths.sum()):,} tokens, longest "
-            f"{lengths.max():,}; steps of {cluster.tokens:,} tokens, sequences up to "
-            f"{cluster.max_len:,}"
+            f"{lengths.max():,}; steps of {workload.tokens:,} tokens, sequences up to "
+            f"{workload.max_len:,}"
         ),
         first.origin,
         *_lines(args, rows, source),
@@ -275,16 +274,16 @@ def _compare(
     from seqplan.planner.comparison.compare import Options, compare
     from seqplan.planner.sync.choice import choose_sync
 
-    cluster = proposal.cluster
-    gpus = cluster.gpus
+    workload = proposal.workload
+    gpus = workload.gpus
     return compare(
         profile,
-        cluster,
+        workload,
         lengths,
         args.steps or STEPS,
         choose_sync(profile, gpus),
         seed=args.seed,
-        options=Options(fast=gpus > LARGE_GPUS or cluster.tokens > LARGE_TOKENS),
+        options=Options(fast=gpus > LARGE_GPUS or workload.tokens > LARGE_TOKENS),
         execution=args.execution,
         trainer=args.trainer,
         proposal=proposal,
@@ -320,7 +319,7 @@ def _source_of_proposal(args: argparse.Namespace, proposal: Proposal) -> _Source
                 f"--{given[0]} is for lengths: {args.data} has batches, which are drawn already. "
                 f"Leave --{given[0]} out"
             )
-        batches = list(read_batches(Path(args.data), proposal.cluster.max_len))
+        batches = list(read_batches(Path(args.data), proposal.workload.max_len))
         return _Source(proposal, batches, len(batches), 0)
     return _draw(args, proposal, read_data(args.data, args.tokenizer).values)
 
@@ -329,18 +328,18 @@ def _draw(
     args: argparse.Namespace, proposal: Proposal, lengths: npt.NDArray[np.integer]
 ) -> _Source:
     """Draw steps from the data set, by windows if requested."""
-    steps, cluster = args.steps or STEPS, proposal.cluster
-    sampler = Sampler(lengths, args.tokens or cluster.tokens, cluster.max_len, args.seed)
+    steps, workload = args.steps or STEPS, proposal.workload
+    sampler = Sampler(lengths, args.tokens or workload.tokens, workload.max_len, args.seed)
     if args.window == 1:
         return _Source(proposal, sampler.batches(steps), steps, sampler.truncated)
-    costs = sequence_costs(_classes(proposal), sampler.lengths, cluster.gpus)
+    costs = sequence_costs(_classes(proposal), sampler.lengths, workload.gpus)
     windows = WindowSampler(sampler, args.window, costs, args.seed)
     return _Source(proposal, windows.batches(steps), steps, sampler.truncated, windows)
 
 
 def _classes(proposal: Proposal) -> list[PipelineClass]:
     """The pipelines that steps may use: of the layout that the proposal chose, or all."""
-    models = proposal.cluster.models(proposal.profile)
+    models = proposal.workload.models(proposal.profile)
     if proposal.layouts is not None and proposal.layouts.chosen is not None:
         layout = parse_layout(proposal.layouts.chosen)
         models = {s: m for s, m in models.items() if (s.tp, s.pp) == layout}

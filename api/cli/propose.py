@@ -21,11 +21,11 @@ from seqplan.api.cli.framework.options import (
 from seqplan.api.cli.framework.output_file import check_output
 from seqplan.api.cli.framework.terminal import ProgressBar, percent, seconds, table
 from seqplan.costs.lengths import read_lengths
-from seqplan.planner.cluster import TOKENS_PER_GPU, Cluster
 from seqplan.planner.proposal.backends import apply_backend
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.make_proposal import METHODS, make_proposal
 from seqplan.planner.proposal.proposal_sync import choose_proposal_sync
+from seqplan.planner.workload import TOKENS_PER_GPU, Workload
 from seqplan.plans.format.atomic_file import atomic_write
 
 _DESCRIPTION = """\
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     )
     check_output(args.output, args.data, args.profile)
     lengths = read_lengths([args.data]).values
-    cluster = Cluster(
+    workload = Workload(
         gpus=args.gpus,
         max_len=args.max_len,
         tokens=args.tokens or TOKENS_PER_GPU * args.gpus,
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     with ProgressBar(sys.stderr) as progress:
         proposal = make_proposal(
             profile,
-            cluster,
+            workload,
             lengths,
             seed=args.seed,
             method=args.method,
@@ -132,15 +132,15 @@ def proposal_lines(proposal: Proposal) -> list[str]:
     if proposal.sync is not None and proposal.execution == "regroup":
         best += ", or groups that regroup within the step if that is faster"
     if proposal.in_lockstep:
-        best = "rounds of groups chosen per step (the rows above: one degree throughout)"
+        best = "micro-steps of groups chosen per step (the rows above: one degree throughout)"
     lines += [
         "",
         (
             f"{best}: {seconds(proposal.expected_ms)} on average over "
-            f"{proposal.judged} sampled batches of {proposal.cluster.tokens:,} tokens;"
+            f"{proposal.judged} sampled batches of {proposal.workload.tokens:,} tokens;"
         ),
         (
-            f"no strategy of this profile on {proposal.cluster.gpus} GPUs can be below "
+            f"no strategy of this profile on {proposal.workload.gpus} GPUs can be below "
             f"{seconds(bound)} (proven): at most {percent(proposal.expected_ms / bound - 1)} left."
         ),
     ]
@@ -156,14 +156,14 @@ def proposal_lines(proposal: Proposal) -> list[str]:
     if notes:
         lines.append("")
     lines += [line for note in notes for line in textwrap.wrap(note, 98)]
-    cluster = proposal.cluster
-    if cluster.tokens < cluster.max_len:
+    workload = proposal.workload
+    if workload.tokens < workload.max_len:
         lines.append(
-            f"A step of {cluster.tokens:,} tokens is shorter than --max-len {cluster.max_len:,}: a "
-            "longer sequence is a step alone. Give more --tokens."
+            f"A step of {workload.tokens:,} tokens is shorter than --max-len {workload.max_len:,}: "
+            "a longer sequence is a step alone. Give more --tokens."
         )
     if truncated := proposal.lengths.get("truncated"):
-        lines.append(f"{truncated:,} sequences truncated to {proposal.cluster.max_len:,} tokens.")
+        lines.append(f"{truncated:,} sequences truncated to {proposal.workload.max_len:,} tokens.")
     return lines
 
 

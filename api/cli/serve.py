@@ -14,7 +14,6 @@ from seqplan.api.cli.framework.options import (
     natural,
     positive,
 )
-from seqplan.planner.workers.executor import check_executor
 
 _DESCRIPTION = """\
 Serve plans over HTTP: trainers' ranks request their views, acknowledge steps, and never wait for
@@ -115,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     from seqplan.api.store.tables.expiry import Retention
 
     check_port(args.port)
-    check_executor(args.workers.executor)
+    args.workers.check_installed()
     if args.list_tokens or args.add_token is not None or args.revoke_token is not None:
         return _tokens(args)
     store = Store(args.store, args.files)
@@ -126,9 +125,7 @@ def run(args: argparse.Namespace) -> int:
             job_days=args.job_days,
             grace_days=args.grace_days,
         )
-        service = Service(
-            store, workers=args.workers.count, executor=args.workers.executor, keeping=keeping
-        )
+        service = Service(store, workers=args.workers, keeping=keeping)
         return serve(store, service, args.host, args.port, args.allow_host)
     finally:
         store.close()

@@ -18,10 +18,9 @@ from seqplan.api.cli.framework.terminal import ProgressBar
 from seqplan.costs.lengths import read_lengths
 from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.planner.batches.sampler import check_tokens
-from seqplan.planner.cluster import TOKENS_PER_GPU, Cluster
 from seqplan.planner.proposal.backends import apply_backend
 from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.planner.workers.executor import check_executor
+from seqplan.planner.workload import TOKENS_PER_GPU, Workload
 
 if TYPE_CHECKING:
     from seqplan.api.store.store import Claim, Store
@@ -43,7 +42,7 @@ job.toml:
   context = 32768
   steps = 1000
 optional: job, tokens, seed, look_ahead, store, files, host, port, allow_host,
-  workers, executor, execution, micro_step_multiple, keep_steps, abandon_hours,
+  workers, execution, micro_step_multiple, keep_steps, abandon_hours,
   job_days, grace_days, token_file
 """
 
@@ -72,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
     job = read_job_file(args.job)
     check_port(job.port)
-    check_executor(job.executor)
+    job.workers.check_installed()
     store = Store(job.store, Path(job.files) if job.files else None)
     try:
         _enter_once(store, job, args.job)
@@ -84,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
             job_days=job.job_days,
             grace_days=job.grace_days,
         )
-        service = Service(store, workers=job.workers, executor=job.executor, keeping=keeping)
+        service = Service(store, workers=job.workers, keeping=keeping)
         hosts = [job.allow_host] if job.allow_host else []
         return serve(store, service, job.host, job.port, hosts, ranks_only=True)
     finally:
@@ -135,13 +134,13 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
         raise ValueError(f"{origin}: {error}") from None
     lengths = read_lengths([job.lengths]).values
     row = write_lengths(store, lengths)
-    cluster = Cluster(job.gpus, job.context, job.tokens or TOKENS_PER_GPU * job.gpus)
+    workload = Workload(job.gpus, job.context, job.tokens or TOKENS_PER_GPU * job.gpus)
     try:
-        check_tokens(int(lengths.clip(max=job.context).sum()), cluster.tokens)
+        check_tokens(int(lengths.clip(max=job.context).sum()), workload.tokens)
     except ValueError as error:
         raise ValueError(f"{origin}: {error}") from None
     request = {"profile": profile.digest, "lengths": row.id, "seed": job.seed}
-    request |= {"gpus": cluster.gpus, "max_len": cluster.max_len, "tokens": cluster.tokens}
+    request |= {"gpus": workload.gpus, "max_len": workload.max_len, "tokens": workload.tokens}
     request |= {"steps": job.steps, "look_ahead": job.look_ahead}
     # Left out at their defaults, as in the stores of earlier versions.
     request |= {"execution": job.execution} if job.execution else {}
@@ -162,7 +161,7 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
     with ProgressBar(sys.stderr) as progress:
         document = make_proposal(
             profile,
-            cluster,
+            workload,
             lengths,
             seed=job.seed,
             execution=execution,
@@ -180,7 +179,7 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
                 id=job.job,
                 proposal=key,
                 lengths=row.id,
-                tokens=cluster.tokens,
+                tokens=workload.tokens,
                 seed=job.seed,
                 steps=job.steps,
                 look_ahead=job.look_ahead,

@@ -107,8 +107,8 @@ def trace(
 
     ``source``: the source of forward's share of a micro-batch's time; the document states both.
     Every pipeline takes its 1F1B simulation; pipelines that share ranks follow one another and
-    rounds wait for each other, as in the plan. A stage is one thread, since its ranks do the same
-    at the same time. The plan must be sound.
+    micro-steps wait for each other, as in the plan. A stage is one thread, since its ranks do the
+    same at the same time. The plan must be sound.
     """
     times = plan_timeline(plan, forward_fraction)
     events: list[dict[str, Any]] = []
@@ -128,13 +128,13 @@ def trace(
             "forward_fraction": forward_fraction,
             "forward_fraction_source": source,
         },
-        "traceEvents": [*events, *_rounds(plan, times)],
+        "traceEvents": [*events, *_micro_steps(plan, times)],
     }
 
 
 def _names(index: int, pipeline: PlannedPipeline) -> Iterator[dict[str, Any]]:
     """Yield names and order of the tracks in Perfetto."""
-    about = "" if pipeline.micro_step is None else f", round {pipeline.micro_step}"
+    about = "" if pipeline.micro_step is None else f", micro-step {pipeline.micro_step}"
     label = f"pipeline {index}: {pipeline.scheme} on ranks {ranges_text(pipeline.ranks)}{about}"
     yield _metadata("process_name", index, 0, name=label)
     yield _metadata("process_sort_index", index, 0, sort_index=index)
@@ -183,15 +183,15 @@ def _about(plan: Plan, pipeline: PlannedPipeline, event: TimedPass) -> dict[str,
     }
 
 
-def _rounds(plan: Plan, times: PlanTimeline) -> Iterator[dict[str, Any]]:
-    """Yield a mark across all tracks at the start of each round."""
+def _micro_steps(plan: Plan, times: PlanTimeline) -> Iterator[dict[str, Any]]:
+    """Yield a mark across all tracks at the start of each micro-step."""
     starts: dict[int, float] = {}
     for pipeline, placed in zip(plan.pipelines, times.pipelines, strict=True):
         start = placed.start_ms
         if pipeline.micro_step is not None:
             starts[pipeline.micro_step] = min(start, starts.get(pipeline.micro_step, start))
     for number, start in sorted(starts.items()):
-        mark = {"ph": "i", "s": "g", "name": f"round {number}", "pid": 0, "tid": 0}
+        mark = {"ph": "i", "s": "g", "name": f"micro-step {number}", "pid": 0, "tid": 0}
         yield {**mark, "ts": round(start * 1e6) / 1000}
 
 

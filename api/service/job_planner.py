@@ -20,8 +20,8 @@ from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.rows import JobRow, get
 from seqplan.api.store.store import Claim, Store
 from seqplan.api.store.tables.jobs import settle_failed
-from seqplan.planner.cluster import MOST_GPUS
-from seqplan.planner.workers.executor import EXECUTORS
+from seqplan.planner.workers.executor import ONE_WORKER, Workers
+from seqplan.planner.workload import MOST_GPUS
 
 _RETRY_S = 0.5
 _CLAIM_S = 1.0
@@ -33,9 +33,8 @@ class PlanningJob:
     """Plans the job of ``row`` until it ends, fails or is stopped.
 
     ``published`` is called, from the planning thread, whenever a plan is in the store (which it
-    gets ready to send) or the job's state has changed (None). ``workers``: planners of this job;
-    ``executor``: their kind, one of ``EXECUTORS``. ``ended`` is called when planning ends by an
-    internal error. ``news``: its incoming events.
+    gets ready to send) or the job's state has changed (None). ``workers``: planners of this job.
+    ``ended`` is called when planning ends by an internal error. ``news``: its incoming events.
     """
 
     def __init__(
@@ -45,8 +44,7 @@ class PlanningJob:
         published: Published,
         *,
         ended: Callable[[], None],
-        workers: int = 1,
-        executor: str = EXECUTORS[0],
+        workers: Workers = ONE_WORKER,
     ) -> None:
         self.id = row.id
         self.news = JobNews()
@@ -57,7 +55,6 @@ class PlanningJob:
         self._published = published
         self._ended = ended
         self._workers = workers
-        self._executor = executor
         self._thread = threading.Thread(target=self._run, name=f"job {self.id}", daemon=True)
 
     def start(self) -> None:
@@ -134,6 +131,5 @@ class PlanningJob:
             news=self.news,
             published=self._published,
             workers=self._workers,
-            executor=self._executor,
         )
         planning.run()

@@ -25,7 +25,7 @@ from seqplan.api.store.tables.plans import StoredPlan
 from seqplan.api.store.tables.proposals import ready_document
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
-from seqplan.planner.workers.executor import Executor, open_executor
+from seqplan.planner.workers.executor import Executor, Workers, open_executor
 from seqplan.planner.workers.planned_step import TimedPlan
 from seqplan.plans.format.codec import from_json
 from seqplan.plans.lint import SchemeCost, lint
@@ -46,7 +46,7 @@ _ANSWER_S = 0.2
 class LookAhead:
     """Plans the job of ``row``, which ``claim`` allows, until it ends, fails or is stopped.
 
-    ``workers``: planners of this job; ``executor``: their kind, one of ``EXECUTORS``.
+    ``workers``: planners of this job.
     """
 
     def __init__(
@@ -57,8 +57,7 @@ class LookAhead:
         *,
         news: JobNews,
         published: Published,
-        workers: int,
-        executor: str,
+        workers: Workers,
     ) -> None:
         self._store = store
         self._claim = claim
@@ -66,7 +65,6 @@ class LookAhead:
         self._news = news
         self._published = published
         self._workers = workers
-        self._executor = executor
         self._next = row.first_step
 
     def run(self) -> None:
@@ -96,12 +94,11 @@ class LookAhead:
             self._next = planned[-1] + 1
         proposal = ready_document(proposal_row)
         pool = open_executor(
-            self._executor,
+            self._workers,
             proposal.to_json(),
             PlanningOptions(
                 seed=self._row.seed
             ),  # never exact: up to a minute for one step, for which ranks would wait
-            self._workers,
         )
         try:
             self._keep_ahead(pool, proposal, planned)
@@ -109,9 +106,9 @@ class LookAhead:
             pool.stop()
 
     def _keep_ahead(self, pool: Executor, proposal: Proposal, planned: list[int]) -> None:
-        models = proposal.cluster.models(proposal.profile)
+        models = proposal.workload.models(proposal.profile)
         last = planned[-1] if planned else self._row.first_step - 1
-        batches = due_batches(self._store, self._row, last, proposal.cluster.max_len)
+        batches = due_batches(self._store, self._row, last, proposal.workload.max_len)
         ahead = deque(planned)
         underway: deque[tuple[PlannedBatch, Future[TimedPlan]]] = deque()
         coming = next(batches)

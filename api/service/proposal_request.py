@@ -13,11 +13,11 @@ import numpy as np
 
 from seqplan.costs.lengths import parse_histogram, representative
 from seqplan.costs.profile import Profile
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.backends import apply_backend, find_backend
 from seqplan.planner.proposal.make_proposal import METHODS, check_method, make_proposal
 from seqplan.planner.proposal.proposal_sync import choose_proposal_sync
 from seqplan.planner.proposal.scheme_filter import SchemeFilter
+from seqplan.planner.workload import Workload
 
 
 def usable_profile(profile: Profile, request: dict[str, Any]) -> Profile:
@@ -48,7 +48,7 @@ def parse_request(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
     )
     check_method(profile, method, sync, lockstep=execution == "lockstep")
     return {
-        "cluster": Cluster(
+        "workload": Workload(
             request["gpus"],
             request["max_len"],
             request["tokens"],

@@ -23,7 +23,7 @@ from seqplan.api.store.store import Store
 from seqplan.api.store.tables import jobs
 from seqplan.api.store.tables.leftovers import put_back_arrays
 from seqplan.api.store.tables.proposals import running_proposals
-from seqplan.planner.workers.executor import EXECUTORS
+from seqplan.planner.workers.executor import ONE_WORKER, Workers
 
 _TICK_S = 1.0
 """How often a shared store is searched for work that another service has left."""
@@ -67,15 +67,14 @@ class _NullListener:
 class Service:
     """Plans the jobs of a store.
 
-    ``workers``: planners of each job; ``executor``: their kind, one of ``EXECUTORS``.
+    ``workers``: planners of each job.
     """
 
     def __init__(
         self,
         store: Store,
         *,
-        workers: int = 1,
-        executor: str = EXECUTORS[0],
+        workers: Workers = ONE_WORKER,
         limits: Limits | None = None,
         keeping: Keeping | None = None,
     ) -> None:
@@ -86,7 +85,6 @@ class Service:
         """Threads that read for people; ranks have others."""
         self.proposals = ProposalMaker(store)
         self._workers = workers
-        self._executor = executor
         self._running: dict[str, PlanningJob] = {}
         self._asked: dict[str, float] = {}
         self.upkeep = Upkeep(
@@ -151,7 +149,6 @@ class Service:
                 self._on_published,
                 ended=self._count_end,
                 workers=self._workers,
-                executor=self._executor,
             )
             self._running[row.id] = planning
             try:

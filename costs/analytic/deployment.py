@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.model_sizes import ModelSizes
-from seqplan.plans.recomputation import MODES
+from seqplan.plans.recomputation import MODES, join_mode, split_mode
 
 LOSSES = ("whole", "chunked", "fused")
 """How the loss holds logits: of all tokens at once; of ``CHUNK_ROWS`` tokens at a time, computed
@@ -36,6 +36,8 @@ class Deployment:
 
     - ``zero``: ZeRO stage 1, 2 or 3; ``checkpointing``: recomputation mode; ``loss``,
       ``precision``, ``sync``, ``context_parallel``: see the constants above.
+    - ``offload_layers``: share of the layers whose activations go to host memory, of
+      which each GPU has ``host_memory_bytes``.
     - ``gradient_bytes``: of a gradient's sum during a step, 4 in fp32, 2 in bf16.
     - ``fp8_gain``: of products in fp8.
     - ``virtual_stages``: parts that a rank's layers are cut into (interleaved 1F1B).
@@ -48,6 +50,8 @@ class Deployment:
     sizes: ModelSizes
     zero: int = 1
     checkpointing: str = "none"
+    offload_layers: float = 0.0
+    host_memory_bytes: float = 0.0
     loss: str = "whole"
     gradient_bytes: int = 4
     precision: str = "bf16"
@@ -74,7 +78,19 @@ class Deployment:
                 raise ValueError(
                     f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}"
                 )
+        if not 0 <= self.offload_layers <= 1:
+            raise ValueError(f"offload_layers must be a share from 0 to 1: {self.offload_layers!r}")
+        if self.offload_layers and not 1 <= self.host_memory_bytes <= 1e15:
+            raise ValueError(
+                f"host memory of mode {self.mode}: {self.host_memory_bytes:g} bytes a GPU. "
+                "State it, or leave the mode out"
+            )
         hardware = self.cluster.hardware
+        if self.offload_layers and not hardware.host_gb_s:
+            raise ValueError(
+                f"mode {self.mode}: the host link of {hardware.name} is not known. "
+                "State host_gb_s in a device file"
+            )
         if self.precision == "fp8" and hardware.generation == "ampere":
             raise ValueError(f"precision fp8: {hardware.name} has no products in fp8")
         if not 1 <= self.fp8_gain <= 4:
@@ -83,6 +99,16 @@ class Deployment:
             raise ValueError(f"virtual_stages must be 1 to 1024: {self.virtual_stages!r}")
         if not 0 <= self.tp_overlap <= 1:
             raise ValueError(f"tp_overlap must be a share from 0 to 1: {self.tp_overlap!r}")
+
+    @property
+    def mode(self) -> str:
+        """The recomputation mode as profiles write it."""
+        return join_mode(self.checkpointing, self.offload_layers)
+
+    def with_mode(self, mode: str) -> Deployment:
+        """Return the deployment with a recomputation mode as profiles write it."""
+        name, share = split_mode(mode)
+        return replace(self, checkpointing=name, offload_layers=share)
 
     @property
     def description(self) -> str:
@@ -108,6 +134,13 @@ class Deployment:
         special, notes = self.sizes.architecture, []
         if (warning := self.cluster.hardware.warning) is not None:
             notes.append(warning)
+        if not 0 <= self.offload_layers <= 1:
+            raise ValueError(f"offload_layers must be a share from 0 to 1: {self.offload_layers!r}")
+        if self.offload_layers and not 1 <= self.host_memory_bytes <= 1e15:
+            raise ValueError(
+                f"host memory of mode {self.mode}: {self.host_memory_bytes:g} bytes a GPU. "
+                "State it, or leave the mode out"
+            )
         hardware = self.cluster.hardware
         if self.precision == "fp8" and hardware.generation != "hopper":
             notes.append(f"unchecked: products in fp8 on {hardware.name}")
@@ -124,6 +157,11 @@ class Deployment:
         if special.linear_layers:
             notes.append(
                 "unchecked: linear attention is taken to reach a quarter of the rate of products"
+            )
+        if self.offload_layers:
+            notes.append(
+                f"unchecked: offload at {hardware.host_gb_s:g} GB/s each way for each GPU, next to "
+                "90% of forward and backward"
             )
         if special.kv_rank:
             notes.append("unchecked: latent attention (MLA), whose keys and values are made whole")

@@ -7,6 +7,7 @@ residuals by tokens are the deployment's.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil
 
 from seqplan.costs.analytic.deployment import CHUNK_ROWS, Deployment
 from seqplan.costs.analytic.hardware import GIB
@@ -29,6 +30,9 @@ CONTEXT_BYTES = 3 * GIB
 
 FRAGMENTATION = 0.05
 """Share of the memory that a caching allocator cannot hand out."""
+
+MOVING_LAYERS = 2
+"""Layers whose activations are on the device and on their way to the host or back."""
 
 TIGHT = 0.1
 """How far the bytes may be off: from this share below the usable memory to this share above the
@@ -102,13 +106,31 @@ def activation_bytes_per_token(deployment: Deployment, tp: int) -> float:
 
 
 def count_kept_bytes(deployment: Deployment, tp: int) -> float:
-    """Count the bytes that all layers keep until backward; before division over ranks."""
-    return deployment.sizes.layers * _split_recomputed(deployment, tp)[0]
+    """Count the bytes that all layers keep until backward; before division over ranks.
+
+    On the device: those of layers that are offloaded are ``count_host_bytes``.
+    """
+    layers = deployment.sizes.layers * (1 - deployment.offload_layers)
+    return layers * _split_recomputed(deployment, tp)[0]
+
+
+def count_host_bytes(deployment: Deployment, tp: int) -> float:
+    """Count the bytes that layers keep on the host until backward; before division over ranks.
+
+    The number of layers is rounded up, on a stage of the pipeline.
+    """
+    layers = ceil(round(deployment.sizes.layers * deployment.offload_layers, 9))
+    return layers * _split_recomputed(deployment, tp)[0]
 
 
 def count_transient_bytes(deployment: Deployment, tp: int) -> float:
-    """Count one layer's recomputed part and the logits; before division over ranks."""
-    return _split_recomputed(deployment, tp)[1] + count_logit_bytes(deployment)
+    """Count one layer's recomputed part and the logits; before division over ranks.
+
+    With offload also ``MOVING_LAYERS``, on their way to the host or back.
+    """
+    kept, recomputed = _split_recomputed(deployment, tp)
+    moving = MOVING_LAYERS * kept if deployment.offload_layers else 0.0
+    return moving + recomputed + count_logit_bytes(deployment)
 
 
 def count_logit_bytes(deployment: Deployment) -> float:
@@ -150,6 +172,9 @@ def peak_bytes(
     held = 1.0 if scheme.pp == 1 or sizes.tied else 0.5
     spread = scheme.tp * scheme.sp
     layer_bytes, recomputed = _split_recomputed(deployment, scheme.tp)
+    if deployment.offload_layers:
+        recomputed += MOVING_LAYERS * layer_bytes
+        layer_bytes *= 1 - deployment.offload_layers
     logits = count_logit_bytes(deployment) * tokens / spread
     logits += (
         count_fixed_loss_bytes(deployment) / scheme.tp * min(1.0, tokens / scheme.sp / CHUNK_ROWS)

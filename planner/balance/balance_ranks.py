@@ -21,26 +21,19 @@ from seqplan.planner.balance.constrained import (
 )
 from seqplan.planner.balance.free import plan_free
 from seqplan.planner.balance.micro_batch_counts import fill_empty, pad_counts
+from seqplan.planner.balance.mode import Mode
 from seqplan.planner.batches.batch import Batch, whole_lengths
 from seqplan.planner.bounds.certificate import cheap_bound_ms
 from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
-from seqplan.planner.lockstep.filled_rounds import FilledRounds, Sequences
-from seqplan.planner.lockstep.one_degree import fewest_rounds, plan_rounds, rounds_bound_ms
-from seqplan.planner.lockstep.round_bounds import fewest_rounds as fewest_of_modes
-from seqplan.planner.lockstep.round_bounds import rounds_bound_ms as bound_of_modes_ms
+from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps, Sequences
+from seqplan.planner.lockstep.micro_step_bounds import fewest_micro_steps as fewest_of_modes
+from seqplan.planner.lockstep.micro_step_bounds import micro_steps_bound_ms as bound_of_modes_ms
+from seqplan.planner.lockstep.one_degree import (
+    fewest_micro_steps,
+    micro_steps_bound_ms,
+    plan_micro_steps,
+)
 from seqplan.planner.placement.fleet import Bin, PipelineClass
-
-
-@dataclass(frozen=True)
-class Mode:
-    """A recomputation mode that a trainer can switch to between micro-batches.
-
-    ``capacity``: tokens of a micro-batch in it; ``cost``: of a micro-batch (``Cost``).
-    """
-
-    name: str
-    capacity: int
-    cost: Latency
 
 
 @dataclass(frozen=True)
@@ -245,13 +238,13 @@ def _ways(
         plan = plan_equal_samples if equal_samples else plan_bundles
         parts = plan(micro_batch, bundles, ranks, lockstep=lockstep, multiple=multiple)
         if lockstep:
-            # More rounds cost more, so that the fewest are the least of all.
-            fewest = fewest_rounds(micro_batch, sequences, ranks)
-            return [parts], rounds_bound_ms(micro_batch, sequences, ranks, fewest)
+            # More micro-steps cost more, so that the fewest are the least of all.
+            fewest = fewest_micro_steps(micro_batch, sequences, ranks)
+            return [parts], micro_steps_bound_ms(micro_batch, sequences, ranks, fewest)
         return [parts], cheap_bound_ms([replace(micro_batch, count=ranks)], batch)
     if lockstep:
-        rounds, bound = plan_rounds(micro_batch, sequences, ranks, multiple)
-        return [_positions(_by_rank(rounds, ranks), batch)], bound
+        micro_steps, bound = plan_micro_steps(micro_batch, sequences, ranks, multiple)
+        return [_positions(_by_rank(micro_steps, ranks), batch)], bound
     placements, bound = plan_free(micro_batch, batch, ranks, multiple)
     return [_positions(placement, batch) for placement in placements], bound
 
@@ -296,11 +289,11 @@ def check_lengths(lengths: object, micro_batch: PipelineClass, pad_to: int) -> l
     return numbers
 
 
-def _by_rank(rounds: FilledRounds, ranks: int) -> list[list[Bin]]:
-    """Return each rank's micro-batch in every round, empty if it has none."""
-    of_rounds = [[micro for _, micro in groups] for groups in rounds.bins()]
+def _by_rank(micro_steps: FilledMicroSteps, ranks: int) -> list[list[Bin]]:
+    """Return each rank's micro-batch in every micro-step, empty if it has none."""
+    of_micro_steps = [[micro for _, micro in groups] for groups in micro_steps.bins()]
     return [
-        [groups[rank] if rank < len(groups) else [] for groups in of_rounds]
+        [groups[rank] if rank < len(groups) else [] for groups in of_micro_steps]
         for rank in range(ranks)
     ]
 
@@ -322,7 +315,7 @@ def predict_ms(
     *,
     lockstep: bool,
 ) -> float:
-    """Time micro-batches in their cheapest modes: Σ of rounds, or the slowest rank (ms)."""
+    """Time micro-batches in their cheapest modes: Σ of micro-steps, or the slowest rank (ms)."""
     times = [
         [
             _cheapest(modes, [lengths[i] for i in micro], pad_to)[0] if micro else 0.0
@@ -331,5 +324,5 @@ def predict_ms(
         for of_rank in parts
     ]
     if lockstep:
-        return float(sum(max(of_round) for of_round in zip(*times, strict=True)))
+        return float(sum(max(of_micro_step) for of_micro_step in zip(*times, strict=True)))
     return float(max(sum(of_rank) for of_rank in times))

@@ -60,8 +60,8 @@ def plan_bundles(
     """Give each bundle to the least loaded micro-batch with room, most work first.
 
     For several numbers of micro-batches a rank, from the fewest that tokens need. Micro-batches are
-    then assigned to ranks: with ``lockstep`` those of similar time form a round, else each goes to
-    the rank with least time so far.
+    then assigned to ranks: with ``lockstep`` those of similar time form a micro-step, else each
+    goes to the rank with least time so far.
     """
     tokens = sum(bundle.tokens for bundle in bundles)
     fewest = max(1, ceil(tokens / (micro_batch.capacity * ranks)))
@@ -184,5 +184,5 @@ def _time_ms(
 ) -> float:
     times = [[_work_ms(micro) + micro_batch.c for micro in of_rank] for of_rank in assigned]
     if lockstep:
-        return float(sum(max(of_round) for of_round in zip(*times, strict=True)))
+        return float(sum(max(of_micro_step) for of_micro_step in zip(*times, strict=True)))
     return float(max(sum(of_rank) for of_rank in times))

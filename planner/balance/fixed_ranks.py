@@ -1,7 +1,7 @@
-"""Micro-batches for ranks that have their sequences already, packed so that rounds match.
+"""Micro-batches for ranks that have their sequences already, packed so that micro-steps match.
 
 For trainers that dispatch first and let every rank pack its sequences. In lockstep the time is Σ
-over rounds of the slowest rank, so a long sequence of one rank is time for the others to fill.
+over micro-steps of the slowest rank, so a long sequence of one rank is time for the others to fill.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from math import ceil
 from seqplan.costs.latency import Latency
 from seqplan.planner.balance.balance_ranks import (
     Balanced,
-    Mode,
     check_lengths,
     host_micro_batch,
     predict_ms,
 )
+from seqplan.planner.balance.mode import Mode
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.lockstep.filled_rounds import FilledRounds, Sequences
-from seqplan.planner.lockstep.filler import RoundsFiller
-from seqplan.planner.lockstep.one_degree import fewest_rounds, rounds_bound_ms
+from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps, Sequences
+from seqplan.planner.lockstep.filler import MicroStepsFiller
+from seqplan.planner.lockstep.one_degree import fewest_micro_steps, micro_steps_bound_ms
 from seqplan.planner.lockstep.search import common_target
 from seqplan.planner.placement.fleet import PipelineClass
 
@@ -84,13 +84,16 @@ class _Packer:
         self._lengths = of_ranks
         self._batches = [Batch.from_lengths(of_rank) for of_rank in of_ranks]
         self._sequences = [Sequences(b.distinct, b.multiplicity) for b in self._batches]
-        self._fillers = [RoundsFiller([micro_batch], of_rank, 1) for of_rank in self._sequences]
-        self.fewest = max(fewest_rounds(micro_batch, of_rank, 1) for of_rank in self._sequences)
+        self._fillers = [MicroStepsFiller([micro_batch], of_rank, 1) for of_rank in self._sequences]
+        self.fewest = max(
+            fewest_micro_steps(micro_batch, of_rank, 1) for of_rank in self._sequences
+        )
 
     def bound_ms(self, number: int) -> float:
         """Bound every way to pack into ``number`` micro-batches: no rank is faster alone (ms)."""
         return max(
-            rounds_bound_ms(self._micro_batch, of_rank, 1, number) for of_rank in self._sequences
+            micro_steps_bound_ms(self._micro_batch, of_rank, 1, number)
+            for of_rank in self._sequences
         )
 
     def list_packings(self, number: int) -> list[list[list[list[int]]]]:
@@ -107,7 +110,7 @@ class _Packer:
                 ways.append(after)
         return [self._positions(way, number) for way in ways]
 
-    def _after(self, profile: Sequence[float]) -> list[FilledRounds] | None:
+    def _after(self, profile: Sequence[float]) -> list[FilledMicroSteps] | None:
         """Fill every rank to a multiple of a profile's times (ms), the least that works."""
         best = None
         low, high, factor = 1.0 - WIDTH, 4.0, 1.0
@@ -122,7 +125,7 @@ class _Packer:
                 break
         return best
 
-    def _fill(self, targets_ms: Sequence[float]) -> list[FilledRounds] | None:
+    def _fill(self, targets_ms: Sequence[float]) -> list[FilledMicroSteps] | None:
         every = []
         for filler in self._fillers:
             filled = filler.fill(targets_ms)
@@ -131,7 +134,7 @@ class _Packer:
             every.append(filled)
         return every
 
-    def _positions(self, way: Sequence[FilledRounds], number: int) -> list[list[list[int]]]:
+    def _positions(self, way: Sequence[FilledMicroSteps], number: int) -> list[list[list[int]]]:
         """Give each micro-batch its sequences, longest first, none of them empty."""
         parts, before = [], 0
         for filled, batch, lengths in zip(way, self._batches, self._lengths, strict=True):

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from seqplan.costs.profile import Profile
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.nearest import find_nearest, nearest_rival
 from seqplan.planner.comparison.results import System
 from seqplan.planner.sync.times import SyncTimes
+from seqplan.planner.workload import Workload
 
 
 def assumptions(
     profile: Profile,
     sync: SyncTimes,
     truncated: int,
-    cluster: Cluster,
+    workload: Workload,
     *,
     lockstep: bool = False,
     micro_step_multiple: int = 1,
@@ -48,13 +48,14 @@ def assumptions(
     ]
     if lockstep:
         sentences.append(
-            "All ranks run in lockstep: in every system a round lasts as long as its slowest group."
+            "All ranks run in lockstep: in every system a micro-step lasts as long as its slowest "
+            "group."
         )
     if micro_step_multiple > 1:
         sentences.append(
-            "Our rounds, and those of static strategies with our balancing, are a multiple of "
+            "Our micro-steps, and those of static strategies with our balancing, are a multiple of "
             f"{micro_step_multiple:,}; other systems follow their rules and may have "
-            "other numbers of rounds."
+            "other numbers of micro-steps."
         )
     if mode_of_others is not None:
         sentences.append(
@@ -63,10 +64,10 @@ def assumptions(
             "fastest."
         )
     if truncated:
-        sentences.append(f"{truncated:,} sequences were truncated to {cluster.max_len:,} tokens.")
-    if cluster.optimizer_shards is not None:
-        sentences.append(f"Optimizer states are sharded over {cluster.optimizer_shards:,} ranks.")
-    if cluster.include_flagged:
+        sentences.append(f"{truncated:,} sequences were truncated to {workload.max_len:,} tokens.")
+    if workload.optimizer_shards is not None:
+        sentences.append(f"Optimizer states are sharded over {workload.optimizer_shards:,} ranks.")
+    if workload.include_flagged:
         sentences.append("Coefficients that the profile marks as unsound are used, too.")
     return tuple(sentences)
 

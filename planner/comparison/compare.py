@@ -12,7 +12,6 @@ import numpy.typing as npt
 from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.advice import advice, assumptions, judge_gain
 from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.execution import ExecutionKind
@@ -38,6 +37,7 @@ from seqplan.planner.systems.one_layout import one_layout
 from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
 from seqplan.planner.systems.static_best import static_best
 from seqplan.planner.systems.trainers import trainer_rules
+from seqplan.planner.workload import Workload
 
 SYSTEMS = (
     "one-layout",
@@ -99,7 +99,7 @@ class Options:
 
 def compare(
     profile: Profile,
-    cluster: Cluster,
+    workload: Workload,
     lengths: npt.NDArray[np.integer],
     steps: int,
     sync: SyncTimes,
@@ -123,15 +123,15 @@ def compare(
     """
     chosen = options or Options()
     backend = None if trainer is None else find_backend(trainer)
-    profile, kind = apply_backend(profile, cluster.gpus, execution, micro_step_multiple, trainer)
+    profile, kind = apply_backend(profile, workload.gpus, execution, micro_step_multiple, trainer)
     report = progress or (lambda stage, done, total: None)
-    sampler = Sampler(lengths, cluster.tokens, cluster.max_len, seed)
+    sampler = Sampler(lengths, workload.tokens, workload.max_len, seed)
     layouts = layouts_of(entry.scheme for entry in profile.schemes)
     weighs = any(family.sync_ms > 0 for family in sync.families(layouts))
     if proposal is None:
         proposal = make_proposal(
             profile,
-            cluster,
+            workload,
             lengths,
             seed=seed,
             sync=sync if weighs else None,
@@ -144,8 +144,8 @@ def compare(
     longest = int(sampler.lengths.max())
     lockstep = kind == "lockstep"
     setting = Setting(
-        _keep_best_mode(profile, cluster, batches, longest, sync, lockstep=lockstep),
-        cluster,
+        _keep_best_mode(profile, workload, batches, longest, sync, lockstep=lockstep),
+        workload,
         batches,
         longest,
         sync,
@@ -156,7 +156,7 @@ def compare(
     ours = ComparedSystem(
         "ours",
         "seqplan",
-        "rounds of groups planned anew at every step"
+        "micro-steps of groups planned anew at every step"
         if setting.in_lockstep
         else "candidate strategies for the data set, the best planned anew at every step",
         True,
@@ -200,27 +200,27 @@ def compare(
     return Comparison(
         profile=profile.name,
         hardware=profile.hardware,
-        gpus=cluster.gpus,
-        max_len=cluster.max_len,
-        tokens=cluster.tokens,
+        gpus=workload.gpus,
+        max_len=workload.max_len,
+        tokens=workload.tokens,
         seed=seed,
         sequences=len(lengths),
         histogram=histogram(sampler.lengths),
         systems=systems,
         left_out=tuple(left_out),
-        advice=advice(profile, systems, cluster.max_len),
+        advice=advice(profile, systems, workload.max_len),
         pays=judge_gain(profile, systems).pays,
         assumptions=assumptions(
             profile,
             sync,
             sampler.truncated,
-            cluster,
+            workload,
             lockstep=setting.in_lockstep,
             micro_step_multiple=micro_step_multiple,
             mode_of_others=None if setting.profile is profile else setting.profile.modes[0].name,
         ),
-        optimizer_shards=cluster.optimizer_shards,
-        include_flagged=cluster.include_flagged,
+        optimizer_shards=workload.optimizer_shards,
+        include_flagged=workload.include_flagged,
         baseline=None
         if backend is None
         else (backend.name, backend.baseline_name, backend.baseline),
@@ -229,7 +229,7 @@ def compare(
 
 def _keep_best_mode(
     profile: Profile,
-    cluster: Cluster,
+    workload: Workload,
     batches: Sequence[Batch],
     longest: int,
     sync: SyncTimes,
@@ -247,7 +247,7 @@ def _keep_best_mode(
         of_mode = profile.keep_modes({mode.name})
         fastest = find_best_scheme(
             of_mode,
-            cluster,
+            workload,
             batches[:SAMPLED],
             longest,
             sync,
@@ -295,4 +295,4 @@ def _step(trainer: ComparedSystem, batch: Batch, setting: Setting, profile: Prof
     took = (time.perf_counter() - start) * 1000
     gap = execution.gap if ours else None
     execution = replace(execution, gap=gap, planning_ms=took if ours else None)
-    return simulate_iteration(batch, execution, profile, setting.cluster.gpus, setting.sync)
+    return simulate_iteration(batch, execution, profile, setting.workload.gpus, setting.sync)

@@ -1,4 +1,4 @@
-"""Rounds of the layout that is fastest for a step, with its sync."""
+"""Micro-steps of the layout that is fastest for a step, with its sync."""
 
 from __future__ import annotations
 
@@ -7,28 +7,32 @@ from dataclasses import dataclass
 
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.lockstep.plan_rounds import MicroSteps, plan_rounds
-from seqplan.planner.lockstep.round_bounds import fewest_rounds, rounds_bound_ms, stage_class
+from seqplan.planner.lockstep.micro_step_bounds import (
+    fewest_micro_steps,
+    micro_steps_bound_ms,
+    stage_class,
+)
+from seqplan.planner.lockstep.plan_micro_steps import MicroSteps, plan_micro_steps
 from seqplan.planner.sync.times import Layout, SyncTimes
 from seqplan.plans.scheme import Scheme
 
 
 @dataclass(frozen=True)
-class LayoutRounds:
-    """A step's rounds, and the exposed sync of their layout (ms)."""
+class LayoutMicroSteps:
+    """A step's micro-steps, and the exposed sync of their layout (ms)."""
 
     layout: Layout
-    rounds: MicroSteps
+    micro_steps: MicroSteps
     sync_ms: float
 
     @property
     def total_ms(self) -> float:
-        """Return rounds and sync together."""
-        return self.rounds.objective_ms + self.sync_ms
+        """Return micro-steps and sync together."""
+        return self.micro_steps.objective_ms + self.sync_ms
 
 
 def of_layouts(models: Mapping[Scheme, SchemeModel]) -> dict[Layout, list[SchemeModel]]:
-    """Group schemes by layout: rounds are of one, as a rank keeps its part of the model."""
+    """Group schemes by layout: micro-steps are of one, as a rank keeps its part of the model."""
     layouts: dict[Layout, list[SchemeModel]] = {}
     for scheme, model in sorted(models.items()):
         layouts.setdefault((scheme.tp, scheme.pp), []).append(model)
@@ -38,48 +42,50 @@ def of_layouts(models: Mapping[Scheme, SchemeModel]) -> dict[Layout, list[Scheme
 def layout_bound_ms(
     batch: Batch, models: Collection[SchemeModel], gpus: int, sync: SyncTimes | None
 ) -> float | None:
-    """Bound rounds of one layout and their sync (ms); None if the longest fits no group."""
+    """Bound micro-steps of one layout and their sync (ms); None if the longest fits no group."""
     if batch.longest > max(model.max_sequence for model in models):
         return None
     scheme = next(iter(models)).scheme
     classes = [of_mode for model in models for of_mode in stage_class(model).by_mode]
     ranks = gpus // scheme.pp
-    fewest = fewest_rounds(classes, batch, ranks)
-    bound = rounds_bound_ms(classes, batch, ranks, fewest, scheme.pp)
+    fewest = fewest_micro_steps(classes, batch, ranks)
+    bound = micro_steps_bound_ms(classes, batch, ranks, fewest, scheme.pp)
     return bound + compute_exposed_ms(sync, (scheme.tp, scheme.pp), fewest)
 
 
-def compute_exposed_ms(sync: SyncTimes | None, layout: Layout, rounds: int) -> float:
-    """Return the exposed part of a layout's sync; ranks change groups between rounds."""
-    return 0.0 if sync is None else sync.compute_exposed_ms([layout], regrouping=rounds > 1)
+def compute_exposed_ms(sync: SyncTimes | None, layout: Layout, micro_steps: int) -> float:
+    """Return the exposed part of a layout's sync; ranks change groups between micro-steps."""
+    return 0.0 if sync is None else sync.compute_exposed_ms([layout], regrouping=micro_steps > 1)
 
 
-def best_rounds(
+def best_micro_steps(
     batch: Batch,
     layouts: Iterable[Collection[SchemeModel]],
     gpus: int,
     sync: SyncTimes | None,
     multiple: int = 1,
-) -> LayoutRounds | None:
-    """Plan the rounds of each layout, least bound first, while one may be the best; and return it.
+) -> LayoutMicroSteps | None:
+    """Plan the micro-steps of each layout that may be the best, least bound first.
 
-    None if no layout holds the longest sequence; ``ValueError`` as ``plan_rounds``.
+    None if no layout holds the longest sequence; ``ValueError`` as ``plan_micro_steps``.
     """
     bounds = [
         (bound, number, models)
         for number, models in enumerate(layouts)
         if (bound := layout_bound_ms(batch, models, gpus, sync)) is not None
     ]
-    best: LayoutRounds | None = None
+    best: LayoutMicroSteps | None = None
     for bound, _, models in sorted(bounds, key=lambda entry: entry[:2]):
         if best is not None and bound >= best.total_ms:
             break
-        rounds = plan_rounds(batch, list(models), gpus, multiple)
-        if rounds is None:
+        micro_steps = plan_micro_steps(batch, list(models), gpus, multiple)
+        if micro_steps is None:
             continue
         scheme = next(iter(models)).scheme
         layout = scheme.tp, scheme.pp
-        planned = LayoutRounds(layout, rounds, compute_exposed_ms(sync, layout, len(rounds.rounds)))
+        planned = LayoutMicroSteps(
+            layout, micro_steps, compute_exposed_ms(sync, layout, len(micro_steps.micro_steps))
+        )
         if best is None or planned.total_ms < best.total_ms:
             best = planned
     return best

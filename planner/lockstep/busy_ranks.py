@@ -1,4 +1,4 @@
-"""Rounds in which no rank is idle: groups are split or widened, and sequences move.
+"""Micro-steps in which no rank is idle: groups are split or widened, and sequences move.
 
 A rank without a micro-batch would have to make one up, as all run in lockstep.
 """
@@ -39,12 +39,12 @@ class BusyRanks:
         work = sum(self._lengths[i] * (degree.a * self._lengths[i] + degree.b) for i in positions)
         return work + degree.c * (len(positions) if self._one_each else 1)
 
-    def round_ms(self, groups: Sequence[Group]) -> float:
-        """Time a round: its slowest group (ms)."""
+    def micro_step_ms(self, groups: Sequence[Group]) -> float:
+        """Time a micro-step: its slowest group (ms)."""
         return max(self.time_ms(*group) for group in groups)
 
     def idle(self, groups: Sequence[Group]) -> int:
-        """Count the ranks that are in no group of a round."""
+        """Count the ranks that are in no group of a micro-step."""
         return self.ranks - sum(self._classes[k].gpus for k, _ in groups)
 
     def with_work_for_all(self, groups: Sequence[Group]) -> list[Group] | None:
@@ -63,7 +63,7 @@ class BusyRanks:
             assigned = self._assign_to_groups(
                 k, [i for _, positions in part for i in positions], len(part)
             )
-            if assigned and self.round_ms(assigned) < self.round_ms(part):
+            if assigned and self.micro_step_ms(assigned) < self.micro_step_ms(part):
                 part = assigned
             evened += part
         return evened
@@ -94,7 +94,7 @@ class BusyRanks:
         return [(k, tuple(part)) for part in assigned if part]
 
     def occupy_idle_ranks(self, groups: Sequence[Group]) -> list[Group]:
-        """Split or widen groups while ranks are idle, each time for the shortest round.
+        """Split or widen groups while ranks are idle, each time for the shortest micro-step.
 
         Some stay idle if no group has two sequences to split, nor a larger class to become.
         """
@@ -106,7 +106,7 @@ class BusyRanks:
             for place in order:
                 others = times[order[1] if place == order[0] else order[0]] if left[1:] else 0.0
                 for option in self._larger(left[place], idle):
-                    time = self.round_ms(option)
+                    time = self.micro_step_ms(option)
                     if best is None or (max(time, others), time) < best[:2]:
                         best = (max(time, others), time, place, option)
             if best is None:
@@ -140,13 +140,13 @@ class BusyRanks:
             return None
         return [(0, positions)]
 
-    def borrow_sequences(self, rounds: Sequence[Sequence[Group]]) -> list[list[Group]]:
-        """Move sequences from rounds that can spare some to ranks idle in theirs.
+    def borrow_sequences(self, micro_steps: Sequence[Sequence[Group]]) -> list[list[Group]]:
+        """Move sequences from micro-steps that can spare some to ranks idle in theirs.
 
-        Each time the shortest sequence of a group with several, of the slowest round that has one.
-        Ranks stay idle if there are fewer sequences than groups.
+        Each time the shortest sequence of a group with several, of the slowest micro-step that has
+        one. Ranks stay idle if there are fewer sequences than groups.
         """
-        left = [list(groups) for groups in rounds]
+        left = [list(groups) for groups in micro_steps]
         for here in range(len(left)):
             while idle := self.idle(left[here]):
                 gift = self._borrow_sequence(left, here, idle)
@@ -155,16 +155,20 @@ class BusyRanks:
                 left[here] = self.occupy_idle_ranks([*left[here], gift])
         return left
 
-    def _borrow_sequence(self, rounds: list[list[Group]], here: int, idle: int) -> Group | None:
-        """Take a sequence of another round as a group of at most ``idle`` ranks; None if none."""
+    def _borrow_sequence(
+        self, micro_steps: list[list[Group]], here: int, idle: int
+    ) -> Group | None:
+        """Take a sequence of another micro-step as a group of up to ``idle`` ranks."""
         others = sorted(
-            (r for r in range(len(rounds)) if r != here),
-            key=lambda r: (-self.round_ms(rounds[r]), r),
+            (r for r in range(len(micro_steps)) if r != here),
+            key=lambda r: (-self.micro_step_ms(micro_steps[r]), r),
         )
         for r in others:
-            places = sorted(range(len(rounds[r])), key=lambda g: -self.time_ms(*rounds[r][g]))
+            places = sorted(
+                range(len(micro_steps[r])), key=lambda g: -self.time_ms(*micro_steps[r][g])
+            )
             for place in places:
-                k, positions = rounds[r][place]
+                k, positions = micro_steps[r][place]
                 shortest = min(positions, key=lambda i: (self._lengths[i], i))
                 fitting = [
                     j
@@ -172,7 +176,7 @@ class BusyRanks:
                     if degree.gpus <= idle and self._can_hold(j, [shortest])
                 ]
                 if len(positions) > 1 and fitting:
-                    rounds[r][place] = (k, tuple(i for i in positions if i != shortest))
+                    micro_steps[r][place] = (k, tuple(i for i in positions if i != shortest))
                     return fitting[-1], (shortest,)
         return None
 
@@ -187,22 +191,22 @@ class BusyRanks:
         return tuple(halves[0]), tuple(halves[1])
 
     def _in_multiples(
-        self, rounds: Sequence[Sequence[Group]], multiple: int
+        self, micro_steps: Sequence[Sequence[Group]], multiple: int
     ) -> list[list[list[Group]]]:
-        """Add rounds until their number is a multiple, in each of some ways.
+        """Add micro-steps until their number is a multiple, in each of some ways.
 
-        Rounds are split, the longest first; or the shortest sequences leave groups with several for
-        separate rounds, one for each smallest group or a single one. No way if there are fewer
-        sequences than rounds.
+        Micro-steps are split, the longest first; or the shortest sequences leave groups with
+        several for separate micro-steps, one for each smallest group or a single one. No way if
+        there are fewer sequences than micro-steps.
         """
-        wanted = ceil(len(rounds) / multiple) * multiple
-        if wanted == len(rounds):
-            return [[list(groups) for groups in rounds]]
-        if sum(len(positions) for groups in rounds for _, positions in groups) < wanted:
+        wanted = ceil(len(micro_steps) / multiple) * multiple
+        if wanted == len(micro_steps):
+            return [[list(groups) for groups in micro_steps]]
+        if sum(len(positions) for groups in micro_steps for _, positions in groups) < wanted:
             return []
-        ways = [self._split_longest(rounds, wanted)]
+        ways = [self._split_longest(micro_steps, wanted)]
         for side_by_side in sorted({1, self.ranks // self._classes[-1].gpus}):
-            way = self._shortest_apart(rounds, wanted, side_by_side)
+            way = self._shortest_apart(micro_steps, wanted, side_by_side)
             if way is not None:
                 ways.append(way)
         return ways
@@ -210,38 +214,42 @@ class BusyRanks:
     def in_multiples(
         self, plans: Sequence[Sequence[Sequence[Group]]], multiple: int
     ) -> list[list[list[Group]]]:
-        """Add rounds to each of these plans.
+        """Add micro-steps to each of these plans.
 
-        ``ValueError`` if none of them has as many sequences as rounds.
+        ``ValueError`` if none of them has as many sequences as micro-steps.
         """
-        ways = [way for rounds in plans for way in self._in_multiples(rounds, multiple)]
+        ways = [way for micro_steps in plans for way in self._in_multiples(micro_steps, multiple)]
         if not ways:
             number = len(self._lengths)
-            wanted = min(ceil(len(rounds) / multiple) * multiple for rounds in plans)
+            wanted = min(ceil(len(micro_steps) / multiple) * multiple for micro_steps in plans)
             raise ValueError(
                 f"{number} sequence{'s' if number > 1 else ''} cannot fill {wanted} micro-batches, "
                 f"in multiples of {multiple}; give larger steps or a smaller multiple"
             )
         return ways
 
-    def _split_longest(self, rounds: Sequence[Sequence[Group]], wanted: int) -> list[list[Group]]:
-        """Split the longest rounds until there are as many as wanted."""
-        left = [list(groups) for groups in rounds]
+    def _split_longest(
+        self, micro_steps: Sequence[Sequence[Group]], wanted: int
+    ) -> list[list[Group]]:
+        """Split the longest micro-steps until there are as many as wanted."""
+        left = [list(groups) for groups in micro_steps]
         while len(left) < wanted:
-            order = sorted(range(len(left)), key=lambda r: (-self.round_ms(left[r]), r))
+            order = sorted(range(len(left)), key=lambda r: (-self.micro_step_ms(left[r]), r))
             place = next(r for r in order if sum(len(p) for _, p in left[r]) > 1)
-            left[place : place + 1] = self._two_rounds(left[place])
+            left[place : place + 1] = self._two_micro_steps(left[place])
         return left
 
     def _shortest_apart(
-        self, rounds: Sequence[Sequence[Group]], wanted: int, side_by_side: int
+        self, micro_steps: Sequence[Sequence[Group]], wanted: int, side_by_side: int
     ) -> list[list[Group]] | None:
-        """Run the shortest sequences apart until there are as many rounds as wanted.
+        """Run the shortest sequences apart until there are as many micro-steps as wanted.
 
-        So many ``side_by_side`` in a round, each on the smallest group that holds it. None if
+        So many ``side_by_side`` in a micro-step, each on the smallest group that holds it. None if
         groups with several sequences have too few to give.
         """
-        left = [{place: list(part) for place, (_, part) in enumerate(groups)} for groups in rounds]
+        left = [
+            {place: list(part) for place, (_, part) in enumerate(groups)} for groups in micro_steps
+        ]
         in_order = sorted(
             (self._lengths[i], i, r, place)
             for r, groups in enumerate(left)
@@ -249,7 +257,7 @@ class BusyRanks:
             for i in part
         )
         apart: list[int] = []
-        needed = (wanted - len(rounds)) * side_by_side
+        needed = (wanted - len(micro_steps)) * side_by_side
         for _, i, r, place in in_order:
             if len(apart) == needed:
                 break
@@ -260,18 +268,18 @@ class BusyRanks:
             return None
         more: list[list[Group]] = []
         for first in range(0, needed, side_by_side):
-            of_round = apart[first : first + side_by_side]
-            k = max(k for k in range(len(self._classes)) if self._can_hold(k, [of_round[-1]]))
-            if self._classes[k].gpus * len(of_round) > self.ranks:
+            of_micro_step = apart[first : first + side_by_side]
+            k = max(k for k in range(len(self._classes)) if self._can_hold(k, [of_micro_step[-1]]))
+            if self._classes[k].gpus * len(of_micro_step) > self.ranks:
                 return None
-            more.append([(k, (i,)) for i in of_round])
+            more.append([(k, (i,)) for i in of_micro_step])
         kept = [
             [(k, tuple(groups[place])) for place, (k, _) in enumerate(before)]
-            for groups, before in zip(left, rounds, strict=True)
+            for groups, before in zip(left, micro_steps, strict=True)
         ]
         return [*kept, *more]
 
-    def _two_rounds(self, groups: Sequence[Group]) -> list[list[Group]]:
+    def _two_micro_steps(self, groups: Sequence[Group]) -> list[list[Group]]:
         if len(groups) == 1:
             ((k, positions),) = groups
             return [[(k, half)] for half in self._halves(positions)]

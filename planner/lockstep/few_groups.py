@@ -1,10 +1,10 @@
-"""Rounds of few sequences, on groups that all have work: a start by degrees, then single moves.
+"""Micro-steps of few sequences on busy groups: a start by degrees, then single moves.
 
-If sequences are few, a round filled to the brim leaves too little for the next one, whose groups
-then have to be wide. So degrees come first here: a sequence takes the fewest ranks on which it ends
-by a target, rounds get their sequences longest first or shortest first until their ranks are in
-use, and all others join the group whose round they lengthen least. Then sequences move from round
-to round, alone or against another, while the sum falls.
+If sequences are few, a micro-step filled to the brim leaves too little for the next one, whose
+groups then have to be wide. So degrees come first here: a sequence takes the fewest ranks on which
+it ends by a target, micro-steps get their sequences longest first or shortest first until their
+ranks are in use, and all others join the group whose micro-step they lengthen least. Then sequences
+move from micro-step to micro-step, alone or against another, while the sum falls.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
 
 from seqplan.planner.lockstep.busy_ranks import Group
-from seqplan.planner.lockstep.one_round import OneRound, OpenGroup
-from seqplan.planner.lockstep.round_bounds import in_stages_ms
+from seqplan.planner.lockstep.micro_step_bounds import in_stages_ms
+from seqplan.planner.lockstep.one_micro_step import OneMicroStep, OpenGroup
 from seqplan.planner.placement.fleet import PipelineClass
 
 FEW = 96
-"""Sequences at most: more fill every round anyway, and the starts would take too long."""
+"""Sequences at most: more fill every micro-step anyway, and the starts would take too long."""
 
 MOVES, MOVES_OF_DIVIDED = 40, 160
-"""Rounds laid out anew by moves, at most (measured: 0.1 to 0.3 ms each); of very few sequences."""
+"""Micro-steps laid out anew by moves, at most, and of very few sequences (measured: 0.1–0.3 ms)."""
 
 MOST_DIVIDED = 7
-"""Sequences of two rounds at most that are divided anew in every way."""
+"""Sequences of two micro-steps at most that are divided anew in every way."""
 
 MOST_MOVABLE = 8
-"""Sequences of a round at most that all are moved; else those at its ends."""
+"""Sequences of a micro-step at most that all are moved; else those at its ends."""
 
-Rounds = list[list[Group]]
+MicroSteps = list[list[Group]]
 
 
 class FewGroups:
-    """Finds rounds for few sequences; ``stages``: that the rounds go through."""
+    """Finds micro-steps for few sequences; ``stages``: that the micro-steps go through."""
 
     def __init__(
         self,
@@ -42,15 +42,17 @@ class FewGroups:
         ranks: int,
         stages: int = 1,
     ) -> None:
-        self._round = OneRound(classes, lengths, ranks)
+        self._round = OneMicroStep(classes, lengths, ranks)
         self._lengths, self._stages = lengths, stages
 
-    def total_ms(self, rounds: Sequence[Sequence[Group]]) -> float:
-        """Time rounds one after another through the stages (ms)."""
-        return in_stages_ms([self._round.busy.round_ms(groups) for groups in rounds], self._stages)
+    def total_ms(self, micro_steps: Sequence[Sequence[Group]]) -> float:
+        """Time micro-steps one after another through the stages (ms)."""
+        return in_stages_ms(
+            [self._round.busy.micro_step_ms(groups) for groups in micro_steps], self._stages
+        )
 
-    def starts(self, number: int) -> list[Rounds]:
-        """Lay out so many rounds in some ways, no rank of which is idle."""
+    def starts(self, number: int) -> list[MicroSteps]:
+        """Lay out so many micro-steps in some ways, no rank of which is idle."""
         starts = []
         seen: set[tuple[int, ...]] = set()
         for target_ms in self._round.targets(self._round.order):
@@ -60,14 +62,14 @@ class FewGroups:
             seen.add(tuple(degrees))
             for shortest_first in (False, True):
                 parts = self._parts(number, degrees, shortest_first=shortest_first)
-                rounds = None if parts is None else self._lay_out(parts)
-                if rounds is not None:
-                    starts.append(rounds)
+                micro_steps = None if parts is None else self._lay_out(parts)
+                if micro_steps is not None:
+                    starts.append(micro_steps)
         return starts
 
-    def improve(self, rounds: Rounds) -> Rounds:
-        """Move sequences from round to round while the sum falls."""
-        best = self._lay_out(rounds) or rounds
+    def improve(self, micro_steps: MicroSteps) -> MicroSteps:
+        """Move sequences from micro-step to micro-step while the sum falls."""
+        best = self._lay_out(micro_steps) or micro_steps
         best_ms = self.total_ms(best)
         very_few = len(self._lengths) <= MOST_DIVIDED
         last = self._round.laid_out + (MOVES_OF_DIVIDED if very_few else MOVES)
@@ -83,18 +85,20 @@ class FewGroups:
                     break
         return best
 
-    def relieve(self, rounds: Rounds) -> Rounds:
-        """Take work off the slowest group of each round."""
-        return [self._round.relieve_slowest(groups) for groups in rounds]
+    def relieve(self, micro_steps: MicroSteps) -> MicroSteps:
+        """Take work off the slowest group of each micro-step."""
+        return [self._round.relieve_slowest(groups) for groups in micro_steps]
 
-    def _parts(self, number: int, degrees: Sequence[int], *, shortest_first: bool) -> Rounds | None:
-        """Put sequences into so many rounds; None if one of them finds no room.
+    def _parts(
+        self, number: int, degrees: Sequence[int], *, shortest_first: bool
+    ) -> MicroSteps | None:
+        """Put sequences into so many micro-steps; None if one of them finds no room.
 
         ``degrees``: classes of the positions in order, longest first.
         """
         one = self._round
         free = [one.ranks] * number
-        rounds: list[list[OpenGroup]] = [[] for _ in range(number)]
+        micro_steps: list[list[OpenGroup]] = [[] for _ in range(number)]
         left = []
         pairs = list(zip(one.order, degrees, strict=True))
         for position, k in reversed(pairs) if shortest_first else pairs:
@@ -102,15 +106,15 @@ class FewGroups:
             if place is None:
                 left.append(position)
                 continue
-            rounds[place].append(OpenGroup(k))
-            one.add(rounds[place][-1], position)
+            micro_steps[place].append(OpenGroup(k))
+            one.add(micro_steps[place][-1], position)
             free[place] -= one.sizes[k]
-        if not all(rounds):
+        if not all(micro_steps):
             return None
-        slowest = [max(map(one.time_ms, groups)) for groups in rounds]
+        slowest = [max(map(one.time_ms, groups)) for groups in micro_steps]
         for position in one.longest_first(left):
             best: tuple[float, float, int, int] | None = None
-            for r, groups in enumerate(rounds):
+            for r, groups in enumerate(micro_steps):
                 for g, group in enumerate(groups):
                     if one.has_room(group, position):
                         over = one.time_ms(group) + one.work_ms[group.k][position] - slowest[r]
@@ -119,50 +123,52 @@ class FewGroups:
             if best is None:
                 return None
             _, _, r, g = best
-            one.add(rounds[r][g], position)
-            slowest[r] = max(slowest[r], one.time_ms(rounds[r][g]))
-        return [[(group.k, tuple(group.positions)) for group in groups] for groups in rounds]
+            one.add(micro_steps[r][g], position)
+            slowest[r] = max(slowest[r], one.time_ms(micro_steps[r][g]))
+        return [[(group.k, tuple(group.positions)) for group in groups] for groups in micro_steps]
 
-    def _lay_out(self, parts: Sequence[Sequence[Group]]) -> Rounds | None:
-        """Lay out each round; None if ranks of one stay idle."""
-        rounds = []
+    def _lay_out(self, parts: Sequence[Sequence[Group]]) -> MicroSteps | None:
+        """Lay out each micro-step; None if ranks of one stay idle."""
+        micro_steps = []
         for groups in parts:
             working = self._round.lay_out(groups) if groups else None
             if working is None:
                 return None
-            rounds.append(working)
-        return rounds
+            micro_steps.append(working)
+        return micro_steps
 
-    def _neighbors(self, rounds: Rounds) -> Iterator[Rounds]:
-        """List rounds after one move: of a sequence to another round, or of two against each other.
+    def _neighbors(self, micro_steps: MicroSteps) -> Iterator[MicroSteps]:
+        """List micro-steps after one move of a sequence, or of two against each other.
 
-        From the slowest rounds first, to others in the order of their time.
+        From the slowest micro-steps first, to others in the order of their time.
         """
         busy = self._round.busy
-        order = sorted(range(len(rounds)), key=lambda r: (-busy.round_ms(rounds[r]), r))
+        order = sorted(
+            range(len(micro_steps)), key=lambda r: (-busy.micro_step_ms(micro_steps[r]), r)
+        )
         for r in order:
-            if sum(len(part) for _, part in rounds[r]) < 2:
+            if sum(len(part) for _, part in micro_steps[r]) < 2:
                 continue
             for to in order:
-                for position in self._movable(rounds[r]) if to != r else ():
-                    yield self._after(rounds, [(position, r, to)])
+                for position in self._movable(micro_steps[r]) if to != r else ():
+                    yield self._after(micro_steps, [(position, r, to)])
         for first, second in [*pairwise(order), *pairwise(reversed(order))]:
-            for position in self._movable(rounds[first]):
-                for other in self._movable(rounds[second]):
+            for position in self._movable(micro_steps[first]):
+                for other in self._movable(micro_steps[second]):
                     if self._lengths[position] > self._lengths[other]:
                         moves = [(position, first, second), (other, second, first)]
-                        yield self._after(rounds, moves)
+                        yield self._after(micro_steps, moves)
         for first, second in combinations(order, 2):
-            yield from self._divide(rounds, first, second)
+            yield from self._divide(micro_steps, first, second)
 
-    def _divide(self, rounds: Rounds, first: int, second: int) -> Iterator[Rounds]:
-        """Divide the sequences of two rounds in each other way, if they are very few."""
-        positions = sorted(i for r in (first, second) for _, part in rounds[r] for i in part)
+    def _divide(self, micro_steps: MicroSteps, first: int, second: int) -> Iterator[MicroSteps]:
+        """Divide the sequences of two micro-steps in each other way, if they are very few."""
+        positions = sorted(i for r in (first, second) for _, part in micro_steps[r] for i in part)
         if len(positions) > MOST_DIVIDED:
             return
         for number in range(1, len(positions)):
             for others in combinations(positions[1:], number):
-                after = [list(groups) for groups in rounds]
+                after = [list(groups) for groups in micro_steps]
                 rest = [i for i in positions if i not in others]
                 after[first] = [(self._round.smallest(i), (i,)) for i in rest]
                 after[second] = [(self._round.smallest(i), (i,)) for i in others]
@@ -183,9 +189,9 @@ class FewGroups:
         shortest = [i for i in every if i in shared][:2]
         return list(dict.fromkeys([*ordered[:2], *ordered[-1:], *shortest]))
 
-    def _after(self, rounds: Rounds, moves: Sequence[tuple[int, int, int]]) -> Rounds:
-        """Return the rounds after moves (position, from, to), what moved on its smallest class."""
-        after = [list(groups) for groups in rounds]
+    def _after(self, micro_steps: MicroSteps, moves: Sequence[tuple[int, int, int]]) -> MicroSteps:
+        """Return the micro-steps after moves (position, from, to), each to its smallest class."""
+        after = [list(groups) for groups in micro_steps]
         for position, source, to in moves:
             after[source] = [
                 (k, tuple(i for i in part if i != position))

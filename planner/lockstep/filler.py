@@ -1,11 +1,12 @@
-"""Filling rounds to targets: in each, groups of one or several degrees, each with one micro-batch.
+"""Filling micro-steps to targets: groups of some degrees, each with one micro-batch.
 
-A round's groups run side by side and it lasts as long as the slowest of them. ``RoundsFiller.fill``
-fills rounds one after another, each to the target that it is given; ``full`` fills them about as
-full as memory allows, each to the least target for that, ``fill_with_least_waste`` each to the
-target that wastes the least time. In a round the largest groups come first (``_fill_round``): each
-degree opens groups for the sequences that need it (``_number_needed``) and tops them up with others
-(``_fill_groups``), by the fill that packs pipelines, compiled or not.
+A micro-step's groups run side by side and it lasts as long as the slowest of them.
+``MicroStepsFiller.fill`` fills micro-steps one after another, each to the target that it is given;
+``full`` fills them about as full as memory allows, each to the least target for that,
+``fill_with_least_waste`` each to the target that wastes the least time. In a micro-step the largest
+groups come first (``_fill_micro_step``): each degree opens groups for the sequences that need it
+(``_number_needed``) and tops them up with others (``_fill_groups``), by the fill that packs
+pipelines, compiled or not.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from seqplan.planner.lockstep.filled_rounds import ClassGroups, FilledRounds, Sequences
+from seqplan.planner.lockstep.filled_micro_steps import ClassGroups, FilledMicroSteps, Sequences
 from seqplan.planner.placement.class_fill import PythonFill
 from seqplan.planner.placement.fleet import (
     ClassPlacement,
@@ -29,7 +30,7 @@ from seqplan.planner.placement.fleet import (
 from seqplan.planner.placement.kernel import KernelFill, PackedPlacement, kernel_fills
 
 HALVINGS = 6
-"""Steps of the search for the least time in which a round takes all tokens that it can."""
+"""Steps of the search for the least time in which a micro-step takes all tokens that it can."""
 
 SPARED = 0.03
 """Share of those tokens that it may leave."""
@@ -49,7 +50,7 @@ _FilledClass = tuple[int, float]
 
 
 class _Opening(NamedTuple):
-    """Groups of the class ``k`` that are to be opened in a round of ``target_ms``: ``number``.
+    """Groups of the class ``k`` that are to be opened in a micro-step of ``target_ms``: ``number``.
 
     Those for sequences above ``above`` tokens first, then others; of up to ``reach`` tokens all.
     """
@@ -61,15 +62,15 @@ class _Opening(NamedTuple):
     target_ms: float
 
 
-class RoundsFiller:
-    """Fills rounds one after another, each to a target: longest sequences first, then any that fit.
+class MicroStepsFiller:
+    """Fills micro-steps one after another, each to a target, longest sequences first.
 
     ``classes``: the degrees, largest first, each with the ranks of a group as its ``gpus`` and
     with any ``count``. ``one_each``: a group runs its sequences one by one, each a micro-batch.
-    ``stages``: that the rounds go through; classes and ranks are those of one.
+    ``stages``: that the micro-steps go through; classes and ranks are those of one.
     ``ValueError`` if a sequence fits none.
 
-    ``area_ms``: all work, spread over the ranks; ``overhead_ms``: the least that a round takes
+    ``area_ms``: all work, spread over the ranks; ``overhead_ms``: the least that a micro-step takes
     besides its sequences.
     """
 
@@ -109,74 +110,76 @@ class RoundsFiller:
             for k, length in zip(smallest, self._lengths, strict=True)
         ]
 
-    def of_left(self, counts: Ints) -> RoundsFiller:
+    def of_left(self, counts: Ints) -> MicroStepsFiller:
         """Return a filler of the rest of each length."""
         left = Sequences(self.sequences.lengths, counts)
-        return RoundsFiller(
+        return MicroStepsFiller(
             self.classes, left, self.ranks, one_each=self.one_each, stages=self.stages
         )
 
-    def fill(self, targets_ms: Sequence[float]) -> FilledRounds | None:
-        """Fill rounds with these targets, each raised to the longest sequence that is left.
+    def fill(self, targets_ms: Sequence[float]) -> FilledMicroSteps | None:
+        """Fill micro-steps with these targets, each raised to the longest sequence that is left.
 
         None if sequences are left.
         """
         fill = self._take_unassigned(self.sequences.lengths, self.sequences.counts)
-        rounds = []
+        micro_steps = []
         for target in targets_ms:
             if not fill.left:
                 break
             longest = _first_left(fill)
-            rounds.append(self._fill_round(fill, longest, max(target, self._alone_ms[longest])))
-        return None if fill.left else self._make_rounds(fill, rounds)
+            micro_steps.append(
+                self._fill_micro_step(fill, longest, max(target, self._alone_ms[longest]))
+            )
+        return None if fill.left else self._make_micro_steps(fill, micro_steps)
 
-    def full(self, rounds: int) -> tuple[FilledRounds, Ints]:
-        """Fill rounds with about as many tokens as memory holds, in the least time.
+    def full(self, micro_steps: int) -> tuple[FilledMicroSteps, Ints]:
+        """Fill micro-steps with about as many tokens as memory holds, in the least time.
 
-        Returns the rounds, and how many of each length are left.
+        Returns the micro-steps, and how many of each length are left.
         """
         counts = self.sequences.counts
-        filled = FilledRounds((), (), self.stages)
-        while counts.any() and len(filled.times_ms) < rounds:
-            full_round, counts = self._full_round(counts)
-            filled += full_round
+        filled = FilledMicroSteps((), (), self.stages)
+        while counts.any() and len(filled.times_ms) < micro_steps:
+            full_micro_step, counts = self._full_micro_step(counts)
+            filled += full_micro_step
         return filled, counts
 
-    def fill_with_least_waste(self) -> FilledRounds | None:
-        """Fill rounds one after another, each to the target that wastes least time.
+    def fill_with_least_waste(self) -> FilledMicroSteps | None:
+        """Fill micro-steps one after another, each to the target that wastes least time.
 
-        Of ``LEAST_WASTE_TARGETS``, from the longest sequence's time up: the round that is shortest
-        for the least GPU-time of the sequences that it takes. None if a sequence fits no group
-        of so few ranks.
+        Of ``LEAST_WASTE_TARGETS``, from the longest sequence's time up: the micro-step that is
+        shortest for the least GPU-time of the sequences that it takes. None if a sequence fits no
+        group of so few ranks.
         """
         counts = self.sequences.counts
-        filled = FilledRounds((), (), self.stages)
+        filled = FilledMicroSteps((), (), self.stages)
         while counts.any():
             longest = int(np.argmax(counts > 0))
             first = self._alone_ms[longest]
             last = max(first, self._full_ms[longest])
             best_share = 0.0
             for target in np.geomspace(first, last, LEAST_WASTE_TARGETS).tolist():
-                one_round, rest = self._round_of(counts, longest, target)
+                one_micro_step, rest = self._micro_step_of(counts, longest, target)
                 least_ms = float(self._areas_ms @ (counts - rest))
-                if least_ms > best_share * one_round.times_ms[0]:
-                    best_share = least_ms / one_round.times_ms[0]
-                    least_waste, left = one_round, rest
+                if least_ms > best_share * one_micro_step.times_ms[0]:
+                    best_share = least_ms / one_micro_step.times_ms[0]
+                    least_waste, left = one_micro_step, rest
             if not best_share:
                 return None
             filled, counts = filled + least_waste, left
         return filled
 
-    def _full_round(self, counts: Ints) -> tuple[FilledRounds, Ints]:
-        """Find the least target at which a round takes nearly all tokens that it can."""
+    def _full_micro_step(self, counts: Ints) -> tuple[FilledMicroSteps, Ints]:
+        """Find the least target at which a micro-step takes nearly all tokens that it can."""
         longest = int(np.argmax(counts > 0))
-        best, left = self._round_of(counts, longest, self._full_ms[longest])
+        best, left = self._micro_step_of(counts, longest, self._full_ms[longest])
         lengths = self.sequences.lengths
         enough = int(lengths @ (counts - left)) * (1 - SPARED)
         low, high = self._alone_ms[longest], best.total_ms
         for _ in range(HALVINGS):
             middle = (low + high) / 2
-            shorter, left_by_it = self._round_of(counts, longest, middle)
+            shorter, left_by_it = self._micro_step_of(counts, longest, middle)
             if int(lengths @ (counts - left_by_it)) < enough:
                 low = middle
             else:
@@ -185,11 +188,13 @@ class RoundsFiller:
                 break
         return best, left
 
-    def _round_of(self, counts: Ints, longest: int, target_ms: float) -> tuple[FilledRounds, Ints]:
-        """Fill one round from ``counts`` of each length; return the counts that remain, too."""
+    def _micro_step_of(
+        self, counts: Ints, longest: int, target_ms: float
+    ) -> tuple[FilledMicroSteps, Ints]:
+        """Fill one micro-step from ``counts`` of each length; with the counts that remain."""
         fill = self._take_unassigned(self.sequences.lengths, counts)
-        filled_classes = self._fill_round(fill, longest, target_ms)
-        return self._make_rounds(fill, [filled_classes]), np.asarray(fill.counts)
+        filled_classes = self._fill_micro_step(fill, longest, target_ms)
+        return self._make_micro_steps(fill, [filled_classes]), np.asarray(fill.counts)
 
     def _take_unassigned(self, lengths: Ints, counts: Ints) -> _Fill:
         """Take ``counts`` sequences of each of these lengths as unassigned."""
@@ -198,12 +203,14 @@ class RoundsFiller:
         as_list: list[int] = lengths.tolist()
         return PythonFill(as_list, counts.tolist(), [-length for length in as_list])
 
-    def _make_rounds(self, fill: _Fill, rounds: Sequence[Sequence[_FilledClass]]) -> FilledRounds:
-        """Take the filled placements as rounds, given each one's classes in filling order."""
+    def _make_micro_steps(
+        self, fill: _Fill, micro_steps: Sequence[Sequence[_FilledClass]]
+    ) -> FilledMicroSteps:
+        """Take the filled placements as micro-steps, given each one's classes in filling order."""
         in_order: Sequence[_OfClass] = fill.placements()
         placements = iter(in_order)
         groups, times = [], []
-        for filled_classes in rounds:
+        for filled_classes in micro_steps:
             by_class, slowest = [], 0.0
             for k, overhead in filled_classes:
                 placement, group_ms = next(placements)
@@ -212,10 +219,10 @@ class RoundsFiller:
                 slowest = max(slowest, max(group_ms) + correction)
             groups.append(tuple(by_class))
             times.append(slowest)
-        return FilledRounds(tuple(groups), tuple(times), self.stages)
+        return FilledMicroSteps(tuple(groups), tuple(times), self.stages)
 
-    def _fill_round(self, fill: _Fill, longest: int, target_ms: float) -> list[_FilledClass]:
-        """Fill one round, the largest groups first, each opened for a sequence that needs it.
+    def _fill_micro_step(self, fill: _Fill, longest: int, target_ms: float) -> list[_FilledClass]:
+        """Fill one micro-step, the largest groups first, each opened for a sequence that needs it.
 
         A sequence needs a degree if the next smaller one cannot hold it or not end by the
         target; the group is then topped up with any that fit both. ``longest``: the place

@@ -7,9 +7,9 @@ from functools import cached_property
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.errors import Infeasible
-from seqplan.planner.lockstep.assemble import assemble_rounds
-from seqplan.planner.lockstep.best_layout import best_rounds, of_layouts
-from seqplan.planner.lockstep.proof import prove_rounds
+from seqplan.planner.lockstep.assemble import assemble_micro_steps
+from seqplan.planner.lockstep.best_layout import best_micro_steps, of_layouts
+from seqplan.planner.lockstep.proof import prove_micro_steps
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
 from seqplan.planner.sync.times import layouts_of
 from seqplan.plans.plan import Plan, Provenance
@@ -34,9 +34,9 @@ class LockstepPlanner:
     def plan(self, batch: Batch) -> Plan:
         """Plan the micro-steps of a batch; ``Infeasible`` if no group holds a sequence."""
         problem = self._problem
-        gpus = problem.cluster.gpus
+        gpus = problem.workload.gpus
         try:
-            best = best_rounds(
+            best = best_micro_steps(
                 batch, self._layouts, gpus, problem.sync, problem.micro_step_multiple
             )
         except ValueError as error:
@@ -48,10 +48,14 @@ class LockstepPlanner:
                 f"step {batch.step}: sequence {sample} has {batch.longest} tokens, but no group of "
                 f"{gpus} GPUs holds more than {limit}; truncate it or use more GPUs"
             )
-        rounds = prove_rounds(best.rounds, batch) if self._options.prove_lockstep else best.rounds
-        return assemble_rounds(
+        micro_steps = (
+            prove_micro_steps(best.micro_steps, batch)
+            if self._options.prove_lockstep
+            else best.micro_steps
+        )
+        return assemble_micro_steps(
             batch,
-            rounds,
+            micro_steps,
             self._provenance,
             gpus,
             forward_fraction=problem.profile.forward_fraction,

@@ -1,6 +1,6 @@
-"""Rounds of one micro-batch a rank: each lasts as long as its slowest rank (FSDP, ZeRO-3).
+"""Micro-steps of one micro-batch a rank: each lasts as long as its slowest rank (FSDP, ZeRO-3).
 
-The least Σ over rounds of the slowest micro-batch, every micro-batch within its tokens.
+The least Σ over micro-steps of the slowest micro-batch, every micro-batch within its tokens.
 """
 
 from __future__ import annotations
@@ -10,102 +10,112 @@ from math import ceil, inf
 
 import numpy as np
 
-from seqplan.planner.lockstep.filled_rounds import FilledRounds, Sequences
-from seqplan.planner.lockstep.filler import RoundsFiller
+from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps, Sequences
+from seqplan.planner.lockstep.filler import MicroStepsFiller
 from seqplan.planner.lockstep.search import common_target, improve_targets
 from seqplan.planner.placement.fleet import Bin, PipelineClass
 
-EXTRA_ROUNDS = 2
-"""Numbers of rounds tried beyond the fewest, in multiples that the trainer requires."""
+EXTRA_MICRO_STEPS = 2
+"""Numbers of micro-steps tried beyond the fewest, in multiples that the trainer requires."""
 
 LOOSE, FEW = 1e-2, 2_000
 """Longest-first assignment is tried as well above this gap, with up to so many sequences; with up
 to a quarter of them above ``CLOSED`` (measured: 2 µs a sequence and assignment)."""
 
 FEW_EXTRA, VERY_FEW = 12, 100
-"""Numbers of rounds tried beyond the fewest with so many sequences at most, which takes
+"""Numbers of micro-steps tried beyond the fewest with so many sequences at most, which takes
 milliseconds: pairs of like sequences can be best (measured: 1.4 % on 17 sequences)."""
 
 CLOSED = 1e-6
 """Relative gap below which nothing more is tried."""
 
 
-def fewest_rounds(micro_batch: PipelineClass, sequences: Sequences, ranks: int) -> int:
-    """Count the rounds that tokens need, and that sequences above half of a micro-batch need."""
+def fewest_micro_steps(micro_batch: PipelineClass, sequences: Sequences, ranks: int) -> int:
+    """Count the micro-steps that tokens and sequences above half of a micro-batch need."""
     padded = micro_batch.padded(sequences.lengths)
     by_tokens = ceil(int(padded @ sequences.counts) / (micro_batch.capacity * ranks))
     large = int(sequences.counts[2 * padded > micro_batch.capacity].sum())
     return max(1, by_tokens, ceil(large / ranks))
 
 
-def rounds_bound_ms(
+def micro_steps_bound_ms(
     micro_batch: PipelineClass,
     sequences: Sequences,
     ranks: int,
-    rounds: int,
+    micro_steps: int,
     *,
     none_empty: bool = False,
 ) -> float:
-    """Prove a lower bound (ms) on every plan of exactly ``rounds`` rounds.
+    """Prove a lower bound (ms) on every plan of exactly ``micro_steps`` micro-steps.
 
-    ``none_empty``: only plans in which every rank has a sequence in every round.
+    ``none_empty``: only plans in which every rank has a sequence in every micro-step.
 
-    Rounds ordered by their time, longest first. The j-th lasts at least as long alone as the
+    Micro-steps ordered by their time, longest first. The j-th lasts at least as long alone as the
     ((j − 1)·ranks + 1)-th of the sequences of which no two share a micro-batch. The first j hold at
     most j·ranks·capacity tokens, whose work is at most that of the longest sequences with as many;
-    the work that is left is spread over the ranks of the other rounds. The bound is the largest of
-    these sums over j; j = 0 is the area. If no micro-batch is empty, the j-th round and those after
-    it have at least (rounds − j + 1)·ranks sequences, and the j-th lasts as long as one of them.
+    the work that is left is spread over the ranks of the other micro-steps. The bound is the
+    largest of these sums over j; j = 0 is the area. If no micro-batch is empty, the j-th micro-step
+    and those after it have at least (micro-steps − j + 1)·ranks sequences, and the j-th lasts as
+    long as one of them.
     """
     lengths, counts = sequences.lengths, sequences.counts
     work = micro_batch.work_ms(lengths)
     total = float(work @ counts)
-    alone_ms = _round_floors_ms(micro_batch, sequences, ranks, rounds, none_empty=none_empty)
+    alone_ms = _micro_step_floors_ms(
+        micro_batch, sequences, ranks, micro_steps, none_empty=none_empty
+    )
     # Tokens without padding: with it work per token would not rise with the length.
     tokens_up_to = np.concatenate([[0], np.cumsum(lengths * counts)]).astype(np.float64)
     work_up_to = np.concatenate([[0.0], np.cumsum(work * counts)])
-    best = total / ranks + rounds * micro_batch.c
+    best = total / ranks + micro_steps * micro_batch.c
     floors = 0.0
-    for j in range(1, rounds + 1):
+    for j in range(1, micro_steps + 1):
         floors += alone_ms[j - 1]
         held = float(np.interp(j * ranks * micro_batch.capacity, tokens_up_to, work_up_to))
-        rest = (total - held) / ranks + (rounds - j) * micro_batch.c if j < rounds else 0.0
+        rest = (
+            (total - held) / ranks + (micro_steps - j) * micro_batch.c if j < micro_steps else 0.0
+        )
         best = max(best, floors + max(rest, sum(alone_ms[j:])))
     return best * (1 - 1e-9)
 
 
-def _round_floors_ms(
-    micro_batch: PipelineClass, sequences: Sequences, ranks: int, rounds: int, *, none_empty: bool
+def _micro_step_floors_ms(
+    micro_batch: PipelineClass,
+    sequences: Sequences,
+    ranks: int,
+    micro_steps: int,
+    *,
+    none_empty: bool,
 ) -> list[float]:
-    """Bound each round's time alone, longest round first (ms)."""
+    """Bound each micro-step's time alone, longest micro-step first (ms)."""
     lengths, padded = sequences.lengths, micro_batch.padded(sequences.lengths)
     large = np.where(2 * padded > micro_batch.capacity, sequences.counts, 0)
     large_up_to, up_to = np.cumsum(large), np.cumsum(sequences.counts)
     total = int(up_to[-1])
     floors = []
-    for j in range(rounds):
+    for j in range(micro_steps):
         place = int(np.searchsorted(large_up_to, j * ranks, side="right")) if j else 0
         longest = int(lengths[place]) if place < len(lengths) else 0
         if none_empty:
-            # The shortest (rounds − j)·ranks sequences: the longest of them.
-            rank = total - (rounds - j) * ranks
+            # The shortest (micro-steps − j)·ranks sequences: the longest of them.
+            rank = total - (micro_steps - j) * ranks
             longest = max(longest, int(lengths[np.searchsorted(up_to, rank, side="right")]))
         work = longest * (micro_batch.a * longest + micro_batch.b)
         floors.append(work + micro_batch.c)
     return floors
 
 
-def plan_rounds(
+def plan_micro_steps(
     micro_batch: PipelineClass,
     sequences: Sequences,
     ranks: int,
     multiple: int = 1,
-) -> tuple[FilledRounds, float]:
-    """Find rounds for all sequences, and a lower bound over all plans (ms).
+) -> tuple[FilledMicroSteps, float]:
+    """Find micro-steps for all sequences, and a lower bound over all plans (ms).
 
-    ``multiple``: of which the number of rounds is, if sequences suffice for a micro-batch on each
-    rank in each of them: the bound is then over plans in which none is empty. Else rounds are as
-    many as is best, micro-batches may be empty, and the bound is over all plans.
+    ``multiple``: of which the number of micro-steps is, if sequences suffice for a micro-batch on
+    each rank in each of them: the bound is then over plans in which none is empty. Else micro-steps
+    are as many as is best, micro-batches may be empty, and the bound is over all plans.
     ``ValueError`` if a sequence exceeds a micro-batch.
     """
     search = _Search(micro_batch, sequences, ranks)
@@ -115,26 +125,27 @@ def plan_rounds(
 
 
 class _Search:
-    """Searches numbers of rounds from the fewest on, and how many of them are *light*.
+    """Searches numbers of micro-steps from the fewest on, and how many of them are *light*.
 
-    A light round has one sequence on each rank, of the shortest there are. Long sequences bind the
-    others, so that all work is done next to them and light rounds cost little more than themselves.
+    A light micro-step has one sequence on each rank, of the shortest there are. Long sequences bind
+    the others, so that all work is done next to them and light micro-steps cost little more than
+    themselves.
     """
 
     def __init__(self, micro_batch: PipelineClass, sequences: Sequences, ranks: int) -> None:
         self._micro_batch, self._sequences, self._ranks = micro_batch, sequences, ranks
         self._number = int(sequences.counts.sum())
-        self._extra = EXTRA_ROUNDS if self._number > VERY_FEW else FEW_EXTRA
-        self._best: FilledRounds | None = None
+        self._extra = EXTRA_MICRO_STEPS if self._number > VERY_FEW else FEW_EXTRA
+        self._best: FilledMicroSteps | None = None
 
     @property
     def _best_ms(self) -> float:
         return inf if self._best is None else self._best.total_ms
 
-    def any_number(self) -> tuple[FilledRounds, float]:
-        """Search all numbers of rounds, and bound all plans (ms)."""
+    def any_number(self) -> tuple[FilledMicroSteps, float]:
+        """Search all numbers of micro-steps, and bound all plans (ms)."""
         bounds: list[float] = []
-        number = fewest_rounds(self._micro_batch, self._sequences, self._ranks)
+        number = fewest_micro_steps(self._micro_batch, self._sequences, self._ranks)
         while len(bounds) <= self._extra or self._best is None:
             bounds.append(self._bound_ms(self._sequences, number))
             if bounds[-1] < self._best_ms:
@@ -143,54 +154,57 @@ class _Search:
             if few and self._best_ms > bounds[-1] * (1 + LOOSE):
                 self._try_light(number, bounds[-1])
             number += 1
-        # Every plan with more rounds than were tried costs at least its work and their overhead.
+        # Every plan with more micro-steps than were tried costs at least its work and their
+        # overhead.
         bounds.append(self._bound_ms(self._sequences, number))
         assert self._best is not None
         return self._best, min(*bounds, self._best.total_ms)
 
-    def in_multiples(self, multiple: int) -> tuple[FilledRounds, float] | None:
-        """Search multiples with a sequence on each rank in each round; None if none was found."""
+    def in_multiples(self, multiple: int) -> tuple[FilledMicroSteps, float] | None:
+        """Search multiples with a sequence on each rank in each micro-step; None without one."""
         most = self._number // self._ranks
-        fewest = fewest_rounds(self._micro_batch, self._sequences, self._ranks)
+        fewest = fewest_micro_steps(self._micro_batch, self._sequences, self._ranks)
         numbers = range(ceil(fewest / multiple) * multiple, most + 1, multiple)
         bounds: list[float] = []
         for number in numbers:
             bounds.append(self._bound_ms(self._sequences, number, none_empty=True))
             if bounds[-1] >= self._best_ms or len(bounds) > self._extra + 1:
-                break  # more rounds than these cost more still
+                break  # more micro-steps than these cost more still
             self._try_light(number, bounds[-1])
         if self._best is None:
             return None
         return self._best, min(*bounds, self._best.total_ms)
 
     def _try_light(self, number: int, bound_ms: float) -> None:
-        """Try each number of light rounds that may be the best, by ascending bound."""
+        """Try each number of light micro-steps that may be the best, by ascending bound."""
         options = []
-        heavy, light_rounds = self._sequences, FilledRounds((), ())
+        heavy, light_micro_steps = self._sequences, FilledMicroSteps((), ())
         for light in range(number):
-            if fewest_rounds(self._micro_batch, heavy, self._ranks) <= number - light:
+            if fewest_micro_steps(self._micro_batch, heavy, self._ranks) <= number - light:
                 heavy_ms = self._bound_ms(heavy, number - light, none_empty=True)
-                options.append((heavy_ms + light_rounds.total_ms, light, heavy, light_rounds))
+                options.append(
+                    (heavy_ms + light_micro_steps.total_ms, light, heavy, light_micro_steps)
+                )
             if light < number - 1:
-                heavy, one_more = self._take_light_round(heavy)
-                light_rounds += one_more
-        for least_ms, light, heavy, light_rounds in sorted(options, key=lambda o: o[:2]):
+                heavy, one_more = self._take_light_micro_step(heavy)
+                light_micro_steps += one_more
+        for least_ms, light, heavy, light_micro_steps in sorted(options, key=lambda o: o[:2]):
             if max(least_ms, bound_ms) >= self._best_ms:
                 return
-            self._try(heavy, number - light, bound_ms, light_rounds)
+            self._try(heavy, number - light, bound_ms, light_micro_steps)
 
-    def _take_light_round(self, sequences: Sequences) -> tuple[Sequences, FilledRounds]:
-        """Put the shortest sequences into one round, one a rank, and return the others."""
-        left, of_round = sequences.counts.copy(), list[Bin]()
+    def _take_light_micro_step(self, sequences: Sequences) -> tuple[Sequences, FilledMicroSteps]:
+        """Put the shortest sequences into one micro-step, one a rank, and return the others."""
+        left, of_micro_step = sequences.counts.copy(), list[Bin]()
         places = iter(np.flatnonzero(left)[::-1].tolist())
-        while len(of_round) < self._ranks:
+        while len(of_micro_step) < self._ranks:
             place = next(places)
-            taken = min(int(left[place]), self._ranks - len(of_round))
-            of_round += [[(place, 1)] for _ in range(taken)]
+            taken = min(int(left[place]), self._ranks - len(of_micro_step))
+            of_micro_step += [[(place, 1)] for _ in range(taken)]
             left[place] -= taken
         longest = int(sequences.lengths[place])
         work = longest * (self._micro_batch.a * longest + self._micro_batch.b)
-        light = FilledRounds.from_bins([of_round], [work + self._micro_batch.c])
+        light = FilledMicroSteps.from_bins([of_micro_step], [work + self._micro_batch.c])
         return Sequences(sequences.lengths, left), light
 
     def _try(
@@ -198,17 +212,17 @@ class _Search:
         sequences: Sequences,
         number: int,
         bound_ms: float,
-        light: FilledRounds | None = None,
+        light: FilledMicroSteps | None = None,
     ) -> None:
-        """Fill so many rounds with ``sequences``, next to light rounds with all others.
+        """Fill so many micro-steps with ``sequences``, next to light micro-steps with all others.
 
-        By the least common target that works, each round lasting at least as long as the longest
-        sequence that is left, and then by targets of single rounds that are changed while the sum
-        falls; and by assigning sequences one by one. Fewer rounds than wanted count only without
-        light ones: with them a smaller number is tried anyway.
+        By the least common target that works, each micro-step lasting at least as long as the
+        longest sequence that is left, and then by targets of single micro-steps that are changed
+        while the sum falls; and by assigning sequences one by one. Fewer micro-steps than wanted
+        count only without light ones: with them a smaller number is tried anyway.
         """
         light_ms = 0.0 if light is None else light.total_ms
-        filler = RoundsFiller([self._micro_batch], sequences, self._ranks)
+        filler = MicroStepsFiller([self._micro_batch], sequences, self._ranks)
         filled = common_target(filler, number, bound_ms - light_ms)
         if filled is not None and (light is None or len(filled.times_ms) == number):
             if filled.total_ms + light_ms < self._best_ms:
@@ -220,8 +234,8 @@ class _Search:
             if even is not None:
                 self._keep(even, light, number)
 
-    def _keep(self, filled: FilledRounds, light: FilledRounds | None, number: int) -> None:
-        """Keep rounds that are better than the best, if they are as many as wanted.
+    def _keep(self, filled: FilledMicroSteps, light: FilledMicroSteps | None, number: int) -> None:
+        """Keep micro-steps that are better than the best, if they are as many as wanted.
 
         Next to light ones, only if they have a sequence for each rank.
         """
@@ -232,59 +246,65 @@ class _Search:
         if filled.total_ms < self._best_ms:
             self._best = filled
 
-    def _with_sequences_for_all(self, filled: FilledRounds) -> FilledRounds:
-        """Move the shortest sequences to rounds with fewer of them than ranks."""
-        rounds = [[dict(micro) for _, micro in of_round] for of_round in filled.bins()]
-        numbers = [sum(sum(micro.values()) for micro in of_round) for of_round in rounds]
+    def _with_sequences_for_all(self, filled: FilledMicroSteps) -> FilledMicroSteps:
+        """Move the shortest sequences to micro-steps with fewer of them than ranks."""
+        micro_steps = [
+            [dict(micro) for _, micro in of_micro_step] for of_micro_step in filled.bins()
+        ]
+        numbers = [
+            sum(sum(micro.values()) for micro in of_micro_step) for of_micro_step in micro_steps
+        ]
         if min(numbers) >= self._ranks:
             return filled
         lengths, times = self._sequences.lengths.tolist(), list(filled.times_ms)
         spare = sorted(
             (-i, r, place)
-            for r, of_round in enumerate(rounds)
-            for place, micro in enumerate(of_round)
+            for r, of_micro_step in enumerate(micro_steps)
+            for place, micro in enumerate(of_micro_step)
             for i in micro
         )
-        for r, of_round in enumerate(rounds):
+        for r, of_micro_step in enumerate(micro_steps):
             while numbers[r] < self._ranks:
                 shortest, giver, place = next(
                     (-i, giver, place)
                     for i, giver, place in spare
                     if numbers[giver] > self._ranks
-                    and rounds[giver][place].get(-i, 0)
-                    and sum(rounds[giver][place].values()) > 1
+                    and micro_steps[giver][place].get(-i, 0)
+                    and sum(micro_steps[giver][place].values()) > 1
                 )
-                rounds[giver][place][shortest] -= 1
-                of_round.append({shortest: 1})
+                micro_steps[giver][place][shortest] -= 1
+                of_micro_step.append({shortest: 1})
                 numbers[giver] -= 1
                 numbers[r] += 1
                 work = lengths[shortest] * (
                     self._micro_batch.a * lengths[shortest] + self._micro_batch.b
                 )
                 times[r] = max(times[r], work + self._micro_batch.c)
-        return FilledRounds.from_bins(
+        return FilledMicroSteps.from_bins(
             [
-                [[(i, n) for i, n in micro.items() if n] for micro in of_round]
-                for of_round in rounds
+                [[(i, n) for i, n in micro.items() if n] for micro in of_micro_step]
+                for of_micro_step in micro_steps
             ],
             times,
         )
 
-    def _bound_ms(self, sequences: Sequences, rounds: int, *, none_empty: bool = False) -> float:
-        return rounds_bound_ms(
-            self._micro_batch, sequences, self._ranks, rounds, none_empty=none_empty
+    def _bound_ms(
+        self, sequences: Sequences, micro_steps: int, *, none_empty: bool = False
+    ) -> float:
+        return micro_steps_bound_ms(
+            self._micro_batch, sequences, self._ranks, micro_steps, none_empty=none_empty
         )
 
 
 def _assign_longest_first(
-    micro_batch: PipelineClass, sequences: Sequences, ranks: int, rounds: int
-) -> FilledRounds | None:
+    micro_batch: PipelineClass, sequences: Sequences, ranks: int, micro_steps: int
+) -> FilledMicroSteps | None:
     """Assign each sequence, longest first, to the least loaded micro-batch of all with room.
 
-    Micro-batches are then assigned to rounds by their time, the slowest together. None if one of
-    the sequences finds no room.
+    Micro-batches are then assigned to micro-steps by their time, the slowest together. None if one
+    of the sequences finds no room.
     """
-    loads = [(0.0, place) for place in range(rounds * ranks)]
+    loads = [(0.0, place) for place in range(micro_steps * ranks)]
     room = [micro_batch.capacity] * len(loads)
     assigned: list[dict[int, int]] = [{} for _ in loads]
     pairs = zip(sequences.lengths.tolist(), sequences.counts.tolist(), strict=True)
@@ -307,7 +327,7 @@ def _assign_longest_first(
         (load, assigned[place]) for load, place in sorted(loads, reverse=True) if assigned[place]
     ]
     together = [ordered[first : first + ranks] for first in range(0, len(ordered), ranks)]
-    return FilledRounds.from_bins(
-        [[list(micro.items()) for _, micro in of_round] for of_round in together],
-        [of_round[0][0] + micro_batch.c for of_round in together],
+    return FilledMicroSteps.from_bins(
+        [[list(micro.items()) for _, micro in of_micro_step] for of_micro_step in together],
+        [of_micro_step[0][0] + micro_batch.c for of_micro_step in together],
     )

@@ -1,20 +1,22 @@
-"""A bound on all round plans that counts the idle room of long rounds.
+"""A bound on all micro-step plans that counts the idle room of long micro-steps.
 
-``rounds_bound_ms`` lets work flow between rounds. But a round that one long sequence stretches can
-not be filled with short ones if memory is tight: tokens per GPU and round are about the same for
-every degree. Here each round has a separate length, tokens and groups. From the outside in:
+``micro_steps_bound_ms`` lets work flow between micro-steps. But a micro-step that one long sequence
+stretches can not be filled with short ones if memory is tight: tokens per GPU and micro-step are
+about the same for every degree. Here each micro-step has a separate length, tokens and groups. From
+the outside in:
 
-1. ``prove_rounds``: the bound is the least over all numbers of rounds. Of plans with more than
-   ``HEADS`` + 1 rounds only the longest ``HEADS`` are distinguished; the others are one pool of any
-   number of rounds, which share its time.
+1. ``prove_micro_steps``: the bound is the least over all numbers of micro-steps. Of plans with more
+   than ``HEADS`` + 1 micro-steps only the longest ``HEADS`` are distinguished; the others are one
+   pool of any number of micro-steps, which share its time.
 2. For each number, the largest total that no plan stays below, by bisection.
-3. A total is refuted if no lengths t₁ ≥ t₂ ≥ … of the longest rounds can reach it. They are cut
-   into cells; if the batch does not fit the largest lengths of a cell and all the time that is
-   left, no plan with rounds in this cell is below the total. Cells in which it fits are halved
-   (branch and bound) down to ``FINEST``. The longest round counts once more for each further stage.
-4. Whether it fits is a linear program (``round_program``) that spreads groups of similar lengths
-   over rounds and degrees, with fractional numbers of sequence-parallel groups. That it does not is
-   proven by prices, apart from the solver (``round_prices``).
+3. A total is refuted if no lengths t₁ ≥ t₂ ≥ … of the longest micro-steps can reach it. They are
+   cut into cells; if the batch does not fit the largest lengths of a cell and all the time that is
+   left, no plan with micro-steps in this cell is below the total. Cells in which it fits are halved
+   (branch and bound) down to ``FINEST``. The longest micro-step counts once more for each further
+   stage.
+4. Whether it fits is a linear program (``micro_step_program``) that spreads groups of similar
+   lengths over micro-steps and degrees, with fractional numbers of sequence-parallel groups. That
+   it does not is proven by prices, apart from the solver (``micro_step_prices``).
 """
 
 from __future__ import annotations
@@ -24,19 +26,19 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.lockstep.plan_rounds import MicroSteps
-from seqplan.planner.lockstep.round_bounds import fewest_rounds, rounds_bound_ms
-from seqplan.planner.lockstep.round_prices import refutes
-from seqplan.planner.lockstep.round_program import (
+from seqplan.planner.lockstep.micro_step_bounds import fewest_micro_steps, micro_steps_bound_ms
+from seqplan.planner.lockstep.micro_step_prices import refutes
+from seqplan.planner.lockstep.micro_step_program import (
     LengthGroups,
+    MicroStepProgram,
     Pool,
-    RoundProgram,
     least_overhead_ms,
 )
+from seqplan.planner.lockstep.plan_micro_steps import MicroSteps
 from seqplan.planner.placement.fleet import PipelineClass
 
 HEADS = 2
-"""Rounds whose lengths are distinguished in plans of more rounds than one more than these."""
+"""Micro-steps whose lengths are distinguished in plans of at least two more."""
 
 NEAR = 0.02
 """The gap below which no closer bound is sought."""
@@ -48,18 +50,20 @@ MOST_PROGRAMS = 150
 """Programs for one total; beyond, it counts as not refuted."""
 
 _Cell = tuple[tuple[float, float], ...]
-"""The least and the largest length (ms) of each of the longest rounds."""
+"""The least and the largest length (ms) of each of the longest micro-steps."""
 
 
-def prove_rounds(rounds: MicroSteps, batch: Batch) -> MicroSteps:
-    """Return the rounds with the larger of their bound and the one proven here (seconds).
+def prove_micro_steps(micro_steps: MicroSteps, batch: Batch) -> MicroSteps:
+    """Return the micro-steps with the larger of their bound and the one proven here (seconds).
 
     Unchanged if they are within ``NEAR`` of their bound already.
     """
-    if rounds.objective_ms <= rounds.lower_bound_ms * (1 + NEAR):
-        return rounds
-    proof = _Proof(rounds.bounded, batch, rounds.ranks, rounds.stages)
-    return rounds.with_bound(proof.bound_ms(rounds.lower_bound_ms, rounds.objective_ms))
+    if micro_steps.objective_ms <= micro_steps.lower_bound_ms * (1 + NEAR):
+        return micro_steps
+    proof = _Proof(micro_steps.bounded, batch, micro_steps.ranks, micro_steps.stages)
+    return micro_steps.with_bound(
+        proof.bound_ms(micro_steps.lower_bound_ms, micro_steps.objective_ms)
+    )
 
 
 @dataclass(frozen=True)
@@ -75,29 +79,29 @@ class _Proof:
 
     @cached_property
     def _fewest(self) -> int:
-        """The fewest rounds that any plan has."""
-        return fewest_rounds(self.classes, self.batch, self.gpus)
+        """The fewest micro-steps that any plan has."""
+        return fewest_micro_steps(self.classes, self.batch, self.gpus)
 
     @cached_property
     def _overhead_ms(self) -> float:
-        """The least that a round takes."""
+        """The least that a micro-step takes."""
         return least_overhead_ms(self.classes)
 
     def bound_ms(self, low_ms: float, reached_ms: float) -> float:
-        """Prove a bound (ms) over all numbers of rounds, between two known times."""
+        """Prove a bound (ms) over all numbers of micro-steps, between two known times."""
         fewest = self._fewest
         least = reached_ms
         for count in range(min(fewest, HEADS + 2), HEADS + 3):
-            at_least = rounds_bound_ms(
+            at_least = micro_steps_bound_ms(
                 self.classes, self.batch, self.gpus, max(fewest, count), self.stages
             )
             if at_least >= least:
-                break  # so do all plans of more rounds
+                break  # so do all plans of more micro-steps
             least = min(least, self._of_count_ms(count, at_least, least))
         return max(low_ms, min(least, reached_ms))
 
     def _of_count_ms(self, count: int, low_ms: float, high_ms: float) -> float:
-        """Bisect for the largest total (ms) that no plan of ``count`` rounds stays below.
+        """Bisect for the largest total (ms) that no plan of ``count`` micro-steps stays below.
 
         Above ``HEADS`` + 1 of that many or more.
         """
@@ -113,9 +117,9 @@ class _Proof:
         return low
 
     def _total_refuted(self, count: int, total_ms: float) -> bool:
-        """Whether no plan of ``count`` rounds, the longest first, takes at most ``total_ms``.
+        """Whether no plan of ``count`` micro-steps, the longest first, takes at most ``total_ms``.
 
-        A plan that takes less is refuted with it: its rounds may last longer, up to the total.
+        A plan that takes less is refuted with it: its micro-steps may last longer, up to the total.
         """
         cells = [self._all_lengths(count, total_ms)]
         for _ in range(MOST_PROGRAMS):
@@ -131,9 +135,9 @@ class _Proof:
         return False
 
     def _all_lengths(self, count: int, total_ms: float) -> _Cell:
-        """Return the cell of all lengths that the longest rounds may have."""
+        """Return the cell of all lengths that the longest micro-steps may have."""
         least, heads = self._overhead_ms, min(count - 1, HEADS)
-        # The longest round counts ``stages`` times.
+        # The longest micro-step counts ``stages`` times.
         cell = [(least, total_ms / (place + self.stages)) for place in range(heads)]
         if cell:
             mean = total_ms / (count + self.stages - 1) if count <= HEADS + 1 else 0.0
@@ -141,7 +145,7 @@ class _Proof:
         return tuple(cell)
 
     def _cell_refuted(self, cell: _Cell, count: int, total_ms: float) -> bool:
-        """Whether the longest rounds of a cell and all others cannot hold the batch."""
+        """Whether the longest micro-steps of a cell and all others cannot hold the batch."""
         lows = [low for low, _ in cell]
         drained = (self.stages - 1) * lows[0] if lows else 0.0
         left_ms = total_ms - sum(lows) - drained if lows else total_ms / self.stages
@@ -150,7 +154,7 @@ class _Proof:
         fewest = max(count, self._fewest) if count > HEADS + 1 else count
         rest = Pool(left_ms, fewest - len(cell))
         highs = [high for _, high in cell]
-        return refutes(RoundProgram.of(self.classes, self._lengths, self.gpus, highs, rest))
+        return refutes(MicroStepProgram.of(self.classes, self._lengths, self.gpus, highs, rest))
 
 
 def _halves(cell: _Cell, place: int) -> tuple[_Cell, _Cell]:

@@ -1,7 +1,8 @@
-"""Rounds in which all ranks work, in groups of the degrees that a trainer can form.
+"""Micro-steps in which all ranks work, in groups of the degrees that a trainer can form.
 
-For trainers that change the context parallelism of each micro-batch: no rank is idle in a round, a
-group is aligned to its size, and rounds come in multiples where the trainer requires that.
+For trainers that change the context parallelism of each micro-batch: no rank is idle in a
+micro-step, a group is aligned to its size, and micro-steps come in multiples where the trainer
+requires that.
 """
 
 from __future__ import annotations
@@ -15,33 +16,33 @@ from seqplan.costs.latency import Latency
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.busy_ranks import BusyRanks, Group
 from seqplan.planner.lockstep.few_groups import FEW, FewGroups
-from seqplan.planner.lockstep.filled_rounds import FilledRounds, Sequences
-from seqplan.planner.lockstep.filler import RoundsFiller
-from seqplan.planner.lockstep.round_bounds import (
-    fewest_rounds,
+from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps, Sequences
+from seqplan.planner.lockstep.filler import MicroStepsFiller
+from seqplan.planner.lockstep.micro_step_bounds import (
+    fewest_micro_steps,
     in_stages_ms,
+    micro_steps_bound_ms,
     one_by_one_bound_ms,
-    rounds_bound_ms,
 )
-from seqplan.planner.lockstep.search import common_target, full_rounds, improve_targets
+from seqplan.planner.lockstep.search import common_target, full_micro_steps, improve_targets
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.placement.micro_batch_order import order_micro_batches
 
 MOST_NUMBERS = 1_000
-"""Numbers of rounds that are tried at most; one sequence a round would do."""
+"""Numbers of micro-steps that are tried at most; one sequence a micro-step would do."""
 
-EXTRA_ROUNDS = 2
-"""Rounds tried beyond the fewest, in multiples that the trainer requires."""
+EXTRA_MICRO_STEPS = 2
+"""Micro-steps tried beyond the fewest, in multiples that the trainer requires."""
 
 FILLS, DEEP_FILLS = 40, 200
-"""Rounds filled to improve one plan, about, and the best in the end: groups of several degrees
+"""Micro-steps filled to improve one plan, about, and the best in the end: groups of several degrees
 leave more to gain."""
 
 IMPROVED = 3
-"""Of the rounds found for few sequences, how many of the shortest are improved by moves."""
+"""Of the micro-steps found for few sequences, how many of the shortest are improved by moves."""
 
 CLEARLY = 1e-3
-"""If a group runs sequences one by one, more rounds must be faster by this share: each ends in
+"""If a group runs sequences one by one, more micro-steps must be faster by this share: each ends in
 a barrier that no cost model has."""
 
 
@@ -55,43 +56,43 @@ class RankGroup:
 
 
 @dataclass(frozen=True)
-class GroupedRounds:
-    """Rounds of groups; times in ms, ``lower_bound_ms`` over all rounds of such groups.
+class GroupedMicroSteps:
+    """Micro-steps of groups; times in ms, ``lower_bound_ms`` over all micro-steps of such groups.
 
-    ``rounds_ms``: of each group at one of the ``stages`` that the rounds go through.
+    ``micro_steps_ms``: of each group at one of the ``stages`` that the micro-steps go through.
     """
 
-    rounds: tuple[tuple[RankGroup, ...], ...]
-    rounds_ms: tuple[tuple[float, ...], ...]
+    micro_steps: tuple[tuple[RankGroup, ...], ...]
+    micro_steps_ms: tuple[tuple[float, ...], ...]
     ranks: int
     lower_bound_ms: float
     stages: int = 1
 
     @property
     def predicted_ms(self) -> float:
-        """Return Σ over rounds of the slowest group, and (stages − 1) times the longest."""
-        return in_stages_ms([max(times) for times in self.rounds_ms], self.stages)
+        """Return Σ over micro-steps of the slowest group, and (stages − 1) times the longest."""
+        return in_stages_ms([max(times) for times in self.micro_steps_ms], self.stages)
 
     @property
     def gap(self) -> float:
-        """Return predicted / bound − 1: no other rounds are faster by more."""
+        """Return predicted / bound − 1: no other micro-steps are faster by more."""
         return self.predicted_ms / self.lower_bound_ms - 1 if self.lower_bound_ms else 0.0
 
     @cached_property
     def imbalance(self) -> float:
         """Return by what share the slowest rank computes longer than the mean."""
         busy = [0.0] * self.ranks
-        for groups, times in zip(self.rounds, self.rounds_ms, strict=True):
+        for groups, times in zip(self.micro_steps, self.micro_steps_ms, strict=True):
             for group, time in zip(groups, times, strict=True):
                 for rank in range(group.first, group.first + group.degree):
                     busy[rank] += time
         return max(busy) / (sum(busy) / self.ranks) - 1
 
     def by_rank(self) -> list[list[list[int]]]:
-        """List positions by round and rank; all ranks of a group have the same."""
+        """List positions by micro-step and rank; all ranks of a group have the same."""
         return [
             [list(group.positions) for group in groups for _ in range(group.degree)]
-            for groups in self.rounds
+            for groups in self.micro_steps
         ]
 
 
@@ -105,19 +106,19 @@ def plan_groups(
     multiple: int = 1,
     stages: int = 1,
     known: Sequence[Sequence[tuple[int, Sequence[int]]]] | None = None,
-) -> GroupedRounds:
-    """Find good rounds of groups for sequences of these lengths (tokens).
+) -> GroupedMicroSteps:
+    """Find good micro-steps of groups for sequences of these lengths (tokens).
 
     ``costs``: by degree, of a micro-batch on a group of so many ranks; degrees are those that may
     be formed, each dividing the next larger or all ``ranks``. ``capacity``: tokens of a micro-batch
     a rank. ``one_each``: groups run their sequences one by one instead of packed, so that capacity
-    limits each alone. ``multiple``: of which the number of rounds is. ``stages``: of the pipeline
-    that the rounds go through, in an order that rises to the longest and falls; costs and ranks are
-    those of one. ``known``: rounds that another rule made, each of groups (degree, positions):
-    the result is no slower.
+    limits each alone. ``multiple``: of which the number of micro-steps is. ``stages``: of the
+    pipeline that the micro-steps go through, in an order that rises to the longest and falls; costs
+    and ranks are those of one. ``known``: micro-steps that another rule made, each of groups
+    (degree, positions): the result is no slower.
 
     ``ValueError`` for groups that run sequences one by one with stages, for a length below 1 or
-    beyond all ranks, and if sequences are fewer than the rounds that the trainer requires.
+    beyond all ranks, and if sequences are fewer than the micro-steps that the trainer requires.
     """
     if one_each and stages > 1:
         raise ValueError("groups that run their sequences one by one do not go through stages")
@@ -135,41 +136,43 @@ def plan_groups(
         classes, batch, ranks, multiple, one_each=one_each, stages=stages
     )
     plans = busy.in_multiples([filled.groups(batch) for filled in tried], multiple)
-    working = [[_with_work_for_all(busy, groups) for groups in rounds] for rounds in plans]
+    working = [
+        [_with_work_for_all(busy, groups) for groups in micro_steps] for micro_steps in plans
+    ]
     few = FewGroups(classes, lengths, ranks, stages)
     if len(lengths) <= FEW and not one_each:
         fewest = max(multiple, min(map(len, working)) - multiple)
-        most = min(len(lengths), max(map(len, working)) + EXTRA_ROUNDS * multiple)
+        most = min(len(lengths), max(map(len, working)) + EXTRA_MICRO_STEPS * multiple)
         for number in range(fewest, most + 1, multiple):
             working += few.starts(number)
         working.sort(key=few.total_ms)
-        working = [few.improve(rounds) for rounds in working[:IMPROVED]]
+        working = [few.improve(micro_steps) for micro_steps in working[:IMPROVED]]
     if not one_each:
         working = [few.relieve(min(working, key=few.total_ms)), *_price_known(known, classes)]
     shortest = min(working, key=few.total_ms)
     best = [_on_ranks(busy, classes, groups) for groups in shortest]
     order = order_micro_batches([max(times) for _, times in best], stages)
     ordered = [best[place] for place in order]
-    grouped = GroupedRounds(
+    grouped = GroupedMicroSteps(
         tuple(groups for groups, _ in ordered),
         tuple(times for _, times in ordered),
         ranks,
         bound,
         stages,
     )
-    # A bound holds for any rounds; ours may differ from it by rounding only.
+    # A bound holds for any micro-steps; ours may differ from it by rounding only.
     return replace(grouped, lower_bound_ms=min(bound, grouped.predicted_ms))
 
 
 def _price_known(
-    rounds: Sequence[Sequence[tuple[int, Sequence[int]]]] | None,
+    micro_steps: Sequence[Sequence[tuple[int, Sequence[int]]]] | None,
     classes: Sequence[PipelineClass],
 ) -> list[list[list[Group]]]:
-    """Return rounds that are known, if each of their degrees has a cost."""
+    """Return micro-steps that are known, if each of their degrees has a cost."""
     places = {degree.gpus: k for k, degree in enumerate(classes)}
-    if rounds is None or not {degree for of in rounds for degree, _ in of} <= set(places):
+    if micro_steps is None or not {degree for of in micro_steps for degree, _ in of} <= set(places):
         return []
-    return [[[(places[degree], tuple(part)) for degree, part in of] for of in rounds]]
+    return [[[(places[degree], tuple(part)) for degree, part in of] for of in micro_steps]]
 
 
 def _search_numbers(
@@ -180,28 +183,31 @@ def _search_numbers(
     *,
     one_each: bool,
     stages: int,
-) -> tuple[list[FilledRounds], float]:
-    """Search numbers of rounds from the fewest on, while that gains; and bound all rounds (ms)."""
+) -> tuple[list[FilledMicroSteps], float]:
+    """Search numbers of micro-steps from the fewest on, while that gains; with a bound (ms)."""
     sequences = Sequences(batch.distinct, batch.multiplicity)
-    filler = RoundsFiller(classes, sequences, ranks, one_each=one_each, stages=stages)
+    filler = MicroStepsFiller(classes, sequences, ranks, one_each=one_each, stages=stages)
     if one_each:
-        fewest, least = 1, one_by_one_bound_ms(classes, batch, ranks)  # capacity limits no round
+        fewest, least = (
+            1,
+            one_by_one_bound_ms(classes, batch, ranks),
+        )  # capacity limits no micro-step
     else:
-        fewest = ceil(fewest_rounds(classes, batch, ranks) / multiple) * multiple
-        least = rounds_bound_ms(classes, batch, ranks, fewest, stages)
+        fewest = ceil(fewest_micro_steps(classes, batch, ranks) / multiple) * multiple
+        least = micro_steps_bound_ms(classes, batch, ranks, fewest, stages)
     gain = 1 - CLEARLY if one_each else 1.0
-    # With stages the best number may be far from the fewest, as more rounds shorten the drain.
-    numbers, patience = (MOST_NUMBERS, EXTRA_ROUNDS) if stages > 1 else (EXTRA_ROUNDS, 0)
+    # With stages the best number may be far from the fewest, as more micro-steps shorten the drain.
+    numbers, patience = (MOST_NUMBERS, EXTRA_MICRO_STEPS) if stages > 1 else (EXTRA_MICRO_STEPS, 0)
     behind = 0
-    best: list[FilledRounds] = []
+    best: list[FilledMicroSteps] = []
     number = ceil(fewest / multiple) * multiple
     for _ in range(MOST_NUMBERS):
-        bound = least if one_each else rounds_bound_ms(classes, batch, ranks, number, stages)
+        bound = least if one_each else micro_steps_bound_ms(classes, batch, ranks, number, stages)
         if best and (bound >= best[-1].total_ms * gain or len(best) > numbers):
             break
         starts = [common_target(filler, number, bound)]
         if not one_each:
-            starts.append(full_rounds(filler, number))
+            starts.append(full_micro_steps(filler, number))
         there = [start for start in starts if start is not None]
         if there:
             start = min(there, key=lambda filled: filled.total_ms)
@@ -214,7 +220,7 @@ def _search_numbers(
             else:
                 behind += 1
         number += multiple
-    candidates = best[-EXTRA_ROUNDS - 1 :]
+    candidates = best[-EXTRA_MICRO_STEPS - 1 :]
     if not one_each:
         least_waste = filler.fill_with_least_waste()
         if least_waste is not None and len(least_waste.times_ms) % multiple == 0:

@@ -1,11 +1,11 @@
-"""Targets of rounds: the least common one, then one changed against the others."""
+"""Targets of micro-steps: the least common one, then one changed against the others."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from seqplan.planner.lockstep.filled_rounds import FilledRounds
-from seqplan.planner.lockstep.filler import RoundsFiller
+from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps
+from seqplan.planner.lockstep.filler import MicroStepsFiller
 
 TOLERANCE = 1e-3
 """Relative width at which a search for a target ends."""
@@ -14,21 +14,23 @@ GOOD = 3e-3
 """Within this of the bound a plan is not improved."""
 
 FACTORS = (0.8, 0.87, 0.92, 0.96, 1.04, 1.08, 1.15, 1.25)
-"""Multiples of one round's target that are tried, the others following."""
+"""Multiples of one micro-step's target that are tried, the others following."""
 
 TRIED_FILLS = 40
-"""Rounds filled at most to improve one plan."""
+"""Micro-steps filled at most to improve one plan."""
 
 PASSES = 2
 
 
-def common_target(filler: RoundsFiller, rounds: int, bound_ms: float) -> FilledRounds | None:
-    """Find the least common target for which ``rounds`` rounds hold all; None without one."""
-    low = filler.area_ms / rounds + filler.overhead_ms
+def common_target(
+    filler: MicroStepsFiller, micro_steps: int, bound_ms: float
+) -> FilledMicroSteps | None:
+    """Find the least common target for which so many micro-steps hold all; None without one."""
+    low = filler.area_ms / micro_steps + filler.overhead_ms
     low, target, step = low * 0.5, low, 0.02
     best = None
     while best is None:
-        best = filler.fill([target] * rounds)
+        best = filler.fill([target] * micro_steps)
         if best is None:
             if step > 64:
                 return None
@@ -36,7 +38,7 @@ def common_target(filler: RoundsFiller, rounds: int, bound_ms: float) -> FilledR
     high = target
     while high - low > TOLERANCE * high and best.total_ms > bound_ms * (1 + TOLERANCE):
         middle = (low + high) / 2
-        filled = filler.fill([middle] * rounds)
+        filled = filler.fill([middle] * micro_steps)
         if filled is None:
             low = middle
         else:
@@ -45,13 +47,13 @@ def common_target(filler: RoundsFiller, rounds: int, bound_ms: float) -> FilledR
     return best
 
 
-def full_rounds(filler: RoundsFiller, rounds: int) -> FilledRounds | None:
-    """Fill all rounds but the last as full as memory allows.
+def full_micro_steps(filler: MicroStepsFiller, micro_steps: int) -> FilledMicroSteps | None:
+    """Fill all micro-steps but the last as full as memory allows.
 
     The last is as short as works. Good if memory leaves no choice of their number. None if one
-    round does not hold the rest.
+    micro-step does not hold the rest.
     """
-    first, left = filler.full(rounds - 1)
+    first, left = filler.full(micro_steps - 1)
     if not left.any():
         return first
     last = common_target(filler.of_left(left), 1, 0.0)
@@ -59,17 +61,17 @@ def full_rounds(filler: RoundsFiller, rounds: int) -> FilledRounds | None:
 
 
 def improve_targets(
-    filler: RoundsFiller,
-    start: FilledRounds,
+    filler: MicroStepsFiller,
+    start: FilledMicroSteps,
     bound_ms: float,
     fills: int = TRIED_FILLS,
     *,
     in_common: bool = True,
-) -> FilledRounds:
-    """Change one round's target and those of later ones against it, while the sum falls.
+) -> FilledMicroSteps:
+    """Change one micro-step's target and those of later ones against it, while the sum falls.
 
     Later ones take the least target ``in_common``, or are shortened in proportion. ``fills``:
-    rounds that are filled at most, about.
+    micro-steps that are filled at most, about.
     """
     best = start
     most = max(2, fills // len(start.times_ms))
@@ -93,9 +95,9 @@ def improve_targets(
 
 
 def _least_rest(
-    filler: RoundsFiller, fixed: Sequence[float], shape: Sequence[float], best: FilledRounds
-) -> FilledRounds:
-    """Give rounds after ``fixed`` the least multiple of a ``shape``; the better of it and best."""
+    filler: MicroStepsFiller, fixed: Sequence[float], shape: Sequence[float], best: FilledMicroSteps
+) -> FilledMicroSteps:
+    """Give micro-steps after ``fixed`` the least multiple of a ``shape`` that works."""
     high = _limit(best.total_ms, fixed, shape, filler.stages)
     low = filler.overhead_ms / max(shape)
     if high <= low:
@@ -117,7 +119,7 @@ def _least_rest(
 
 
 def _limit(total_ms: float, fixed: Sequence[float], shape: Sequence[float], stages: int) -> float:
-    """Compute the multiple of ``shape`` that rounds after ``fixed`` may be in ``total_ms``."""
+    """Compute the multiple of ``shape`` that micro-steps after ``fixed`` may be in ``total_ms``."""
     left, longest = total_ms - sum(fixed), max(fixed)
     multiple = (left - (stages - 1) * longest) / sum(shape)
     if multiple * max(shape) <= longest:

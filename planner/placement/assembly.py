@@ -1,4 +1,4 @@
-"""Plans from pipelines and micro-batches: what steps, rounds and compared systems share."""
+"""Plans from pipelines and micro-batches: what steps, micro-steps and compared systems share."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def plan_pipeline(
     micro_batches: Sequence[Sequence[int]],
     batch: Batch,
     forward_fraction: ForwardFraction,
-    round_: int | None = None,
+    micro_step: int | None = None,
 ) -> PlannedPipeline:
     """Make one pipeline at the model's costs; its predicted time is form S of the stated costs."""
     planned_batches = []
@@ -95,7 +95,7 @@ def plan_pipeline(
         predicted = max(
             predicted, simulate_micro_batches_ms(planned_batches, scheme.pp, forward_fraction)
         )
-    return PlannedPipeline(scheme, ranks, tuple(planned_batches), round(predicted, 3), round_)
+    return PlannedPipeline(scheme, ranks, tuple(planned_batches), round(predicted, 3), micro_step)
 
 
 def form_s_ms(micro_batches: Sequence[MicroBatch], pp: int) -> float:

@@ -19,7 +19,7 @@ class SequencePool:
         self.lengths = lengths
         self.negated = [-length for length in lengths] if negated is None else negated
         self.counts = counts.copy()
-        self.next = list(range(len(lengths) + 1))
+        self.next = [i if n else i + 1 for i, n in enumerate(counts)] + [len(lengths)]
         self.left = n
 
     def copy(self) -> SequencePool:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from seqplan.costs.profile import Profile
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.execution import EXECUTIONS, ExecutionKind, choose_execution
 from seqplan.planner.problem import PlanningProblem
 from seqplan.planner.proposal.layouts import LayoutChoice, LayoutRow
@@ -22,6 +21,7 @@ from seqplan.planner.sync.times import (
     parse_layout,
     sync_fields,
 )
+from seqplan.planner.workload import Workload
 from seqplan.plans.format.canonical import canonical_json, digest_of
 from seqplan.plans.format.fields import FieldReader, read_text, shown
 from seqplan.plans.scheme import Strategy
@@ -74,7 +74,7 @@ class Proposal:
 
     method: str
     seed: int
-    cluster: Cluster
+    workload: Workload
     profile: Profile
     lengths: Mapping[str, Any]
     candidates: tuple[Candidate, ...]
@@ -98,7 +98,7 @@ class Proposal:
         chosen = None if self.layouts is None else self.layouts.chosen
         return PlanningProblem(
             profile=self.profile,
-            cluster=self.cluster,
+            workload=self.workload,
             sync=self.sync,
             strategies=tuple(candidate.strategy for candidate in self.candidates),
             regroup_layout=None if chosen is None else parse_layout(chosen),
@@ -135,11 +135,11 @@ class Proposal:
             "method": self.method,
             "execution": self.execution,
             "seed": self.seed,
-            "gpus": self.cluster.gpus,
-            "max_len": self.cluster.max_len,
-            "tokens": self.cluster.tokens,
-            "include_flagged": self.cluster.include_flagged,
-            "optimizer_shards": self.cluster.optimizer_shards,
+            "gpus": self.workload.gpus,
+            "max_len": self.workload.max_len,
+            "tokens": self.workload.tokens,
+            "include_flagged": self.workload.include_flagged,
+            "optimizer_shards": self.workload.optimizer_shards,
             "lengths": dict(self.lengths),
             "expected_ms": self.expected_ms,
             "lower_bound_ms": self.lower_bound_ms,
@@ -198,7 +198,7 @@ class _ProposalReader(FieldReader):
         document = Proposal(
             method=self.text(raw, "method", ""),
             seed=self.integer(raw, "seed", ""),
-            cluster=self.cluster(raw),
+            workload=self.workload(raw),
             profile=Profile.from_document(raw["profile"], f"{self.origin}: profile"),
             lengths=self.lengths(raw["lengths"]),
             candidates=tuple(
@@ -231,9 +231,9 @@ class _ProposalReader(FieldReader):
         except ValueError as error:
             self.fail("", str(error))
 
-    def cluster(self, raw: dict[str, Any]) -> Cluster:
+    def workload(self, raw: dict[str, Any]) -> Workload:
         try:
-            return Cluster(
+            return Workload(
                 gpus=self.integer(raw, "gpus", "", 1),
                 max_len=self.integer(raw, "max_len", "", 1),
                 tokens=self.integer(raw, "tokens", "", 1),
@@ -321,15 +321,15 @@ class _ProposalReader(FieldReader):
         """Check that there are candidates and that the cluster can run each of them."""
         if not document.candidates:
             self.fail("", "no candidates")
-        cluster = document.cluster
-        models = cluster.models(document.profile)
+        workload = document.workload
+        models = workload.models(document.profile)
         if isinstance(document.sync, LayoutSyncTimes):
             timed = {layout for layout, _ in document.sync.by_layout_ms}
             if missing := sorted(layouts_of(models) - timed):
                 self.fail(".sync.by_layout", f"lacks {layout_text(missing[0])}")
         for candidate in document.candidates:
             strategy = candidate.strategy
-            if strategy.gpus > cluster.gpus:
-                self.fail("", f"candidate {strategy} takes {strategy.gpus} of {cluster.gpus} GPUs")
+            if strategy.gpus > workload.gpus:
+                self.fail("", f"candidate {strategy} takes {strategy.gpus} of {workload.gpus} GPUs")
             if foreign := [str(scheme) for scheme, _ in strategy.counts if scheme not in models]:
-                self.fail("", f"scheme {foreign[0]} does not fit {cluster.gpus} GPUs")
+                self.fail("", f"scheme {foreign[0]} does not fit {workload.gpus} GPUs")

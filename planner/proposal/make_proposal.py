@@ -12,7 +12,6 @@ from seqplan.costs.lengths.digest import lengths_digest
 from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch, whole_lengths
 from seqplan.planner.batches.sampler import Sampler
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.errors import Infeasible, OptionError
 from seqplan.planner.execution import ExecutionKind
 from seqplan.planner.placement.fleet import Models
@@ -26,10 +25,11 @@ from seqplan.planner.proposal.candidates import (
 )
 from seqplan.planner.proposal.document import Candidate, Proposal
 from seqplan.planner.proposal.eq4 import continuous_proposal, integer_strategies
+from seqplan.planner.proposal.micro_steps_proposal import propose_micro_steps
 from seqplan.planner.proposal.proposal_sync import choose_proposal_sync
-from seqplan.planner.proposal.rounds_proposal import propose_rounds
 from seqplan.planner.proposal.uniform import keep_best_scheme
 from seqplan.planner.sync.times import NO_SYNC, SyncTimes
+from seqplan.planner.workload import Workload
 from seqplan.plans.scheme import Strategy
 
 METHODS = ("search", "eq4")
@@ -42,7 +42,7 @@ _SAMPLE_SEED = 0x5E9
 
 def make_proposal(
     profile: Profile,
-    cluster: Cluster,
+    workload: Workload,
     lengths: Sequence[int] | npt.NDArray[np.integer],
     *,
     seed: int = 0,
@@ -65,34 +65,34 @@ def make_proposal(
     each other, ``ValueError`` for lengths that are no whole numbers above 0.
     """
     lengths = whole_lengths(lengths)
-    profile, kind = apply_backend(profile, cluster.gpus, execution, micro_step_multiple, trainer)
+    profile, kind = apply_backend(profile, workload.gpus, execution, micro_step_multiple, trainer)
     lockstep = kind == "lockstep" or profile.lockstep
     if sync == "derived":
-        sync = choose_proposal_sync(profile, cluster.gpus, method=method)
+        sync = choose_proposal_sync(profile, workload.gpus, method=method)
     check_method(profile, method, sync, lockstep=lockstep)
-    models = cluster.models(profile)
-    check_feasible(profile, cluster, models, lengths)
-    effort = _effort(cluster.gpus, several_spaces=sync is not None)
-    sampler = Sampler(lengths, cluster.tokens, cluster.max_len, seed + _SAMPLE_SEED)
+    models = workload.models(profile)
+    check_feasible(profile, workload, models, lengths)
+    effort = _effort(workload.gpus, several_spaces=sync is not None)
+    sampler = Sampler(lengths, workload.tokens, workload.max_len, seed + _SAMPLE_SEED)
     batches = list(sampler.batches(effort.judged))
     longest = int(sampler.lengths.max())
     if kind == "uniform" or (trainer is not None and find_backend(trainer).uniform):
         profile = keep_best_scheme(
             profile,
-            cluster,
+            workload,
             batches[: effort.searched],
             longest,
             sync,
             lockstep=lockstep,
             micro_step_multiple=micro_step_multiple,
         )
-        models = cluster.models(profile)
+        models = workload.models(profile)
     derived = [entry.scheme for entry in profile.schemes if entry.origin == "derived"]
     if lockstep:
-        proposal = propose_rounds(
+        proposal = propose_micro_steps(
             batches[: effort.searched],
             models,
-            gpus=cluster.gpus,
+            gpus=workload.gpus,
             max_len=longest,
             sync=None if profile.lockstep else sync or NO_SYNC,
             multiple=micro_step_multiple,
@@ -104,7 +104,7 @@ def make_proposal(
             sampler,
             batches,
             models,
-            cluster,
+            workload,
             longest=longest,
             effort=effort,
             progress=progress,
@@ -113,7 +113,7 @@ def make_proposal(
         proposal = propose(
             batches,
             models,
-            gpus=cluster.gpus,
+            gpus=workload.gpus,
             max_len=longest,
             effort=effort,
             sync=sync,
@@ -124,7 +124,7 @@ def make_proposal(
     return Proposal(
         method=method,
         seed=seed,
-        cluster=cluster,
+        workload=workload,
         profile=profile,
         lengths={
             "sequences": len(lengths),
@@ -179,26 +179,26 @@ def check_method(
 
 
 def check_feasible(
-    profile: Profile, cluster: Cluster, models: Models, lengths: npt.NDArray[np.integer]
+    profile: Profile, workload: Workload, models: Models, lengths: npt.NDArray[np.integer]
 ) -> None:
     """Raise ``Infeasible`` when no scheme fits the GPUs or holds the longest sequence."""
     if not models:
         smallest = min((entry.scheme for entry in profile.schemes), key=lambda s: s.gpus)
-        fitting = [e for e in profile.schemes if e.scheme.gpus <= cluster.gpus]
+        fitting = [e for e in profile.schemes if e.scheme.gpus <= workload.gpus]
         why = (
             "the model states leave no room for tokens on any scheme that fits"
             if fitting
             else f"the smallest scheme to choose from, {smallest}, takes {smallest.gpus}"
         )
-        few = "1 GPU is" if cluster.gpus == 1 else f"{cluster.gpus} GPUs are"
+        few = "1 GPU is" if workload.gpus == 1 else f"{workload.gpus} GPUs are"
         raise Infeasible(f"{few} too few for {profile.name}: {why}; add GPUs")
-    longest = min(int(lengths.max()), cluster.max_len)
+    longest = min(int(lengths.max()), workload.max_len)
     limit = max(model.max_sequence for model in models.values())
     if longest > limit:
         place = int(np.argmax(lengths))
         best = max(models.values(), key=lambda model: model.max_sequence)
         raise Infeasible(
-            f"sequence {place} has {longest} tokens, but on {cluster.gpus} GPUs the longest that "
+            f"sequence {place} has {longest} tokens, but on {workload.gpus} GPUs the longest that "
             f"any scheme of {profile.name} holds is {limit} ({best.scheme}); use --max-len {limit} "
             "to truncate, or more GPUs"
         )
@@ -208,7 +208,7 @@ def _propose_eq4(
     sampler: Sampler,
     batches: Sequence[Batch],
     models: Models,
-    cluster: Cluster,
+    workload: Workload,
     longest: int,
     effort: Effort,
     progress: Progress | None,
@@ -217,13 +217,13 @@ def _propose_eq4(
     values, counts = np.unique(sampler.lengths, return_counts=True)
     ordered = list(models.values())
     continuous = continuous_proposal(ordered, values, counts.astype(np.float64))
-    longest_of = integer_strategies(continuous, ordered, cluster.gpus)
+    longest_of = integer_strategies(continuous, ordered, workload.gpus)
     strategies: list[Strategy] = sorted(longest_of, key=lambda s: (-longest_of[s], str(s)))
     return evaluate_strategies(
         strategies,
         batches,
         models,
-        gpus=cluster.gpus,
+        gpus=workload.gpus,
         max_len=longest,
         effort=effort,
         progress=progress,

@@ -16,7 +16,7 @@ from seqplan.planner.strategies.local_search import Search
 from seqplan.planner.strategies.rounding import round_strategies
 from seqplan.plans.scheme import Scheme, Strategy
 
-SEARCH_ROUNDS = 12
+SEARCH_MOVES = 12
 """Accepted swaps of the local search per sampled batch."""
 
 
@@ -51,7 +51,7 @@ def search(
     active = [s for s, n in zip(schemes, pipelines, strict=True) if n > 1e-6]
     active += [s for s in _useful(batch, models) if s not in active]
     improved = Search(batch, models, gpus).improve(
-        best, active, max(lower, fitting_ms * (1 - TOLERANCE)), rounds=SEARCH_ROUNDS
+        best, active, max(lower, fitting_ms * (1 - TOLERANCE)), moves=SEARCH_MOVES
     )
     return list(dict.fromkeys([improved.strategy, best.strategy]))
 

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.cluster import Cluster
-from seqplan.planner.proposal.static_rounds import best_static_rounds
+from seqplan.planner.proposal.static_micro_steps import best_static_micro_steps
 from seqplan.planner.strategies.homogeneous import best_homogeneous
 from seqplan.planner.sync.times import NO_SYNC, SyncTimes
+from seqplan.planner.workload import Workload
 from seqplan.plans.scheme import Scheme
 
 
 def keep_best_scheme(
     profile: Profile,
-    cluster: Cluster,
+    workload: Workload,
     batches: Sequence[Batch],
     longest: int,
     sync: SyncTimes | None,
@@ -29,7 +29,7 @@ def keep_best_scheme(
     """
     best = find_best_scheme(
         profile,
-        cluster,
+        workload,
         batches,
         longest,
         sync,
@@ -42,7 +42,7 @@ def keep_best_scheme(
 
 def find_best_scheme(
     profile: Profile,
-    cluster: Cluster,
+    workload: Workload,
     batches: Sequence[Batch],
     longest: int,
     sync: SyncTimes | None,
@@ -54,14 +54,16 @@ def find_best_scheme(
 
     With its sync, optimizer apart. None if no scheme holds ``longest`` tokens.
     """
-    models, gpus = cluster.models(profile), cluster.gpus
+    models, gpus = workload.models(profile), workload.gpus
     if lockstep:
         weighed = None if profile.lockstep else sync or NO_SYNC
-        rounds = best_static_rounds(batches, models, gpus, longest, weighed, micro_step_multiple)
-        if rounds is None:
+        micro_steps = best_static_micro_steps(
+            batches, models, gpus, longest, weighed, micro_step_multiple
+        )
+        if micro_steps is None:
             return None
-        ((scheme, _),) = rounds[0].counts
-        return scheme, rounds[1]
+        ((scheme, _),) = micro_steps[0].counts
+        return scheme, micro_steps[1]
     static = best_homogeneous(batches, models, gpus, sync or NO_SYNC, longest)
     if static is None:
         return None

@@ -1,7 +1,7 @@
 """One simulated iteration of any system, from the pipelines that it would run.
 
 Pipelines run 1F1B with their real micro-batches. A system may run phases one after another, with
-a switch between them; within a phase ranks and rounds are as in a plan. Then parameters and
+a switch between them; within a phase ranks and micro-steps are as in a plan. Then parameters and
 gradients are synchronized and the optimizer steps.
 """
 
@@ -19,7 +19,7 @@ from seqplan.planner.simulation.timeline import pipelines_timeline, simulate_pip
 from seqplan.planner.sync.times import Layout, SyncTimes, layouts_of
 from seqplan.plans.plan import Plan, PlannedPipeline
 from seqplan.plans.ranges import ranges_of
-from seqplan.plans.schedule import stages_of_rounds
+from seqplan.plans.schedule import stages_of_micro_steps
 from seqplan.plans.scheme import Scheme
 
 
@@ -108,7 +108,7 @@ class Execution:
         return [layouts_of(p.scheme for p in phase) for phase in self.phases]
 
     def __str__(self) -> str:
-        """Write the strategy: phases by ``→``, rounds by ``|``; equal ones are counted."""
+        """Write the strategy: phases by ``→``, micro-steps by ``|``; equal ones are counted."""
         return " → ".join(_phase_text(phase) for phase in self.phases)
 
 
@@ -125,9 +125,9 @@ def simulate_iteration(
 
     ``compute_ms`` leaves out the switches between phases, which count as sync; so do
     ``rank_end_ms``: when the last pipeline of a rank ends, its drain included. The imbalance takes,
-    per rank, Σ over phases and rounds of the time until its pipeline ended there. A rank without a
-    micro-batch all step has no work: it counts in the bubble ratio alone. ``ValueError`` when a
-    pipeline uses a rank beyond ``gpus``.
+    per rank, Σ over phases and micro-steps of the time until its pipeline ended there. A rank
+    without a micro-batch all step has no work: it counts in the bubble ratio alone. ``ValueError``
+    when a pipeline uses a rank beyond ``gpus``.
     """
     busy, end, occupied = [0.0] * gpus, [0.0] * gpus, [0.0] * gpus
     spans: list[Span] = []
@@ -202,15 +202,17 @@ def _run_phase(
     """
     busy, end, occupied = ranks
     times = pipelines_timeline(phase, profile.forward_fraction)
-    in_stages = stages_of_rounds(phase) > 1
-    round_end: dict[int | None, float] = {}
+    in_stages = stages_of_micro_steps(phase) > 1
+    micro_step_end: dict[int | None, float] = {}
     for pipeline, placed in zip(phase, times.pipelines, strict=True):
-        round_end[pipeline.micro_step] = max(round_end.get(pipeline.micro_step, 0.0), placed.end_ms)
+        micro_step_end[pipeline.micro_step] = max(
+            micro_step_end.get(pipeline.micro_step, 0.0), placed.end_ms
+        )
     starts, begin_ms = {}, 0.0
-    for number in sorted(round_end, key=lambda n: -1 if n is None else n):
+    for number in sorted(micro_step_end, key=lambda n: -1 if n is None else n):
         starts[number] = begin_ms
-        begin_ms = max(begin_ms, round_end[number])
-    in_round: dict[tuple[int | None, int], float] = {}
+        begin_ms = max(begin_ms, micro_step_end[number])
+    in_micro_step: dict[tuple[int | None, int], float] = {}
     for pipeline, placed in zip(phase, times.pipelines, strict=True):
         if pipeline.ranks and max(pipeline.ranks) >= len(busy):
             raise ValueError(f"rank {max(pipeline.ranks)} is beyond the {len(busy)} GPUs")
@@ -228,21 +230,22 @@ def _run_phase(
         for rank in pipeline.ranks:
             end[rank] = max(end[rank], begin + placed.end_ms - switched)
             key = (pipeline.micro_step, rank)
-            # Rounds overlap in their stages: what counts is how long they last at one.
+            # Micro-steps overlap in their stages: what counts is how long they last at one.
             took = pipeline.micro_batches[0].cost_ms if in_stages else placed.end_ms
             took -= 0.0 if in_stages else starts[pipeline.micro_step]
-            in_round[key] = max(in_round.get(key, 0.0), took)
-    for (_, rank), time in in_round.items():
+            in_micro_step[key] = max(in_micro_step.get(key, 0.0), took)
+    for (_, rank), time in in_micro_step.items():
         occupied[rank] += time
     return begin + times.simulated_ms
 
 
 def _phase_text(phase: Sequence[PlannedPipeline]) -> str:
-    rounds: dict[int | None, Counter[Scheme]] = {}
+    micro_steps: dict[int | None, Counter[Scheme]] = {}
     for pipeline in phase:
-        rounds.setdefault(pipeline.micro_step, Counter())[pipeline.scheme] += 1
+        micro_steps.setdefault(pipeline.micro_step, Counter())[pipeline.scheme] += 1
     texts = [
-        " + ".join(f"{n}×{scheme}" for scheme, n in counts.items()) for counts in rounds.values()
+        " + ".join(f"{n}×{scheme}" for scheme, n in counts.items())
+        for counts in micro_steps.values()
     ]
     joined: list[tuple[str, int]] = []
     for text in texts:
@@ -250,4 +253,4 @@ def _phase_text(phase: Sequence[PlannedPipeline]) -> str:
             joined[-1] = (text, joined[-1][1] + 1)
         else:
             joined.append((text, 1))
-    return " | ".join(text if n == 1 else f"{n} rounds of {text}" for text, n in joined)
+    return " | ".join(text if n == 1 else f"{n} micro-steps of {text}" for text, n in joined)

@@ -15,7 +15,7 @@ from seqplan.planner.simulation.one_f_one_b import (
     timeline,
 )
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline
-from seqplan.plans.schedule import schedule, stages_of_rounds
+from seqplan.plans.schedule import schedule, stages_of_micro_steps
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ def pipelines_timeline(
     """Time every pass of the pipelines of a step.
 
     Every pipeline takes its 1F1B simulation; pipelines that share ranks follow one another and
-    rounds wait for each other, as in a plan. Rounds with stages go through them in 1F1B order, each
-    pass as long as that of its slowest group, in which the others wait.
+    micro-steps wait for each other, as in a plan. Micro-steps with stages go through them in 1F1B
+    order, each pass as long as that of its slowest group, in which the others wait.
     """
-    if stages_of_rounds(pipelines) > 1:
+    if stages_of_micro_steps(pipelines) > 1:
         return _through_stages(pipelines, forward_fraction)
     times = schedule(pipelines, durations_ms(pipelines, forward_fraction))
     placed = [
@@ -82,7 +82,7 @@ def simulate_pipelines_ms(
     pipelines: Sequence[PlannedPipeline], forward_fraction: ForwardFraction = FORWARD_FRACTION
 ) -> float:
     """Return the end of the last of the pipelines (ms), as ``pipelines_timeline`` has it."""
-    if (stages := stages_of_rounds(pipelines)) > 1:
+    if (stages := stages_of_micro_steps(pipelines)) > 1:
         slowest = _slowest(pipelines)
         costs, shares = _costs_of(slowest), shares_of(slowest, forward_fraction)
         return simulate_ms(costs, stages, shares)
@@ -94,9 +94,9 @@ def _through_stages(
 ) -> PlanTimeline:
     of_steps = _slowest(pipelines)
     slowest, shares = _costs_of(of_steps), shares_of(of_steps, forward_fraction)
-    of_round: list[list[TimedPass]] = [[] for _ in slowest]
-    for event in timeline(slowest, stages_of_rounds(pipelines), shares):
-        of_round[event.micro_batch].append(event)
+    of_micro_step: list[list[TimedPass]] = [[] for _ in slowest]
+    for event in timeline(slowest, stages_of_micro_steps(pipelines), shares):
+        of_micro_step[event.micro_batch].append(event)
     placed = []
     for pipeline in pipelines:
         number = pipeline.micro_step or 0
@@ -107,13 +107,13 @@ def _through_stages(
                 micro_batch=0,
                 end_ms=event.start_ms + (event.end_ms - event.start_ms) * share,
             )
-            for event in of_round[number]
+            for event in of_micro_step[number]
             if pipeline.micro_batches
         )
-        start = min((event.start_ms for event in of_round[number]), default=0.0)
+        start = min((event.start_ms for event in of_micro_step[number]), default=0.0)
         end = max((event.end_ms for event in events), default=start)
         placed.append(PipelineTimeline(start, end, events))
-    end = max((event.end_ms for events in of_round for event in events), default=0.0)
+    end = max((event.end_ms for events in of_micro_step for event in events), default=0.0)
     return PlanTimeline(tuple(placed), end)
 
 

@@ -12,8 +12,8 @@ from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
 from seqplan.planner.bounds.witness import describe_class, find_witness
 from seqplan.planner.exact.close_gap import closer_bound_ms
 from seqplan.planner.exact.regrouping import close_regrouping_gap
-from seqplan.planner.lockstep.plan_rounds import plan_rounds
-from seqplan.planner.lockstep.proof import prove_rounds
+from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
+from seqplan.planner.lockstep.proof import prove_micro_steps
 from seqplan.planner.placement.fleet import Fleet, Models, PipelineClass
 from seqplan.planner.strategies.regrouping import make_regroup_layouts
 from seqplan.planner.sync.times import NO_SYNC, layouts_of
@@ -29,14 +29,14 @@ def find_unproven(
 ) -> Iterator[str]:
     """Yield a line for each bound of the plan that the models do not prove.
 
-    ``multiple``: of which the number of rounds is, in lockstep. ``exact``: solve steps of few
+    ``multiple``: of which the number of micro-steps is, in lockstep. ``exact``: solve steps of few
     sequences again for bounds that prices do not prove, which takes seconds for each.
     """
     batch = Batch(plan.step, plan.ids, plan.lengths, plan.loss_tokens)
     in_lockstep = any(pipeline.micro_step is not None for pipeline in plan.pipelines)
     proven = _Proven(batch, models, plan.world_size, multiple, exact=exact)
     if in_lockstep:
-        layout_ms = proven.of_rounds(plan.strategy, plan.predicted_ms, plan.lower_bound_ms)
+        layout_ms = proven.of_micro_steps(plan.strategy, plan.predicted_ms, plan.lower_bound_ms)
     else:
         layout_ms = proven.of_layouts(plan.strategy)
     stated_ms = plan.layout_lower_bound_ms
@@ -132,15 +132,15 @@ class _Proven:
                 )
         return bound_ms
 
-    def of_rounds(self, strategy: Strategy, predicted_ms: float, stated_ms: float) -> float:
-        """Bound all rounds of a strategy's layout (ms)."""
+    def of_micro_steps(self, strategy: Strategy, predicted_ms: float, stated_ms: float) -> float:
+        """Bound all micro-steps of a strategy's layout (ms)."""
         of_layouts = list(_of_layouts(self._models, strategy).values())
-        rounds = plan_rounds(self._batch, of_layouts, self._gpus, self._multiple)
-        if rounds is None:
+        micro_steps = plan_micro_steps(self._batch, of_layouts, self._gpus, self._multiple)
+        if micro_steps is None:
             return 0.0
-        if rounds.lower_bound_ms + ROUNDING_MS < stated_ms:
-            rounds = prove_rounds(rounds, self._batch)
-        return min(rounds.lower_bound_ms, predicted_ms)
+        if micro_steps.lower_bound_ms + ROUNDING_MS < stated_ms:
+            micro_steps = prove_micro_steps(micro_steps, self._batch)
+        return min(micro_steps.lower_bound_ms, predicted_ms)
 
     def holds(self, strategy: Strategy, stated_ms: float, reached_ms: float) -> bool:
         """Whether no placement of a strategy ends before a stated bound (ms)."""

@@ -12,7 +12,6 @@ import numpy as np
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.planner.batches.batch import MOST_TOKENS, Batch, whole_lengths
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.errors import Infeasible, OptionError
 from seqplan.planner.problem import PACKINGS, PlanningOptions, PlanningProblem
 from seqplan.planner.proposal.backends import apply_backend, find_backend
@@ -20,6 +19,7 @@ from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import layout_text, parse_layout
+from seqplan.planner.workload import Workload
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme
 
@@ -86,7 +86,7 @@ class Planner:
             raise TypeError(f"layout: {layout!r}. Give text, such as 'tp4' or 'tp2.pp2'")
         if type(max_len) is int and max_len > MOST_TOKENS:
             raise ValueError(f"max_len must be {MOST_TOKENS} or less, not {max_len}")
-        cluster = Cluster(gpus, max_len, max_len)
+        workload = Workload(gpus, max_len, max_len)
         options = _make_options(packing, seed, prove, exact)
         if trainer is not None:
             find_backend(trainer).check_without_data()
@@ -99,7 +99,7 @@ class Planner:
             )
         if layout is not None:
             profile = _keep_layout(profile, layout)
-        if not cluster.models(profile):
+        if not workload.models(profile):
             raise Infeasible(f"no scheme of {profile.name} fits {gpus} GPUs; add GPUs")
         if sync == "derived":
             sync = None if profile.lockstep else choose_sync(profile, gpus)
@@ -112,7 +112,7 @@ class Planner:
             )
         problem = PlanningProblem(
             profile=profile,
-            cluster=cluster,
+            workload=workload,
             sync=sync,
             execution=kind,
             micro_step_multiple=micro_step_multiple,
@@ -144,7 +144,7 @@ class Planner:
     @property
     def gpus(self) -> int:
         """Return the GPUs that plans are for."""
-        return self._problem.cluster.gpus
+        return self._problem.workload.gpus
 
     @property
     def resident_bytes(self) -> float:
@@ -152,8 +152,8 @@ class Planner:
 
         Parameters, gradients and its part of the optimizer states, as the profile counts them.
         """
-        memory, cluster = self._problem.profile.memory, self._problem.cluster
-        held = memory.count_fixed_bytes(Scheme(), cluster.gpus, cluster.max_len)
+        memory, workload = self._problem.profile.memory, self._problem.workload
+        held = memory.count_fixed_bytes(Scheme(), workload.gpus, workload.max_len)
         return held - memory.context_bytes
 
     def plan(
@@ -189,7 +189,7 @@ class Planner:
         ids: Sequence[int] | npt.NDArray[np.integer] | None,
         loss_tokens: int | None,
     ) -> Batch:
-        limit = self._problem.cluster.max_len
+        limit = self._problem.workload.max_len
         try:
             number = _whole("step", step)
             whole = whole_lengths(lengths)

@@ -58,7 +58,7 @@ class PipelinePlanner:
             batch,
             problem.strategies,
             problem.models,
-            problem.cluster.gpus,
+            problem.workload.gpus,
             sync=problem.sync,
             prove=self.options.prove,
             layouts=self._layouts,
@@ -71,7 +71,7 @@ class PipelinePlanner:
             batch,
             selected,
             self._provenance,
-            problem.cluster.gpus,
+            problem.workload.gpus,
             forward_fraction=problem.profile.forward_fraction,
             packing=self.options.packing,
             layout_bound_ms=self._layout_bound_ms(selected.placement.fleet.strategy, batch),
@@ -101,4 +101,4 @@ class PipelinePlanner:
         """Bound all plans of a strategy's layouts, whatever their groups (ms)."""
         layouts: Collection[tuple[int, int]] = layouts_of(scheme for scheme, _ in strategy.counts)
         classes = [c for entry in self._layouts if entry.layout in layouts for c in entry.classes]
-        return gpu_time_bound_ms(classes, batch, self.problem.cluster.gpus)
+        return gpu_time_bound_ms(classes, batch, self.problem.workload.gpus)

@@ -26,7 +26,7 @@ from seqplan.plans.scheme import Scheme, Strategy
 TAILOR_GAIN = 0.01
 """A strategy is made for the batch where the relaxation promises at least this share."""
 
-TAILOR_ROUNDS = 4
+TAILOR_MOVES = 4
 """Swaps that the strategy made for the batch may accept."""
 
 CONSTRUCTED_GAIN = 1e-3
@@ -270,7 +270,7 @@ def _make_strategy(
         if filling is not None and filling.objective_ms < limit:
             best = Placement(filler.fleet, filling)
     if best.objective_ms > objective * relaxed.scale * (1 + TAILOR_GAIN):
-        best = search.improve(best, schemes, lower, rounds=TAILOR_ROUNDS)
+        best = search.improve(best, schemes, lower, moves=TAILOR_MOVES)
     return best
 
 

@@ -34,7 +34,7 @@ class Search:
         return best.objective_ms - self.sync.extra_ms(strategy, best.strategy)
 
     def improve(
-        self, start: Placement, schemes: Sequence[Scheme], lower_ms: float, *, rounds: int
+        self, start: Placement, schemes: Sequence[Scheme], lower_ms: float, *, moves: int
     ) -> Placement:
         """Improve a strategy by swaps, each judged by a single fill.
 
@@ -42,11 +42,11 @@ class Search:
         2. One that shortens the step is followed with doubled size while it does.
         3. Then the least time of the strategy reached is searched and directions are tried anew.
 
-        Ends after ``rounds`` such moves, when no direction helps, or at ``lower_ms``.
+        Ends after so many ``moves``, when no direction helps, or at ``lower_ms``.
         """
         best = start
         visited = {start.strategy}
-        for _ in range(rounds):
+        for _ in range(moves):
             better = self._follow_first(best, schemes, lower_ms, visited)
             if better is None:
                 break

@@ -31,7 +31,7 @@ from seqplan.planner.sync.times import Layout, LayoutSyncTimes, layout_text, lay
 OPTIMIZER_MS = 20.0
 """Published (Hydraulis, Table 1): the optimizer's step on shards over 64 ranks."""
 
-PULLED_BYTES, PUSHED_BYTES = 2, 4
+GATHERED_BYTES, REDUCED_BYTES = 2, 4
 """Of a parameter in bf16, and of its gradient's sum in fp32, as in this runtime."""
 
 FIXED_MS_PER_UNIT = 9.35
@@ -63,9 +63,9 @@ def derive_sync(
     speed = links.intra_gb_s if gpus <= profile.gpus_per_node else links.inter_gb_s
     assumed = "" if hardware else f" (those of {links.name}, as the profile's GPU is not listed)"
     source = (
-        f"derived for each layout: {PULLED_BYTES + PUSHED_BYTES} bytes a parameter of the fullest "
-        f"rank, links {near} of {speed:g} GB/s a GPU{assumed}, the fixed part from Hydraulis "
-        "Table 1"
+        f"derived for each layout: {GATHERED_BYTES + REDUCED_BYTES} bytes a parameter of the "
+        f"fullest rank, links {near} of {speed:g} GB/s a GPU{assumed}, the fixed part from "
+        "Hydraulis Table 1"
     )
     if profile.sync and gpus > 1:
         times, source = _scale_measured(profile, derived, gpus, links)
@@ -167,7 +167,7 @@ def _layout_ms(
         return 0.0
     held, units = count_parameters(shape, layout)
     near = min(gpus, gpus_per_node)
-    gigabytes = held * (PULLED_BYTES + PUSHED_BYTES) / 1e9
+    gigabytes = held * (GATHERED_BYTES + REDUCED_BYTES) / 1e9
     across = gigabytes * (1 - near / gpus) / (links.inter_gb_s * LINK_EFFICIENCY)
     within = gigabytes * (near - 1) / gpus / (links.intra_gb_s * LINK_EFFICIENCY)
     messages = 2 * units * min(gpus - 1, gpus / layout[0] + MATRICES)

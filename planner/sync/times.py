@@ -16,8 +16,8 @@ from seqplan.plans.scheme import Scheme, Strategy
 SIMILAR = 0.01
 """Share by which the sync of layouts may differ and count as taking equally long in bounds."""
 
-PULLED_SHARE = 1 / 3
-"""Of the sync: parameters in bf16, where gradients are pushed in fp32."""
+GATHERED_SHARE = 1 / 3
+"""Of the sync: parameters in bf16, if gradients are reduce-scattered in fp32."""
 
 Layout = tuple[int, int]
 """⟨tp, pp⟩: how a pipeline splits parameters."""
@@ -67,8 +67,8 @@ class SyncTimes(ABC):
 
     def compute_exposed_ms(self, layouts: Collection[Layout], *, regrouping: bool = False) -> float:
         """Return the sync that is not hidden; ``regrouping``: ranks change their groups."""
-        pushes_wait = regrouping or any(pp > 1 for _, pp in layouts)
-        hidden = self.overlap * (PULLED_SHARE if pushes_wait else 1.0)
+        reduction_waits = regrouping or any(pp > 1 for _, pp in layouts)
+        hidden = self.overlap * (GATHERED_SHARE if reduction_waits else 1.0)
         return self.whole_ms(layouts) * (1 - hidden)
 
     def of_strategy_ms(self, strategy: Strategy) -> float:

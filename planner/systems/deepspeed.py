@@ -1,4 +1,4 @@
-"""DeepSpeed-like: one Ulysses degree × dp under ZeRO-3, in lockstep rounds."""
+"""DeepSpeed-like: one Ulysses degree × dp under ZeRO-3, in lockstep micro-steps."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def deepspeed(setting: Setting) -> list[ComparedSystem | Skipped]:
     if not setting.profile.lockstep:
         why = f"profile {setting.profile.name} has no sequence-parallel schemes under ZeRO-3"
         return [Skipped("deepspeed", NAME, why)]
-    gpus = setting.cluster.gpus
+    gpus = setting.workload.gpus
     times = {
         strategy: mean(
-            compute_ms([_rounds(setting, batch, strategy)], setting.profile.forward_fraction)
+            compute_ms([_micro_steps(setting, batch, strategy)], setting.profile.forward_fraction)
             for batch in setting.batches
         )
         for strategy in homogeneous_strategies(setting.models, gpus, setting.longest)
@@ -41,25 +41,25 @@ def deepspeed(setting: Setting) -> list[ComparedSystem | Skipped]:
             f"{best}, the best degree on these batches; first-fit-decreasing windows of what a "
             "group holds, round-robin",
             False,
-            lambda batch: Execution((_rounds(setting, batch, best),)),
+            lambda batch: Execution((_micro_steps(setting, batch, best),)),
         ),
         ComparedSystem(
             "deepspeed-balanced",
             f"{NAME}, balanced",
-            f"{even}, the best degree on these batches; our dispatch to rounds and groups",
+            f"{even}, the best degree on these batches; our dispatch to micro-steps and groups",
             True,
-            lambda batch: setting.even_rounds(batch, even),
+            lambda batch: setting.even_micro_steps(batch, even),
         ),
     ]
 
 
-def _rounds(setting: Setting, batch: Batch, strategy: Strategy) -> tuple[PlannedPipeline, ...]:
-    """Deal a window to each group and round, in the order of the windows."""
+def _micro_steps(setting: Setting, batch: Batch, strategy: Strategy) -> tuple[PlannedPipeline, ...]:
+    """Deal a window to each group and micro-step, in the order of the windows."""
     scheme, count = strategy.counts[0]
     pipeline_class = PipelineClass.from_model(setting.models[scheme], 1)
     windows = first_fit_decreasing(batch.lengths, pipeline_class.capacity, pipeline_class.unit)
-    rounds: list[PlannedPipeline] = []
+    micro_steps: list[PlannedPipeline] = []
     for number, first in enumerate(range(0, len(windows), count)):
         work = [(scheme, [window]) for window in windows[first : first + count]]
-        rounds += setting.pipelines(batch, work, number)
-    return tuple(rounds)
+        micro_steps += setting.pipelines(batch, work, number)
+    return tuple(micro_steps)

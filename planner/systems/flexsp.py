@@ -1,4 +1,4 @@
-"""FlexSP-like: rounds of sequence-parallel groups of different degrees, by its published solver."""
+"""FlexSP-like: micro-steps of groups of different degrees, by its published solver."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ LIMIT_S = 5.0
 
 
 def flexsp_like(setting: Setting, *, limit_s: float = LIMIT_S) -> list[ComparedSystem | Skipped]:
-    """Set up the published formulation; with our dispatch on top it would be our rounds."""
+    """Set up the published formulation; with our dispatch on top it would be our micro-steps."""
     if not setting.profile.lockstep:
         why = f"profile {setting.profile.name} has no sequence-parallel schemes under ZeRO-3"
         return [Skipped("flexsp", NAME, why)]
     if all(scheme.sp == 1 for scheme in setting.models):
-        why = f"{setting.cluster.gpus} GPUs leave no sequence-parallel degree above 1"
+        why = f"{setting.workload.gpus} GPUs leave no sequence-parallel degree above 1"
         return [Skipped("flexsp", NAME, why)]
     reach = max(m.max_sequence for scheme, m in setting.models.items() if scheme.sp > 1)
     if reach < setting.longest:
@@ -37,9 +37,9 @@ def flexsp_like(setting: Setting, *, limit_s: float = LIMIT_S) -> list[ComparedS
 def _step(setting: Setting, batch: Batch, limit_s: float) -> Execution:
     from seqplan.planner.systems.flexsp_program import flexsp
 
-    solved = flexsp(batch.lengths, setting.models, setting.cluster.gpus, time_limit_s=limit_s)
+    solved = flexsp(batch.lengths, setting.models, setting.workload.gpus, time_limit_s=limit_s)
     pipelines: list[PlannedPipeline] = []
-    for number, groups in enumerate(solved.rounds):
+    for number, groups in enumerate(solved.micro_steps):
         # Large groups first, so that groups keep to their nodes.
         ordered = sorted(groups, key=lambda group: -group[0].gpus)
         pipelines += setting.pipelines(batch, [(s, [part]) for s, part in ordered], number)

@@ -1,10 +1,10 @@
 """FlexSP's solver as a reference (arXiv 2412.01523, Eq. 17–24, and its public code).
 
-A step runs in rounds (its micro-batches), each on all GPUs; a round is cut into sequence-parallel
-groups of different degrees, and lasts as long as its slowest group. Sequences are sorted and
-chunked into the rounds by tokens; each round is a mixed-integer program over groups and buckets of
-similar lengths. If the program finds nothing better in its time, the best even split into equal
-groups is taken, which is also the authors' starting solution.
+A step runs in micro-steps (its micro-batches), each on all GPUs; a micro-step is cut into
+sequence-parallel groups of different degrees, and lasts as long as its slowest group. Sequences are
+sorted and chunked into the micro-steps by tokens; each micro-step is a mixed-integer program over
+groups and buckets of similar lengths. If the program finds nothing better in its time, the best
+even split into equal groups is taken, which is also the authors' starting solution.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Group = tuple[Scheme, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class FlexSp:
-    """Rounds of groups; ``predicted_ms``: Σ over rounds of the slowest group's time."""
+    """Micro-steps of groups; ``predicted_ms``: Σ over micro-steps of the slowest group's time."""
 
-    rounds: tuple[tuple[Group, ...], ...]
+    micro_steps: tuple[tuple[Group, ...], ...]
     predicted_ms: float
 
 
@@ -47,11 +47,11 @@ def flexsp(
 ) -> FlexSp:
     """Plan one step on ``gpus`` GPUs with groups of ``degrees``, by default all but 1.
 
-    ``degrees``: as published. ``tries`` numbers of rounds are solved, from the least in which the
-    tokens fit on; the best is returned. ``buckets`` limits the lengths distinguished in a round; a
-    sequence counts as its bucket's longest. ``time_limit_s``: for the whole step, shared by its
-    rounds. A group's time is Σ(a·l² + b·l) + c.
-    ``ValueError`` when a degree is missing or a sequence fits no group.
+    ``degrees``: as published. ``tries`` numbers of micro-steps are solved, from the least in which
+    the tokens fit on; the best is returned. ``buckets`` limits the lengths distinguished in a
+    micro-step; a sequence counts as its bucket's longest. ``time_limit_s``: for the whole step,
+    shared by its micro-steps. A group's time is Σ(a·l² + b·l) + c. ``ValueError`` when a degree is
+    missing or a sequence fits no group.
     """
     allowed = _schemes(models, gpus, degrees)
     capacity = max(
@@ -65,7 +65,7 @@ def flexsp(
     counts_tried, count = 0, least
     while counts_tried < tries and count <= len(lengths):
         limit_s = time_limit_s / (tries * count)
-        solved = _rounds(
+        solved = _micro_steps(
             lengths,
             chunk(lengths, count),
             allowed,
@@ -75,8 +75,8 @@ def flexsp(
         )
         if solved is not None and solved.predicted_ms < best.predicted_ms:
             best = solved
-        # As published, more rounds are tried until some number of them is feasible at all.
-        counts_tried += 1 if best.rounds else 0
+        # As published, more micro-steps are tried until some number of them is feasible at all.
+        counts_tried += 1 if best.micro_steps else 0
         count += 1
     return best
 
@@ -95,7 +95,7 @@ def _schemes(
     return allowed
 
 
-def _rounds(
+def _micro_steps(
     lengths: Sequence[int],
     chunks: Sequence[Sequence[int]],
     allowed: Sequence[SchemeModel],
@@ -103,24 +103,24 @@ def _rounds(
     buckets: int,
     limit_s: float,
 ) -> FlexSp | None:
-    """Solve every round; None when one of them is found infeasible."""
-    rounds: list[tuple[Group, ...]] = []
+    """Solve every micro-step; None when one of them is found infeasible."""
+    micro_steps: list[tuple[Group, ...]] = []
     total = 0.0
     for positions in chunks:
         options = [_even(lengths, positions, model, gpus) for model in allowed]
         options.append(
             _mix_degrees(lengths, positions, allowed, gpus=gpus, buckets=buckets, limit_s=limit_s)
         )
-        times = [_round_ms(lengths, option, allowed) for option in options]
+        times = [_micro_step_ms(lengths, option, allowed) for option in options]
         time = min(times)
         if time == inf:
             return None
         total += time
-        rounds.append(tuple(options[times.index(time)]))
-    return FlexSp(tuple(rounds), total)
+        micro_steps.append(tuple(options[times.index(time)]))
+    return FlexSp(tuple(micro_steps), total)
 
 
-def _round_ms(
+def _micro_step_ms(
     lengths: Sequence[int], groups: Sequence[Group], allowed: Sequence[SchemeModel]
 ) -> float:
     """Time the slowest group with the sequences' lengths; inf without any group."""

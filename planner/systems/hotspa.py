@@ -74,15 +74,15 @@ def hotspa(setting: Setting, *, switch_ms: float = SWITCH_MS) -> list[ComparedSy
 
 def _intervals(setting: Setting) -> tuple[list[Interval], str]:
     """List intervals, longest lengths first, with their strategies and the source of those."""
-    longest, cluster = setting.longest, setting.cluster
+    longest, workload = setting.longest, setting.workload
     ends = [bound for bound in BOUNDS if bound < longest] + [longest]
     ranges = list(zip([0, *ends], ends, strict=False))[::-1]
-    named = find_published_strategies(HOTSPA, setting.profile.name, cluster.gpus, cluster.max_len)
+    named = find_published_strategies(HOTSPA, setting.profile.name, workload.gpus, workload.max_len)
     reach = {scheme: model.max_sequence for scheme, model in setting.models.items()}
     intervals, searched = [], []
     for place, (above, to) in enumerate(ranges):
         strategy = named[place] if len(named) == len(ranges) else None
-        problem = "" if strategy is None else problem_of(strategy, cluster.gpus, to, reach)
+        problem = "" if strategy is None else problem_of(strategy, workload.gpus, to, reach)
         if problem:
             searched.append(f"to {to:,} searched, as Table 3's {strategy} does not run: {problem}")
         if strategy is None or problem:
@@ -97,7 +97,7 @@ def _intervals(setting: Setting) -> tuple[list[Interval], str]:
 
 def _search(setting: Setting, above: int, to: int) -> Strategy | None:
     """Find the homogeneous strategy with the least mean time for sequences of a range."""
-    options = homogeneous_strategies(setting.models, setting.cluster.gpus, to)
+    options = homogeneous_strategies(setting.models, setting.workload.gpus, to)
     if not options:
         return None
     fraction = setting.profile.forward_fraction

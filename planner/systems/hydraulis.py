@@ -82,7 +82,7 @@ def eq4_pool(setting: Setting, lengths: npt.NDArray[np.int64]) -> list[Strategy]
     values, counts = np.unique(lengths, return_counts=True)
     ordered = list(setting.models.values())
     proposal = continuous_proposal(ordered, values, counts.astype(np.float64))
-    longest_of = integer_strategies(proposal, ordered, setting.cluster.gpus)
+    longest_of = integer_strategies(proposal, ordered, setting.workload.gpus)
     return sorted(longest_of, key=lambda strategy: (-longest_of[strategy], str(strategy)))
 
 

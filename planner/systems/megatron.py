@@ -36,7 +36,7 @@ def megatron(setting: Setting, *, search: bool = False) -> list[ComparedSystem |
     if chosen is None:
         return [Skipped("megatron", NAME, f"no scheme holds {setting.longest:,} tokens")]
     strategy, origin = chosen
-    window = min(setting.cluster.max_len, setting.longest)
+    window = min(setting.workload.max_len, setting.longest)
     described = f"{strategy}, {origin}; first-fit-decreasing windows of {window:,} tokens"
     return [
         ComparedSystem(
@@ -67,21 +67,21 @@ def megatron(setting: Setting, *, search: bool = False) -> list[ComparedSystem |
 
 def static_strategy(setting: Setting, *, search: bool) -> tuple[Strategy, str] | None:
     """Choose the static strategy with its source; None if none holds the longest."""
-    cluster = setting.cluster
+    workload = setting.workload
     reach = {scheme: model.max_sequence for scheme, model in setting.models.items()}
     why = "searched"
     if not search:
         named = find_published_strategies(
-            MEGATRON, setting.profile.name, cluster.gpus, cluster.max_len
+            MEGATRON, setting.profile.name, workload.gpus, workload.max_len
         )
         if named:
-            problem = problem_of(named[0], cluster.gpus, setting.longest, reach)
+            problem = problem_of(named[0], workload.gpus, setting.longest, reach)
             if not problem:
                 return named[0], "as published (Hydraulis Table 3)"
             why = f"searched, since of the published configuration {problem}"
         else:
             why = "searched, since none is published for this setting"
-    window = min(cluster.max_len, setting.longest)
+    window = min(workload.max_len, setting.longest)
     fraction = setting.profile.forward_fraction
     times = {
         strategy: mean(
@@ -89,7 +89,7 @@ def static_strategy(setting: Setting, *, search: bool) -> tuple[Strategy, str] |
             for batch in setting.batches
         )
         + setting.sync.of_strategy_ms(strategy)
-        for strategy in homogeneous_strategies(setting.models, cluster.gpus, setting.longest)
+        for strategy in homogeneous_strategies(setting.models, workload.gpus, setting.longest)
     }
     if not times:
         return None

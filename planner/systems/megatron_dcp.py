@@ -3,7 +3,7 @@
 A sequence takes the next power of two of its length over the tokens that one rank is allowed, as
 its context-parallel degree. Sequences are taken longest first; groups are opened side by side while
 GPUs remain, and each is topped up with sequences of its degree while it stays within a slack of the
-first group's time. The rest goes to further rounds, each behind the one before.
+first group's time. The rest goes to further micro-steps, each behind the one before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from seqplan.plans.scheme import Scheme
 
 NAME = "Megatron dynamic CP"
 SLACK = 0.05
-"""A group may take this much longer than the first of its round."""
+"""A group may take this much longer than the first of its micro-step."""
 
 
 def megatron_dcp(setting: Setting) -> list[ComparedSystem | Skipped]:
@@ -49,12 +49,12 @@ def megatron_dcp(setting: Setting) -> list[ComparedSystem | Skipped]:
             NAME,
             f"tp{tp}, rings of the next power of two of length over {limit:,} tokens",
             False,
-            lambda batch: Execution((_rounds(setting, batch, ladder, limit),)),
+            lambda batch: Execution((_micro_steps(setting, batch, ladder, limit),)),
         )
     ]
 
 
-def _rounds(
+def _micro_steps(
     setting: Setting, batch: Batch, ladder: dict[int, SchemeModel], limit: int
 ) -> tuple[PlannedPipeline, ...]:
     left = sorted(range(len(batch.lengths)), key=lambda i: (-batch.lengths[i], i))
@@ -63,7 +63,7 @@ def _rounds(
     number = 0
     while left:
         groups: list[tuple[Scheme, list[list[int]]]] = []
-        gpus, target = setting.cluster.gpus, 0.0
+        gpus, target = setting.workload.gpus, 0.0
         while left:
             first = next((i for i in left if model_of[i].scheme.gpus <= gpus), None)
             if first is None:

@@ -129,7 +129,7 @@ def _micro_batches(
     Ranks go from one to the next as they end, or all together in lockstep.
     """
     scheme = next(iter(ladder.values())).scheme
-    ranks = setting.cluster.gpus // (scheme.tp * scheme.pp)
+    ranks = setting.workload.gpus // (scheme.tp * scheme.pp)
     schemes = [model.scheme for degree, model in sorted(ladder.items()) if degree <= ranks]
     left = sorted(range(len(batch.lengths)), key=lambda i: (-batch.lengths[i], i))
     pipelines: list[PlannedPipeline] = []

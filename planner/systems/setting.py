@@ -9,15 +9,15 @@ from functools import cached_property
 from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.cluster import Cluster
-from seqplan.planner.lockstep.assemble import assemble_rounds
-from seqplan.planner.lockstep.plan_rounds import plan_rounds
+from seqplan.planner.lockstep.assemble import assemble_micro_steps
+from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
 from seqplan.planner.placement.assembly import plan_pipeline, ranks_of_stages
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.simulation.iteration import Execution
 from seqplan.planner.step.assemble import assemble
 from seqplan.planner.step.selection import select
 from seqplan.planner.sync.times import NO_SYNC, SyncTimes
+from seqplan.planner.workload import Workload
 from seqplan.plans.plan import PlannedPipeline, Provenance
 from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.plans.version import VERSION
@@ -29,11 +29,11 @@ class Setting:
 
     Systems that are set up by search see these very batches, which is in their favor. Our
     selection weighs the ``sync``. ``lockstep``: all ranks run their k-th micro-batches
-    together, in rounds, ours in multiples of ``micro_step_multiple``; so they do under ZeRO-3.
+    together, in micro-steps, ours in multiples of ``micro_step_multiple``; so they do under ZeRO-3.
     """
 
     profile: Profile
-    cluster: Cluster
+    workload: Workload
     batches: tuple[Batch, ...]
     longest: int
     sync: SyncTimes = NO_SYNC
@@ -53,7 +53,7 @@ class Setting:
     @cached_property
     def models(self) -> dict[Scheme, SchemeModel]:
         """Return the models of the schemes that fit the cluster."""
-        return self.cluster.models(self.profile)
+        return self.workload.models(self.profile)
 
     def run_balanced(self, batch: Batch, strategies: Sequence[Strategy]) -> Execution:
         """Run our dispatch and packing on the best of given strategies."""
@@ -61,32 +61,32 @@ class Setting:
             batch,
             strategies,
             self.models,
-            self.cluster.gpus,
+            self.workload.gpus,
             tailor=False,
             sync=self.sync,
         )
         planner = Provenance(VERSION, 0, self.profile.digest, None)
         fraction = self.profile.forward_fraction
-        return Execution.from_plan(assemble(batch, selected, planner, self.cluster.gpus, fraction))
+        return Execution.from_plan(assemble(batch, selected, planner, self.workload.gpus, fraction))
 
     def pipelines(
         self,
         batch: Batch,
         work: Sequence[tuple[Scheme, Sequence[Sequence[int]]]],
-        round_: int | None = None,
+        micro_step: int | None = None,
     ) -> tuple[PlannedPipeline, ...]:
         """Make pipelines on consecutive ranks from their micro-batches (positions in the batch).
 
-        In a round, of each stage: the ranks of a stage are the same in all rounds.
+        In a micro-step, of each stage: the ranks of a stage are the same in all micro-steps.
         """
         pipelines = []
         first = 0
         for scheme, micro_batches in work:
-            if round_ is None:
+            if micro_step is None:
                 ranks = tuple(range(first, first + scheme.gpus))
                 first += scheme.gpus
             else:
-                ranks = ranks_of_stages(scheme, first, self.cluster.gpus // scheme.pp)
+                ranks = ranks_of_stages(scheme, first, self.workload.gpus // scheme.pp)
                 first += scheme.stage_gpus
             pipeline_class = PipelineClass.from_model(self.models[scheme], 1)
             fraction = self.profile.forward_fraction
@@ -98,7 +98,7 @@ class Setting:
                     micro_batches,
                     batch,
                     forward_fraction=fraction,
-                    round_=round_,
+                    micro_step=micro_step,
                 )
             )
         return tuple(pipelines)
@@ -108,27 +108,27 @@ class Setting:
     ) -> Execution:
         """Run equal replicas with their micro-batches (positions in the batch), in list order.
 
-        In lockstep the k-th of all replicas are round k, and wait for each other.
+        In lockstep the k-th of all replicas are micro-step k, and wait for each other.
         """
         if not self.in_lockstep:
             return Execution((self.pipelines(batch, [(scheme, micros) for micros in by_rank]),))
-        rounds: list[PlannedPipeline] = []
+        micro_steps: list[PlannedPipeline] = []
         for number in range(max(map(len, by_rank))):
             work = [(scheme, micros[number : number + 1]) for micros in by_rank]
-            rounds += self.pipelines(batch, work, number)
-        return Execution((tuple(rounds),))
+            micro_steps += self.pipelines(batch, work, number)
+        return Execution((tuple(micro_steps),))
 
-    def even_rounds(self, batch: Batch, strategy: Strategy) -> Execution:
-        """Run our rounds of one scheme throughout; ``ValueError`` when a sequence fits no group."""
+    def even_micro_steps(self, batch: Batch, strategy: Strategy) -> Execution:
+        """Run our micro-steps of one scheme; ``ValueError`` when a sequence fits no group."""
         model = self.models[strategy.counts[0][0]]
-        gpus = self.cluster.gpus
-        rounds = plan_rounds(batch, [model], gpus, self.micro_step_multiple)
-        if rounds is None:
+        gpus = self.workload.gpus
+        micro_steps = plan_micro_steps(batch, [model], gpus, self.micro_step_multiple)
+        if micro_steps is None:
             raise ValueError(f"a sequence of {batch.longest} tokens fits no group of {strategy}")
         planner = Provenance(VERSION, 0, self.profile.digest, None)
         fraction = self.profile.forward_fraction
         return Execution.from_plan(
-            assemble_rounds(batch, rounds, planner, gpus, forward_fraction=fraction)
+            assemble_micro_steps(batch, micro_steps, planner, gpus, forward_fraction=fraction)
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean
 
-from seqplan.planner.proposal.static_rounds import best_static_rounds
+from seqplan.planner.proposal.static_micro_steps import best_static_micro_steps
 from seqplan.planner.simulation.iteration import compute_ms
 from seqplan.planner.strategies.homogeneous import (
     best_homogeneous,
@@ -30,7 +30,7 @@ def static_best(setting: Setting, candidates: Sequence[Strategy]) -> list[Compar
     if setting.lockstep:
         return _in_lockstep(setting)
     trainers: list[ComparedSystem | Skipped] = []
-    gpus, longest = setting.cluster.gpus, setting.longest
+    gpus, longest = setting.workload.gpus, setting.longest
     promising = promising_homogeneous(setting.batches, setting.models, gpus, longest, setting.sync)
     homogeneous = _best(setting, promising)
     name = "Best static strategy, balanced"
@@ -76,17 +76,17 @@ def static_without_stages(setting: Setting) -> Strategy | None:
     if setting.profile.lockstep:
         return best_in_lockstep(setting)
     models = {s: m for s, m in setting.models.items() if s.pp == 1}
-    gpus, sync = setting.cluster.gpus, setting.sync
+    gpus, sync = setting.workload.gpus, setting.sync
     found = best_homogeneous(setting.batches, models, gpus, sync, setting.longest)
     return None if found is None else found[0]
 
 
 def best_in_lockstep(setting: Setting) -> Strategy | None:
-    """Find the scheme with the least mean time in even rounds, with its sync."""
-    found = best_static_rounds(
+    """Find the scheme with the least mean time in even micro-steps, with its sync."""
+    found = best_static_micro_steps(
         setting.batches,
         setting.models,
-        setting.cluster.gpus,
+        setting.workload.gpus,
         setting.longest,
         setting.sync,
         setting.micro_step_multiple,
@@ -106,9 +106,9 @@ def _in_lockstep(setting: Setting) -> list[ComparedSystem | Skipped]:
             "static",
             name,
             f"{best}, the best homogeneous strategy on these batches in lockstep; our dispatch to "
-            "rounds and replicas",
+            "micro-steps and replicas",
             True,
-            lambda batch: setting.even_rounds(batch, best),
+            lambda batch: setting.even_micro_steps(batch, best),
         ),
         several,
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Protocol
 
 from seqplan.planner.batches.batch import Batch
@@ -12,7 +13,32 @@ from seqplan.planner.workers.pool import WorkerPool, Workforce
 from seqplan.planner.workers.processes import ProcessWorkforce
 from seqplan.planner.workers.ray_workers import RayWorkforce, check_ray
 
-EXECUTORS = ("processes", "ray")
+
+@dataclass(frozen=True)
+class Workers:
+    """How many planners there are, and whether they are actors of a Ray cluster."""
+
+    count: int = 1
+    ray: bool = False
+
+    @classmethod
+    def parse(cls, workers: Workers | int | str) -> Workers:
+        """Read ``4`` or ``"4"``, so many processes, or ``"ray:4"``; ``ValueError`` for others."""
+        if isinstance(workers, Workers):
+            return workers
+        place, _, count = str(workers).rpartition(":")
+        if place not in ("", "ray") or not count.isdecimal() or int(count) < 1:
+            raise ValueError(f"workers must be W or ray:W, W of 1 or more: {workers!r}")
+        return cls(int(count), place == "ray")
+
+    def check_installed(self) -> None:
+        """Raise ``RayUnavailable`` if Ray is needed and not installed."""
+        if self.ray:
+            check_ray()
+
+
+ONE_WORKER = Workers()
+"""One process: by default."""
 
 
 class Executor(Protocol):
@@ -25,23 +51,15 @@ class Executor(Protocol):
         """End the workers now, whatever they are doing."""
 
 
-def check_executor(name: str) -> None:
-    """Raise ``ValueError`` for an executor that is unknown or not installed."""
-    if name not in EXECUTORS:
-        raise ValueError(f"unknown executor {name!r}; choose one of {', '.join(EXECUTORS)}")
-    if name == "ray":
-        check_ray()
-
-
-def open_executor(name: str, proposal: str, options: PlanningOptions, workers: int) -> Executor:
-    """Open ``workers`` planners of one proposal (JSON text); ``ValueError`` as ``check_executor``.
+def open_executor(workers: Workers, proposal: str, options: PlanningOptions) -> Executor:
+    """Open planners of one proposal (JSON text); ``RayUnavailable`` without Ray.
 
     Nothing is started before the first step is submitted.
     """
-    check_executor(name)
+    workers.check_installed()
     workforce: Workforce
-    if name == "ray":
-        workforce = RayWorkforce(proposal, options, workers)
+    if workers.ray:
+        workforce = RayWorkforce(proposal, options, workers.count)
     else:
         workforce = ProcessWorkforce(proposal, options)
-    return WorkerPool(workforce, workers)
+    return WorkerPool(workforce, workers.count)

@@ -10,7 +10,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.step.step_planner import StepPlanner
-from seqplan.planner.workers.executor import EXECUTORS, Executor, check_executor, open_executor
+from seqplan.planner.workers.executor import ONE_WORKER, Executor, Workers, open_executor
 from seqplan.planner.workers.planned_step import TimedPlan, plan_one
 
 
@@ -19,30 +19,28 @@ def produce(
     batches: Iterable[Batch],
     *,
     options: PlanningOptions | None = None,
-    workers: int = 1,
-    executor: str = EXECUTORS[0],
+    workers: Workers | int | str = 1,
     look_ahead: int | None = None,
 ) -> Iterator[TimedPlan]:
     """Plan ``batches`` and yield their plans in order.
 
     At most ``look_ahead`` steps (default 2 per worker) are planned or waiting beyond the one handed
-    out. ``executor``: one of ``EXECUTORS``; of ``processes``, one is this one. Raises what planning
+    out. ``workers``: processes, of which one is this one, or ``"ray:W"``. Raises what planning
     raises (``Infeasible``), at the step it belongs to, what iterating over ``batches`` raises,
     after the steps before it, ``WorkerDied``, and ``RayUnavailable``. Closing the generator ends
     the workers.
     """
-    if workers < 1:
-        raise ValueError(f"workers must be 1 or more, not {workers}")
-    check_executor(executor)
-    if workers == 1 and executor == EXECUTORS[0]:
+    workers = Workers.parse(workers)
+    workers.check_installed()
+    if workers == ONE_WORKER:
         planner = StepPlanner(proposal, options)
         for batch in batches:
             yield plan_one(planner, batch)
         return
-    ahead = 2 * workers if look_ahead is None else look_ahead
+    ahead = 2 * workers.count if look_ahead is None else look_ahead
     if ahead < 1:
         raise ValueError(f"look-ahead must be 1 or more, not {ahead}")
-    pool = open_executor(executor, proposal.to_json(), options or PlanningOptions(), workers)
+    pool = open_executor(workers, proposal.to_json(), options or PlanningOptions())
     try:
         yield from _in_order(pool, iter(batches), ahead)
     finally:

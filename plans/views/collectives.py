@@ -11,9 +11,10 @@ still runs to its end. Three rules make it so.
   unless the two are posted together.)
 - Within a pass the groups take turns by axis, tp, ulysses, ring, sp; a layer repeats that turn.
 
-In rounds of one stage every rank, also one without work, takes part in the gathers of every round.
-Rounds with stages follow each other as the micro-batches of one pipeline do: a stage runs their
-passes in 1F1B order, and a rank leaves out those of the rounds in which it has no work.
+In micro-steps of one stage every rank, also one without work, takes part in the gathers of every
+micro-step. Micro-steps with stages follow each other as the micro-batches of one pipeline do: a
+stage runs their passes in 1F1B order, and a rank leaves out those of the micro-steps in which it
+has no work.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from seqplan.plans.groups import Group
 from seqplan.plans.one_f_one_b import stage_order
 from seqplan.plans.views.rank_view import PipelineView, RankView
 
-Phase = Literal["round", "activations", "forward", "gradients", "backward"]
+Phase = Literal["micro_step", "activations", "forward", "gradients", "backward"]
 
 
 class Event(NamedTuple):
@@ -34,8 +35,8 @@ class Event(NamedTuple):
     - ``forward``, ``backward``: a pass of ``micro_batch``, in which the group communicates.
     - ``activations``, ``gradients``: of ``micro_batch``, from one stage's rank to the next's or
       back; the group is the two ranks, the earlier stage first.
-    - ``round``: the gathers of a round over the world, as under ZeRO-3, if there is one stage;
-      ``pipeline`` is None and ``micro_batch`` is the round's number.
+    - ``micro_step``: the gathers of a micro-step over the world, as under ZeRO-3, if there is one
+      stage; ``pipeline`` is None and ``micro_batch`` is the micro-step's number.
     """
 
     pipeline: int | None
@@ -54,7 +55,7 @@ def collectives(view: RankView) -> tuple[Event, ...]:
     world = tuple(range(view.world_size))
     events: list[Event] = []
     for number in range(view.micro_steps):
-        events.append(Event(None, number, "round", world))
+        events.append(Event(None, number, "micro_step", world))
         for pipeline in view.pipelines:
             if pipeline.micro_step == number:
                 events += _pipeline_events(pipeline)
@@ -65,9 +66,9 @@ _Run = tuple[PipelineView, int]
 """A pipeline of the rank and the number of a micro-batch in it."""
 
 
-def _in_lockstep(pipelines: Sequence[PipelineView], rounds: int) -> list[_Run | None]:
-    """List what the rank runs in each round, None if it has no work."""
-    runs: list[_Run | None] = [None] * rounds
+def _in_lockstep(pipelines: Sequence[PipelineView], micro_steps: int) -> list[_Run | None]:
+    """List what the rank runs in each micro-step, None if it has no work."""
+    runs: list[_Run | None] = [None] * micro_steps
     for view in pipelines:
         if view.micro_step is not None and view.micro_batches:
             runs[view.micro_step] = (view, 0)

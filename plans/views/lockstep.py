@@ -1,9 +1,9 @@
-"""Micro-batches in lockstep: the rounds of a step in which each rank runs.
+"""Micro-batches in lockstep: the micro-steps of a step in which each rank runs.
 
 Ranks that do something together after every micro-batch, such as summing gradients, must agree on
-which of their micro-batches go together. Here each goes to the first round in which all ranks of
-its pipeline are free, in the plan's order, so that no two ranks wait for each other; a rank without
-a micro-batch in a round only takes part in what all do.
+which of their micro-batches go together. Here each goes to the first micro-step in which all ranks
+of its pipeline are free, in the plan's order, so that no two ranks wait for each other; a rank
+without a micro-batch in a micro-step only takes part in what all do.
 """
 
 from __future__ import annotations
@@ -15,20 +15,22 @@ from seqplan.plans.views.placement import Placement
 
 
 class LockstepSchedule(NamedTuple):
-    """The round of each of a rank's micro-batches, ascending, and how many rounds there are."""
+    """The micro-step of each of a rank's micro-batches, ascending, and their number."""
 
     own: tuple[int, ...]
     total: int
 
 
-def lockstep_rounds(placement: Placement, counts: Sequence[int], rank: int) -> LockstepSchedule:
-    """Put the micro-batches of a step into rounds; ``counts``: how many each pipeline has."""
+def lockstep_micro_steps(
+    placement: Placement, counts: Sequence[int], rank: int
+) -> LockstepSchedule:
+    """Put the micro-batches of a step into micro-steps; ``counts``: how many each pipeline has."""
     free: dict[int, int] = {}
-    rounds: list[int] = []
+    micro_steps: list[int] = []
     for pipeline, count in zip(placement, counts, strict=True):
         first = max(free.get(member, 0) for member in pipeline.ranks)
         if count:
             free.update(dict.fromkeys(pipeline.ranks, first + count))
             if rank in pipeline.ranks:
-                rounds.extend(range(first, first + count))
-    return LockstepSchedule(tuple(rounds), max(free.values(), default=0))
+                micro_steps.extend(range(first, first + count))
+    return LockstepSchedule(tuple(micro_steps), max(free.values(), default=0))

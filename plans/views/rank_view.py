@@ -15,6 +15,7 @@ import numpy.typing as npt
 from seqplan.plans.format.codec import digest as plan_digest
 from seqplan.plans.groups import Coordinates, Group
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline
+from seqplan.plans.recomputation import write_mode
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.placement import Placement, placement_of, rank_runs
 from seqplan.plans.views.sharding import Range, list_held_ranges, ring_tokens, ulysses_piece
@@ -228,14 +229,16 @@ def _view(
     placement: Placement,
     pipelines: Iterable[PipelineView],
 ) -> RankView:
-    rounds = [pipeline.micro_step for pipeline in plan.pipelines if pipeline.micro_step is not None]
+    micro_steps = [
+        pipeline.micro_step for pipeline in plan.pipelines if pipeline.micro_step is not None
+    ]
     return RankView(
         step=plan.step,
         rank=rank,
         world_size=plan.world_size,
         tokens=plan.tokens,
         loss_tokens=plan.loss_tokens,
-        micro_steps=max(rounds) + 1 if rounds else None,
+        micro_steps=max(micro_steps) + 1 if micro_steps else None,
         digest=digest,
         placement=placement,
         pipelines=tuple(pipelines),
@@ -367,5 +370,5 @@ def _micro_batch_dict(view: MicroBatchView) -> dict[str, Any]:
         "padded_cu_seqlens": list(accumulate(view.padded_lengths, initial=0)),
         "ring_cu_seqlens": list(accumulate(view.ring_lengths, initial=0)),
         "cost_ms": view.cost_ms,
-        **({} if view.recompute is None else {"recompute": view.recompute}),
+        **write_mode(view.recompute),
     }

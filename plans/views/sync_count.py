@@ -19,7 +19,7 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class Pulled:
+class Gathered:
     """The most that a rank receives in a step's all-gather: elements and messages.
 
     Units that every rank holds come by all-gathers, which count elements and no message; if all
@@ -38,7 +38,7 @@ def count_moved(messages: Sequence[Message], rank: int) -> Moved:
     return Moved(sum(counts), total)
 
 
-def count_gathered(units: Sequence[UnitLayout], placement: Placement) -> Pulled:
+def count_gathered(units: Sequence[UnitLayout], placement: Placement) -> Gathered:
     """Count the all-gather of a step with this placement; ``ValueError`` as ``shards_of``."""
     shards = shards_of(placement)
     whole = all_whole(shards)
@@ -53,4 +53,4 @@ def count_gathered(units: Sequence[UnitLayout], placement: Placement) -> Pulled:
         foreign = sum(unit.elements for unit in gathered) - sum(stop - at for at, stop in owned)
         elements = max(elements, foreign + sum(count.elements for count in counts))
         messages = max(messages, sum(count.messages for count in counts))
-    return Pulled(elements, None if whole else messages)
+    return Gathered(elements, None if whole else messages)

@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 import torch
 import torch.distributed as dist
 
-from seqplan.plans.views.lockstep import LockstepSchedule, lockstep_rounds
+from seqplan.plans.views.lockstep import LockstepSchedule, lockstep_micro_steps
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.states.sync import Finish
@@ -120,7 +120,7 @@ class ReduceEachMicroBatch:
         self, units: Sequence[Unit], start: StartReduceScatter, group: dist.ProcessGroup
     ) -> None:
         self._units, self._start, self._group = units, start, group
-        self._rounds: LockstepSchedule | None = None
+        self._micro_steps: LockstepSchedule | None = None
         self._micro_batch = 0
         self._round = 0
         self._reduced = 0
@@ -129,7 +129,7 @@ class ReduceEachMicroBatch:
 
     def begin(self, view: RankView | None) -> None:
         """As ``GradientReduction``; collective if there is a step."""
-        self._rounds = None if view is None else self._agree_on_counts(view)
+        self._micro_steps = None if view is None else self._agree_on_counts(view)
         self._micro_batch = self._round = self._reduced = 0
         self._under_way.clear()
         self._announced = False
@@ -170,23 +170,23 @@ class ReduceEachMicroBatch:
 
     def finish(self) -> None:
         """As ``GradientReduction``."""
-        rounds = self._of_step()
-        if self._micro_batch != len(rounds.own):
+        micro_steps = self._of_step()
+        if self._micro_batch != len(micro_steps.own):
             raise RuntimeError(
-                f"backward ran {self._micro_batch} times, and the step has {len(rounds.own)} "
+                f"backward ran {self._micro_batch} times, and the step has {len(micro_steps.own)} "
                 "micro-batches of this rank"
             )
-        self._join(rounds.total)
+        self._join(micro_steps.total)
         while self._under_way:
             self._under_way.popleft()()
 
     def _of_step(self) -> LockstepSchedule:
-        if self._rounds is None:
+        if self._micro_steps is None:
             raise RuntimeError(
                 "gradients are reduced after each micro-batch: "
                 "give states.all_gather the step's view"
             )
-        return self._rounds
+        return self._micro_steps
 
     def _join(self, stop: int) -> None:
         """Take part in the micro-steps before ``stop``, with zeros."""
@@ -218,7 +218,7 @@ class ReduceEachMicroBatch:
             counts[pipeline.index] = len(pipeline.micro_batches)
         with communicating("agreeing on the step's micro-batches"):
             dist.all_reduce(counts, op=dist.ReduceOp.MAX, group=self._group)
-        return lockstep_rounds(view.placement, counts.tolist(), view.rank)
+        return lockstep_micro_steps(view.placement, counts.tolist(), view.rank)
 
 
 def _count_down(unit: Unit) -> None:

@@ -56,8 +56,8 @@ def iteration(step: int, pipelines: Pipelines, ours: bool = True) -> Iteration:
     )
 
 
-def rounds_iteration(step: int, times_ms: list[float]) -> Iteration:
-    """An iteration of 4 ranks in rounds: all together, then in pairs, then all together again."""
+def micro_steps_iteration(step: int, times_ms: list[float]) -> Iteration:
+    """An iteration of 4 ranks in micro-steps: all together, in pairs, all together again."""
     groups = [[(0, 4)], [(0, 2), (2, 4)], [(0, 4)]]
     spans, clock = [], 0.0
     for number, (ranks, time) in enumerate(zip(groups, times_ms, strict=True)):
@@ -108,10 +108,10 @@ def pipelined() -> Comparison:
 
 def in_lockstep() -> Comparison:
     """Two systems on 4 ranks that form new groups within a step."""
-    ours = [rounds_iteration(k, [100.0 + k, 50.0, 25.0]) for k in range(2)]
+    ours = [micro_steps_iteration(k, [100.0 + k, 50.0, 25.0]) for k in range(2)]
     other = [iteration(k, [(Scheme(ulysses=4), [300.0])], False) for k in range(2)]
     return comparison_of(
-        System("ours", "seqplan", "Rounds.", True, tuple(ours)),
+        System("ours", "seqplan", "Micro-steps.", True, tuple(ours)),
         System("sp", "Static SP", "One degree.", False, tuple(other)),
         gpus=4,
     )

@@ -43,7 +43,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory, lengths: Path) -> PlannedFil
 
 @pytest.fixture(scope="session")
 def lockstep(tmp_path_factory: pytest.TempPathFactory, lengths: Path) -> PlannedFiles:
-    """Rounds under ZeRO-3."""
+    """Micro-steps under ZeRO-3."""
     return _make(tmp_path_factory.mktemp("lockstep"), "gpt-7b-a100-40gb", 8, 30000, lengths)
 
 

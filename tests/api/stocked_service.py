@@ -10,8 +10,8 @@ import numpy as np
 from service_process import Served
 
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.planner.workload import Workload
 from seqplan.runtime.sources.http_source import HttpSource
 
 DATA = Path(__file__).parents[2] / "examples" / "data" / "code.npy"
@@ -37,9 +37,9 @@ class Stocked:
 @cache
 def _document() -> bytes:
     """A proposal for the lengths, made once for all services of a test run."""
-    cluster = Cluster(gpus=WORLD, max_len=MAX_LEN, tokens=8000)
+    workload = Workload(gpus=WORLD, max_len=MAX_LEN, tokens=8000)
     profile = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
-    proposal = make_proposal(profile, cluster, np.load(DATA), sync=None)
+    proposal = make_proposal(profile, workload, np.load(DATA), sync=None)
     return proposal.to_json().encode()
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.planner.workload import Workload
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "megatron.md"
@@ -19,9 +19,9 @@ LENGTHS = np.load(ROOT / "examples" / "data" / "code.npy")[:3000]
 
 
 def test_flags_follow_from_a_proposal(tmp_path: Path) -> None:
-    cluster = Cluster(16, 16_384, 50_000)
+    workload = Workload(16, 16_384, 50_000)
     proposal = make_proposal(
-        load_shipped("llama-7b-a800-80gb"), cluster, LENGTHS, trainer="megatron"
+        load_shipped("llama-7b-a800-80gb"), workload, LENGTHS, trainer="megatron"
     )
     (tmp_path / "proposal.json").write_text(proposal.to_json())
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
@@ -40,7 +40,7 @@ def test_flags_follow_from_a_proposal(tmp_path: Path) -> None:
     assert flags["--tensor-model-parallel-size"] == str(tp)
     assert flags["--pipeline-model-parallel-size"] == str(pp)
     assert flags["--seq-length"] == "16384"
-    models = cluster.models(proposal.profile)
+    models = workload.models(proposal.profile)
     per_rank = [models[scheme].max_sequence // scheme.ring for scheme in schemes]
     assert flags["--max-seqlen-per-dp-cp-rank"] == str(min(per_rank))
     assert "--use-distributed-optimizer" in printed

@@ -41,7 +41,7 @@ def lockstep_ms(schedule: slime.Schedule, lengths: list[int]) -> float:
         [COST.micro_batch_ms([lengths[samples[i]] for i in micro]) for micro in of_rank]
         for samples, of_rank in zip(partitions, places, strict=True)
     ]
-    return sum(max(of_round) for of_round in zip(*times, strict=True))
+    return sum(max(of_micro_step) for of_micro_step in zip(*times, strict=True))
 
 
 def test_the_schedule_that_rollouts_ask_for_is_planned(caplog: pytest.LogCaptureFixture) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Candidate, Proposal
 from seqplan.planner.step.step_planner import StepPlanner
@@ -21,16 +20,17 @@ from seqplan.planner.workers import processes as process_workers
 from seqplan.planner.workers import ray_driver as ray_agent
 from seqplan.planner.workers.planned_step import TimedPlan, plan_one
 from seqplan.planner.workers.processes import _serve
+from seqplan.planner.workload import Workload
 from seqplan.plans.scheme import Strategy
 
 DEADLY = 666_666
 """The id of a sequence that kills a worker which serves with ``serve_and_die``."""
 
 
-def proposal(profile: Profile, cluster: Cluster, strategies: Sequence[str]) -> Proposal:
+def proposal(profile: Profile, workload: Workload, strategies: Sequence[str]) -> Proposal:
     """A proposal of these strategies; what they are worth is not known."""
     candidates = []
-    models = cluster.models(profile)
+    models = workload.models(profile)
     for text in strategies:
         strategy = Strategy.parse(text)
         longest = max(models[scheme].max_sequence for scheme, _ in strategy.counts)
@@ -38,7 +38,7 @@ def proposal(profile: Profile, cluster: Cluster, strategies: Sequence[str]) -> P
     return Proposal(
         method="given",
         seed=0,
-        cluster=cluster,
+        workload=workload,
         profile=profile,
         lengths={},
         candidates=tuple(candidates),
@@ -53,15 +53,15 @@ def dense_proposal() -> Proposal:
     """Mixed pipelines of one of the shipped profiles."""
     return proposal(
         load_shipped("llama-7b-a800-80gb").restrict(measured=True),
-        Cluster(16, 32768, 60_000),
+        Workload(16, 32768, 60_000),
         ["2×tp4 + 4×tp2", "4×tp4", "1×tp8 + 2×tp2.pp2", "1×tp8 + 1×tp4 + 2×tp2"],
     )
 
 
 def lockstep_proposal() -> Proposal:
-    """Rounds of groups under ZeRO-3."""
+    """Micro-steps of groups under ZeRO-3."""
     return proposal(
-        load_shipped("gpt-7b-a100-40gb"), Cluster(16, 32768, 60_000), ["4×u4", "16×tp1"]
+        load_shipped("gpt-7b-a100-40gb"), Workload(16, 32768, 60_000), ["4×u4", "16×tp1"]
     )
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.sampler import Sampler
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.systems.setting import Setting
+from seqplan.planner.workload import Workload
 
 CODE = np.load(Path(__file__).parents[2] / "examples" / "data" / "code.npy")[:6000]
 
@@ -21,7 +21,7 @@ def setting_of(profile: Profile, gpus: int, max_len: int, tokens: int, steps: in
     """A setting with the first steps of the code lengths."""
     sampler = Sampler(CODE, tokens, max_len, 3)
     batches = tuple(sampler.batches(steps))
-    return Setting(profile, Cluster(gpus, max_len, tokens), batches, int(sampler.lengths.max()))
+    return Setting(profile, Workload(gpus, max_len, tokens), batches, int(sampler.lengths.max()))
 
 
 @cache
@@ -34,7 +34,7 @@ def dense(gpus: int = 64, max_len: int = 16384) -> Setting:
 
 @cache
 def lockstep() -> Setting:
-    """Rounds under ZeRO-3."""
+    """Micro-steps under ZeRO-3."""
     return setting_of(load_shipped("gpt-7b-a100-40gb"), 16, 32768, 100_000)
 
 

@@ -78,8 +78,8 @@ def regrouping() -> list[Plan]:
     return [plan_of(pipelines, lengths, 790.5), replace(empty, idle_ranks=(1, 2, 3, 4, 5))]
 
 
-def rounds() -> list[Plan]:
-    """ZeRO-3: two rounds in lockstep, a rank without work in the second."""
+def micro_steps() -> list[Plan]:
+    """ZeRO-3: two micro-steps in lockstep, a rank without work in the second."""
     pipelines = (
         pipeline(RING3, (0, 1, 2), batch(COSTS, RING3, {0: 7}), micro_step=0),
         pipeline(ONE, (3,), batch(COSTS, ONE, {1: 65}), micro_step=0),
@@ -92,7 +92,7 @@ def rounds() -> list[Plan]:
 FILES = {
     "heterogeneous.jsonl": heterogeneous,
     "regrouping.jsonl": regrouping,
-    "rounds.jsonl": rounds,
+    "micro-steps.jsonl": micro_steps,
 }
 
 

@@ -12,7 +12,7 @@ from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
 from seqplan.plans.scheme import Scheme
 
 
-def round_ms(value: float) -> float:
+def micro_step_ms(value: float) -> float:
     """Times of a plan have 3 decimals."""
     return round(value, 3)
 
@@ -22,7 +22,7 @@ def batch(costs: Mapping[Scheme, Cost], scheme: Scheme, lengths: dict[int, int])
     cost = costs[scheme]
     time = sum(cost.a * length**2 + cost.b * length for length in lengths.values()) + cost.c
     padded = scheme.pad_micro_batch(lengths.values())
-    return MicroBatch(tuple(lengths), sum(lengths.values()), padded, round_ms(time))
+    return MicroBatch(tuple(lengths), sum(lengths.values()), padded, micro_step_ms(time))
 
 
 def pipeline(
@@ -30,7 +30,7 @@ def pipeline(
 ) -> PlannedPipeline:
     """A pipeline predicted by form S, Σ cost + (pp − 1) · max cost."""
     times = [micro.cost_ms for micro in batches]
-    predicted = round_ms(sum(times) + (scheme.pp - 1) * max(times, default=0.0))
+    predicted = micro_step_ms(sum(times) + (scheme.pp - 1) * max(times, default=0.0))
     return PlannedPipeline(scheme, ranks, batches, predicted, micro_step)
 
 

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for sound plans: any degrees, regrouped ranks, rounds, idle ranks."""
+"""Hypothesis strategies for sound plans: any degrees, regrouped ranks, micro-steps, idle ranks."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class _Block:
 
 
 @st.composite
-def costed_plans(draw: st.DrawFn, *, rounds: bool | None = None) -> Costed:
-    """A sound plan of a few dozen ranks at most; ``rounds`` forces or forbids rounds."""
-    in_lockstep = draw(st.booleans()) if rounds is None else rounds
+def costed_plans(draw: st.DrawFn, *, micro_steps: bool | None = None) -> Costed:
+    """A sound plan of a few dozen ranks at most; ``micro_steps`` forces or forbids micro-steps."""
+    in_lockstep = draw(st.booleans()) if micro_steps is None else micro_steps
     blocks, world = draw(_blocks(draw(st.integers(1, 4)) if in_lockstep else None))
     chosen: list[tuple[Scheme, tuple[int, ...], int | None]] = []
     if in_lockstep:
@@ -80,9 +80,9 @@ def costed_plans(draw: st.DrawFn, *, rounds: bool | None = None) -> Costed:
     return draw(_filled(chosen, world))
 
 
-def plans(*, rounds: bool | None = None) -> st.SearchStrategy[Plan]:
+def plans(*, micro_steps: bool | None = None) -> st.SearchStrategy[Plan]:
     """Sound plans without their costs."""
-    return costed_plans(rounds=rounds).map(lambda costed: costed.plan)
+    return costed_plans(micro_steps=micro_steps).map(lambda costed: costed.plan)
 
 
 @st.composite
@@ -132,7 +132,7 @@ def _take(
 def _disjoint(
     draw: st.DrawFn, block: _Block, number: int
 ) -> list[tuple[Scheme, tuple[int, ...], int | None]]:
-    """Pipelines of one round: no slot is used twice."""
+    """Pipelines of one micro-step: no slot is used twice."""
     free = draw(st.permutations(range(len(block.ranks))))
     chosen = []
     while free and draw(st.booleans()):
@@ -170,7 +170,7 @@ def _filled(
             padded = scheme.pad_micro_batch(batch)
             largest[scheme] = max(largest[scheme], padded)
             cost = round(sum(a * length**2 + b * length for length in batch) + c, 3)
-            mode = draw(st.sampled_from([None, *MODES]))
+            mode = draw(st.sampled_from([None, *MODES, "elementwise+0.5", "full+1"]))
             micro_batches.append(MicroBatch(at, sum(batch), padded, cost, mode))
         times = [batch.cost_ms for batch in micro_batches]
         predicted = round(sum(times) + (scheme.pp - 1) * max(times, default=0.0), 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from golden_plans import COSTS, heterogeneous, regrouping, rounds
+from golden_plans import COSTS, heterogeneous, micro_steps, regrouping
 from hypothesis import given
 from plan_builder import batch, pipeline, plan_of
 from plan_strategies import Costed, costed_plans
@@ -52,10 +52,10 @@ def test_ranks_that_regroup() -> None:
     assert explain(regrouping()[0]).endswith(REFORMING)
 
 
-def test_rounds_are_a_column() -> None:
-    text = explain(rounds()[0])
-    assert "in 2 rounds" in text
-    assert "  round  " in text
+def test_micro_steps_are_a_column() -> None:
+    text = explain(micro_steps()[0])
+    assert "in 2 micro-steps" in text
+    assert "  micro-step  " in text
     assert "start ms" not in text
 
 

@@ -44,7 +44,7 @@ def sound() -> Plan:
 
 
 def in_lockstep() -> Plan:
-    """Two ranks in two rounds: together, then each alone."""
+    """Two ranks in two micro-steps: together, then each alone."""
     return plan_of(
         (
             pipeline(RING2, (0, 1), batch(COSTS, RING2, {0: 20}), micro_step=0),
@@ -147,20 +147,26 @@ BROKEN = {
         ),
         "rank 4: tp index 0, stage 1 in pipeline 1, but tp index 0, stage 0 in pipeline 5",
     ),
-    "round missing": (swap(R, 1, micro_step=None), "rounds: pipeline 1 has none, others have"),
-    "rounds descend": (
+    "micro-step missing": (
+        swap(R, 1, micro_step=None),
+        "micro-steps: pipeline 1 has none, others have",
+    ),
+    "micro-steps descend": (
         replace(R, pipelines=R.pipelines[::-1], groups=process_groups(R.pipelines[::-1])),
-        "rounds: they descend in list order",
+        "micro-steps: they descend in list order",
     ),
-    "round gap": (
+    "micro-step gap": (
         swap(swap(R, 1, micro_step=2), 2, micro_step=2),
-        "rounds: they are not 0 … 2 without a gap",
+        "micro-steps: they are not 0 … 2 without a gap",
     ),
-    "round batches": (
+    "micro-step batches": (
         swap(R, 0, micro_batches=R.pipelines[0].micro_batches * 2, predicted_ms=24.8),
         "pipeline 0: 2 micro-batches in micro-step 0, at most one",
     ),
-    "round rank": (swap(R, 2, ranks=(1,)), "pipeline 2: rank 1 is already in use in micro-step 1"),
+    "micro-step rank": (
+        swap(R, 2, ranks=(1,)),
+        "pipeline 2: rank 1 is already in use in micro-step 1",
+    ),
     "group missing": (
         replace(S, groups=S.groups[1:]),
         "groups: [0, 1] is missing (1 such groups)",
@@ -187,7 +193,7 @@ BROKEN = {
         replace(S, predicted_ms=73.696, lower_bound_ms=36.848),
         "predicted_ms: 73.696 is below the schedule of the pipelines, 73.697",
     ),
-    "round time": (
+    "micro-step time": (
         replace(R, predicted_ms=21.15, lower_bound_ms=10.575),
         "predicted_ms: 21.15 is below the schedule of the pipelines, 21.155",
     ),

@@ -1,4 +1,4 @@
-"""The list-order schedule: waiting for the last rank, rounds, slack."""
+"""The list-order schedule: waiting for the last rank, micro-steps, slack."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from plan_strategies import plans
 
 from seqplan.plans.plan import Plan, PlannedPipeline
-from seqplan.plans.schedule import makespan_ms, schedule, stages_of_rounds
+from seqplan.plans.schedule import makespan_ms, schedule, stages_of_micro_steps
 from seqplan.plans.scheme import Scheme
 
 
@@ -24,21 +24,21 @@ def test_a_pipeline_waits_for_its_last_rank() -> None:
     assert times.makespan_ms == 7.0
 
 
-def test_rounds_wait_for_the_whole_world() -> None:
+def test_micro_steps_wait_for_the_whole_world() -> None:
     times = schedule([busy((0,), 3.0, 0), busy((1,), 5.0, 0), busy((0,), 2.0, 1)])
     assert times.start_ms == (0.0, 0.0, 5.0)
     assert times.slack_ms == (2.0, 0.0, 0.0)
     assert times.makespan_ms == 7.0
 
 
-def test_rounds_with_stages_follow_each_other_through_them() -> None:
+def test_micro_steps_with_stages_follow_each_other_through_them() -> None:
     scheme = Scheme(pp=2)
 
     def on(first: int, time_ms: float, round: int) -> PlannedPipeline:
         return PlannedPipeline(scheme, (first, first + 2), (), time_ms, round)
 
     times = schedule([on(0, 4.0, 0), on(1, 10.0, 0), on(0, 6.0, 1), on(1, 2.0, 1)])
-    # At a stage the rounds last 5 and 3 ms, and the drain 5.
+    # At a stage the micro-steps last 5 and 3 ms, and the drain 5.
     assert times.makespan_ms == 13.0
     assert times.start_ms == (0.0, 0.0, 5.0, 5.0)
     assert times.slack_ms == (6.0, 0.0, 0.0, 4.0)
@@ -64,7 +64,7 @@ def test_slack_is_the_delay_a_pipeline_can_take(plan: Plan) -> None:
             slower = replace(pipeline, predicted_ms=times.slack_ms[index] + more)
             slower = replace(slower, predicted_ms=slower.predicted_ms + pipeline.predicted_ms)
             changed = [*plan.pipelines[:index], slower, *plan.pipelines[index + 1 :]]
-            # A round that goes through stages may last longer at one than it binds the step.
-            least = end + more / stages_of_rounds(plan.pipelines) if later else end
+            # A micro-step that goes through stages may last longer at one than it binds the step.
+            least = end + more / stages_of_micro_steps(plan.pipelines) if later else end
             latest = end + more if later else end
             assert least - 1e-6 <= schedule(changed).makespan_ms <= latest + 1e-6

@@ -22,7 +22,18 @@ MOST_LINES = 120
 FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir()} - {"out", "build", "dist"}
 
 WORDS = (
-    *("form S", "fill", "tailor", "mix", "peaked", "even", "ladder", "worth", "price", "round"),
+    *(
+        "form S",
+        "fill",
+        "tailor",
+        "mix",
+        "peaked",
+        "even",
+        "ladder",
+        "worth",
+        "price",
+        "micro-step",
+    ),
     *("layout", "sync", "certificate", "candidate", "rank view", "unit", "shard"),
     *("zigzag", "piece", "swap", "rung", "probe", "new_first", "fleet", "reach", "top up"),
 )

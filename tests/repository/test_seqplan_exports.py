@@ -31,9 +31,9 @@ def test_importing_it_loads_nothing_heavy() -> None:
 
 def test_a_step_is_planned_from_these_names_alone() -> None:
     profile = seqplan.find_profile("llama-7b-a800-80gb")
-    cluster = seqplan.Cluster(gpus=2, max_len=4096, tokens=8000)
+    workload = seqplan.Workload(gpus=2, max_len=4096, tokens=8000)
     batch = seqplan.Batch.from_lengths([4096, 3000, 900, 700, 300, 120])
-    proposal = seqplan.make_proposal(profile, cluster, np.array(batch.lengths), seed=0)
+    proposal = seqplan.make_proposal(profile, workload, np.array(batch.lengths), seed=0)
     plan = seqplan.StepPlanner(proposal).plan(batch)
     assert isinstance(plan, seqplan.Plan)
     assert seqplan.rank_view(plan, 0).rank == 0

@@ -122,7 +122,7 @@ def models_of(
     if proposal is not None:
         if plan.provenance.proposal != proposal.digest:
             raise ValueError(f"{origin}: step {plan.step} was planned from another proposal")
-        return proposal.cluster.models(proposal.profile)
+        return proposal.workload.models(proposal.profile)
     if profile is None:
         return None
     part = profile.with_digest(plan.provenance.profile)

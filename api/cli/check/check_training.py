@@ -31,7 +31,7 @@ from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
 from seqplan.plans.format.codec import digest
 from seqplan.plans.plan import Plan
-from seqplan.plans.recomputation import MODES
+from seqplan.plans.recomputation import rank_mode
 
 STEPS = 10
 LARGE_STEP = 65_536
@@ -168,8 +168,7 @@ def count_saved(check: Check) -> dict[str, tuple[int, float]]:
             of_mode[2] += batch.padded_tokens
     return {
         mode: (int(totals[mode][0]), totals[mode][1] / totals[mode][2])
-        for mode in MODES
-        if mode in totals
+        for mode in sorted(totals, key=rank_mode)
     }
 
 
@@ -214,8 +213,8 @@ def verdict_lines(check: Check, profile: Profile | None = None) -> list[str]:
     """Explain the columns of the table, and state whether the runs agree."""
     gates = check.gates
     return [
-        "pulled: parameters that the fullest rank gets from the others; as many gradients go back",
-        "messages: the most by which a rank's part comes; gathered: every rank gets all of them",
+        "gathered: parameters that the fullest rank receives; as many gradients go back",
+        "messages: the most by which a rank's part comes; none: all of it comes by all-gathers",
         f"predicted: forward and backward {describe_prediction(check.steps[0].plan, profile)}",
         (
             f"measured: the slowest rank's whole step on this machine's {os.cpu_count()} cores, "
@@ -240,14 +239,14 @@ def step_columns(plans: Sequence[Plan], dtype: str) -> Columns:
         for plan in plans
     ]
     header = ("step", "tokens", "loss, ranks", "one process", "differ by", "norms by")
-    sync = ("pulled", "messages")
+    sync = ("gathered", "messages")
     times = ("tokens/s", "predicted", "measured")
     return Columns((*header, *sync, *times, "  strategy"), likely, left=0)
 
 
 def step_cells(step: CheckedStep, plans: Sequence[Plan], dtype: str) -> tuple[str, ...]:
     """A step's line of the table; ``plans``: of all steps, which are checked with one model."""
-    pulled = count_step_gathered(step.plan, size_model(plans))
+    gathered = count_step_gathered(step.plan, size_model(plans))
     return (
         str(step.plan.step),
         f"{step.plan.tokens:,}",
@@ -255,8 +254,8 @@ def step_cells(step: CheckedStep, plans: Sequence[Plan], dtype: str) -> tuple[st
         f"{step.reference_loss:.8f}",
         f"{step.loss_difference:.1e}",
         f"{step.gradient_norm_difference:.1e}",
-        f"{pulled.elements * ELEMENT_BYTES[dtype] / 2**20:.2f} MiB",
-        "gathered" if pulled.messages is None else f"{pulled.messages:,}",
+        f"{gathered.elements * ELEMENT_BYTES[dtype] / 2**20:.2f} MiB",
+        "none" if gathered.messages is None else f"{gathered.messages:,}",
         f"{step.tokens_per_s:,.0f}",
         f"{step.plan.predicted_ms:,.0f} ms",
         f"{step.measured_ms:,.0f} ms",
@@ -314,9 +313,9 @@ def document(check: Check, data: str | None) -> dict[str, Any]:
 
 
 def _sync(step: CheckedStep, check: Check) -> dict[str, int | None]:
-    pulled = count_step_gathered(step.plan, check.sizes)
+    gathered = count_step_gathered(step.plan, check.sizes)
     element = ELEMENT_BYTES[check.dtype]
-    return {"pulled_bytes": pulled.elements * element, "messages": pulled.messages}
+    return {"gathered_bytes": gathered.elements * element, "messages": gathered.messages}
 
 
 def _number(value: float) -> float | None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from seqplan.api.store.names import check_job_id
-from seqplan.planner.cluster import MOST_GPUS
-from seqplan.planner.workers.executor import EXECUTORS
+from seqplan.planner.workers.executor import ONE_WORKER, Workers
+from seqplan.planner.workload import MOST_GPUS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +20,8 @@ class JobFile:
     ``context``: longest sequence (tokens), longer ones are truncated; ``tokens``: of a step (0:
     the default per GPU); ``look_ahead``: steps planned beyond the slowest rank; ``store``: a path
     or URL; ``files``: folder of uploaded arrays (default: next to a SQLite store; several sidecars
-    of a PostgreSQL store share it); ``workers``: planners; ``executor``: their kind, one of
-    ``executor.EXECUTORS``; ``allow_host``: see ``serve --allow-host``; ``execution``,
+    of a PostgreSQL store share it); ``workers``: planners, a number or ``"ray:4"``;
+    ``allow_host``: see ``serve --allow-host``; ``execution``,
     ``micro_step_multiple`` and ``trainer``: see ``propose``; ``keep_steps``, ``abandon_hours``,
     ``job_days`` and ``grace_days``: see ``serve``; ``token_file``: the file of the token that every
     request then needs, made if absent.
@@ -41,8 +41,7 @@ class JobFile:
     host: str = "127.0.0.1"
     port: int = 8400
     allow_host: str = ""
-    workers: int = 1
-    executor: str = EXECUTORS[0]
+    workers: Workers = ONE_WORKER
     execution: str = ""
     micro_step_multiple: int = 1
     keep_steps: int = 5000
@@ -75,6 +74,8 @@ def read_job_file(path: Path) -> JobFile:
             if field.default is MISSING:
                 raise ValueError(f"{path}: lacks {name}")
             continue
+        if name == "workers":
+            continue
         value, (kind, wanted) = raw[name], _KINDS[field.type]
         if type(value) is not kind:
             raise ValueError(f"{path}: {name}: must be {wanted}: {value!r}")
@@ -87,9 +88,20 @@ def read_job_file(path: Path) -> JobFile:
         check_job_id(raw.get("job", "job"))
     except ValueError as error:
         raise ValueError(f"{path}: job: {error}") from None
-    if (executor := raw.get("executor", EXECUTORS[0])) not in EXECUTORS:
-        raise ValueError(f"{path}: executor: must be {' or '.join(EXECUTORS)}: {executor!r}")
-    return JobFile(**{**raw, **_resolve_paths(raw, path.parent)})
+    return JobFile(
+        **{**raw, **_resolve_paths(raw, path.parent), "workers": _read_workers(raw, path)}
+    )
+
+
+def _read_workers(raw: dict[str, Any], path: Path) -> Workers:
+    """Read a number or text such as ``ray:4``; ``ValueError`` for another value."""
+    value = raw.get("workers", 1)
+    try:
+        if type(value) not in (int, str):
+            raise ValueError(f"workers must be W or ray:W, W of 1 or more: {value!r}")
+        return Workers.parse(value)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def _resolve_paths(raw: dict[str, Any], folder: Path) -> dict[str, str]:

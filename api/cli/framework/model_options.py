@@ -183,17 +183,21 @@ def deployment_of(args: argparse.Namespace, longest: int | None = None) -> Deplo
         tp_overlap=args.tp_overlap,
         gradient_bytes=args.gradient_bytes,
         sequence_parallel=args.sequence_parallel,
+        host_memory_bytes=getattr(args, "host_memory", None) or 0.0,
         **schedule,
     )
 
 
 def parse_modes(text: str) -> tuple[str, ...]:
     """Read a list of recomputation modes, or ``all``."""
-    from seqplan.plans.recomputation import MODES
+    from seqplan.plans.recomputation import MODES, split_mode
 
     names = MODES if text == "all" else tuple(text.split(","))
-    if unknown := [name for name in names if name not in MODES]:
-        raise argparse.ArgumentTypeError(f"must be all or of {', '.join(MODES)}: {unknown[0]!r}")
+    for name in names:
+        try:
+            split_mode(name)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
     if len(set(names)) < len(names):
         raise argparse.ArgumentTypeError(f"must name each mode once: {text!r}")
     return names

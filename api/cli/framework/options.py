@@ -16,6 +16,7 @@ from seqplan.planner.proposal.scheme_filter import SchemeFilter
 
 if TYPE_CHECKING:
     from seqplan.costs.profile import Profile
+    from seqplan.planner.workers.executor import Workers
 
 
 def positive(text: str) -> int:
@@ -48,7 +49,7 @@ def check_port(port: int) -> None:
 
 def add_planning_input(parser: argparse.ArgumentParser) -> None:
     """Add the planning problem: data, profile, GPUs, longest sequence and tokens of a step."""
-    from seqplan.planner.cluster import TOKENS_PER_GPU
+    from seqplan.planner.workload import TOKENS_PER_GPU
 
     add = parser.add_argument
     add("data", metavar="DATA", help="lengths.npy, or any source of lengths")
@@ -209,20 +210,14 @@ def add_execution(
     )
 
 
-@dataclass(frozen=True)
-class Workers:
-    """``--workers``: how many plan, and where."""
-
-    count: int = 1
-    executor: str = "processes"
-
-
 def workers_option(text: str) -> Workers:
     """An argparse type: ``W`` processes, or ``ray:W`` actors."""
-    place, _, count = text.rpartition(":")
-    if place not in ("", "ray"):
-        raise argparse.ArgumentTypeError(f"must be W or ray:W: {text!r}")
-    return Workers(positive(count), place or "processes")
+    from seqplan.planner.workers.executor import Workers
+
+    try:
+        return Workers.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("workers ")) from None
 
 
 def add_workers(parser: argparse.ArgumentParser, help_text: str) -> None:
@@ -231,6 +226,6 @@ def add_workers(parser: argparse.ArgumentParser, help_text: str) -> None:
         "--workers",
         metavar="W|ray:W",
         type=workers_option,
-        default=Workers(),
+        default="1",
         help=f"{help_text}; ray:W are actors of the Ray cluster at RAY_ADDRESS; default 1",
     )

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from seqplan.costs.profile import Profile
 from seqplan.planner.batches.sampler import Sampler
-from seqplan.planner.cluster import TOKENS_PER_GPU, Cluster
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.proposal.backends import apply_backend, find_backend
 from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.planner.workload import TOKENS_PER_GPU, Workload
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,17 +44,17 @@ def propose_for_data(
     if args.gpus is None:
         raise ValueError("--gpus is required without --proposal. Give the number of GPUs")
     max_len = args.max_len or int(lengths.max())
-    cluster = Cluster(args.gpus, max_len, args.tokens or TOKENS_PER_GPU * args.gpus)
-    sampler = Sampler(lengths, cluster.tokens, max_len, args.seed)
+    workload = Workload(args.gpus, max_len, args.tokens or TOKENS_PER_GPU * args.gpus)
+    sampler = Sampler(lengths, workload.tokens, max_len, args.seed)
     if args.profile is not None:
         from seqplan.costs.shipped.catalogue import find_profile
 
         profile, origin = find_profile(args.profile), f"profile {args.profile}"
     else:
-        profile, origin = _profile_of_model(args, cluster, sampler)
+        profile, origin = _profile_of_model(args, workload, sampler)
     proposal = make_proposal(
         profile,
-        cluster,
+        workload,
         lengths,
         seed=args.seed,
         execution=args.execution,
@@ -66,7 +66,7 @@ def propose_for_data(
 
 
 def _profile_of_model(
-    args: argparse.Namespace, cluster: Cluster, sampler: Sampler
+    args: argparse.Namespace, workload: Workload, sampler: Sampler
 ) -> tuple[Profile, str]:
     """Return a measured profile that ships, or derive one; and a line on which it is."""
     from seqplan.api.cli.framework.model_options import name_part, sizes_of
@@ -81,24 +81,24 @@ def _profile_of_model(
         shipped = load_shipped(name)
         if any(entry.origin != "derived" for entry in shipped.schemes):
             return shipped, f"profile {name}, which ships: {shipped.source}"
-    per_node = min(hardware.gpus_per_node, cluster.gpus)
-    hosts = ClusterHardware(hardware, ceil(cluster.gpus / per_node), per_node)
+    per_node = min(hardware.gpus_per_node, workload.gpus)
+    hosts = ClusterHardware(hardware, ceil(workload.gpus / per_node), per_node)
     zero = 1 if args.trainer is None else find_backend(args.trainer).zero_stages[0]
     loss = "chunked" if args.trainer is None else find_backend(args.trainer).loss
     longest = int(sampler.lengths.max())
     profile = derive_model_profile(
         sizes_of(args.model, longest), hosts, name=f"{name}-estimate", zero=zero, loss=loss
     )
-    usable, _ = apply_backend(profile, cluster.gpus, args.execution, 1, args.trainer)
-    reached = max((model.max_sequence for model in cluster.models(usable).values()), default=0)
+    usable, _ = apply_backend(profile, workload.gpus, args.execution, 1, args.trainer)
+    reached = max((model.max_sequence for model in workload.models(usable).values()), default=0)
     if reached < longest:
         fix = f"Give --max-len {reached} to truncate, or more GPUs" if reached else "Add GPUs"
         raise Infeasible(
-            f"the longest sequence has {longest} tokens, but on {cluster.gpus} GPUs {args.model} "
+            f"the longest sequence has {longest} tokens, but on {workload.gpus} GPUs {args.model} "
             f"holds {reached} with full recomputation. {fix}"
         )
     return profile, (
-        f"profile derived for {args.model} on {cluster.gpus} × {hardware.name}, {loss} loss: "
+        f"profile derived for {args.model} on {workload.gpus} × {hardware.name}, {loss} loss: "
         "nothing was measured"
     )
 

@@ -13,7 +13,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.window import WindowReport
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
-from seqplan.planner.workers.executor import EXECUTORS
+from seqplan.planner.workers.executor import Workers
 from seqplan.planner.workers.produce import produce
 from seqplan.plans.format.codec import from_json
 from seqplan.plans.lint import lint
@@ -32,12 +32,11 @@ def plan_rows(
     proposal: Proposal,
     batches: Iterable[Batch],
     options: PlanningOptions,
-    workers: int,
-    executor: str = EXECUTORS[0],
+    workers: Workers | int,
 ) -> Iterator[tuple[StepRow, str]]:
     """Plan and check steps in order. ``RuntimeError`` if a plan breaks a rule, which is a bug."""
-    models = proposal.cluster.models(proposal.profile)
-    for planned in produce(proposal, batches, options=options, workers=workers, executor=executor):
+    models = proposal.workload.models(proposal.profile)
+    for planned in produce(proposal, batches, options=options, workers=workers):
         plan = from_json(planned.line)
         if broken := lint(plan, models):
             raise RuntimeError(

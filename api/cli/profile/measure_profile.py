@@ -25,6 +25,7 @@ from seqplan.costs.fit.busy import busy
 from seqplan.costs.fit.samples import Sample
 from seqplan.costs.model_sizes import SIZES, ModelSizes
 from seqplan.costs.scheme_rules import scheme_problem
+from seqplan.plans.recomputation import split_mode
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.measure.design import FIT_POINTS, design
 
@@ -100,6 +101,10 @@ def run(args: argparse.Namespace) -> int:
     """
     check_output(args.output)
     check_output(args.plot, args.output)
+    if offloading := [mode for mode in args.recompute if split_mode(mode)[1]]:
+        raise ValueError(
+            f"--recompute {offloading[0]}: offload is not measured. Derive it, or leave it out"
+        )
     sizes = sizes_of(args.model)
     shortest, longest = _range(args.lengths)
     points = design(shortest, longest, points=args.points)

@@ -19,7 +19,7 @@ from seqplan.api.rest.payloads.large_bodies import describe_body, large_body
 from seqplan.api.rest.state.ack_writer import Acknowledged, PlannedSteps
 from seqplan.api.rest.state.shared import AcksOf, ServiceOf
 from seqplan.api.store.tables.measurements import MeasurementRow, add_measurements
-from seqplan.planner.cluster import MOST_GPUS
+from seqplan.planner.workload import MOST_GPUS
 
 routes = APIRouter(prefix="/v1/jobs/{job}", tags=["plans"])
 

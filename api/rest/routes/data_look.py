@@ -61,10 +61,10 @@ def _look_at_tokens(service: Service, new: NewJob) -> DataLook:
         return DataLook()
     if lengths.kind == "histogram":
         return DataLook()
-    cluster = ready_document(proposal).cluster
+    workload = ready_document(proposal).workload
     array = open_lengths(service.store, new.lengths)
-    Sampler(array, new.tokens or cluster.tokens, cluster.max_len, new.seed)  # checks them
-    return DataLook((new.lengths, cluster.max_len))
+    Sampler(array, new.tokens or workload.tokens, workload.max_len, new.seed)  # checks them
+    return DataLook((new.lengths, workload.max_len))
 
 
 def _look_at_state(service: Service, continues: Continued) -> DataLook:
@@ -74,7 +74,7 @@ def _look_at_state(service: Service, continues: Continued) -> DataLook:
         if other is None or other.lengths is None or not other.first_step <= step:
             return DataLook()
         check_planned(connection, other, step)
-        max_len = other.max_len or proposal_of(connection, other).cluster.max_len
+        max_len = other.max_len or proposal_of(connection, other).workload.max_len
         nearest = read_latest_state(connection, other, step)
     state = state_before(service.store, other, max_len, step, nearest)
     return DataLook(drawn_by(other, step, max_len), state=state)

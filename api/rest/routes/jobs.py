@@ -165,7 +165,7 @@ def push(service: ServiceOf, request: Request, job: str, body: Batches) -> Respo
         if row.lengths is not None or row.last_step is not None:
             why = "draws its batches from lengths" if row.lengths else "has ended"
             raise Problem(409, "no-more-batches", f"job {job} {why}", last_step=last)
-        max_len = proposal_of(connection, row).cluster.max_len
+        max_len = proposal_of(connection, row).workload.max_len
         batches = _check_batches(body.batches, last, max_len)
         add_batches(connection, job, batches)
         last = batches[-1].step if batches else last

@@ -23,7 +23,7 @@ from seqplan.api.store.rows import (
 )
 from seqplan.api.store.tables.jobs import list_unfinished
 from seqplan.api.store.tables.proposals import ready_document
-from seqplan.planner.cluster import Cluster
+from seqplan.planner.workload import Workload
 
 _OWN = ("lengths", "tokens", "seed", "steps", "last_step", "continues", "first_step")
 _CONTINUED = ("continues", "first_step", "seed", "lengths", "tokens", "steps", "last_step")
@@ -40,7 +40,7 @@ def job_row(service: Service, connection: Connection, new: NewJob, look: DataLoo
         raise _invalid(f"proposal: there is no proposal {new.proposal}")
     if proposal.state != "ready":
         raise Problem(409, "not-ready", f"proposal {new.proposal} is {proposal.state}")
-    cluster = ready_document(proposal).cluster
+    workload = ready_document(proposal).workload
     row = JobRow(
         id=new.id or secrets.token_hex(8),
         proposal=new.proposal,
@@ -48,13 +48,13 @@ def job_row(service: Service, connection: Connection, new: NewJob, look: DataLoo
         seed=new.seed,
         steps=new.steps,
         look_ahead=new.look_ahead,
-        world_size=cluster.gpus,
+        world_size=workload.gpus,
     )
     if new.continues is None:
-        row = _with_own_batches(connection, row, new.tokens, cluster, look)
+        row = _with_own_batches(connection, row, new.tokens, workload, look)
     else:
         _check_given(new)
-        row = _with_continued_batches(connection, row, new.continues, cluster, look)
+        row = _with_continued_batches(connection, row, new.continues, workload, look)
     check_room(service, connection)
     if get(connection, ListedJob, row.id) is not None:
         raise Problem(409, "exists", f"there is a job {row.id} already")
@@ -78,7 +78,7 @@ def check_room(service: Service, connection: Connection) -> None:
 
 
 def _with_own_batches(
-    connection: Connection, row: JobRow, tokens: int | None, cluster: Cluster, look: DataLook
+    connection: Connection, row: JobRow, tokens: int | None, workload: Workload, look: DataLook
 ) -> JobRow:
     """Add what a job that continues none draws, or that its batches are pushed."""
     if row.lengths is None:
@@ -97,8 +97,8 @@ def _with_own_batches(
             f"lengths {row.lengths} are known by their histogram only, which has no sequences to "
             "draw; upload the lengths themselves, or push the batches",
         )
-    tokens = tokens or cluster.tokens
-    look.check(row.lengths, cluster.max_len)
+    tokens = tokens or workload.tokens
+    look.check(row.lengths, workload.max_len)
     return replace(row, tokens=tokens, last_step=row.steps - 1)
 
 
@@ -110,11 +110,11 @@ def _check_given(new: NewJob) -> None:
 
 
 def _with_continued_batches(
-    connection: Connection, row: JobRow, continues: Continued, cluster: Cluster, look: DataLook
+    connection: Connection, row: JobRow, continues: Continued, workload: Workload, look: DataLook
 ) -> JobRow:
     """Add what a job's batches are: those of another, from a step on.
 
-    All that it needs of the other job is in it, so that the other may be removed. ``cluster``: of
+    All that it needs of the other job is in it, so that the other may be removed. ``workload``: of
     the new job's proposal. Problems: 422 for a job or step that there is not, and if the
     proposal is for shorter sequences; 409 if the step before is not planned yet.
     """
@@ -124,11 +124,11 @@ def _with_continued_batches(
         raise _invalid(f"continues.job: there is no job {job}")
     if step < other.first_step:
         raise _invalid(f"continues.step: job {job} begins with step {other.first_step}")
-    max_len = other.max_len or proposal_of(connection, other).cluster.max_len
-    if cluster.max_len < max_len:
+    max_len = other.max_len or proposal_of(connection, other).workload.max_len
+    if workload.max_len < max_len:
         raise _invalid(
-            f"proposal: is for sequences of up to {cluster.max_len} tokens, but those of job {job} "
-            f"have up to {max_len}; propose with max_len {max_len}"
+            f"proposal: is for sequences of up to {workload.max_len} tokens, but those of job "
+            f"{job} have up to {max_len}; propose with max_len {max_len}"
         )
     row = replace(
         row,

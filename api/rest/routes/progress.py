@@ -34,7 +34,7 @@ from seqplan.api.store.tables.plans import (
     plan_lines,
     read_planned_page,
 )
-from seqplan.planner.cluster import MOST_GPUS
+from seqplan.planner.workload import MOST_GPUS
 
 routes = APIRouter(prefix="/v1", tags=["progress"])
 

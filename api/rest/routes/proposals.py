@@ -41,9 +41,9 @@ from seqplan.api.store.tables.proposals import put_proposal, remove_proposal
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
 from seqplan.planner.batches.sampler import check_tokens
-from seqplan.planner.cluster import MOST_GPUS, TOKENS_PER_GPU
 from seqplan.planner.execution import ExecutionKind
 from seqplan.planner.proposal.document import Proposal
+from seqplan.planner.workload import MOST_GPUS, TOKENS_PER_GPU
 
 routes = APIRouter(prefix="/v1/proposals", tags=["proposals"])
 

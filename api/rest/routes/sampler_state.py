@@ -27,7 +27,7 @@ def sampler_state(service: Service, job: str, step: int) -> dict[str, Any]:
         check_planned(connection, row, step)
         proposal = proposal_of(connection, row)
         nearest = read_latest_state(connection, row, step)
-    max_len = proposal.cluster.max_len
+    max_len = proposal.workload.max_len
     state = state_before(service.store, row, max_len, step, nearest)
     return {
         "job": job,

@@ -12,7 +12,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from seqplan.api.store import schema
 from seqplan.api.store.notices import notify
 from seqplan.api.store.tables.jobs import key_of, lasting
-from seqplan.planner.cluster import MOST_GPUS
+from seqplan.planner.workload import MOST_GPUS
 
 
 @dataclass(frozen=True)

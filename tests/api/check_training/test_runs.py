@@ -109,11 +109,11 @@ def test_saved_bytes_are_reported_with_the_modes_of_the_plan(server: RankServer)
 
 
 @pytest.mark.usefixtures("in_server")
-def test_rounds_agree_too(lengths: Path, tmp_path: Path) -> None:
-    """Plans for ZeRO-3, in lockstep rounds of groups that differ from round to round."""
+def test_micro_steps_agree_too(lengths: Path, tmp_path: Path) -> None:
+    """Plans for ZeRO-3, in micro-steps whose groups differ."""
     document = {**json.loads(SMALL.read_text("utf-8")), "zero_stage": 3}
     document["memory"]["capacity_bytes"] = 9.7e6  # some 650 tokens a rank
-    profile = tmp_path / "rounds.json"
+    profile = tmp_path / "micro-steps.json"
     profile.write_text(json.dumps(document))
     plans = planned(tmp_path, lengths, tokens=3000, max_len=1000, steps=2, profile=profile)
     assert any(

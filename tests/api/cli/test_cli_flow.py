@@ -157,7 +157,7 @@ def test_the_planned_file_is_sound(plan_files: PlannedFiles) -> None:
         assert list(plan.lengths) == np.minimum(data[list(plan.ids)], MAX_LEN).tolist()
         assert not ids & set(plan.ids)
         ids |= set(plan.ids)
-        # ZeRO-3 runs in rounds, all else does not.
+        # ZeRO-3 runs in micro-steps, all else does not.
         assert {p.micro_step is None for p in plan.pipelines} == {not proposal.profile.lockstep}
 
 
@@ -293,7 +293,7 @@ def test_a_witness_is_written_for_a_step(plan_files: PlannedFiles) -> None:
         *("--proposal", plan_files.proposal),
     )
     if outcome.code:
-        assert "runs in rounds" in outcome.err
+        assert "runs in micro-steps" in outcome.err
     else:
         assert json.loads(outcome.out)["proof"] in ("prices", "gpu_time")
 

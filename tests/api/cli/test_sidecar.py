@@ -57,8 +57,8 @@ def test_a_sidecar_plans_in_lockstep(tmp_path: Path) -> None:
     job_file = tmp_path / "job.toml"
     text = FILE.replace("tokens = 8000", "tokens = 40000")
     job_file.write_text(text + 'execution = "lockstep"\nmicro_step_multiple = 2\n')
-    rounds = ("--execution", "lockstep", "--micro-step-multiple", "2")
-    plans = planned_by_the_command_line(tmp_path, "--tokens", "40000", *rounds)
+    micro_steps = ("--execution", "lockstep", "--micro-step-multiple", "2")
+    plans = planned_by_the_command_line(tmp_path, "--tokens", "40000", *micro_steps)
     assert planned_by_the_sidecar(job_file) == plans
 
 
@@ -104,7 +104,7 @@ def test_sidecar_plans_for_a_trainer(tmp_path: Path) -> None:
         (FILE.replace("steps = 3", "steps = 0"), "steps: must be 1 or more: 0"),
         (FILE + "execution = 1", "execution: must be a string: 1"),
         (
-            FILE + 'execution = "rounds"',
+            FILE + 'execution = "micro-steps"',
             "execution must be one of uniform, static, regroup",
         ),
         (FILE + "micro_step_multiple = true", "micro_step_multiple: must be an integer: True"),

@@ -75,12 +75,12 @@ REFORMED = plan_of(
     pipeline(Scheme(ulysses=2), 0, [(2,)], [5.5]),
     pipeline(Scheme(ulysses=2), 2, [(3,), (4,)], [7.7, 1.1]),
 )
-ROUNDS = plan_of(
+MICRO_STEPS = plan_of(
     pipeline(Scheme(ulysses=2), 0, [(0,)], [30.3], micro_step=0),
     pipeline(Scheme(ulysses=2), 2, [(1,)], [11.2], micro_step=0),
     pipeline(Scheme(ring=4), 0, [(2,)], [9.9], micro_step=1),
 )
-PLANS = pytest.mark.parametrize("plan", [PIPELINED, REFORMED, ROUNDS])
+PLANS = pytest.mark.parametrize("plan", [PIPELINED, REFORMED, MICRO_STEPS])
 
 
 def passes(document: dict[str, Any]) -> Events:
@@ -127,10 +127,13 @@ def test_ranks_that_form_anew_wait() -> None:
     assert min(event["ts"] for event in events if event["pid"] > 0) == 30300.0
 
 
-def test_rounds_wait_and_are_marked() -> None:
-    document = trace(ROUNDS)
+def test_micro_steps_wait_and_are_marked() -> None:
+    document = trace(MICRO_STEPS)
     marks = [event for event in document["traceEvents"] if event["ph"] == "i"]
-    assert [(mark["name"], mark["ts"]) for mark in marks] == [("round 0", 0.0), ("round 1", 30300)]
+    assert [(mark["name"], mark["ts"]) for mark in marks] == [
+        ("micro-step 0", 0.0),
+        ("micro-step 1", 30300),
+    ]
     assert min(event["ts"] for event in passes(document) if event["pid"] == 2) == 30300.0
 
 
@@ -166,12 +169,12 @@ def write(path: Path, *plans: Plan) -> Path:
 
 
 def test_the_verb_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plans, output = write(tmp_path / "plans.jsonl", ROUNDS), tmp_path / "trace.json"
+    plans, output = write(tmp_path / "plans.jsonl", MICRO_STEPS), tmp_path / "trace.json"
     assert main(["trace", str(plans), "--step", "7", "-o", str(output)]) == 0
     assert capsys.readouterr().out == f"written: {output}\n"
-    assert json.loads(output.read_text()) == trace(ROUNDS)
+    assert json.loads(output.read_text()) == trace(MICRO_STEPS)
     assert main(["trace", str(plans), "--step", "7"]) == 0
-    assert json.loads(capsys.readouterr().out) == trace(ROUNDS)
+    assert json.loads(capsys.readouterr().out) == trace(MICRO_STEPS)
 
 
 def test_the_profile_gives_the_share_of_forward(
@@ -207,7 +210,7 @@ def test_the_profile_gives_the_share_of_forward(
 
 
 def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plans = write(tmp_path / "plans.jsonl", ROUNDS)
+    plans = write(tmp_path / "plans.jsonl", MICRO_STEPS)
     text = plans.read_text()
     output = tmp_path / "trace.json"
     cases = [
@@ -227,7 +230,7 @@ def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 def test_an_unsound_plan_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first, *others = ROUNDS.pipelines
+    first, *others = MICRO_STEPS.pipelines
     micro = MicroBatch((99,), 100, 100, 30.3)
     wrong = PlannedPipeline(first.scheme, first.ranks, (micro,), 30.3, 0)
     plans = write(tmp_path / "plans.jsonl", plan_of(wrong, *others))

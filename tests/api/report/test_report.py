@@ -18,7 +18,7 @@ from seqplan.planner.comparison.sweep import Sweep, SweptPoint, SweptSystem
 from seqplan.plans.scheme import Scheme
 
 COMPARISONS = pytest.mark.parametrize(
-    "compared", [pipelined(), in_lockstep()], ids=["pipelined", "rounds"]
+    "compared", [pipelined(), in_lockstep()], ids=["pipelined", "micro-steps"]
 )
 
 PROFILE = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
@@ -79,7 +79,7 @@ def test_utilization_is_of_all_flops_over_all_time() -> None:
         replace(first, compute_ms=47.25, mfu=0.5),  # 100 ms in all
         replace(second, compute_ms=247.25, mfu=0.1),  # 300 ms in all
     )
-    known = System("ours", "seqplan", "Rounds.", True, steps)
+    known = System("ours", "seqplan", "Micro-steps.", True, steps)
     unknown = System("sp", "Static SP", "One degree.", False, (first, replace(second, mfu=0.1)))
     compared = comparison_of(known, unknown, gpus=4)
     made_of = Page.of(render(compared)).table("System", "Forward and backward (ms)")

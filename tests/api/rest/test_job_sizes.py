@@ -19,7 +19,7 @@ from seqplan.api.service.service import Service
 from seqplan.api.store.rows import JobRow, get
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables.jobs import add_job
-from seqplan.planner.cluster import MOST_GPUS
+from seqplan.planner.workload import MOST_GPUS
 from seqplan.plans.format.canonical import canonical_json, digest_of
 
 ABSURD = 2**53 - 1

@@ -15,7 +15,7 @@ from stocked_service import WORLD, Stocked, stock
 
 from seqplan.api.rest.routes.job_bodies import PushedBatches
 from seqplan.api.store import schema
-from seqplan.planner.cluster import MOST_GPUS
+from seqplan.planner.workload import MOST_GPUS
 
 
 @pytest.fixture(params=["sqlite", "postgresql"], scope="module")

@@ -14,8 +14,8 @@ from service_process import PATIENCE_S, Reply, serving, serving_here
 from stocked_service import DATA, MAX_LEN, WORLD, Stocked, stock
 
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.planner.workload import Workload
 from seqplan.plans.format.codec import digest, from_json
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.errors import PlanError
@@ -40,9 +40,9 @@ def test_a_plan_and_its_views(stocked: Stocked) -> None:
 
 
 def test_views_of_many_ranks_are_written_when_first_requested(tmp_path: Path) -> None:
-    cluster = Cluster(gpus=FAN_OUT_RANKS, max_len=MAX_LEN, tokens=400_000)
+    workload = Workload(gpus=FAN_OUT_RANKS, max_len=MAX_LEN, tokens=400_000)
     profile = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
-    document = make_proposal(profile, cluster, np.load(DATA), sync=None).to_json()
+    document = make_proposal(profile, workload, np.load(DATA), sync=None).to_json()
     with serving_here(tmp_path / "s.db") as served:
         proposal = served.ok("POST", "/v1/proposals/documents", document.encode())["id"]
         lengths = served.ok("POST", "/v1/lengths", DATA.read_bytes())["id"]

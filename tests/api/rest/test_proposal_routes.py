@@ -75,7 +75,7 @@ def test_the_same_document_as_from_the_command_line(
         ({"schemes": ["tp3"]}, "has no scheme of layout tp3"),
         ({"micro_step_multiple": 2}, "micro_step_multiple 2: execution is regroup"),
         ({"execution": "static", "trainer": "megatron"}, "execution static: megatron runs lock"),
-        ({"execution": "rounds"}, "body.execution: "),
+        ({"execution": "micro-steps"}, "body.execution: "),
         ({"schemes": ["u2"]}, "must be measured, flagged or a layout: "),
         ({"schemes": "some"}, "body.schemes: "),
         ({"schemes": ["some"]}, "must be measured, flagged or a layout: "),

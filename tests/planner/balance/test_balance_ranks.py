@@ -51,7 +51,7 @@ def check(
             )
             times[-1].append(cost if micro else 0.0)
     if balanced.execution == "lockstep":
-        predicted = sum(max(of_round) for of_round in zip(*times, strict=True))
+        predicted = sum(max(of_micro_step) for of_micro_step in zip(*times, strict=True))
     else:
         predicted = max(sum(of_rank) for of_rank in times)
     assert balanced.predicted_ms == pytest.approx(predicted)

@@ -24,7 +24,7 @@ def work_ms(length: int, cost: Cost) -> float:
 def construct_lockstep(
     lengths: list[int], ranks: int, capacity: int, cost: Cost, number: int
 ) -> float:
-    """Fill some rounds longest first, and run the shortest sequences alone in the others (ms)."""
+    """Fill some micro-steps longest first, and run the shortest alone in the others (ms)."""
     ordered, best = sorted(lengths, reverse=True), inf
     for full in range(1, number + 1):
         alone = ranks * (number - full)

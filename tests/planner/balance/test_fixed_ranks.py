@@ -1,4 +1,4 @@
-"""Packing for ranks that have their sequences already: rounds that match, none empty."""
+"""Packing for ranks that have their sequences already: micro-steps that match, none empty."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from seqplan.planner.balance.fixed_ranks import balance_fixed
 
 
 def least_ms(of_ranks: list[list[int]], capacity: int, cost: Cost) -> float:
-    """Σ rounds of the best packing by enumeration, for any number of rounds."""
+    """Σ micro-steps of the best packing by enumeration, for any number of micro-steps."""
     ways = [
         [
             sorted(
@@ -27,7 +27,7 @@ def least_ms(of_ranks: list[list[int]], capacity: int, cost: Cost) -> float:
     ]
     # The slowest of each rank together is best: sorted times, with no micro-batch empty.
     return min(
-        sum(max(of_round) for of_round in zip(*choice, strict=True))
+        sum(max(of_micro_step) for of_micro_step in zip(*choice, strict=True))
         for choice in product(*ways)
         if len({len(times) for times in choice}) == 1
     )
@@ -68,10 +68,10 @@ def test_every_rank_packs_its_sequences_near_the_optimum(
 
 
 def test_others_fill_the_time_of_a_rank_with_a_long_sequence() -> None:
-    """The other ranks' sequences fill the rounds of a long sequence.
+    """The other ranks' sequences fill the micro-steps of a long sequence.
 
     The first micro-batch of every rank lasts as long as the long sequence, so rank 1 puts half
-    of its sequences there and none of its rounds waits.
+    of its sequences there and none of its micro-steps waits.
     """
     cost = Cost(0.0, 1.0, 0.0)
     balanced = balance_fixed([[800, *[100] * 4], [100] * 12], 1_000, cost)

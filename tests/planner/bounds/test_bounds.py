@@ -24,8 +24,8 @@ from seqplan.planner.bounds.step_bounds import (
     single_bound_ms,
 )
 from seqplan.planner.bounds.witness import find_witness
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.placement.fleet import Floats, PipelineClass
+from seqplan.planner.workload import Workload
 
 
 @settings(max_examples=40, deadline=None)
@@ -197,11 +197,11 @@ def test_the_bound_is_exact_where_nothing_is_lost() -> None:
 def test_values_of_a_shorter_time_prove_the_program_s_bound(seed: int) -> None:
     # Similar lengths are one group of the program, which limits what a sequence is worth by the
     # group's mean: a longer one may be worth more than it takes of a pipeline that the mean is in.
-    cluster = Cluster(256, 32768, 800_000)
+    workload = Workload(256, 32768, 800_000)
     profile = load_shipped("llama-32b-a800-80gb")
     layouts = ((4, 4), (8, 2), (2, 6), (16, 1))
-    models = {s: m for s, m in cluster.models(profile).items() if (s.tp, s.pp) in layouts}
-    every_strategy = AllStrategies(models, cluster.gpus)
+    models = {s: m for s, m in workload.models(profile).items() if (s.tp, s.pp) in layouts}
+    every_strategy = AllStrategies(models, workload.gpus)
     rng = np.random.default_rng(seed)
     lengths = np.clip(rng.lognormal(6.2, 1.4, 620), 16, 32768).astype(int)
     batch = Batch.from_lengths(lengths.tolist())
@@ -209,6 +209,6 @@ def test_values_of_a_shorter_time_prove_the_program_s_bound(seed: int) -> None:
     relaxation = every_strategy.relax(batch, fitting_ms * 0.96)
     assert relaxation is not None
     bound = bound_by_relaxation_ms(
-        every_strategy.classes, batch, relaxation, 0.0, fitting_ms * 1.2, cluster.gpus
+        every_strategy.classes, batch, relaxation, 0.0, fitting_ms * 1.2, workload.gpus
     )
     assert fitting_ms * 0.995 < bound <= fitting_ms

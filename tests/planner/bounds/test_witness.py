@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from instances import Case, cases, fleet
 from oracles.exhaustive import step_optimum
 
-from seqplan import Cluster, Plan, Planner, find_profile
+from seqplan import Plan, Planner, Workload, find_profile
 from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.witness import find_witness
 from seqplan.planner.step.check_bounds import find_unproven, witness_of
@@ -63,7 +63,7 @@ def planned(name: str, gpus: int, max_len: int, options: dict[str, Any]) -> list
 def test_every_bound_is_proven_anew(
     name: str, gpus: int, max_len: int, options: dict[str, Any]
 ) -> None:
-    models = Cluster(gpus, max_len, 1).models(find_profile(name))
+    models = Workload(gpus, max_len, 1).models(find_profile(name))
     for plan in planned(name, gpus, max_len, options):
         assert lint(plan, models) == []
         assert list(find_unproven(plan, models)) == []
@@ -81,7 +81,7 @@ def test_every_bound_is_proven_anew(
 def test_a_program_without_the_planner_checks_it() -> None:
     proofs = set()
     for name, gpus, max_len, options in SETTINGS[:3]:
-        models = Cluster(gpus, max_len, 1).models(find_profile(name))
+        models = Workload(gpus, max_len, 1).models(find_profile(name))
         for plan in planned(name, gpus, max_len, options):
             written = witness_of(plan, models)
             proofs.add(written["proof"])

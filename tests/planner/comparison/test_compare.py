@@ -17,13 +17,13 @@ from settings_made import CODE
 from seqplan.api.cli import main
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.advice import ablation, advice, rivals
 from seqplan.planner.comparison.compare import SYSTEMS, Options, compare, histogram
 from seqplan.planner.comparison.nearest import nearest_rival
 from seqplan.planner.comparison.results import Comparison, System, mean_compute_ms
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import GivenSyncTimes
+from seqplan.planner.workload import Workload
 
 ROOT = Path(__file__).parents[3]
 QUICK = ("one-layout", "static", "megatron", "hotspa", "deepspeed", "flexsp", "megatron-dcp")
@@ -34,7 +34,7 @@ def small() -> Comparison:
     profile = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
     options = Options((*QUICK, "hydraulis"), fast=True)
     sync = choose_sync(profile, 8)
-    return compare(profile, Cluster(8, 16384, 50_000), CODE, 3, sync, options=options)
+    return compare(profile, Workload(8, 16384, 50_000), CODE, 3, sync, options=options)
 
 
 def test_ours_is_no_slower_than_the_static_ones() -> None:
@@ -53,7 +53,7 @@ def test_ours_is_no_slower_than_the_static_ones() -> None:
 def test_in_lockstep_only_lockstep_systems_are_compared() -> None:
     profile = load_shipped("llama-7b-a800-80gb")
     sync = choose_sync(profile, 8)
-    comparison = compare(profile, Cluster(8, 8192, 30_000), CODE, 2, sync, execution="lockstep")
+    comparison = compare(profile, Workload(8, 8192, 30_000), CODE, 2, sync, execution="lockstep")
     assert {system.key for system in comparison.systems} == {
         *("ours", "static", "megatron-dcp", "megatron-packing"),
         *("verl", "trl", "slime", "rebalance"),
@@ -71,18 +71,19 @@ def test_in_lockstep_only_lockstep_systems_are_compared() -> None:
     assert ours > 0
 
 
-def test_assumptions_state_whose_rounds_are_a_multiple() -> None:
+def test_assumptions_state_whose_micro_steps_are_a_multiple() -> None:
     profile = load_shipped("llama-7b-a800-80gb")
-    cluster, sync = Cluster(8, 8192, 30_000), choose_sync(profile, 8)
+    workload, sync = Workload(8, 8192, 30_000), choose_sync(profile, 8)
     options = Options(("static",))
     sentence = (
-        "Our rounds, and those of static strategies with our balancing, are a multiple of 2; other "
-        "systems follow their rules and may have other numbers of rounds."
+        "Our micro-steps, and those of static strategies with our balancing, are a multiple of 2; "
+        "other "
+        "systems follow their rules and may have other numbers of micro-steps."
     )
     for multiple in (1, 2):
         comparison = compare(
             profile,
-            cluster,
+            workload,
             CODE,
             1,
             sync,
@@ -120,9 +121,9 @@ def test_skipped_systems_have_reasons() -> None:
 
 def test_one_layout_and_regrouping_are_separate_systems() -> None:
     profile = load_shipped("llama-32b-a800-80gb").restrict(layout=(8, 1))
-    cluster, lengths = Cluster(64, 131_072, 800_000), CODE
+    workload, lengths = Workload(64, 131_072, 800_000), CODE
     options = Options(("one-layout", "megatron-dcp"))
-    comparison = compare(profile, cluster, lengths, 2, choose_sync(profile, 64), options=options)
+    comparison = compare(profile, workload, lengths, 2, choose_sync(profile, 64), options=options)
     by_key = {system.key: system for system in comparison.systems}
     assert set(by_key) == {
         "ours",
@@ -142,7 +143,7 @@ def test_without_an_sync_there_is_no_one_layout_to_compare() -> None:
     profile = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
     sync = GivenSyncTimes(0.0, 0.0, "none", 0.0, 0.0)
     options = Options(("one-layout",))
-    comparison = compare(profile, Cluster(4, 16384, 20_000), CODE, 1, sync, options=options)
+    comparison = compare(profile, Workload(4, 16384, 20_000), CODE, 1, sync, options=options)
     assert [system.key for system in comparison.systems] == ["ours"]
     ((name, why),) = comparison.left_out
     assert name == "One layout, groups that stay"

@@ -9,7 +9,6 @@ import pytest
 from settings_made import CODE
 
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import Comparison
 from seqplan.planner.execution import ExecutionKind
@@ -18,9 +17,10 @@ from seqplan.planner.proposal.layout_times import layout_times
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import GivenSyncTimes
+from seqplan.planner.workload import Workload
 from seqplan.plans.scheme import Scheme, Strategy
 
-CLUSTER = Cluster(8, 131_072, 30_000)
+CLUSTER = Workload(8, 131_072, 30_000)
 LONGEST = 75_000
 RARE = np.append(CODE.clip(max=4096), LONGEST)
 """Short sequences, and one that few schemes hold and sampled batches may lack."""

@@ -14,19 +14,19 @@ from settings_made import CODE
 from seqplan.api.cli import main
 from seqplan.api.cli.parts.compare_output import sweep_lines
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import Comparison
 from seqplan.planner.comparison.sweep import Sweep, SweptPoint, SweptSystem, point_of, sweep
 from seqplan.planner.sync.choice import choose_sync
+from seqplan.planner.workload import Workload
 
 PROFILE = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
 
 
 def compared(gpus: int) -> Comparison:
     options = Options(("static", "megatron"))
-    cluster = Cluster(gpus, 16384, 20_000)
-    return compare(PROFILE, cluster, CODE, 2, choose_sync(PROFILE, gpus), options=options)
+    workload = Workload(gpus, 16384, 20_000)
+    return compare(PROFILE, workload, CODE, 2, choose_sync(PROFILE, gpus), options=options)
 
 
 def test_each_point_is_the_comparison_of_its_value() -> None:
@@ -54,7 +54,7 @@ def swept(key: str, speedup: float) -> SweptSystem:
 
 def sweep_of_two() -> Sweep:
     """A missing system, a reason for all values, a value with none."""
-    everywhere = ("Deep", "has no rounds")
+    everywhere = ("Deep", "has no micro-steps")
     return Sweep(
         "tokens",
         (
@@ -72,7 +72,7 @@ def test_a_table_with_all_values() -> None:
     assert lines[3].split() == ["Other", "4,000", "(1.25×)", "—", "—"]
     assert lines[4:] == [
         "3,000: not possible: no data",
-        "throughout: left out: Deep: has no rounds",
+        "throughout: left out: Deep: has no micro-steps",
         "2,000: left out: Other: too long",
     ]
 

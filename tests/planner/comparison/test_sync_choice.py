@@ -18,7 +18,6 @@ from seqplan.planner.bounds.all_strategies import AllStrategies
 from seqplan.planner.bounds.certificate import cheap_bound_ms
 from seqplan.planner.bounds.step_bounds import single_bound_ms
 from seqplan.planner.bounds.with_sync import Families, sync_bound_ms
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import mean_compute_ms
 from seqplan.planner.placement.dispatch import dispatch
@@ -38,6 +37,7 @@ from seqplan.planner.sync.times import (
     layouts_of,
     replicas_differ,
 )
+from seqplan.planner.workload import Workload
 from seqplan.plans.explain import explain
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Provenance
@@ -149,7 +149,7 @@ def proposed(sync: SyncTimes | None) -> Proposal:
     profile = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
     return make_proposal(
         profile,
-        Cluster(8, 16384, 50_000),
+        Workload(8, 16384, 50_000),
         CODE,
         sync=sync,
     )
@@ -171,7 +171,7 @@ def test_a_proposal_carries_its_sync_to_planning(tmp_path: Path) -> None:
     choices = [StepPlanner(document).plan(batch) for document in (with_it, proposed(None))]
     stated, free = [replicas_differ(p.scheme for p in plan.pipelines) for plan in choices]
     assert (stated, free) == (False, True)
-    assert lint(choices[0], with_it.cluster.models(with_it.profile)) == []
+    assert lint(choices[0], with_it.workload.models(with_it.profile)) == []
 
 
 def test_an_choose_sync_a_proposal_must_be_sound() -> None:
@@ -187,7 +187,7 @@ def test_an_choose_sync_a_proposal_must_be_sound() -> None:
 def test_eq4_does_not_weigh_the_sync() -> None:
     profile = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
     with pytest.raises(ValueError, match="eq4 does not weigh the sync"):
-        make_proposal(profile, Cluster(16, 16384, 50_000), CODE, method="eq4", sync=of(1, 2))
+        make_proposal(profile, Workload(16, 16384, 50_000), CODE, method="eq4", sync=of(1, 2))
 
 
 def test_ours_is_no_slower_than_the_best_static_strategy_in_whole_iterations() -> None:
@@ -195,7 +195,7 @@ def test_ours_is_no_slower_than_the_best_static_strategy_in_whole_iterations() -
     profile = load_shipped("llama-32b-a800-80gb").restrict(measured=True)
     sync = choose_sync(profile, 32)
     comparison = compare(
-        profile, Cluster(32, 16384, 100_000), CODE, 3, sync, options=Options(("static",))
+        profile, Workload(32, 16384, 100_000), CODE, 3, sync, options=Options(("static",))
     )
     static = next(system for system in comparison.systems if system.key == "static")
     assert min(comparison.speedups(static)) >= 0.995

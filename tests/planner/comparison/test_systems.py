@@ -36,8 +36,8 @@ BY_NAME: dict[str, Callable[[Setting], Offers]] = {
     "megatron": megatron,
     "megatron-searched": lambda s: megatron(s, search=True),
     "hotspa": hotspa,
-    "hydraulis": lambda s: hydraulis(s, np.minimum(CODE, s.cluster.max_len), cbc_s=0.1),
-    "hydraulis-fast": lambda s: hydraulis(s, np.minimum(CODE, s.cluster.max_len), fast=True),
+    "hydraulis": lambda s: hydraulis(s, np.minimum(CODE, s.workload.max_len), cbc_s=0.1),
+    "hydraulis-fast": lambda s: hydraulis(s, np.minimum(CODE, s.workload.max_len), fast=True),
     "deepspeed": deepspeed,
     "flexsp": lambda s: flexsp_like(s, limit_s=0.5),
     "megatron-dcp": megatron_dcp,
@@ -49,7 +49,7 @@ SETTINGS = {
     "dense": dense,
     "lockstep": lockstep,
     "rings": rings,
-    "rings-in-rounds": lambda: replace(rings(), lockstep=True, micro_step_multiple=2),
+    "rings-in-micro-steps": lambda: replace(rings(), lockstep=True, micro_step_multiple=2),
 }
 APPLY = {
     ("dense", "static"): ["static", "one-strategy"],
@@ -66,11 +66,11 @@ APPLY = {
     ("dense", "verl"): ["verl"],
     ("rings", "verl"): ["verl"],
     ("dense", "trainers"): ["trl", "slime", "rebalance"],
-    ("rings-in-rounds", "static"): ["static"],
-    ("rings-in-rounds", "megatron-dcp"): ["megatron-dcp"],
-    ("rings-in-rounds", "megatron-packing"): ["megatron-packing"],
-    ("rings-in-rounds", "verl"): ["verl"],
-    ("rings-in-rounds", "trainers"): ["trl", "slime", "rebalance"],
+    ("rings-in-micro-steps", "static"): ["static"],
+    ("rings-in-micro-steps", "megatron-dcp"): ["megatron-dcp"],
+    ("rings-in-micro-steps", "megatron-packing"): ["megatron-packing"],
+    ("rings-in-micro-steps", "verl"): ["verl"],
+    ("rings-in-micro-steps", "trainers"): ["trl", "slime", "rebalance"],
 }
 """(setting, baseline) → the systems that it gives."""
 
@@ -86,7 +86,7 @@ def test_each_sequence_once_within_memory_and_ranks(where: str, name: str) -> No
             placed: list[int] = []
             for pipeline in execution.pipelines:
                 assert len(pipeline.ranks) == pipeline.scheme.gpus
-                assert max(pipeline.ranks) < setting.cluster.gpus
+                assert max(pipeline.ranks) < setting.workload.gpus
                 model = setting.models[pipeline.scheme]
                 for micro in pipeline.micro_batches:
                     placed += micro.sequences
@@ -102,7 +102,7 @@ def test_each_sequence_once_within_memory_and_ranks(where: str, name: str) -> No
             if setting.in_lockstep:
                 assert all(pipeline.micro_step is not None for pipeline in execution.pipelines)
             if offer.key == "megatron-packing":  # whose ranks go from group to group
-                _aligned(execution.phases[0], setting.cluster.gpus)
+                _aligned(execution.phases[0], setting.workload.gpus)
                 continue
             for phase in execution.phases:
                 _no_rank_twice_at_once(phase)

@@ -1,4 +1,4 @@
-"""No rank idle in a round: groups split or widened, sequences moved, and the rest idle."""
+"""No rank idle in a micro-step: groups split or widened, sequences moved, and the rest idle."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def test_a_group_is_split_or_widened_whichever_is_shorter() -> None:
     assert busy.occupy_idle_ranks([(1, (0,)), (1, (1, 2))]) == [(0, (0,)), (1, (1,)), (1, (2,))]
 
 
-def test_a_sequence_of_another_round_moves_where_no_group_can() -> None:
+def test_a_sequence_of_another_micro_step_moves_where_no_group_can() -> None:
     busy = BusyRanks(classes(1), [9, 9, 5, 2, 2], 2)
-    rounds = [[(0, (0,))], [(0, (1,)), (0, (2, 3, 4))]]
-    assert busy.borrow_sequences(rounds) == [[(0, (0,)), (0, (3,))], [(0, (1,)), (0, (2, 4))]]
-    assert rounds[0] == [(0, (0,))]
+    micro_steps = [[(0, (0,))], [(0, (1,)), (0, (2, 3, 4))]]
+    assert busy.borrow_sequences(micro_steps) == [[(0, (0,)), (0, (3,))], [(0, (1,)), (0, (2, 4))]]
+    assert micro_steps[0] == [(0, (0,))]
 
 
 def test_ranks_stay_idle_where_every_group_has_one_sequence() -> None:
@@ -35,5 +35,7 @@ def test_ranks_stay_idle_where_every_group_has_one_sequence() -> None:
 
 def test_equal_groups_share_evenly() -> None:
     busy = BusyRanks(classes(1), [6, 3, 2, 1], 2)
-    assert busy.round_ms([(0, (0, 1)), (0, (2, 3))]) == pytest.approx(10.0)
-    assert busy.round_ms(busy.rebalance_groups([(0, (0, 1)), (0, (2, 3))])) == pytest.approx(7.0)
+    assert busy.micro_step_ms([(0, (0, 1)), (0, (2, 3))]) == pytest.approx(10.0)
+    assert busy.micro_step_ms(busy.rebalance_groups([(0, (0, 1)), (0, (2, 3))])) == pytest.approx(
+        7.0
+    )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracles.rounds import least_busy_rounds_ms
+from oracles.micro_steps import least_busy_micro_steps_ms
 
 from seqplan import Cost
 from seqplan.integrations.degree_costs import by_degree, ring_costs
@@ -36,23 +36,23 @@ def test_regret_on_exhaustively_solved_cases(ring_ms: float | None) -> None:
         drawn = rng.choice(CODE, count) if case % 3 else rng.integers(1_000, 9_000, count)
         lengths = np.minimum(drawn, longest).tolist()
         costs = costs_of(ranks, ring_ms)
-        rounds = plan_groups(lengths, ranks, CAPACITY, costs)
-        optimum = least_busy_rounds_ms(lengths, ranks, CAPACITY, costs)
-        assert rounds.lower_bound_ms <= optimum * (1 + 1e-9)
-        regrets.append(rounds.predicted_ms / optimum - 1)
+        micro_steps = plan_groups(lengths, ranks, CAPACITY, costs)
+        optimum = least_busy_micro_steps_ms(lengths, ranks, CAPACITY, costs)
+        assert micro_steps.lower_bound_ms <= optimum * (1 + 1e-9)
+        regrets.append(micro_steps.predicted_ms / optimum - 1)
     assert min(regrets) >= -1e-9
     assert np.mean(regrets) <= 0.003
     assert max(regrets) <= 0.03
 
 
 @pytest.mark.parametrize("ring_ms", RING_MS)
-def test_no_slower_than_a_full_round_and_its_leftover(ring_ms: float | None) -> None:
+def test_no_slower_than_a_full_micro_step_and_its_leftover(ring_ms: float | None) -> None:
     ranks = 16
     lengths = [*[CAPACITY - 8] * ranks, 128]
-    rounds = plan_groups(lengths, ranks, CAPACITY, costs_of(ranks, ring_ms))
+    micro_steps = plan_groups(lengths, ranks, CAPACITY, costs_of(ranks, ring_ms))
     alone = costs_of(ranks, ring_ms)
     filled = alone[1].micro_batch_ms([CAPACITY - 8]) + alone[ranks].micro_batch_ms([128])
-    assert rounds.predicted_ms <= filled * (1 + 1e-9)
+    assert micro_steps.predicted_ms <= filled * (1 + 1e-9)
 
 
 def test_no_slower_than_a_known_plan() -> None:
@@ -66,13 +66,13 @@ def test_no_slower_than_a_known_plan() -> None:
     for draw in range(20):
         rng = np.random.default_rng(draw)
         lengths = np.minimum(rng.choice(CODE, 100), CAPACITY).tolist()
-        # One sequence a rank and round, in any order.
+        # One sequence a rank and micro-step, in any order.
         known = [[(1, [i]) for i in range(r, r + ranks)] for r in range(0, 100, ranks)]
         known_ms = sum(
             max(costs[1].micro_batch_ms([lengths[i]]) for _, (i,) in groups) for groups in known
         )
-        rounds = plan_groups(lengths, ranks, CAPACITY, costs, known=known)
-        assert rounds.predicted_ms <= known_ms * (1 + 1e-9)
+        micro_steps = plan_groups(lengths, ranks, CAPACITY, costs, known=known)
+        assert micro_steps.predicted_ms <= known_ms * (1 + 1e-9)
         assert plan_groups(lengths, ranks, CAPACITY, costs, known=[[(3, [0])]]) == plan_groups(
             lengths, ranks, CAPACITY, costs
         )

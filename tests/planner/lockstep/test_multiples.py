@@ -1,4 +1,4 @@
-"""Numbers of rounds in multiples: near the optimum, and no slower than one degree throughout."""
+"""Micro-steps in multiples: near the optimum, and no slower than one degree throughout."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from oracles.rounds import least_rounds_ms
+from oracles.micro_steps import least_micro_steps_ms
 
 from seqplan import Cost, balance
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.lockstep.plan_rounds import plan_rounds
-from seqplan.planner.lockstep.round_bounds import stage_class
+from seqplan.planner.lockstep.micro_step_bounds import stage_class
+from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.plans.scheme import Scheme
 
@@ -45,16 +45,16 @@ def test_between_the_bound_and_near_the_optimum(
         for degree in sorted({1, 2, gpus})
     ]
     try:
-        rounds = plan_rounds(Batch.from_lengths(lengths), models, gpus, multiple)
+        micro_steps = plan_micro_steps(Batch.from_lengths(lengths), models, gpus, multiple)
     except ValueError:
         assume(False)
         return
-    assert rounds is not None
-    assert len(rounds.rounds) % multiple == 0
+    assert micro_steps is not None
+    assert len(micro_steps.micro_steps) % multiple == 0
     classes = [PipelineClass.from_model(model, 1) for model in models]
-    best = least_rounds_ms(classes, lengths, gpus, multiple=multiple)
-    assert rounds.lower_bound_ms <= best * (1 + 1e-9)
-    assert best * (1 - 1e-9) <= rounds.objective_ms <= 1.25 * best
+    best = least_micro_steps_ms(classes, lengths, gpus, multiple=multiple)
+    assert micro_steps.lower_bound_ms <= best * (1 + 1e-9)
+    assert best * (1 - 1e-9) <= micro_steps.objective_ms <= 1.25 * best
 
 
 @pytest.mark.parametrize("multiple", [2, 3, 5, 8, 11, 16])
@@ -64,8 +64,8 @@ def test_no_slower_than_one_degree_throughout(multiple: int) -> None:
     compared = 0
     for count in (3 * multiple, 5 * multiple + 7, 150):
         lengths = np.minimum(rng.choice(CODE, count), int(rng.choice([4_096, 16_384])))
-        rounds = plan_rounds(Batch.from_lengths(lengths.tolist()), models, 16, multiple)
-        assert rounds is not None
+        micro_steps = plan_micro_steps(Batch.from_lengths(lengths.tolist()), models, 16, multiple)
+        assert micro_steps is not None
         for model in models:
             degree = stage_class(model)
             groups = 16 // degree.gpus
@@ -73,6 +73,6 @@ def test_no_slower_than_one_degree_throughout(multiple: int) -> None:
                 continue
             cost = Cost(degree.a, degree.b, degree.c)
             alone = balance(lengths, groups, degree.capacity, cost, count_multiple=multiple)
-            assert rounds.objective_ms <= alone.predicted_ms * (1 + 1e-9)
+            assert micro_steps.objective_ms <= alone.predicted_ms * (1 + 1e-9)
             compared += 1
     assert compared

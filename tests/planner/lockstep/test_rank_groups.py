@@ -1,4 +1,4 @@
-"""Rounds of groups on all ranks: complete, aligned, within memory, no rank idle, near the bound."""
+"""Micro-steps of groups: complete, aligned, within memory, no rank idle, near the bound."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from oracles.rounds import least_rounds_ms
+from oracles.micro_steps import least_micro_steps_ms
 
 from seqplan.costs.latency import Latency
 from seqplan.integrations.degree_costs import by_degree, ring_costs
-from seqplan.planner.lockstep.rank_groups import GroupedRounds, plan_groups
+from seqplan.planner.lockstep.rank_groups import GroupedMicroSteps, plan_groups
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.simulation.one_f_one_b import simulate_ms
 
@@ -28,7 +28,7 @@ def costs_of(
 
 
 def check(
-    rounds: GroupedRounds,
+    micro_steps: GroupedMicroSteps,
     lengths: list[int],
     ranks: int,
     capacity: int,
@@ -38,11 +38,11 @@ def check(
     multiple: int,
 ) -> None:
     """What holds of every result."""
-    placed = [i for groups in rounds.rounds for group in groups for i in group.positions]
+    placed = [i for groups in micro_steps.micro_steps for group in groups for i in group.positions]
     assert sorted(placed) == list(range(len(lengths)))
-    assert len(rounds.rounds) % multiple == 0
+    assert len(micro_steps.micro_steps) % multiple == 0
     total = 0.0
-    for groups, by_rank in zip(rounds.rounds, rounds.by_rank(), strict=True):
+    for groups, by_rank in zip(micro_steps.micro_steps, micro_steps.by_rank(), strict=True):
         assert len(by_rank) == ranks
         assert all(by_rank)
         first, times = 0, []
@@ -57,9 +57,9 @@ def check(
             times.append(work + cost.c * (len(part) if one_each else 1))
         assert first == ranks
         total += max(times)
-    assert rounds.predicted_ms == pytest.approx(total)
-    assert rounds.gap >= 0
-    assert rounds.imbalance >= -1e-12
+    assert micro_steps.predicted_ms == pytest.approx(total)
+    assert micro_steps.gap >= 0
+    assert micro_steps.imbalance >= -1e-12
 
 
 @settings(max_examples=80, deadline=None)
@@ -86,12 +86,14 @@ def test_plans_are_sound_for_any_options(
     capacity = -(-max(lengths) // ranks) + room
     costs = costs_of(ranks, a, 1.0, c, least=min(least, ranks))
     try:
-        rounds = plan_groups(lengths, ranks, capacity, costs, one_each=one_each, multiple=multiple)
+        micro_steps = plan_groups(
+            lengths, ranks, capacity, costs, one_each=one_each, multiple=multiple
+        )
     except ValueError as error:
         assume("cannot" in str(error))
         assert len(lengths) < multiple * ranks or len(lengths) % multiple or ranks & (ranks - 1)
         return
-    check(rounds, lengths, ranks, capacity, costs, one_each=one_each, multiple=multiple)
+    check(micro_steps, lengths, ranks, capacity, costs, one_each=one_each, multiple=multiple)
 
 
 @settings(max_examples=54, deadline=None)
@@ -104,20 +106,20 @@ def test_plans_are_sound_for_any_options(
     loss=st.sampled_from([1.0, 1.2]),
     one_each=st.booleans(),
 )
-def test_rounds_lie_between_the_bound_and_the_optimum(
+def test_micro_steps_lie_between_the_bound_and_the_optimum(
     lengths: list[int], ranks: int, room: int, a: float, c: float, loss: float, one_each: bool
 ) -> None:
     """Of all ways to group them, also with idle ranks in some groups."""
     capacity = -(-max(lengths) // ranks) + room
     costs = costs_of(ranks, a, 1.0, c, loss)
-    rounds = plan_groups(lengths, ranks, capacity, costs, one_each=one_each)
+    micro_steps = plan_groups(lengths, ranks, capacity, costs, one_each=one_each)
     classes = [
         PipelineClass(1, cost.a, cost.b, cost.c, capacity * degree, 1, 1, degree)
         for degree, cost in costs.items()
     ]
-    best = least_rounds_ms(classes, lengths, ranks, one_each=one_each)
-    assert rounds.lower_bound_ms <= best * (1 + 1e-9)
-    assert best * (1 - 1e-9) <= rounds.predicted_ms <= 2 * best
+    best = least_micro_steps_ms(classes, lengths, ranks, one_each=one_each)
+    assert micro_steps.lower_bound_ms <= best * (1 + 1e-9)
+    assert best * (1 - 1e-9) <= micro_steps.predicted_ms <= 2 * best
 
 
 @settings(max_examples=40, deadline=None)
@@ -133,16 +135,16 @@ def test_through_stages_they_lie_between_the_bound_and_the_optimum(
 ) -> None:
     capacity = -(-max(lengths) // ranks) + room
     costs = costs_of(ranks, 0.02, 1.0, c)
-    rounds = plan_groups(lengths, ranks, capacity, costs, stages=stages)
+    micro_steps = plan_groups(lengths, ranks, capacity, costs, stages=stages)
     classes = [
         PipelineClass(1, cost.a, cost.b, cost.c, capacity * degree, 1, 1, degree)
         for degree, cost in costs.items()
     ]
-    best = least_rounds_ms(classes, lengths, ranks, stages)
-    assert rounds.lower_bound_ms <= best * (1 + 1e-9)
-    assert best * (1 - 1e-9) <= rounds.predicted_ms <= 2 * best
-    slowest = [max(times) for times in rounds.rounds_ms]
-    assert simulate_ms(slowest, stages) <= rounds.predicted_ms * (1 + 1e-9)
+    best = least_micro_steps_ms(classes, lengths, ranks, stages)
+    assert micro_steps.lower_bound_ms <= best * (1 + 1e-9)
+    assert best * (1 - 1e-9) <= micro_steps.predicted_ms <= 2 * best
+    slowest = [max(times) for times in micro_steps.micro_steps_ms]
+    assert simulate_ms(slowest, stages) <= micro_steps.predicted_ms * (1 + 1e-9)
     with pytest.raises(ValueError, match="one by one do not go through stages"):
         plan_groups(lengths, ranks, capacity, costs, one_each=True, stages=stages)
 
@@ -156,11 +158,13 @@ def test_the_same_lengths_give_the_same_groups() -> None:
 
 
 def test_a_long_sequence_gets_ranks_and_the_others_work_next_to_it() -> None:
-    rounds = plan_groups([32_000, *[4_000] * 8], 16, 8_192, costs_of(16, 2e-6, 0.1, 60.0))
-    degrees = {i: g.degree for groups in rounds.rounds for g in groups for i in g.positions}
+    micro_steps = plan_groups([32_000, *[4_000] * 8], 16, 8_192, costs_of(16, 2e-6, 0.1, 60.0))
+    degrees = {
+        i: g.degree for groups in micro_steps.micro_steps for g in groups for i in g.positions
+    }
     assert degrees[0] >= 4
-    assert len(rounds.rounds) == 1
-    assert rounds.imbalance < 0.35
+    assert len(micro_steps.micro_steps) == 1
+    assert micro_steps.imbalance < 0.35
 
 
 def test_few_sequences_one_by_one_are_near_their_bound() -> None:

@@ -29,7 +29,6 @@ from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.step_bounds import single_bound_ms
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.placement import kernel
 from seqplan.planner.placement.class_fill import MOST_COUNTED, PythonFill
 from seqplan.planner.placement.dispatch import dispatch, level
@@ -39,6 +38,7 @@ from seqplan.planner.placement.kernel import KernelFill, fill_kernel
 from seqplan.planner.placement.mode_fill import ModeTable
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.planner.workload import Workload
 from seqplan.plans.format.codec import to_json
 
 Result = TypeVar("Result")
@@ -130,6 +130,26 @@ def test_fills_with_modes_have_the_same_bits(first: int) -> None:
         placed = [(placement.unpack(), times) for placement, times in in_c.placements()]
         assert placed == in_python.placements(), seed
         assert in_c.counts.tolist() == in_python.counts
+
+
+@compiled
+@pytest.mark.parametrize("of_modes", [False, True])
+def test_spent_lengths_are_skipped_in_both(of_modes: bool) -> None:
+    """A length without sequences opens no pipeline, and is in no micro-batch."""
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        classes, batch = random_case_with_modes(rng)
+        counts = batch.multiplicity.copy()
+        counts[: int(rng.integers(0, len(counts)))] = 0
+        lengths = batch.distinct.tolist()
+        in_python = PythonFill(lengths, counts.tolist(), [-n for n in lengths])
+        in_c = KernelFill(batch.distinct, counts)
+        target = float(rng.uniform(1, 3000))
+        for k in [k for each in classes for k in ([each] if of_modes else each.by_mode)]:
+            for fill in (in_python, in_c):
+                fill.fill_class(k, min(k.capacity, batch.longest), 0, target, target, False)
+        placed = [(placement.unpack(), times) for placement, times in in_c.placements()]
+        assert placed == in_python.placements(), seed
 
 
 @compiled
@@ -259,7 +279,7 @@ def test_a_proposal_and_its_steps_are_the_same_bytes() -> None:
     lengths = np.minimum(batch_of(0, 1200).distinct, 16384)
 
     def planned() -> list[str]:
-        proposal = make_proposal(profile, Cluster(8, 16384, 30_000), lengths, sync=None)
+        proposal = make_proposal(profile, Workload(8, 16384, 30_000), lengths, sync=None)
         planner = StepPlanner(proposal)
         drawn = [np.random.default_rng(seed).choice(lengths, 60) for seed in range(3)]
         plans = [planner.plan(Batch.from_lengths(batch.tolist())) for batch in drawn]

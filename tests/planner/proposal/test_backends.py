@@ -8,7 +8,6 @@ from settings_made import CODE
 from seqplan.costs.profiled_scheme import ProfileError
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.sampler import Sampler
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.proposal.backends import BACKENDS, find_backend
@@ -17,10 +16,11 @@ from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.in_process import Planner
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.sync.choice import choose_sync
+from seqplan.planner.workload import Workload
 from seqplan.plans.lint import lint
 from seqplan.plans.scheme import Scheme
 
-CLUSTER = Cluster(16, 8192, 60_000)
+CLUSTER = Workload(16, 8192, 60_000)
 H100, A800, A100 = "llama3-8b-h100-80gb", "llama-7b-a800-80gb", "gpt-7b-a100-40gb"
 
 
@@ -88,7 +88,7 @@ def test_data_that_the_trainer_cannot_hold_is_infeasible() -> None:
     """One GPU has to hold the longest sequence if ranks are data parallel only."""
     profile = load_shipped(H100).keep_modes({"none"})
     with pytest.raises(Infeasible, match=r"holds is \d+ \(tp1\); use --max-len"):
-        make_proposal(profile, Cluster(16, 32_768, 60_000), CODE, trainer="transformers")
+        make_proposal(profile, Workload(16, 32_768, 60_000), CODE, trainer="transformers")
 
 
 @pytest.mark.parametrize(
@@ -127,8 +127,8 @@ def test_planner_in_a_program_has_only_schemes_of_the_trainer() -> None:
             lengths
         )
         assert all(BACKENDS[name].runs(pipeline.scheme) for pipeline in plan.pipelines)
-        rounds = {pipeline.micro_step for pipeline in plan.pipelines}
-        assert (rounds != {None}) == (BACKENDS[name].executions[0] == "lockstep")
+        micro_steps = {pipeline.micro_step for pipeline in plan.pipelines}
+        assert (micro_steps != {None}) == (BACKENDS[name].executions[0] == "lockstep")
     with pytest.raises(ValueError, match="trainer 'verl-megatron' runs one scheme, which a propos"):
         Planner.from_profile(load_shipped(A800), gpus=8, max_len=8192, trainer="verl-megatron")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from instances import LLAMA_32B, batch_of
 
-from seqplan import Cluster, find_profile, make_proposal
+from seqplan import Workload, find_profile, make_proposal
 from seqplan.planner.proposal.candidates import Effort, propose
 
 
@@ -35,13 +35,13 @@ def test_a_proposal_holds_the_longest_sequence_and_stands_near_its_bound() -> No
     ],
 )
 def test_lengths_of_a_proposal_are_whole_numbers(lengths: list[int], message: str) -> None:
-    profile, cluster = find_profile("llama-7b-a800-80gb"), Cluster(2, 4096, 2000)
+    profile, workload = find_profile("llama-7b-a800-80gb"), Workload(2, 4096, 2000)
     with pytest.raises(ValueError, match=message):
-        make_proposal(profile, cluster, lengths)
+        make_proposal(profile, workload, lengths)
 
 
 def test_a_plain_list_of_lengths_is_proposed_for() -> None:
-    profile, cluster = find_profile("llama-7b-a800-80gb"), Cluster(2, 4096, 2000)
+    profile, workload = find_profile("llama-7b-a800-80gb"), Workload(2, 4096, 2000)
     lengths = [100, 700, 2000, 90]
-    proposal = make_proposal(profile, cluster, lengths)
-    assert proposal.to_json() == make_proposal(profile, cluster, np.array(lengths)).to_json()
+    proposal = make_proposal(profile, workload, lengths)
+    assert proposal.to_json() == make_proposal(profile, workload, np.array(lengths)).to_json()

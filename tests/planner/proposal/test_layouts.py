@@ -13,7 +13,6 @@ from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.proposal.document import Proposal, ProposalError
 from seqplan.planner.proposal.layouts import choose_layout, explain_choice
@@ -29,10 +28,11 @@ from seqplan.planner.sync.times import (
     layouts_of,
     parse_layout,
 )
+from seqplan.planner.workload import Workload
 from seqplan.plans.lint import lint
 from seqplan.plans.scheme import Strategy
 
-CLUSTER = Cluster(16, 16384, 50_000)
+CLUSTER = Workload(16, 16384, 50_000)
 LENGTHS = np.minimum(np.random.default_rng(5).lognormal(7.2, 1.2, 4000).astype(int) + 1, 16384)
 
 

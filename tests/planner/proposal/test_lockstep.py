@@ -1,4 +1,4 @@
-"""Proposals in lockstep: rounds for any profile, by layout, and rejected options."""
+"""Proposals in lockstep: micro-steps for any profile, by layout, and rejected options."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seqplan import Cluster, Infeasible, Planner, Proposal, find_profile, make_proposal
+from seqplan import Infeasible, Planner, Proposal, Workload, find_profile, make_proposal
 from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.kernel import VARIABLE
@@ -25,7 +25,7 @@ from seqplan.plans.lint import lint
 
 CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 LLAMA = find_profile("llama-7b-a800-80gb")
-CLUSTER = Cluster(16, 16_384, 60_000)
+CLUSTER = Workload(16, 16_384, 60_000)
 
 
 def proposed(profile: Profile = LLAMA, multiple: int = 1) -> Proposal:
@@ -75,10 +75,12 @@ def test_the_document_states_the_execution(document: Proposal) -> None:
     zero_3 = replace(regrouping, profile=find_profile("gpt-7b-a100-40gb"))
     with pytest.raises(ProposalError, match=r"here: execution regroup: .* is of ZeRO"):
         Proposal.from_json(zero_3.to_json(), "here")
-    raw = json.loads(document.to_json()) | {"execution": "rounds"}
+    raw = json.loads(document.to_json()) | {"execution": "micro-steps"}
     del raw["digest"]
     changed = json.dumps({**raw, "digest": digest_of(canonical_json(raw))})
-    with pytest.raises(ProposalError, match=r"here: execution: must be one of uniform, .*rounds"):
+    with pytest.raises(
+        ProposalError, match=r"here: execution: must be one of uniform, .*micro-steps"
+    ):
         Proposal.from_json(changed, "here")
 
 
@@ -99,15 +101,15 @@ def test_the_same_plans_whoever_plans(document: Proposal, monkeypatch: pytest.Mo
     assert [planned.line for planned in produce(document, batches)] == here
 
 
-def test_rounds_come_in_multiples() -> None:
+def test_micro_steps_come_in_multiples() -> None:
     planner = Planner.from_profile(
         LLAMA, 16, 16_384, layout="tp2.pp2", execution="lockstep", micro_step_multiple=3
     )
     plan = planner.plan(batch().lengths)
-    rounds = {pipeline.micro_step for pipeline in plan.pipelines}
-    assert len(rounds) % 3 == 0
+    micro_steps = {pipeline.micro_step for pipeline in plan.pipelines}
+    assert len(micro_steps) % 3 == 0
     assert {pipeline.scheme.pp for pipeline in plan.pipelines} == {2}
-    assert f"in {len(rounds)} rounds through 2 stages" in explain(plan)
+    assert f"in {len(micro_steps)} micro-steps through 2 stages" in explain(plan)
     assert lint(plan, CLUSTER.models(LLAMA)) == []
     few = "2 sequences cannot fill 3 micro-batches, in multiples of 3; give larger steps"
     with pytest.raises(Infeasible, match=few):
@@ -137,8 +139,10 @@ def test_zero_3_has_no_sync_and_a_separate_memory_model() -> None:
 def test_conflicting_options_are_rejected() -> None:
     with pytest.raises(ValueError, match="eq4 chooses strategies for a whole step"):
         make_proposal(LLAMA, CLUSTER, CODE, method="eq4", execution="lockstep")
-    with pytest.raises(ValueError, match=r"execution must be one of uniform, static, .*'rounds'"):
-        make_proposal(LLAMA, CLUSTER, CODE, execution="rounds")  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match=r"execution must be one of uniform, static, .*'micro-steps'"
+    ):
+        make_proposal(LLAMA, CLUSTER, CODE, execution="micro-steps")  # type: ignore[arg-type]
     gpt = find_profile("gpt-7b-a100-40gb")
     with pytest.raises(ValueError, match="execution static: profile gpt-7b-a100-40gb is of ZeRO-3"):
         make_proposal(gpt, CLUSTER, CODE, execution="static")
@@ -159,7 +163,7 @@ def test_conflicting_options_are_rejected() -> None:
         Planner.from_proposal(document, packing="even")
 
 
-def test_an_sync_that_one_round_hides_counts_for_nothing() -> None:
+def test_an_sync_that_one_micro_step_hides_counts_for_nothing() -> None:
     # Once it counted for static groups, and for every layout at other costs.
     hidden = choose_sync(LLAMA, CLUSTER.gpus, overlap=1.0)
     document = make_proposal(LLAMA, CLUSTER, CODE[:400], sync=hidden, execution="lockstep")

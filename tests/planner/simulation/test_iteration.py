@@ -24,11 +24,13 @@ BATCH = Batch.from_lengths([100, 200])
 
 
 def pipeline(
-    scheme: str, first: int, costs: list[float], round_: int | None = None
+    scheme: str, first: int, costs: list[float], micro_step: int | None = None
 ) -> PlannedPipeline:
     parsed = Scheme.parse(scheme)
     micros = tuple(MicroBatch((0,), 1, 1, cost) for cost in costs)
-    return PlannedPipeline(parsed, tuple(range(first, first + parsed.gpus)), micros, 0.0, round_)
+    return PlannedPipeline(
+        parsed, tuple(range(first, first + parsed.gpus)), micros, 0.0, micro_step
+    )
 
 
 def test_one_stage_pipelines_and_an_idle_rank() -> None:
@@ -58,8 +60,8 @@ def test_two_stages_have_their_bubbles() -> None:
     assert iteration.imbalance == 0
 
 
-def test_rounds_go_through_stages_as_micro_batches_do() -> None:
-    """Two rounds of 30 at each of two stages; the second group of round 1 computes for 15."""
+def test_micro_steps_go_through_stages_as_micro_batches_do() -> None:
+    """Two micro-steps of 30 at each of two stages; the second group of the last takes 15."""
     groups = (("pp2", 30.0, 0), ("pp2", 30.0, 0), ("pp2", 30.0, 1), ("pp2", 15.0, 1))
     phase = tuple(
         replace(pipeline(scheme, 0, [cost], number), ranks=(place % 2, place % 2 + 2))
@@ -86,7 +88,7 @@ def test_phases_follow_one_another_with_switches() -> None:
     assert Execution(phases).layouts == [{(2, 1)}, {(1, 1)}]  # within a phase replicas are equal
 
 
-def test_rounds_wait_for_the_slowest_group() -> None:
+def test_micro_steps_wait_for_the_slowest_group() -> None:
     phase = (
         pipeline("u2", 0, [10], 0),
         pipeline("u2", 2, [4], 0),
@@ -96,7 +98,7 @@ def test_rounds_wait_for_the_slowest_group() -> None:
     assert iteration.compute_ms == 15
     assert iteration.rank_busy_ms == (15, 15, 9, 9)
     assert iteration.rank_end_ms == (15, 15, 15, 15)
-    assert iteration.imbalance == pytest.approx(15 / 9 - 1)  # waiting between rounds left out
+    assert iteration.imbalance == pytest.approx(15 / 9 - 1)  # waiting between micro-steps left out
     assert not iteration.strategy.startswith("3")
 
 

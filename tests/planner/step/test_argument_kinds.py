@@ -91,7 +91,9 @@ def test_lengths_of_any_kind() -> None:
     assert balance(kinds[-1], 2, 4096, COST).lengths == (100, 101, 102, 103)
     data = CODE[:500]
     proposals = [
-        seqplan.make_proposal(seqplan.find_profile(PROFILE), seqplan.Cluster(4, 8192, 20_000), kind)
+        seqplan.make_proposal(
+            seqplan.find_profile(PROFILE), seqplan.Workload(4, 8192, 20_000), kind
+        )
         for kind in (data, torch.tensor(data.astype(np.int64)))
     ]
     assert proposals[0].to_json() == proposals[1].to_json()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from oracles.exhaustive import any_strategy_optimum
 
-from seqplan import Batch, Cluster, StepPlanner, make_proposal
+from seqplan import Batch, StepPlanner, Workload, make_proposal
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.devices import DEVICES
@@ -70,7 +70,7 @@ def test_plans_lint_and_stay_above_their_bound(name: str) -> None:
     lengths = np.minimum(rng.lognormal(8.0, 1.2, 400).astype(np.int64) + 16, 32768)
     profile = profile_of(name)
     document = make_proposal(
-        profile, Cluster(16, 32768, 200_000), lengths, sync=choose_sync(profile, 16)
+        profile, Workload(16, 32768, 200_000), lengths, sync=choose_sync(profile, 16)
     )
     planner = StepPlanner(document)
     plan = planner.plan(Batch.from_lengths(lengths[:60].tolist()))

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from seqplan import (
-    Cluster,
     Infeasible,
     Planner,
+    Workload,
     digest,
     explain,
     find_profile,
@@ -36,7 +36,7 @@ PROFILE = find_profile("llama-32b-a800-80gb")
 def test_a_profile_is_enough() -> None:
     planner = Planner.from_profile("llama-32b-a800-80gb", gpus=64, max_len=32_768)
     plan = planner.plan(LENGTHS)
-    models = Cluster(64, 32_768, 1).models(PROFILE)
+    models = Workload(64, 32_768, 1).models(PROFILE)
     assert lint(plan, models) == []
     assert plan.lengths == tuple(LENGTHS.tolist())
     assert (plan.step, planner.plan(LENGTHS).step, planner.plan(LENGTHS, step=9).step) == (0, 1, 9)
@@ -63,7 +63,7 @@ def test_few_sequences_are_tried_on_static_strategies() -> None:
         batch = Batch.from_lengths([length] * number)
         plan = Planner.from_profile(profile, 8, 16_384).plan(batch.lengths)
         sync = choose_sync(profile, 8)
-        static = best_homogeneous([batch], Cluster(8, 16_384, 1).models(profile), 8, sync)
+        static = best_homogeneous([batch], Workload(8, 16_384, 1).models(profile), 8, sync)
         assert static is not None
         static_ms = static[1][0] + sync.of_strategy_ms(static[0])
         assert plan.sync_ms is not None
@@ -90,7 +90,7 @@ def test_layout_groups_and_sync_follow_the_arguments() -> None:
 def test_a_proposal_brings_its_options() -> None:
     profile = PROFILE.restrict(layout=(8, 1), measured=True)
     document = make_proposal(
-        profile, Cluster(32, 8192, 60_000), CODE[:3000], sync=choose_sync(profile, 32)
+        profile, Workload(32, 8192, 60_000), CODE[:3000], sync=choose_sync(profile, 32)
     )
     planner = Planner.from_proposal(document)
     assert planner.gpus == 32
@@ -105,7 +105,7 @@ def test_a_proposal_brings_its_options() -> None:
         Planner("llama-7b-a800-80gb")  # type: ignore[arg-type]
 
 
-def test_rounds_of_zero_3() -> None:
+def test_micro_steps_of_zero_3() -> None:
     plan = Planner.from_profile("gpt-7b-a100-40gb", gpus=8, max_len=8192).plan([700, 2900] * 20)
     assert {pipeline.micro_step is None for pipeline in plan.pipelines} == {False}
 
@@ -176,7 +176,7 @@ def test_a_plan_is_proven_by_an_equal_planner() -> None:
     assert same.prove(plan).lower_bound_ms >= plan.lower_bound_ms
 
 
-def test_rounds_have_separate_groups_and_no_sync_under_zero_3() -> None:
+def test_micro_steps_have_separate_groups_and_no_sync_under_zero_3() -> None:
     zero_3 = "gpt-7b-a100-40gb"
     with pytest.raises(ValueError, match="execution static: profile gpt-7b-a100-40gb is of"):
         Planner.from_profile(zero_3, gpus=8, max_len=8192, execution="static")
@@ -185,7 +185,7 @@ def test_rounds_have_separate_groups_and_no_sync_under_zero_3() -> None:
             zero_3, gpus=8, max_len=8192, sync=GivenSyncTimes(0.0, 0.0, "none", 500.0, 500.0)
         )
     lengths = [700, 2900] * 200
-    document = make_proposal(PROFILE, Cluster(16, 8192, 60_000), lengths, execution="lockstep")
+    document = make_proposal(PROFILE, Workload(16, 8192, 60_000), lengths, execution="lockstep")
     with pytest.raises(ValueError, match="execution static: the proposal was made for lockstep"):
         Planner.from_proposal(document, execution="static")
     with pytest.raises(ValueError, match=r"one micro-batch a group .* Leave packing out"):
@@ -194,10 +194,10 @@ def test_rounds_have_separate_groups_and_no_sync_under_zero_3() -> None:
 
 def test_a_proposal_weighs_the_sync_by_default() -> None:
     lengths = [700, 2900] * 200
-    cluster = Cluster(16, 8192, 60_000)
-    whole = make_proposal(PROFILE, cluster, lengths)
+    workload = Workload(16, 8192, 60_000)
+    whole = make_proposal(PROFILE, workload, lengths)
     assert whole.sync == choose_sync(PROFILE, 16)
-    assert make_proposal(PROFILE, cluster, lengths, sync=None).sync is None
+    assert make_proposal(PROFILE, workload, lengths, sync=None).sync is None
 
 
 def test_missing_arguments_are_named() -> None:

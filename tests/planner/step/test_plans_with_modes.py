@@ -13,12 +13,12 @@ from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.execution import ExecutionKind
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.planner.workload import Workload
 from seqplan.plans.explain import explain
 from seqplan.plans.format.codec import from_json, to_json
 from seqplan.plans.lint import lint
@@ -37,7 +37,7 @@ LENGTHS = np.clip(np.exp(np.random.default_rng(5).normal(6.6, 1.5, 20_000)), 16,
     np.int64
 )
 LENGTHS[:4] = 131_072
-CLUSTER = Cluster(8, 131_072, 200_000)
+CLUSTER = Workload(8, 131_072, 200_000)
 
 
 @cache
@@ -83,7 +83,7 @@ def test_even_packing_keeps_micro_batches_in_their_modes() -> None:
 def test_explain_states_what_recomputation_costs() -> None:
     """Only the long sequence recomputes."""
     profile = PROFILES[TWO].keep_schemes({Scheme(tp=4)})
-    models = Cluster(8, 65_536, 131_072).models(profile)
+    models = Workload(8, 65_536, 131_072).models(profile)
     lengths = [60_000, *[2_000] * 20]
     batch = Batch.from_lengths(lengths)
     planner = Planner.from_profile(profile, gpus=8, max_len=65_536, execution="static", sync=None)

@@ -21,7 +21,6 @@ from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
@@ -45,6 +44,7 @@ from seqplan.planner.strategies.regrouping import (
 )
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import NO_SYNC
+from seqplan.planner.workload import Workload
 from seqplan.plans.explain import explain
 from seqplan.plans.format.codec import to_json
 from seqplan.plans.lint import lint
@@ -199,15 +199,15 @@ def test_equal_sequences_left_over_share_ranks() -> None:
     assert "ranks regroup" in explain(planned)
     assert not any(pipeline.micro_step for pipeline in planned.pipelines)
     assert planned.predicted_ms <= in_lockstep.predicted_ms
-    check(planned, Cluster(16, 16_384, 16_384).models(load_shipped(profile)))
+    check(planned, Workload(16, 16_384, 16_384).models(load_shipped(profile)))
 
 
-def test_rounds_of_the_same_groups_do_not_regroup() -> None:
+def test_micro_steps_of_the_same_groups_do_not_regroup() -> None:
     planner = seqplan.Planner.from_profile(
         "llama-7b-a800-80gb", 8, 16_384, layout="tp2", execution="lockstep"
     )
     text = explain(planner.plan([8_000] * 16))
-    assert "rounds" in text
+    assert "micro-steps" in text
     assert "regroup" not in text
 
 
@@ -232,8 +232,8 @@ def long_code() -> Proposal:
         if entry.get("tp", 1) == 8 and entry.get("pp", 1) == 1 and entry.get("ring", 1) == 1
     ]
     profile = Profile.from_document({**whole.document, "schemes": raw}, "tp8")
-    cluster = Cluster(64, 131_072, 800_000)
-    return make_proposal(profile, cluster, CODE, sync=choose_sync(profile, 64))
+    workload = Workload(64, 131_072, 800_000)
+    return make_proposal(profile, workload, CODE, sync=choose_sync(profile, 64))
 
 
 def test_long_code_gains_by_groups_that_regroup() -> None:
@@ -267,12 +267,12 @@ def test_they_are_offered_where_the_sync_is_weighed_and_groups_may_change() -> N
     batch = next(iter(Sampler(CODE, 800_000, 131_072, 0).batches(1)))
     assert not fixed.plan(batch).regroups
     profile = document.profile
-    without = make_proposal(profile, Cluster(16, 8192, 20_000), CODE, sync=None)
+    without = make_proposal(profile, Workload(16, 8192, 20_000), CODE, sync=None)
     assert find_regroup_layouts(without.problem) == []
 
 
 def test_only_layouts_without_stages_regroup() -> None:
-    models = Cluster(64, 131_072, 800_000).models(load_shipped("llama-32b-a800-80gb"))
+    models = Workload(64, 131_072, 800_000).models(load_shipped("llama-32b-a800-80gb"))
     layouts = make_regroup_layouts(models, NO_SYNC)
     assert [entry.layout for entry in layouts] == [(4, 1), (8, 1), (16, 1)]
     assert long_code().layouts is not None
@@ -285,7 +285,7 @@ def test_a_proposal_counts_the_gain_of_regrouping() -> None:
     document = long_code()
     fixed = make_proposal(
         document.profile,
-        document.cluster,
+        document.workload,
         CODE,
         sync=document.sync,
         execution="static",
@@ -300,8 +300,8 @@ def test_a_proposal_counts_the_gain_of_regrouping() -> None:
 def test_with_several_layouts_the_one_that_is_best_for_the_step_regroups() -> None:
     """Code up to 128K, four times the tokens: tp8 in one step, tp4 in another."""
     profile = load_shipped("llama-32b-a800-80gb")
-    cluster = Cluster(64, 131_072, 800_000)
-    models = cluster.models(profile)
+    workload = Workload(64, 131_072, 800_000)
+    models = workload.models(profile)
     sync = choose_sync(profile, 64)
     layouts = make_regroup_layouts(models, sync)
     degrees = set()

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seqplan import Batch, Cluster, Plan, StepPlanner, find_profile, make_proposal
+from seqplan import Batch, Plan, StepPlanner, Workload, find_profile, make_proposal
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.sync.choice import choose_sync
@@ -33,8 +33,8 @@ print(*sorted(set(sys.modules) - before))
 @pytest.mark.parametrize(("profile", "gpus"), [("llama-7b-a800-80gb", 2), ("gpt-7b-a100-40gb", 8)])
 def test_the_first_step_imports_nothing(tmp_path: Path, profile: str, gpus: int) -> None:
     path, lengths = tmp_path / "proposal.json", np.array([700, 2900] * 50)
-    cluster = Cluster(gpus, 4096, 8000)
-    path.write_text(make_proposal(find_profile(profile), cluster, lengths).to_json())
+    workload = Workload(gpus, 4096, 8000)
+    path.write_text(make_proposal(find_profile(profile), workload, lengths).to_json())
     completed = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(path)], capture_output=True, text=True, check=False
     )
@@ -43,8 +43,8 @@ def test_the_first_step_imports_nothing(tmp_path: Path, profile: str, gpus: int)
 
 def test_a_plan_handed_out_first_is_proven_later() -> None:
     profile = find_profile("llama-32b-a800-80gb").restrict(layout=(8, 1))
-    cluster = Cluster(64, 32_768, 200_000)
-    document = make_proposal(profile, cluster, CODE, sync=choose_sync(profile, 64))
+    workload = Workload(64, 32_768, 200_000)
+    document = make_proposal(profile, workload, CODE, sync=choose_sync(profile, 64))
     planner, quick = StepPlanner(document), StepPlanner(document, PlanningOptions(prove=False))
     closer = []
     for batch in Sampler(CODE, 200_000, 32_768, 5).batches(6):
@@ -69,13 +69,13 @@ def test_a_plan_of_another_profile_is_not_proven() -> None:
 
     def planned(name: str) -> tuple[StepPlanner, Plan]:
         profile = find_profile(name).restrict(measured=True)
-        document = make_proposal(profile, Cluster(4, 4096, 8000), lengths)
+        document = make_proposal(profile, Workload(4, 4096, 8000), lengths)
         planner = StepPlanner(document)
         return planner, planner.plan(Batch(0, tuple(range(40)), (700, 2900) * 20))
 
     dense, plan = planned("llama-7b-a800-80gb")
-    rounds, of_rounds = planned("gpt-7b-a100-40gb")
-    assert rounds.prove(of_rounds) is of_rounds
+    micro_steps, of_micro_steps = planned("gpt-7b-a100-40gb")
+    assert micro_steps.prove(of_micro_steps) is of_micro_steps
     assert dense.prove(plan).lower_bound_ms >= plan.lower_bound_ms
     with pytest.raises(ValueError, match=r"step 0: planned with profile sha256:.* not this"):
-        dense.prove(of_rounds)
+        dense.prove(of_micro_steps)

@@ -13,8 +13,8 @@ from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
 from seqplan.planner.proposal.proposal_sync import choose_proposal_sync
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.derive import (
-    PULLED_BYTES,
-    PUSHED_BYTES,
+    GATHERED_BYTES,
+    REDUCED_BYTES,
     count_parameters,
     derive_sync,
     hardware_of,
@@ -83,7 +83,7 @@ def test_bytes_and_messages_are_those_that_the_runtime_moves(text: str) -> None:
     held, count = count_parameters(shape, (smallest, 1))
     assert max(elements) == pytest.approx(held, rel=0.03)
     assert max(messages) == pytest.approx(count * (64 / smallest + 7), rel=0.25)
-    assert (PULLED_BYTES, PUSHED_BYTES) == (2, 4)
+    assert (GATHERED_BYTES, REDUCED_BYTES) == (2, 4)
 
 
 @pytest.mark.parametrize(

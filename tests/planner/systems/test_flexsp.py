@@ -1,4 +1,4 @@
-"""FlexSP's formulation: valid rounds, optimal groups on tiny instances, sensible on real ones."""
+"""FlexSP's formulation: valid micro-steps, optimal groups on tiny instances."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def models_of(per_gpu: int, overhead: float, quadratic: float) -> Models:
 
 
 def check(solved: FlexSp, lengths: list[int], models: Models, gpus: int) -> None:
-    placed = [i for groups in solved.rounds for _, part in groups for i in part]
+    placed = [i for groups in solved.micro_steps for _, part in groups for i in part]
     assert sorted(placed) == list(range(len(lengths)))
     total = 0.0
-    for groups in solved.rounds:
+    for groups in solved.micro_steps:
         assert sum(scheme.gpus for scheme, _ in groups) <= gpus
         times = []
         for scheme, part in groups:
@@ -46,7 +46,9 @@ def check(solved: FlexSp, lengths: list[int], models: Models, gpus: int) -> None
     assert solved.predicted_ms == pytest.approx(total)
 
 
-def least_round(lengths: list[int], models: Models, degrees: tuple[int, ...], gpus: int) -> float:
+def least_micro_step(
+    lengths: list[int], models: Models, degrees: tuple[int, ...], gpus: int
+) -> float:
     """The least slowest group over every split into groups and every choice of degrees."""
     best = inf
     for groups in partitions(lengths):
@@ -68,15 +70,15 @@ def least_round(lengths: list[int], models: Models, degrees: tuple[int, ...], gp
     st.sampled_from([0.0, 0.05]),
     st.sampled_from([(1, 2, 4), (2, 4)]),
 )
-def test_rounds_of_tiny_steps_are_optimal(
+def test_micro_steps_of_tiny_steps_are_optimal(
     lengths: list[int], per_gpu: int, overhead: float, quadratic: float, degrees: tuple[int, ...]
 ) -> None:
     models = models_of(per_gpu, overhead, quadratic)
     solved = flexsp(lengths, models, 4, degrees=degrees, tries=1)
     check(solved, lengths, models, 4)
-    assert {scheme.sp for groups in solved.rounds for scheme, _ in groups} <= set(degrees)
-    chunks = chunk(lengths, len(solved.rounds))
-    least = sum(least_round([lengths[i] for i in part], models, degrees, 4) for part in chunks)
+    assert {scheme.sp for groups in solved.micro_steps for scheme, _ in groups} <= set(degrees)
+    chunks = chunk(lengths, len(solved.micro_steps))
+    least = sum(least_micro_step([lengths[i] for i in part], models, degrees, 4) for part in chunks)
     assert solved.predicted_ms == pytest.approx(least, rel=1e-4)
 
 
@@ -88,7 +90,7 @@ def test_buckets_and_time_limits_leave_the_plan_valid(lengths: list[int], bucket
     check(solved, lengths, models, 8)
 
 
-def test_more_rounds_are_tried_and_the_best_is_kept() -> None:
+def test_more_micro_steps_are_tried_and_the_best_is_kept() -> None:
     models = models_of(10, 0.0, 0.3)
     lengths = [20] * 4
     single_try = flexsp(lengths, models, 4, tries=1)
@@ -102,7 +104,7 @@ def test_a_published_step() -> None:
     lengths = np.clip(rng.lognormal(6.5, 1.1, 200), 16, 32768).astype(int).tolist()
     solved = flexsp(lengths, models, 64, time_limit_s=1.0)
     check(solved, lengths, models, 64)
-    assert all(scheme.sp > 1 for groups in solved.rounds for scheme, _ in groups)
+    assert all(scheme.sp > 1 for groups in solved.micro_steps for scheme, _ in groups)
 
 
 def test_impossible_batches_are_rejected() -> None:

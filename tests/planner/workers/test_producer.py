@@ -232,7 +232,7 @@ def test_from_another_thread() -> None:
 
 
 def test_settings_are_checked() -> None:
-    with pytest.raises(ValueError, match="workers must be 1 or more, not 0"):
+    with pytest.raises(ValueError, match="workers must be W or ray:W, W of 1 or more: 0"):
         next(produce(dense_proposal(), [], workers=0))
     with pytest.raises(ValueError, match="look-ahead must be 1 or more, not 0"):
         next(produce(dense_proposal(), [], workers=2, look_ahead=0))

@@ -14,11 +14,11 @@ from producer_cases import proposal
 from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
-from seqplan.planner.cluster import Cluster
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.make_proposal import METHODS, make_proposal
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.planner.workload import Workload
 from seqplan.plans.format.codec import from_json, to_json
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan
@@ -71,13 +71,13 @@ def cases(draw: st.DrawFn, lockstep: bool) -> tuple[Proposal, Batch]:
     """A proposal of random strategies and a batch that at least one of them holds."""
     profile = draw(profiles(lockstep))
     smallest = min(entry.scheme.gpus for entry in profile.schemes)
-    cluster = Cluster(draw(st.integers(smallest, smallest + 24)), 10_000, 10_000)
-    models = {s: m for s, m in cluster.models(profile).items() if m.max_sequence >= 1}
+    workload = Workload(draw(st.integers(smallest, smallest + 24)), 10_000, 10_000)
+    models = {s: m for s, m in workload.models(profile).items() if m.max_sequence >= 1}
     if not models:
         return draw(cases(lockstep))
     strategies = set()
     for _ in range(draw(st.integers(1, 4))):
-        left, counts = cluster.gpus, Counter[Scheme]()
+        left, counts = workload.gpus, Counter[Scheme]()
         for scheme in draw(st.permutations(sorted(models))):
             most = left // scheme.gpus
             count = draw(st.integers(0 if counts else min(1, most), min(most, 4)))
@@ -85,7 +85,7 @@ def cases(draw: st.DrawFn, lockstep: bool) -> tuple[Proposal, Batch]:
             left -= count * scheme.gpus
         if counts.total():
             strategies.add(str(Strategy.from_counts(counts)))
-    document = proposal(profile, cluster, sorted(strategies))
+    document = proposal(profile, workload, sorted(strategies))
     if lockstep:
         longest = max(model.max_sequence for model in models.values())
     else:
@@ -98,7 +98,7 @@ def cases(draw: st.DrawFn, lockstep: bool) -> tuple[Proposal, Batch]:
 
 def check(plan: Plan, document: Proposal, batch: Batch) -> None:
     """Every promise of a plan that can be checked without the planner."""
-    models = document.cluster.models(document.profile)
+    models = document.workload.models(document.profile)
     assert lint(plan, models) == []
     fraction = document.profile.forward_fraction
     assert simulate_plan_ms(plan, fraction) <= plan.predicted_ms + 1e-3
@@ -106,7 +106,7 @@ def check(plan: Plan, document: Proposal, batch: Batch) -> None:
     placed = [i for p in plan.pipelines for m in p.micro_batches for i in m.sequences]
     assert sorted(placed) == list(range(len(batch.lengths)))
     assert sum(m.tokens for p in plan.pipelines for m in p.micro_batches) == batch.tokens
-    assert plan.world_size == document.cluster.gpus
+    assert plan.world_size == document.workload.gpus
     assert from_json(to_json(plan)) == plan
     held = 0
     for rank in range(plan.world_size):
@@ -153,16 +153,16 @@ def test_proposals_and_their_plans_are_sound(lockstep: bool, method: str) -> Non
     @given(profiles(lockstep), st.integers(0, 10), st.integers(0, 2**32))
     def sound(profile: Profile, more: int, seed: int) -> None:
         gpus = min(entry.scheme.gpus for entry in profile.schemes) + more
-        models = Cluster(gpus, 10_000, 1).models(profile).values()
+        models = Workload(gpus, 10_000, 1).models(profile).values()
         longest = max((model.max_sequence for model in models), default=0)
         assume(longest)
         rng = np.random.default_rng(seed)
         lengths = np.clip(rng.lognormal(4, 2, 300).astype(np.int64) + 1, None, min(longest, 4000))
-        cluster = Cluster(gpus, longest, int(lengths.max()) + 500)
-        document = make_proposal(profile, cluster, lengths, seed=seed, method=method, sync=None)
+        workload = Workload(gpus, longest, int(lengths.max()) + 500)
+        document = make_proposal(profile, workload, lengths, seed=seed, method=method, sync=None)
         assert 0 < document.lower_bound_ms <= document.expected_ms + 1e-3
         assert Proposal.from_json(document.to_json(), "proposal") == document
-        for batch in Sampler(lengths, cluster.tokens, longest, seed).batches(3):
+        for batch in Sampler(lengths, workload.tokens, longest, seed).batches(3):
             check(StepPlanner(document).plan(batch), document, batch)
 
     sound()

@@ -101,13 +101,12 @@ def actors() -> list[int]:
     return alive
 
 
-def lines(batches: list[Batch], workers: int, executor: str = "ray") -> list[str]:
+def lines(batches: list[Batch], workers: int | str) -> list[str]:
     produced = produce(
         dense_proposal(),
         batches,
         options=PlanningOptions(seed=3),
         workers=workers,
-        executor=executor,
     )
     return [planned.line for planned in produced]
 
@@ -117,9 +116,9 @@ def lines(batches: list[Batch], workers: int, executor: str = "ray") -> list[str
 def test_ray_gives_the_bytes_of_one_process() -> None:
     """Also if there are fewer CPUs than workers: the third is done without."""
     batches = drawn_batches(8)
-    alone = lines(batches, 1, "processes")
-    assert lines(batches, 1) == alone
-    assert lines(batches, 3) == alone
+    alone = lines(batches, 1)
+    assert lines(batches, "ray:1") == alone
+    assert lines(batches, "ray:3") == alone
     until(lambda: not actors())
 
 
@@ -127,10 +126,10 @@ def test_ray_gives_the_bytes_of_one_process() -> None:
 @pytest.mark.usefixtures("joined")
 def test_killed_actors_change_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     batches = drawn_batches(24, sequences=200)
-    expected = lines(batches, 1, "processes")
+    expected = lines(batches, 1)
     plans = []
     for planned in produce(
-        dense_proposal(), batches, options=PlanningOptions(seed=3), workers=2, executor="ray"
+        dense_proposal(), batches, options=PlanningOptions(seed=3), workers="ray:2"
     ):
         plans.append(planned.line)
         if planned.step in (4, 13):
@@ -148,10 +147,10 @@ def test_killed_actors_change_nothing(capfd: pytest.CaptureFixture[str]) -> None
 def test_a_killed_agent_changes_nothing() -> None:
     """The agent is Ray's driver: it ends, too, when the head of the cluster is gone."""
     batches = drawn_batches(12, sequences=200)
-    expected = lines(batches, 1, "processes")
+    expected = lines(batches, 1)
     plans = []
     for planned in produce(
-        dense_proposal(), batches, options=PlanningOptions(seed=3), workers=2, executor="ray"
+        dense_proposal(), batches, options=PlanningOptions(seed=3), workers="ray:2"
     ):
         plans.append(planned.line)
         if planned.step == 4:
@@ -178,8 +177,8 @@ def test_planning_errors_are_raised_in_order(monkeypatch: pytest.MonkeyPatch) ->
     batches = drawn_batches(5)
     batches[2] = Batch(2, (8, 9), (100, 32768 * 30))
     messages = []
-    for executor in ("processes", "ray"):
-        produced = produce(dense_proposal(), batches, workers=2, executor=executor)
+    for workers in (2, "ray:2"):
+        produced = produce(dense_proposal(), batches, workers=workers)
         plans, error = until_failure(produced)
         assert isinstance(error, Infeasible)
         assert plans == [0, 1]
@@ -187,7 +186,7 @@ def test_planning_errors_are_raised_in_order(monkeypatch: pytest.MonkeyPatch) ->
     assert messages[0] == messages[1]
     monkeypatch.setattr(ray_workers, "drive", producer_cases.drive_and_die)
     batches[2] = Batch(2, (producer_cases.DEADLY, 5), (100, 200))
-    produced = produce(dense_proposal(), batches, workers=2, executor="ray")
+    produced = produce(dense_proposal(), batches, workers="ray:2")
     plans, error = until_failure(produced)
     assert isinstance(error, WorkerDied)
     assert str(error) == f"step 2: planning it ended its worker process {DEATHS} times"
@@ -198,7 +197,7 @@ def test_planning_errors_are_raised_in_order(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.usefixtures("joined")
 def test_closing_ends_the_actors() -> None:
     endless = (Batch.from_lengths([100, 200], step) for step in range(10**9))
-    produced = produce(dense_proposal(), endless, workers=2, executor="ray")
+    produced = produce(dense_proposal(), endless, workers="ray:2")
     assert next(produced).step == 0
     assert actors()
     produced.close()  # type: ignore[attr-defined]
@@ -251,7 +250,7 @@ def in_session(session: int) -> list[str]:
 def test_a_cluster_that_is_not_there(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(ray_agent.RayUnavailable) as caught:
-        lines(drawn_batches(3), 2)
+        lines(drawn_batches(3), "ray:2")
     assert str(caught.value).startswith(f"cannot use the Ray cluster at {address}: ")
     assert "\n" not in str(caught.value)
 
@@ -259,4 +258,4 @@ def test_a_cluster_that_is_not_there(address: str, monkeypatch: pytest.MonkeyPat
 def test_without_ray_the_package_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'seqplan\[ray\]'"):
-        next(produce(dense_proposal(), drawn_batches(1), executor="ray"))
+        next(produce(dense_proposal(), drawn_batches(1), workers="ray:1"))

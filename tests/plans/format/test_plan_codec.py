@@ -75,10 +75,10 @@ def test_round_trip(plan: Plan) -> None:
     assert json.loads(text)["digest"] == digest(plan)
 
 
-def test_round_is_written_only_where_there_is_one() -> None:
+def test_micro_step_is_written_only_where_there_is_one() -> None:
     plan = small_plan()
     plain = replace(plan, pipelines=(replace(plan.pipelines[0], micro_step=None),))
-    assert '"round"' not in to_json(plain)
+    assert '"micro_step"' not in to_json(plain)
     assert from_json(to_json(plain)) == plain
 
 

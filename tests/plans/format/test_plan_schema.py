@@ -44,7 +44,7 @@ def objects(node: Any) -> list[dict[str, Any]]:
 
 
 def test_every_object_is_closed_and_complete() -> None:
-    text = (FOLDER / "rounds.jsonl").read_text(encoding="utf-8").splitlines()[0]
+    text = (FOLDER / "micro-steps.jsonl").read_text(encoding="utf-8").splitlines()[0]
     count = len(objects(json.loads(text)))
     for index in range(count):
         fields = json.loads(text)
@@ -71,5 +71,5 @@ def test_every_object_is_closed_and_complete() -> None:
     ],
 )
 def test_wrong_values_are_rejected(name: str, value: object) -> None:
-    fields = json.loads(to_json(FILES["rounds.jsonl"]()[0]))
+    fields = json.loads(to_json(FILES["micro-steps.jsonl"]()[0]))
     assert not VALIDATOR.is_valid({**fields, name: value})

@@ -86,17 +86,17 @@ def test_a_middle_stage_receives_before_it_sends_back() -> None:
     ]
 
 
-@given(plans(rounds=True))
-def test_every_rank_goes_through_every_round(plan: Plan) -> None:
-    rounds = {pipeline.micro_step for pipeline in plan.pipelines}
+@given(plans(micro_steps=True))
+def test_every_rank_goes_through_every_micro_step(plan: Plan) -> None:
+    micro_steps = {pipeline.micro_step for pipeline in plan.pipelines}
     one_stage = all(pipeline.scheme.pp == 1 for pipeline in plan.pipelines)
     for events in orders(plan):
-        gathers = [event.micro_batch for event in events if event.phase == "round"]
-        assert gathers == (sorted(rounds) if one_stage else [])  # type: ignore[type-var]
+        gathers = [event.micro_batch for event in events if event.phase == "micro_step"]
+        assert gathers == (sorted(micro_steps) if one_stage else [])  # type: ignore[type-var]
 
 
-def test_rounds_with_stages_follow_each_other_as_micro_batches_do() -> None:
-    """A rank without work in round 0 keeps its place all the same."""
+def test_micro_steps_with_stages_follow_each_other_as_micro_batches_do() -> None:
+    """A rank without work in micro-step 0 keeps its place all the same."""
     pair, alone = Scheme(pp=2, ring=2), Scheme(pp=2)
     plan = one_pipeline(pair, (7,) * 3, 4)
     micro = [MicroBatch((at,), 7, pair.pad_micro_batch([7]), 1.0) for at in range(3)]

@@ -38,7 +38,7 @@ def test_degrees_that_the_sizes_do_not_allow(scheme: Scheme, reason: str) -> Non
     check_runnable(rank_view(one_pipeline_plan(Scheme(tp=2, pp=3), [9]), 0), CONFIG)
 
 
-def test_rounds_that_go_through_stages() -> None:
+def test_micro_steps_that_go_through_stages() -> None:
     plan = one_pipeline_plan(Scheme(pp=3), [40, 9], step=4)
     (pipeline,) = plan.pipelines
     view = rank_view(replace(plan, pipelines=(replace(pipeline, micro_step=0),)), 1)

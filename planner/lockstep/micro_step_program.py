@@ -1,9 +1,10 @@
-"""What rounds of given lengths hold of a batch, as a linear program: groups of sequences, of ranks.
+"""A linear program of the batch that micro-steps of given lengths can hold.
 
-Sequences of similar lengths are one group (``LengthGroups``). A *slot* is a round and a class; what
-a sequence of each group takes of one group of ranks in a slot are its four *shares*: work for the
-round less the overhead, tokens for the memory, and a place for sequences above half of either. The
-first rounds of a plan have separate lengths, the last is one more or the *pool* of all others.
+Sequences of similar lengths are one group (``LengthGroups``). A *slot* is a micro-step and a class;
+what a sequence of each group takes of one group of ranks in a slot are its four *shares*: work for
+the micro-step less the overhead, tokens for the memory, and a place for sequences above half of
+either. The first micro-steps of a plan have separate lengths, the last is one more or the *pool* of
+all others.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ RESOURCES = 4
 """Work, tokens, and the places for sequences above half of either."""
 
 Slot = tuple[int, int]
-"""A round's number and a class."""
+"""A micro-step's number and a class."""
 
 
 @dataclass(frozen=True)
@@ -50,19 +51,19 @@ class LengthGroups:
 
 @dataclass(frozen=True)
 class Pool:
-    """All rounds but the first ones: their time together (ms), and the fewest that they are."""
+    """All micro-steps but the first ones: their time together (ms), and their least number."""
 
     time_ms: float
     fewest: int
 
 
 @dataclass(frozen=True)
-class RoundProgram:
-    """The rounds of a step, and the shares of sequences in a group's resources.
+class MicroStepProgram:
+    """The micro-steps of a step, and the shares of sequences in a group's resources.
 
-    ``gpus``: of a round; ``first``: how many rounds come before the last, which is a ``pool`` or,
-    if that is None, one round; ``shares``: (``RESOURCES``, groups of lengths) by slot, infinite
-    where a sequence does not fit. A slot that takes no sequence is left out.
+    ``gpus``: of a micro-step; ``first``: how many micro-steps come before the last, which is a
+    ``pool`` or, if that is None, one micro-step; ``shares``: (``RESOURCES``, groups of lengths) by
+    slot, infinite where a sequence does not fit. A slot that takes no sequence is left out.
     """
 
     classes: Sequence[PipelineClass]
@@ -80,8 +81,8 @@ class RoundProgram:
         gpus: int,
         first_ms: Sequence[float],
         rest: Pool,
-    ) -> RoundProgram:
-        """State the program for the lengths of the first rounds (ms), descending, and the rest.
+    ) -> MicroStepProgram:
+        """State the program for the first micro-steps' lengths (ms), descending, and the rest.
 
         The longest of the rest leaves the others an overhead each, and is no longer than any first.
         """
@@ -89,9 +90,9 @@ class RoundProgram:
         longest_ms = min([rest.time_ms - (rest.fewest - 1) * overhead_ms, *first_ms[-1:]])
         shares = {
             (number, k): share
-            for number, round_ms in enumerate([*first_ms, longest_ms])
+            for number, micro_step_ms in enumerate([*first_ms, longest_ms])
             for k, pipeline_class in enumerate(classes)
-            if (share := _shares(pipeline_class, lengths.shortest, round_ms)) is not None
+            if (share := _shares(pipeline_class, lengths.shortest, micro_step_ms)) is not None
         }
         first, pool = len(first_ms), rest if rest.fewest > 1 else None
         if pool is not None:  # its work is for all its time
@@ -102,7 +103,7 @@ class RoundProgram:
 
     @property
     def overhead_ms(self) -> float:
-        """The least that a round takes."""
+        """The least that a micro-step takes."""
         return least_overhead_ms(self.classes)
 
     @property
@@ -112,22 +113,22 @@ class RoundProgram:
         return bool(takes) and bool(np.logical_or.reduce(takes).all())
 
     def in_pool(self, slot: Slot) -> bool:
-        """Whether a slot is of the pool of rounds."""
+        """Whether a slot is of the pool of micro-steps."""
         return self.pool is not None and slot[0] == self.first
 
 
 def least_overhead_ms(classes: Sequence[PipelineClass]) -> float:
-    """Return the least that a round takes (ms)."""
+    """Return the least that a micro-step takes (ms)."""
     return min(pipeline_class.c for pipeline_class in classes)
 
 
-def _shares(pipeline_class: PipelineClass, lengths: Ints, round_ms: float) -> Floats | None:
+def _shares(pipeline_class: PipelineClass, lengths: Ints, micro_step_ms: float) -> Floats | None:
     """Compute the shares of each length's sequence in a group of ranks: (4, lengths).
 
     Work, tokens, and of the places for sequences above half of either; infinite if it does
     not fit. None if nothing does.
     """
-    room_ms = round_ms - pipeline_class.c
+    room_ms = micro_step_ms - pipeline_class.c
     if room_ms <= 0:
         return None
     work = pipeline_class.work_ms(lengths) / room_ms

@@ -17,8 +17,8 @@ each rank (a step it has done, its view of a plan) stay within megabytes."""
 
 
 @dataclass(frozen=True)
-class Cluster:
-    """The cluster that a proposal was made for, as planning needs it."""
+class Workload:
+    """GPUs, longest sequence and tokens of a step, as planning needs them."""
 
     gpus: int
     max_len: int

@@ -1,4 +1,4 @@
-"""Rounds that were filled: of each its groups by class, with their sequences by length."""
+"""Micro-steps that were filled: of each its groups by class, with their sequences by length."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.busy_ranks import Group
-from seqplan.planner.lockstep.round_bounds import in_stages_ms
+from seqplan.planner.lockstep.micro_step_bounds import in_stages_ms
 from seqplan.planner.placement.fleet import Bin, ClassPlacement, Ints
 from seqplan.planner.placement.kernel import PackedPlacement
 
@@ -27,7 +27,7 @@ class Sequences:
 
 @dataclass(frozen=True)
 class ClassGroups:
-    """The groups of one class in a round and their micro-batches, still packed perhaps."""
+    """The groups of one class in a micro-step and their micro-batches, still packed perhaps."""
 
     class_index: int
     placement: ClassPlacement | PackedPlacement
@@ -44,43 +44,49 @@ class ClassGroups:
 
 
 @dataclass(frozen=True)
-class FilledRounds:
-    """Rounds filled to targets, by the classes of their groups.
+class FilledMicroSteps:
+    """Micro-steps filled to targets, by the classes of their groups.
 
-    ``times_ms``: of each round, at one of ``stages`` stages.
+    ``times_ms``: of each micro-step, at one of ``stages`` stages.
     """
 
-    rounds: tuple[tuple[ClassGroups, ...], ...]
+    micro_steps: tuple[tuple[ClassGroups, ...], ...]
     times_ms: tuple[float, ...]
     stages: int = 1
 
     @property
     def total_ms(self) -> float:
-        """Return the time of the rounds, one after another through the stages."""
+        """Return the time of the micro-steps, one after another through the stages."""
         return in_stages_ms(self.times_ms, self.stages)
 
     @classmethod
-    def from_bins(cls, rounds: Sequence[Sequence[Bin]], times_ms: Sequence[float]) -> FilledRounds:
-        """Make rounds of one degree from their micro-batches."""
-        placements = [tuple((micro,) for micro in micro_batches) for micro_batches in rounds]
+    def from_bins(
+        cls, micro_steps: Sequence[Sequence[Bin]], times_ms: Sequence[float]
+    ) -> FilledMicroSteps:
+        """Make micro-steps of one degree from their micro-batches."""
+        placements = [tuple((micro,) for micro in micro_batches) for micro_batches in micro_steps]
         return cls(tuple((ClassGroups(0, p),) for p in placements), tuple(times_ms))
 
-    def of_class(self, k: int) -> FilledRounds:
-        """Return these rounds of one degree as those of the class ``k`` of several."""
-        rounds = tuple(tuple(replace(g, class_index=k) for g in groups) for groups in self.rounds)
-        return replace(self, rounds=rounds)
+    def of_class(self, k: int) -> FilledMicroSteps:
+        """Return these micro-steps of one degree as those of the class ``k`` of several."""
+        micro_steps = tuple(
+            tuple(replace(g, class_index=k) for g in groups) for groups in self.micro_steps
+        )
+        return replace(self, micro_steps=micro_steps)
 
-    def __add__(self, after: FilledRounds) -> FilledRounds:
-        """Return these rounds and others after them."""
+    def __add__(self, after: FilledMicroSteps) -> FilledMicroSteps:
+        """Return these micro-steps and others after them."""
         times = self.times_ms + after.times_ms
-        return replace(self, rounds=self.rounds + after.rounds, times_ms=times)
+        return replace(self, micro_steps=self.micro_steps + after.micro_steps, times_ms=times)
 
     def bins(self) -> list[list[tuple[int, Bin]]]:
-        """List the groups with sequences, round by round: (index of the class, sequences)."""
-        return [[pair for groups in by_class for pair in groups.bins()] for by_class in self.rounds]
+        """List each micro-step's groups with sequences: (index of the class, sequences)."""
+        return [
+            [pair for groups in by_class for pair in groups.bins()] for by_class in self.micro_steps
+        ]
 
     def groups(self, batch: Batch) -> list[list[Group]]:
-        """List the groups of each round with their sequences' positions in the batch."""
+        """List the groups of each micro-step with their sequences' positions in the batch."""
         pools = [iter(positions) for positions in batch.positions]
         return [
             [(k, tuple(next(pools[i]) for i, n in micro for _ in range(n))) for k, micro in groups]

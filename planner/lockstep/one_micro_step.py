@@ -1,4 +1,4 @@
-"""One round for given sequences: which groups of all ranks have which of them, if they are few."""
+"""One micro-step of few given sequences: the groups, and the sequences of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_SETS, MOST_TRIED = 40, 240
 """Sets of groups at most that are all tried, and sets times sequences at most."""
 
 RELIEVED = 24
-"""Moves at most from the slowest group of a round to others."""
+"""Moves at most from the slowest group of a micro-step to others."""
 
 
 class OpenGroup:
@@ -30,8 +30,8 @@ class OpenGroup:
         self.positions: list[int] = []
 
 
-class OneRound:
-    """Lays out rounds of few sequences; ``classes`` as ``BusyRanks``, ``lengths`` by position."""
+class OneMicroStep:
+    """Lays out micro-steps of few sequences; ``classes`` and ``lengths`` as ``BusyRanks``."""
 
     def __init__(
         self, classes: Sequence[PipelineClass], lengths: Sequence[int], ranks: int
@@ -98,7 +98,7 @@ class OneRound:
         return self._holding(position)[-1]
 
     def lay_out(self, groups: Sequence[Group]) -> list[Group] | None:
-        """Find a short layout of a round's sequences that gives all ranks work; None if none is.
+        """Find a short layout of a micro-step's sequences that gives all ranks work.
 
         Of the groups as they are, if they fit the ranks, of every set of groups if these are few,
         or of groups by the degrees that some targets need.
@@ -109,7 +109,7 @@ class OneRound:
             tried = [self._with_work_for_all(groups)] if self.busy.idle(groups) >= 0 else []
             tried += [self._with_work_for_all(option) for option in self._candidates(positions)]
             timed = [
-                (self.busy.round_ms(option), number, option)
+                (self.busy.micro_step_ms(option), number, option)
                 for number, option in enumerate(tried)
                 if option
             ]
@@ -117,9 +117,9 @@ class OneRound:
             self._known[positions] = None if best is None else (best[0], best[2])
         elif not self.busy.idle(groups):
             known = self._known[positions]
-            if known is None or self.busy.round_ms(groups) < known[0] * (1 - 1e-9):
+            if known is None or self.busy.micro_step_ms(groups) < known[0] * (1 - 1e-9):
                 working = self.relieve_slowest(groups)
-                self._known[positions] = self.busy.round_ms(working), working
+                self._known[positions] = self.busy.micro_step_ms(working), working
         known = self._known[positions]
         return None if known is None else known[1]
 
@@ -129,7 +129,7 @@ class OneRound:
         return None if working is None else self.relieve_slowest(working)
 
     def _candidates(self, positions: Sequence[int]) -> Iterator[list[Group]]:
-        """Group a round's sequences in some ways."""
+        """Group a micro-step's sequences in some ways."""
         ordered = self.longest_first(positions)
         sets = self._sets_of(min(len(ordered), self.ranks))
         if len(sets) <= min(MOST_SETS, MOST_TRIED // len(ordered)):
@@ -204,7 +204,7 @@ class OneRound:
                 yield [(group.k, tuple(group.positions)) for group in groups]
 
     def relieve_slowest(self, layout: Sequence[Group]) -> list[Group]:
-        """Take work off the slowest group while the round becomes shorter.
+        """Take work off the slowest group while the micro-step becomes shorter.
 
         One of its sequences moves to another group, alone or against a shorter one.
         """

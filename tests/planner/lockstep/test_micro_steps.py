@@ -1,4 +1,4 @@
-"""Rounds of one stage: complete, within GPUs and memory, above the bound, near the optimum."""
+"""Micro-steps of one stage: complete, within GPUs and memory, above the bound, near the optimum."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.rounds import least_rounds_ms
+from oracles.micro_steps import least_micro_steps_ms
 
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.lockstep.assemble import assemble_rounds
-from seqplan.planner.lockstep.filled_rounds import FilledRounds, Sequences
-from seqplan.planner.lockstep.filler import RoundsFiller
-from seqplan.planner.lockstep.plan_rounds import plan_rounds
-from seqplan.planner.lockstep.round_bounds import rounds_bound_ms
+from seqplan.planner.lockstep.assemble import assemble_micro_steps
+from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps, Sequences
+from seqplan.planner.lockstep.filler import MicroStepsFiller
+from seqplan.planner.lockstep.micro_step_bounds import micro_steps_bound_ms
+from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
 from seqplan.planner.lockstep.search import _least_rest
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.plans.lint import lint
@@ -32,7 +32,7 @@ PLANNER = Provenance("0", 0, "sha256:0", None)
 
 
 @st.composite
-def settings_of_rounds(draw: st.DrawFn) -> tuple[list[SchemeModel], Batch, int]:
+def settings_of_micro_steps(draw: st.DrawFn) -> tuple[list[SchemeModel], Batch, int]:
     gpus = draw(st.sampled_from([1, 2, 3, 4]))
     lengths = draw(st.lists(st.integers(1, 20), min_size=1, max_size=5))
     room = draw(st.integers(-(-max(lengths) // gpus), 2 * max(lengths)))
@@ -52,55 +52,55 @@ def settings_of_rounds(draw: st.DrawFn) -> tuple[list[SchemeModel], Batch, int]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(settings_of_rounds())
-def test_rounds_lie_between_the_bound_and_twice_the_optimum(
+@given(settings_of_micro_steps())
+def test_micro_steps_lie_between_the_bound_and_twice_the_optimum(
     case: tuple[list[SchemeModel], Batch, int],
 ) -> None:
     models, batch, gpus = case
-    rounds = plan_rounds(batch, models, gpus)
-    assert rounds is not None
+    micro_steps = plan_micro_steps(batch, models, gpus)
+    assert micro_steps is not None
     classes = [PipelineClass.from_model(model, 1) for model in models]
-    best = least_rounds_ms(classes, batch.lengths, gpus)
-    assert rounds_bound_ms(classes, batch, gpus, 1) <= best * (1 + 1e-9)
-    assert rounds.lower_bound_ms <= best * (1 + 1e-9)
-    assert best * (1 - 1e-9) <= rounds.objective_ms <= 2 * best
+    best = least_micro_steps_ms(classes, batch.lengths, gpus)
+    assert micro_steps_bound_ms(classes, batch, gpus, 1) <= best * (1 + 1e-9)
+    assert micro_steps.lower_bound_ms <= best * (1 + 1e-9)
+    assert best * (1 - 1e-9) <= micro_steps.objective_ms <= 2 * best
 
 
 @settings(max_examples=60, deadline=None)
-@given(settings_of_rounds())
+@given(settings_of_micro_steps())
 def test_plans_in_lockstep_break_no_rule(case: tuple[list[SchemeModel], Batch, int]) -> None:
     models, batch, gpus = case
-    rounds = plan_rounds(batch, models, gpus)
-    assert rounds is not None
-    plan = assemble_rounds(batch, rounds, PLANNER, gpus, forward_fraction=1 / 3)
+    micro_steps = plan_micro_steps(batch, models, gpus)
+    assert micro_steps is not None
+    plan = assemble_micro_steps(batch, micro_steps, PLANNER, gpus, forward_fraction=1 / 3)
     assert lint(plan, {model.scheme: model for model in models}) == []
-    assert abs(plan.predicted_ms - rounds.objective_ms) <= 1e-3 * (len(plan.pipelines) + 1)
+    assert abs(plan.predicted_ms - micro_steps.objective_ms) <= 1e-3 * (len(plan.pipelines) + 1)
 
 
-def test_a_sequence_beyond_every_group_has_no_rounds() -> None:
+def test_a_sequence_beyond_every_group_has_no_micro_steps() -> None:
     models = load_shipped("gpt-7b-a100-40gb").usable(8, 32768)
     limit = max(model.max_sequence for model in models)
-    assert plan_rounds(Batch.from_lengths([limit + 1]), models, 8) is None
+    assert plan_micro_steps(Batch.from_lengths([limit + 1]), models, 8) is None
 
 
 def test_static_groups_are_never_better() -> None:
     """One degree throughout is among the plans tried, so choosing freely cannot lose to it."""
     models = load_shipped("gpt-7b-a100-40gb").usable(64, 32768)
     lengths = [16854, 11771, 9270, 8711, 6586, 5810, 5614, 5258] + [900] * 350
-    free = plan_rounds(Batch.from_lengths(lengths), models, 64)
+    free = plan_micro_steps(Batch.from_lengths(lengths), models, 64)
     assert free is not None
     for model in models:
-        static = plan_rounds(Batch.from_lengths(lengths), [model], 64)
+        static = plan_micro_steps(Batch.from_lengths(lengths), [model], 64)
         assert static is None or free.objective_ms <= static.objective_ms * (1 + 1e-9)
 
 
-def test_rounds_that_hold_nothing_end_the_search() -> None:
-    """Rounds after the last full one may take 0 ms if rounds cost nothing themselves."""
+def test_micro_steps_that_hold_nothing_end_the_search() -> None:
+    """Micro-steps after the last full one may take 0 ms if micro-steps cost nothing themselves."""
 
-    class Counting(RoundsFiller):
+    class Counting(MicroStepsFiller):
         fills = 0
 
-        def fill(self, targets_ms: Sequence[float]) -> FilledRounds | None:
+        def fill(self, targets_ms: Sequence[float]) -> FilledMicroSteps | None:
             self.fills += 1
             return super().fill(targets_ms)
 
@@ -108,24 +108,24 @@ def test_rounds_that_hold_nothing_end_the_search() -> None:
     filler = Counting([degree], Sequences(np.array([10, 7]), np.array([1, 1])), 2)
     for shape in ([1.0, 1.0], [3.0, 0.5]):
         filler.fills = 0
-        best = _least_rest(filler, [3.0], shape, FilledRounds(((), (), ()), (3.0, 3.0, 3.0)))
+        best = _least_rest(filler, [3.0], shape, FilledMicroSteps(((), (), ()), (3.0, 3.0, 3.0)))
         assert best.total_ms == 3.0
         assert filler.fills < 20
 
 
 @settings(max_examples=60, deadline=None)
-@given(settings_of_rounds())
-def test_thrifty_rounds_hold_everything(case: tuple[list[SchemeModel], Batch, int]) -> None:
+@given(settings_of_micro_steps())
+def test_thrifty_micro_steps_hold_everything(case: tuple[list[SchemeModel], Batch, int]) -> None:
     models, batch, gpus = case
     classes = [PipelineClass.from_model(model, 1) for model in reversed(models)]
-    filler = RoundsFiller(classes, Sequences(batch.distinct, batch.multiplicity), gpus)
+    filler = MicroStepsFiller(classes, Sequences(batch.distinct, batch.multiplicity), gpus)
     least_waste = filler.fill_with_least_waste()
     assert least_waste is not None
     positions = [
         place for groups in least_waste.groups(batch) for _, members in groups for place in members
     ]
     assert sorted(positions) == list(range(len(batch.lengths)))
-    beyond = RoundsFiller(
+    beyond = MicroStepsFiller(
         [replace(classes[0], gpus=gpus + 1)],
         Sequences(batch.distinct, batch.multiplicity),
         gpus,
@@ -134,17 +134,17 @@ def test_thrifty_rounds_hold_everything(case: tuple[list[SchemeModel], Batch, in
 
 
 @pytest.mark.parametrize(("layout", "gap"), [((4, 1), 0.04), ((4, 2), 0.03), ((8, 2), 0.02)])
-def test_many_unlike_rounds_are_near_their_bound(layout: tuple[int, int], gap: float) -> None:
-    """Long and short rounds of code, each with its target; with stages the longest counts."""
+def test_many_unlike_micro_steps_are_near_their_bound(layout: tuple[int, int], gap: float) -> None:
+    """Long and short micro-steps of code, each with its target; with stages the longest counts."""
     models = [
         model
         for model in load_shipped("llama-32b-a800-80gb").usable(64, 32768)
         if (model.scheme.tp, model.scheme.pp) == layout
     ]
     lengths = np.minimum(CODE, 32768)[:300].tolist()
-    rounds = plan_rounds(Batch.from_lengths(lengths), models, 64)
-    assert rounds is not None
-    assert rounds.objective_ms <= rounds.lower_bound_ms * (1 + gap)
+    micro_steps = plan_micro_steps(Batch.from_lengths(lengths), models, 64)
+    assert micro_steps is not None
+    assert micro_steps.objective_ms <= micro_steps.lower_bound_ms * (1 + gap)
 
 
 def test_equal_groups_are_chosen_with_their_overhead() -> None:
@@ -154,7 +154,7 @@ def test_equal_groups_are_chosen_with_their_overhead() -> None:
         SchemeModel(Scheme(ring=2), Latency(0.0, 1.1, 10.0), 4_096),
     ]
     batch = Batch.from_lengths([500, 400, 300, 200] * 2)
-    rounds = plan_rounds(batch, models, 4)
-    assert rounds is not None
-    alone = [plan_rounds(batch, [model], 4) for model in models]
-    assert rounds.objective_ms == min(plan.objective_ms for plan in alone if plan)
+    micro_steps = plan_micro_steps(batch, models, 4)
+    assert micro_steps is not None
+    alone = [plan_micro_steps(batch, [model], 4) for model in models]
+    assert micro_steps.objective_ms == min(plan.objective_ms for plan in alone if plan)

@@ -1,4 +1,4 @@
-"""Rounds by enumeration: every way to group sequences, to choose degrees and to form rounds."""
+"""Micro-steps by enumeration: every way to group sequences and to choose degrees."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from seqplan.costs.latency import Latency
 from seqplan.planner.placement.fleet import PipelineClass
 
 
-def least_rounds_ms(
+def least_micro_steps_ms(
     classes: Sequence[PipelineClass],
     lengths: Sequence[int],
     gpus: int,
@@ -21,10 +21,10 @@ def least_rounds_ms(
     one_each: bool = False,
     multiple: int = 1,
 ) -> float:
-    """Σ rounds of the best plan, and (stages − 1) times the longest: groups, schemes, rounds.
+    """Σ micro-steps of the best plan, and (stages − 1) times the longest.
 
     ``one_each``: a group runs its sequences one by one instead of packed. ``multiple``: of which
-    the number of rounds is.
+    the number of micro-steps is.
     """
     best = inf
     for groups in partitions(range(len(lengths))):
@@ -39,14 +39,14 @@ def least_rounds_ms(
                     if held(-(-n // kind.unit) * kind.unit for n in members) <= kind.capacity
                 ]
             )
-        for rounds in partitions(range(len(groups))):
-            if len(rounds) % multiple:
+        for micro_steps in partitions(range(len(groups))):
+            if len(micro_steps) % multiple:
                 continue
             lasting = []
-            for round_ in rounds:
+            for micro_step in micro_steps:
                 times = [
                     max(time for _, time in choice)
-                    for choice in product(*(options[i] for i in round_))
+                    for choice in product(*(options[i] for i in micro_step))
                     if sum(size for size, _ in choice) <= gpus
                 ]
                 lasting.append(min(times, default=inf))
@@ -54,10 +54,10 @@ def least_rounds_ms(
     return best
 
 
-def least_busy_rounds_ms(
+def least_busy_micro_steps_ms(
     lengths: Sequence[int], ranks: int, capacity: int, costs: Mapping[int, Latency]
 ) -> float:
-    """Σ rounds of the best plan whose groups take all ranks, by subsets."""
+    """Σ micro-steps of the best plan whose groups take all ranks, by subsets."""
     every = 1 << len(lengths)
     times = [
         {

@@ -1,4 +1,4 @@
-"""The static baseline in lockstep: one scheme throughout, in our rounds."""
+"""The static baseline in lockstep: one scheme throughout, in our micro-steps."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from statistics import mean
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.lockstep.best_layout import best_rounds, layout_bound_ms
+from seqplan.planner.lockstep.best_layout import best_micro_steps, layout_bound_ms
 from seqplan.planner.placement.fleet import Models
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
 from seqplan.planner.sync.times import SyncTimes
 from seqplan.plans.scheme import Strategy
 
 
-def best_static_rounds(
+def best_static_micro_steps(
     batches: Sequence[Batch],
     models: Models,
     gpus: int,
@@ -21,7 +21,7 @@ def best_static_rounds(
     sync: SyncTimes | None,
     multiple: int,
 ) -> tuple[Strategy, float] | None:
-    """Find the scheme with the least mean time in even rounds, with its sync (ms).
+    """Find the scheme with the least mean time in even micro-steps, with its sync (ms).
 
     Of those that hold ``longest``, the data set's longest sequence; None if there is none. Least
     bound first, as long as one may be the best.
@@ -35,8 +35,8 @@ def best_static_rounds(
     for bound, strategy, model in sorted(bounds, key=lambda entry: entry[0]):
         if best is not None and bound >= best[1]:
             break
-        planned = [best_rounds(batch, [[model]], gpus, sync, multiple) for batch in batches]
-        time = mean(rounds.total_ms for rounds in planned if rounds is not None)
+        planned = [best_micro_steps(batch, [[model]], gpus, sync, multiple) for batch in batches]
+        time = mean(micro_steps.total_ms for micro_steps in planned if micro_steps is not None)
         if best is None or time < best[1]:
             best = (strategy, time)
     return best

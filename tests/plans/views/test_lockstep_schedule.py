@@ -1,4 +1,4 @@
-"""Rounds of micro-batches: together within a pipeline, in order and one at a time on a rank."""
+"""Micro-steps: together within a pipeline, in order and one at a time on a rank."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqplan.plans.scheme import Scheme
-from seqplan.plans.views.lockstep import lockstep_rounds
+from seqplan.plans.views.lockstep import lockstep_micro_steps
 from seqplan.plans.views.placement import PlacedPipeline, Placement
 
 RANKS = 5
@@ -26,31 +26,31 @@ def steps(draw: st.DrawFn) -> tuple[Placement, list[int]]:
 @given(steps())
 def test_ranks_of_a_pipeline_meet(step: tuple[Placement, list[int]]) -> None:
     placement, counts = step
-    rounds = [lockstep_rounds(placement, counts, rank) for rank in range(RANKS)]
-    assert len({rank_rounds.total for rank_rounds in rounds}) == 1
-    next_rounds = [0] * RANKS
+    micro_steps = [lockstep_micro_steps(placement, counts, rank) for rank in range(RANKS)]
+    assert len({rank_micro_steps.total for rank_micro_steps in micro_steps}) == 1
+    next_micro_steps = [0] * RANKS
     last = 0
     for pipeline, count in zip(placement, counts, strict=True):
         parts = {
-            rounds[rank].own[next_rounds[rank] : next_rounds[rank] + count]
+            micro_steps[rank].own[next_micro_steps[rank] : next_micro_steps[rank] + count]
             for rank in pipeline.ranks
         }
         assert len(parts) == 1
         (part,) = parts
         assert len(part) == count
         for rank in pipeline.ranks:
-            next_rounds[rank] += count
+            next_micro_steps[rank] += count
         last = max([last, *(number + 1 for number in part)])
-    for rank, rank_rounds in enumerate(rounds):
-        assert len(rank_rounds.own) == next_rounds[rank]
-        assert list(rank_rounds.own) == sorted(set(rank_rounds.own))
-        assert rank_rounds.total == last
+    for rank, rank_micro_steps in enumerate(micro_steps):
+        assert len(rank_micro_steps.own) == next_micro_steps[rank]
+        assert list(rank_micro_steps.own) == sorted(set(rank_micro_steps.own))
+        assert rank_micro_steps.total == last
 
 
 def test_a_rank_waits_for_another_of_its_pipeline() -> None:
-    """Rank 0 is free in the first round, and its pipeline runs in the second."""
+    """Rank 0 is free in the first micro-step, and its pipeline runs in the second."""
     placement = (PlacedPipeline(Scheme(), (1,)), PlacedPipeline(Scheme(ulysses=2), (0, 1)))
-    assert [lockstep_rounds(placement, [1, 2], rank) for rank in (0, 1, 2)] == [
+    assert [lockstep_micro_steps(placement, [1, 2], rank) for rank in (0, 1, 2)] == [
         ((1, 2), 3),
         ((0, 1, 2), 3),
         ((), 3),

@@ -10,6 +10,7 @@ from command_line import call, complaint
 from planned_files import PlannedFiles
 
 from seqplan.api.cli.framework.job_file import read_job_file
+from seqplan.planner.workers.executor import Workers
 
 JOB = """
 profile = "llama-7b-a800-80gb"
@@ -20,14 +21,22 @@ steps = 3
 """
 
 
-def test_a_job_file_names_its_executor(tmp_path: Path) -> None:
+def test_a_job_file_names_its_workers(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
-    path.write_text(JOB)
-    assert read_job_file(path).executor == "processes"
+    for line, expected in (
+        ("", Workers(1)),
+        ("workers = 4", Workers(4)),
+        ('workers = "3"', Workers(3)),
+        ('workers = "ray:4"', Workers(4, ray=True)),
+    ):
+        path.write_text(JOB + line + "\n")
+        assert read_job_file(path).workers == expected
+    for value in ('"slurm:2"', "0", '"ray:0"', "true", "[2]"):
+        path.write_text(JOB + f"workers = {value}\n")
+        with pytest.raises(ValueError, match="workers must be W or ray:W, W of 1 or more: "):
+            read_job_file(path)
     path.write_text(JOB + 'executor = "ray"\n')
-    assert read_job_file(path).executor == "ray"
-    path.write_text(JOB + 'executor = "slurm"\n')
-    with pytest.raises(ValueError, match="executor: must be processes or ray: 'slurm'"):
+    with pytest.raises(ValueError, match="unknown field 'executor'"):
         read_job_file(path)
 
 

@@ -1,11 +1,11 @@
-"""Flexible sequence parallelism in lockstep: rounds of groups that differ from round to round.
+"""Flexible sequence parallelism in lockstep: each micro-step forms its groups anew.
 
 All ranks run their k-th micro-batches together: under ZeRO-3 and FSDP, where every rank gathers
-every layer with all others, and where groups change from micro-batch to micro-batch. A round is a
-set of groups side by side, each with one micro-batch, and lasts as long as its slowest group; a
-step is the sum of its rounds (FlexSP, arXiv 2412.01523, with its cost model), and with stages as
-much more as filling and draining them takes. Each round's groups and each group's sequences are
-chosen anew.
+every layer with all others, and where groups change from micro-batch to micro-batch. A micro-step
+is a set of groups side by side, each with one micro-batch, and lasts as long as its slowest group;
+a step is the sum of its micro-steps (FlexSP, arXiv 2412.01523, with its cost model), and with
+stages as much more as filling and draining them takes. Each micro-step's groups and each group's
+sequences are chosen anew.
 """
 
 from __future__ import annotations
@@ -18,45 +18,45 @@ from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep import one_degree
 from seqplan.planner.lockstep.busy_ranks import BusyRanks, Group
-from seqplan.planner.lockstep.filled_rounds import FilledRounds, Sequences
-from seqplan.planner.lockstep.filler import RoundsFiller
-from seqplan.planner.lockstep.round_bounds import (
-    fewest_rounds,
+from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps, Sequences
+from seqplan.planner.lockstep.filler import MicroStepsFiller
+from seqplan.planner.lockstep.micro_step_bounds import (
+    fewest_micro_steps,
     in_stages_ms,
-    rounds_bound_ms,
+    micro_steps_bound_ms,
     stage_class,
 )
-from seqplan.planner.lockstep.search import common_target, full_rounds, improve_targets
+from seqplan.planner.lockstep.search import common_target, full_micro_steps, improve_targets
 from seqplan.planner.placement.fleet import PipelineClass, drop_dominated
 from seqplan.plans.scheme import Scheme
 
-EXTRA_ROUNDS = 2
-"""Numbers of rounds tried in turn without a gain, beyond the fewest that memory allows."""
+EXTRA_MICRO_STEPS = 2
+"""Numbers of micro-steps tried in turn without a gain, beyond the fewest that memory allows."""
 
 IMPROVED = 6
 """Starts that are improved, of those with different smallest degrees."""
 
 FILLS = 200
-"""Rounds filled to improve one start, about."""
+"""Micro-steps filled to improve one start, about."""
 
 PROMISING = 1.03
 """With stages, starts that take this much longer than the best known one are not improved: more
-numbers of rounds are tried, and a longer round costs the more."""
+numbers of micro-steps are tried, and a longer micro-step costs the more."""
 
 DEEPENED, NEAR, DEEP_FILLS = 3, 1.01, 800
-"""Numbers of rounds whose best is searched further in the end, if that near to the best of all; and
-rounds filled for each, about."""
+"""Numbers of micro-steps whose best is searched further in the end, if that near to the best of
+all; and micro-steps filled for each, about."""
 
 LAID_OUT = 6
 """Of the best found, how many are laid out, which may change their order."""
 
-_Candidate = tuple[FilledRounds, RoundsFiller]
-"""Rounds, and what filled them."""
+_Candidate = tuple[FilledMicroSteps, MicroStepsFiller]
+"""Micro-steps, and what filled them."""
 
 
 @dataclass(frozen=True)
-class Round:
-    """Groups of one round, largest first, and how long they take at one stage (ms)."""
+class MicroStep:
+    """Groups of one micro-step, largest first, and how long they take at one stage (ms)."""
 
     groups: tuple[Group, ...]
     time_ms: float
@@ -64,7 +64,7 @@ class Round:
 
 @dataclass(frozen=True)
 class MicroSteps:
-    """A step's rounds of one layout and a proven lower bound over all (ms).
+    """A step's micro-steps of one layout and a proven lower bound over all (ms).
 
     Groups are of ``classes``, one of each size as one stage sees it, whose ``schemes`` they run;
     ``bounded``: the classes of all schemes that the bound holds for; ``ranks``: of a stage.
@@ -74,81 +74,81 @@ class MicroSteps:
     schemes: tuple[Scheme, ...]
     bounded: tuple[PipelineClass, ...]
     ranks: int
-    rounds: tuple[Round, ...]
+    micro_steps: tuple[MicroStep, ...]
     lower_bound_ms: float
 
     @property
     def stages(self) -> int:
-        """Return the stages that the rounds go through one after another."""
+        """Return the stages that the micro-steps go through one after another."""
         return self.schemes[0].pp
 
     @property
     def objective_ms(self) -> float:
-        """Return Σ rounds, and (stages − 1) times the longest."""
-        return in_stages_ms([round_.time_ms for round_ in self.rounds], self.stages)
+        """Return Σ micro-steps, and (stages − 1) times the longest."""
+        return in_stages_ms([micro_step.time_ms for micro_step in self.micro_steps], self.stages)
 
     def with_bound(self, bound_ms: float) -> MicroSteps:
         """Return these with another lower bound (ms); it differs from them by rounding at least."""
         return replace(self, lower_bound_ms=min(bound_ms, self.objective_ms))
 
 
-def plan_rounds(
+def plan_micro_steps(
     batch: Batch, models: Sequence[SchemeModel], gpus: int, multiple: int = 1
 ) -> MicroSteps | None:
-    """Find good rounds for a batch on schemes of one layout; None if its longest fits no group.
+    """Find good micro-steps for a batch on schemes of one layout; None if it does not fit.
 
-    For each number of rounds from the fewest that memory allows, in multiples of ``multiple``, and
-    each smallest degree: all rounds with one common target, the least that works; then, from the
-    best of these, targets are changed one against the others while the sum falls. (Larger groups
-    than needed can be better if memory is tight: they mix long and short sequences.) Rounds that
-    waste the least time one by one join them, and the best of the best numbers are searched
-    further. Rounds of one degree throughout are tried first, which is all if there is no other.
-    Then sequences of equal groups are assigned evenly, and groups split, widened or given a
-    sequence of another round until no rank is idle, or sequences are too few for that.
-    All this for each recomputation mode; then each micro-batch takes the cheapest that holds it.
-    ``ValueError`` if sequences are fewer than the required rounds.
+    For each number of micro-steps from the fewest that memory allows, in multiples of ``multiple``,
+    and each smallest degree: all micro-steps with one common target, the least that works; then,
+    from the best of these, targets are changed one against the others while the sum falls. (Larger
+    groups than needed can be better if memory is tight: they mix long and short sequences.)
+    Micro-steps that waste the least time one by one join them, and the best of the best numbers are
+    searched further. Micro-steps of one degree throughout are tried first, which is all if there is
+    no other. Then sequences of equal groups are assigned evenly, and groups split, widened or given
+    a sequence of another micro-step until no rank is idle, or sequences are too few for that. All
+    this for each recomputation mode; then each micro-batch takes the cheapest that holds it.
+    ``ValueError`` if sequences are fewer than the required micro-steps.
     """
     bounded = tuple(of_mode for model in models for of_mode in stage_class(model).by_mode)
     names = dict.fromkeys(mode.name for model in models for mode in model.modes)
     if len(names) < 2:
-        return _plan_rounds(batch, models, bounded, gpus, multiple)
+        return _plan_micro_steps(batch, models, bounded, gpus, multiple)
     whole = {model.scheme: stage_class(model) for model in models}
     best: MicroSteps | None = None
     for name in names:
         of_mode = [model for each in models if (model := each.find_mode(name)) is not None]
-        rounds = _plan_rounds(batch, of_mode, bounded, gpus, multiple)
-        if rounds is None:
+        micro_steps = _plan_micro_steps(batch, of_mode, bounded, gpus, multiple)
+        if micro_steps is None:
             continue
-        rounds = _choose_modes(rounds, batch, whole)
-        if best is None or rounds.objective_ms < best.objective_ms:
-            best = rounds
+        micro_steps = _choose_modes(micro_steps, batch, whole)
+        if best is None or micro_steps.objective_ms < best.objective_ms:
+            best = micro_steps
     return best
 
 
 def _choose_modes(
-    rounds: MicroSteps, batch: Batch, classes: Mapping[Scheme, PipelineClass]
+    micro_steps: MicroSteps, batch: Batch, classes: Mapping[Scheme, PipelineClass]
 ) -> MicroSteps:
-    """Let each micro-batch take its cheapest mode, which shortens rounds."""
-    of_scheme = tuple(classes[scheme] for scheme in rounds.schemes)
+    """Let each micro-batch take its cheapest mode, which shortens micro-steps."""
+    of_scheme = tuple(classes[scheme] for scheme in micro_steps.schemes)
     timed = []
-    for round_ in rounds.rounds:
-        held = [(k, [batch.lengths[i] for i in positions]) for k, positions in round_.groups]
+    for micro_step in micro_steps.micro_steps:
+        held = [(k, [batch.lengths[i] for i in positions]) for k, positions in micro_step.groups]
         slowest = max(
             of_scheme[k].choose_mode(lengths).micro_batch_ms(lengths) for k, lengths in held
         )
-        timed.append(Round(round_.groups, slowest))
-    chosen = replace(rounds, classes=of_scheme, rounds=tuple(timed))
-    return chosen.with_bound(rounds.lower_bound_ms)
+        timed.append(MicroStep(micro_step.groups, slowest))
+    chosen = replace(micro_steps, classes=of_scheme, micro_steps=tuple(timed))
+    return chosen.with_bound(micro_steps.lower_bound_ms)
 
 
-def _plan_rounds(
+def _plan_micro_steps(
     batch: Batch,
     models: Sequence[SchemeModel],
     bounded: tuple[PipelineClass, ...],
     gpus: int,
     multiple: int,
 ) -> MicroSteps | None:
-    """Find good rounds of one recomputation mode; the bound is over all of ``bounded``."""
+    """Find good micro-steps of one recomputation mode; the bound is over all of ``bounded``."""
     stages = models[0].scheme.pp
     ranks = gpus // stages
     ordered = _one_of_each_size(models, batch, ranks)
@@ -160,9 +160,12 @@ def _plan_rounds(
         tried += _search(classes, bounded, batch, ranks, stages, 1)[0]
     busy = BusyRanks(classes, batch.lengths, ranks)
     plans = busy.in_multiples([filled.groups(batch) for filled in tried], multiple)
-    laid_out = [_laid_out(busy, classes, rounds) for rounds in plans]
+    laid_out = [_laid_out(busy, classes, micro_steps) for micro_steps in plans]
     best = min(
-        laid_out, key=lambda rounds: in_stages_ms([round_.time_ms for round_ in rounds], stages)
+        laid_out,
+        key=lambda micro_steps: in_stages_ms(
+            [micro_step.time_ms for micro_step in micro_steps], stages
+        ),
     )
     schemes = tuple(model.scheme for model in ordered)
     unbounded = MicroSteps(classes, schemes, bounded, ranks, best, 0.0)
@@ -173,7 +176,8 @@ def _one_of_each_size(models: Sequence[SchemeModel], batch: Batch, ranks: int) -
     """Choose a scheme for each number of GPUs, largest first: the fastest on the batch that fits.
 
     Those that hold its longest sequence go before others of their size. Timed as if all groups were
-    equal: their work, spread over the groups, and the overhead of as many rounds as tokens need.
+    equal: their work, spread over the groups, and the overhead of as many micro-steps as tokens
+    need.
     """
     by_size: dict[int, list[SchemeModel]] = {}
     for model in drop_dominated({model.scheme: model for model in models}).values():
@@ -186,8 +190,8 @@ def _one_of_each_size(models: Sequence[SchemeModel], batch: Batch, ranks: int) -
         counts = batch.multiplicity[held]
         work_ms = float(group.work_ms(batch.distinct)[held] @ counts)
         tokens = int(group.padded(batch.distinct)[held] @ counts)
-        rounds = max(1, ceil(tokens / (group.capacity * groups)))
-        return -int(held.sum()), work_ms / groups + rounds * group.c, model.scheme
+        micro_steps = max(1, ceil(tokens / (group.capacity * groups)))
+        return -int(held.sum()), work_ms / groups + micro_steps * group.c, model.scheme
 
     return [min(by_size[size], key=cost) for size in sorted(by_size, reverse=True)]
 
@@ -199,23 +203,23 @@ def _search(
     ranks: int,
     stages: int,
     multiple: int,
-) -> tuple[list[FilledRounds], float]:
-    """Search numbers of rounds from the fewest on: some of the best there are.
+) -> tuple[list[FilledMicroSteps], float]:
+    """Search numbers of micro-steps from the fewest on: some of the best there are.
 
     And a lower bound over all plans (ms).
     """
-    of_one_degree: list[FilledRounds] = []
+    of_one_degree: list[FilledMicroSteps] = []
     if stages == 1:
         of_one_degree, one_bound = _of_one_degree(classes, batch, ranks, multiple)
         if len(bounded) == 1 and of_one_degree:
             return of_one_degree, one_bound
     sequences = Sequences(batch.distinct, batch.multiplicity)
     fillers = [
-        RoundsFiller(classes[:last], sequences, ranks, stages=stages)
+        MicroStepsFiller(classes[:last], sequences, ranks, stages=stages)
         for last in _smallest(classes, batch)
     ]
-    fewest = ceil(fewest_rounds(bounded, batch, ranks) / multiple) * multiple
-    least_ms = rounds_bound_ms(bounded, batch, ranks, fewest, stages)
+    fewest = ceil(fewest_micro_steps(bounded, batch, ranks) / multiple) * multiple
+    least_ms = micro_steps_bound_ms(bounded, batch, ranks, fewest, stages)
     candidates = [
         (least_waste, filler)
         for filler in fillers
@@ -224,11 +228,11 @@ def _search(
     ]
     number = fewest
     if len({k.mode for k in bounded}) > 1:  # other modes may hold more
-        number = ceil(fewest_rounds(classes, batch, ranks) / multiple) * multiple
+        number = ceil(fewest_micro_steps(classes, batch, ranks) / multiple) * multiple
     best_ms = min((filled.total_ms for filled in of_one_degree), default=inf)
     behind = 0
-    while best_ms == inf or behind <= EXTRA_ROUNDS:
-        bound_ms = rounds_bound_ms(bounded, batch, ranks, number, stages)
+    while best_ms == inf or behind <= EXTRA_MICRO_STEPS:
+        bound_ms = micro_steps_bound_ms(bounded, batch, ranks, number, stages)
         if bound_ms >= best_ms:
             break
         starts = _starts(fillers, number, bound_ms)
@@ -251,19 +255,19 @@ def _search(
     return [*of_one_degree, *(filled for filled, _ in candidates[:LAID_OUT])], least_ms
 
 
-def _starts(fillers: Sequence[RoundsFiller], number: int, bound_ms: float) -> list[_Candidate]:
-    """Fill so many rounds of each smallest degree, to one target or full; the shortest first."""
+def _starts(fillers: Sequence[MicroStepsFiller], number: int, bound_ms: float) -> list[_Candidate]:
+    """Fill so many micro-steps of each smallest degree; the shortest first."""
     starts = [
         (start, filler)
         for filler in fillers
-        for start in (common_target(filler, number, bound_ms), full_rounds(filler, number))
+        for start in (common_target(filler, number, bound_ms), full_micro_steps(filler, number))
         if start is not None
     ]
     return sorted(starts, key=_total_ms)
 
 
 def _best_of_each_number(candidates: Sequence[_Candidate]) -> list[_Candidate]:
-    """Choose the shortest of each number of rounds, the shortest of all first."""
+    """Choose the shortest of each number of micro-steps, the shortest of all first."""
     by_number: dict[int, _Candidate] = {}
     for candidate in sorted(candidates, key=_total_ms):
         by_number.setdefault(len(candidate[0].times_ms), candidate)
@@ -276,24 +280,24 @@ def _total_ms(candidate: _Candidate) -> float:
 
 def _of_one_degree(
     classes: Sequence[PipelineClass], batch: Batch, ranks: int, multiple: int
-) -> tuple[list[FilledRounds], float]:
-    """Find rounds of one of the degrees throughout, and the bound of that degree (ms).
+) -> tuple[list[FilledMicroSteps], float]:
+    """Find micro-steps of one of the degrees throughout, and the bound of that degree (ms).
 
-    The best of them; with a ``multiple``, which may take more rounds yet, those of each degree.
-    None if no degree that the ranks can form holds the longest sequence.
+    The best of them; with a ``multiple``, which may take more micro-steps yet, those of each
+    degree. None if no degree that the ranks can form holds the longest sequence.
     """
     sequences = Sequences(batch.distinct, batch.multiplicity)
-    found: list[tuple[float, int, FilledRounds, float]] = []
+    found: list[tuple[float, int, FilledMicroSteps, float]] = []
     for k, degree in enumerate(classes):
         side_by_side = ranks // degree.gpus
         if not side_by_side or degree.capacity < batch.longest:
             continue
         one_rank = replace(degree, gpus=1)
-        filled, bound_ms = one_degree.plan_rounds(one_rank, sequences, side_by_side, multiple)
+        filled, bound_ms = one_degree.plan_micro_steps(one_rank, sequences, side_by_side, multiple)
         if multiple > 1:  # some ranks may be idle, which its bound does not count
-            fewest = one_degree.fewest_rounds(one_rank, sequences, side_by_side)
+            fewest = one_degree.fewest_micro_steps(one_rank, sequences, side_by_side)
             number = ceil(fewest / multiple) * multiple
-            bound_ms = one_degree.rounds_bound_ms(one_rank, sequences, side_by_side, number)
+            bound_ms = one_degree.micro_steps_bound_ms(one_rank, sequences, side_by_side, number)
         found.append((filled.total_ms, k, filled.of_class(k), bound_ms))
     found.sort(key=lambda entry: entry[:2])
     kept = found if multiple > 1 else found[:1]
@@ -309,15 +313,16 @@ def _smallest(classes: Sequence[PipelineClass], batch: Batch) -> list[int]:
 
 
 def _laid_out(
-    busy: BusyRanks, classes: Sequence[PipelineClass], rounds: Sequence[Sequence[Group]]
-) -> tuple[Round, ...]:
-    """Balance each round's groups, occupy idle ranks, and put the largest groups first."""
+    busy: BusyRanks, classes: Sequence[PipelineClass], micro_steps: Sequence[Sequence[Group]]
+) -> tuple[MicroStep, ...]:
+    """Balance each micro-step's groups, occupy idle ranks, and put the largest groups first."""
     working = busy.borrow_sequences(
-        [busy.occupy_idle_ranks(busy.rebalance_groups(groups)) for groups in rounds]
+        [busy.occupy_idle_ranks(busy.rebalance_groups(groups)) for groups in micro_steps]
     )
     return tuple(
-        Round(
-            tuple(sorted(groups, key=lambda group: -classes[group[0]].gpus)), busy.round_ms(groups)
+        MicroStep(
+            tuple(sorted(groups, key=lambda group: -classes[group[0]].gpus)),
+            busy.micro_step_ms(groups),
         )
         for groups in working
     )

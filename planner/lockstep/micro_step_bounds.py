@@ -1,7 +1,7 @@
-"""Least cost of every plan in rounds, whatever its groups: how many rounds, and how long.
+"""Least cost of every plan in micro-steps, whatever its groups: how many micro-steps, and how long.
 
 All are of one layout and counted at one stage: ``classes`` have the ranks of one stage, ``ranks``
-are those of a stage, and the rounds go through ``stages`` of them one after another.
+are those of a stage, and the micro-steps go through ``stages`` of them one after another.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ def stage_class(model: SchemeModel) -> PipelineClass:
     return replace(PipelineClass.from_model(model, 1), pp=1, gpus=model.scheme.stage_gpus)
 
 
-def in_stages_ms(rounds_ms: Sequence[float], stages: int) -> float:
-    """Time a step of rounds: each lasts so long at a stage, and all go through ``stages``.
+def in_stages_ms(micro_steps_ms: Sequence[float], stages: int) -> float:
+    """Time a step of micro-steps: each lasts so long at a stage, and all go through ``stages``.
 
-    Form S: Σ rounds and, to fill and drain, (stages − 1) times the longest.
+    Form S: Σ micro-steps and, to fill and drain, (stages − 1) times the longest.
     """
-    return sum(rounds_ms) + (stages - 1) * max(rounds_ms, default=0.0)
+    return sum(micro_steps_ms) + (stages - 1) * max(micro_steps_ms, default=0.0)
 
 
-def rounds_bound_ms(
-    classes: Sequence[PipelineClass], batch: Batch, ranks: int, rounds: int, stages: int = 1
+def micro_steps_bound_ms(
+    classes: Sequence[PipelineClass], batch: Batch, ranks: int, micro_steps: int, stages: int = 1
 ) -> float:
-    """Compute a lower bound (ms) on every plan of at least ``rounds`` rounds.
+    """Compute a lower bound (ms) on every plan of at least ``micro_steps`` micro-steps.
 
-    If the longest round lasts L, no group of the plan takes longer. On the groups that remain,
-    GPU-time Σ min_g gpus_g·work_g spreads over all ranks, each round pays its overhead, and filling
-    and draining take (stages − 1) times L, or the mean round if that is longer. And the longest
-    round counts ``stages`` times, every other as long as one of the shortest sequences alone. That
-    GPU-time falls as L grows past the time that a sequence takes alone in a cheaper group: of all
-    such L the least counts.
+    If the longest micro-step lasts L, no group of the plan takes longer. On the groups that remain,
+    GPU-time Σ min_g gpus_g·work_g spreads over all ranks, each micro-step pays its overhead, and
+    filling and draining take (stages − 1) times L, or the mean micro-step if that is longer. And
+    the longest micro-step counts ``stages`` times, every other as long as one of the shortest
+    sequences alone. That GPU-time falls as L grows past the time that a sequence takes alone in a
+    cheaper group: of all such L the least counts.
     """
     overhead = min(pipeline_class.c for pipeline_class in classes)
     longest_ms, area = _least_areas(classes, batch)
     spread_ms = area / ranks
-    most = max(rounds, len(batch.lengths)) if stages > 1 else rounds
+    most = max(micro_steps, len(batch.lengths)) if stages > 1 else micro_steps
     drained_ms = np.full(len(longest_ms), inf)
     for number in _best_numbers(spread_ms, longest_ms, overhead, stages):
-        counted = np.clip(number, rounds, most)
+        counted = np.clip(number, micro_steps, most)
         longest_or_mean = np.maximum(longest_ms, spread_ms / counted + overhead)
         drained_ms = np.minimum(
             drained_ms, spread_ms + counted * overhead + (stages - 1) * longest_or_mean
         )
-    alone_ms = stages * longest_ms + _shortest_alone_ms(classes, batch, rounds - 1)
+    alone_ms = stages * longest_ms + _shortest_alone_ms(classes, batch, micro_steps - 1)
     return float(np.maximum(drained_ms, alone_ms).min()) * (1 - 1e-9)
 
 
@@ -72,7 +72,7 @@ def _shortest_alone_ms(classes: Sequence[PipelineClass], batch: Batch, number: i
         for pipeline_class in classes
     ]
     overhead = min(pipeline_class.c for pipeline_class in classes)
-    # Plans may have rounds without a sequence if there are fewer sequences than rounds.
+    # Plans may have micro-steps without a sequence if there are fewer sequences than micro-steps.
     return float(np.min(alone_ms, axis=0).sum()) + overhead * (number - len(lengths))
 
 
@@ -89,7 +89,7 @@ def one_by_one_bound_ms(classes: Sequence[PipelineClass], batch: Batch, ranks: i
 def _least_areas(
     classes: Sequence[PipelineClass], batch: Batch, *, one_each: bool = False
 ) -> tuple[Floats, Floats]:
-    """List times of the longest round, with the batch's least GPU-time then (ms).
+    """List times of the longest micro-step, with the batch's least GPU-time then (ms).
 
     ``one_each``: each sequence pays the overhead of a micro-batch.
     """
@@ -108,9 +108,10 @@ def _least_areas(
 def _best_numbers(
     spread_ms: Floats, longest_ms: Floats, overhead: float, stages: int
 ) -> tuple[Floats, Floats]:
-    """Compute the numbers of rounds on both sides of the best one.
+    """Compute the numbers of micro-steps on both sides of the best one.
 
-    More rounds shorten the mean one, which counts (stages − 1) times more, until the longest does.
+    More micro-steps shorten the mean one, which counts (stages − 1) times more, until the longest
+    does.
     """
     with np.errstate(divide="ignore"):
         as_long = np.where(longest_ms > overhead, spread_ms / (longest_ms - overhead), inf)
@@ -119,8 +120,8 @@ def _best_numbers(
     return np.floor(best), np.ceil(best)
 
 
-def fewest_rounds(classes: Sequence[PipelineClass], batch: Batch, ranks: int) -> int:
-    """Count the rounds that memory requires for all tokens, and for the long sequences."""
+def fewest_micro_steps(classes: Sequence[PipelineClass], batch: Batch, ranks: int) -> int:
+    """Count the micro-steps that memory requires for all tokens, and for the long sequences."""
     per_rank = max(pipeline_class.capacity / pipeline_class.gpus for pipeline_class in classes)
     by_tokens = ceil(batch.tokens / (per_rank * ranks) - 1e-9)
     lengths, counts = batch.distinct, batch.multiplicity

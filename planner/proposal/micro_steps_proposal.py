@@ -1,4 +1,4 @@
-"""Propose for steps in rounds: a layout, and the times of its static groups."""
+"""Propose for steps in micro-steps: a layout, and the times of its static groups."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.lockstep.best_layout import (
-    LayoutRounds,
-    best_rounds,
+    LayoutMicroSteps,
+    best_micro_steps,
     compute_exposed_ms,
     layout_bound_ms,
     of_layouts,
@@ -26,12 +26,12 @@ from seqplan.planner.proposal.layouts import (
     choose_layout,
 )
 from seqplan.planner.proposal.scenarios import LayoutTimes, Scenarios, flips
-from seqplan.planner.proposal.static_rounds import best_static_rounds
+from seqplan.planner.proposal.static_micro_steps import best_static_micro_steps
 from seqplan.planner.sync.times import Layout, SyncTimes, layout_text
 from seqplan.plans.scheme import Scheme, Strategy
 
 
-def propose_rounds(
+def propose_micro_steps(
     batches: Sequence[Batch],
     models: Models,
     *,
@@ -42,11 +42,11 @@ def propose_rounds(
     derived: Collection[Scheme] = (),
     progress: Progress | None,
 ) -> CandidatePool:
-    """Propose the layout whose rounds take the least mean time with sync.
+    """Propose the layout whose micro-steps take the least mean time with sync.
 
     Of those within ``ONE_LAYOUT`` of it, the one that loses least at other costs. A candidate is
     one context-parallel degree of it throughout, the time of static groups: steps choose others.
-    The proposal's expected time is that of the rounds planned freely.
+    The proposal's expected time is that of the micro-steps planned freely.
     ``sync``: None under ZeRO-3, which has one layout and nothing to report of it.
     ``derived``: the schemes whose costs nobody has measured.
     """
@@ -56,9 +56,13 @@ def propose_rounds(
         layout: [layout_bound_ms(batch, of_layout, gpus, sync) for batch in batches]
         for layout, of_layout in layouts.items()
     }
-    planned = _layout_rounds(batches, models, gpus, max_len, sync, multiple, bounds, report)
-    times = {layout: mean(rounds.total_ms for rounds in of) for layout, of in planned.items()}
-    synchronized = {layout: mean(rounds.sync_ms for rounds in of) for layout, of in planned.items()}
+    planned = _layout_micro_steps(batches, models, gpus, max_len, sync, multiple, bounds, report)
+    times = {
+        layout: mean(micro_steps.total_ms for micro_steps in of) for layout, of in planned.items()
+    }
+    synchronized = {
+        layout: mean(micro_steps.sync_ms for micro_steps in of) for layout, of in planned.items()
+    }
     if not times:
         raise Infeasible(f"a sequence of {max_len} tokens fits no group")
     chosen, scenarios = min(times, key=lambda layout: (times[layout], layout)), None
@@ -95,14 +99,14 @@ def propose_rounds(
                 chosen,
                 times,
                 synchronized,
-                best_static_rounds(batches, models, gpus, max_len, sync, multiple),
+                best_static_micro_steps(batches, models, gpus, max_len, sync, multiple),
                 scenarios,
             )
         ),
     )
 
 
-def _layout_rounds(
+def _layout_micro_steps(
     batches: Sequence[Batch],
     models: Models,
     gpus: int,
@@ -111,7 +115,7 @@ def _layout_rounds(
     multiple: int,
     bounds: dict[Layout, list[float | None]],
     report: Progress,
-) -> dict[Layout, list[LayoutRounds]]:
+) -> dict[Layout, list[LayoutMicroSteps]]:
     """Plan each layout that holds ``max_len`` and is not proven slower, batch by batch."""
     layouts = of_layouts(models)
     holding = {
@@ -119,18 +123,18 @@ def _layout_rounds(
         for layout, of_layout in layouts.items()
         if max(model.max_sequence for model in of_layout) >= max_len
     }
-    planned: dict[Layout, list[LayoutRounds]] = {}
+    planned: dict[Layout, list[LayoutMicroSteps]] = {}
     least_ms = float("inf")
     for done, layout in enumerate(sorted(holding, key=lambda layout: (holding[layout], layout))):
-        report("planning rounds", done, len(holding))
+        report("planning micro-steps", done, len(holding))
         if holding[layout] >= least_ms:
             continue
         of_batches = [
-            best_rounds(batch, [layouts[layout]], gpus, sync, multiple) for batch in batches
+            best_micro_steps(batch, [layouts[layout]], gpus, sync, multiple) for batch in batches
         ]
-        planned[layout] = [rounds for rounds in of_batches if rounds is not None]
-        least_ms = min(least_ms, mean(rounds.total_ms for rounds in planned[layout]))
-    report("planning rounds", len(holding), len(holding))
+        planned[layout] = [micro_steps for micro_steps in of_batches if micro_steps is not None]
+        least_ms = min(least_ms, mean(micro_steps.total_ms for micro_steps in planned[layout]))
+    report("planning micro-steps", len(holding), len(holding))
     return planned
 
 
@@ -142,13 +146,13 @@ def _static_times(
     multiple: int,
     report: Progress,
 ) -> dict[Scheme, list[float]]:
-    """Plan rounds of one scheme throughout: each batch's time with sync (ms), infinite if
+    """Plan micro-steps of one scheme throughout: each batch's time with sync (ms), infinite if
     it cannot."""
     times: dict[Scheme, list[float]] = {scheme: [] for scheme in models}
     for done, batch in enumerate(batches):
         report("planning static groups", done, len(batches))
         for scheme, of in times.items():
-            alone = best_rounds(batch, [[models[scheme]]], gpus, sync, multiple)
+            alone = best_micro_steps(batch, [[models[scheme]]], gpus, sync, multiple)
             of.append(float("inf") if alone is None else alone.total_ms)
     report("planning static groups", len(batches), len(batches))
     return times
@@ -162,7 +166,7 @@ def _scenarios(
     sync: SyncTimes,
     derived: Collection[Scheme],
 ) -> Scenarios:
-    """Estimate what rounds of each layout would take at other costs."""
+    """Estimate what micro-steps of each layout would take at other costs."""
 
     def bound_ms(of_layout: Models) -> float:
         bounds = [layout_bound_ms(batch, list(of_layout.values()), gpus, None) for batch in batches]
@@ -183,7 +187,8 @@ def _choice(
     ranked = sorted(times.items(), key=lambda entry: (entry[1], entry[0]))
     why = [
         (
-            f"one layout, {layout_text(chosen)}, in lockstep: each round forms groups of separate "
+            f"one layout, {layout_text(chosen)}, in lockstep: each micro-step forms groups of "
+            "separate "
             "Ulysses and ring degrees, and all ranks wait for the slowest."
         )
     ]

@@ -13,6 +13,7 @@ from seqplan.api.store.lru import Lru
 from seqplan.api.store.tables.plans import PlannedStep
 from seqplan.costs.fit.refit import Measurable, measurable
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
+from seqplan.plans.recomputation import read_mode
 from seqplan.plans.scheme import Scheme, Strategy
 
 KEPT = 2048
@@ -133,7 +134,7 @@ def _pipeline(fields: dict[str, Any], schemes: dict[tuple[int, ...], Scheme]) ->
             batch["tokens"],
             batch["padded_tokens"],
             batch["cost_ms"],
-            batch.get("recompute"),
+            read_mode(batch),
         )
         for batch in fields["micro_batches"]
     )

@@ -142,7 +142,7 @@ def test_the_published_method_proposes_too(dense: PlannedFiles, tmp_path: Path) 
 
 def test_the_planned_file_is_sound(plan_files: PlannedFiles) -> None:
     proposal = Proposal.load(plan_files.proposal)
-    models = proposal.cluster.models(proposal.profile)
+    models = proposal.workload.models(proposal.profile)
     data = np.load(plan_files.lengths)
     plans = list(read_plans(plan_files.plans))
     assert [plan.step for plan in plans] == list(range(plan_files.steps))

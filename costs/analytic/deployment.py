@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
 
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.recomputation import MODES, join_mode, split_mode
+from seqplan.plans.scheme import Scheme
 
 LOSSES = ("whole", "chunked", "fused")
 """How the loss holds logits: of all tokens at once; of ``CHUNK_ROWS`` tokens at a time, computed
@@ -30,6 +35,24 @@ FP8_GAIN = 1.8
 less of it is reached. Between the fits of two tables: see docs/analytic-model.md."""
 
 
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class CostTerm:
+    """Time and memory of a stage that the analytic model lacks, by name.
+
+    - ``stage_ms(deployment, scheme, lengths)``: milliseconds of forward and backward that each
+      micro-batch adds on its slowest stage. ``lengths``: tokens, shape (…, sequences); result (…).
+    - ``layer_bytes(deployment, tp)``: bytes per token that a layer also keeps until backward,
+      before division over tp·ulysses·ring.
+    """
+
+    name: str
+    stage_ms: Callable[[Deployment, Scheme, Floats], npt.ArrayLike]
+    layer_bytes: Callable[[Deployment, int], float] = lambda deployment, tp: 0.0
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Deployment:
     """A model on a cluster, and how it is trained; ``ValueError`` for values that are unknown.
@@ -44,6 +67,7 @@ class Deployment:
     - ``tp_overlap``: share of tensor parallelism's collectives that products hide.
     - ``sequence_parallel``: whether tp splits norms and residuals by tokens too, as this runtime
       and Megatron's sequence parallelism do.
+    - ``added_terms``: cost terms that packages add.
     """
 
     cluster: ClusterHardware
@@ -61,6 +85,7 @@ class Deployment:
     tp_overlap: float = 0.0
     context_parallel: str = "ring"
     sequence_parallel: bool = True
+    added_terms: tuple[CostTerm, ...] = ()
 
     def __post_init__(self) -> None:
         if self.zero not in (1, 2, 3):
@@ -126,6 +151,8 @@ class Deployment:
             parts.append("keys and values gathered, not passed on")
         if not self.sequence_parallel:
             parts.append("norms and residuals whole on every rank of tp")
+        if self.added_terms:
+            parts.append(f"added cost terms {', '.join(term.name for term in self.added_terms)}")
         return ", ".join(parts)
 
     @property
@@ -134,13 +161,6 @@ class Deployment:
         special, notes = self.sizes.architecture, []
         if (warning := self.cluster.hardware.warning) is not None:
             notes.append(warning)
-        if not 0 <= self.offload_layers <= 1:
-            raise ValueError(f"offload_layers must be a share from 0 to 1: {self.offload_layers!r}")
-        if self.offload_layers and not 1 <= self.host_memory_bytes <= 1e15:
-            raise ValueError(
-                f"host memory of mode {self.mode}: {self.host_memory_bytes:g} bytes a GPU. "
-                "State it, or leave the mode out"
-            )
         hardware = self.cluster.hardware
         if self.precision == "fp8" and hardware.generation != "hopper":
             notes.append(f"unchecked: products in fp8 on {hardware.name}")
@@ -165,6 +185,10 @@ class Deployment:
             )
         if special.kv_rank:
             notes.append("unchecked: latent attention (MLA), whose keys and values are made whole")
+        notes.extend(
+            f"unchecked: cost term {term.name}, which an installed package adds"
+            for term in self.added_terms
+        )
         return tuple(notes)
 
     def stage_layers(self, pp: int) -> int:

@@ -7,7 +7,7 @@ residuals by tokens are the deployment's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import ceil
+from math import ceil, inf
 
 from seqplan.costs.analytic.deployment import CHUNK_ROWS, Deployment
 from seqplan.costs.analytic.hardware import GIB
@@ -155,7 +155,18 @@ def _split_recomputed(deployment: Deployment, tp: int) -> tuple[float, float]:
         )
         for recompute in (deployment.recompute, "none")
     )
-    return kept_bytes, whole - kept_bytes
+    return kept_bytes + _count_added_bytes(deployment, tp), whole - kept_bytes
+
+
+def _count_added_bytes(deployment: Deployment, tp: int) -> float:
+    """Count a layer's bytes per token by cost terms of packages. ``ValueError`` if negative."""
+    total = 0.0
+    for term in deployment.added_terms:
+        added = float(term.layer_bytes(deployment, tp))
+        if not 0 <= added < inf:
+            raise ValueError(f"cost term {term.name!r}: layer_bytes is {added}. Return 0 or more")
+        total += added
+    return total
 
 
 def peak_bytes(

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.costs.analytic.attention import TRANSFER_MULTIPROCESSORS, attention_terms
-from seqplan.costs.analytic.deployment import Deployment
+from seqplan.costs.analytic.deployment import CostTerm, Deployment
 from seqplan.costs.analytic.kernels import matmul_ms, memory_ms
 from seqplan.costs.analytic.layers import Passes, linear_attention_ms, memory_bound_ms, products_ms
 from seqplan.costs.analytic.links import placement, ring_collective_ms
@@ -64,7 +64,26 @@ def stage_terms(
         terms["offload"] = _offload_ms(deployment, scheme, tokens, terms)
     if deployment.zero == 3:
         terms["parameter gathering"] = _gathering_ms(deployment, scheme, dp, layers, terms)
+    for added in deployment.added_terms:
+        if added.name in terms:
+            raise ValueError(f"cost term {added.name!r}: the analytic model has it. Rename it")
+        terms[added.name] = _time_added_term(added, deployment, scheme, sequences)
     return {name: np.where(tokens > 0, term, 0.0) for name, term in terms.items()}
+
+
+def _time_added_term(
+    added: CostTerm, deployment: Deployment, scheme: Scheme, sequences: Floats
+) -> Floats:
+    """Time a package's cost term, checked."""
+    term = np.asarray(added.stage_ms(deployment, scheme, sequences), dtype=np.float64)
+    if term.shape not in ((), sequences.shape[:-1]):
+        raise ValueError(
+            f"cost term {added.name!r}: stage_ms returns shape {term.shape} for lengths of shape "
+            f"{sequences.shape}. Return {sequences.shape[:-1]}"
+        )
+    if not np.all(np.isfinite(term) & (term >= 0)):
+        raise ValueError(f"cost term {added.name!r}: stage_ms is negative, infinite or NaN. Fix it")
+    return np.broadcast_to(term, sequences.shape[:-1])
 
 
 def _tp_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floats:

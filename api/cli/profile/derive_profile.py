@@ -59,6 +59,7 @@ _AS_MEASURED = {
     "tp_overlap": 0.0,
     "gradient_bytes": 4,
     "sequence_parallel": True,
+    "cost_terms": (),
     "zero": 1,
     "recompute": None,
     "host_memory": None,

@@ -255,13 +255,13 @@ def test_modes_of_a_scheme_are_scaled_together() -> None:
     refitted = refit_profile(MODED, by_scheme)
     assert [result.how for result in refitted.schemes] == ["scaled", "extrapolated", "extrapolated"]
     assert refitted.common is not None
-    assert refitted.common.factor == pytest.approx(1.25, rel=0.01)
+    assert refitted.common.factor == pytest.approx(1.25, rel=0.02)
     again = Profile.from_document(write_refit(MODED, refitted.schemes, "a test"), "again")
     for entry in again.schemes:
         for mode, latency in entry.modes.items():
             old = MODED.by_scheme[entry.scheme].modes[mode]
-            assert latency.a / old.a == pytest.approx(1.25, rel=0.01)
-            assert latency.c / old.c == pytest.approx(1.25, rel=0.01)
+            assert latency.a / old.a == pytest.approx(1.25, rel=0.02)
+            assert latency.c / old.c == pytest.approx(1.25, rel=0.02)
     assert again.schemes[0].origin == "measured"
 
 

@@ -246,6 +246,34 @@ def test_an_odd_head_is_rejected(tmp_path: Path) -> None:
     assert "head_dim must be even and at least 2, not 5" in complaint(completed)
 
 
+def test_samples_of_several_modes_are_merged(tmp_path: Path) -> None:
+    """Those of a second mode are made of measured ones: half as long again, of fewer bytes."""
+    measured, merged = tmp_path / "p.json", tmp_path / "merged.json"
+    options = ("--lengths", "8..256", "--points", "4", "--repeats", "3", "--even-if-busy")
+    succeeded(profiled(tmp_path, *options, "-o", str(measured)))
+    none = measured.with_suffix(".samples.jsonl")
+    head, *lines = map(json.loads, none.read_text().splitlines())
+    for line in lines:
+        for name in ("layers_ms", "ends_ms", "forward_ms", "layers_cpu_ms"):
+            line[name] = [1.5 * ms for ms in line[name]]
+        line["layers_saved_bytes"] //= 4
+    full = tmp_path / "full.jsonl"
+    full.write_text("\n".join(map(json.dumps, [{**head, "recompute": "full"}, *lines])) + "\n")
+    merge = ("profile", "merge", full, none, "--capacity-gib", 8, "-o", merged)
+    printed = succeeded(call(*merge))
+    assert "recomputation full:" in printed
+    profile, one = Profile.load(merged), Profile.load(measured)
+    assert [mode.name for mode in profile.modes] == ["none", "full"]
+    modes = profile.schemes[0].modes
+    assert modes["none"] == one.schemes[0].latency
+    longer = modes["full"].micro_batch_ms([200]) / modes["none"].micro_batch_ms([200])
+    assert longer == pytest.approx(1.5, rel=0.01)
+    full.write_text(full.read_text().replace('"float32"', '"float64"', 1))
+    merged.unlink()
+    assert "do not make one profile" in complaint(call(*merge))
+    assert not merged.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

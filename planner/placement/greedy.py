@@ -326,6 +326,8 @@ def form_s(costs: ClassCosts, pipeline: PipelineBins) -> float:
 
 def pack_modes(pipeline_class: PipelineClass, lengths: Sequence[int]) -> list[list[int]]:
     """Pack positions of ``lengths`` into micro-batches of one pipeline without stages."""
+    if not lengths:
+        return []
     distinct, counts = np.unique(np.asarray(lengths, dtype=np.int64), return_counts=True)
     tables = FillTables(distinct[::-1].copy())
     places: dict[int, list[int]] = {}

@@ -24,14 +24,15 @@ from seqplan.planner.balance.micro_batch_counts import fill_empty, pad_counts
 from seqplan.planner.balance.mode import Mode
 from seqplan.planner.batches.batch import Batch, whole_lengths
 from seqplan.planner.bounds.gpu_time import cheap_bound_ms, gpu_time_bound_ms
-from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps, Sequences
-from seqplan.planner.lockstep.micro_step_bounds import fewest_micro_steps as fewest_of_modes
-from seqplan.planner.lockstep.micro_step_bounds import micro_steps_bound_ms as bound_of_modes_ms
-from seqplan.planner.lockstep.one_degree import (
+from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps
+from seqplan.planner.lockstep.micro_step_bounds import (
+    Sequences,
     fewest_micro_steps,
+    fewest_of_one_degree,
     micro_steps_bound_ms,
-    plan_micro_steps,
+    one_degree_bound_ms,
 )
+from seqplan.planner.lockstep.one_degree import plan_one_degree
 from seqplan.planner.placement.fleet import Bin, PipelineClass
 
 
@@ -208,8 +209,8 @@ def _bound_modes_ms(
 ) -> float:
     """Bound every way to balance, whatever mode each micro-batch has (ms)."""
     if lockstep:
-        fewest = fewest_of_modes(by_mode, batch, ranks)
-        return bound_of_modes_ms(by_mode, batch, ranks, fewest)
+        fewest = fewest_micro_steps(by_mode, batch, ranks)
+        return micro_steps_bound_ms(by_mode, batch, ranks, fewest)
     return gpu_time_bound_ms(by_mode, batch, ranks)
 
 
@@ -238,11 +239,11 @@ def _ways(
         parts = plan(micro_batch, bundles, ranks, lockstep=lockstep, multiple=multiple)
         if lockstep:
             # More micro-steps cost more, so that the fewest are the least of all.
-            fewest = fewest_micro_steps(micro_batch, sequences, ranks)
-            return [parts], micro_steps_bound_ms(micro_batch, sequences, ranks, fewest)
+            fewest = fewest_of_one_degree(micro_batch, sequences, ranks)
+            return [parts], one_degree_bound_ms(micro_batch, sequences, ranks, fewest)
         return [parts], cheap_bound_ms([replace(micro_batch, count=ranks)], batch)
     if lockstep:
-        micro_steps, bound = plan_micro_steps(micro_batch, sequences, ranks, multiple)
+        micro_steps, bound = plan_one_degree(micro_batch, sequences, ranks, multiple)
         return [_positions(_by_rank(micro_steps, ranks), batch)], bound
     placements, bound = plan_free(micro_batch, batch, ranks, multiple)
     return [_positions(placement, batch) for placement in placements], bound

@@ -6,7 +6,8 @@ over micro-steps of the slowest rank, so a long sequence of one rank is time for
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import ceil
 
 from seqplan.costs.latency import Latency
@@ -16,16 +17,21 @@ from seqplan.planner.balance.balance_ranks import (
     host_micro_batch,
     predict_ms,
 )
+from seqplan.planner.balance.constrained import MicroBatches
 from seqplan.planner.balance.mode import Mode
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps, Sequences
+from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps
 from seqplan.planner.lockstep.filler import MicroStepsFiller
-from seqplan.planner.lockstep.one_degree import fewest_micro_steps, micro_steps_bound_ms
-from seqplan.planner.lockstep.search import common_target
+from seqplan.planner.lockstep.micro_step_bounds import (
+    Sequences,
+    fewest_of_one_degree,
+    one_degree_bound_ms,
+)
+from seqplan.planner.lockstep.search import SearchSettings, Start, common_target, search
 from seqplan.planner.placement.fleet import PipelineClass
 
-EXTRA = 2
-"""Numbers of micro-batches that are tried beyond the fewest, in multiples of ``count_multiple``."""
+SETTINGS = SearchSettings(extra=1, improved=0, fills=0)
+"""Packings are final: targets come from the ranks that take longest."""
 
 WIDTH = 2e-3
 """Relative width at which the search for a profile's factor ends."""
@@ -55,25 +61,53 @@ def balance_fixed(
     packer, modes = _Packer(micro_batch, of_ranks), (Mode("", capacity, cost),)
     number = ceil(max(packer.fewest, least_count) / count_multiple) * count_multiple
     most = min(map(len, of_ranks))
-    best: list[list[list[int]]] | None = None
-    best_ms, tried, bounds = float("inf"), 0, []
-    while number <= most and tried <= EXTRA:
-        bounds.append(packer.bound_ms(number))
-        if bounds[-1] >= best_ms:
-            break
-        for parts in packer.list_packings(number):
-            time = predict_ms(parts, lengths, modes, lockstep=True)
-            if time < best_ms:
-                best, best_ms = parts, time
-        tried += best is not None
-        number += count_multiple
-    if best is None:
+
+    def time_ms(parts: MicroBatches) -> float:
+        """Time micro-batches in lockstep."""
+        return predict_ms(parts, lengths, modes, lockstep=True)
+
+    found, bound_ms = search(
+        [_FixedRanks(packer, time_ms)],
+        range(number, most + 1, count_multiple),
+        packer.bound_ms,
+        SETTINGS,
+    )
+    if not found:
         raise ValueError(
             f"a rank has {most} sequences for {number} micro-batches or more, of at most "
             f"{capacity} tokens"
         )
-    bound_ms = min(bounds[0], best_ms)
-    return Balanced(best, tuple(lengths), modes, 1, "lockstep", best_ms, bound_ms)
+    best = found[0]
+    bound_ms = min(bound_ms, best.total_ms)
+    return Balanced(best.parts, tuple(lengths), modes, 1, "lockstep", best.total_ms, bound_ms)
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """Micro-batches of every rank, as many on each, and their time in lockstep (ms)."""
+
+    parts: MicroBatches
+    total_ms: float
+
+    @property
+    def times_ms(self) -> tuple[float, ...]:
+        """One entry for each micro-batch of a rank, as only their number counts."""
+        return (0.0,) * len(self.parts[0])
+
+
+@dataclass(frozen=True)
+class _FixedRanks:
+    """Packs the sequences of every rank; see ``Starter``."""
+
+    packer: _Packer
+    time_ms: Callable[[MicroBatches], float]
+
+    def list_starts(self, number: int, bound_ms: float, best_ms: float) -> list[Start[_Packed]]:
+        """List the packings into so many micro-batches."""
+        return [
+            Start(_Packed(parts, self.time_ms(parts)))
+            for parts in self.packer.list_packings(number)
+        ]
 
 
 class _Packer:
@@ -86,13 +120,13 @@ class _Packer:
         self._sequences = [Sequences(b.distinct, b.multiplicity) for b in self._batches]
         self._fillers = [MicroStepsFiller([micro_batch], of_rank, 1) for of_rank in self._sequences]
         self.fewest = max(
-            fewest_micro_steps(micro_batch, of_rank, 1) for of_rank in self._sequences
+            fewest_of_one_degree(micro_batch, of_rank, 1) for of_rank in self._sequences
         )
 
     def bound_ms(self, number: int) -> float:
         """Bound every way to pack into ``number`` micro-batches: no rank is faster alone (ms)."""
         return max(
-            micro_steps_bound_ms(self._micro_batch, of_rank, 1, number)
+            one_degree_bound_ms(self._micro_batch, of_rank, 1, number)
             for of_rank in self._sequences
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
@@ -50,6 +50,10 @@ class Batch:
                 f"step {self.step}: {self.loss_tokens} loss tokens; there are from 0 to "
                 f"{self.tokens}, every token at most"
             )
+
+    def __getstate__(self) -> dict[str, object]:
+        # For workers: without results that are kept, which they compute themselves.
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     def from_lengths(cls, lengths: Sequence[int], step: int = 0) -> Batch:

@@ -1,9 +1,9 @@
 """Micro-steps of groups: of a proposal, under ZeRO-3, and for trainers that form groups.
 
-Read ``micro_step_bounds`` (least cost of every plan), ``one_degree`` (groups of one size), with
-``filler`` (micro-steps by the compiled fill), ``filled_micro_steps`` (its result) and ``search``
-(their targets); ``plan_micro_steps`` (the micro-steps of a layout), with ``busy_ranks`` (no rank
-idle), ``best_layout`` (of several) and ``assemble`` (to a plan); ``proof`` (a closer bound), by
-``micro_step_program`` and ``micro_step_prices``; then ``rank_groups`` (for trainers) and
-``options``.
+Read ``micro_step_bounds`` (least cost of every plan), ``filler`` (micro-steps by the compiled
+fill), ``filled_micro_steps`` (its result) and ``search`` (numbers of micro-steps and their targets,
+for all that follow); ``one_degree`` (groups of one size), ``plan_micro_steps`` (the micro-steps of
+a layout), with ``busy_ranks`` (no rank idle), ``best_layout`` (of several) and ``assemble`` (to a
+plan); ``proof`` (a closer bound), by ``micro_step_program`` and ``micro_step_prices``; then
+``rank_groups`` (for trainers).
 """

@@ -9,20 +9,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.busy_ranks import Group
 from seqplan.planner.lockstep.micro_step_bounds import in_stages_ms
 from seqplan.planner.placement.fill import AnyPlacement, PackedPlacement
-from seqplan.planner.placement.fleet import Bin, Ints
-
-
-@dataclass(frozen=True)
-class Sequences:
-    """Distinct lengths (tokens, descending) and how many sequences have each."""
-
-    lengths: Ints
-    counts: Ints
-
-    @property
-    def tokens(self) -> int:
-        """Return all tokens."""
-        return int(self.lengths @ self.counts)
+from seqplan.planner.placement.fleet import Bin
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ are those of a stage, and the micro-steps go through ``stages`` of them one afte
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil, inf
 
 import numpy as np
@@ -15,7 +15,20 @@ import numpy as np
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.gpu_time import least_areas
-from seqplan.planner.placement.fleet import Floats, PipelineClass
+from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Distinct lengths (tokens, descending) and how many sequences have each."""
+
+    lengths: Ints
+    counts: Ints
+
+    @property
+    def tokens(self) -> int:
+        """Return all tokens."""
+        return int(self.lengths @ self.counts)
 
 
 def stage_class(model: SchemeModel) -> PipelineClass:
@@ -135,3 +148,78 @@ def fewest_micro_steps(classes: Sequence[PipelineClass], batch: Batch, ranks: in
         )
     by_groups = ceil(float(smallest @ counts) / ranks - 1e-9)
     return max(1, by_tokens, by_groups)
+
+
+def fewest_of_one_degree(micro_batch: PipelineClass, sequences: Sequences, ranks: int) -> int:
+    """Count the micro-steps that tokens and sequences above half of a micro-batch need."""
+    padded = micro_batch.padded(sequences.lengths)
+    by_tokens = ceil(int(padded @ sequences.counts) / (micro_batch.capacity * ranks))
+    large = int(sequences.counts[2 * padded > micro_batch.capacity].sum())
+    return max(1, by_tokens, ceil(large / ranks))
+
+
+def one_degree_bound_ms(
+    micro_batch: PipelineClass,
+    sequences: Sequences,
+    ranks: int,
+    micro_steps: int,
+    *,
+    none_empty: bool = False,
+) -> float:
+    """Prove a lower bound (ms) on every plan of exactly ``micro_steps`` micro-steps.
+
+    ``none_empty``: only plans in which every rank has a sequence in every micro-step.
+
+    Micro-steps ordered by their time, longest first. The j-th lasts at least as long alone as the
+    ((j − 1)·ranks + 1)-th of the sequences of which no two share a micro-batch. The first j hold at
+    most j·ranks·capacity tokens, whose work is at most that of the longest sequences with as many;
+    the work that is left is spread over the ranks of the other micro-steps. The bound is the
+    largest of these sums over j; j = 0 is the area. If no micro-batch is empty, the j-th micro-step
+    and those after it have at least (micro-steps − j + 1)·ranks sequences, and the j-th lasts as
+    long as one of them.
+    """
+    lengths, counts = sequences.lengths, sequences.counts
+    work = micro_batch.work_ms(lengths)
+    total = float(work @ counts)
+    alone_ms = _micro_step_floors_ms(
+        micro_batch, sequences, ranks, micro_steps, none_empty=none_empty
+    )
+    # Tokens without padding: with it work per token would not rise with the length.
+    tokens_up_to = np.concatenate([[0], np.cumsum(lengths * counts)]).astype(np.float64)
+    work_up_to = np.concatenate([[0.0], np.cumsum(work * counts)])
+    best = total / ranks + micro_steps * micro_batch.c
+    floors = 0.0
+    for j in range(1, micro_steps + 1):
+        floors += alone_ms[j - 1]
+        held = float(np.interp(j * ranks * micro_batch.capacity, tokens_up_to, work_up_to))
+        rest = (
+            (total - held) / ranks + (micro_steps - j) * micro_batch.c if j < micro_steps else 0.0
+        )
+        best = max(best, floors + max(rest, sum(alone_ms[j:])))
+    return best * (1 - 1e-9)
+
+
+def _micro_step_floors_ms(
+    micro_batch: PipelineClass,
+    sequences: Sequences,
+    ranks: int,
+    micro_steps: int,
+    *,
+    none_empty: bool,
+) -> list[float]:
+    """Bound each micro-step's time alone, longest micro-step first (ms)."""
+    lengths, padded = sequences.lengths, micro_batch.padded(sequences.lengths)
+    large = np.where(2 * padded > micro_batch.capacity, sequences.counts, 0)
+    large_up_to, up_to = np.cumsum(large), np.cumsum(sequences.counts)
+    total = int(up_to[-1])
+    floors = []
+    for j in range(micro_steps):
+        place = int(np.searchsorted(large_up_to, j * ranks, side="right")) if j else 0
+        longest = int(lengths[place]) if place < len(lengths) else 0
+        if none_empty:
+            # The shortest (micro-steps − j)·ranks sequences: the longest of them.
+            rank = total - (micro_steps - j) * ranks
+            longest = max(longest, int(lengths[np.searchsorted(up_to, rank, side="right")]))
+        work = longest * (micro_batch.a * longest + micro_batch.b)
+        floors.append(work + micro_batch.c)
+    return floors

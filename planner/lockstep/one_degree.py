@@ -5,18 +5,33 @@ The least Σ over micro-steps of the slowest micro-batch, every micro-batch with
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from heapq import heappop, heappush, heapreplace
+from itertools import count
 from math import ceil, inf
 
 import numpy as np
 
-from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps, Sequences
+from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps
 from seqplan.planner.lockstep.filler import MicroStepsFiller
-from seqplan.planner.lockstep.search import common_target, improve_targets
+from seqplan.planner.lockstep.micro_step_bounds import (
+    Sequences,
+    fewest_of_one_degree,
+    one_degree_bound_ms,
+)
+from seqplan.planner.lockstep.search import (
+    TRIED_FILLS,
+    SearchSettings,
+    Start,
+    common_target,
+    improve_targets,
+    search,
+)
 from seqplan.planner.placement.fleet import Bin, PipelineClass
 
-EXTRA_MICRO_STEPS = 2
-"""Numbers of micro-steps tried beyond the fewest, in multiples that the trainer requires."""
+SETTINGS = SearchSettings(extra=2, improved=0, fills=TRIED_FILLS)
+"""Starts come improved: whether light micro-steps are tried depends on how near they are."""
 
 LOOSE, FEW = 1e-2, 2_000
 """Longest-first assignment is tried as well above this gap, with up to so many sequences; with up
@@ -30,82 +45,7 @@ CLOSED = 1e-6
 """Relative gap below which nothing more is tried."""
 
 
-def fewest_micro_steps(micro_batch: PipelineClass, sequences: Sequences, ranks: int) -> int:
-    """Count the micro-steps that tokens and sequences above half of a micro-batch need."""
-    padded = micro_batch.padded(sequences.lengths)
-    by_tokens = ceil(int(padded @ sequences.counts) / (micro_batch.capacity * ranks))
-    large = int(sequences.counts[2 * padded > micro_batch.capacity].sum())
-    return max(1, by_tokens, ceil(large / ranks))
-
-
-def micro_steps_bound_ms(
-    micro_batch: PipelineClass,
-    sequences: Sequences,
-    ranks: int,
-    micro_steps: int,
-    *,
-    none_empty: bool = False,
-) -> float:
-    """Prove a lower bound (ms) on every plan of exactly ``micro_steps`` micro-steps.
-
-    ``none_empty``: only plans in which every rank has a sequence in every micro-step.
-
-    Micro-steps ordered by their time, longest first. The j-th lasts at least as long alone as the
-    ((j − 1)·ranks + 1)-th of the sequences of which no two share a micro-batch. The first j hold at
-    most j·ranks·capacity tokens, whose work is at most that of the longest sequences with as many;
-    the work that is left is spread over the ranks of the other micro-steps. The bound is the
-    largest of these sums over j; j = 0 is the area. If no micro-batch is empty, the j-th micro-step
-    and those after it have at least (micro-steps − j + 1)·ranks sequences, and the j-th lasts as
-    long as one of them.
-    """
-    lengths, counts = sequences.lengths, sequences.counts
-    work = micro_batch.work_ms(lengths)
-    total = float(work @ counts)
-    alone_ms = _micro_step_floors_ms(
-        micro_batch, sequences, ranks, micro_steps, none_empty=none_empty
-    )
-    # Tokens without padding: with it work per token would not rise with the length.
-    tokens_up_to = np.concatenate([[0], np.cumsum(lengths * counts)]).astype(np.float64)
-    work_up_to = np.concatenate([[0.0], np.cumsum(work * counts)])
-    best = total / ranks + micro_steps * micro_batch.c
-    floors = 0.0
-    for j in range(1, micro_steps + 1):
-        floors += alone_ms[j - 1]
-        held = float(np.interp(j * ranks * micro_batch.capacity, tokens_up_to, work_up_to))
-        rest = (
-            (total - held) / ranks + (micro_steps - j) * micro_batch.c if j < micro_steps else 0.0
-        )
-        best = max(best, floors + max(rest, sum(alone_ms[j:])))
-    return best * (1 - 1e-9)
-
-
-def _micro_step_floors_ms(
-    micro_batch: PipelineClass,
-    sequences: Sequences,
-    ranks: int,
-    micro_steps: int,
-    *,
-    none_empty: bool,
-) -> list[float]:
-    """Bound each micro-step's time alone, longest micro-step first (ms)."""
-    lengths, padded = sequences.lengths, micro_batch.padded(sequences.lengths)
-    large = np.where(2 * padded > micro_batch.capacity, sequences.counts, 0)
-    large_up_to, up_to = np.cumsum(large), np.cumsum(sequences.counts)
-    total = int(up_to[-1])
-    floors = []
-    for j in range(micro_steps):
-        place = int(np.searchsorted(large_up_to, j * ranks, side="right")) if j else 0
-        longest = int(lengths[place]) if place < len(lengths) else 0
-        if none_empty:
-            # The shortest (micro-steps − j)·ranks sequences: the longest of them.
-            rank = total - (micro_steps - j) * ranks
-            longest = max(longest, int(lengths[np.searchsorted(up_to, rank, side="right")]))
-        work = longest * (micro_batch.a * longest + micro_batch.b)
-        floors.append(work + micro_batch.c)
-    return floors
-
-
-def plan_micro_steps(
+def plan_one_degree(
     micro_batch: PipelineClass,
     sequences: Sequences,
     ranks: int,
@@ -118,69 +58,64 @@ def plan_micro_steps(
     are as many as is best, micro-batches may be empty, and the bound is over all plans.
     ``ValueError`` if a sequence exceeds a micro-batch.
     """
-    search = _Search(micro_batch, sequences, ranks)
-    if multiple > 1 and (found := search.in_multiples(multiple)) is not None:
-        return found
-    return search.any_number()
+    fewest = fewest_of_one_degree(micro_batch, sequences, ranks)
+    number = int(sequences.counts.sum())
+    settings = SETTINGS if number > VERY_FEW else replace(SETTINGS, extra=FEW_EXTRA)
+    first = ceil(fewest / multiple) * multiple
+    for none_empty in (True, False) if multiple > 1 else (False,):
+        found, bound_ms = search(
+            [OneDegreeFiller(micro_batch, sequences, ranks, none_empty=none_empty)],
+            range(first, number // ranks + 1, multiple) if none_empty else count(fewest),
+            partial(one_degree_bound_ms, micro_batch, sequences, ranks, none_empty=none_empty),
+            settings,
+        )
+        if found:
+            return found[0], min(bound_ms, found[0].total_ms)
+    raise AssertionError("one sequence per micro-batch always fits")
 
 
-class _Search:
-    """Searches numbers of micro-steps from the fewest on, and how many of them are *light*.
+class OneDegreeFiller:
+    """Starts with a common target, longest first, and with *light* micro-steps.
 
     A light micro-step has one sequence on each rank, of the shortest there are. Long sequences bind
     the others, so that all work is done next to them and light micro-steps cost little more than
-    themselves.
+    themselves. ``none_empty``: with light ones only, a sequence on each rank in each micro-step.
     """
 
-    def __init__(self, micro_batch: PipelineClass, sequences: Sequences, ranks: int) -> None:
+    def __init__(
+        self,
+        micro_batch: PipelineClass,
+        sequences: Sequences,
+        ranks: int,
+        *,
+        none_empty: bool = False,
+    ) -> None:
         self._micro_batch, self._sequences, self._ranks = micro_batch, sequences, ranks
+        self._none_empty = none_empty
         self._number = int(sequences.counts.sum())
-        self._extra = EXTRA_MICRO_STEPS if self._number > VERY_FEW else FEW_EXTRA
-        self._best: FilledMicroSteps | None = None
+        self._found: list[FilledMicroSteps] = []
+        self._best_ms = inf
 
-    @property
-    def _best_ms(self) -> float:
-        return inf if self._best is None else self._best.total_ms
-
-    def any_number(self) -> tuple[FilledMicroSteps, float]:
-        """Search all numbers of micro-steps, and bound all plans (ms)."""
-        bounds: list[float] = []
-        number = fewest_micro_steps(self._micro_batch, self._sequences, self._ranks)
-        while len(bounds) <= self._extra or self._best is None:
-            bounds.append(self._bound_ms(self._sequences, number))
-            if bounds[-1] < self._best_ms:
-                self._try(self._sequences, number, bounds[-1])
+    def list_starts(
+        self, number: int, bound_ms: float, best_ms: float
+    ) -> list[Start[FilledMicroSteps]]:
+        """List micro-steps that are better than the best, improved already; see ``Starter``."""
+        self._found, self._best_ms = [], best_ms
+        if self._none_empty:
+            self._try_light(number, bound_ms)
+        else:
+            self._try(self._sequences, number, bound_ms)
             few = number * self._ranks <= self._number <= FEW
-            if few and self._best_ms > bounds[-1] * (1 + LOOSE):
-                self._try_light(number, bounds[-1])
-            number += 1
-        # Every plan with more micro-steps than were tried costs at least its work and their
-        # overhead.
-        bounds.append(self._bound_ms(self._sequences, number))
-        assert self._best is not None
-        return self._best, min(*bounds, self._best.total_ms)
-
-    def in_multiples(self, multiple: int) -> tuple[FilledMicroSteps, float] | None:
-        """Search multiples with a sequence on each rank in each micro-step; None without one."""
-        most = self._number // self._ranks
-        fewest = fewest_micro_steps(self._micro_batch, self._sequences, self._ranks)
-        numbers = range(ceil(fewest / multiple) * multiple, most + 1, multiple)
-        bounds: list[float] = []
-        for number in numbers:
-            bounds.append(self._bound_ms(self._sequences, number, none_empty=True))
-            if bounds[-1] >= self._best_ms or len(bounds) > self._extra + 1:
-                break  # more micro-steps than these cost more still
-            self._try_light(number, bounds[-1])
-        if self._best is None:
-            return None
-        return self._best, min(*bounds, self._best.total_ms)
+            if few and self._best_ms > bound_ms * (1 + LOOSE):
+                self._try_light(number, bound_ms)
+        return [Start(found) for found in self._found]
 
     def _try_light(self, number: int, bound_ms: float) -> None:
         """Try each number of light micro-steps that may be the best, by ascending bound."""
         options = []
         heavy, light_micro_steps = self._sequences, FilledMicroSteps((), ())
         for light in range(number):
-            if fewest_micro_steps(self._micro_batch, heavy, self._ranks) <= number - light:
+            if fewest_of_one_degree(self._micro_batch, heavy, self._ranks) <= number - light:
                 heavy_ms = self._bound_ms(heavy, number - light, none_empty=True)
                 options.append(
                     (heavy_ms + light_micro_steps.total_ms, light, heavy, light_micro_steps)
@@ -244,7 +179,8 @@ class _Search:
                 return
             filled = self._with_sequences_for_all(filled) + light
         if filled.total_ms < self._best_ms:
-            self._best = filled
+            self._found.append(filled)
+            self._best_ms = filled.total_ms
 
     def _with_sequences_for_all(self, filled: FilledMicroSteps) -> FilledMicroSteps:
         """Move the shortest sequences to micro-steps with fewer of them than ranks."""
@@ -291,7 +227,7 @@ class _Search:
     def _bound_ms(
         self, sequences: Sequences, micro_steps: int, *, none_empty: bool = False
     ) -> float:
-        return micro_steps_bound_ms(
+        return one_degree_bound_ms(
             self._micro_batch, sequences, self._ranks, micro_steps, none_empty=none_empty
         )
 

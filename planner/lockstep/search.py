@@ -1,8 +1,17 @@
-"""Targets of micro-steps: the least common one, then one changed against the others."""
+"""The search for micro-steps: numbers of them from the fewest on, and the target of each.
+
+A filler starts with so many micro-steps in some ways, such as the least common target that works.
+Targets of the best starts are then changed one against the others while the sum falls. More
+micro-steps are tried while that gains; of the best numbers, the best is searched further. One
+search serves groups of all sizes, of one size, and ranks that have their sequences already.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Generic, Protocol, TypeVar
 
 from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps
 from seqplan.planner.lockstep.filler import MicroStepsFiller
@@ -20,6 +29,159 @@ TRIED_FILLS = 40
 """Micro-steps filled at most to improve one plan."""
 
 PASSES = 2
+
+
+class Timed(Protocol):
+    """Micro-steps with the time of each, and of all (ms)."""
+
+    @property
+    def times_ms(self) -> tuple[float, ...]: ...
+
+    @property
+    def total_ms(self) -> float: ...
+
+
+Found = TypeVar("Found", bound=Timed)
+
+
+@dataclass(frozen=True)
+class Start(Generic[Found]):
+    """Micro-steps, and how their targets can be improved; None if they are final.
+
+    ``improve``: of these micro-steps, the bound (ms), the micro-steps filled at most, and whether
+    later targets are shortened in common.
+    """
+
+    found: Found
+    improve: Callable[[Found, float, int, bool], Found] | None = None
+
+
+class Starter(Protocol[Found]):
+    """Makes starts of a number of micro-steps."""
+
+    def list_starts(self, number: int, bound_ms: float, best_ms: float) -> list[Start[Found]]: ...
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """How far micro-steps are searched."""
+
+    extra: int
+    """Numbers of micro-steps tried in turn without a gain, beyond the first without."""
+    improved: int
+    """Starts of a number that are improved, the shortest first."""
+    fills: int
+    """Micro-steps filled to improve one start, about."""
+    promising: float = inf
+    """Starts that take so many times the best known one are not improved."""
+    gain: float = 1.0
+    """Share of the best below which more micro-steps have to stay."""
+    deepened: int = 0
+    """Numbers of micro-steps whose best is searched further in the end."""
+    near: float = inf
+    """How near to the best of all they have to be for that."""
+    deep_fills: int = 0
+    """Micro-steps filled for each of these, about."""
+
+
+def search(
+    fillers: Sequence[Starter[Found]],
+    numbers: Iterable[int],
+    bound_ms: Callable[[int], float],
+    settings: SearchSettings,
+    *,
+    known_ms: float = inf,
+    further: Sequence[Start[Found]] = (),
+) -> tuple[list[Found], float]:
+    """Search numbers of micro-steps, ascending, while they gain; the shortest found first.
+
+    ``bound_ms``: of all plans of a number. ``known_ms``: a time that is reached already;
+    ``further``: candidates of any number. Returns the least of the bounds as well: that of the
+    number after the last that was tried counts for all larger ones.
+    """
+    candidates = list(further)
+    best_ms, behind = known_ms, 0
+    bounds: list[float] = []
+    for number in numbers:
+        bounds.append(bound_ms(number))
+        if best_ms < inf and behind > settings.extra:
+            break
+        behind += 1
+        if bounds[-1] >= best_ms * settings.gain:
+            continue
+        for found in _improve_starts(fillers, number, bounds[-1], best_ms, settings):
+            candidates.append(found)
+            if found.found.total_ms < best_ms * settings.gain:
+                best_ms, behind = found.found.total_ms, 0
+    least_ms = min(bounds, default=0.0)
+    for candidate in _best_of_each_number(candidates)[: settings.deepened]:
+        if candidate.improve is not None and candidate.found.total_ms <= best_ms * settings.near:
+            deeper = candidate.improve(candidate.found, least_ms, settings.deep_fills, False)
+            candidates.append(Start(deeper))
+    return [candidate.found for candidate in sorted(candidates, key=_total_ms)], least_ms
+
+
+def _improve_starts(
+    fillers: Sequence[Starter[Found]],
+    number: int,
+    bound_ms: float,
+    best_ms: float,
+    settings: SearchSettings,
+) -> list[Start[Found]]:
+    """Start with so many micro-steps in every way, and improve the shortest starts."""
+    starts = sorted(
+        (start for filler in fillers for start in filler.list_starts(number, bound_ms, best_ms)),
+        key=_total_ms,
+    )
+    limit_ms = min([best_ms, *map(_total_ms, starts)]) * settings.promising
+    final = [start for start in starts if start.improve is None]
+    open_ = [start for start in starts if start.improve is not None]
+    for start in open_[: settings.improved]:
+        if start.improve is not None and start.found.total_ms <= limit_ms:
+            better = start.improve(start.found, bound_ms, settings.fills, True)
+            final.append(Start(better, start.improve))
+    return final
+
+
+def _best_of_each_number(candidates: Sequence[Start[Found]]) -> list[Start[Found]]:
+    """Choose the shortest of each number of micro-steps, the shortest of all first."""
+    by_number: dict[int, Start[Found]] = {}
+    for candidate in sorted(candidates, key=_total_ms):
+        by_number.setdefault(len(candidate.found.times_ms), candidate)
+    return list(by_number.values())
+
+
+def _total_ms(candidate: Start[Found]) -> float:
+    return candidate.found.total_ms
+
+
+class TargetFiller:
+    """Starts with a common target, and with full micro-steps unless ``full`` is false."""
+
+    def __init__(self, filler: MicroStepsFiller, *, full: bool = True) -> None:
+        self.filler, self._full = filler, full
+
+    def list_starts(
+        self, number: int, bound_ms: float, best_ms: float
+    ) -> list[Start[FilledMicroSteps]]:
+        """List starts of so many micro-steps; see ``Starter``."""
+        starts = [common_target(self.filler, number, bound_ms)]
+        if self._full:
+            starts.append(full_micro_steps(self.filler, number))
+        return [Start(start, self.improve) for start in starts if start is not None]
+
+    def list_least_waste(self, multiple: int) -> list[Start[FilledMicroSteps]]:
+        """Fill each micro-step with the least waste, if their number is a multiple."""
+        found = self.filler.fill_with_least_waste()
+        if found is None or len(found.times_ms) % multiple:
+            return []
+        return [Start(found, self.improve)]
+
+    def improve(
+        self, start: FilledMicroSteps, bound_ms: float, fills: int, in_common: bool
+    ) -> FilledMicroSteps:
+        """Improve the targets of micro-steps."""
+        return improve_targets(self.filler, start, bound_ms, fills, in_common=in_common)
 
 
 def common_target(

@@ -17,9 +17,9 @@ from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.assemble import assemble_micro_steps
-from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps, Sequences
+from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps
 from seqplan.planner.lockstep.filler import MicroStepsFiller
-from seqplan.planner.lockstep.micro_step_bounds import micro_steps_bound_ms
+from seqplan.planner.lockstep.micro_step_bounds import Sequences, micro_steps_bound_ms
 from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
 from seqplan.planner.lockstep.search import _least_rest
 from seqplan.planner.placement.fleet import PipelineClass

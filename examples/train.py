@@ -44,6 +44,8 @@ def main() -> None:
     # The first rank's values are taken, in parts: the others need none, and no memory for them.
     with torch.device("cpu" if rank == 0 else "meta"):
         model = runtime.models.Llama(config)
+    if device.type == "cuda":  # flash attention is in 16 bits; the optimizer's copy stays fp32
+        model = model.to(torch.bfloat16)
     job = runtime.StagedLlama(model, groups, device=device, tensor_degrees=degrees)
     states = job.states
     optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()], lr=1e-3)

@@ -39,7 +39,7 @@ class HostStorage:
     __slots__ = ("__weakref__", "_device", "_host", "call", "tensors")
 
     def __init__(self, tensor: Tensor, call: OffloadedCall) -> None:
-        self._device: Tensor | None = _view_bytes(tensor)
+        self._device: Tensor | None = _view_storage(tensor)
         self._host: Tensor | None = None
         self.call = call
         self.tensors = 0
@@ -74,18 +74,16 @@ class HostStorage:
 class HostTensor:
     """A kept view of a ``HostStorage``, with its sizes and its strides."""
 
-    __slots__ = ("_dtype", "_place", "_storage")
+    __slots__ = ("_place", "_storage")
 
     def __init__(self, tensor: Tensor, storage: HostStorage) -> None:
-        self._dtype = tensor.dtype
-        self._place = tensor.storage_offset(), tensor.shape, tensor.stride()
+        self._place = tensor.shape, tensor.stride(), tensor.storage_offset()
         self._storage = storage
         storage.tensors += 1
 
     def take(self) -> Tensor:
         """Return the tensor on the device."""
-        there = self._storage.take().untyped_storage()
-        tensor = torch.empty(0, dtype=self._dtype, device=there.device).set_(there, *self._place)
+        tensor = self._storage.take().as_strided(*self._place)
         if tensor.is_cuda:
             tensor.record_stream(torch.cuda.current_stream(tensor.device))
         return tensor
@@ -96,9 +94,9 @@ class OffloadedCall:
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
-        self._storages: weakref.WeakValueDictionary[StorageWeakRef, HostStorage] = (
-            weakref.WeakValueDictionary()
-        )
+        self._storages: weakref.WeakValueDictionary[
+            tuple[StorageWeakRef, torch.dtype], HostStorage
+        ] = weakref.WeakValueDictionary()
         self._kept: list[tuple[Tensor, int]] = []
         self._fetched = False
         self._copied: torch.cuda.Event | None = None
@@ -114,7 +112,7 @@ class OffloadedCall:
         self.device = tensor.device
         # The tensor is held until ``move``, so that its storage stays the same.
         self._kept.append((detach_kept(tensor), tensor._version))
-        identity = identify_storage(tensor)
+        identity = identify_storage(tensor), tensor.dtype
         storage = self._storages.get(identity) or HostStorage(tensor, self)
         self._storages[identity] = storage
         return HostTensor(tensor, storage)
@@ -183,10 +181,10 @@ def take(kept: HostTensor | Tensor) -> Tensor:
     return kept.take() if isinstance(kept, HostTensor) else kept
 
 
-def _view_bytes(tensor: Tensor) -> Tensor:
-    """View all bytes of a tensor's storage."""
-    storage = tensor.untyped_storage()
-    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+def _view_storage(tensor: Tensor) -> Tensor:
+    """View all elements of a tensor's storage, without gradient."""
+    elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+    return detach_kept(tensor).as_strided((elements,), (1,), 0)
 
 
 def _copy_to_host(tensor: Tensor) -> Tensor:

@@ -163,8 +163,12 @@ def _synchronizations(
     bench = Bench(config, LAYERS, settings.device, settings.dtype, 0, 1)
     work = RankWork(bench).of(Scheme(), lengths)
     assert work is not None
-    call, waits = work.layers, 0
-    call.backward(call.forward())  # indices are copied to the device once
+    waits = 0
+    work.layers.backward(work.layers.forward())  # kernels are loaded
+    # Of lengths that the device has not had: their indices are new, as in every step of training.
+    new = RankWork(bench).of(Scheme(), [length - 1 for length in lengths])
+    assert new is not None
+    call = new.layers
     torch.cuda.synchronize(settings.device)
     torch.cuda.set_sync_debug_mode("error")
     try:

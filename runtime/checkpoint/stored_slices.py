@@ -165,7 +165,7 @@ class StoredSlices:
         for entry in self._overlapping(part):
             value = buffers[entry.key]
             if value.dim() == 0:  # a count of steps, the same for every slice
-                state[entry.kind] = value.clone()
+                state[entry.kind] = value.to(_count_device(part, optimizer), copy=True)
             elif entry.whole_range:
                 state[entry.kind] = value.to(part.master.device, copy=True)
             else:
@@ -202,3 +202,15 @@ class StoredSlices:
                 "it is a checkpoint of another model"
             )
         return entries
+
+
+def _count_device(part: OwnedPart, optimizer: torch.optim.Optimizer) -> torch.device:
+    """Return the device of an optimizer's count of steps, as ``Optimizer.load_state_dict`` has it.
+
+    That of the parameter if its group is fused or capturable, and the host's if not.
+    """
+    for group in optimizer.param_groups:
+        if any(parameter is part.parameter for parameter in group["params"]):
+            on_device = group.get("fused") or group.get("capturable")
+            return part.master.device if on_device else torch.device("cpu")
+    return torch.device("cpu")

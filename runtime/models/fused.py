@@ -64,12 +64,22 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         cosine, sine = ctx.saved_tensors
-        return _turn(gradients[0], cosine, -sine), None, None
+        return _turn(gradients[0], cosine, sine, back=True), None, None
 
 
-def _turn(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+def _turn(heads: Tensor, cosine: Tensor, sine: Tensor, *, back: bool = False) -> Tensor:
+    """Rotate by the angle, or back, in four kernels that write to one tensor."""
     first, second = heads.chunk(2, dim=-1)
-    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+    sign = 1.0 if back else -1.0
+    if torch.compiler.is_compiling():  # which fuses, and does not trace writes to views
+        one = torch.addcmul(first * cosine, second, sine, value=sign)
+        other = torch.addcmul(second * cosine, first, sine, value=-sign)
+        return torch.cat((one, other), dim=-1)
+    turned = torch.empty(heads.shape, dtype=heads.dtype, device=heads.device)
+    one, other = turned.chunk(2, dim=-1)
+    torch.mul(first, cosine, out=one).addcmul_(second, sine, value=sign)
+    torch.mul(second, cosine, out=other).addcmul_(first, sine, value=-sign)
+    return turned
 
 
 class _SwiGlu(torch.autograd.Function):
@@ -84,5 +94,11 @@ class _SwiGlu(torch.autograd.Function):
         (gate_up,) = ctx.saved_tensors
         gate, up = gate_up.chunk(2, dim=-1)
         (gradient,) = gradients
-        of_gate = torch.ops.aten.silu_backward(gradient * up, gate)
-        return torch.cat((of_gate, gradient * nn.functional.silu(gate)), dim=-1)
+        if torch.compiler.is_compiling():
+            of_gate = torch.ops.aten.silu_backward(gradient * up, gate)
+            return torch.cat((of_gate, gradient * nn.functional.silu(gate)), dim=-1)
+        of_both = torch.empty_like(gate_up)
+        of_gate, of_up = of_both.chunk(2, dim=-1)
+        torch.ops.aten.silu_backward.grad_input(gradient * up, gate, grad_input=of_gate)
+        torch.mul(gradient, nn.functional.silu(gate), out=of_up)
+        return of_both

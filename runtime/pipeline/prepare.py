@@ -15,6 +15,7 @@ from seqplan.plans.views.resharding import shards_of
 from seqplan.runtime.data.comparison import DataPreparer
 from seqplan.runtime.data.targets import TargetData
 from seqplan.runtime.data.tokens import TokenData, load_share
+from seqplan.runtime.device_copy import copy_to_device
 from seqplan.runtime.errors import DataError, PlanError
 from seqplan.runtime.models.llama import ModelConfig
 from seqplan.runtime.recomputation import OFFLOAD, check_modes
@@ -103,8 +104,8 @@ def make_stage_preparer(
                 tokens = labels = None
                 if first or last:
                     share = load_share(data, micro_batch, step=view.step)
-                    tokens = torch.from_numpy(share.tokens).to(device) if first else None
-                    labels = torch.from_numpy(share.labels).to(device) if last else None
+                    tokens = copy_to_device(share.tokens, device) if first else None
+                    labels = copy_to_device(share.labels, device) if last else None
                 context = attention_context(pipeline, micro_batch, peers, device=device)
                 prepared.append(PreparedMicroBatch(tokens, labels, context))
             final = overlap and busy[-1:] == [number]

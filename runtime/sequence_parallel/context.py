@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from seqplan.plans.views.rank_view import MicroBatchView, PipelineView
+from seqplan.runtime.device_copy import copy_to_device
 from seqplan.runtime.sequence_parallel.kernels import Kernel
 from seqplan.runtime.sequence_parallel.masks import Mask
 from seqplan.runtime.sequence_parallel.peers import Peers
@@ -28,10 +29,7 @@ class DeviceIndices:
         """Return ``index``, which ``name`` stands for, as an int64 tensor on ``device``."""
         key = (name, device)
         if key not in self._tensors:
-            tensor = torch.from_numpy(index)
-            if device.type == "cuda":
-                tensor = tensor.pin_memory()
-            self._tensors[key] = tensor.to(device, non_blocking=True)
+            self._tensors[key] = copy_to_device(index, device)
         return self._tensors[key]
 
 
@@ -113,8 +111,8 @@ def local_context(
     positions = [torch.arange(length) for length in lengths]
     document_lengths = [torch.full((length,), length) for length in lengths]
     return AttentionContext(
-        positions=torch.cat(positions or [torch.arange(0)]).to(device),
-        document_lengths=torch.cat(document_lengths or [torch.arange(0)]).to(device),
+        positions=copy_to_device(torch.cat(positions or [torch.arange(0)]), device),
+        document_lengths=copy_to_device(torch.cat(document_lengths or [torch.arange(0)]), device),
         lengths=tuple(lengths),
         ulysses=UlyssesLayout.from_rank(tokens, (0,), 0),
         ring=ring_layout(lengths, 1, 0),
@@ -146,8 +144,8 @@ def attention_context(
         gather_below=gather_below,
     )
     context = AttentionContext(
-        positions=torch.from_numpy(micro_batch.positions()).to(device),
-        document_lengths=torch.from_numpy(micro_batch.document_lengths()).to(device),
+        positions=copy_to_device(micro_batch.positions(), device),
+        document_lengths=copy_to_device(micro_batch.document_lengths(), device),
         lengths=tuple(share.length for share in micro_batch.sequences),
         ulysses=UlyssesLayout.from_rank(layout.tokens, pipeline.ulysses_group, at.ulysses),
         ring=layout,

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from seqplan.plans.views.lockstep import LockstepSchedule, lockstep_micro_steps
 from seqplan.plans.views.rank_view import RankView
+from seqplan.runtime.device_copy import copy_to_device
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.states.sync import Finish
 from seqplan.runtime.states.unit import Unit
@@ -213,9 +214,10 @@ class ReduceEachMicroBatch:
     def _agree_on_counts(self, view: RankView) -> LockstepSchedule:
         """Return the schedule of the step's micro-batches; collective."""
         device = self._units[0].device if self._units else torch.device("cpu")
-        counts = torch.zeros(len(view.placement), dtype=torch.int64, device=device)
+        known = torch.zeros(len(view.placement), dtype=torch.int64)
         for pipeline in view.pipelines:
-            counts[pipeline.index] = len(pipeline.micro_batches)
+            known[pipeline.index] = len(pipeline.micro_batches)
+        counts = copy_to_device(known, device)
         with communicating("agreeing on the step's micro-batches"):
             dist.all_reduce(counts, op=dist.ReduceOp.MAX, group=self._group)
         return lockstep_micro_steps(view.placement, counts.tolist(), view.rank)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from seqplan.plans.views.parameter_layout import ParameterLayout
 from seqplan.plans.views.rank_view import RankView
+from seqplan.runtime.device_copy import copy_to_device
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.states.gradient_reduction import (
     GradientReduction,
@@ -145,7 +146,7 @@ class UnitStates:
 
     def sums(self, values: Sequence[float]) -> list[float]:
         """Return each of ``values`` summed over all ranks."""
-        sums = torch.tensor(values, dtype=torch.float64, device=self.device)
+        sums = copy_to_device(torch.tensor(values, dtype=torch.float64), self.device)
         with communicating("summing what the step counts"):
             dist.all_reduce(sums, group=self._group)
         totals: list[float] = sums.tolist()

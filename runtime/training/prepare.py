@@ -13,6 +13,7 @@ from seqplan.runtime.data.comparison import DataPreparer
 from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.data.targets import TargetData, load_targets
 from seqplan.runtime.data.tokens import NO_LABEL, TokenData, Tokens, load_share
+from seqplan.runtime.device_copy import copy_to_device
 from seqplan.runtime.errors import DataError, PlanError
 from seqplan.runtime.recomputation import check_modes
 from seqplan.runtime.sequence_parallel.context import attention_context
@@ -81,18 +82,18 @@ def make_preparer(
             if vocab is not None:
                 _check_known_tokens(share.tokens, labels, vocab, micro_batch, view.step)
             counts = labels != NO_LABEL
-            weights = None if targets is None else torch.from_numpy(targets.weights).to(device)
+            weights = None if targets is None else copy_to_device(targets.weights, device)
             extras = {} if targets is None else targets.extras
             work.append(
                 MicroBatchWork(
-                    tokens=torch.from_numpy(share.tokens).to(device),
-                    labels=torch.from_numpy(labels).to(device),
+                    tokens=copy_to_device(share.tokens, device),
+                    labels=copy_to_device(labels, device),
                     context=attention_context(
                         pipeline, micro_batch, peers, device=device, masks=masks
                     ),
                     last=overlap and index == len(batches),
                     weights=weights,
-                    extras={name: torch.from_numpy(e).to(device) for name, e in extras.items()},
+                    extras={name: copy_to_device(e, device) for name, e in extras.items()},
                     shares=micro_batch.sequences,
                     labeled=int(counts.sum()),
                     weight=float(counts.sum() if targets is None else targets.weights.sum()),

@@ -5,7 +5,6 @@ A trainer's loop can do the same as ``run_step``, in this order, with the same c
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -48,16 +47,21 @@ class StepResult:
 
     ``loss``: mean over the labels of the global batch, each by its weight; ``gradient_norm``: of
     the whole gradient, before clipping; ``compute_s``: seconds this rank's device spent on its
-    micro-batches, waiting for peers within them included; ``step_s``: seconds of the whole step
-    here; ``micro_batches``: of this rank in its order, if their bytes are counted.
+    micro-batches, waiting for peers within them included; ``whole_step``: of the step here, the
+    optimizer's included; ``micro_batches``: of this rank in its order, if their bytes are counted.
     """
 
     step: int
     loss: float
     gradient_norm: float
     compute_s: float
-    step_s: float
+    whole_step: Stopwatch
     micro_batches: tuple[MicroBatchReport, ...] = ()
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the whole step here; on CUDA waits for the optimizer's last kernel."""
+        return self.whole_step.seconds()
 
 
 class SavedBytesCounter:
@@ -126,7 +130,7 @@ def _run_step(
     before: BeforeMicroBatches | None,
     count_saved: bool,
 ) -> StepResult:
-    started = time.perf_counter()
+    whole_step = Stopwatch(states.device)
     check_optimizer(optimizer, states)
     divisor = loss_divisor(view, work, states)
     states.all_gather(view)
@@ -149,12 +153,13 @@ def _run_step(
     computing.stop()
     states.reduce_scatter()
     norm, mean_loss = apply_gradients(states, optimizer, total, clip_norm)
+    whole_step.stop()
     return StepResult(
         step=view.step,
         loss=mean_loss,
         gradient_norm=norm,
         compute_s=computing.seconds(),
-        step_s=time.perf_counter() - started,
+        whole_step=whole_step,
         micro_batches=counter.report(),
     )
 

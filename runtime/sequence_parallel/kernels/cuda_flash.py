@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from seqplan.runtime.device_copy import copy_to_device
 from seqplan.runtime.sequence_parallel.kernels.base import (
     Attended,
     Partial,
@@ -124,6 +125,10 @@ def _rows(rows: Tensor | None) -> Rows:
     return slice(None) if rows is None else rows
 
 
+KEPT_INDICES = 64
+"""Calls whose indices stay on the device: those of the micro-batches in flight, all layers alike."""
+
+
 class _VarlenIndex(NamedTuple):
     """Pieces as one variable-length call; rows are None if they are the whole tensor."""
 
@@ -135,7 +140,7 @@ class _VarlenIndex(NamedTuple):
     max_k: int
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=KEPT_INDICES)
 def _varlen_index(
     pieces: Pieces, q_tokens: int, k_tokens: int, device: torch.device
 ) -> _VarlenIndex:
@@ -147,8 +152,9 @@ def _varlen_index(
         tiled = tiled and all(a[1] == b[0] for a, b in itertools.pairwise(ranges))
         rows = None
         if not tiled:
-            rows = torch.cat([torch.arange(start, stop) for start, stop in ranges]).to(device)
-        return rows, cu.to(device), int(lengths.max())
+            rows = torch.cat([torch.arange(start, stop) for start, stop in ranges])
+            rows = copy_to_device(rows, device)
+        return rows, copy_to_device(cu, device), int(lengths.max())
 
     q_rows, cu_q, max_q = axis([(piece.q0, piece.q1) for piece in pieces], q_tokens)
     k_rows, cu_k, max_k = axis([(piece.k0, piece.k1) for piece in pieces], k_tokens)

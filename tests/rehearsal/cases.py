@@ -1,0 +1,245 @@
+"""The cases of a rehearsal: steps of own and staged models, with what is kept and restored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from fake_device import fake_device
+from fake_distributed import FakeDistributed, FakeGroup, fake_distributed
+from matching import find_mismatches
+from recording import Recording
+from torch import Tensor
+
+from seqplan import runtime
+from seqplan.plans.plan import MicroBatch, Plan
+from seqplan.plans.recomputation import MODES
+from seqplan.plans.scheme import Scheme
+from seqplan.plans.views.rank_view import rank_view
+from seqplan.profiler.measure.bench import make_full_plan
+from seqplan.runtime.checkpoint import stored_slices
+from seqplan.runtime.data.tokens import SeededTokens
+from seqplan.runtime.models.llama import Llama, ModelConfig
+from seqplan.runtime.pipeline.staged_llama import StagedLlama
+from seqplan.runtime.recomputation import OFFLOAD
+from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.states.sharded_states import ShardedStates
+from seqplan.runtime.training.prepare import make_preparer
+from seqplan.runtime.training.run_step import run_step
+
+Result = dict[str, Any]
+
+DEVICE = torch.device("cuda", 0)
+SIZES = {"hidden": 512, "heads": 8, "kv_heads": 8, "ffn": 1408, "vocab": 1000}
+LAYERS = 4
+LENGTHS = (1024, 256, 700, 68)
+"""2,048 tokens, some of lengths that blocks do not divide."""
+
+
+@contextmanager
+def rehearsal(rank: int, world: int) -> Iterator[tuple[Recording, FakeDistributed]]:
+    """Be one rank of ``world`` on fake CUDA."""
+    recording = Recording()
+    with fake_distributed(recording, rank, world) as distributed, fake_device(recording, world):
+        yield recording, distributed
+
+
+def make_plan(scheme: str, world: int, lengths: Sequence[int], modes: Sequence[str]) -> Plan:
+    """As many pipelines as there is room for, each with a micro-batch of each mode."""
+    plan = make_full_plan(Scheme.parse(scheme), lengths, world)
+    pipelines, n = [], len(lengths)
+    for place, pipeline in enumerate(plan.pipelines):
+        (one,) = pipeline.micro_batches
+        batches = []
+        for number, mode in enumerate(modes):
+            first = (place * len(modes) + number) * n
+            batch: MicroBatch = replace(
+                one, sequences=tuple(range(first, first + n)), recompute=mode or None
+            )
+            batches.append(batch)
+        pipelines.append(replace(pipeline, micro_batches=tuple(batches)))
+    times = len(pipelines) * len(modes)
+    tokens = times * sum(lengths)
+    return replace(
+        plan,
+        ids=tuple(range(times * n)),
+        lengths=tuple(lengths) * times,
+        tokens=tokens,
+        loss_tokens=tokens,
+        pipelines=tuple(pipelines),
+    )
+
+
+def run(
+    scheme: str,
+    *,
+    rank: int = 0,
+    world: int = 8,
+    staged: bool = False,
+    modes: Sequence[str] = ("",),
+    layers: int = LAYERS,
+    lengths: Sequence[int] = LENGTHS,
+    log: list[tuple[Any, ...]] | None = None,
+    **options: Any,
+) -> Result:
+    """Two steps of one rank, the second of lengths that the first had not."""
+    with rehearsal(rank, world) as (recording, distributed):
+        config = ModelConfig(**SIZES, layers=layers)
+        groups = runtime.Communicators.create()
+        data = SeededTokens(config.vocab, 0)
+        step: Callable[[Any, Any], Any]
+        with DEVICE:
+            model = Llama(config).to(torch.bfloat16)
+        if staged:
+            degree = Scheme.parse(scheme).tp
+            job = StagedLlama(
+                model,
+                groups,
+                device=DEVICE,
+                tensor_degrees=[degree] if degree > 1 else [],
+                **options,
+            )
+            del model
+            states: Any = job.states
+            prepare: Any = job.make_preparer(data)
+            optimizer = make_optimizer(states)
+            step = lambda view, work: job.run_step(view, work, optimizer, clip_norm=1.0)  # noqa: E731
+        else:
+            states = ShardedStates(model, groups.states, **options)
+            prepare = make_preparer(
+                data,
+                Peers(groups.attention),
+                heads=config.heads,
+                kv_heads=config.kv_heads,
+                device=DEVICE,
+                modes=(*MODES, OFFLOAD),
+            )
+            optimizer = make_optimizer(states)
+            step = lambda view, work: run_step(  # noqa: E731
+                view, work, model, states, optimizer, clip_norm=1.0
+            )
+        result: Result = {"layers": layers, "micro_batches": len(modes)}
+        for number in range(3):
+            shifted = [length - number for length in lengths]
+            view = rank_view(make_plan(scheme, world, shifted, modes), rank)
+            recording.restart()
+            before = recording.bytes_now
+            work = prepare(view)
+            result["prepare"] = count(recording)
+            recording.restart()
+            step(view, work)
+            result["step"] = count(recording)
+            del work
+            result["leaked"] = recording.bytes_now - before
+        result["groups"] = distributed.made
+        result["faults"] = {f"{kind} ({line})": n for (kind, line), n in recording.faults.items()}
+        if log is not None:
+            log += [with_members(event) for event in recording.events]
+        return result
+
+
+def make_optimizer(states: Any) -> torch.optim.Optimizer:
+    """AdamW as users make it on CUDA."""
+    return torch.optim.AdamW([master for _, master in states.master_parameters()], foreach=True)
+
+
+def count(recording: Recording) -> Result:
+    """What was recorded since the restart."""
+    return {
+        "launches": sum(recording.launches.values()),
+        "by_operation": dict(recording.launches.most_common()),
+        "waits": {f"{kind} ({line})": n for (kind, line), n in recording.waits.items()},
+        "copies": {f"{kind} ({line})": n for (kind, line), n in recording.copies.items()},
+        "peak": recording.bytes_peak,
+    }
+
+
+def with_members(event: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The event with its group by name and members, which ranks share."""
+    kind, group, content, line = event
+    assert isinstance(group, FakeGroup)
+    return kind, (group.name, group.members), content, line
+
+
+def restore(**options: Any) -> Result:
+    """Save and restore with AdamW; the devices of its counts of steps before and after."""
+    with rehearsal(0, 1):
+        groups = runtime.Communicators.create()
+
+        def make() -> tuple[Any, torch.optim.Optimizer]:
+            with DEVICE:
+                model = Llama(ModelConfig(**SIZES, layers=1)).to(torch.bfloat16)
+            states = StagedLlama(model, groups, device=DEVICE).states
+            masters = [master for _, master in states.master_parameters()]
+            return states, torch.optim.AdamW(masters, **options)
+
+        states, optimizer = make()
+        on_device = options.get("fused") or options.get("capturable")
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                optimizer.state[parameter] = {
+                    "step": torch.zeros((), device=DEVICE if on_device else "cpu"),
+                    "exp_avg": torch.zeros_like(parameter),
+                    "exp_avg_sq": torch.zeros_like(parameter),
+                }
+        # Fake tensors are of a subclass, which checkpoints reject.
+        stored_slices.type = lambda value: Tensor if isinstance(value, Tensor) else type(value)  # type: ignore[attr-defined]
+        saved = {
+            key: torch.zeros(value.shape, dtype=value.dtype)
+            for key, value in stored_slices.iterate_owned_entries(states, optimizer)
+        }
+        states, optimizer = make()
+        slices = object.__new__(stored_slices.StoredSlices)
+        slices.path, slices._sharding, slices._transposed = "saved", "flat", frozenset()
+        slices._by_name = {}
+        for key in saved:
+            found = stored_slices._SLICE.fullmatch(key)
+            assert found is not None
+            start, stop = int(found["start"]), int(found["stop"])
+            entry = stored_slices.StoredPart(key, found["kind"], start, stop, False)
+            slices._by_name.setdefault(found["name"], []).append(entry)
+        for part in stored_slices.iterate_owned_parts(states, optimizer):
+            slices.fill(part, states, optimizer, saved)
+        devices = {
+            name: sorted({state[name].device.type for state in optimizer.state.values()})
+            for name in ("step", "exp_avg")
+        }
+        return {"devices": devices}
+
+
+def match(scheme: str, world: int, **options: Any) -> Result:
+    """Run every rank and compare their logs."""
+    logs: list[list[tuple[Any, ...]]] = []
+    for rank in range(world):
+        logs.append([])
+        run(scheme, rank=rank, world=world, layers=2, log=logs[-1], **options)
+    return {"mismatches": find_mismatches(logs), "events": len(logs[0])}
+
+
+CASES: dict[str, Callable[[], Result]] = {
+    "module u1": partial(run, "u1"),
+    "module u8": partial(run, "u8"),
+    "module r8": partial(run, "r8"),
+    "module u2.r4": partial(run, "u2.r4"),
+    "module by parameter": partial(run, "u2", sharding="by_parameter"),
+    "module by micro-batch": partial(run, "u2", reduce="micro-batch", modes=("", "")),
+    "module modes": partial(run, "u2", modes=(*MODES, "elementwise+0.5")),
+    "staged u1": partial(run, "u1", staged=True),
+    "staged u8": partial(run, "u8", staged=True),
+    "staged r8": partial(run, "r8", staged=True),
+    "staged tp2.u4": partial(run, "tp2.u4", staged=True),
+    "staged tp2.u2.r2": partial(run, "tp2.u2.r2", staged=True),
+    "staged tp4.pp2": partial(run, "tp4.pp2", staged=True, modes=("", "")),
+    "staged pp2.r2": partial(run, "pp2.r2", staged=True, modes=("", "")),
+    "staged by parameter": partial(run, "tp2", staged=True, sharding="by_parameter"),
+    "staged modes": partial(run, "tp2", staged=True, modes=(*MODES, "none+1")),
+    "restore fused": partial(restore, fused=True),
+    "restore foreach": partial(restore, foreach=True),
+    "match r4": partial(match, "r4", 4),
+    "match tp2.u2": partial(match, "tp2.u2", 4, staged=True),
+    "match pp2.u2": partial(match, "pp2.u2", 4, staged=True, modes=("", "")),
+}

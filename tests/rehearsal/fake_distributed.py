@@ -1,0 +1,216 @@
+"""``torch.distributed`` of one rank without peers: a log of communication, with NCCL's rules.
+
+Logs of all ranks of a step are compared by ``matching``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+from recording import Recording, find_line
+from torch import Tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+
+class FakeGroup:
+    """A process group: its members, and this process's place among them."""
+
+    def __init__(self, name: str, members: tuple[int, ...], backend: str, rank: int) -> None:
+        self.name, self.members, self.backend = name, members, backend
+        self._rank = members.index(rank) if rank in members else -1
+
+    def size(self) -> int:
+        return len(self.members)
+
+    def rank(self) -> int:
+        return self._rank
+
+
+class FakeWork:
+    """A communication that is complete."""
+
+    def wait(self, timeout: Any = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+
+class FakeP2POp:
+    """A transfer of a batch."""
+
+    def __init__(self, op: str, tensor: Tensor, peer: int, group: Any = None) -> None:
+        self.op, self.tensor, self.peer, self.group = op, tensor, peer, group
+
+
+class FakeDistributed:
+    """The functions of ``torch.distributed`` that the runtime calls, for one of ``world`` ranks."""
+
+    def __init__(self, recording: Recording, rank: int, world: int) -> None:
+        self._recording, self._rank, self._world = recording, rank, world
+        self._groups = 0
+        self.made = 0
+        """Calls that made process groups."""
+        self.world = self._make(tuple(range(world)), "nccl")
+
+    def _make(self, members: tuple[int, ...], backend: str) -> FakeGroup:
+        self._groups += 1
+        return FakeGroup(f"group {self._groups}", members, backend, self._rank)
+
+    def _of(self, group: Any) -> FakeGroup:
+        return group if isinstance(group, FakeGroup) else self.world
+
+    def init_process_group(self, backend: str = "nccl", *, device_id: Any = None, **_: Any) -> None:
+        if device_id is None:
+            self._recording.fault("NCCL without device_id")
+
+    def new_group(
+        self, ranks: Sequence[int] | None = None, *_: Any, backend: str | None = None, **__: Any
+    ) -> FakeGroup:
+        members = tuple(range(self._world)) if ranks is None else tuple(ranks)
+        self.made += 1
+        return self._make(members, backend or "nccl")
+
+    def get_backend(self, group: Any = None) -> str:
+        return self._of(group).backend
+
+    def get_rank(self, group: Any = None) -> int:
+        return self._of(group).rank()
+
+    def get_world_size(self, group: Any = None) -> int:
+        return self._of(group).size()
+
+    def get_global_rank(self, group: Any, rank: int) -> int:
+        return self._of(group).members[rank]
+
+    def get_process_group_ranks(self, group: Any) -> list[int]:
+        return list(self._of(group).members)
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def destroy_process_group(self, group: Any = None) -> None: ...
+
+    def barrier(self, group: Any = None, **_: Any) -> None:
+        self._log("barrier", group, ())
+
+    def all_gather_object(self, objects: list[Any], one: Any, group: Any = None) -> None:
+        self._log("all_gather_object", group, ())
+        objects[:] = [one] * len(objects)
+
+    def broadcast_object_list(
+        self, objects: list[Any], src: int = 0, group: Any = None, **_: Any
+    ) -> None:
+        self._log("broadcast_object_list", group, ())
+
+    def collective(self, kind: str, tensors: Callable[..., Sequence[Tensor]]) -> Callable[..., Any]:
+        """A collective whose tensors ``tensors`` picks from its arguments."""
+
+        def call(*args: Any, group: Any = None, async_op: bool = False, **named: Any) -> Any:
+            picked = tensors(*args, **named)
+            self._log(kind, group, picked)
+            if kind.startswith("all_gather"):
+                _gather_own(picked)
+            return FakeWork() if async_op else None
+
+        return call
+
+    def send(self, tensor: Tensor, dst: int, group: Any = None, **_: Any) -> FakeWork:
+        return self._transfer([("send", tensor, dst)], group)
+
+    def recv(self, tensor: Tensor, src: int, group: Any = None, **_: Any) -> FakeWork:
+        return self._transfer([("recv", tensor, src)], group)
+
+    def batch_isend_irecv(self, operations: Sequence[FakeP2POp]) -> list[FakeWork]:
+        transfers = [(one.op, one.tensor, one.peer) for one in operations]
+        return [self._transfer(transfers, operations[0].group)]
+
+    def _transfer(self, transfers: Sequence[tuple[str, Tensor, int]], group: Any) -> FakeWork:
+        self._check([tensor for _, tensor, _ in transfers], group)
+        sizes = tuple((kind, tensor.nbytes, peer) for kind, tensor, peer in transfers)
+        self._recording.events.append(("p2p", self._of(group), sizes, find_line()))
+        self._recording.launches["nccl"] += 1
+        return FakeWork()
+
+    def _log(self, kind: str, group: Any, tensors: Sequence[Tensor]) -> None:
+        self._check(tensors, group)
+        shapes = tuple((tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors)
+        self._recording.events.append((kind, self._of(group), shapes, find_line()))
+        if tensors and self._of(group).backend == "nccl":
+            self._recording.launches["nccl"] += 1
+
+    def _check(self, tensors: Sequence[Tensor], group: Any) -> None:
+        wanted = "cuda" if self._of(group).backend == "nccl" else "cpu"
+        for tensor in tensors:
+            if tensor.device.type != wanted:
+                self._recording.fault(f"tensor on {tensor.device.type}, group takes {wanted}")
+            if not tensor.is_contiguous():
+                self._recording.fault("tensor is not contiguous")
+
+
+def _gather_own(tensors: Sequence[Tensor]) -> None:
+    """Give every member's part the values of this rank, as far as they are known."""
+    *outs, one = tensors
+    known = one.__dict__.get("known") if one.device.type == "cuda" else one
+    for out in outs:
+        if known is None or known.numel() > 64:
+            continue
+        whole = known.flatten().repeat(out.numel() // max(known.numel(), 1)).view(out.shape)
+        if out.device.type == "cuda":
+            out.__dict__["known"] = whole
+        else:
+            out.copy_(whole)
+
+
+FUNCTIONS = (
+    *("init_process_group", "new_group", "get_backend", "get_rank", "get_world_size"),
+    *("get_global_rank", "get_process_group_ranks", "destroy_process_group", "barrier"),
+    *("all_gather_object", "broadcast_object_list", "send", "recv", "is_initialized"),
+    "batch_isend_irecv",
+)
+
+COLLECTIVES: dict[str, tuple[str, Callable[..., Sequence[Tensor]]]] = {
+    "all_reduce": ("all_reduce", lambda tensor, *_, **__: [tensor]),
+    "broadcast": ("broadcast", lambda tensor, *_, **__: [tensor]),
+    "reduce": ("reduce", lambda tensor, *_, **__: [tensor]),
+    "all_gather": ("all_gather", lambda outs, tensor, *_, **__: [*outs, tensor]),
+    "all_gather_into_tensor": ("all_gather_single", lambda out, tensor, *_, **__: [out, tensor]),
+    "all_gather_single": ("all_gather_single", lambda out, tensor, *_, **__: [out, tensor]),
+    "reduce_scatter_tensor": ("reduce_scatter", lambda out, tensor, *_, **__: [out, tensor]),
+    "reduce_scatter_single": ("reduce_scatter", lambda out, tensor, *_, **__: [out, tensor]),
+    "all_to_all_single": ("all_to_all_single", lambda out, tensor, *_, **__: [out, tensor]),
+}
+
+_current: list[FakeDistributed] = []
+
+
+def install() -> None:
+    """Replace the functions of ``torch.distributed``, before a module keeps one of them."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+
+    def delegate(name: str) -> Callable[..., Any]:
+        return lambda *args, **named: getattr(_current[-1], name)(*args, **named)
+
+    def collect(kind: str, pick: Callable[..., Sequence[Tensor]]) -> Callable[..., Any]:
+        return lambda *args, **named: _current[-1].collective(kind, pick)(*args, **named)
+
+    for name in FUNCTIONS:
+        setattr(dist, name, delegate(name))
+    for name, (kind, pick) in COLLECTIVES.items():
+        setattr(dist, name, collect(kind, pick))
+    replaced: dict[str, Any] = {"P2POp": FakeP2POp, "isend": "send", "irecv": "recv"}
+    for name, value in replaced.items():
+        setattr(dist, name, value)
+
+
+@contextmanager
+def fake_distributed(recording: Recording, rank: int, world: int) -> Iterator[FakeDistributed]:
+    """Be one rank of ``world``, on NCCL."""
+    _current.append(FakeDistributed(recording, rank, world))
+    try:
+        yield _current[-1]
+    finally:
+        _current.pop()

@@ -1,0 +1,109 @@
+"""Errors that a rehearsal has to find, planted one at a time into what a case runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from seqplan.runtime import device_copy
+from seqplan.runtime.models import llama
+from seqplan.runtime.pipeline import prepare as staged_preparation
+from seqplan.runtime.sequence_parallel import context
+from seqplan.runtime.sequence_parallel.kernels import cuda_flash
+from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.training import prepare as preparation
+
+KEPT: list[Tensor] = []
+
+
+def wait_in_a_kernel() -> None:
+    """Read a number from the device in every attention call."""
+    plain = cuda_flash._rows_of
+
+    def read(tensor: Tensor, rows: Tensor | None) -> Tensor:
+        tensor.float().sum().item()
+        return plain(tensor, rows)
+
+    cuda_flash._rows_of = read
+
+
+def copy_from_pageable_memory() -> None:
+    """Copy tokens, labels and indices as they are."""
+
+    def copy(values: Any, device: Any) -> Tensor:
+        tensor = values if isinstance(values, Tensor) else torch.from_numpy(values)
+        return tensor.to(device)
+
+    for module in (device_copy, context, cuda_flash, preparation, staged_preparation):
+        module.copy_to_device = copy  # type: ignore[attr-defined]
+
+
+def send_from_the_host() -> None:
+    """Send tensors that are on the CPU."""
+    plain = Peers.transfer
+
+    def transfer(self: Peers, sends: Any, receives: Any) -> Any:
+        return plain(self, [(tensor.cpu(), rank) for tensor, rank in sends], receives)
+
+    Peers.transfer = transfer  # type: ignore[method-assign]
+
+
+def send_transposed() -> None:
+    """Send views that are not contiguous."""
+    plain = Peers.transfer
+
+    def transfer(self: Peers, sends: Any, receives: Any) -> Any:
+        return plain(self, [(tensor.transpose(0, 1), rank) for tensor, rank in sends], receives)
+
+    Peers.transfer = transfer  # type: ignore[method-assign]
+
+
+def keep_a_tensor() -> None:
+    """Keep the output of every layer."""
+    plain = llama.swiglu
+
+    def keep(gate_up: Tensor) -> Tensor:
+        out = plain(gate_up)
+        KEPT.append(out.detach())
+        return out
+
+    llama.swiglu = keep
+
+
+def launch_more() -> None:
+    """Launch ten more kernels in every layer."""
+    plain = llama.swiglu
+
+    def launch(gate_up: Tensor) -> Tensor:
+        for _ in range(10):
+            gate_up = gate_up * 1.0
+        return plain(gate_up)
+
+    llama.swiglu = launch
+
+
+def receive_less_on_one_rank() -> None:
+    """Let rank 1 receive half of what it is sent."""
+    transfer = Peers.transfer
+
+    def half(self: Peers, sends: Any, receives: Any) -> Any:
+        if dist.get_rank() == 1:
+            receives = [(tensor[: len(tensor) // 2], rank) for tensor, rank in receives]
+        return transfer(self, sends, receives)
+
+    Peers.transfer = half  # type: ignore[method-assign]
+
+
+MUTATIONS: dict[str, Callable[[], None]] = {
+    "wait": wait_in_a_kernel,
+    "pageable": copy_from_pageable_memory,
+    "host": send_from_the_host,
+    "transposed": send_transposed,
+    "leak": keep_a_tensor,
+    "launches": launch_more,
+    "sizes": receive_less_on_one_rank,
+}

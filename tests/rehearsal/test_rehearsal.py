@@ -1,0 +1,172 @@
+"""The CUDA path on a machine without a GPU: host waits, copies, launches, bytes, NCCL's rules.
+
+Values, times and races between streams are not rehearsed. ``./run rehearse`` runs every case.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from build import build, why_not
+
+HERE = Path(__file__).parent
+EVERY = bool(os.environ.get("SEQPLAN_REHEARSE"))
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "a rehearsal")
+
+QUICK = ("module u1", "module r8", "module modes", "staged tp4.pp2", "restore fused", "match r4")
+OTHERS = (
+    *("module u8", "module u2.r4", "module by parameter", "module by micro-batch"),
+    *("staged u1", "staged u8", "staged r8", "staged tp2.u4", "staged tp2.u2.r2", "staged pp2.r2"),
+    *("staged by parameter", "staged modes", "restore foreach", "match tp2.u2", "match pp2.u2"),
+)
+CASES = (*QUICK, *OTHERS) if EVERY else QUICK
+STEPS = tuple(name for name in CASES if name.startswith(("module", "staged")))
+
+ALLOWED_WAITS = {
+    "runtime/states/unit_states.py": "the norm and the loss of a step, and its count of labels",
+    "runtime/states/gradient_reduction.py": "the micro-batches of the step's ranks",
+    "runtime/training/stopwatch.py": "the end of the micro-batches, which the step's end follows",
+}
+"""Files whose lines may let the host wait for the device, once or twice a step."""
+
+MOST_LAUNCHES = {
+    "module u1": 105,
+    "module u8": 164,
+    "module r8": 170,
+    "staged u1": 110,
+    "staged u8": 169,
+    "staged r8": 175,
+}
+"""Launches of a step for each of four layers, with those of embedding, loss, optimizer and norm.
+
+They may fall."""
+
+KEPT_BYTES = 64 * 1024
+"""Indices of attention calls that stay on the device."""
+
+Recorded = Mapping[str, Any]
+
+
+def rehearse(libraries: Path, *arguments: str) -> dict[str, Recorded]:
+    """Run cases in a process of their own."""
+    command = [sys.executable, str(HERE / "rehearse.py"), str(libraries), *arguments]
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert completed.returncode == 0, completed.stderr[-2000:]
+    results = map(json.loads, completed.stdout.splitlines())
+    return {result["case"]: result for result in results}
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shims")
+    build(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def recorded(libraries: Path) -> dict[str, Recorded]:
+    return rehearse(libraries, *CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_runs_to_its_end(recorded: dict[str, Recorded], name: str) -> None:
+    assert "error" not in recorded[name], recorded[name]["trace"]
+
+
+def find_waits(result: Recorded) -> list[str]:
+    """Waits of a step or its preparation that are not allowed."""
+    waits = [*result["prepare"]["waits"], *result["step"]["waits"]]
+    return [wait for wait in waits if not any(path in wait for path in ALLOWED_WAITS)]
+
+
+def find_pageable(result: Recorded) -> list[str]:
+    """Copies from memory that is not pinned."""
+    copies = [*result["prepare"]["copies"], *result["step"]["copies"]]
+    return [copy for copy in copies if not copy.startswith("pinned")]
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_host_waits_at_the_end_of_a_step_alone(
+    recorded: dict[str, Recorded], name: str
+) -> None:
+    """Lengths are new in every step, as in training."""
+    assert find_waits(recorded[name]) == []
+    assert recorded[name]["prepare"]["waits"] == {}
+    assert sum(recorded[name]["step"]["waits"].values()) <= 4
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_copies_to_the_device_are_pinned(recorded: dict[str, Recorded], name: str) -> None:
+    assert find_pageable(recorded[name]) == []
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_nccl_gets_contiguous_tensors_on_the_device(
+    recorded: dict[str, Recorded], name: str
+) -> None:
+    assert recorded[name]["faults"] == {}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_leaves_nothing_on_the_device(recorded: dict[str, Recorded], name: str) -> None:
+    assert recorded[name]["leaked"] <= KEPT_BYTES
+
+
+def launches_per_layer(result: Recorded) -> float:
+    """Launches of a step for each layer and micro-batch, those of its ends included."""
+    return float(result["step"]["launches"] / result["layers"] / result["micro_batches"])
+
+
+@pytest.mark.parametrize("name", [name for name in STEPS if name in MOST_LAUNCHES])
+def test_launches_do_not_grow(recorded: dict[str, Recorded], name: str) -> None:
+    assert launches_per_layer(recorded[name]) <= MOST_LAUNCHES[name]
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("match")])
+def test_the_logs_of_all_ranks_match(recorded: dict[str, Recorded], name: str) -> None:
+    assert recorded[name]["mismatches"] == []
+    assert recorded[name]["events"] > 50
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("restore")])
+def test_counts_of_steps_are_where_the_optimizer_needs_them(
+    recorded: dict[str, Recorded], name: str
+) -> None:
+    where = "cuda" if name == "restore fused" else "cpu"
+    assert recorded[name]["devices"] == {"step": [where], "exp_avg": ["cuda"]}
+
+
+@pytest.mark.skipif(not EVERY, reason="./run rehearse plants errors")
+@pytest.mark.parametrize(
+    ("mutation", "case"),
+    [
+        ("wait", "module u1"),
+        ("pageable", "module u1"),
+        ("host", "module r8"),
+        ("transposed", "module r8"),
+        ("leak", "module u1"),
+        ("launches", "module u1"),
+        ("sizes", "match r4"),
+    ],
+)
+def test_planted_errors_are_found(libraries: Path, mutation: str, case: str) -> None:
+    (result,) = rehearse(libraries, "--mutation", mutation, case).values()
+    assert "error" not in result, result["trace"]
+    found = {
+        "wait": lambda: find_waits(result),
+        "pageable": lambda: find_pageable(result),
+        "host": lambda: result["faults"],
+        "transposed": lambda: result["faults"],
+        "leak": lambda: result["leaked"] > KEPT_BYTES,
+        "launches": lambda: launches_per_layer(result) > MOST_LAUNCHES[case],
+        "sizes": lambda: result["mismatches"],
+    }[mutation]()
+    assert found

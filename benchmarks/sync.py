@@ -28,7 +28,7 @@ STRATEGIES = {
 
 def run(data: Sequence[Data]) -> None:
     """Print a table over strategies of 64 and 1,024 ranks, for ``MODEL``."""
-    config = ModelConfig(**MODELS[MODEL], checkpointing="none", tied=False)
+    config = ModelConfig(**MODELS[MODEL], recompute="none", tied=False)
     units = [(name, layouts) for name, layouts in llama_units(config) if name != NORMS]
     rows = []
     for ranks, strategies in STRATEGIES.items():

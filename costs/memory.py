@@ -26,6 +26,7 @@ class Memory:
       pipeline's first stage keeps up to pp micro-batches of layers/pp layers, so pp cancels.
     - ``capacity_bytes``, ``context_bytes``, ``margin_bytes``: of one GPU.
     - ``loss_bytes``: logits that the loss holds at once, whatever the tokens; divided by tp.
+    - ``host_memory_bytes``: of the host, for the activations of one GPU; 0 without offload.
     """
 
     capacity_bytes: float
@@ -37,6 +38,7 @@ class Memory:
     activation_bytes_per_token: Mapping[int, float]
     tied: bool = False
     loss_bytes: float = 0.0
+    host_memory_bytes: float = 0.0
 
     def count_fixed_bytes(self, scheme: Scheme, shards: int, context: int) -> float:
         """Count bytes that do not depend on the micro-batch, with states split into ``shards``.
@@ -82,12 +84,18 @@ class Memory:
         shards: int,
         context: int,
         activation: Mapping[int, float] | None = None,
+        host: Mapping[int, float] | None = None,
     ) -> int:
         """Return MaxLen(P), tokens of a micro-batch that fit; 0 when not even the states do.
 
-        ``activation``: as ``activation_bytes_per_token``, of another recomputation mode.
+        ``activation``: as ``activation_bytes_per_token``, of another recomputation mode; ``host``:
+        bytes a token keeps in host memory, by tp. In flight are pp micro-batches of layers/pp
+        layers on the host too, so pp cancels.
         """
         per_token = self.bytes_per_token(scheme, activation)
         if per_token is None:
             return 0
-        return max(0, math.floor(self.room_bytes(scheme, shards, context) / per_token))
+        tokens = self.room_bytes(scheme, shards, context) / per_token
+        if host:
+            tokens = min(tokens, self.host_memory_bytes * scheme.tp * scheme.sp / host[scheme.tp])
+        return max(0, math.floor(tokens))

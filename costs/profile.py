@@ -13,7 +13,7 @@ from typing import Any
 
 from seqplan.costs.memory import Memory
 from seqplan.costs.model_sizes import ModelShape
-from seqplan.costs.profile_reader import ProfileReader
+from seqplan.costs.profile_reader import HOST_BYTES, HOST_MEMORY, ProfileReader
 from seqplan.costs.profiled_scheme import DEGREES, MeasuredSync, ProfiledScheme, ProfileError
 from seqplan.costs.recomputation_mode import ModeModel, RecomputationMode
 from seqplan.costs.scheme_model import SchemeModel
@@ -79,13 +79,16 @@ def _replaces(other: ModeModel, mode: ModeModel) -> bool:
 
 
 def keep_modes(document: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return a profile's document with these of its modes; that of one mode has no ``modes``."""
+    """Return a profile's document with these of its modes.
+
+    That of one mode has no ``modes``, unless the mode offloads.
+    """
     modes = [mode for mode in document["modes"] if mode["name"] in names]
     schemes = [
         {**entry, "modes": {name: entry["modes"][name] for name in names}}
         for entry in document["schemes"]
     ]
-    if len(modes) > 1:
+    if len(modes) > 1 or HOST_BYTES in modes[0]:
         return {**document, "modes": modes, "schemes": schemes}
     (mode,) = modes
     kept, transient = mode["kept_bytes_per_token"], mode["transient_bytes_per_token"]
@@ -97,11 +100,12 @@ def keep_modes(document: Mapping[str, Any], names: Sequence[str]) -> dict[str, A
         }
         for entry in schemes
     ]
+    memory = {key: value for key, value in document["memory"].items() if key != HOST_MEMORY}
     return {
         **{key: value for key, value in document.items() if key != "modes"},
-        "checkpointing": mode["name"],
+        "recompute": mode["name"],
         "forward_fraction": mode["forward_fraction"],
-        "memory": {**document["memory"], "activation_bytes_per_token": activation},
+        "memory": {**memory, "activation_bytes_per_token": activation},
         "schemes": flat,
     }
 
@@ -113,18 +117,16 @@ def combine_modes(documents: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any
     recomputes less is left out, and named in the list. Bytes that were measured count as kept.
     """
     activations = {
-        document["checkpointing"]: document["memory"]["activation_bytes_per_token"]
+        document["recompute"]: document["memory"]["activation_bytes_per_token"]
         for document in documents
     }
     degrees = set.intersection(*(set(of_mode) for of_mode in activations.values()))
     kept: list[Mapping[str, Any]] = []
-    for document in sorted(documents, key=lambda one: MODES.index(one["checkpointing"])):
-        mine = activations[document["checkpointing"]]
-        if all(
-            mine[tp] < activations[other["checkpointing"]][tp] for other in kept for tp in degrees
-        ):
+    for document in sorted(documents, key=lambda one: MODES.index(one["recompute"])):
+        mine = activations[document["recompute"]]
+        if all(mine[tp] < activations[other["recompute"]][tp] for other in kept for tp in degrees):
             kept.append(document)
-    names, widths = [document["checkpointing"] for document in kept], sorted(degrees, key=int)
+    names, widths = [document["recompute"] for document in kept], sorted(degrees, key=int)
     left_out = [name for name in activations if name not in names]
     if len(kept) == 1:
         return dict(kept[0]), left_out
@@ -143,7 +145,7 @@ def combine_modes(documents: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any
         rest = {key: value for key, value in raw.items() if key not in "abc"}
         schemes.append({**rest, "modes": modes})
     first = dict(kept[0])
-    for field_of_one in ("checkpointing", "forward_fraction"):
+    for field_of_one in ("recompute", "forward_fraction"):
         first.pop(field_of_one, None)
     memory = {
         key: value for key, value in first["memory"].items() if key != "activation_bytes_per_token"
@@ -195,7 +197,7 @@ class Profile:
         return {entry.scheme: entry for entry in self.schemes}
 
     @property
-    def checkpointing(self) -> str:
+    def mode_names(self) -> str:
         """Names of its recomputation modes, those that keep most first."""
         return ", ".join(mode.name for mode in self.modes)
 
@@ -216,7 +218,7 @@ class Profile:
             return self
         if not kept:
             raise ProfileError(
-                f"profile {self.name}: its recomputation modes are {self.checkpointing}, not "
+                f"profile {self.name}: its recomputation modes are {self.mode_names}, not "
                 f"{', '.join(sorted(names))}. Derive or measure the profile with one of them"
             )
         return Profile.from_document(keep_modes(self.document, kept), self.name)
@@ -354,20 +356,26 @@ class Profile:
         shards = optimizer_shards or gpus
         scheme, memory = entry.scheme, self.memory
         try:
-            max_len = memory.max_len(scheme, shards, context)
+            max_lens = [
+                memory.max_len(scheme, shards, context, mode.activation, mode.host)
+                for mode in self.modes
+            ]
         except ValueError as error:
             raise ProfileError(f"profile {self.name}: {error}") from None
+        if not entry.modes:
+            return SchemeModel(scheme, entry.latency, max_lens[0])
         modes = [
             ModeModel(
                 mode.name,
                 entry.modes[mode.name],
-                memory.max_len(scheme, shards, context, mode.activation),
+                max_len,
                 mode.kept[scheme.tp] / mode.activation[scheme.tp],
             )
-            for mode in self.modes
-            if entry.modes
+            for mode, max_len in zip(self.modes, max_lens, strict=True)
         ]
-        return SchemeModel(scheme, entry.latency, max_len, keep_useful(scheme, modes))
+        largest = max(modes, key=lambda mode: mode.max_len)
+        useful = keep_useful(scheme, modes)
+        return SchemeModel(scheme, largest.latency, largest.max_len, useful)
 
     @classmethod
     def from_json(cls, text: str, origin: str) -> Profile:

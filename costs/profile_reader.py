@@ -23,7 +23,7 @@ from seqplan.costs.recomputation_mode import RecomputationMode
 from seqplan.costs.scheme_rules import scheme_problem
 from seqplan.plans.format.canonical import canonical_json, digest_of
 from seqplan.plans.format.fields import FieldReader, shown
-from seqplan.plans.recomputation import MODES
+from seqplan.plans.recomputation import split_mode
 from seqplan.plans.scheme import Scheme
 
 LARGEST = 1e18
@@ -33,6 +33,9 @@ COMPARED_LENGTH, CONTRADICTION = 8192, 0.1
 """Tokens at which modes are compared, and by what share one that recomputes more may be faster:
 times of kernels vary, and memory that is not written saves time."""
 
+MOST_MODES = 8
+"""Recomputation modes of a profile, as the compiled fill holds."""
+
 _DEGREE = re.compile(r"[1-9][0-9]{0,8}")
 
 _PROFILE = frozenset(
@@ -40,10 +43,11 @@ _PROFILE = frozenset(
     | {"memory", "schemes"}
 )
 _PROFILE_OPTIONAL = frozenset(
-    {"forward_fraction", "checkpointing", "modes", "published", "notes", "tensor_parallel"}
-    | {"sync"}
+    {"forward_fraction", "recompute", "modes", "published", "notes", "tensor_parallel"} | {"sync"}
 )
 _MODE = frozenset({"name", "forward_fraction", "kept_bytes_per_token", "transient_bytes_per_token"})
+HOST_BYTES = "host_bytes_per_token"
+_OFFLOADING = frozenset({HOST_BYTES})
 _HARDWARE = frozenset({"gpu", "gpus_per_node"})
 _MODEL = frozenset({"hidden", "layers"})
 _MODEL_OPTIONAL = frozenset({"vocab", "heads", "kv_heads", "ffn", "head_dim"})
@@ -60,6 +64,7 @@ _MEMORY_BYTES = frozenset(
 _MEMORY = _MEMORY_BYTES | {"sharded_state_bytes"}
 _ACTIVATION = frozenset({"activation_bytes_per_token"})
 _LOSS = frozenset({"loss_bytes"})
+HOST_MEMORY = "host_memory_bytes"
 
 
 class ProfileReader(FieldReader):
@@ -153,12 +158,12 @@ class ProfileReader(FieldReader):
     def single_mode(self, raw: dict[str, Any]) -> tuple[RecomputationMode]:
         """Read the one recomputation mode of a profile without a list of them."""
         raw.setdefault("forward_fraction", 1 / 3)
-        raw.setdefault("checkpointing", "none")
+        raw.setdefault("recompute", "none")
         memory = raw["memory"]
         self.fields(memory, ".memory", _MEMORY | _ACTIVATION, _LOSS)
         per_token = self.activations(memory, "activation_bytes_per_token", ".memory")
         mode = RecomputationMode(
-            self.name(raw, "checkpointing", ""),
+            self.name(raw, "recompute", ""),
             self.share(raw, ""),
             per_token,
             dict.fromkeys(per_token, 0.0),
@@ -167,37 +172,64 @@ class ProfileReader(FieldReader):
 
     def modes(self, raw: dict[str, Any]) -> tuple[RecomputationMode, ...]:
         """Read the recomputation modes, each of which must keep less than the one before."""
-        for name in ("forward_fraction", "checkpointing"):
+        for name in ("forward_fraction", "recompute"):
             if name in raw:
                 self.fail(f".{name}", "is stated by each of modes. Leave it out")
-        self.fields(raw["memory"], ".memory", _MEMORY, _LOSS)
+        self.fields(raw["memory"], ".memory", _MEMORY, _LOSS | {HOST_MEMORY})
         modes: list[RecomputationMode] = []
         for index, entry in enumerate(self.items(raw, "modes", "")):
             place = f".modes[{index}]"
-            self.fields(entry, place, _MODE)
+            self.fields(entry, place, _MODE, _OFFLOADING)
             name = self.name(entry, "name", place)
-            if name not in MODES:
-                self.fail(f"{place}.name", f"must be one of {', '.join(MODES)}: {shown(name)}")
+            offload_layers = self.offload_layers(entry, place)
             mode = RecomputationMode(
                 name,
                 self.share(entry, place),
-                self.activations(entry, "kept_bytes_per_token", place),
+                self.activations(entry, "kept_bytes_per_token", place, 0 if offload_layers else 1),
                 self.activations(entry, "transient_bytes_per_token", place, least=0),
+                self.activations(entry, HOST_BYTES, place) if offload_layers else {},
             )
-            if mode.kept.keys() != mode.transient.keys():
-                self.fail(place, "kept and transient bytes must be of the same degrees of tp")
-            if modes and any(
-                kept >= modes[-1].kept.get(tp, kept + 1) for tp, kept in mode.kept.items()
+            if not mode.kept.keys() == mode.transient.keys() == (mode.host or mode.kept).keys():
+                self.fail(place, "bytes per token must be of the same degrees of tp")
+            if offload_layers and HOST_MEMORY not in raw["memory"]:
+                self.fail(f"{place} ({name})", f"offloads layers. State memory.{HOST_MEMORY}")
+            before = self.find_lighter(modes, mode)
+            if before and any(
+                kept >= before.kept.get(tp, kept + 1) for tp, kept in mode.kept.items()
             ):
                 self.fail(
                     f"{place} ({name})",
-                    f"keeps no fewer bytes than {modes[-1].name} before it. List each mode once, "
+                    f"keeps no fewer bytes than {before.name} before it. List each mode once, "
                     "those that keep most first",
                 )
             modes.append(mode)
-        if len(modes) < 2:
-            self.fail(".modes", "must be at least two. State one mode by checkpointing")
+        if len(modes) > MOST_MODES:
+            self.fail(".modes", f"must be at most {MOST_MODES}: {len(modes)}")
+        if len(modes) < 2 and not modes[0].host:
+            self.fail(".modes", "must be at least two. State one mode by recompute")
         return tuple(modes)
+
+    def offload_layers(self, mode: dict[str, Any], place: str) -> float:
+        """Return the share of the layers that a mode offloads; only such modes have host bytes."""
+        try:
+            share = split_mode(mode["name"])[1]
+        except ValueError as error:
+            self.fail(f"{place}.name", str(error))
+        if (HOST_BYTES in mode) != (share > 0):
+            fix = "State" if share else "Leave out"
+            self.fail(place, f"{mode['name']} offloads {share:.0%} of layers. {fix} {HOST_BYTES}")
+        return share
+
+    def find_lighter(
+        self, modes: Sequence[RecomputationMode], mode: RecomputationMode
+    ) -> RecomputationMode | None:
+        """Return the listed mode that must keep more than ``mode``; None without one.
+
+        The last one that does not offload; of a mode that offloads, the same without.
+        """
+        name, share = split_mode(mode.name)
+        known = [other for other in modes if (other.name == name if share else not other.host)]
+        return known[-1] if known else None
 
     def share(self, raw: dict[str, Any], place: str) -> float:
         """Return forward's share of the time."""
@@ -309,11 +341,13 @@ class ProfileReader(FieldReader):
     def memory(self, raw: Any, activation: dict[int, float], *, tied: bool) -> Memory:
         """Read the memory model; ``tied``: whether the model's embeddings are one."""
         place = ".memory"
+        host = self.number(raw, HOST_MEMORY, place, LARGEST) if HOST_MEMORY in raw else 0
         return Memory(
             sharded_state_bytes=self.read_sharded_states(raw, place),
             activation_bytes_per_token=activation,
             tied=tied,
             loss_bytes=self.number(raw, "loss_bytes", place, LARGEST) if _LOSS & raw.keys() else 0,
+            host_memory_bytes=host,
             **{name: self.number(raw, name, place, LARGEST) for name in sorted(_MEMORY_BYTES)},
         )
 

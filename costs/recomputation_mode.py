@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from seqplan.costs.latency import Latency
 
@@ -13,14 +13,16 @@ class RecomputationMode:
     """Memory of a mode by tensor-parallel degree, before any division over ranks.
 
     ``kept``: bytes a token keeps until its backward pass, over all layers; ``transient``: bytes a
-    token needs on top while its backward pass runs; ``forward_fraction``: forward's share of
-    forward and backward.
+    token needs on top while its backward pass runs; ``host``: bytes a token keeps in host memory
+    until then, empty if nothing is offloaded; ``forward_fraction``: forward's share of forward and
+    backward.
     """
 
     name: str
     forward_fraction: float
     kept: Mapping[int, float]
     transient: Mapping[int, float]
+    host: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def activation(self) -> dict[int, float]:

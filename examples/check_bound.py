@@ -2,8 +2,8 @@
 
 ``seqplan explain plans.jsonl --step K --witness --proposal proposal.json > witness.json`` writes
 why no plan can end before its lower bound. This program knows the costs that are written there,
-a·l² + b·l for a sequence and c for a micro-batch, and nothing else. It assumes that a plan ends by
-T and finds too little room:
+a·l² + b·l for a sequence and c for a micro-batch, and nothing else. Of several recomputation modes
+each micro-batch has any that holds it. It assumes that a plan ends by T and finds too little room:
 
 - proof "prices": whatever V micro-batches a pipeline runs by T, its sequences take at most all of
   its work, tokens, and places for large sequences. At the mix of these that is written for V no
@@ -21,21 +21,39 @@ import sys
 SLACK = 1 + 1e-9  # against rounding, everywhere in the plan's favor
 
 
+def modes_that_hold(k, length):
+    holding = [m for m in k.get("modes", [k]) if padded(k, length) <= m["max_tokens"]]
+    return holding or k["modes"][-1:] if "modes" in k else [k]
+
+
 def work(k, length):
-    return length * (k["a"] * length + k["b"])
+    return min(length * (m["a"] * length + m["b"]) for m in modes_that_hold(k, length))
+
+
+def cost(k, length):
+    """Work and the tokens' part of c, in the mode for which both together are least."""
+    tokens = padded(k, length)
+    return min(
+        length * (m["a"] * length + m["b"]) + m["c"] / m["max_tokens"] * tokens
+        for m in modes_that_hold(k, length)
+    )
+
+
+def least_c(k):
+    return min(m["c"] for m in k.get("modes", [k]))
 
 
 def padded(k, length):
     return -(-length // k["pad_to"]) * k["pad_to"]
 
 
-def even_states(k, time, lengths, number):
+def even_states(k, time, lengths, number, several):
     """Shares of every sequence for V = 1 … number micro-batches, none much above the others.
 
     The last state is for V ≥ number, which have all tokens that their work allows. Yields lists of
     shares, None for a sequence that cannot be in such a pipeline.
     """
-    stages, c, most = k["stages"], k["c"], k["max_tokens"]
+    stages, c, most = k["stages"], least_c(k), k["max_tokens"]
     per_work = max(padded(k, length) / work(k, length) for length in lengths)
     for v in range(1, number + 1):
         last = v == number
@@ -53,22 +71,24 @@ def even_states(k, time, lengths, number):
                 continue
             large_work = w > largest * (0.5 + 1e-9)
             places = 1 if stages == 1 else v
-            shares.append(
-                [
-                    w / max(offered, 1e-12),
-                    tokens / max(v * most, offered * per_work if last else 0),
-                    0 if last else large_work / places,
-                    0 if last else (2 * tokens > most) / v,
-                ]
-            )
+            share = [
+                w / max(offered, 1e-12),
+                tokens / max(v * most, offered * per_work if last else 0),
+                0 if last else large_work / places,
+                0 if last else (2 * tokens > most) / v,
+            ]
+            if several:
+                # The largest micro-batch costs no less than their mean.
+                share.append(cost(k, length) / (time if last else time * v / (v + stages - 1)))
+            shares.append(share)
         yield shares
 
 
-def peaked_states(k, time, lengths, levels, even):
+def peaked_states(k, time, lengths, levels, even, several):
     """With stages: shares if the largest micro-batch, above all even ones, is in [level, next)."""
     if k["stages"] == 1:
         return
-    bubbles, c = k["stages"] - 1, k["c"]
+    bubbles, c = k["stages"] - 1, least_c(k)
     covered = max(time / (even + bubbles) - c, 0)
     for place, level in enumerate(levels):
         high = work(k, levels[place + 1]) if place + 1 < len(levels) else math.inf
@@ -90,20 +110,23 @@ def peaked_states(k, time, lengths, levels, even):
                 w >= high * (0.5 + 1e-9),
                 2 * tokens > k["max_tokens"],
             ]
-            shares.append(
-                [w / max(offered, 1e-12), *((w + c * n) / max(left, 1e-12) for n in counted)]
-            )
+            taken = [w + c * n for n in counted]
+            if "modes" in k:
+                taken[0] = cost(k, length)
+            share = [w / max(offered, 1e-12), *(ms / max(left, 1e-12) for ms in taken)]
+            shares.append([*share, share[1]] if several else share)
         yield shares
 
 
 def check_prices(witness):
     time, lengths, values = witness["bound_ms"], witness["lengths"], witness["values"]
+    several = any("modes" in k for k in witness["classes"])
     for k in witness["classes"]:
         levels = witness["levels"] if k["stages"] > 1 else []
         even = len(k["mixes"]) - len(levels)
         states = [
-            *even_states(k, time, lengths, even),
-            *peaked_states(k, time, lengths, levels, even),
+            *even_states(k, time, lengths, even, several),
+            *peaked_states(k, time, lengths, levels, even, several),
         ]
         for number, (shares, mix) in enumerate(zip(states, k["mixes"], strict=True)):
             if min(mix) < 0 or sum(mix) > SLACK:

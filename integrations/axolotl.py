@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
+from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.integrations.balanced_steps import BalancedSteps
 from seqplan.integrations.huggingface_trainer import PlannedTrainerMixin, UnplannableError
 from seqplan.integrations.recomputation_limits import RecomputationLimits
 from seqplan.integrations.versions import UnsupportedVersion, find_installed_version
 from seqplan.planner.balance.cost import Cost
+from seqplan.planner.balance.mode import Mode
 
 __all__ = ["SeqplanOptions", "SeqplanPlugin"]
 
@@ -44,7 +46,8 @@ class SeqplanOptions(BaseModel):
 
     ``seqplan_sequences``: in an optimizer step; ``seqplan_capacity``: tokens of a micro-batch. What
     one costs: a profile with a scheme, or [a, b, c] in ms per token², per token, per micro-batch.
-    ``seqplan_recompute``: tokens of a micro-batch by recomputation mode, {none: 4096, full: 16384}.
+    ``seqplan_recompute``: tokens of a micro-batch by recomputation mode, {none: 4096, full: 16384},
+    each with its costs if the profile has it.
     """
 
     seqplan_sequences: int | None = None
@@ -104,10 +107,11 @@ class _Options:
         capacity: int,
         cost: Cost,
         seed: int,
-        recompute: RecomputationLimits | None,
+        modes: list[Mode] | None,
     ) -> None:
-        self.sequences, self.capacity, self.cost, self.seed = sequences, capacity, cost, seed
-        self.recompute = recompute
+        self.sequences, self.seed, self.modes = sequences, seed, modes
+        self.capacity = None if modes else capacity
+        self.cost = None if modes else cost
 
     @classmethod
     def of(cls, cfg: Mapping[str, Any]) -> _Options:
@@ -127,12 +131,23 @@ class _Options:
                 cost = Cost(a, b, c)
         except (TypeError, ValueError) as error:
             raise UnplannableError(f"what a micro-batch costs: {error}") from error
+        sequences, capacity = cfg["seqplan_sequences"], cfg["seqplan_capacity"]
         try:
-            recompute = RecomputationLimits.from_value(cfg.get("seqplan_recompute"))
+            limits = RecomputationLimits.from_value(cfg.get("seqplan_recompute"))
+            modes = None
+            if limits is not None:
+                modes = limits.list_modes(capacity, lambda mode: _cost_of(cfg, cost, mode))
         except (TypeError, ValueError) as error:
             raise UnplannableError(f"seqplan_recompute: {error}") from error
-        sequences, capacity = cfg["seqplan_sequences"], cfg["seqplan_capacity"]
-        return cls(sequences, capacity, cost, cfg.get("seed") or 0, recompute)
+        return cls(sequences, capacity, cost, cfg.get("seed") or 0, modes)
+
+
+def _cost_of(cfg: Mapping[str, Any], cost: Cost, mode: str) -> Cost:
+    """Return the profile's cost of a mode; the cost of all modes if it has none."""
+    profile = find_profile(str(name)) if (name := cfg.get("seqplan_profile")) else None
+    if profile is None or mode not in [known.name for known in profile.modes]:
+        return cost
+    return Cost.from_profile(profile.keep_modes({mode}), cfg.get("seqplan_scheme") or "tp1")
 
 
 def make_planned_trainer(cfg: Any) -> type[Any]:
@@ -147,7 +162,7 @@ def make_planned_trainer(cfg: Any) -> type[Any]:
                 options.capacity,
                 options.cost,
                 seed=options.seed,
-                recompute=options.recompute,
+                modes=options.modes,
             )
             _set_steps(kwargs["args"], cfg, planned.steps)
             super().__init__(*args, train_dataset=train_dataset, planned=planned, **kwargs)

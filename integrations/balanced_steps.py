@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from seqplan.costs.latency import Latency
-from seqplan.integrations.recomputation_limits import RecomputationLimits
 from seqplan.planner.balance.balance_ranks import balance
+from seqplan.planner.balance.mode import Mode
+from seqplan.plans.recomputation import split_mode
 
 
 @dataclass(frozen=True)
@@ -30,24 +31,24 @@ class BalancedSteps:
     """Draws ``sequences`` of a data set for each step and balances them over the ranks.
 
     ``lengths``: tokens of every sequence; ``capacity``: tokens of a micro-batch; ``cost``: what one
-    costs (``seqplan.Cost``). Each epoch is a permutation fixed by (seed, epoch); its rest
-    beyond whole steps is not used, as with a sampler that drops the last batch. The same on every
-    rank, and for every epoch whatever came before. ``recompute``: tokens that a micro-batch holds
-    under each recomputation mode, of which it gets the lightest that holds it; by default the
-    trainer's settings apply. ``ValueError`` for less data than a step, or a sequence beyond
-    ``capacity``, or a capacity that no mode holds.
+    costs (``seqplan.Cost``). ``modes``: in place of both, the recomputation modes that the trainer
+    switches to (``seqplan.Mode``), of which each micro-batch has the cheapest that holds it. Each
+    epoch is a permutation fixed by (seed, epoch); its rest beyond whole steps is not used, as with
+    a sampler that drops the last batch. The same on every rank, and for every epoch whatever came
+    before. ``ValueError`` for less data than a step, a sequence that no micro-batch holds, or an
+    unknown mode.
     """
 
     def __init__(
         self,
         lengths: Sequence[int] | npt.NDArray[np.integer],
         sequences: int,
-        capacity: int,
-        cost: Latency,
+        capacity: int | None = None,
+        cost: Latency | None = None,
         *,
+        modes: Sequence[Mode] | None = None,
         seed: int = 0,
         pad_to: int = 1,
-        recompute: Mapping[str, int] | RecomputationLimits | None = None,
     ) -> None:
         self._lengths = np.asarray(lengths)
         if not 1 <= sequences <= len(self._lengths):
@@ -55,15 +56,13 @@ class BalancedSteps:
                 f"a step of {sequences} sequences cannot be drawn from {len(self._lengths)}"
             )
         # One call rejects sequences that no step can hold, before training.
-        balance(self._lengths, 1, capacity, cost, pad_to=pad_to)
+        checked = balance(self._lengths, 1, capacity, cost, modes=modes, pad_to=pad_to)
+        self.modes = () if modes is None else tuple(mode.name for mode in checked.modes)
+        """Names of the recomputation modes, the one that holds least first."""
+        for name in self.modes:
+            split_mode(name)  # rejects unknown ones
         self._sequences, self._capacity, self._cost = sequences, capacity, cost
-        self._seed, self._pad_to = seed, pad_to
-        self.recompute = RecomputationLimits.from_value(recompute)
-        if self.recompute is not None and self.recompute.capacity < capacity:
-            raise ValueError(
-                f"tokens of a micro-batch: {capacity}. "
-                f"No recomputation mode holds over {self.recompute.capacity}"
-            )
+        self._given_modes, self._seed, self._pad_to = modes, seed, pad_to
 
     def check_length(self, place: int, tokens: int) -> None:
         """Compare a sample with its planned length. ``ValueError`` if they differ."""
@@ -98,6 +97,7 @@ class BalancedSteps:
                 ranks,
                 self._capacity,
                 self._cost,
+                modes=self._given_modes,
                 execution="lockstep" if lockstep else "uniform",
                 pad_to=self._pad_to,
             )
@@ -112,14 +112,5 @@ class BalancedSteps:
                     "gap": balanced.gap,
                     "imbalance": balanced.imbalance,
                 },
-                None if self.recompute is None else self._choose_modes(chosen),
+                balanced.recompute if self.modes else None,
             )
-
-    def _choose_modes(self, micro_batches: list[list[list[int]]]) -> list[list[str]]:
-        """Return the lightest mode of each micro-batch."""
-        assert self.recompute is not None
-        padded = -(-self._lengths // self._pad_to) * self._pad_to
-        return [
-            [self.recompute.find_lightest(int(padded[micro].sum())) for micro in of_rank]
-            for of_rank in micro_batches
-        ]

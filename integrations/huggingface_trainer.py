@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from seqplan.integrations.balanced_steps import BalancedSteps
+from seqplan.integrations.recomputation_limits import check_switchable
 from seqplan.runtime.huggingface.recomputation import RecomputationSwitch
 
 IGNORED = -100
@@ -125,8 +126,7 @@ class PlannedTrainerMixin:
 
     def _recomputation_reasons(self) -> list[str]:
         """List why planned recomputation modes cannot be switched here."""
-        limits = self._planned.recompute
-        if limits is None:
+        if not self._planned.modes:
             return []
         plugin: Any = getattr(self.accelerator.state, "fsdp_plugin", None)
         deepspeed: Any = getattr(self.accelerator.state, "deepspeed_plugin", None)
@@ -144,7 +144,12 @@ class PlannedTrainerMixin:
         }
         reasons = [reason for reason, applies in checks.items() if applies]
         try:
-            limits.check_modes(self._recomputation.modes, type(self.model).__name__)
+            check_switchable(
+                self._planned.modes,
+                self._recomputation.modes,
+                type(self.model).__name__,
+                offload=self._recomputation.offloads,
+            )
         except ValueError as error:
             reasons.append(str(error))
         return reasons
@@ -277,10 +282,9 @@ class _StepsOfRank:
             parts = [*local, *([some] for _ in range(fillers))]
             modes = None
             if step.modes is not None:
-                assert self._planned.recompute is not None
                 pairs = zip(step.micro_batches[self._rank], step.modes[self._rank], strict=True)
-                shortest = self._planned.recompute.find_lightest(1)
-                modes = [mode for micro, mode in pairs if micro] + [shortest] * fillers
+                modes = [mode for micro, mode in pairs if micro]
+                modes += [self._planned.modes[0]] * fillers
             yield [(parts, [False] * len(local) + [True] * fillers, modes, step.figures)]
 
 

@@ -13,7 +13,7 @@ from functools import wraps
 from importlib import import_module
 from typing import Any
 
-from seqplan.integrations.recomputation_limits import RecomputationLimits
+from seqplan.integrations.recomputation_limits import RecomputationLimits, check_switchable
 from seqplan.integrations.versions import UnsupportedVersion, find_installed_version
 
 AVAILABLE = ("none", "full")
@@ -38,7 +38,7 @@ def install_recomputation(recompute: Mapping[str, int] | RecomputationLimits) ->
     """
     limits = RecomputationLimits.from_value(recompute)
     assert limits is not None
-    limits.check_modes(AVAILABLE, "Megatron")
+    check_switchable(limits.tokens, AVAILABLE, "Megatron")
     try:
         block: Any = import_module(BLOCK).TransformerBlock
     except (ImportError, AttributeError):

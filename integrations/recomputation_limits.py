@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from seqplan.plans.recomputation import MODES
+from seqplan.costs.latency import Latency
+from seqplan.planner.balance.mode import Mode
+from seqplan.plans.recomputation import MODES, rank_mode, split_mode
 
 VARIABLE = "SEQPLAN_RECOMPUTE"
 """Environment variable with the limits, as ``none:4096,full:16384``."""
@@ -23,15 +25,15 @@ class RecomputationLimits:
     tokens: Mapping[str, int]
 
     def __post_init__(self) -> None:
-        unknown = [mode for mode in self.tokens if mode not in MODES]
-        if unknown or not self.tokens:
-            given = ", ".join(map(str, unknown)) or "nothing"
-            known = ", ".join(MODES)
-            raise ValueError(f"unknown recomputation mode: {given}. Give some of {known}")
-        ordered = sorted(self.tokens.items(), key=lambda item: MODES.index(item[0]))
+        if not self.tokens:
+            raise ValueError(f"recomputation modes: none. Give some of {', '.join(MODES)}")
+        ordered = sorted(self.tokens.items(), key=lambda item: rank_mode(item[0]))
+        before = 0
         for mode, limit in ordered:
-            if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-                raise ValueError(f"tokens of mode {mode}: {limit}. Give a whole number above 0")
+            if isinstance(limit, bool) or not isinstance(limit, int) or limit <= before:
+                more = f", more than the {before} of the mode before" if before else " above 0"
+                raise ValueError(f"tokens of mode {mode}: {limit}. Give a whole number{more}")
+            before = limit
         object.__setattr__(self, "tokens", dict(ordered))
 
     @classmethod
@@ -67,10 +69,32 @@ class RecomputationLimits:
             f"tokens of a micro-batch: {tokens}. No recomputation mode holds over {self.capacity}"
         )
 
-    def check_modes(self, available: tuple[str, ...], trainer: str) -> None:
-        """Reject modes that a trainer cannot switch to. ``ValueError`` names both."""
-        if missing := [mode for mode in self.tokens if mode not in available]:
+    def list_modes(self, capacity: int, cost_of: Callable[[str], Latency]) -> list[Mode]:
+        """List the modes for a plan of micro-batches of at most ``capacity`` tokens.
+
+        ``cost_of``: the cost of a micro-batch by mode. ``ValueError`` if none holds so many.
+        """
+        if self.capacity < capacity:
             raise ValueError(
-                f"{trainer} cannot switch to recomputation mode: {', '.join(missing)}. "
-                f"Give limits of {', '.join(available) or 'no mode'}"
+                f"tokens of a micro-batch: {capacity}. "
+                f"No recomputation mode holds over {self.capacity}"
+            )
+        return [
+            Mode(mode, min(limit, capacity), cost_of(mode)) for mode, limit in self.tokens.items()
+        ]
+
+
+def check_switchable(
+    modes: Iterable[str], available: Sequence[str], trainer: str, *, offload: bool = False
+) -> None:
+    """Reject modes that a trainer cannot switch to. ``ValueError`` names both.
+
+    ``offload``: whether it can offload the activations of layers.
+    """
+    for mode in modes:
+        name, share = split_mode(mode)
+        if name not in available or (share and not offload):
+            raise ValueError(
+                f"{trainer} cannot switch to recomputation mode: {mode}. "
+                f"Use {', '.join(available) or 'no mode'}"
             )

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from seqplan.integrations.degree_costs import costs_of_environment
-from seqplan.integrations.recomputation_limits import RecomputationLimits
+from seqplan.integrations.recomputation_limits import RecomputationLimits, check_switchable
 from seqplan.integrations.versions import UnsupportedVersion, find_installed_version
 from seqplan.planner.balance.balance_ranks import Balanced
 from seqplan.planner.balance.cost import Cost
@@ -244,7 +244,7 @@ def _switch_of(engine: Any, limits: RecomputationLimits) -> Any:
     if (switch := vars(engine).get("_recomputation_switch")) is None:
         kind: Any = import_module("seqplan.runtime.huggingface.recomputation").RecomputationSwitch
         switch = kind(getattr(engine.module, "_fsdp_wrapped_module", engine.module))
-        limits.check_modes(switch.modes, "verl")
+        check_switchable(limits.tokens, switch.modes, "verl", offload=switch.offloads)
         engine._recomputation_switch = switch
     return switch
 

@@ -101,13 +101,6 @@ class PlanningOptions:
     def resolve_execution(self, problem: PlanningProblem) -> ExecutionKind:
         """Return the kind of execution to plan; ``OptionError`` for what it does not support."""
         execution = narrow_execution(self.execution, problem.execution)
-        if self.exact and len(problem.profile.modes) > 1:
-            raise OptionError(
-                "{0} is for one recomputation mode, and profile {name} has {modes}. Leave {0} out",
-                "exact",
-                name=problem.profile.name,
-                modes=problem.profile.checkpointing,
-            )
         if problem.in_lockstep:
             lockstep = (
                 f"profile {problem.profile.name} is of ZeRO-3, which runs in lockstep"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from seqplan.plans.lint import SchemeCost
 from seqplan.plans.plan import Considered, Plan, PlannedPipeline
 from seqplan.plans.ranges import ranges_text
-from seqplan.plans.recomputation import MODES
+from seqplan.plans.recomputation import MODES, rank_mode
 from seqplan.plans.schedule import Schedule, schedule, stages_of_micro_steps
 from seqplan.plans.scheme import Scheme, Strategy
 
@@ -192,7 +192,7 @@ def _recomputation(plan: Plan, costs: Mapping[Scheme, SchemeCost]) -> Iterable[s
     modes = Counter(batch.recompute for _, batch in batches if batch.recompute is not None)
     if not modes:
         return
-    parts = ", ".join(f"{modes[mode]:,} {mode}" for mode in MODES if mode in modes)
+    parts = ", ".join(f"{modes[mode]:,} {mode}" for mode in sorted(modes, key=rank_mode))
     yield f"recomputation: {parts} of {_count(batches, 'micro-batch', 'micro-batches')}"
     total = sum(scheme.gpus * batch.cost_ms for scheme, batch in batches)
     extra, longest = 0.0, 0

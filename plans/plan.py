@@ -24,7 +24,7 @@ class Provenance:
 class MicroBatch:
     """Sequences that run together: positions in ``Plan.ids``/``lengths``, in packed order.
 
-    ``recompute``: its recomputation mode (``recomputation.MODES``), None if the profile has one.
+    ``recompute``: its recomputation mode (``recomputation``), None if the profile has one.
     """
 
     sequences: tuple[int, ...]

@@ -1,8 +1,14 @@
-"""Recomputation modes: which activations of a micro-batch the backward pass computes again."""
+"""Recomputation modes: which activations of a micro-batch the backward pass computes again.
+
+A mode is written as its name, or as ``elementwise+0.5`` if that share of the layers also has its
+activations in host memory from forward to backward.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import ceil
+from typing import Any
 
 MODES = ("none", "elementwise", "attention_core", "half_products", "mlp", "full")
 """From keeping everything to keeping each layer's input only.
@@ -12,6 +18,62 @@ and their product with values (Korthikanti et al., arXiv 2205.05198); ``half_pro
 operations, and every second matrix product (as torchtitan's selective mode); ``mlp``: the
 feed-forward part of a layer; ``full``: the whole layer.
 """
+
+
+def split_mode(mode: str) -> tuple[str, float]:
+    """Split a mode into its name and the share of the layers that it offloads.
+
+    ``ValueError`` for an unknown name, and for a share that is not above 0 and up to 1.
+    """
+    name, plus, text = mode.partition("+")
+    if name not in MODES:
+        raise ValueError(f"unknown recomputation mode: {mode}. Give one of {', '.join(MODES)}")
+    if not plus:
+        return name, 0.0
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1 or join_mode(name, share) != mode:
+        raise ValueError(
+            f"layers offloaded by mode {mode}: {text or 'none'}. Give a share such as {name}+0.5"
+        )
+    return name, share
+
+
+def join_mode(name: str, offload_layers: float) -> str:
+    """Write a mode of a name that offloads a share of the layers."""
+    return f"{name}+{offload_layers:g}" if offload_layers else name
+
+
+def write_mode(mode: str | None) -> dict[str, str | float]:
+    """Write a mode as the fields of a micro-batch in JSON; none if it has no mode."""
+    if mode is None:
+        return {}
+    name, share = split_mode(mode)
+    return {"recompute": name, "offload_layers": share} if share else {"recompute": name}
+
+
+def read_mode(fields: Mapping[str, Any]) -> str | None:
+    """Read the mode of a micro-batch's fields in JSON, which have been checked."""
+    name = fields.get("recompute")
+    return None if name is None else join_mode(name, fields.get("offload_layers", 0.0))
+
+
+def rank_mode(mode: str) -> tuple[int, float]:
+    """Return a key that sorts modes from keeping everything to keeping least."""
+    name, share = split_mode(mode)
+    return MODES.index(name), share
+
+
+def is_offloaded(offload_layers: float, layer: int) -> bool:
+    """Return whether a layer is offloaded, by its place on the stage from 0.
+
+    Rounded up, and evenly spread, so that copies are. The first layer, whose backward comes last,
+    is always among them.
+    """
+    before, after = (ceil(round(count * offload_layers, 9)) for count in (layer, layer + 1))
+    return after > before
 
 
 def window_share(parts: Sequence[tuple[float, float]], pp: int) -> float:

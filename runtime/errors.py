@@ -39,6 +39,10 @@ class UnsupportedModel(ValueError):
     """The model may not compute the same result under a plan."""
 
 
+class KeptResultChanged(RuntimeError):
+    """A model changed a tensor in place that a recomputation mode keeps."""
+
+
 class RankLost(Exception):
     """Another rank has died or does not answer: this one cannot go on.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,12 +14,16 @@ from torch.utils._pytree import tree_leaves
 
 
 class SavedBytes:
-    """Counts the storages that autograd keeps, each once, ``parameters`` apart."""
+    """Counts the storages that autograd keeps, each once, ``parameters`` apart.
+
+    ``total`` on the device; ``offloaded`` in host memory.
+    """
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         # A storage is identified by itself, not by its address, which fake tensors do not have.
-        self._seen = {_identity(parameter) for parameter in parameters}
+        self._seen = {identify_storage(parameter) for parameter in parameters}
         self.total = 0
+        self.offloaded = 0
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
@@ -31,7 +36,7 @@ class SavedBytes:
             _COUNTER.reset(token)
 
     def _pack(self, tensor: Tensor) -> Tensor:
-        identity = _identity(tensor)
+        identity = identify_storage(tensor)
         if identity not in self._seen:
             self._seen.add(identity)
             self.total += tensor.untyped_storage().nbytes()
@@ -50,5 +55,20 @@ def count_kept(results: object) -> None:
                 counter._pack(leaf)
 
 
-def _identity(tensor: Tensor) -> StorageWeakRef:
+def count_offloaded(tensor: Tensor) -> None:
+    """Count a tensor that is kept for backward in host memory."""
+    counter = _COUNTER.get()
+    if counter is not None:
+        counter.offloaded += tensor.nbytes
+
+
+def detach_kept(tensor: Tensor) -> Tensor:
+    """Detach a tensor to keep it, with its version, also below autograd."""
+    key: Any = torch._C.DispatchKey.ADInplaceOrView
+    with torch._C._SetExcludeDispatchKeyGuard(key, False):
+        return tensor.detach()
+
+
+def identify_storage(tensor: Tensor) -> StorageWeakRef:
+    """Identify a tensor's storage, also of fake tensors, which have no address."""
     return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]

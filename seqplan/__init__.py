@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from seqplan.costs.lengths import read_lengths
     from seqplan.costs.profile import Profile
     from seqplan.costs.shipped.catalogue import find_profile
-    from seqplan.planner.balance.balance_ranks import Balanced, Mode, balance
+    from seqplan.planner.balance.balance_ranks import Balanced, balance
     from seqplan.planner.balance.cost import Cost
+    from seqplan.planner.balance.mode import Mode
     from seqplan.planner.batches.batch import Batch
     from seqplan.planner.errors import Infeasible
     from seqplan.planner.proposal.document import Proposal
@@ -41,8 +42,9 @@ if TYPE_CHECKING:
     from seqplan.plans.views.rank_view import RankView, rank_view
 
 _HOMES = {
-    "planner.balance.balance_ranks": ("Balanced", "Mode", "balance"),
+    "planner.balance.balance_ranks": ("Balanced", "balance"),
     "planner.balance.cost": ("Cost",),
+    "planner.balance.mode": ("Mode",),
     "planner.batches.batch": ("Batch",),
     "planner.workload": ("Workload",),
     "planner.errors": ("Infeasible",),

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
 
+from seqplan.costs.analytic.memory import layer_activation_bytes
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.format.plan_file import read_plans
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan
+from seqplan.plans.recomputation import is_offloaded, split_mode
+from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.placement import placement_of
 from seqplan.plans.views.sync_count import AllGathered, count_gathered
 from seqplan.plans.views.unit_layout import UnitLayout
@@ -137,6 +140,20 @@ def size_model(plans: Sequence[Plan]) -> ModelSizes:
         ffn=2 * heads * max(8, 64 // heads // 2 * 2),
         vocab=256,
     )
+
+
+def count_expected_bytes(sizes: ModelSizes, dtype: str, scheme: Scheme, mode: str) -> float:
+    """Count the bytes of a token that the memory model expects to be kept on the fullest stage.
+
+    On all ranks of the stage together: of its layers and, as on the last stage, of norm and loss.
+    """
+    name, share = split_mode(mode)
+    layers = sizes.layers // scheme.pp
+    kept = layers - sum(is_offloaded(share, layer) for layer in range(layers))
+    element = ELEMENT_BYTES[dtype]
+    of_layers = kept * layer_activation_bytes(sizes, name, scheme.tp) * element / 2
+    logits = sizes.vocab * max(element, 4)  # the loss is in fp32 at least
+    return of_layers + 2 * element * sizes.hidden + logits
 
 
 def count_step_gathered(plan: Plan, sizes: ModelSizes) -> AllGathered:

@@ -5,6 +5,7 @@ import { NONE, count, find, html, ms, roughPercent, signedPercent, svg, ticks, w
 const SIZE = 210;
 const LEFT = 44;
 const BOTTOM = 34;
+const ROW = 40; // of a bar with its words
 
 function verdict(scheme) {
   if (scheme.warning) return "miscalibrated";
@@ -21,6 +22,29 @@ function row(scheme) {
     html("td", {}, signedPercent(scheme.bias)),
     html("td", { class: "text" }, verdict(scheme),
       html("small", {}, `limit ${roughPercent(scheme.limit)}${scheme.limit_assumed ? " *" : ""}`)));
+}
+
+/** One bar for each scheme: the median error, a line up to the 90th percentile, and the limit. */
+function drawErrors(place, schemes) {
+  const measured = schemes.filter((scheme) => scheme.error.median !== null);
+  const width = Math.max(place.clientWidth, 100);
+  const end = Math.max(...measured.map(({ error, limit }) => Math.max(error.p90, limit)));
+  const x = (value) => 1 + (value / end) * (width - 2);
+  const words = ({ error, limit }) =>
+    `${roughPercent(error.median)} (p90 ${roughPercent(error.p90)}, limit ${roughPercent(limit)})`;
+  const spoken = measured.map((scheme) => `${scheme.scheme}: ${words(scheme)}`).join("; ");
+  const drawing = svg("svg", { width, height: ROW * measured.length, role: "img", "aria-label": `Errors by scheme. ${spoken}` });
+  measured.forEach((scheme, at) => {
+    const { error, limit } = scheme;
+    const y = at * ROW;
+    drawing.append(
+      svg("text", { x: 0, y: y + 12 }, scheme.scheme),
+      svg("text", { class: "soft", x: width, y: y + 12, "text-anchor": "end" }, words(scheme)),
+      svg("rect", { class: scheme.warning ? "error exceeds" : "error", x: 1, y: y + 17, width: x(error.median) - 1, height: 12 }),
+      svg("line", { class: "end", x1: x(error.median), x2: x(error.p90), y1: y + 23, y2: y + 23 }),
+      svg("line", { class: "bound", x1: x(limit), x2: x(limit), y1: y + 15, y2: y + 31 }));
+  });
+  place.replaceChildren(...(measured.length ? [drawing] : []));
 }
 
 function scatter(scheme) {
@@ -99,6 +123,8 @@ export function drawCalibration(calibration) {
   if (command.dataset.job !== calibration.job) write(find("#copy-refit"), "Copy");
   command.dataset.job = calibration.job;
   write(command, `seqplan profile refit --server ${server} --job ${calibration.job} -o refitted.json`);
+  drawErrors(find("#errors .drawing"), schemes);
+  find("#errors").hidden = steps.measured === 0;
   find("#calibration-table").hidden = schemes.length === 0;
   find("#calibration-table tbody").replaceChildren(...schemes.map(row));
   find("#scatters").replaceChildren(...schemes.filter((each) => each.points.length).map(scatter));

@@ -20,6 +20,11 @@ function chosen(pipelines) {
   return pipelines.map((pipeline, at) => ({ ...pipeline, at })).filter(({ at }) => kept.has(at));
 }
 
+function recomputation({ recompute, offload_layers: share }) {
+  if (!recompute) return "";
+  return `, recomputation ${recompute}` + (share ? `, ${Math.round(100 * share)} % of layers offloaded` : "");
+}
+
 function passes(pipeline, stage, x, top, names) {
   const group = svg("g", { class: "passes" });
   for (const [kind, at, start, end] of pipeline.stages[stage]) {
@@ -29,7 +34,7 @@ function passes(pipeline, stage, x, top, names) {
       const micro = pipeline.micro_batches[at];
       rect.append(svg("title", {}, `${PASS[kind]} of micro-batch ${at}: ${ms(start)} to ${ms(end)} ms, ` +
         `${count(micro.tokens)} tokens in ${count(micro.sequences)} sequences, ` +
-        `the longest ${count(micro.longest)}`));
+        `the longest ${count(micro.longest)}${recomputation(micro)}`));
     }
     group.append(rect);
     if (width > 16) {

@@ -3,8 +3,9 @@
 import { Charts } from "./charts.js";
 import { copyRefit, drawCalibration } from "./calibration.js";
 import { drawGantt } from "./gantt.js";
+import { estimateRatio, intervalText } from "./intervals.js";
 import { behind, showJobs, since, stateMark } from "./jobs.js";
-import { NONE, count, duration, find, html, ms, percent, roughPercent, signedPercent, write } from "./markup.js";
+import { NONE, count, duration, find, html, ms, percent, roughPercent, signedPercent, times, write } from "./markup.js";
 import { RequestError, json, ofJob, text, token } from "./service.js";
 import { Colors, drawStrategies } from "./strategies.js";
 
@@ -60,8 +61,10 @@ function showFacts() {
   const done = items.filter((item) => item.step <= about.slowest);
   const pace = done.length ? done : items;
   const step = median(pace.map(took));
-  const rate = median(pace.map((item) => (1000 * item.tokens) / took(item)));
-  const measured = done.some((item) => item.measured_ms !== null) ? "measured" : "predicted";
+  const rate = estimateRatio(pace.map((item) => [1000 * item.tokens, took(item)]));
+  const executed = done.filter((item) => item.measured_ms !== null);
+  const measured = executed.length ? "measured" : "predicted";
+  const slowdown = estimateRatio(executed.map((item) => [item.measured_ms, item.predicted_ms]));
   const left = about.last_step === null || step === null ? null : ((about.last_step - about.slowest) * step) / 1000;
   const errors = (calibration?.schemes ?? []).filter((each) => each.error.recent !== null);
   const worst = errors.sort((a, b) => b.error.recent / b.limit - a.error.recent / a.limit)[0];
@@ -72,7 +75,9 @@ function showFacts() {
     fact("Slowest rank at", about.slowest < 0 ? NONE : about.slowest, late || `fastest ${about.fastest < 0 ? NONE : about.fastest}`),
     fact("Planned to step", about.last_planned_step ?? NONE, last),
     fact("Planned ahead", about.ahead, `look-ahead ${about.look_ahead}`),
-    fact("Tokens per second", count(rate), `${measured}, ${ms(step)} ms a step (median)`),
+    fact("Tokens per second", count(rate?.ratio), rate && `${measured}; ${intervalText(rate, count)}`),
+    fact("Milliseconds a step", ms(step), `${measured}, median`),
+    fact("Measured over predicted", times(slowdown?.ratio), slowdown ? intervalText(slowdown, (value) => value.toFixed(2)) : "nothing measured"),
     fact("Time left", left === null || left < 0 ? NONE : duration(left), `${measured}, without what comes between steps`),
     fact("Optimality gap", ...gapOf(items)),
     fact("Planning a step", `${ms(median(items.map((item) => item.planning_ms)))} ms`, "median"),

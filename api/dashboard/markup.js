@@ -19,6 +19,7 @@ export const count = or((value) => number.format(value));
 export const ms = or((value) => (Math.abs(value) >= 1000 ? number : fine).format(value));
 export const percent = or((value) => share.format(value));
 export const roughPercent = or((value) => rough.format(value));
+export const times = or((value) => `${value.toFixed(2)}×`);
 export const signedPercent = or((value) => signed.format(value));
 
 /** Seconds as "12 s", "5 min", "3 h 20 min", "2 d 4 h". */

@@ -11,8 +11,9 @@ from typing import Any
 
 from seqplan.api.store.lru import Lru
 from seqplan.api.store.tables.plans import PlannedStep
-from seqplan.costs.fit.refit import Measurable, measurable
+from seqplan.costs.fit.measurements import Measurable, measurable
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
+from seqplan.plans.recomputation import read_mode
 from seqplan.plans.scheme import Scheme, Strategy
 
 KEPT = 2048
@@ -58,7 +59,7 @@ class PlanSummary:
             strategy=str(strategy),
             pipelines=sum(1 for pipeline in plan.pipelines if pipeline.micro_batches),
             measurable=tuple(
-                replace(pipeline, ranks=_compact(pipeline.ranks), lengths=())
+                replace(pipeline, ranks=_compact(pipeline.ranks), lengths=(), by_mode={})
                 for pipeline in measurable(plan)
             ),
         )
@@ -133,7 +134,7 @@ def _pipeline(fields: dict[str, Any], schemes: dict[tuple[int, ...], Scheme]) ->
             batch["tokens"],
             batch["padded_tokens"],
             batch["cost_ms"],
-            batch.get("recompute"),
+            read_mode(batch),
         )
         for batch in fields["micro_batches"]
     )

@@ -66,11 +66,11 @@ def complete(
         cluster=cluster,
         sizes=_sizes(profile, sizes or {}),
         zero=profile.zero_stage,
-        checkpointing=profile.modes[0].name,
+        recompute=profile.modes[0].name,
     )
     if len(profile.modes) > 1:
         raise ValueError(
-            f"profile {profile.name}: has the recomputation modes {profile.checkpointing}. "
+            f"profile {profile.name}: has the recomputation modes {profile.mode_names}. "
             "Complete a profile of one mode"
         )
     unchanged = [e for e in profile.schemes if e.origin != "derived" or e.scheme not in schemes]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
 
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.model_sizes import ModelSizes
-from seqplan.plans.recomputation import MODES
+from seqplan.plans.recomputation import MODES, join_mode, split_mode
+from seqplan.plans.scheme import Scheme
 
 LOSSES = ("whole", "chunked", "fused")
 """How the loss holds logits: of all tokens at once; of ``CHUNK_ROWS`` tokens at a time, computed
@@ -30,24 +35,47 @@ FP8_GAIN = 1.8
 less of it is reached. Between the fits of two tables: see docs/analytic-model.md."""
 
 
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class CostTerm:
+    """Time and memory of a stage that the analytic model lacks, by name.
+
+    - ``stage_ms(deployment, scheme, lengths)``: milliseconds of forward and backward that each
+      micro-batch adds on its slowest stage. ``lengths``: tokens, shape (…, sequences); result (…).
+    - ``layer_bytes(deployment, tp)``: bytes per token that a layer also keeps until backward,
+      before division over tp·ulysses·ring.
+    """
+
+    name: str
+    stage_ms: Callable[[Deployment, Scheme, Floats], npt.ArrayLike]
+    layer_bytes: Callable[[Deployment, int], float] = lambda deployment, tp: 0.0
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Deployment:
     """A model on a cluster, and how it is trained; ``ValueError`` for values that are unknown.
 
-    - ``zero``: ZeRO stage 1, 2 or 3; ``checkpointing``: recomputation mode; ``loss``,
+    - ``zero``: ZeRO stage 1, 2 or 3; ``recompute``: recomputation mode; ``loss``,
       ``precision``, ``sync``, ``context_parallel``: see the constants above.
+    - ``offload_layers``: share of the layers whose activations go to host memory, of
+      which each GPU has ``host_memory_bytes``.
     - ``gradient_bytes``: of a gradient's sum during a step, 4 in fp32, 2 in bf16.
     - ``fp8_gain``: of products in fp8.
     - ``virtual_stages``: parts that a rank's layers are cut into (interleaved 1F1B).
     - ``tp_overlap``: share of tensor parallelism's collectives that products hide.
     - ``sequence_parallel``: whether tp splits norms and residuals by tokens too, as this runtime
       and Megatron's sequence parallelism do.
+    - ``added_terms``: cost terms that packages add.
     """
 
     cluster: ClusterHardware
     sizes: ModelSizes
     zero: int = 1
-    checkpointing: str = "none"
+    recompute: str = "none"
+    offload_layers: float = 0.0
+    host_memory_bytes: float = 0.0
     loss: str = "whole"
     gradient_bytes: int = 4
     precision: str = "bf16"
@@ -57,6 +85,7 @@ class Deployment:
     tp_overlap: float = 0.0
     context_parallel: str = "ring"
     sequence_parallel: bool = True
+    added_terms: tuple[CostTerm, ...] = ()
 
     def __post_init__(self) -> None:
         if self.zero not in (1, 2, 3):
@@ -64,7 +93,7 @@ class Deployment:
         if self.gradient_bytes not in (2, 4):
             raise ValueError(f"gradient_bytes must be 2 or 4: {self.gradient_bytes!r}")
         for name, choices in (
-            ("checkpointing", MODES),
+            ("recompute", MODES),
             ("loss", LOSSES),
             ("precision", PRECISIONS),
             ("sync", SYNC_OVERLAPS),
@@ -74,7 +103,19 @@ class Deployment:
                 raise ValueError(
                     f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}"
                 )
+        if not 0 <= self.offload_layers <= 1:
+            raise ValueError(f"offload_layers must be a share from 0 to 1: {self.offload_layers!r}")
+        if self.offload_layers and not 1 <= self.host_memory_bytes <= 1e15:
+            raise ValueError(
+                f"host memory of mode {self.mode}: {self.host_memory_bytes:g} bytes a GPU. "
+                "State it, or leave the mode out"
+            )
         hardware = self.cluster.hardware
+        if self.offload_layers and not hardware.host_gb_s:
+            raise ValueError(
+                f"mode {self.mode}: the host link of {hardware.name} is not known. "
+                "State host_gb_s in a device file"
+            )
         if self.precision == "fp8" and hardware.generation == "ampere":
             raise ValueError(f"precision fp8: {hardware.name} has no products in fp8")
         if not 1 <= self.fp8_gain <= 4:
@@ -83,6 +124,16 @@ class Deployment:
             raise ValueError(f"virtual_stages must be 1 to 1024: {self.virtual_stages!r}")
         if not 0 <= self.tp_overlap <= 1:
             raise ValueError(f"tp_overlap must be a share from 0 to 1: {self.tp_overlap!r}")
+
+    @property
+    def mode(self) -> str:
+        """The recomputation mode as profiles write it."""
+        return join_mode(self.recompute, self.offload_layers)
+
+    def with_mode(self, mode: str) -> Deployment:
+        """Return the deployment with a recomputation mode as profiles write it."""
+        name, share = split_mode(mode)
+        return replace(self, recompute=name, offload_layers=share)
 
     @property
     def description(self) -> str:
@@ -100,6 +151,8 @@ class Deployment:
             parts.append("keys and values gathered, not passed on")
         if not self.sequence_parallel:
             parts.append("norms and residuals whole on every rank of tp")
+        if self.added_terms:
+            parts.append(f"added cost terms {', '.join(term.name for term in self.added_terms)}")
         return ", ".join(parts)
 
     @property
@@ -125,8 +178,17 @@ class Deployment:
             notes.append(
                 "unchecked: linear attention is taken to reach a quarter of the rate of products"
             )
+        if self.offload_layers:
+            notes.append(
+                f"unchecked: offload at {hardware.host_gb_s:g} GB/s each way for each GPU, next to "
+                "90% of forward and backward"
+            )
         if special.kv_rank:
             notes.append("unchecked: latent attention (MLA), whose keys and values are made whole")
+        notes.extend(
+            f"unchecked: cost term {term.name}, which an installed package adds"
+            for term in self.added_terms
+        )
         return tuple(notes)
 
     def stage_layers(self, pp: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,6 +22,7 @@ from seqplan.costs.analytic.memory import (
     CONTEXT_BYTES,
     FRAGMENTATION,
     count_fixed_loss_bytes,
+    count_host_bytes,
     count_kept_bytes,
     count_transient_bytes,
     state_bytes,
@@ -31,9 +31,9 @@ from seqplan.costs.analytic.terms import stage_terms
 from seqplan.costs.fit.latency_fit import Errors
 from seqplan.costs.latency import Latency
 from seqplan.costs.profile import keep_modes
-from seqplan.costs.profile_reader import COMPARED_LENGTH
+from seqplan.costs.profile_reader import COMPARED_LENGTH, HOST_BYTES
 from seqplan.costs.profiled_scheme import PROFILE_SCHEMA
-from seqplan.plans.recomputation import MODES
+from seqplan.plans.recomputation import rank_mode
 from seqplan.plans.scheme import Scheme
 
 Floats = npt.NDArray[np.float64]
@@ -62,9 +62,8 @@ def derive_profile(
     check_schemes(deployment.sizes, deployment.cluster, schemes, deployment.zero)
     cluster, sizes = deployment.cluster, deployment.sizes
     by_mode = {
-        mode: replace(deployment, checkpointing=mode)
-        for mode in MODES
-        if mode in (modes or (deployment.checkpointing,))
+        mode: deployment.with_mode(mode)
+        for mode in sorted(modes or (deployment.mode,), key=rank_mode)
     }
     fitted = {
         mode: {
@@ -86,9 +85,10 @@ def derive_profile(
     # Those that keep most first; of two that keep as much the one that recomputes less.
     first = str(widths[0])
     described.sort(key=lambda mode: -mode["kept_bytes_per_token"][first])
+    offloads = any(HOST_BYTES in mode for mode in described)
     hardware = cluster.hardware
     errors = [errors for of_mode in fitted.values() for _, errors in of_mode.values()]
-    notes = list(deployment.notes)
+    notes = list(dict.fromkeys(note for chosen in by_mode.values() for note in chosen.notes))
     sharded, layers, embeddings = state_bytes(deployment)
     document = {
         "schema": PROFILE_SCHEMA,
@@ -112,6 +112,7 @@ def derive_profile(
             "resident_layer_bytes": layers,
             "resident_embedding_bytes": embeddings,
             **({"loss_bytes": loss} if (loss := count_fixed_loss_bytes(deployment)) else {}),
+            **({"host_memory_bytes": deployment.host_memory_bytes} if offloads else {}),
         },
         "schemes": [
             write_derived_entry(
@@ -150,12 +151,14 @@ def _describe_mode(
     scheme = min(fitted)
     time, least = (of[scheme][0].micro_batch_ms([COMPARED_LENGTH]) for of in (fitted, plain))
     hidden = deployment.sizes.hidden
+    host = {str(tp): count_host_bytes(deployment, tp) for tp in widths}
     return {
-        "name": deployment.checkpointing,
+        "name": deployment.mode,
         "forward_fraction": round(FORWARD_FRACTION * least / time, 4),
         "kept_bytes_per_token": {str(tp): count_kept_bytes(deployment, tp) for tp in widths},
         "transient_bytes_per_token": {
             str(tp): count_transient_bytes(deployment, tp) + count_gathered_bytes(hidden, tp)
             for tp in widths
         },
+        **({HOST_BYTES: host} if deployment.offload_layers else {}),
     }

@@ -25,6 +25,7 @@ DEVICES: dict[str, Hardware] = {
             multiprocessors=108,
             intra_gb_s=300,
             inter_gb_s=25,
+            host_gb_s=25,
             source=f"{_A100}; 1,555 GB/s",
         ),
         Hardware(
@@ -35,6 +36,7 @@ DEVICES: dict[str, Hardware] = {
             multiprocessors=108,
             intra_gb_s=300,
             inter_gb_s=25,
+            host_gb_s=25,
             source=f"{_A100}; 2,039 GB/s",
         ),
         Hardware(
@@ -45,6 +47,7 @@ DEVICES: dict[str, Hardware] = {
             multiprocessors=108,
             intra_gb_s=200,
             inter_gb_s=25,
+            host_gb_s=25,
             source="as A100-80 SXM with NVLink of 400 GB/s (A800 data sheet)",
         ),
         Hardware(
@@ -55,6 +58,7 @@ DEVICES: dict[str, Hardware] = {
             multiprocessors=132,
             intra_gb_s=450,
             inter_gb_s=50,
+            host_gb_s=55,
             matmul_efficiency=HOPPER_PRODUCTS,
             generation="hopper",
             source=f"NVIDIA H100 SXM {_HOPPER}; 3.35 TB/s",
@@ -67,6 +71,7 @@ DEVICES: dict[str, Hardware] = {
             multiprocessors=132,
             intra_gb_s=450,
             inter_gb_s=50,
+            host_gb_s=55,
             matmul_efficiency=0.48,
             generation="hopper",
             unchecked=True,
@@ -81,6 +86,7 @@ DEVICES: dict[str, Hardware] = {
             multiprocessors=114,
             intra_gb_s=64,
             inter_gb_s=25,
+            host_gb_s=27.5,
             intra_latency_us=20.0,
             socket_gpus=4,
             switch_gpus=2,
@@ -98,6 +104,7 @@ DEVICES: dict[str, Hardware] = {
             multiprocessors=132,
             intra_gb_s=450,
             inter_gb_s=50,
+            host_gb_s=55,
             matmul_efficiency=HOPPER_PRODUCTS,
             generation="hopper",
             unchecked=True,
@@ -111,6 +118,7 @@ DEVICES: dict[str, Hardware] = {
             multiprocessors=132,
             intra_gb_s=200,
             inter_gb_s=50,
+            host_gb_s=55,
             matmul_efficiency=HOPPER_PRODUCTS,
             generation="hopper",
             unchecked=True,
@@ -124,6 +132,7 @@ DEVICES: dict[str, Hardware] = {
             multiprocessors=148,
             intra_gb_s=900,
             inter_gb_s=50,
+            host_gb_s=55,
             matmul_efficiency=HOPPER_PRODUCTS,
             generation="blackwell",
             unchecked=True,
@@ -138,6 +147,7 @@ DEVICES: dict[str, Hardware] = {
             multiprocessors=148,
             intra_gb_s=900,
             inter_gb_s=50,
+            host_gb_s=360,
             gpus_per_node=72,
             matmul_efficiency=HOPPER_PRODUCTS,
             generation="blackwell",
@@ -153,6 +163,7 @@ DEVICES: dict[str, Hardware] = {
             multiprocessors=304,
             intra_gb_s=448,
             inter_gb_s=50,
+            host_gb_s=55,
             matmul_efficiency=0.5,
             generation="cdna3",
             unchecked=True,
@@ -167,6 +178,7 @@ DEVICES: dict[str, Hardware] = {
             multiprocessors=92,
             intra_gb_s=32,
             inter_gb_s=12.5,
+            host_gb_s=12.5,
             generation="ada",
             socket_gpus=4,
             switch_gpus=2,
@@ -177,8 +189,13 @@ DEVICES: dict[str, Hardware] = {
         ),
     )
 }
-"""Hardware by name. Large bf16 products reach about 85 % of the peak on A100; those of devices that
-are ``unchecked`` are assumed, not measured, half of the peak on an MI300X among them."""
+"""Hardware by name.
+
+Large bf16 products reach about 85 % of the peak on A100; those of devices that are ``unchecked``
+are assumed, not measured, half of the peak on an MI300X among them. ``host_gb_s`` is assumed for
+all: 25 of PCIe 4.0's 32 GB/s, 55 of PCIe 5.0's 64, half of it where two GPUs share a switch, and
+80 % of the 450 GB/s of a GB200's link to its host.
+"""
 
 
 def find_device(name: str, parameter: str = "device") -> Hardware:

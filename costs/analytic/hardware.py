@@ -19,6 +19,8 @@ class Hardware:
     - ``intra_latency_us``, ``inter_latency_us``: start of a transfer.
     - ``socket_gpus``, ``switch_gpus``: of a node without NVLink: GPUs under one host bridge, and
       under one PCIe switch below it; 0 with NVLink. Traffic between switches shares the bridge.
+    - ``host_gb_s``: link to host memory, one direction, that a large copy reaches with the other
+      GPUs of the node copying too; 0 if it is not known, and nothing may be offloaded.
     - ``matmul_efficiency``: share of the peak that large matrix products reach.
     - ``generation``: of ``attention_rates``, whose kernels it runs; ``attention_kernel``: the one
       that is meant, by default what this runtime calls.
@@ -34,6 +36,7 @@ class Hardware:
     multiprocessors: int
     intra_gb_s: float
     inter_gb_s: float
+    host_gb_s: float = 0.0
     intra_latency_us: float = 10.0
     inter_latency_us: float = 20.0
     socket_gpus: int = 0
@@ -69,6 +72,8 @@ class Hardware:
                 raise ValueError(
                     f"hardware: {field} must be from 0.001 to 1e15, not {getattr(self, field)!r}"
                 )
+        if not 0 <= self.host_gb_s <= 1e6:
+            raise ValueError(f"hardware: host_gb_s must be from 0 to 1e6, not {self.host_gb_s!r}")
         if not 0.01 <= self.matmul_efficiency <= 1:
             raise ValueError(
                 "hardware: matmul_efficiency must be from 0.01 to 1, not "

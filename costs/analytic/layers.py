@@ -36,7 +36,7 @@ class Passes:
     between: tuple[int, int]
 
     @classmethod
-    def from_checkpointing(cls, checkpointing: str) -> Passes:
+    def from_mode(cls, recompute: str) -> Passes:
         """Those of a recomputation mode."""
         return {
             "none": cls(1, 1, 1, (1, 1)),
@@ -45,7 +45,7 @@ class Passes:
             "half_products": cls(1.5, 1, 1.5, (2, 2)),
             "mlp": cls(1, 1, 2, (1, 2)),
             "full": cls(2, 2, 2, (2, 2)),
-        }[checkpointing]
+        }[recompute]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def products_ms(deployment: Deployment, scheme: Scheme, layers: float, tokens: F
 def layer_products(deployment: Deployment, scheme: Scheme) -> Iterator[tuple[int, Product]]:
     """Yield every product of the model with how many of its layers have it."""
     sizes, special = deployment.sizes, deployment.sizes.architecture
-    passes = Passes.from_checkpointing(deployment.checkpointing)
+    passes = Passes.from_mode(deployment.recompute)
     for inner, columns in _attention_weights(sizes, scheme.tp):
         yield sizes.attending_layers, Product(inner, columns, passes.attention)
     for inner, columns in _linear_weights(sizes, scheme.tp):
@@ -151,7 +151,7 @@ def memory_bound_ms(
     Experts: every token's hidden state is copied to each of its experts and summed from them.
     """
     sizes, special = deployment.sizes, deployment.sizes.architecture
-    passes = Passes.from_checkpointing(deployment.checkpointing).between
+    passes = Passes.from_mode(deployment.recompute).between
     norms = 10.0 * sizes.hidden * (1 if deployment.sequence_parallel else scheme.tp)
     expanded = 2 if special.ungated else 3
     positions = 4.0 * (sizes.attention_width + sizes.kv_width)
@@ -194,7 +194,7 @@ def linear_attention_ms(
     )
     hardware = deployment.cluster.hardware
     rate = hardware.peak_tflops * 1e9 * hardware.matmul_efficiency * LINEAR_EFFICIENCY
-    passes = Passes.from_checkpointing(deployment.checkpointing).core + 2
+    passes = Passes.from_mode(deployment.recompute).core + 2
     share = layers / sizes.layers * special.linear_layers / (scheme.tp * scheme.sp)
     moved = 4.0 * _linear_width(sizes)
     return np.asarray(

@@ -1,4 +1,4 @@
-"""Bytes on the fullest GPU: model states by ZeRO stage, activations by checkpointing, logits.
+"""Bytes on the fullest GPU: model states by ZeRO stage, activations by recomputation mode, logits.
 
 Constants are stated with their sources; gradients' bytes and whether tp splits norms and
 residuals by tokens are the deployment's.
@@ -7,6 +7,7 @@ residuals by tokens are the deployment's.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import ceil, inf
 
 from seqplan.costs.analytic.deployment import CHUNK_ROWS, Deployment
 from seqplan.costs.analytic.hardware import GIB
@@ -29,6 +30,9 @@ CONTEXT_BYTES = 3 * GIB
 
 FRAGMENTATION = 0.05
 """Share of the memory that a caching allocator cannot hand out."""
+
+MOVING_LAYERS = 2
+"""Layers whose activations are on the device and on their way to the host or back."""
 
 TIGHT = 0.1
 """How far the bytes may be off: from this share below the usable memory to this share above the
@@ -53,7 +57,7 @@ def state_bytes(deployment: Deployment) -> tuple[float, float, float]:
 
 
 def layer_activation_bytes(
-    sizes: ModelSizes, checkpointing: str, tp: int, *, sequence_parallel: bool = True
+    sizes: ModelSizes, recompute: str, tp: int, *, sequence_parallel: bool = True
 ) -> float:
     """Count the saved bytes of one layer per token, before division over tp·ulysses·ring.
 
@@ -93,7 +97,7 @@ def layer_activation_bytes(
         "half_products": put_out - 2.0 * sizes.hidden,
         "mlp": float(attention),
         "full": 2.0 * sizes.hidden,
-    }[checkpointing]
+    }[recompute]
 
 
 def activation_bytes_per_token(deployment: Deployment, tp: int) -> float:
@@ -102,13 +106,31 @@ def activation_bytes_per_token(deployment: Deployment, tp: int) -> float:
 
 
 def count_kept_bytes(deployment: Deployment, tp: int) -> float:
-    """Count the bytes that all layers keep until backward; before division over ranks."""
-    return deployment.sizes.layers * _split_recomputed(deployment, tp)[0]
+    """Count the bytes that all layers keep until backward; before division over ranks.
+
+    On the device: those of layers that are offloaded are ``count_host_bytes``.
+    """
+    layers = deployment.sizes.layers * (1 - deployment.offload_layers)
+    return layers * _split_recomputed(deployment, tp)[0]
+
+
+def count_host_bytes(deployment: Deployment, tp: int) -> float:
+    """Count the bytes that layers keep on the host until backward; before division over ranks.
+
+    The number of layers is rounded up, on a stage of the pipeline.
+    """
+    layers = ceil(round(deployment.sizes.layers * deployment.offload_layers, 9))
+    return layers * _split_recomputed(deployment, tp)[0]
 
 
 def count_transient_bytes(deployment: Deployment, tp: int) -> float:
-    """Count one layer's recomputed part and the logits; before division over ranks."""
-    return _split_recomputed(deployment, tp)[1] + count_logit_bytes(deployment)
+    """Count one layer's recomputed part and the logits; before division over ranks.
+
+    With offload also ``MOVING_LAYERS``, on their way to the host or back.
+    """
+    kept, recomputed = _split_recomputed(deployment, tp)
+    moving = MOVING_LAYERS * kept if deployment.offload_layers else 0.0
+    return moving + recomputed + count_logit_bytes(deployment)
 
 
 def count_logit_bytes(deployment: Deployment) -> float:
@@ -129,11 +151,22 @@ def _split_recomputed(deployment: Deployment, tp: int) -> tuple[float, float]:
     """Count a layer's bytes per token that stay, and those that recomputing it adds."""
     kept_bytes, whole = (
         layer_activation_bytes(
-            deployment.sizes, checkpointing, tp, sequence_parallel=deployment.sequence_parallel
+            deployment.sizes, recompute, tp, sequence_parallel=deployment.sequence_parallel
         )
-        for checkpointing in (deployment.checkpointing, "none")
+        for recompute in (deployment.recompute, "none")
     )
-    return kept_bytes, whole - kept_bytes
+    return kept_bytes + _count_added_bytes(deployment, tp), whole - kept_bytes
+
+
+def _count_added_bytes(deployment: Deployment, tp: int) -> float:
+    """Count a layer's bytes per token by cost terms of packages. ``ValueError`` if negative."""
+    total = 0.0
+    for term in deployment.added_terms:
+        added = float(term.layer_bytes(deployment, tp))
+        if not 0 <= added < inf:
+            raise ValueError(f"cost term {term.name!r}: layer_bytes is {added}. Return 0 or more")
+        total += added
+    return total
 
 
 def peak_bytes(
@@ -150,6 +183,9 @@ def peak_bytes(
     held = 1.0 if scheme.pp == 1 or sizes.tied else 0.5
     spread = scheme.tp * scheme.sp
     layer_bytes, recomputed = _split_recomputed(deployment, scheme.tp)
+    if deployment.offload_layers:
+        recomputed += MOVING_LAYERS * layer_bytes
+        layer_bytes *= 1 - deployment.offload_layers
     logits = count_logit_bytes(deployment) * tokens / spread
     logits += (
         count_fixed_loss_bytes(deployment) / scheme.tp * min(1.0, tokens / scheme.sp / CHUNK_ROWS)

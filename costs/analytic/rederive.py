@@ -33,7 +33,7 @@ def rederive_profile(
         cluster=ClusterHardware(device, -(-gpus // per_node), per_node),
         sizes=sizes,
         zero=zero,
-        checkpointing=profile.modes[0].name,
+        recompute=profile.modes[0].name,
         loss=next((loss for loss in LOSSES if f"loss {loss}" in profile.source), "whole"),
     )
     derived = all(entry.origin == "derived" for entry in profile.schemes)

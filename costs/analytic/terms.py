@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.costs.analytic.attention import TRANSFER_MULTIPROCESSORS, attention_terms
-from seqplan.costs.analytic.deployment import Deployment
+from seqplan.costs.analytic.deployment import CostTerm, Deployment
 from seqplan.costs.analytic.kernels import matmul_ms, memory_ms
 from seqplan.costs.analytic.layers import Passes, linear_attention_ms, memory_bound_ms, products_ms
 from seqplan.costs.analytic.links import placement, ring_collective_ms
+from seqplan.costs.analytic.memory import count_host_bytes
 from seqplan.plans.scheme import Scheme
 
 Floats = npt.NDArray[np.float64]
@@ -28,6 +29,9 @@ KERNELS_RING_STEP = 2
 HIDING = ("matrix products", "memory-bound", "attention", "linear attention", "ring transfer")
 """Terms that hide ZeRO-3's collectives: kernels, and transfers of a ring that exceed their kernels.
 Gathering goes on while attention waits for the ring; each is counted at the rate of its links."""
+
+HIDES_COPIES = 0.9
+"""Share of forward and of backward next to which copies to and from the host run: assumed."""
 
 LOSS_BYTES = {"whole": 22, "chunked": 22, "fused": 10}
 """Bytes moved per logit: bf16 written and read, fp32 copy written, softmax read and written,
@@ -56,9 +60,30 @@ def stage_terms(
     }
     if deployment.sizes.architecture.linear_layers:
         terms["linear attention"] = linear_attention_ms(deployment, scheme, layers, tokens)
+    if deployment.offload_layers:
+        terms["offload"] = _offload_ms(deployment, scheme, tokens, terms)
     if deployment.zero == 3:
         terms["parameter gathering"] = _gathering_ms(deployment, scheme, dp, layers, terms)
+    for added in deployment.added_terms:
+        if added.name in terms:
+            raise ValueError(f"cost term {added.name!r}: the analytic model has it. Rename it")
+        terms[added.name] = _time_added_term(added, deployment, scheme, sequences)
     return {name: np.where(tokens > 0, term, 0.0) for name, term in terms.items()}
+
+
+def _time_added_term(
+    added: CostTerm, deployment: Deployment, scheme: Scheme, sequences: Floats
+) -> Floats:
+    """Time a package's cost term, checked."""
+    term = np.asarray(added.stage_ms(deployment, scheme, sequences), dtype=np.float64)
+    if term.shape not in ((), sequences.shape[:-1]):
+        raise ValueError(
+            f"cost term {added.name!r}: stage_ms returns shape {term.shape} for lengths of shape "
+            f"{sequences.shape}. Return {sequences.shape[:-1]}"
+        )
+    if not np.all(np.isfinite(term) & (term >= 0)):
+        raise ValueError(f"cost term {added.name!r}: stage_ms is negative, infinite or NaN. Fix it")
+    return np.broadcast_to(term, sequences.shape[:-1])
 
 
 def _tp_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floats:
@@ -67,7 +92,7 @@ def _tp_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floats:
     Two blocks, attention and feed-forward, each gather and scatter once forward and once backward.
     ``Deployment.tp_overlap`` of it is hidden behind products.
     """
-    passes = Passes.from_checkpointing(deployment.checkpointing)
+    passes = Passes.from_mode(deployment.recompute)
     once = ring_collective_ms(
         deployment.cluster,
         placement(scheme, 1)["tp"],
@@ -93,8 +118,26 @@ def _head_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floats:
     )
 
 
+def _offload_ms(
+    deployment: Deployment, scheme: Scheme, tokens: Floats, terms: Mapping[str, Floats]
+) -> Floats:
+    """Time that copies of activations to the host and back add, beyond what hides them.
+
+    Forward hides ``HIDES_COPIES`` of its time in copies to the host, backward in those back.
+    """
+    moved = count_host_bytes(deployment, scheme.tp) / (scheme.tp * scheme.sp * scheme.pp) * tokens
+    copy_ms = moved / (deployment.cluster.hardware.host_gb_s * 1e6)
+    whole = np.sum(list(terms.values()), axis=0)
+    passes = Passes.from_mode(deployment.recompute)
+    forward = whole / (2 + (passes.attention + passes.feed_forward) / 2)
+    return np.asarray(
+        np.maximum(copy_ms - HIDES_COPIES * forward, 0.0)
+        + np.maximum(copy_ms - HIDES_COPIES * (whole - forward), 0.0)
+    )
+
+
 def _launch_ms(deployment: Deployment, scheme: Scheme, layers: float) -> float:
-    passes = Passes.from_checkpointing(deployment.checkpointing)
+    passes = Passes.from_mode(deployment.recompute)
     forwards = (passes.attention + passes.feed_forward) / 2
     kernels = forwards * KERNELS_FORWARD + KERNELS_BACKWARD
     if deployment.context_parallel == "ring":

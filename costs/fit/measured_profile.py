@@ -192,7 +192,7 @@ def profile_document(
         "hardware": {"gpu": devices.gpu, "gpus_per_node": devices.gpus_per_node},
         "model": {size: sizes[size] for size in sorted(sizes)},
         "zero_stage": 1,
-        "checkpointing": fit.measured_on.checkpointing,
+        "recompute": fit.measured_on.recompute,
         "forward_fraction": round(fit.forward_fraction, 4),
         "memory": {
             "capacity_bytes": devices.capacity_bytes,

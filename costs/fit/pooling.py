@@ -17,6 +17,21 @@ from seqplan.plans.scheme import Scheme
 Floats = npt.NDArray[np.float64]
 
 
+def group_by_mode(files: Sequence[Path]) -> list[list[Path]]:
+    """Group files of samples by their recomputation mode.
+
+    ``SampleError`` if anything else that they were measured with differs.
+    """
+    groups: dict[str, list[Path]] = {}
+    first: MeasuredOn | None = None
+    for path in files:
+        measured_on, _ = read_samples(path)
+        first = first or measured_on
+        require_same(replace(measured_on, recompute=first.recompute), first, str(path))
+        groups.setdefault(measured_on.recompute, []).append(path)
+    return list(groups.values())
+
+
 def merge_runs(files: list[Path]) -> tuple[MeasuredOn, list[Sample]]:
     """Read the samples of several runs, each ``rescale_to_usual_speed``, all ``pool_samples``.
 

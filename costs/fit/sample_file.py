@@ -159,7 +159,7 @@ def _list_hardware_fields(measured_on: MeasuredOn) -> dict[str, Any]:
     return {
         "device": measured_on.device,
         "dtype": measured_on.dtype,
-        "checkpointing": measured_on.checkpointing,
+        "recompute": measured_on.recompute,
         "model": measured_on.sizes(),
         "tensor_parallel": measured_on.tensor_parallel,
     }
@@ -174,7 +174,7 @@ def _find_hardware(fields: Mapping[str, Any]) -> MeasuredOn:
     return MeasuredOn(
         fields["device"],
         fields["dtype"],
-        fields["checkpointing"],
+        fields["recompute"],
         tuple(fields["model"].items()),
         fields.get("tensor_parallel", PLAIN_TENSOR_PARALLEL),
     )

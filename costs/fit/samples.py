@@ -26,7 +26,7 @@ class MeasuredOn:
 
     device: str
     dtype: str
-    checkpointing: str
+    recompute: str
     model: tuple[tuple[str, int], ...]
     """Sizes by name: hidden, layers, heads, kv_heads, ffn, vocab; see ``ModelSizes.as_dict``."""
     tensor_parallel: str = PLAIN_TENSOR_PARALLEL
@@ -129,7 +129,7 @@ class Sample:
 
 def require_same(measured_on: MeasuredOn, wanted: MeasuredOn, origin: str) -> None:
     """Raise ``SampleError`` where samples of ``origin`` were measured on something else."""
-    for name in ("device", "dtype", "checkpointing", "model", "tensor_parallel"):
+    for name in ("device", "dtype", "recompute", "model", "tensor_parallel"):
         has, expected = getattr(measured_on, name), getattr(wanted, name)
         if has != expected:
             raise SampleError(

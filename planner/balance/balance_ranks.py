@@ -21,6 +21,7 @@ from seqplan.planner.balance.constrained import (
 )
 from seqplan.planner.balance.free import plan_free
 from seqplan.planner.balance.micro_batch_counts import fill_empty, pad_counts
+from seqplan.planner.balance.mode import Mode
 from seqplan.planner.batches.batch import Batch, whole_lengths
 from seqplan.planner.bounds.gpu_time import cheap_bound_ms, gpu_time_bound_ms
 from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps
@@ -33,18 +34,6 @@ from seqplan.planner.lockstep.micro_step_bounds import (
 )
 from seqplan.planner.lockstep.one_degree import plan_one_degree
 from seqplan.planner.placement.fleet import Bin, PipelineClass
-
-
-@dataclass(frozen=True)
-class Mode:
-    """A recomputation mode that a trainer can switch to between micro-batches.
-
-    ``capacity``: tokens of a micro-batch in it; ``cost``: of a micro-batch (``Cost``).
-    """
-
-    name: str
-    capacity: int
-    cost: Latency
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class Cost(Latency):
             cluster=ClusterHardware(hardware, gpus // per_node, per_node),
             sizes=_sizes(str(model)),
             zero=zero,
-            checkpointing=recompute,
+            recompute=recompute,
         )
         scheme = Scheme(tp=tp, ulysses=ulysses, ring=ring)
         document = derive_profile(deployment, [scheme], name="derived")

@@ -13,12 +13,12 @@ from math import ceil
 from seqplan.costs.latency import Latency
 from seqplan.planner.balance.balance_ranks import (
     Balanced,
-    Mode,
     check_lengths,
     host_micro_batch,
     predict_ms,
 )
 from seqplan.planner.balance.constrained import MicroBatches
+from seqplan.planner.balance.mode import Mode
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps
 from seqplan.planner.lockstep.filler import MicroStepsFiller

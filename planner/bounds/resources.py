@@ -209,7 +209,7 @@ def _fill_peaked(
     left = np.maximum(time_ms - bubbles * (low + pipeline_class.least_c), 0.0)
     # M > β also means V > τ/(M + c) − (pp − 1); the rest for work is then most at the M of the
     # best even V, or at the end of the level that is nearest to it.
-    even = (time_ms * pipeline_class.least_c / bubbles) ** 0.5 - pipeline_class.c
+    even = (time_ms * pipeline_class.least_c / bubbles) ** 0.5 - pipeline_class.least_c
     best = np.minimum(np.maximum(even, low), np.maximum(low, high))
     offered = np.maximum(
         best * (time_ms / np.maximum(best + pipeline_class.least_c, 1e-300) - bubbles), 0.0

@@ -16,7 +16,7 @@ import numpy as np
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.relaxation import cut_values, list_fixed_mixes, relax
 from seqplan.planner.bounds.resources import ROUNDING, HeldValue, Relaxation
-from seqplan.planner.placement.fleet import Fleet, Floats, PipelineClass
+from seqplan.planner.placement.fleet import ClassMode, Fleet, Floats, PipelineClass
 
 NEAR = (1.0, 1.002, 1.004, 1.01, 1.03)
 """Multiples of a time at which the relaxation is solved for values that refute the time."""
@@ -77,7 +77,12 @@ def describe_class(scheme: str, k: PipelineClass) -> dict[str, Any]:
         "c": k.c,
         "max_tokens": k.capacity,
         "pad_to": k.unit,
+        **({"modes": [_describe_mode(mode) for mode in k.modes]} if k.modes else {}),
     }
+
+
+def _describe_mode(mode: ClassMode) -> dict[str, float]:
+    return {"a": mode.a, "b": mode.b, "c": mode.c, "max_tokens": mode.capacity}
 
 
 def find_witness(fleet: Fleet, batch: Batch, time_ms: float) -> Witness | None:

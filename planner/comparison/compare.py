@@ -15,7 +15,6 @@ from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.comparison.advice import advice, assumptions, judge_gain
 from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.execution import ExecutionKind
-from seqplan.planner.extensions import list_extensions, load_extension
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.backends import apply_backend, find_backend
 from seqplan.planner.proposal.candidates import Progress
@@ -38,6 +37,7 @@ from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
 from seqplan.planner.systems.static_best import static_best
 from seqplan.planner.systems.trainers import trainer_rules
 from seqplan.planner.workload import Workload
+from seqplan.plans.extensions import list_extensions, load_extension
 
 SYSTEMS = (
     "one-layout",

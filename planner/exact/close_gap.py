@@ -6,10 +6,11 @@ from importlib import import_module
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.exact.instance import Instance
-from seqplan.planner.exact.model import DETERMINISTIC_LIMIT, solve
+from seqplan.planner.exact.model import DETERMINISTIC_LIMIT, ExactSolution, solve
 from seqplan.planner.exact.placement import placement_of
+from seqplan.planner.exact.shared_ranks import SharedRanks
 from seqplan.planner.placement.dispatch import balance
-from seqplan.planner.placement.fill import Placement
+from seqplan.planner.placement.fill import Filling, Placement
 from seqplan.planner.placement.fleet import Fleet
 
 EXACT_GAP = 0.01
@@ -34,10 +35,29 @@ def closer_bound_ms(
     """
     if time_ms <= bound_ms * (1 + EXACT_GAP):
         return bound_ms
-    instance = Instance.from_batch(fleet, batch, time_ms)
-    if instance is None:
+    answered = _answer(fleet, batch, time_ms, bound_ms, limit)
+    if answered is None:
         return bound_ms
-    return min(max(bound_ms, solve(instance, bound_ms, limit).bound_ms), time_ms)
+    return min(max(bound_ms, answered[0].bound_ms), time_ms)
+
+
+def _answer(
+    fleet: Fleet, batch: Batch, time_ms: float, bound_ms: float, limit: float
+) -> tuple[ExactSolution, Filling | None] | None:
+    """Solve a step: the solution, and its placement if it has one; None if it is too large."""
+    if not any(pipeline_class.modes for pipeline_class in fleet.classes):
+        instance = Instance.from_batch(fleet, batch, time_ms)
+        if instance is None:
+            return None
+        solution = solve(instance, bound_ms, limit)
+        return solution, placement_of(instance, solution)
+    ranks = SharedRanks.from_modes(fleet)
+    instance = None if ranks is None else Instance.from_batch(ranks.fleet, batch, time_ms)
+    if ranks is None or instance is None:
+        return None
+    solution = solve(instance, bound_ms, limit, ranks.paths)
+    bins = ranks.place(instance, solution)
+    return solution, None if bins is None else ranks.combine(fleet, instance, bins)
 
 
 def close_gap(
@@ -45,18 +65,18 @@ def close_gap(
 ) -> tuple[Placement, float]:
     """Return the placement or a faster one of its strategy, and a bound (ms).
 
-    Both are returned as given if the gap is at most ``EXACT_GAP`` or too many sequences matter.
+    Both are returned as given if the gap is at most ``EXACT_GAP``, if too many sequences matter,
+    and for pipelines of several stages whose micro-batches may have several recomputation modes.
     The bound is no lower than ``bound_ms``. ``limit``: work (``model.DETERMINISTIC_LIMIT``).
     """
     time_ms = placement.objective_ms
     if time_ms <= bound_ms * (1 + EXACT_GAP):
         return placement, bound_ms
-    instance = Instance.from_batch(placement.fleet, batch, time_ms)
-    if instance is None:
+    answered = _answer(placement.fleet, batch, time_ms, bound_ms, limit)
+    if answered is None:
         return placement, bound_ms
-    answer = solve(instance, bound_ms, limit)
-    proven_ms = max(bound_ms, answer.bound_ms)
-    filling = placement_of(instance, answer)
+    solution, filling = answered
+    proven_ms = max(bound_ms, solution.bound_ms)
     if filling is not None:
         filling = balance(placement.fleet, batch, filling, proven_ms)
     if filling is not None and filling.objective_ms < time_ms:

@@ -45,8 +45,9 @@ class FillerGroup:
 
 @dataclass(frozen=True)
 class Instance:
-    """One batch on one fleet, against a time to beat.
+    """One batch on one fleet of one recomputation mode a pipeline.
 
+    ``time_ms``: the time to beat.
     ``sequences``: for each that matters its place among the batch's distinct lengths, the longest
     first; ``negligible``: how many of each distinct length do not, and ``filler`` what the model
     sees of them.
@@ -65,13 +66,9 @@ class Instance:
     ) -> Instance | None:
         """State the problem; None if more than ``MOST_SEQUENCES`` sequences matter.
 
-        None also if a pipeline's micro-batches have different recomputation modes.
-
         ``time_ms``: the time to beat; a sequence whose work is at most the share
         ``negligible`` of it does not matter, unless there are few.
         """
-        if any(pipeline_class.modes for pipeline_class in fleet.classes):
-            return None
         counts = batch.multiplicity
         work = np.min(
             [

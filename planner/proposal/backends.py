@@ -9,7 +9,7 @@ from seqplan.costs.profile import Profile
 from seqplan.costs.profiled_scheme import ProfileError
 from seqplan.planner.errors import OptionError
 from seqplan.planner.execution import EXECUTIONS, ExecutionKind, choose_execution
-from seqplan.planner.extensions import list_extensions, load_extension
+from seqplan.plans.extensions import list_extensions, load_extension
 from seqplan.plans.recomputation import MODES
 from seqplan.plans.scheme import Scheme
 

@@ -17,8 +17,9 @@ from seqplan.planner.simulation.flops import model_flops, peak_flops
 from seqplan.planner.simulation.one_f_one_b import ForwardFraction
 from seqplan.planner.simulation.timeline import pipelines_timeline, simulate_pipelines_ms
 from seqplan.planner.sync.times import Layout, SyncTimes, layouts_of
-from seqplan.plans.plan import Plan, PlannedPipeline
+from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline
 from seqplan.plans.ranges import ranges_of
+from seqplan.plans.recomputation import rank_mode
 from seqplan.plans.schedule import stages_of_micro_steps
 from seqplan.plans.scheme import Scheme
 
@@ -39,6 +40,16 @@ class Span:
 
 
 @dataclass(frozen=True)
+class ModeUse:
+    """A recomputation mode of an iteration: its micro-batches, their tokens and GPU-time (ms)."""
+
+    name: str
+    micro_batches: int
+    tokens: int
+    gpu_ms: float
+
+
+@dataclass(frozen=True)
 class Iteration:
     """One simulated iteration of one system; times in ms.
 
@@ -47,7 +58,8 @@ class Iteration:
     ``bubble_ratio``: idle share of rank-time until the last backward; ``imbalance``: (slowest −
     fastest) over fastest rank's end of backward, of ranks with work; ``mfu``: model FLOPs over
     peak, attention counted by Σl² of the sequences, None if the profile does not state the model's
-    sizes or the GPU's peak is unknown; ``gap`` and ``planning_ms``: of our plans only.
+    sizes or the GPU's peak is unknown; ``gap`` and ``planning_ms``: of our plans only; ``modes``:
+    recomputation modes with their micro-batches, if the profile has several.
     """
 
     step: int
@@ -67,6 +79,7 @@ class Iteration:
     gap: float | None
     planning_ms: float | None
     spans: tuple[Span, ...]
+    modes: tuple[ModeUse, ...] = ()
 
     @property
     def total_ms(self) -> float:
@@ -178,7 +191,25 @@ def simulate_iteration(
         gap=execution.gap,
         planning_ms=execution.planning_ms,
         spans=tuple(spans),
+        modes=tuple(_count_modes(execution)),
     )
+
+
+def _count_modes(execution: Execution) -> Iterator[ModeUse]:
+    """Count the micro-batches of each recomputation mode, the mode that keeps most first."""
+    by_mode: dict[str, list[tuple[PlannedPipeline, MicroBatch]]] = {}
+    for pipeline in execution.pipelines:
+        for batch in pipeline.micro_batches:
+            if batch.recompute is not None:
+                by_mode.setdefault(batch.recompute, []).append((pipeline, batch))
+    for mode in sorted(by_mode, key=rank_mode):
+        of_mode = by_mode[mode]
+        yield ModeUse(
+            mode,
+            len(of_mode),
+            sum(batch.tokens for _, batch in of_mode),
+            sum(pipeline.scheme.gpus * batch.cost_ms for pipeline, batch in of_mode),
+        )
 
 
 def compute_ms(

@@ -59,7 +59,7 @@ def witness_of(plan: Plan, models: Models) -> dict[str, Any]:
 
     Values and prices for the bound of a strategy, or for that of a layout what its schemes cost, as
     GPU-time alone proves it, each recomputation mode as a scheme. ``ValueError`` if neither does,
-    as for an exact solver's bound, or for prices of schemes with several modes.
+    as for an exact solver's bound.
     """
     batch = Batch(plan.step, plan.ids, plan.lengths, plan.loss_tokens)
     of_layouts = _of_layouts(models, plan.strategy)
@@ -80,11 +80,6 @@ def witness_of(plan: Plan, models: Models) -> dict[str, Any]:
             "classes": [{"gpus": k.gpus, **describe_class(name, k)} for name, k in named],
         }
     witness = None
-    if any(len(model.modes) > 1 for model in of_layouts.values()):
-        raise ValueError(
-            f"step {plan.step}: its bound follows from prices, which are not written for several "
-            "recomputation modes. Give seqplan check plans --prove"
-        )
     if not plan.regroups:
         witness = find_witness(Fleet.from_strategy(plan.strategy, models), batch, claim_ms)
     if witness is None:

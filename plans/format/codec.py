@@ -8,6 +8,7 @@ from typing import Any
 from seqplan.plans.format.canonical import canonical_json, digest_of, parse_json
 from seqplan.plans.format.decode import PlanError, PlanReader
 from seqplan.plans.plan import SCHEMA, Plan, PlannedPipeline
+from seqplan.plans.recomputation import write_mode
 
 __all__ = ["PlanError", "digest", "from_json", "to_json"]
 
@@ -114,7 +115,7 @@ def _pipeline_fields(pipeline: PlannedPipeline) -> dict[str, Any]:
                 "tokens": batch.tokens,
                 "padded_tokens": batch.padded_tokens,
                 "cost_ms": float(batch.cost_ms),
-                **({} if batch.recompute is None else {"recompute": batch.recompute}),
+                **write_mode(batch.recompute),
             }
             for batch in pipeline.micro_batches
         ],

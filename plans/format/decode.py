@@ -6,7 +6,7 @@ from typing import Any
 
 from seqplan.plans.format.fields import FieldReader, shown
 from seqplan.plans.plan import SCHEMA, Considered, MicroBatch, Plan, PlannedPipeline, Provenance
-from seqplan.plans.recomputation import MODES
+from seqplan.plans.recomputation import MODES, join_mode, split_mode
 from seqplan.plans.scheme import Scheme, Strategy
 
 
@@ -25,7 +25,7 @@ _MICRO_STEP = frozenset({"micro_step"})
 _SYNC = frozenset({"sync_ms"})
 _LAYOUT = frozenset({"layout_lower_bound_ms", "layout_gap"})
 _MICRO_BATCH = frozenset({"sequences", "tokens", "padded_tokens", "cost_ms"})
-_RECOMPUTE = frozenset({"recompute"})
+_RECOMPUTE = frozenset({"recompute", "offload_layers"})
 _CONSIDERED = frozenset({"strategy", "lower_bound_ms", "predicted_ms"})
 _SCHEME = frozenset({"tp", "pp", "ulysses", "ring"})
 _COUNTED = _SCHEME | {"count"}
@@ -130,10 +130,19 @@ class PlanReader(FieldReader):
     def recompute(self, raw: dict[str, Any], place: str) -> str | None:
         """Return a micro-batch's recomputation mode; None if it has none."""
         if "recompute" not in raw:
+            if "offload_layers" in raw:
+                self.fail(f"{place}.offload_layers", "is of a mode. State recompute")
             return None
-        if (mode := raw["recompute"]) not in MODES:
-            self.fail(f"{place}.recompute", f"must be one of {', '.join(MODES)}: {shown(mode)}")
-        return str(mode)
+        if (name := raw["recompute"]) not in MODES:
+            self.fail(f"{place}.recompute", f"must be one of {', '.join(MODES)}: {shown(name)}")
+        share = self.number(raw, "offload_layers", place) if "offload_layers" in raw else 0.0
+        mode = join_mode(name, share)
+        if "offload_layers" in raw and (not 0 < share <= 1 or split_mode(mode)[1] != share):
+            self.fail(
+                f"{place}.offload_layers",
+                f"must be a share above 0, up to 1, of at most six digits: {share!r}",
+            )
+        return mode
 
     def sync_ms(self, raw: dict[str, Any], place: str) -> float | None:
         return self.number(raw, "sync_ms", place) if "sync_ms" in raw else None

@@ -124,7 +124,14 @@ def _micro_batch() -> _Node:
             "recompute": {
                 "enum": list(MODES),
                 "description": "recomputation mode; absent if the profile has one",
-            }
+            },
+            "offload_layers": {
+                "type": "number",
+                "exclusiveMinimum": 0,
+                "maximum": 1,
+                "description": "share of the layers whose activations go to host memory; absent "
+                "if none",
+            },
         },
     )
 

@@ -30,7 +30,7 @@ _MICRO_BATCH = frozenset(
     {"sequences", "tokens", "local_tokens", "padded_local_tokens", "cost_ms"}
     | {"cu_seqlens", "padded_cu_seqlens", "ring_cu_seqlens"}
 )
-_RECOMPUTE = frozenset({"recompute"})
+_RECOMPUTE = frozenset({"recompute", "offload_layers"})
 _SEQUENCE = frozenset({"position", "id", "length", "ranges"})
 
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from seqplan.plans.format.codec import digest as plan_digest
 from seqplan.plans.groups import Coordinates, Group
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline
+from seqplan.plans.recomputation import write_mode
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.placement import Placement, placement_of, rank_runs
 from seqplan.plans.views.sharding import Range, list_held_ranges, ring_tokens, ulysses_piece
@@ -369,5 +370,5 @@ def _micro_batch_dict(view: MicroBatchView) -> dict[str, Any]:
         "padded_cu_seqlens": list(accumulate(view.padded_lengths, initial=0)),
         "ring_cu_seqlens": list(accumulate(view.ring_lengths, initial=0)),
         "cost_ms": view.cost_ms,
-        **({} if view.recompute is None else {"recompute": view.recompute}),
+        **write_mode(view.recompute),
     }

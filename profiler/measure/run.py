@@ -268,7 +268,7 @@ def _describe_hardware(task: Task, device: torch.device) -> MeasuredOn:
     return MeasuredOn(
         device_name(device) + ", processor time" * task.processor_time,
         task.dtype,
-        config.checkpointing,
+        config.recompute,
         tuple(sizes.as_dict().items()),
         SEQUENCE_PARALLEL,
     )

@@ -43,7 +43,7 @@ class Neighbours:
 class StageWork:
     """This rank's part of a micro-batch: its stage and the calls on it.
 
-    ``alone``: the stage's end without the transfers; ``whole``: a layer without checkpointing.
+    ``alone``: the stage's end without the transfers; ``whole``: a layer that recomputes nothing.
     """
 
     stage: MeasuredStage
@@ -124,9 +124,9 @@ class MeasuredStage:
 
     def whole_layer_call(self, context: AttentionContext) -> Call | None:
         """Prepare one layer that keeps everything, None if all layers do."""
-        if self.config.checkpointing == "none":
+        if self.config.recompute == "none":
             return None
-        keeping = replace(self.config, checkpointing="none")
+        keeping = replace(self.config, recompute="none")
         return self._through(Stage(keeping, self._shard, self._source), [0], context)
 
     def _through(self, stage: Stage, layers: Iterable[int], context: AttentionContext) -> Call:

@@ -11,11 +11,15 @@ import torch
 from torch import Tensor
 
 from seqplan.profiler.verify.attention_cases import AttentionCase, attention_cases
-from seqplan.profiler.verify.dense_attention import AttentionResults, dense_attention
+from seqplan.profiler.verify.dense_attention import (
+    AttentionResults,
+    AttentionTensors,
+    dense_attention,
+)
 from seqplan.profiler.verify.results import Figure
 from seqplan.profiler.verify.ring_emulation import emulate_ring
 from seqplan.profiler.verify.settings import VerifySettings
-from seqplan.runtime.sequence_parallel.kernels import Scores, kernel_for
+from seqplan.runtime.sequence_parallel.kernels import Kernel, Scores, kernel_for
 
 FUSED_ERROR = {"bf16": 2e-2, "fp32": 2e-5}
 """Most that one fused call may be off: root mean square, relative."""
@@ -39,19 +43,23 @@ def check_attention(settings: VerifySettings) -> tuple[list[Figure], list[str]]:
     """Hold every case against fp64, until the time is up; figures, and notes."""
     until = time.monotonic() + settings.seconds_of("attention")
     figures: list[Figure] = []
+    kernels: dict[str, None] = {}
     left_out = 0
     for case in attention_cases(settings):
         if figures and not settings.quick and time.monotonic() > until:
             left_out += 1
             continue
-        figures += _figures(case, settings.device)
-    notes = [f"{left_out} cases were left out: the time was up"] if left_out else []
+        tensors = case.tensors(settings.device)
+        kernel = kernel_for(tensors.q, tensors.v, softcap=case.softcap)
+        kernels[kernel.name] = None
+        figures += _figures(case, tensors, kernel)
+    notes = [f"kernels: {', '.join(kernels)}"]
+    if left_out:
+        notes.append(f"{left_out} cases were left out: the time was up")
     return figures, notes
 
 
-def _figures(case: AttentionCase, device: torch.device) -> Iterator[Figure]:
-    tensors = case.tensors(device)
-    kernel = kernel_for(tensors.q, tensors.v, softcap=case.softcap)
+def _figures(case: AttentionCase, tensors: AttentionTensors, kernel: Kernel) -> Iterator[Figure]:
     scale = case.width**-0.5
     exact = dense_attention(tensors, case.lengths, case.mask, scale, case.softcap)
 

@@ -71,7 +71,7 @@ def make_attached_preparer(
         vocab=int(attached.lm.config.get_text_config().vocab_size),
         device=device,
         masks=attends.masks,
-        modes=attached.recomputation.modes,
+        modes=attached.recomputation.applied,
         model=type(attached.lm).__name__,
     )
 

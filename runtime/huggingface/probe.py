@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from seqplan.runtime.errors import UnsupportedModel
+from seqplan.runtime.errors import KeptResultChanged, UnsupportedModel
 from seqplan.runtime.huggingface.attached import AttachedModel
 from seqplan.runtime.huggingface.attention import (
     LOOKING_AT_MASKS,
@@ -28,7 +28,7 @@ from seqplan.runtime.huggingface.probe_rows import (
 from seqplan.runtime.huggingface.rotary import rope_limit
 from seqplan.runtime.huggingface.router_loss import RouterLoss, router_loss
 from seqplan.runtime.huggingface.row_numbers import numbers_rows
-from seqplan.runtime.recomputation import SELECTIVE_MODES, KeptResultChanged
+from seqplan.runtime.recomputation import SELECTIVE_MODES
 from seqplan.runtime.sequence_parallel.masks import Mask
 
 TOKENS = 12

@@ -8,21 +8,24 @@ computes again in its graph.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from torch import nn
 
-from seqplan.plans.recomputation import MODES
-from seqplan.runtime.recomputation import LAYER_MODES, run_part
+from seqplan.plans.recomputation import MODES, is_offloaded, split_mode
+from seqplan.runtime.recomputation import LAYER_MODES, OFFLOAD, run_layer, run_part
 
 FEED_FORWARDS = ("mlp", "feed_forward", "block_sparse_moe", "moe", "ffn")
 """Names of a layer's feed-forward in transformers."""
 
 FLAG, FUNCTION = "gradient_checkpointing", "_gradient_checkpointing_func"
 
-_LAYER_FUNCTIONS = {mode: partial(run_part, "layer", mode) for mode in LAYER_MODES}
-"""Always the same objects, which compiled layers compare."""
+
+@cache
+def _layer_function(mode: str, place: int) -> Callable[..., Any]:
+    """Return the function that runs a layer, always the same, as compiled layers compare it."""
+    return partial(run_layer, mode, place)
 
 
 class RecomputationSwitch:
@@ -36,6 +39,7 @@ class RecomputationSwitch:
         self._flagged = [module for module in model.modules() if hasattr(module, FLAG)]
         self._feed_forwards = _find_feed_forwards(model)
         compiled = any(module._compiled_call_impl is not None for module in model.modules())
+        self._compiled = compiled
         known = {"none"}
         if attention:
             known.add("attention_core")
@@ -47,23 +51,35 @@ class RecomputationSwitch:
         self.modes = tuple(mode for mode in MODES if mode in known)
         self._restore: list[Callable[[], None]] = []
 
+    @property
+    def applied(self) -> tuple[str, ...]:
+        """The modes of a plan that it can be switched to, as ``check_modes`` takes them."""
+        return (*self.modes, OFFLOAD) if self.offloads else self.modes
+
+    @property
+    def offloads(self) -> bool:
+        """Whether layers run by a function that may offload them, which compiled ones do not."""
+        return "full" in self.modes and not self._compiled
+
     def switch(self, mode: str | None) -> None:
         """Let the next forwards run under ``mode``, None for the model's settings.
 
-        ``ValueError`` for a mode that is not among ``modes``.
+        ``ValueError`` for a mode that is not among ``modes``, or that offloads if layers cannot.
         """
-        if mode is not None and mode not in self.modes:
+        name, share = ("", 0.0) if mode is None else split_mode(mode)
+        if mode is not None and (name not in self.modes or (share and not self.offloads)):
             raise ValueError(f"mode not available: {mode}. Use one of {', '.join(self.modes)}")
         for restore in self._restore:
             restore()
         self._restore.clear()
         if mode is None:
             return
-        for module in self._flagged:
-            self._set(module, FLAG, mode in LAYER_MODES)
-            if mode in LAYER_MODES:
-                self._set(module, FUNCTION, _LAYER_FUNCTIONS[mode])
-        if mode == "mlp":
+        for place, module in enumerate(self._flagged):
+            replaced = name in LAYER_MODES or is_offloaded(share, place)
+            self._set(module, FLAG, replaced)
+            if replaced:
+                self._set(module, FUNCTION, _layer_function(mode, place if share else 0))
+        if name == "mlp":
             for module in self._feed_forwards:
                 self._set(
                     module, "forward", partial(run_part, "feed_forward", mode, module.forward)

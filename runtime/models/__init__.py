@@ -1,6 +1,7 @@
 """Models of the runtime: a small Llama that every plan can run.
 
-``llama`` has all of it. ``run_part`` runs parts of other models' layers under recomputation modes.
+``llama`` has all of it. ``run_layer`` and ``run_part`` run layers of other models, and their parts,
+under recomputation modes.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ from seqplan.plans.lazy_exports import lazy_names
 
 if TYPE_CHECKING:
     from seqplan.runtime.models.llama import Llama, ModelConfig
-    from seqplan.runtime.recomputation import run_part
+    from seqplan.runtime.recomputation import run_layer, run_part
 
 _HOMES = {
-    "llama": ("Llama", "ModelConfig", "run_part"),
+    "llama": ("Llama", "ModelConfig", "run_layer", "run_part"),
 }
 
 __all__ = [
     "Llama",
     "ModelConfig",
+    "run_layer",
     "run_part",
 ]
 

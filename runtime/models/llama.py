@@ -13,8 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from seqplan.plans.recomputation import MODES
-from seqplan.runtime.recomputation import run_last, run_part
+from seqplan.plans.recomputation import split_mode
+from seqplan.runtime.models.fused import rms_norm, rotate, swiglu
+from seqplan.runtime.recomputation import run_last, run_layer, run_part
 from seqplan.runtime.sequence_parallel.context import AttentionContext
 from seqplan.runtime.sequence_parallel.unified import Attend, attention
 from seqplan.runtime.tensor_parallel.split import TensorSplit
@@ -24,7 +25,7 @@ from seqplan.runtime.tensor_parallel.split import TensorSplit
 class ModelConfig:
     """Sizes of the model; ``ValueError`` if they do not fit together.
 
-    ``checkpointing``: recomputation mode of micro-batches without one; ``tied``: the output head's
+    ``recompute``: recomputation mode of micro-batches without one; ``tied``: the output head's
     weight is the embedding's; ``head_dim``: elements of one head, 0 for hidden / heads.
     """
 
@@ -36,7 +37,7 @@ class ModelConfig:
     vocab: int = 256
     rope_base: float = 10_000.0
     eps: float = 1e-5
-    checkpointing: str = "none"
+    recompute: str = "none"
     tied: bool = False
     head_dim: int = 0
 
@@ -44,10 +45,7 @@ class ModelConfig:
         for name in ("hidden", "layers", "heads", "kv_heads", "ffn", "vocab"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.checkpointing not in MODES:
-            raise ValueError(
-                f"checkpointing must be one of {', '.join(MODES)}, not {self.checkpointing!r}"
-            )
+        split_mode(self.recompute)
         if self.head_dim == 0:
             if self.hidden % (2 * self.heads):
                 raise ValueError(
@@ -89,8 +87,10 @@ class Llama(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = nn.Embedding(config.vocab, config.hidden)
-        self.layers = nn.ModuleList(DecoderLayer(config, attend) for _ in range(config.layers))
-        self.norm = nn.RMSNorm(config.hidden, eps=config.eps)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, attend, place) for place in range(config.layers)
+        )
+        self.norm = FinalNorm(config.hidden, eps=config.eps)
         self.head = nn.Linear(config.hidden, config.vocab, bias=False)
         for parameter in self.parameters():
             if parameter.dim() > 1:
@@ -108,12 +108,21 @@ class Llama(nn.Module):
         return logits
 
 
+class FinalNorm(nn.RMSNorm):
+    """A norm that is called as a module: parameters arrive before their module runs."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Normalize rows of (tokens, hidden)."""
+        assert self.eps is not None
+        return rms_norm(hidden, self.weight, self.eps)
+
+
 class DecoderLayer(nn.Module):
     """Attention and feed-forward, each after a norm and with a residual around it."""
 
-    def __init__(self, config: ModelConfig, attend: Attend) -> None:
+    def __init__(self, config: ModelConfig, attend: Attend, place: int) -> None:
         super().__init__()
-        self._config, self._attend = config, attend
+        self._config, self._attend, self._place = config, attend, place
         heads = config.heads + 2 * config.kv_heads
         self.attention_norm = nn.RMSNorm(config.hidden, eps=config.eps)
         self.qkv = nn.Linear(config.hidden, heads * config.head_dim, bias=False)
@@ -128,7 +137,9 @@ class DecoderLayer(nn.Module):
         """Compute the layer: (local tokens, hidden) → the same shape."""
         weights = LayerWeights(*(getattr(self, name).weight for name in LayerWeights._fields))
         split = TensorSplit(hidden.shape[0])
-        return decoder_layer(weights, hidden, rotation, context, split, self._config, self._attend)
+        return decoder_layer(
+            weights, hidden, rotation, context, split, self._config, self._place, self._attend
+        )
 
 
 def decoder_layer(
@@ -138,40 +149,38 @@ def decoder_layer(
     context: AttentionContext,
     split: TensorSplit,
     config: ModelConfig,
+    place: int,
     attend: Attend = attention,
 ) -> Tensor:
     """Compute one decoder layer of a tp rank: (``split.rows``, hidden) → the same shape.
 
-    Under the context's recomputation mode, ``config.checkpointing`` if it has none.
+    ``place``: of the layer on its stage, from 0. Under the context's recomputation mode,
+    ``config.recompute`` if it has none.
     """
-    mode = context.recompute or config.checkpointing
+    mode = context.recompute or config.recompute
 
     def run_attention(hidden: Tensor) -> Tensor:
         width = config.head_dim
         heads = weights.output.shape[1] // width
         keys = (weights.qkv.shape[0] // width - heads) // 2
-        normed = nn.functional.rms_norm(
-            hidden, weights.attention_norm.shape, weights.attention_norm, config.eps
-        )
+        normed = rms_norm(hidden, weights.attention_norm, config.eps)
         fused = split.column(normed, weights.qkv)
         fused = fused.view(fused.shape[0], heads + 2 * keys, width)
         q, k, v = fused.split_with_sizes([heads, keys, keys], dim=1)
-        q, k = rotate(q, rotation), rotate(k, rotation)
+        # A copy of v, which attention keeps: a view would keep q and k as well.
+        q, k, v = rotate(q, rotation), rotate(k, rotation), v.contiguous()
         out = run_part("attention", mode, attend, q, k, v, context)
         return hidden + split.row(out.flatten(1), weights.output)
 
     def feed_forward(hidden: Tensor) -> Tensor:
-        normed = nn.functional.rms_norm(
-            hidden, weights.ffn_norm.shape, weights.ffn_norm, config.eps
-        )
-        gate, up = split.column(normed, weights.gate_up).chunk(2, dim=-1)
-        return run_last(split.row, nn.functional.silu(gate) * up, weights.down)
+        normed = rms_norm(hidden, weights.ffn_norm, config.eps)
+        return run_last(split.row, swiglu(split.column(normed, weights.gate_up)), weights.down)
 
     def whole(hidden: Tensor) -> Tensor:
         hidden = run_attention(hidden)
         return hidden + run_part("feed_forward", mode, feed_forward, hidden)
 
-    return run_part("layer", mode, whole, hidden)
+    return run_layer(mode, place, whole, hidden)
 
 
 def rotations(positions: Tensor, config: ModelConfig, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -181,10 +190,3 @@ def rotations(positions: Tensor, config: ModelConfig, dtype: torch.dtype) -> tup
     frequencies = config.rope_base ** (-steps / config.head_dim)
     angles = positions.to(exact)[:, None, None] * frequencies
     return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def rotate(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate (tokens, heads, head_dim), the first half of each head against the second."""
-    cosine, sine = rotation
-    first, second = heads.chunk(2, dim=-1)
-    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)

@@ -17,7 +17,7 @@ from seqplan.runtime.data.targets import TargetData
 from seqplan.runtime.data.tokens import TokenData, load_share
 from seqplan.runtime.errors import DataError, PlanError
 from seqplan.runtime.models.llama import ModelConfig
-from seqplan.runtime.recomputation import check_modes
+from seqplan.runtime.recomputation import OFFLOAD, check_modes
 from seqplan.runtime.sequence_parallel.context import AttentionContext, attention_context
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.staged_states import StagedStates
@@ -67,7 +67,7 @@ def check_runnable(view: RankView, config: ModelConfig) -> None:
         shards_of(view.placement)
     except ValueError as error:
         raise PlanError(f"step {view.step}: {error}; a rank holds one part of the model") from None
-    check_modes(view, MODES, "StagedLlama")
+    check_modes(view, (*MODES, OFFLOAD), "StagedLlama")
 
 
 def make_stage_preparer(

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from seqplan.plans.views.parameter_layout import Shard, stage_of
+from seqplan.runtime.models.fused import rms_norm
 from seqplan.runtime.models.llama import (
     LayerWeights,
     ModelConfig,
@@ -85,7 +86,10 @@ class Stage:
         weights = LayerWeights(
             *(by_name[f"layers.{layer}.{name}.weight"] for name in LayerWeights._fields)
         )
-        return decoder_layer(weights, hidden, rotation, work.context, work.split, self.config)
+        place = layer - self.layers[0]
+        return decoder_layer(
+            weights, hidden, rotation, work.context, work.split, self.config, place
+        )
 
     def loss(self, hidden: Tensor, work: StageInput) -> Tensor:
         """Sum the loss of the last layer's hidden states, equal on every tp rank."""
@@ -93,5 +97,5 @@ class Stage:
         norm = self._source.parameters(NORMS)["norm.weight"]
         unit, name = (EMBEDDING, "embedding") if self.config.tied else (HEAD, "head")
         words = self._source.parameters(unit)[f"{name}.weight"]
-        normed = nn.functional.rms_norm(hidden, norm.shape, norm, self.config.eps)
+        normed = rms_norm(hidden, norm, self.config.eps)
         return work.split.loss(work.split.column(normed, words), work.labels, self._first_word)

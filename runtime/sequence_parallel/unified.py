@@ -37,8 +37,11 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _exclude_from_graphs(function: _Function) -> _Function:
-    """Let compiled layers leave their graph for ``function``: ranks wait for each other in it."""
-    disable: Any = torch.compiler.disable
+    """Let compiled layers leave their graph for ``function``: ranks wait for each other in it.
+
+    As ``torch.compiler.disable``, which imports torch's compiler at once: this does when called.
+    """
+    disable: Any = torch._disable_dynamo  # type: ignore[attr-defined]
     return cast(_Function, disable(function))
 
 

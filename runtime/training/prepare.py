@@ -56,9 +56,10 @@ def make_preparer(
 
     ``data`` may have labels and weights (``TargetData``); ``vocab``: tokens and labels must be
     below it, unchecked if None; ``masks``: of the model's layers, see ``attention_context``;
-    ``modes``: recomputation modes that ``model``, by its name, applies to its layers. The
-    returned function raises ``PlanError`` for a plan that cannot run here and ``DataError`` for one
-    that the data set does not match; it communicates with no other rank.
+    ``modes``: recomputation modes that ``model``, by its name, applies to its layers, and
+    ``OFFLOAD`` if it offloads them. The returned function raises ``PlanError`` for a plan that
+    cannot run here and ``DataError`` for one that the data set does not match; it communicates with
+    no other rank.
     """
 
     def prepare(view: RankView) -> tuple[MicroBatchWork, ...]:

@@ -32,10 +32,14 @@ BeforeMicroBatches = Callable[[RankView, Sequence[MicroBatchWork], float], None]
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchReport:
-    """A micro-batch's recomputation mode, and the bytes that it kept for backward on this rank."""
+    """A micro-batch's recomputation mode, and the bytes that it kept for backward on this rank.
+
+    ``saved_bytes`` on the device, ``offloaded_bytes`` in host memory.
+    """
 
     recompute: str | None
     saved_bytes: int
+    offloaded_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,9 @@ class SavedBytesCounter:
 
     def report(self) -> tuple[MicroBatchReport, ...]:
         """Return the counts so far, in order."""
-        return tuple(MicroBatchReport(mode, saved.total) for mode, saved in self._counts)
+        return tuple(
+            MicroBatchReport(mode, saved.total, saved.offloaded) for mode, saved in self._counts
+        )
 
 
 def run_step(

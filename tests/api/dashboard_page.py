@@ -5,8 +5,8 @@ from __future__ import annotations
 from browser import Page
 from stocked_service import Stocked
 
-STEPS = 14
-"""Steps of a job that are planned."""
+STEPS = 16
+"""Steps of a job that are planned: as many as an interval needs."""
 
 
 def opened(page: Page, stocked: Stocked, job: str) -> str:

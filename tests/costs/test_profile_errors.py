@@ -258,7 +258,7 @@ def test_a_sound_profile_from_a_file(tmp_path: Path) -> None:
     profile = find_profile(str(path))
     assert profile.name == "small"
     assert [str(entry.scheme) for entry in profile.schemes] == ["tp1", "tp2.pp3"]
-    assert profile.checkpointing == "none"
+    assert profile.mode_names == "none"
     assert profile.forward_fraction == pytest.approx(1 / 3)
     assert not profile.lockstep
 

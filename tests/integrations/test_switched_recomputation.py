@@ -87,7 +87,7 @@ def test_settings_that_do_not_switch_are_rejected_when_a_model_is_made(
 
 
 def test_modes_that_megatron_lacks_are_rejected(block: type[Block]) -> None:
-    message = "Megatron cannot switch to recomputation mode: mlp. Give limits of none, full"
+    message = "Megatron cannot switch to recomputation mode: mlp. Use none, full"
     with pytest.raises(ValueError, match=message.replace(".", r"\.")):
         megatron_recomputation.install_recomputation({"mlp": 5, "full": 9})
     del sys.modules[megatron_recomputation.BLOCK].TransformerBlock

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 
-from seqplan import Cost
+from seqplan import Cost, Mode
 from seqplan.integrations.balanced_steps import BalancedSteps
 from seqplan.runtime.saved_tensors import SavedBytes
 
@@ -52,8 +52,15 @@ def sample(place: int) -> dict[str, list[int]]:
 SAMPLES = [sample(place) for place in range(len(LENGTHS))]
 
 
-def planned(capacity: int = 160, **options: Any) -> BalancedSteps:
-    return BalancedSteps(LENGTHS, SEQUENCES, capacity, COST, seed=1, **options)
+def planned(capacity: int = 160, recompute: dict[str, int] | None = None) -> BalancedSteps:
+    """Steps of one mode, or of those with so many tokens, each a little faster than the next."""
+    if recompute is None:
+        return BalancedSteps(LENGTHS, SEQUENCES, capacity, COST, seed=1)
+    modes = [
+        Mode(name, tokens, Cost(5e-2, 1.0 + place / 10, 200.0))
+        for place, (name, tokens) in enumerate(recompute.items())
+    ]
+    return BalancedSteps(LENGTHS, SEQUENCES, modes=modes, seed=1)
 
 
 @functools.cache

@@ -170,7 +170,7 @@ def _filled(
             padded = scheme.pad_micro_batch(batch)
             largest[scheme] = max(largest[scheme], padded)
             cost = round(sum(a * length**2 + b * length for length in batch) + c, 3)
-            mode = draw(st.sampled_from([None, *MODES]))
+            mode = draw(st.sampled_from([None, *MODES, "elementwise+0.5", "full+1"]))
             micro_batches.append(MicroBatch(at, sum(batch), padded, cost, mode))
         times = [batch.cost_ms for batch in micro_batches]
         predicted = round(sum(times) + (scheme.pp - 1) * max(times, default=0.0), 3)

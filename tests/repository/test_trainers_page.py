@@ -17,7 +17,8 @@ from seqplan.plans.format.plan_file import write_plans
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
-from seqplan.runtime.models.llama import ModelConfig, rotate, rotations
+from seqplan.runtime.models.fused import rotate
+from seqplan.runtime.models.llama import ModelConfig, rotations
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "trainers.md"

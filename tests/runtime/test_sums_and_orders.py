@@ -159,7 +159,7 @@ def compile_layers(rank: int, world_size: int) -> Outcome:
     outcome = sequence_parallel(rank, world_size, Compiled(**vars(COMPILED)))
     assert compiled
     (graph_break,) = torch._dynamo.utils.counters["graph_break"]
-    assert "function attention" in graph_break  # nothing within it is traced
+    assert "function `attention`" in graph_break  # nothing within it is traced
     return outcome
 
 

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from seqplan.api.check_training.check import (
     GATES,
     Check,
     CheckedStep,
+    count_expected_bytes,
     count_step_gathered,
     first_plans,
     size_model,
@@ -31,7 +32,7 @@ from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
 from seqplan.plans.format.codec import digest
 from seqplan.plans.plan import Plan
-from seqplan.plans.recomputation import MODES
+from seqplan.plans.recomputation import rank_mode
 
 STEPS = 10
 LARGE_STEP = 65_536
@@ -150,10 +151,19 @@ def print_check(
     return check
 
 
-def count_saved(check: Check) -> dict[str, tuple[int, float]]:
-    """Count micro-batches of each recomputation mode, and the bytes a token that they kept.
+@dataclass(frozen=True)
+class KeptBytes:
+    """Micro-batches of a mode, and the bytes a token that they kept on the fullest stage."""
 
-    On the rank with the most, of all stages; empty for plans without modes.
+    micro_batches: int
+    measured: float
+    expected: float
+
+
+def count_saved(check: Check) -> dict[str, KeptBytes]:
+    """Count the micro-batches of each recomputation mode and their bytes; see ``KeptBytes``.
+
+    ``expected`` by the memory model of the checked model; empty for plans without modes.
     """
     totals: dict[str, list[float]] = {}
     for step in check.steps:
@@ -162,22 +172,25 @@ def count_saved(check: Check) -> dict[str, tuple[int, float]]:
                 continue
             pipeline = step.plan.pipelines[checked.pipeline]
             scheme, batch = pipeline.scheme, pipeline.micro_batches[checked.place]
-            of_mode = totals.setdefault(checked.recompute, [0, 0.0, 0])
+            of_mode = totals.setdefault(checked.recompute, [0, 0.0, 0.0, 0])
+            expected = count_expected_bytes(check.sizes, check.dtype, scheme, checked.recompute)
             of_mode[0] += 1
-            of_mode[1] += checked.saved_bytes * scheme.stage_gpus * scheme.pp
-            of_mode[2] += batch.padded_tokens
+            of_mode[1] += checked.saved_bytes * scheme.stage_gpus
+            of_mode[2] += expected * batch.padded_tokens
+            of_mode[3] += batch.padded_tokens
     return {
-        mode: (int(totals[mode][0]), totals[mode][1] / totals[mode][2])
-        for mode in MODES
-        if mode in totals
+        mode: KeptBytes(int(number), measured / tokens, expected / tokens)
+        for mode in sorted(totals, key=rank_mode)
+        for number, measured, expected, tokens in [totals[mode]]
     }
 
 
 def mode_lines(check: Check) -> list[str]:
     """State what micro-batches of each recomputation mode kept for backward."""
     return [
-        f"recomputation {mode}: {kept / 1024:,.1f} KiB a token kept, micro-batches: {number:,}"
-        for mode, (number, kept) in count_saved(check).items()
+        f"recomputation {mode}: {kept.measured / 1024:,.1f} KiB a token kept, "
+        f"{kept.expected / 1024:,.1f} expected, micro-batches: {kept.micro_batches:,}"
+        for mode, kept in count_saved(check).items()
     ]
 
 
@@ -288,8 +301,12 @@ def document(check: Check, data: str | None) -> dict[str, Any]:
         "parameter": check.parameter,
         "parameter_difference": _number(check.parameter_difference),
         "recomputation": {
-            mode: {"micro_batches": number, "kept_bytes_per_token": kept}
-            for mode, (number, kept) in count_saved(check).items()
+            mode: {
+                "micro_batches": kept.micro_batches,
+                "kept_bytes_per_token": kept.measured,
+                "expected_bytes_per_token": kept.expected,
+            }
+            for mode, kept in count_saved(check).items()
         },
         "steps": [
             {

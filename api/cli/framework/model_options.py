@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from seqplan.api.cli.framework.options import number, positive
 
 if TYPE_CHECKING:
-    from seqplan.costs.analytic.deployment import Deployment
+    from seqplan.costs.analytic.deployment import CostTerm, Deployment
     from seqplan.costs.analytic.hardware import ClusterHardware
     from seqplan.costs.model_sizes import ModelSizes
 
@@ -133,6 +133,13 @@ def add_training(parser: argparse.ArgumentParser, *, schedule: bool) -> None:
         default=True,
         help="tp splits norms and residuals by tokens too; default yes",
     )
+    add(
+        "--cost-terms",
+        metavar="LIST",
+        type=_cost_terms,
+        default=(),
+        help="cost terms of installed packages, added to those of the analytic model",
+    )
     if not schedule:
         return
     add(
@@ -164,6 +171,16 @@ def _precision(text: str) -> tuple[str, float]:
     return name, times
 
 
+def _cost_terms(text: str) -> tuple[CostTerm, ...]:
+    """Load the named cost terms."""
+    from seqplan.costs.analytic.added_terms import load_cost_terms
+
+    try:
+        return load_cost_terms(text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def deployment_of(args: argparse.Namespace, longest: int | None = None) -> Deployment:
     """Return the requested cluster, model and training; ``ValueError`` as the parts."""
     from seqplan.costs.analytic.deployment import Deployment
@@ -176,24 +193,29 @@ def deployment_of(args: argparse.Namespace, longest: int | None = None) -> Deplo
         sizes=sizes_of(args.model, longest),
         zero=args.zero,
         loss=args.loss or "chunked",
-        checkpointing=args.recompute if isinstance(args.recompute, str) else "none",
+        recompute=args.recompute if isinstance(args.recompute, str) else "none",
         precision=args.precision[0],
         fp8_gain=args.precision[1],
         context_parallel=args.context_parallel,
         tp_overlap=args.tp_overlap,
         gradient_bytes=args.gradient_bytes,
         sequence_parallel=args.sequence_parallel,
+        added_terms=args.cost_terms,
+        host_memory_bytes=getattr(args, "host_memory", None) or 0.0,
         **schedule,
     )
 
 
 def parse_modes(text: str) -> tuple[str, ...]:
     """Read a list of recomputation modes, or ``all``."""
-    from seqplan.plans.recomputation import MODES
+    from seqplan.plans.recomputation import MODES, split_mode
 
     names = MODES if text == "all" else tuple(text.split(","))
-    if unknown := [name for name in names if name not in MODES]:
-        raise argparse.ArgumentTypeError(f"must be all or of {', '.join(MODES)}: {unknown[0]!r}")
+    for name in names:
+        try:
+            split_mode(name)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
     if len(set(names)) < len(names):
         raise argparse.ArgumentTypeError(f"must name each mode once: {text!r}")
     return names

@@ -92,7 +92,7 @@ class _Trainers:
         return iter(BACKENDS)
 
     def __contains__(self, name: str) -> bool:
-        from seqplan.planner.extensions import list_extensions
+        from seqplan.plans.extensions import list_extensions
 
         return name in [*self] or name in list_extensions("seqplan.trainers")
 

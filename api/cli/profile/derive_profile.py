@@ -23,6 +23,7 @@ from seqplan.api.cli.framework.model_options import (
     parse_modes,
     parse_sizes,
 )
+from seqplan.api.cli.framework.options import above_zero
 from seqplan.api.cli.framework.output_file import check_output
 from seqplan.costs.analytic.complete import complete
 from seqplan.costs.analytic.deployment import FP8_GAIN, LOSSES
@@ -49,14 +50,19 @@ examples:
   seqplan profile derive --profile measured.json --hardware h100-80gb --nodes 4 -o profile.json
 """
 
+OFFLOADING = ("elementwise+0.5", "elementwise+1")
+"""Modes that are derived by default if there is host memory: others gain less from it."""
+
 _AS_MEASURED = {
     "precision": ("bf16", FP8_GAIN),
     "context_parallel": "ring",
     "tp_overlap": 0.0,
     "gradient_bytes": 4,
     "sequence_parallel": True,
+    "cost_terms": (),
     "zero": 1,
     "recompute": None,
+    "host_memory": None,
     "loss": None,
     "name": None,
 }
@@ -76,7 +82,17 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     add_training(parser, schedule=False)
     parser.add_argument("--zero", type=int, choices=(1, 2, 3), default=1, help="stage; default 1")
     parser.add_argument(
-        "--recompute", metavar="LIST", type=parse_modes, help="recomputation modes; default all"
+        "--recompute",
+        metavar="LIST",
+        type=parse_modes,
+        help="recomputation modes, also as elementwise+0.5, which offloads half of the layers; "
+        "default all, with --host-memory these too",
+    )
+    parser.add_argument(
+        "--host-memory",
+        metavar="GB",
+        type=_gigabytes,
+        help="of the host for activations of one GPU, that modes may offload to",
     )
     parser.add_argument("--loss", choices=LOSSES, help="default chunked")
     parser.add_argument(
@@ -102,7 +118,8 @@ def _derive_all(args: argparse.Namespace) -> dict[str, Any]:
     deployment = deployment_of(args)
     name = args.name or f"{name_part(args.model)}-{name_part(args.hardware)}-estimate"
     schemes = _schemes(args, deployment.sizes.shape, deployment.cluster, zero=args.zero)
-    return derive_profile(deployment, schemes, name=name, modes=args.recompute or MODES)
+    modes = (*MODES, *OFFLOADING) if args.host_memory else MODES
+    return derive_profile(deployment, schemes, name=name, modes=args.recompute or modes)
 
 
 def _complete(args: argparse.Namespace) -> dict[str, Any]:
@@ -144,6 +161,11 @@ def write_derived(args: argparse.Namespace, document: dict[str, Any]) -> None:
     for note in document.get("notes", ()):
         print("\n".join(textwrap.wrap(f"note: {note}", 98)))
     print(f"see it with: seqplan profile show {args.output} --gpus N")
+
+
+def _gigabytes(text: str) -> float:
+    """Read bytes that are written in GB."""
+    return above_zero(text) * 1e9
 
 
 def _schemes(

@@ -103,7 +103,7 @@ def write_measured(
         return
     for mode, fit in zip(measured, fits, strict=True):
         if len(fits) > 1:
-            print(f"recomputation {mode.measured_on.checkpointing}:")
+            print(f"recomputation {mode.measured_on.recompute}:")
         print("\n".join(fit_lines(fit)))
     print("\n".join([*_sync_lines(document.get("sync", ())), ""]), end="")
     print(f"\n{args.output}: profile {document['name']}")

@@ -25,6 +25,7 @@ from seqplan.costs.fit.busy import busy
 from seqplan.costs.fit.samples import Sample
 from seqplan.costs.model_sizes import SIZES, ModelSizes
 from seqplan.costs.scheme_rules import scheme_problem
+from seqplan.plans.recomputation import split_mode
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.measure.design import FIT_POINTS, design
 
@@ -100,6 +101,10 @@ def run(args: argparse.Namespace) -> int:
     """
     check_output(args.output)
     check_output(args.plot, args.output)
+    if offloading := [mode for mode in args.recompute if split_mode(mode)[1]]:
+        raise ValueError(
+            f"--recompute {offloading[0]}: offload is not measured. Derive it, or leave it out"
+        )
     sizes = sizes_of(args.model)
     shortest, longest = _range(args.lengths)
     points = design(shortest, longest, points=args.points)
@@ -175,7 +180,7 @@ def _range(text: str) -> tuple[int, int]:
     return first, last
 
 
-def _build_measured_model(sizes: ModelSizes, checkpointing: str) -> ModelConfig:
+def _build_measured_model(sizes: ModelSizes, recompute: str) -> ModelConfig:
     """Return the model whose layers are run."""
     from seqplan.runtime.models.llama import ModelConfig
 
@@ -189,7 +194,7 @@ def _build_measured_model(sizes: ModelSizes, checkpointing: str) -> ModelConfig:
         **{name: getattr(sizes, name) for name in SIZES},
         head_dim=sizes.head_width,
         tied=sizes.tied,
-        checkpointing=checkpointing,
+        recompute=recompute,
     )
 
 

@@ -16,11 +16,12 @@ from seqplan.api.cli.profile.fitted_profile import (
     write_measured,
 )
 from seqplan.costs.fit.busy import busy
-from seqplan.costs.fit.pooling import merge_runs, merge_sync_samples
+from seqplan.costs.fit.pooling import group_by_mode, merge_runs, merge_sync_samples
 
 _DESCRIPTION = """\
-Fit a profile to the samples of seqplan profile measure, of one run or of several, and print the
-error on held-out lengths and packings. Nothing is measured.
+Fit a profile to the samples of seqplan profile measure, of one run or of several and of one
+recomputation mode or several, and print the error on held-out lengths and packings. Nothing is
+measured.
 """
 
 _EXAMPLES = """\
@@ -50,13 +51,12 @@ def run(args: argparse.Namespace) -> int:
     """Run the command. ``SampleError`` for bad samples."""
     check_output(args.output, *args.samples)
     check_output(args.plot, args.output, *args.samples)
-    measured_on, samples = merge_runs(args.samples)
-    if (reason := busy(samples)) is not None:
-        print(f"seqplan: {reason}: the samples are fitted as they are", file=sys.stderr)
-    write_measured(
-        args,
-        [MeasuredMode(measured_on, samples, merge_sync_samples(args.samples))],
-        model="model",
-        capacity_gib=args.capacity_gib,
-    )
+    modes = [
+        MeasuredMode(*merge_runs(files), merge_sync_samples(files))
+        for files in group_by_mode(args.samples)
+    ]
+    for mode in modes:
+        if (reason := busy(mode.samples)) is not None:
+            print(f"seqplan: {reason}: the samples are fitted as they are", file=sys.stderr)
+    write_measured(args, modes, model="model", capacity_gib=args.capacity_gib)
     return 0

@@ -24,7 +24,8 @@ from seqplan.plans.plan import Plan
 if TYPE_CHECKING:
     from seqplan.api.cli.framework.service_client import ServiceClient
     from seqplan.costs.fit.latency_fit import Errors
-    from seqplan.costs.fit.refit import Measurement, Observations, Refitted, RefittedProfile
+    from seqplan.costs.fit.measurements import Measurement, Observations
+    from seqplan.costs.fit.refit import Refitted, RefittedProfile
 
 _DESCRIPTION = """\
 Compare the step times that ranks measured with the profile's predictions, and write a profile
@@ -87,7 +88,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Run the command. ``ValueError`` for files, or a job, that do not fit together."""
     from seqplan.api.cli.framework.service_client import ServiceClient
-    from seqplan.costs.fit.refit import match_measurements, refit_profile
+    from seqplan.costs.fit.measurements import match_measurements
+    from seqplan.costs.fit.refit import refit_profile
 
     check_output(args.output, args.profile, args.plans, args.measurements)
     if args.server is not None:
@@ -183,7 +185,7 @@ def _describe_unplanned(observations: Observations, served: bool) -> str:
 
 
 def _of_files(args: argparse.Namespace) -> _Material:
-    from seqplan.costs.fit.refit import read_measurements
+    from seqplan.costs.fit.measurements import read_measurements
 
     for name in ("profile", "measurements"):
         if getattr(args, name) is None:
@@ -195,7 +197,7 @@ def _of_files(args: argparse.Namespace) -> _Material:
 
 
 def _of_job(client: ServiceClient, args: argparse.Namespace) -> _Material:
-    from seqplan.costs.fit.refit import MeasurementError, measurement
+    from seqplan.costs.fit.measurements import MeasurementError, measurement
 
     job, where = ("v1", "jobs", args.job), f"job {args.job} of {args.server}"
     proposal = client.json(*job)["proposal"]

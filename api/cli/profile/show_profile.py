@@ -200,7 +200,7 @@ def profile_fields(profile: Profile) -> dict[str, Any]:
 def _describe_origin(profile: Profile) -> list[str]:
     text = (
         f"{profile.name}: {profile.hardware}, {profile.gpus_per_node} GPUs per node, ZeRO-"
-        f"{profile.zero_stage}, recomputation: {profile.checkpointing}"
+        f"{profile.zero_stage}, recomputation: {profile.mode_names}"
     )
     lines = [text, *textwrap.wrap(f"source: {profile.source}", 98, break_on_hyphens=False)]
     return [*lines, f"fit error {profile.residuals}"]

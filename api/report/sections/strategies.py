@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from seqplan.api.report.drawing.bars import step_ticks
 from seqplan.api.report.drawing.markup import section, table
 from seqplan.api.report.drawing.numbers import duration, milliseconds, percent, whole
@@ -9,6 +11,7 @@ from seqplan.api.report.drawing.svg import Drawing, figure, fit, label, rect
 from seqplan.api.report.sections.pick import describe_simulation, strategy_counts
 from seqplan.planner.comparison.results import Comparison
 from seqplan.plans.ranges import ranges_text
+from seqplan.plans.recomputation import rank_mode
 
 ROWS = 12
 """Strategies with a separate row in the figure; the table has all."""
@@ -59,6 +62,29 @@ def strategies(comparison: Comparison) -> str:
             ],
             left=2,
         ),
+        *_modes(comparison),
+    )
+
+
+def _modes(comparison: Comparison) -> Iterator[str]:
+    """Yield a table of our recomputation modes, if our plans have several to choose from."""
+    used = [mode for iteration in comparison.ours.iterations for mode in iteration.modes]
+    if not used:
+        return
+    rows = []
+    tokens, gpu_ms = sum(mode.tokens for mode in used), sum(mode.gpu_ms for mode in used)
+    for name in sorted({mode.name for mode in used}, key=rank_mode):
+        of_mode = [mode for mode in used if mode.name == name]
+        rows.append(
+            [
+                name,
+                whole(sum(mode.micro_batches for mode in of_mode)),
+                percent(sum(mode.tokens for mode in of_mode) / tokens),
+                percent(sum(mode.gpu_ms for mode in of_mode) / gpu_ms),
+            ]
+        )
+    yield table(
+        "Recomputation by micro-batch", ["Mode", "Micro-batches", "Tokens", "GPU-time"], rows
     )
 
 

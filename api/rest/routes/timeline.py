@@ -18,6 +18,7 @@ from seqplan.api.store.tables.plans import get_plan
 from seqplan.planner.simulation.one_f_one_b import ForwardFraction
 from seqplan.planner.simulation.timeline import plan_timeline
 from seqplan.plans.plan import MicroBatch, Plan
+from seqplan.plans.recomputation import write_mode
 
 routes = APIRouter(tags=["progress"])
 
@@ -82,4 +83,5 @@ def _micro_batch(plan: Plan, micro: MicroBatch) -> dict[str, Any]:
         "sequences": len(micro.sequences),
         "longest": max((plan.lengths[index] for index in micro.sequences), default=0),
         "cost_ms": micro.cost_ms,
+        **write_mode(micro.recompute),
     }

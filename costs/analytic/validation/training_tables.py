@@ -68,7 +68,7 @@ def foundry_runs(
             cluster=ClusterHardware(hardware, gpus // 8, 8),
             sizes=sizes_of(figures, model),
             zero=3,
-            checkpointing=recomputed,
+            recompute=recomputed,
             precision=precision,
         )
         run = estimate(deployment, Scheme(), Load(seq_len=tokens, batch=batch, micro_batch=micro))

@@ -1,14 +1,16 @@
 """Attention kernels behind one interface: pieces in, partial results out.
 
 Read ``base`` first, a kernel's arguments and results; then ``cpu``, ``blocks`` and
-``cuda_flash``, one kernel each. ``kernel_for`` chooses among them.
+``cuda_flash``, one kernel each. ``kernel_for`` chooses among them and those of packages.
 """
 
 from __future__ import annotations
 
-import torch
+from functools import cache
+
 from torch import Tensor
 
+from seqplan.plans.extensions import list_extensions, load_extension
 from seqplan.runtime.sequence_parallel.kernels.base import (
     Attended,
     Kernel,
@@ -36,26 +38,34 @@ __all__ = [
     "Rows",
     "Scores",
     "kernel_for",
+    "list_kernels",
 ]
 
 
-def kernel_for(q: Tensor, v: Tensor, *, softcap: float | None = None) -> Kernel:
-    """Return the kernel for the device, dtype and head dimensions of queries and values.
+KERNELS: tuple[Kernel, ...] = (CudaFlashKernel(), CpuKernel(), BlockKernel())
+"""Kernels on torch alone, the preferred ones first; the last supports every call."""
 
-    Flash attention on CUDA takes 16-bit heads of a multiple of 8 elements up to 256, from compute
-    capability 8.0 on; no fused kernel caps scores: the rest is computed by plain products.
+
+@cache
+def list_kernels() -> tuple[Kernel, ...]:
+    """List the kernels of installed packages, sorted by name, and then ``KERNELS``.
+
+    ``ValueError`` for an entry point of ``seqplan.kernels`` that is no ``Kernel`` of its name.
     """
-    if softcap is not None:
-        return BlockKernel()
-    if q.device.type == "cpu":
-        return CpuKernel()
-    width = max(q.shape[-1], v.shape[-1])
-    if (
-        q.device.type == "cuda"
-        and q.dtype in (torch.bfloat16, torch.float16)
-        and width % 8 == 0
-        and width <= 256
-        and torch.cuda.get_device_capability(q.device) >= (8, 0)
-    ):
-        return CudaFlashKernel()
-    return BlockKernel()
+    added = []
+    for name in list_extensions("seqplan.kernels"):
+        kernel = load_extension("seqplan.kernels", name)
+        if not isinstance(kernel, Kernel) or isinstance(kernel, type) or kernel.name != name:
+            raise ValueError(
+                f"kernel {name!r}: its entry point must be a Kernel of this name. "
+                "Repair or uninstall the package"
+            )
+        added.append(kernel)
+    return (*added, *KERNELS)
+
+
+def kernel_for(q: Tensor, v: Tensor, *, softcap: float | None = None) -> Kernel:
+    """Return the first kernel that supports the queries, values and soft cap."""
+    return next(
+        kernel for kernel in list_kernels() if kernel.find_unsupported(q, v, softcap) is None
+    )

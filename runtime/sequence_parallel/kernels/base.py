@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -87,8 +87,15 @@ class Attended:
     lse: Tensor
 
 
+@runtime_checkable
 class Kernel(Protocol):
-    """What the ring needs of a device's attention."""
+    """What the ring needs of a device's attention. Instances have no state."""
+
+    name: str
+
+    def find_unsupported(self, q: Tensor, v: Tensor, softcap: float | None) -> str | None:
+        """Return the reason why it cannot attend to these queries and values, or None."""
+        ...
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, pieces: Pieces, scores: Scores

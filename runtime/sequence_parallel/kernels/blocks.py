@@ -28,7 +28,13 @@ class BlockKernel:
     at a time; tanh is computed again in backward.
     """
 
+    name = "blocks"
+
     KEYS = 1024
+
+    def find_unsupported(self, q: Tensor, v: Tensor, softcap: float | None) -> str | None:
+        """Return None, as it supports every call."""
+        return None
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, pieces: Pieces, scores: Scores

@@ -34,7 +34,15 @@ class CpuKernel:
     and 8 heads), so that these are computed in fp32, which is also more exact.
     """
 
+    name = "cpu"
+
     SMALL = 512
+
+    def find_unsupported(self, q: Tensor, v: Tensor, softcap: float | None) -> str | None:
+        """Return a reason on other devices and for soft caps."""
+        if q.device.type != "cpu":
+            return f"the device is {q.device.type}"
+        return None if softcap is None else "scores are capped"
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, pieces: Pieces, scores: Scores

@@ -30,6 +30,26 @@ class CudaFlashKernel:
     ``BlockKernel`` does.
     """
 
+    name = "cuda-flash"
+
+    def find_unsupported(self, q: Tensor, v: Tensor, softcap: float | None) -> str | None:
+        """Return a reason but for 16-bit heads of compute capability 8.0 and later.
+
+        Heads are a multiple of 8 elements, up to 256.
+        """
+        width = max(q.shape[-1], v.shape[-1])
+        if softcap is not None:
+            return "scores are capped"
+        if q.device.type != "cuda":
+            return f"the device is {q.device.type}"
+        if q.dtype not in (torch.bfloat16, torch.float16):
+            return f"the dtype is {q.dtype}"
+        if width % 8 or width > 256:
+            return f"heads have {width} elements"
+        if torch.cuda.get_device_capability(q.device) < (8, 0):
+            return "the compute capability is below 8.0"
+        return None
+
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, pieces: Pieces, scores: Scores
     ) -> Iterator[Partial]:

@@ -30,8 +30,8 @@ SURFACE = {
     "--plot -o/--output! --json",
     "profile derive": "--model --profile --hardware! --nodes --gpus-per-node "
     "--precision --context-parallel --tp-overlap --gradient-bytes "
-    "--sequence-parallel/--no-sequence-parallel --zero --recompute --loss --schemes --name "
-    "-o/--output! --json",
+    "--sequence-parallel/--no-sequence-parallel --cost-terms --zero --recompute --host-memory "
+    "--loss --schemes --name -o/--output! --json",
     "profile merge": "samples.jsonl --capacity-gib! --gpus-per-node --name --plot -o/--output! "
     "--json",
     "profile refit": "--profile --plans --server --measurements --job --token -o/--output --json",
@@ -40,7 +40,7 @@ SURFACE = {
     "estimate": "--model! --hardware! --nodes --gpus-per-node --tp --pp "
     "--ulysses --ring --seq-len! --batch --micro-batch --zero --recompute --loss "
     "--precision --context-parallel --tp-overlap --gradient-bytes "
-    "--sequence-parallel/--no-sequence-parallel --virtual-stages --sync --json",
+    "--sequence-parallel/--no-sequence-parallel --cost-terms --virtual-stages --sync --json",
     "propose": "DATA --profile! --gpus! --max-len! --tokens --method --seed --optimizer-shards "
     "--schemes --trainer --sync --execution --micro-step-multiple -o/--output --json",
     "plan": "DATA --proposal --profile --model --hardware --gpus --max-len --tokenizer --tokens "
@@ -66,7 +66,7 @@ SURFACE = {
 """Arguments of each command as scripts use them; ``!``: must be given."""
 
 MOST_OPTIONS = 18
-LARGER = {"estimate": 26}
+LARGER = {"estimate": 27, "profile derive": 20}
 """Commands with more options, and how many at most."""
 
 
@@ -145,7 +145,7 @@ def test_the_examples_of_the_help_parse() -> None:
         (["plan"], "the following arguments are required: DATA"),
         (
             ["plan", "--proposal", "p", "l", "--workers", "0"],
-            "argument --workers: must be an integer of 1 or more: '0'",
+            "argument --workers: must be W or ray:W, W of 1 or more: '0'",
         ),
         (
             ["plan", "--proposal", "p", "l", "--tokens", "abc"],

@@ -201,7 +201,7 @@ def test_measurements_on_ranks_complete_a_profile(
     assert measured["tensor_parallel"] == "sequence-parallel"
     assert "notes" not in measured
     # Additions for tp2 are counted in bf16; measurements are in fp32, and of tp2.u2.
-    assert bytes_per_token["2"] == pytest.approx(was["2"], rel=0.04)
+    assert bytes_per_token["2"] == pytest.approx(was["2"], rel=0.15)
     assert was["1"] < bytes_per_token["2"] < was["2"]
 
 
@@ -222,7 +222,7 @@ def test_measurements_on_ranks_complete_a_profile(
         (("--device", "cuda"), "no CUDA device is there"),
         (("--hardware", "h100-80gb"), "unrecognized arguments: --hardware h100-80gb"),
         (("--model", "nonesuch"), "neither a known model"),
-        (("--recompute", "selective"), "full: 'selective'"),
+        (("--recompute", "selective"), "unknown recomputation mode: selective. Give one of none"),
         (("--recompute", "none,none"), "must name each mode once: 'none,none'"),
         (
             ("--model", "qwen3-30b-a3b"),
@@ -246,6 +246,34 @@ def test_an_odd_head_is_rejected(tmp_path: Path) -> None:
     assert "head_dim must be even and at least 2, not 5" in complaint(completed)
 
 
+def test_samples_of_several_modes_are_merged(tmp_path: Path) -> None:
+    """Those of a second mode are made of measured ones: half as long again, of fewer bytes."""
+    measured, merged = tmp_path / "p.json", tmp_path / "merged.json"
+    options = ("--lengths", "8..256", "--points", "4", "--repeats", "3", "--even-if-busy")
+    succeeded(profiled(tmp_path, *options, "-o", str(measured)))
+    none = measured.with_suffix(".samples.jsonl")
+    head, *lines = map(json.loads, none.read_text().splitlines())
+    for line in lines:
+        for name in ("layers_ms", "ends_ms", "forward_ms", "layers_cpu_ms"):
+            line[name] = [1.5 * ms for ms in line[name]]
+        line["layers_saved_bytes"] //= 4
+    full = tmp_path / "full.jsonl"
+    full.write_text("\n".join(map(json.dumps, [{**head, "recompute": "full"}, *lines])) + "\n")
+    merge = ("profile", "merge", full, none, "--capacity-gib", 8, "-o", merged)
+    printed = succeeded(call(*merge))
+    assert "recomputation full:" in printed
+    profile, one = Profile.load(merged), Profile.load(measured)
+    assert [mode.name for mode in profile.modes] == ["none", "full"]
+    modes = profile.schemes[0].modes
+    assert modes["none"] == one.schemes[0].latency
+    longer = modes["full"].micro_batch_ms([200]) / modes["none"].micro_batch_ms([200])
+    assert longer == pytest.approx(1.5, rel=0.01)
+    full.write_text(full.read_text().replace('"float32"', '"float64"', 1))
+    merged.unlink()
+    assert "do not make one profile" in complaint(call(*merge))
+    assert not merged.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -261,3 +289,36 @@ def test_bad_input_of_a_merge_is_one_line(
     output = tmp_path / "p.json"
     assert message in complaint(call("profile", "merge", *arguments, "-o", output))
     assert not output.exists()
+
+
+def test_modes_that_offload_are_derived_with_host_memory(tmp_path: Path) -> None:
+    output = tmp_path / "p.json"
+    derive = ("profile", "derive", "--model", "llama3-8b", "--hardware", "h100", "-o", output)
+    schemes = ("--schemes", "u1,u8")
+    completed = call(*derive, *schemes, "--host-memory", 100)
+    succeeded(completed)
+    assert "unchecked: offload at 55 GB/s each way" in completed.out
+    profile = Profile.load(output)
+    assert [mode.name for mode in profile.modes if mode.host] == [
+        "elementwise+0.5",
+        "elementwise+1",
+    ]
+    assert profile.memory.host_memory_bytes == 100e9
+    shown = call("profile", "show", output, "--gpus", 8)
+    succeeded(shown)
+    assert "elementwise+0.5" in shown.out
+    output.unlink()
+    for options, message in (
+        (("--recompute", "full+0.5"), "host memory of mode full+0.5: 0 bytes a GPU. State it, or"),
+        (("--recompute", "full+2", "--host-memory", 9), "layers offloaded by mode full+2: 2. Give"),
+        (("--host-memory", 0), "argument --host-memory: must be"),
+    ):
+        rejected = call(*derive, *schemes, *options)
+        assert rejected.code == 2
+        assert message in rejected.err
+        assert not output.exists()
+    measured = call(
+        *("profile", "measure", "--model", "small", "--recompute", "none,none+1", "-o", output)
+    )
+    assert measured.code == 2
+    assert "--recompute none+1: offload is not measured. Derive it, or leave it out" in measured.err

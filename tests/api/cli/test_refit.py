@@ -59,13 +59,20 @@ def measured(plans: Path, *factors: float, steps: int | None = None) -> list[str
     ]
 
 
-def test_several_recomputation_modes_are_not_refitted(tmp_path: Path) -> None:
+def test_all_recomputation_modes_of_a_scheme_are_refitted(tmp_path: Path) -> None:
     profile, plans = planned(tmp_path, "none,full")
     times = tmp_path / "times.jsonl"
     times.write_text("\n".join(measured(plans, 1.25)))
+    output = tmp_path / "refitted.json"
     files = ("--profile", profile, "--plans", plans, "--measurements", times)
-    rejected = complaint(call("profile", "refit", *files))
-    assert "refit of several recomputation modes is not supported" in rejected
+    printed = succeeded(call("profile", "refit", *files, "-o", output))
+    assert "all coefficients of all modes times 1.250" in printed
+    before, after = Profile.load(profile), Profile.load(output)
+    for entry in after.schemes:
+        for mode, latency in entry.modes.items():
+            assert latency.b == pytest.approx(1.25 * before.by_scheme[entry.scheme].modes[mode].b)
+    again = succeeded(call("profile", "refit", "--profile", output, *files[2:]))
+    assert "predicts the held-out half best" in again
 
 
 def test_slower_ranks_make_a_slower_profile(tmp_path: Path) -> None:

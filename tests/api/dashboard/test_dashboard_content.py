@@ -6,6 +6,7 @@ import re
 import sqlite3
 from pathlib import Path
 
+import numpy as np
 import pytest
 from browser import Page
 from dashboard_page import STEPS, opened
@@ -152,6 +153,21 @@ def test_charts_show_the_values_of_the_service(page: Page, monitored: Stocked) -
     assert all(colors > 3 for colors in inked), inked
 
 
+def test_figures_have_intervals(page: Page, monitored: Stocked) -> None:
+    opened(page, monitored, "slower")
+    steps = monitored.served.ok("GET", "/v1/jobs/slower/steps")["items"]
+    tokens = np.array([1000 * step["tokens"] for step in steps])
+    taken = np.array([step["measured_ms"] for step in steps])
+    rate = tokens.sum() / taken.sum()
+    half = 1.96 * len(steps) ** 0.5 * (tokens - rate * taken).std(ddof=1) / taken.sum()
+    facts = page.text("#facts")
+    words = f"95% interval {rate - half:,.0f} to {rate + half:,.0f} over {STEPS} steps"
+    assert f"{rate:,.0f}\nmeasured; {words}" in facts
+    assert f"1.30×\n95% interval 1.30 to 1.30 over {STEPS} steps" in facts
+    opened(page, monitored, "live")
+    assert "no interval: 4 steps; 16 or more give one" in page.text("#facts")
+
+
 def test_a_slow_step_does_not_flatten_the_others(page: Page, monitored: Stocked) -> None:
     """Steps that took 10 and 20 ms in turn are well apart next to one of 1,750 ms."""
     opened(page, monitored, "slower")
@@ -176,7 +192,7 @@ def test_the_ribbon_has_steps(page: Page, monitored: Stocked) -> None:
     assert page.run(RIBBON) == [*range(STEPS)]
     page.size(390, 800)
     page.until("return document.querySelectorAll('#strategies svg text').length < 10")
-    assert page.run(RIBBON) == [0, 5, 10]
+    assert page.run(RIBBON) == [0, 5, 10, 15]
 
 
 def test_calibration_is_reported_and_drawn(page: Page, monitored: Stocked) -> None:
@@ -193,6 +209,19 @@ def test_calibration_is_reported_and_drawn(page: Page, monitored: Stocked) -> No
     assert answer.startswith(f"Does the profile hold: {verdict}")
     worst = max(measured, key=lambda scheme: scheme["error"]["recent"] / scheme["limit"])
     assert f": {worst['scheme']} has an error of " in answer
+    bars = page.run(
+        "return [...document.querySelectorAll('#errors rect')].map(r => r.width.baseVal.value)"
+    )
+    rates = sorted(
+        (scheme["error"]["recent"] / scheme["limit"], scheme["error"]["median"])
+        for scheme in measured
+    )[::-1]
+    widest = max(error for _, error in rates)
+    assert [width / max(bars) for width in bars] == pytest.approx(
+        [error / widest for _, error in rates], rel=0.01
+    )
+    spoken = page.run("return document.querySelector('#errors svg').getAttribute('aria-label')")
+    assert spoken.startswith(f"Errors by scheme. {worst['scheme']}: ")
     rows = page.text("#calibration-table tbody").split("\n")
     assert rows[0].startswith(worst["scheme"])
     assert sum("+30%" in row for row in rows) == len(calibration["schemes"])

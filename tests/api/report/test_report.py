@@ -15,6 +15,7 @@ from seqplan.api.report.drawing.style import CSS
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.comparison.sweep import Sweep, SweptPoint, SweptSystem
+from seqplan.planner.simulation.iteration import ModeUse
 from seqplan.plans.scheme import Scheme
 
 COMPARISONS = pytest.mark.parametrize(
@@ -129,6 +130,22 @@ def test_every_number_of_the_steps_is_in_a_table() -> None:
     for system in (compared.ours, compared.systems[2]):  # ours and the nearest rival
         assert {f"{busy:,.1f}" for busy in system.iterations[at].rank_busy_ms} <= cells
         assert f"{system.mean_ms:,.1f}" in cells
+
+
+def test_recomputation_modes_of_our_plans_are_in_a_table() -> None:
+    compared = pipelined()
+    assert "Recomputation by micro-batch" not in render(compared)
+    first, *others = compared.ours.iterations
+    moded = replace(
+        first, modes=(ModeUse("elementwise", 30, 1000, 60.0), ModeUse("full", 10, 3000, 140.0))
+    )
+    again = replace(first, modes=(ModeUse("full", 2, 1000, 200.0),))
+    ours = replace(compared.ours, iterations=(moded, again, *others[1:]))
+    systems = tuple(ours if system is compared.ours else system for system in compared.systems)
+    page = Page.of(render(replace(compared, systems=systems)))
+    rows = [row for table in page.tables for row in table]
+    assert ["elementwise", "30", "20.0 %", "15.0 %"] in rows
+    assert ["full", "12", "80.0 %", "85.0 %"] in rows
 
 
 def test_the_headline_is_the_nearest_rival() -> None:

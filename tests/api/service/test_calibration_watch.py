@@ -24,7 +24,7 @@ from seqplan.api.store.store import Store
 from seqplan.api.store.tables.jobs import remove_job
 from seqplan.api.store.tables.measurements import MeasurementRow, add_measurements
 from seqplan.api.store.tables.plans import get_plan
-from seqplan.costs.fit.refit import measurable
+from seqplan.costs.fit.measurements import measurable
 from seqplan.plans.format.codec import from_json, to_json
 from seqplan.plans.plan import Plan
 

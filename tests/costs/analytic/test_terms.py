@@ -107,7 +107,7 @@ def test_tp_moves_four_gathers_and_four_scatters_a_layer() -> None:
     deployment = replace(ONE_NODE, cluster=ClusterHardware(QUIET, 1, 8))
     once = stage_terms(deployment, Scheme(tp=4), [16384])["tp communication"]
     assert once == pytest.approx(32 * 8 * (16384 * 4096 * 2) * 3 / 4 / 160e9 * 1e3)
-    again = stage_terms(replace(deployment, checkpointing="full"), Scheme(tp=4), [16384])
+    again = stage_terms(replace(deployment, recompute="full"), Scheme(tp=4), [16384])
     assert again["tp communication"] == pytest.approx(float(once) * 12 / 8)
 
 
@@ -124,7 +124,7 @@ def test_checkpointing_trades_time_for_memory() -> None:
     times, sizes = [], []
     for mode in ("none", "mlp", "full"):
         iteration = estimate(
-            replace(ONE_NODE, checkpointing=mode),
+            replace(ONE_NODE, recompute=mode),
             Scheme(tp=2, ulysses=4),
             Load(seq_len=32768, batch=1),
         )

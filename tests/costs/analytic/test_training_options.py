@@ -164,7 +164,7 @@ def test_elementwise_recomputation_is_between_none_and_the_feed_forward() -> Non
     assert held_bytes[1] == 2 * (2 * 4096 + 2 * 4096 + 2 * 1024 + 2 * 14336)
     times = []
     for how in ("none", "elementwise", "full"):
-        terms = stage_terms(replace(DEPLOYMENT, checkpointing=how), Scheme(), [8192])
+        terms = stage_terms(replace(DEPLOYMENT, recompute=how), Scheme(), [8192])
         times.append(float(np.sum(list(terms.values()))))
     assert times == sorted(times)
     assert times[1] < 1.05 * times[0]

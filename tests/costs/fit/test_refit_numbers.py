@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,18 +10,22 @@ import pytest
 
 from seqplan.costs.fit.calibration import find_stated_error
 from seqplan.costs.fit.latency_fit import Observed
+from seqplan.costs.fit.measurements import (
+    Measurement,
+    MeasurementError,
+    MixedPipeline,
+    match_measurements,
+    read_measurements,
+)
 from seqplan.costs.fit.refit import (
     LEAST_TO_FIT,
     LEAST_TO_SCALE,
-    Measurement,
-    MeasurementError,
-    match_measurements,
-    read_measurements,
     refit,
     refit_profile,
     write_refit,
 )
 from seqplan.costs.latency import Latency
+from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.plans.groups import process_groups
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
@@ -222,3 +227,60 @@ def test_the_new_profile_states_its_source_and_keeps_the_rest() -> None:
     assert again.source.endswith("; refitted to a test")
     assert again.schemes[1:] == profile.schemes[1:]
     assert profile.document["schemes"] != document["schemes"]  # the old one is as it was
+
+
+MODED = load_shipped("llama3-8b-h100-80gb").keep_schemes({Scheme(), Scheme(tp=2), Scheme(tp=8)})
+
+
+def mixed(scheme: Scheme, factor: float, count: int, noise: float = 0.0) -> list[MixedPipeline]:
+    """Pipelines of a light and a heavy mode, ``factor`` times as long as predicted."""
+    rng = np.random.default_rng(scheme.tp)
+    pipelines = []
+    for _ in range(count):
+        by_mode = {
+            "none": tuple(tuple(rng.integers(100, 900, 3).tolist()) for _ in range(2)),
+            "full": ((int(rng.integers(4000, 30_000)),),),
+        }
+        one = MixedPipeline((1,), 1.0, micro_batches=3, by_mode=by_mode)
+        ms = one.predict_ms(MODED.by_scheme[scheme].modes) * factor
+        pipelines.append(replace(one, ms=ms * (1 + noise * rng.standard_normal())))
+    return pipelines
+
+
+def test_modes_of_a_scheme_are_scaled_together() -> None:
+    by_scheme = {
+        Scheme(): mixed(Scheme(), 1.25, LEAST_TO_SCALE, 0.01),
+        Scheme(tp=2): mixed(Scheme(tp=2), 1.25, 3),
+    }
+    refitted = refit_profile(MODED, by_scheme)
+    assert [result.how for result in refitted.schemes] == ["scaled", "extrapolated", "extrapolated"]
+    assert refitted.common is not None
+    assert refitted.common.factor == pytest.approx(1.25, rel=0.02)
+    again = Profile.from_document(write_refit(MODED, refitted.schemes, "a test"), "again")
+    for entry in again.schemes:
+        for mode, latency in entry.modes.items():
+            old = MODED.by_scheme[entry.scheme].modes[mode]
+            assert latency.a / old.a == pytest.approx(1.25, rel=0.02)
+            assert latency.c / old.c == pytest.approx(1.25, rel=0.02)
+    assert again.schemes[0].origin == "measured"
+
+
+def test_heavy_steps_are_not_taken_for_a_slow_device() -> None:
+    """A pipeline that recomputes all is as long as its modes predict."""
+    heavy = [
+        replace(one, by_mode={"full": one.by_mode["full"] * 3})
+        for one in mixed(Scheme(), 1.0, 2 * LEAST_TO_SCALE)
+    ]
+    modes = MODED.by_scheme[Scheme()].modes
+    by_scheme = {Scheme(): [replace(one, ms=one.predict_ms(modes)) for one in heavy]}
+    (result,) = refit_profile(MODED, by_scheme).schemes
+    assert (result.how, result.before.median) == ("kept", pytest.approx(0.0, abs=1e-12))
+
+
+def test_modes_that_the_profile_lacks_are_rejected() -> None:
+    samples_of = {Scheme(): mixed(Scheme(), 1.0, 8)}
+    with pytest.raises(MeasurementError, match="mode full, which profile llama3-8b-h100-80gb lack"):
+        refit_profile(MODED.keep_modes({"none", "elementwise"}), samples_of)
+    plain = {Scheme(): [Observed((9,), 1.0)] * 8}
+    with pytest.raises(MeasurementError, match="tp1: planned without recomputation modes, profile"):
+        refit_profile(MODED, plain)

@@ -146,7 +146,7 @@ def test_a_run_that_measured_nothing_makes_no_profile(tmp_path: Path) -> None:
         ({"device": "another"}, "device another, not a device"),
         ({"dtype": "bfloat16"}, "dtype bfloat16, not float32"),
         ({"model": tuple({**SIZES, "hidden": 32}.items())}, "model hidden 32, .*, not hidden 64"),
-        ({"checkpointing": "full"}, "checkpointing full, not none"),
+        ({"recompute": "full"}, "recompute full, not none"),
     ],
 )
 def test_settings_are_not_mixed(tmp_path: Path, change: dict[str, object], named: str) -> None:

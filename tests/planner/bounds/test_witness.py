@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from instances import Case, cases, fleet
+from instances import Case, cases, fleet, random_case_with_modes
 from oracles.exhaustive import step_optimum
 
 from seqplan import Plan, Planner, Workload, find_profile
@@ -44,10 +44,25 @@ def test_no_time_that_can_be_reached_has_a_witness(case: Case) -> None:
         assert CHECKS["prices"]({**written, "bound_ms": optimum * (1 + 1e-6)}) is not None
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_witnesses_with_modes_convince_and_false_ones_do_not(seed: int) -> None:
+    classes, batch = random_case_with_modes(np.random.default_rng(seed))
+    some, optimum = fleet(classes), step_optimum(classes, batch)
+    if not np.isfinite(optimum):
+        return
+    assert find_witness(some, batch, optimum * (1 + 1e-6)) is None
+    witness = find_witness(some, batch, certify(some, batch, optimum) * (1 - 2e-3))
+    if witness is not None:
+        written = witness.to_dict()
+        assert CHECKS["prices"](written) is None
+        assert CHECKS["prices"]({**written, "bound_ms": optimum * (1 + 1e-6)}) is not None
+
+
 SETTINGS = [
     ("llama-32b-a800-80gb", 64, 32_768, {}),
     ("llama-32b-a800-80gb", 64, 32_768, {"execution": "static"}),
     ("llama-7b-a800-80gb", 16, 16_384, {"layout": "tp2.pp2"}),
+    ("llama3-8b-h100-80gb", 8, 32_768, {"execution": "static"}),
     ("gpt-7b-a100-40gb", 16, 16_384, {}),
 ]
 
@@ -80,7 +95,7 @@ def test_every_bound_is_proven_anew(
 
 def test_a_program_without_the_planner_checks_it() -> None:
     proofs = set()
-    for name, gpus, max_len, options in SETTINGS[:3]:
+    for name, gpus, max_len, options in SETTINGS[:4]:
         models = Workload(gpus, max_len, 1).models(find_profile(name))
         for plan in planned(name, gpus, max_len, options):
             written = witness_of(plan, models)

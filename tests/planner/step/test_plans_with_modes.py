@@ -8,6 +8,11 @@ import numpy as np
 import pytest
 
 from seqplan import Planner
+from seqplan.costs.analytic.deployment import Deployment
+from seqplan.costs.analytic.derive import derive_profile
+from seqplan.costs.analytic.devices import DEVICES
+from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.model_sizes import MODELS, ModelSizes
 from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import load_shipped
@@ -16,8 +21,10 @@ from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.execution import ExecutionKind
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.planner.simulation.iteration import Execution, simulate_iteration
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.planner.sync.times import NO_SYNC
 from seqplan.planner.workload import Workload
 from seqplan.plans.explain import explain
 from seqplan.plans.format.codec import from_json, to_json
@@ -98,3 +105,45 @@ def test_same_inputs_give_the_same_bytes() -> None:
     first = _plans(TWO, "uniform")
     _plans.cache_clear()
     assert [to_json(plan) for plan in first] == [to_json(plan) for plan in _plans(TWO, "uniform")]
+
+
+def test_an_iteration_counts_the_micro_batches_of_each_mode() -> None:
+    plan = _plans("none,full", "static")[0]
+    batch = Batch.from_lengths(plan.lengths)
+    iteration = simulate_iteration(
+        batch, Execution.from_plan(plan), PROFILES["none,full"], 8, NO_SYNC
+    )
+    batches = [(p.scheme.gpus, b) for p in plan.pipelines for b in p.micro_batches]
+    assert [mode.name for mode in iteration.modes] == ["none", "full"]
+    for mode in iteration.modes:
+        mine = [(gpus, b) for gpus, b in batches if b.recompute == mode.name]
+        assert (mode.micro_batches, mode.tokens) == (len(mine), sum(b.tokens for _, b in mine))
+        assert mode.gpu_ms == pytest.approx(sum(gpus * b.cost_ms for gpus, b in mine))
+
+
+def test_offload_is_planned_and_written() -> None:
+    """It holds more at no cost, so that plans are faster."""
+    deployment = Deployment(
+        cluster=ClusterHardware(DEVICES["h100-80gb"], 1, 8),
+        sizes=ModelSizes.from_mapping(MODELS["llama3-8b"]),
+        loss="chunked",
+        host_memory_bytes=100e9,
+    )
+    modes = ["none", "elementwise", "elementwise+0.5", "elementwise+1", "full"]
+    document = derive_profile(deployment, list(H100.by_scheme), name="host", modes=modes)
+    profile = Profile.from_document(document, "host")
+    for execution in ("static", "regroup", "lockstep"):
+        planner = Planner.from_profile(profile, 8, 131_072, execution=execution)
+        without = Planner.from_profile(
+            profile.keep_modes({"none", "elementwise", "full"}), 8, 131_072, execution=execution
+        )
+        models = {model.scheme: model for model in profile.usable(8, 131_072)}
+        lengths = [100_000, 60_000, 30_000, 20_000, *[4000] * 20]
+        plan, other = planner.plan(lengths), without.plan(lengths)
+        assert lint(plan, models) == []
+        assert from_json(to_json(plan)) == plan
+        assert plan.predicted_ms < other.predicted_ms
+        used = {b.recompute for p in plan.pipelines for b in p.micro_batches}
+        assert used & {"elementwise+0.5", "elementwise+1"}
+        assert '"offload_layers":' in to_json(plan)
+        assert "elementwise+" in explain(plan, models)

@@ -60,7 +60,7 @@ def test_within_a_node_it_is_faster_and_alone_there_is_none() -> None:
 def test_bytes_and_messages_are_those_that_the_runtime_moves(text: str) -> None:
     """Of the fullest rank, without norms, which go apart."""
     config = ModelConfig(
-        vocab=1024, hidden=512, layers=4, heads=16, kv_heads=16, ffn=1408, checkpointing="none"
+        vocab=1024, hidden=512, layers=4, heads=16, kv_heads=16, ffn=1408, recompute="none"
     )
     units = [
         UnitLayout(name, parts, config.layers, 64)

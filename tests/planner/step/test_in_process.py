@@ -185,7 +185,8 @@ def test_micro_steps_have_separate_groups_and_no_sync_under_zero_3() -> None:
             zero_3, gpus=8, max_len=8192, sync=GivenSyncTimes(0.0, 0.0, "none", 500.0, 500.0)
         )
     lengths = [700, 2900] * 200
-    document = make_proposal(PROFILE, Workload(16, 8192, 60_000), lengths, execution="lockstep")
+    profile = PROFILE.restrict(layout=(8, 1), measured=True)
+    document = make_proposal(profile, Workload(16, 8192, 60_000), lengths, execution="lockstep")
     with pytest.raises(ValueError, match="execution static: the proposal was made for lockstep"):
         Planner.from_proposal(document, execution="static")
     with pytest.raises(ValueError, match=r"one micro-batch a group .* Leave packing out"):
@@ -195,9 +196,9 @@ def test_micro_steps_have_separate_groups_and_no_sync_under_zero_3() -> None:
 def test_a_proposal_weighs_the_sync_by_default() -> None:
     lengths = [700, 2900] * 200
     workload = Workload(16, 8192, 60_000)
-    whole = make_proposal(PROFILE, workload, lengths)
-    assert whole.sync == choose_sync(PROFILE, 16)
-    assert make_proposal(PROFILE, workload, lengths, sync=None).sync is None
+    profile = PROFILE.restrict(layout=(8, 1), measured=True)
+    assert make_proposal(profile, workload, lengths).sync == choose_sync(profile, 16)
+    assert make_proposal(profile, workload, lengths, sync=None).sync is None
 
 
 def test_missing_arguments_are_named() -> None:

@@ -126,15 +126,13 @@ def compare(
     profile, kind = apply_backend(profile, workload.gpus, execution, micro_step_multiple, trainer)
     report = progress or (lambda stage, done, total: None)
     sampler = Sampler(lengths, workload.tokens, workload.max_len, seed)
-    layouts = layouts_of(entry.scheme for entry in profile.schemes)
-    weighs = any(family.sync_ms > 0 for family in sync.families(layouts))
     if proposal is None:
         proposal = make_proposal(
             profile,
             workload,
             lengths,
             seed=seed,
-            sync=sync if weighs else None,
+            sync=sync if _weighs(sync, profile) else None,
             execution=kind,
             micro_step_multiple=micro_step_multiple,
             trainer=trainer,
@@ -173,20 +171,31 @@ def compare(
         left_out=tuple(left_out),
         advice=advice(profile, systems, workload.max_len),
         pays=judge_gain(profile, systems).pays,
-        assumptions=assumptions(
-            profile,
-            sync,
-            sampler.truncated,
-            workload,
-            lockstep=setting.in_lockstep,
-            micro_step_multiple=micro_step_multiple,
-            mode_of_others=None if setting.profile is profile else setting.profile.modes[0].name,
-        ),
+        assumptions=_list_assumptions(setting, profile, sampler.truncated),
         optimizer_shards=workload.optimizer_shards,
         include_flagged=workload.include_flagged,
         baseline=None
         if backend is None
         else (backend.name, backend.baseline_name, backend.baseline),
+    )
+
+
+def _weighs(sync: SyncTimes, profile: Profile) -> bool:
+    """Whether the sync takes time in some layout of the profile."""
+    layouts = layouts_of(entry.scheme for entry in profile.schemes)
+    return any(family.sync_ms > 0 for family in sync.families(layouts))
+
+
+def _list_assumptions(setting: Setting, profile: Profile, truncated: int) -> tuple[str, ...]:
+    """List the assumptions of a comparison, of ours with ``profile``."""
+    return assumptions(
+        profile,
+        setting.sync,
+        truncated,
+        setting.workload,
+        lockstep=setting.in_lockstep,
+        micro_step_multiple=setting.micro_step_multiple,
+        mode_of_others=None if setting.profile is profile else setting.profile.modes[0].name,
     )
 
 

@@ -151,7 +151,7 @@ def attention_ms(
         work = one.kernel_ms(sequences, mask.seen(sequences), masked=True)
         return AttentionMs(work, ulysses, none, none)
     if gathered:
-        return one.gathered_ms(sequences, ulysses)
+        return one.gather_ms(sequences, ulysses)
     cut = np.where(sequences > mask.reach, sequences, 0.0) if mask.reach else 0.0 * sequences
     cut_ms, fetched_ms = one.cut_ms(cut) if cut.any() else (none, none)
     sequences = sequences - cut
@@ -216,7 +216,7 @@ class _LayerAttention:
                 ulysses += 2 * memory_ms(self.cluster.hardware, PERMUTE_PASSES * payload)
         return ulysses
 
-    def gathered_ms(self, sequences: Floats, ulysses: Floats) -> AttentionMs:
+    def gather_ms(self, sequences: Floats, ulysses: Floats) -> AttentionMs:
         """Time attention over gathered keys and values."""
         tokens = sequences.sum(axis=-1)
         kv_bytes = 2 * (tokens / self.scheme.ring) * self.kv_width

@@ -140,7 +140,7 @@ def _price_lengths(resources: Resources, duals: Floats) -> Floats:
 
 
 def _choose_values(costs: Sequence[Floats], in_use: Sequence[npt.NDArray[np.bool_]]) -> Floats:
-    """Value each length at its least price in the states in use, else in any, else at 0."""
+    """Value each length at its least price in states in use, or in any."""
     pairs = list(zip(costs, in_use, strict=True))
     used = np.min([cost[active].min(axis=0, initial=np.inf) for cost, active in pairs], axis=0)
     anywhere = np.min([cost.min(axis=0) for cost in costs], axis=0)

@@ -259,7 +259,7 @@ def conclude(
 
 @dataclass(frozen=True, eq=False)
 class _TimedStrategy:
-    """A strategy with its time on each batch (ms), infinite if it does not hold one."""
+    """A strategy with its time on each batch (ms); infinite if it does not fit."""
 
     strategy: Strategy
     max_sequence: int

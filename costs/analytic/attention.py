@@ -143,66 +143,117 @@ def attention_ms(
     keys and values of the whole ring are gathered instead before one kernel, and their gradients
     scattered after it; nothing is merged, and nothing hidden.
     """
+    one = _LayerAttention(cluster, sizes, scheme, mask, backward)
     sequences = np.asarray(lengths, dtype=np.float64)
     tokens = sequences.sum(axis=-1)
-    groups = placement(scheme, 1)
-    heads = sizes.heads / (scheme.tp * scheme.ulysses)
-    kv_heads = max(sizes.kv_heads / (scheme.tp * scheme.ulysses), 1.0)
-    width, kv_width = heads * sizes.head_width, kv_heads * sizes.head_width
-
-    held = tokens / scheme.ring  # queries, keys and values of a rank while it attends
-    query_bytes, kv_bytes = 2 * held * width, 2 * held * kv_width
-    ulysses = np.zeros_like(tokens)
-    if scheme.ulysses > 1:
-        for payload in (query_bytes, kv_bytes):  # q and the output; k and v
-            ulysses += 2 * all_to_all_ms(cluster, groups["ulysses"], payload)
-            ulysses += 2 * memory_ms(cluster.hardware, PERMUTE_PASSES * payload)
-
-    def kernel(lengths: Floats, seen: Floats, *, masked: bool) -> Floats:
-        return seen_keys_ms(
-            cluster.hardware, lengths, seen, heads, sizes.head_width, masked=masked,
-            backward=backward,
-        )  # fmt: skip
-
-    pieces = sequences / scheme.ring
-    none = np.zeros_like(tokens)
+    ulysses, none = one.ulysses_ms(tokens), np.zeros_like(tokens)
     if scheme.ring == 1:
-        return AttentionMs(
-            kernel(sequences, mask.seen(sequences), masked=True), ulysses, none, none
-        )
-    directions = 3 if backward else 1
+        work = one.kernel_ms(sequences, mask.seen(sequences), masked=True)
+        return AttentionMs(work, ulysses, none, none)
     if gathered:
-        whole = ring_collective_ms(cluster, groups["ring"], 2 * kv_bytes * scheme.ring) * (
-            2 if backward else 1
-        )
-        work = kernel(pieces, mask.seen(sequences), masked=True)
-        return AttentionMs(work, ulysses, whole, none)
+        return one.gather_ms(sequences, ulysses)
     cut = np.where(sequences > mask.reach, sequences, 0.0) if mask.reach else 0.0 * sequences
+    cut_ms, fetched_ms = one.cut_ms(cut) if cut.any() else (none, none)
     sequences = sequences - cut
-    cut_ms, fetched_ms = none, none
-    if cut.any():
-        cut_ms = kernel(cut / scheme.ring, mask.seen(cut), masked=True)
-        fetched = 2 * np.minimum(cut / (2 * scheme.ring), mask.reach) * (cut > 0)
-        kv_of = 2 * 2 * fetched.sum(axis=-1) * kv_width
-        fetched_ms = shift_ms(cluster, groups["ring"], kv_of * directions)
     if not sequences.any():
         return AttentionMs(cut_ms, ulysses, fetched_ms, none)
-    pieces, held = sequences / scheme.ring, sequences.sum(axis=-1) / scheme.ring
-    kv_bytes = 2 * held * kv_width
-    first = kernel(pieces, pieces / 2, masked=True)
-    steps = scheme.ring - 1
-    later = kernel(pieces, pieces * (0.5 if balanced else 1.0), masked=False)
-    moved = shift_ms(cluster, groups["ring"], 2 * kv_bytes * directions)
-    transfer_share = TRANSFER_MULTIPROCESSORS / cluster.hardware.multiprocessors
+    work, transfer, merge = one.ring_ms(sequences, balanced=balanced)
+    return AttentionMs(work + cut_ms, ulysses, transfer + fetched_ms, merge)
 
-    def beyond(kernel_ms: Floats) -> Floats:
-        return np.maximum(moved - kernel_ms, transfer_share * np.minimum(moved, kernel_ms))
 
-    transfer = beyond(first) + (steps - 1) * beyond(later)
-    elements = held * width
-    if backward:
-        transfer = transfer + beyond(later)  # the gradients of K and V return home
-        elements = held * (width + 2 * kv_width)
-    merged_bytes = (ACCUMULATE_BYTES if backward else MERGE_BYTES) * steps + CAST_BYTES
-    merge = memory_ms(cluster.hardware, merged_bytes * elements)
-    return AttentionMs(first + steps * later + cut_ms, ulysses, transfer + fetched_ms, merge)
+@dataclass(frozen=True)
+class _LayerAttention:
+    """Attention of one layer, forward or backward, on the ranks of a scheme."""
+
+    cluster: ClusterHardware
+    sizes: ModelSizes
+    scheme: Scheme
+    mask: AttentionMask
+    backward: bool
+
+    @property
+    def heads(self) -> float:
+        """Heads of a rank while it attends."""
+        return self.sizes.heads / (self.scheme.tp * self.scheme.ulysses)
+
+    @property
+    def width(self) -> float:
+        """Width of a rank's queries."""
+        return self.heads * self.sizes.head_width
+
+    @property
+    def kv_width(self) -> float:
+        """Width of a rank's keys."""
+        ranks = self.scheme.tp * self.scheme.ulysses
+        return max(self.sizes.kv_heads / ranks, 1.0) * self.sizes.head_width
+
+    @property
+    def directions(self) -> int:
+        """Times that keys and values move: backward with their gradients in fp32."""
+        return 3 if self.backward else 1
+
+    def kernel_ms(self, lengths: Floats, seen: Floats, *, masked: bool) -> Floats:
+        """Time the kernel over queries that see so many keys each."""
+        return seen_keys_ms(
+            self.cluster.hardware,
+            lengths,
+            seen,
+            self.heads,
+            self.sizes.head_width,
+            masked=masked,
+            backward=self.backward,
+        )
+
+    def ulysses_ms(self, tokens: Floats) -> Floats:
+        """Time the all-to-alls of Ulysses and their permutations."""
+        held = tokens / self.scheme.ring
+        ulysses = np.zeros_like(tokens)
+        if self.scheme.ulysses > 1:
+            group = placement(self.scheme, 1)["ulysses"]
+            for payload in (2 * held * self.width, 2 * held * self.kv_width):
+                # q and the output; k and v
+                ulysses += 2 * all_to_all_ms(self.cluster, group, payload)
+                ulysses += 2 * memory_ms(self.cluster.hardware, PERMUTE_PASSES * payload)
+        return ulysses
+
+    def gather_ms(self, sequences: Floats, ulysses: Floats) -> AttentionMs:
+        """Time attention over gathered keys and values."""
+        tokens = sequences.sum(axis=-1)
+        kv_bytes = 2 * (tokens / self.scheme.ring) * self.kv_width
+        whole = ring_collective_ms(
+            self.cluster, placement(self.scheme, 1)["ring"], 2 * kv_bytes * self.scheme.ring
+        ) * (2 if self.backward else 1)
+        pieces = sequences / self.scheme.ring
+        work = self.kernel_ms(pieces, self.mask.seen(sequences), masked=True)
+        return AttentionMs(work, ulysses, whole, np.zeros_like(tokens))
+
+    def cut_ms(self, cut: Floats) -> tuple[Floats, Floats]:
+        """Time sequences that the mask cuts: the kernel, and fetching keys."""
+        work = self.kernel_ms(cut / self.scheme.ring, self.mask.seen(cut), masked=True)
+        fetched = 2 * np.minimum(cut / (2 * self.scheme.ring), self.mask.reach) * (cut > 0)
+        kv_of = 2 * 2 * fetched.sum(axis=-1) * self.kv_width
+        group = placement(self.scheme, 1)["ring"]
+        return work, shift_ms(self.cluster, group, kv_of * self.directions)
+
+    def ring_ms(self, sequences: Floats, *, balanced: bool) -> tuple[Floats, Floats, Floats]:
+        """Time a ring: kernels, transfers beyond them, and merging."""
+        pieces, held = sequences / self.scheme.ring, sequences.sum(axis=-1) / self.scheme.ring
+        kv_bytes = 2 * held * self.kv_width
+        first = self.kernel_ms(pieces, pieces / 2, masked=True)
+        steps = self.scheme.ring - 1
+        later = self.kernel_ms(pieces, pieces * (0.5 if balanced else 1.0), masked=False)
+        group = placement(self.scheme, 1)["ring"]
+        moved = shift_ms(self.cluster, group, 2 * kv_bytes * self.directions)
+        transfer_share = TRANSFER_MULTIPROCESSORS / self.cluster.hardware.multiprocessors
+
+        def beyond(kernel_ms: Floats) -> Floats:
+            return np.maximum(moved - kernel_ms, transfer_share * np.minimum(moved, kernel_ms))
+
+        transfer = beyond(first) + (steps - 1) * beyond(later)
+        elements = held * self.width
+        if self.backward:
+            transfer = transfer + beyond(later)  # the gradients of K and V return home
+            elements = held * (self.width + 2 * self.kv_width)
+        merged_bytes = (ACCUMULATE_BYTES if self.backward else MERGE_BYTES) * steps + CAST_BYTES
+        merge = memory_ms(self.cluster.hardware, merged_bytes * elements)
+        return first + steps * later, transfer, merge

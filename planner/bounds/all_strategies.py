@@ -9,8 +9,14 @@ import numpy as np
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.gpu_time import single_bound_ms
-from seqplan.planner.bounds.relaxation import bound_by_relaxation_ms, list_fixed_mixes, relax
-from seqplan.planner.bounds.resources import ROUNDING, HeldValue, Mixes, Relaxation
+from seqplan.planner.bounds.relaxation import bound_by_relaxation_ms, relax
+from seqplan.planner.bounds.resources import (
+    ROUNDING,
+    HeldValue,
+    Mixes,
+    Relaxation,
+    list_fixed_mixes,
+)
 from seqplan.planner.placement.fleet import Models, PipelineClass
 
 FITS = 5e-3

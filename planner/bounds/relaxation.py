@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from importlib import import_module
 
 import numpy as np
+import numpy.typing as npt
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.gpu_time import single_bound_ms
 from seqplan.planner.bounds.resources import (
-    RESOURCES,
     ROUNDING,
     ClassLengths,
     HeldValue,
@@ -33,15 +33,13 @@ from seqplan.planner.bounds.resources import (
     Resources,
     count_resources,
     group_lengths,
+    list_fixed_mixes,
     peak_levels,
 )
 from seqplan.planner.placement.fleet import Fleet, Floats, Ints, PipelineClass
 
 BISECTION_TOLERANCE = 1e-4
 """Relative width of the bisection for the largest refuted time."""
-
-FIXED_MIXES = np.array([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0]])
-"""Mixes tried in addition to the relaxation's when all schemes are in play."""
 
 CERTIFY_GAP = 2e-3
 """The gap at which the proof is sought first; above it the prices are refined once."""
@@ -117,28 +115,37 @@ def relax(
     scale, used, duals = solution
     class_duals = np.split(duals, np.cumsum(sizes)[:-1])
     in_use = np.split(used > 1e-9, np.cumsum(sizes)[:-1])
-    values = np.full(len(batch.distinct), np.inf)
-    least_anywhere = values.copy()
-    for pipeline_class, of_class, dual, active in zip(
-        classes, states, class_duals, in_use, strict=True
-    ):
-        distinct = ClassLengths(pipeline_class, batch.distinct, levels, number)
-        resources = distinct.resources(of_class.ladder, time_ms)
-        cost = np.einsum("vr,vrn->vn", dual, resources.share)
-        cost[~resources.eligible] = np.inf
-        np.minimum(values, cost[active].min(axis=0, initial=np.inf), out=values)
-        np.minimum(least_anywhere, cost.min(axis=0), out=least_anywhere)
-    values = np.where(np.isfinite(values), values, least_anywhere)
+    distinct = [ClassLengths(k, batch.distinct, levels, number) for k in classes]
+    costs = [
+        _price_lengths(lengths.resources(of_class.ladder, time_ms), dual)
+        for lengths, of_class, dual in zip(distinct, states, class_duals, strict=True)
+    ]
     pipelines = np.bincount(class_of_state, weights=used, minlength=len(classes))
     return Relaxation(
         scale=scale,
         pipelines=pipelines.astype(np.float64),
-        values=np.where(np.isfinite(values), values, 0.0),
+        values=_choose_values(costs, in_use),
         mixes=tuple(
             of_class.mixes(dual) for of_class, dual in zip(states, class_duals, strict=True)
         ),
         levels=levels,
     )
+
+
+def _price_lengths(resources: Resources, duals: Floats) -> Floats:
+    """Price each length in each state (states, n); infinite if it cannot be there."""
+    cost: Floats = np.einsum("vr,vrn->vn", duals, resources.share)
+    cost[~resources.eligible] = np.inf
+    return cost
+
+
+def _choose_values(costs: Sequence[Floats], in_use: Sequence[npt.NDArray[np.bool_]]) -> Floats:
+    """Value each length at its least price in states in use, or in any."""
+    pairs = list(zip(costs, in_use, strict=True))
+    used = np.min([cost[active].min(axis=0, initial=np.inf) for cost, active in pairs], axis=0)
+    anywhere = np.min([cost.min(axis=0) for cost in costs], axis=0)
+    values = np.where(np.isfinite(used), used, anywhere)
+    return np.where(np.isfinite(values), values, 0.0)
 
 
 def _ladder(most: int, *, every_v: bool) -> Ints:
@@ -283,14 +290,6 @@ def _normalize(weights: Floats) -> Floats:
     total = weights.sum(axis=1, keepdims=True)
     only_work = np.eye(weights.shape[1])[0]
     return np.where(total > 0, weights / np.where(total > 0, total, 1.0), only_work)
-
-
-def list_fixed_mixes(relaxation: Relaxation) -> Floats:
-    """Return ``FIXED_MIXES`` for a relaxation's resources: further ones also alone."""
-    more = relaxation.resources - RESOURCES
-    return np.concatenate(
-        [np.pad(FIXED_MIXES, ((0, 0), (0, more))), np.eye(relaxation.resources)[RESOURCES:]]
-    )
 
 
 def bound_by_relaxation_ms(

@@ -49,6 +49,9 @@ def count_resources(classes: Sequence[PipelineClass]) -> int:
     return RESOURCES + any(pipeline_class.modes for pipeline_class in classes)
 
 
+FIXED_MIXES = np.array([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0]])
+"""Mixes tried in addition to the relaxation's when all schemes are in play."""
+
 ROUNDING = 1e-9
 """Relative margin against rounding: a refutation must clear it."""
 
@@ -284,6 +287,14 @@ class Relaxation:
     def resources(self) -> int:
         """Count the resources that are mixed."""
         return int(self.mixes[0].even.shape[1])
+
+
+def list_fixed_mixes(relaxation: Relaxation) -> Floats:
+    """Return ``FIXED_MIXES`` for a relaxation's resources: further ones also alone."""
+    more = relaxation.resources - RESOURCES
+    return np.concatenate(
+        [np.pad(FIXED_MIXES, ((0, 0), (0, more))), np.eye(relaxation.resources)[RESOURCES:]]
+    )
 
 
 class HeldValue:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.relaxation import cut_values, list_fixed_mixes, relax
-from seqplan.planner.bounds.resources import ROUNDING, HeldValue, Relaxation
+from seqplan.planner.bounds.relaxation import cut_values, relax
+from seqplan.planner.bounds.resources import ROUNDING, HeldValue, Relaxation, list_fixed_mixes
 from seqplan.planner.placement.fleet import ClassMode, Fleet, Floats, PipelineClass
 
 NEAR = (1.0, 1.002, 1.004, 1.01, 1.03)

@@ -16,7 +16,7 @@ from seqplan.planner.comparison.advice import advice, assumptions, judge_gain
 from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.execution import ExecutionKind
 from seqplan.planner.problem import PlanningOptions
-from seqplan.planner.proposal.backends import apply_backend, find_backend
+from seqplan.planner.proposal.backends import TrainingBackend, apply_backend, find_backend
 from seqplan.planner.proposal.candidates import Progress
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.make_proposal import make_proposal
@@ -126,15 +126,13 @@ def compare(
     profile, kind = apply_backend(profile, workload.gpus, execution, micro_step_multiple, trainer)
     report = progress or (lambda stage, done, total: None)
     sampler = Sampler(lengths, workload.tokens, workload.max_len, seed)
-    layouts = layouts_of(entry.scheme for entry in profile.schemes)
-    weighs = any(family.sync_ms > 0 for family in sync.families(layouts))
     if proposal is None:
         proposal = make_proposal(
             profile,
             workload,
             lengths,
             seed=seed,
-            sync=sync if weighs else None,
+            sync=sync if _weighs(sync, profile) else None,
             execution=kind,
             micro_step_multiple=micro_step_multiple,
             trainer=trainer,
@@ -152,50 +150,13 @@ def compare(
         lockstep,
         micro_step_multiple,
     )
-    planner = StepPlanner(proposal, PlanningOptions(seed=seed, prove_lockstep=True))
-    ours = ComparedSystem(
-        "ours",
-        "seqplan",
-        "micro-steps of groups planned anew at every step"
-        if setting.in_lockstep
-        else "candidate strategies for the data set, the best planned anew at every step",
-        True,
-        lambda batch: Execution.from_plan(planner.plan(batch)),
+    ours = _set_up_ours(setting, proposal, seed)
+    others, left_out = _set_up_systems(
+        _Offers(setting, proposal, chosen, seed, sampler.lengths), backend, report
     )
-    candidates = [candidate.strategy for candidate in proposal.candidates]
-    offers: dict[str, Callable[[], Iterable[ComparedSystem | Skipped]]] = {
-        "one-layout": lambda: one_layout(setting, proposal, seed),
-        "static": lambda: static_best(setting, candidates),
-        "megatron": lambda: megatron(setting, search=chosen.search_static),
-        "hotspa": lambda: hotspa(setting, switch_ms=chosen.switch_ms),
-        "hydraulis": lambda: hydraulis(
-            setting, sampler.lengths, fast=chosen.fast, cbc_s=chosen.cbc_s
-        ),
-        "deepspeed": lambda: deepspeed(setting),
-        "flexsp": lambda: flexsp_like(setting),
-        "verl": lambda: karmarkar_karp(setting),
-        "trainers": lambda: trainer_rules(setting),
-        "megatron-dcp": lambda: [*megatron_dcp(setting), *megatron_packing(setting)],
-    }
-    trainers, left_out = [ours], []
-    wanted = [name for name in SYSTEMS if name in chosen.systems]
-    wanted += sorted(set(chosen.systems) - set(SYSTEMS))
-    for done, name in enumerate(wanted):
-        report("setting systems up", done, len(wanted))
-        for offer in offers[name]() if name in offers else _set_up_extension(name, setting):
-            if isinstance(offer, Skipped):
-                left_out.append((offer.name, offer.why))
-            elif backend is not None and backend.uniform and name in SEVERAL_SCHEMES:
-                left_out.append(
-                    (offer.name, f"its groups differ, and {backend.name} has equal ones")
-                )
-            elif backend is not None and backend.uniform and offer.balanced:
-                left_out.append((offer.name, f"plans for {backend.name} are just that"))
-            else:
-                trainers.append(offer)
     systems = tuple(
         _run(trainer, setting, profile if trainer is ours else setting.profile, report)
-        for trainer in trainers
+        for trainer in [ours, *others]
     )
     return Comparison(
         profile=profile.name,
@@ -210,21 +171,105 @@ def compare(
         left_out=tuple(left_out),
         advice=advice(profile, systems, workload.max_len),
         pays=judge_gain(profile, systems).pays,
-        assumptions=assumptions(
-            profile,
-            sync,
-            sampler.truncated,
-            workload,
-            lockstep=setting.in_lockstep,
-            micro_step_multiple=micro_step_multiple,
-            mode_of_others=None if setting.profile is profile else setting.profile.modes[0].name,
-        ),
+        assumptions=_list_assumptions(setting, profile, sampler.truncated),
         optimizer_shards=workload.optimizer_shards,
         include_flagged=workload.include_flagged,
         baseline=None
         if backend is None
         else (backend.name, backend.baseline_name, backend.baseline),
     )
+
+
+def _weighs(sync: SyncTimes, profile: Profile) -> bool:
+    """Whether the sync takes time in some layout of the profile."""
+    layouts = layouts_of(entry.scheme for entry in profile.schemes)
+    return any(family.sync_ms > 0 for family in sync.families(layouts))
+
+
+def _list_assumptions(setting: Setting, profile: Profile, truncated: int) -> tuple[str, ...]:
+    """List the assumptions of a comparison, of ours with ``profile``."""
+    return assumptions(
+        profile,
+        setting.sync,
+        truncated,
+        setting.workload,
+        lockstep=setting.in_lockstep,
+        micro_step_multiple=setting.micro_step_multiple,
+        mode_of_others=None if setting.profile is profile else setting.profile.modes[0].name,
+    )
+
+
+def _set_up_ours(setting: Setting, proposal: Proposal, seed: int) -> ComparedSystem:
+    """Set up our plans, with the close bound in lockstep."""
+    planner = StepPlanner(proposal, PlanningOptions(seed=seed, prove_lockstep=True))
+    return ComparedSystem(
+        "ours",
+        "seqplan",
+        "micro-steps of groups planned anew at every step"
+        if setting.in_lockstep
+        else "candidate strategies for the data set, the best planned anew at every step",
+        True,
+        lambda batch: Execution.from_plan(planner.plan(batch)),
+    )
+
+
+@dataclass(frozen=True)
+class _Offers:
+    """Sets systems up by name."""
+
+    setting: Setting
+    proposal: Proposal
+    options: Options
+    seed: int
+    lengths: npt.NDArray[np.int64]
+
+    def list_wanted(self) -> list[str]:
+        """List the systems of the options: ours in their order, then those of packages."""
+        chosen = self.options.systems
+        return [name for name in SYSTEMS if name in chosen] + sorted(set(chosen) - set(SYSTEMS))
+
+    def set_up(self, name: str) -> Iterable[ComparedSystem | Skipped]:
+        """Set up the variants of a system."""
+        setting, options = self.setting, self.options
+        offers: dict[str, Callable[[], Iterable[ComparedSystem | Skipped]]] = {
+            "one-layout": lambda: one_layout(setting, self.proposal, self.seed),
+            "static": lambda: static_best(
+                setting, [candidate.strategy for candidate in self.proposal.candidates]
+            ),
+            "megatron": lambda: megatron(setting, search=options.search_static),
+            "hotspa": lambda: hotspa(setting, switch_ms=options.switch_ms),
+            "hydraulis": lambda: hydraulis(
+                setting, self.lengths, fast=options.fast, cbc_s=options.cbc_s
+            ),
+            "deepspeed": lambda: deepspeed(setting),
+            "flexsp": lambda: flexsp_like(setting),
+            "verl": lambda: karmarkar_karp(setting),
+            "trainers": lambda: trainer_rules(setting),
+            "megatron-dcp": lambda: [*megatron_dcp(setting), *megatron_packing(setting)],
+        }
+        return offers[name]() if name in offers else _set_up_extension(name, setting)
+
+
+def _set_up_systems(
+    offers: _Offers, backend: TrainingBackend | None, report: Progress
+) -> tuple[list[ComparedSystem], list[tuple[str, str]]]:
+    """Set up the other systems; those left out with the reason."""
+    systems, left_out = [], []
+    wanted = offers.list_wanted()
+    for done, name in enumerate(wanted):
+        report("setting systems up", done, len(wanted))
+        for offer in offers.set_up(name):
+            if isinstance(offer, Skipped):
+                left_out.append((offer.name, offer.why))
+            elif backend is not None and backend.uniform and name in SEVERAL_SCHEMES:
+                left_out.append(
+                    (offer.name, f"its groups differ, and {backend.name} has equal ones")
+                )
+            elif backend is not None and backend.uniform and offer.balanced:
+                left_out.append((offer.name, f"plans for {backend.name} are just that"))
+            else:
+                systems.append(offer)
+    return systems, left_out
 
 
 def _keep_best_mode(

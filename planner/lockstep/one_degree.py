@@ -5,14 +5,15 @@ The least Σ over micro-steps of the slowest micro-batch, every micro-batch with
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import partial
-from heapq import heappop, heappush, heapreplace
 from itertools import count
 from math import ceil, inf
 
 import numpy as np
 
+from seqplan.planner.lockstep.busy_ranks import assign_longest_first
 from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps
 from seqplan.planner.lockstep.filler import MicroStepsFiller
 from seqplan.planner.lockstep.micro_step_bounds import (
@@ -240,28 +241,21 @@ def _assign_longest_first(
     Micro-batches are then assigned to micro-steps by their time, the slowest together. None if one
     of the sequences finds no room.
     """
-    loads = [(0.0, place) for place in range(micro_steps * ranks)]
-    room = [micro_batch.capacity] * len(loads)
-    assigned: list[dict[int, int]] = [{} for _ in loads]
-    pairs = zip(sequences.lengths.tolist(), sequences.counts.tolist(), strict=True)
-    for i, (length, n) in enumerate(pairs):
-        padded = micro_batch.pad(length)
-        work = length * (micro_batch.a * length + micro_batch.b)
-        for _ in range(n):
-            full = []
-            while loads and room[loads[0][1]] < padded:
-                full.append(heappop(loads))
-            if not loads:
-                return None
-            load, place = loads[0]
-            heapreplace(loads, (load + work, place))
-            room[place] -= padded
-            assigned[place][i] = assigned[place].get(i, 0) + 1
-            for skipped in full:
-                heappush(loads, skipped)
-    ordered = [
-        (load, assigned[place]) for load, place in sorted(loads, reverse=True) if assigned[place]
-    ]
+    lengths = sequences.lengths.tolist()
+    items = (
+        (
+            i,
+            lengths[i] * (micro_batch.a * lengths[i] + micro_batch.b),
+            micro_batch.pad(lengths[i]),
+        )
+        for i, n in enumerate(sequences.counts.tolist())
+        for _ in range(n)
+    )
+    assigned = assign_longest_first(items, micro_steps * ranks, micro_batch.capacity)
+    if assigned is None:
+        return None
+    slowest_first = sorted(range(len(assigned)), key=lambda p: (assigned[p][0], p), reverse=True)
+    ordered = [(load, Counter(part)) for load, part in (assigned[p] for p in slowest_first) if part]
     together = [ordered[first : first + ranks] for first in range(0, len(ordered), ranks)]
     return FilledMicroSteps.from_bins(
         [[list(micro.items()) for _, micro in of_micro_step] for of_micro_step in together],

@@ -145,14 +145,9 @@ def plan_groups(
         [_with_work_for_all(busy, groups) for groups in micro_steps] for micro_steps in plans
     ]
     few = FewGroups(classes, lengths, ranks, stages)
-    if len(lengths) <= FEW and not one_each:
-        fewest = max(multiple, min(map(len, working)) - multiple)
-        most = min(len(lengths), max(map(len, working)) + EXTRA_MICRO_STEPS * multiple)
-        for number in range(fewest, most + 1, multiple):
-            working += few.starts(number)
-        working.sort(key=few.total_ms)
-        working = [few.improve(micro_steps) for micro_steps in working[:IMPROVED]]
     if not one_each:
+        if len(lengths) <= FEW:
+            working = _improve_few(few, working, len(lengths), multiple)
         working = [few.relieve(min(working, key=few.total_ms)), *_price_known(known, classes)]
     shortest = min(working, key=few.total_ms)
     best = [_on_ranks(busy, classes, groups) for groups in shortest]
@@ -167,6 +162,19 @@ def plan_groups(
     )
     # A bound holds for any micro-steps; ours may differ from it by rounding only.
     return replace(grouped, lower_bound_ms=min(bound, grouped.predicted_ms))
+
+
+def _improve_few(
+    few: FewGroups, working: list[list[list[Group]]], sequences: int, multiple: int
+) -> list[list[list[Group]]]:
+    """Lay few sequences out by degrees as well, and improve the shortest by moves."""
+    fewest = max(multiple, min(map(len, working)) - multiple)
+    most = min(sequences, max(map(len, working)) + EXTRA_MICRO_STEPS * multiple)
+    tried = list(working)
+    for number in range(fewest, most + 1, multiple):
+        tried += few.starts(number)
+    tried.sort(key=few.total_ms)
+    return [few.improve(micro_steps) for micro_steps in tried[:IMPROVED]]
 
 
 def _price_known(

@@ -224,6 +224,52 @@ def conclude(
     layout, unless several layouts together are better (``choose_layout``), where groups of
     ``may_regroup`` count with their times by regrouping.
     """
+    times = _time_strategies(strategies, judged, report)
+    timed = [
+        _TimedStrategy(strategy, _reach_of(strategy, models), row)
+        for strategy, row in zip(strategies, times, strict=True)
+    ]
+    regrouped = regrouping_times(may_regroup, judged, strategies, times)
+    layouts, layout = None, None
+    if sync is not None and scenarios is not None:
+        holds = [entry.max_sequence >= max_len for entry in timed]
+        holding = {entry.layout: entry.max_sequence >= max_len for entry in may_regroup}
+        of_layouts = layout_times(times, strategies, holds, regrouped, holding, sync)
+        layout = choose_layout(of_layouts, scenarios)
+        layouts = explain_choice(layout, of_layouts, scenarios, sync)
+    kept = _keep_best(
+        [t for t in timed if layout is None or strategy_layouts(t.strategy) == {layout}],
+        max_len,
+        most_kept,
+    )
+    best_kept = np.min([entry.times_ms for entry in kept], axis=0)
+    for entry_layout, reached in regrouped.items():
+        if layout in (None, entry_layout):
+            best_kept = np.minimum(best_kept, reached)
+    return CandidatePool(
+        candidates=_describe_kept(kept),
+        expected_ms=float(best_kept.mean()),
+        pool_ms=float(times.min(axis=0).mean()),
+        lower_bound_ms=_bound_judged_ms(judged, may_regroup),
+        judged=len(judged),
+        explored=len(strategies),
+        layouts=layouts,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _TimedStrategy:
+    """A strategy with its time on each batch (ms); infinite if it does not fit."""
+
+    strategy: Strategy
+    max_sequence: int
+    times_ms: npt.NDArray[np.float64]
+
+
+def _time_strategies(
+    strategies: Sequence[Strategy], judged: Sequence[BatchTimes], report: Progress
+) -> npt.NDArray[np.float64]:
+    """Time every strategy on every batch (strategies, batches)."""
     order = list(strategies)
     for done, batch_times in enumerate(judged):
         report("evaluating strategies", done, len(judged))
@@ -231,54 +277,43 @@ def conclude(
             batch_times.try_strategy(strategy)
         order.sort(key=batch_times.time_ms)  # the next begins with what served this one
     report("evaluating strategies", len(judged), len(judged))
-    times = np.array(
+    return np.array(
         [[batch_times.time_ms(strategy) for batch_times in judged] for strategy in strategies]
     )
+
+
+def _bound_judged_ms(judged: Sequence[BatchTimes], may_regroup: Sequence[RegroupLayout]) -> float:
+    """Average the bounds of the batches, also over groups that change (ms)."""
     bounds = np.array([batch_times.whole_bound_ms for batch_times in judged])
-    reaches = [_reach_of(strategy, models) for strategy in strategies]
-    holds = [reach >= max_len for reach in reaches]
-    layouts, layout = None, None
-    regrouped = regrouping_times(may_regroup, judged, strategies, times)
     for entry in may_regroup:
         bounds = np.minimum(bounds, [entry.bound_ms(b.batch, b.gpus) for b in judged])
-    if sync is not None and scenarios is not None:
-        holding = {entry.layout: entry.max_sequence >= max_len for entry in may_regroup}
-        of_layouts = layout_times(times, strategies, holds, regrouped, holding, sync)
-        layout = choose_layout(of_layouts, scenarios)
-        layouts = explain_choice(layout, of_layouts, scenarios, sync)
-    eligible = [
-        i
-        for i, strategy in enumerate(strategies)
-        if layout is None or strategy_layouts(strategy) == {layout}
-    ]
-    chosen = [eligible[i] for i in _keep(times[eligible], [holds[i] for i in eligible], most_kept)]
-    of_chosen = times[chosen]
-    winner = of_chosen.argmin(axis=0)
-    candidates = tuple(
-        Proposed(
-            strategies[i],
-            max_sequence=reaches[i],
-            expected_ms=(
-                float(np.mean(row[np.isfinite(row)])) if np.isfinite(row).any() else float("nan")
-            ),
-            runs=float(np.isfinite(row).mean()),
-            wins=float((winner == place).mean()),
+    return float(bounds.mean())
+
+
+def _keep_best(
+    timed: Sequence[_TimedStrategy], max_len: int, most_kept: int
+) -> list[_TimedStrategy]:
+    """Keep the strategies that serve best together."""
+    holds = [entry.max_sequence >= max_len for entry in timed]
+    return [timed[i] for i in _keep(np.array([t.times_ms for t in timed]), holds, most_kept)]
+
+
+def _describe_kept(kept: Sequence[_TimedStrategy]) -> tuple[Proposed, ...]:
+    """Describe kept strategies: mean time, and how often each runs and is the best."""
+    winner = np.array([entry.times_ms for entry in kept]).argmin(axis=0)
+    proposed = []
+    for place, entry in enumerate(kept):
+        runs = np.isfinite(entry.times_ms)
+        proposed.append(
+            Proposed(
+                entry.strategy,
+                max_sequence=entry.max_sequence,
+                expected_ms=float(np.mean(entry.times_ms[runs])) if runs.any() else float("nan"),
+                runs=float(runs.mean()),
+                wins=float((winner == place).mean()),
+            )
         )
-        for place, (i, row) in enumerate(zip(chosen, of_chosen, strict=True))
-    )
-    best_kept = of_chosen.min(axis=0)
-    for entry_layout, reached in regrouped.items():
-        if layout in (None, entry_layout):
-            best_kept = np.minimum(best_kept, reached)
-    return CandidatePool(
-        candidates=candidates,
-        expected_ms=float(best_kept.mean()),
-        pool_ms=float(times.min(axis=0).mean()),
-        lower_bound_ms=float(bounds.mean()),
-        judged=len(judged),
-        explored=len(strategies),
-        layouts=layouts,
-    )
+    return tuple(proposed)
 
 
 def _keep(times: npt.NDArray[np.float64], holds: Sequence[bool], most_kept: int) -> list[int]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -20,6 +22,7 @@ from seqplan.planner.proposal.candidates import (
     CandidatePool,
     Effort,
     Progress,
+    Proposed,
     evaluate_strategies,
     propose,
 )
@@ -55,7 +58,7 @@ def make_proposal(
 ) -> Proposal:
     """Propose strategies for a data set; ``lengths`` in tokens.
 
-    Sequences longer than ``cluster.max_len`` count as truncated to it. Strategies are judged and
+    Sequences longer than ``workload.max_len`` count as truncated to it. Strategies are judged and
     later chosen by their time with the ``sync``, by default derived for each layout. None leaves
     the sync out, as do the method eq4 and ZeRO-3, under which there is no choice that it could
     decide. ``execution``: by default ``regroup``, under ZeRO-3 ``lockstep``, and what the
@@ -66,61 +69,16 @@ def make_proposal(
     """
     lengths = whole_lengths(lengths)
     profile, kind = apply_backend(profile, workload.gpus, execution, micro_step_multiple, trainer)
-    lockstep = kind == "lockstep" or profile.lockstep
     if sync == "derived":
         sync = choose_proposal_sync(profile, workload.gpus, method=method)
-    check_method(profile, method, sync, lockstep=lockstep)
-    models = workload.models(profile)
-    check_feasible(profile, workload, models, lengths)
-    effort = _effort(workload.gpus, several_spaces=sync is not None)
+    check_method(profile, method, sync, lockstep=kind == "lockstep" or profile.lockstep)
+    check_feasible(profile, workload, workload.models(profile), lengths)
     sampler = Sampler(lengths, workload.tokens, workload.max_len, seed + _SAMPLE_SEED)
-    batches = list(sampler.batches(effort.judged))
-    longest = int(sampler.lengths.max())
-    if kind == "uniform" or (trainer is not None and find_backend(trainer).uniform):
-        profile = keep_best_scheme(
-            profile,
-            workload,
-            batches[: effort.searched],
-            longest,
-            sync,
-            lockstep=lockstep,
-            micro_step_multiple=micro_step_multiple,
-        )
-        models = workload.models(profile)
-    derived = [entry.scheme for entry in profile.schemes if entry.origin == "derived"]
-    if lockstep:
-        proposal = propose_micro_steps(
-            batches[: effort.searched],
-            models,
-            gpus=workload.gpus,
-            max_len=longest,
-            sync=None if profile.lockstep else sync or NO_SYNC,
-            multiple=micro_step_multiple,
-            derived=derived,
-            progress=progress,
-        )
-    elif method == "eq4":
-        proposal = _propose_eq4(
-            sampler,
-            batches,
-            models,
-            workload,
-            longest=longest,
-            effort=effort,
-            progress=progress,
-        )
-    else:
-        proposal = propose(
-            batches,
-            models,
-            gpus=workload.gpus,
-            max_len=longest,
-            effort=effort,
-            sync=sync,
-            derived=derived,
-            progress=progress,
-            regroup=kind == "regroup",
-        )
+    search = _CandidateSearch(
+        sampler, workload, method, kind, sync, micro_step_multiple, trainer, progress
+    )
+    profile = search.keep_uniform(profile)
+    pool = search.find(profile)
     return Proposal(
         method=method,
         seed=seed,
@@ -130,29 +88,123 @@ def make_proposal(
             "sequences": len(lengths),
             "tokens": int(sampler.lengths.sum()),
             "truncated": sampler.truncated,
-            "longest": longest,
+            "longest": search.longest,
             "digest": lengths_digest(lengths),
         },
-        candidates=tuple(
-            Candidate(
-                proposed.strategy,
-                max_sequence=proposed.max_sequence,
-                expected_ms=(
-                    None if np.isnan(proposed.expected_ms) else round(proposed.expected_ms, 3)
-                ),
-                runs=round(proposed.runs, 4),
-                wins=round(proposed.wins, 4),
-            )
-            for proposed in proposal.candidates
-        ),
-        expected_ms=round(proposal.expected_ms, 3),
-        lower_bound_ms=round(proposal.lower_bound_ms - 5e-4, 3),
-        judged=proposal.judged,
+        candidates=tuple(_round_candidate(proposed) for proposed in pool.candidates),
+        expected_ms=round(pool.expected_ms, 3),
+        lower_bound_ms=round(pool.lower_bound_ms - 5e-4, 3),
+        judged=pool.judged,
         sync=None if profile.lockstep else sync,
-        layouts=proposal.layouts,
+        layouts=pool.layouts,
         execution=kind,
         micro_step_multiple=micro_step_multiple,
         trainer=trainer,
+    )
+
+
+@dataclass(frozen=True)
+class _CandidateSearch:
+    """Finds candidates over sampled batches, by method and kind of execution."""
+
+    sampler: Sampler
+    workload: Workload
+    method: str
+    kind: ExecutionKind
+    sync: SyncTimes | None
+    micro_step_multiple: int
+    trainer: str | None
+    progress: Progress | None
+
+    @cached_property
+    def effort(self) -> Effort:
+        """Return how many batches are searched and judged."""
+        return _effort(self.workload.gpus, several_spaces=self.sync is not None)
+
+    @cached_property
+    def batches(self) -> list[Batch]:
+        """List the sampled batches."""
+        return list(self.sampler.batches(self.effort.judged))
+
+    @property
+    def longest(self) -> int:
+        """Return the longest sequence (tokens), truncated."""
+        return int(self.sampler.lengths.max())
+
+    def _in_lockstep(self, profile: Profile) -> bool:
+        return self.kind == "lockstep" or profile.lockstep
+
+    def keep_uniform(self, profile: Profile) -> Profile:
+        """Keep the best scheme alone if replicas are to be equal."""
+        backend = None if self.trainer is None else find_backend(self.trainer)
+        if self.kind != "uniform" and (backend is None or not backend.uniform):
+            return profile
+        return keep_best_scheme(
+            profile,
+            self.workload,
+            self.batches[: self.effort.searched],
+            self.longest,
+            self.sync,
+            lockstep=self._in_lockstep(profile),
+            micro_step_multiple=self.micro_step_multiple,
+        )
+
+    def find(self, profile: Profile) -> CandidatePool:
+        """Find the candidates."""
+        models, workload = self.workload.models(profile), self.workload
+        derived = [entry.scheme for entry in profile.schemes if entry.origin == "derived"]
+        if self._in_lockstep(profile):
+            return propose_micro_steps(
+                self.batches[: self.effort.searched],
+                models,
+                gpus=workload.gpus,
+                max_len=self.longest,
+                sync=None if profile.lockstep else self.sync or NO_SYNC,
+                multiple=self.micro_step_multiple,
+                derived=derived,
+                progress=self.progress,
+            )
+        if self.method == "eq4":
+            return self._find_by_eq4(models)
+        return propose(
+            self.batches,
+            models,
+            gpus=workload.gpus,
+            max_len=self.longest,
+            effort=self.effort,
+            sync=self.sync,
+            derived=derived,
+            progress=self.progress,
+            regroup=self.kind == "regroup",
+        )
+
+    def _find_by_eq4(self, models: Models) -> CandidatePool:
+        """Find Eq. 4's strategies, judged like ours."""
+        values, counts = np.unique(self.sampler.lengths, return_counts=True)
+        ordered = list(models.values())
+        continuous = continuous_proposal(ordered, values, counts.astype(np.float64))
+        longest_of = integer_strategies(continuous, ordered, self.workload.gpus)
+        strategies: list[Strategy] = sorted(longest_of, key=lambda s: (-longest_of[s], str(s)))
+        return evaluate_strategies(
+            strategies,
+            self.batches,
+            models,
+            gpus=self.workload.gpus,
+            max_len=self.longest,
+            effort=self.effort,
+            progress=self.progress,
+        )
+
+
+def _round_candidate(proposed: Proposed) -> Candidate:
+    """Round a candidate's figures for the document."""
+    expected_ms = None if np.isnan(proposed.expected_ms) else round(proposed.expected_ms, 3)
+    return Candidate(
+        proposed.strategy,
+        max_sequence=proposed.max_sequence,
+        expected_ms=expected_ms,
+        runs=round(proposed.runs, 4),
+        wins=round(proposed.wins, 4),
     )
 
 
@@ -202,32 +254,6 @@ def check_feasible(
             f"any scheme of {profile.name} holds is {limit} ({best.scheme}); use --max-len {limit} "
             "to truncate, or more GPUs"
         )
-
-
-def _propose_eq4(
-    sampler: Sampler,
-    batches: Sequence[Batch],
-    models: Models,
-    workload: Workload,
-    longest: int,
-    effort: Effort,
-    progress: Progress | None,
-) -> CandidatePool:
-    """Propose Eq. 4's strategies, judged like ours."""
-    values, counts = np.unique(sampler.lengths, return_counts=True)
-    ordered = list(models.values())
-    continuous = continuous_proposal(ordered, values, counts.astype(np.float64))
-    longest_of = integer_strategies(continuous, ordered, workload.gpus)
-    strategies: list[Strategy] = sorted(longest_of, key=lambda s: (-longest_of[s], str(s)))
-    return evaluate_strategies(
-        strategies,
-        batches,
-        models,
-        gpus=workload.gpus,
-        max_len=longest,
-        effort=effort,
-        progress=progress,
-    )
 
 
 def _effort(gpus: int, *, several_spaces: bool) -> Effort:

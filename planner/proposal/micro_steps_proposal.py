@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import mean
 
 import numpy as np
@@ -72,21 +72,10 @@ def propose_micro_steps(
         chosen = choose_layout(compared, scenarios) or chosen
     of_layout = {model.scheme: model for model in layouts[chosen]}
     static = _static_times(batches, of_layout, gpus, sync, multiple, report)
-    best = np.min(np.array(list(static.values())), axis=0)
-    candidates = [
-        Proposed(
-            Strategy.from_counts({scheme: gpus // scheme.gpus}),
-            max_sequence=of_layout[scheme].max_sequence,
-            expected_ms=float(np.mean([t for t in of if np.isfinite(t)] or [np.nan])),
-            runs=float(np.isfinite(of).mean()),
-            wins=float((np.array(of) <= best).mean()),
-        )
-        for scheme, of in static.items()
-    ]
     of_batches = zip(*bounds.values(), strict=True)
     lower = np.mean([min(b for b in of if b is not None) for of in of_batches])
     return CandidatePool(
-        candidates=tuple(candidates),
+        candidates=_describe_static(static, of_layout, gpus),
         expected_ms=times[chosen],
         pool_ms=times[chosen],
         lower_bound_ms=min(float(lower), times[chosen]),
@@ -103,6 +92,23 @@ def propose_micro_steps(
                 scenarios,
             )
         ),
+    )
+
+
+def _describe_static(
+    static: Mapping[Scheme, Sequence[float]], models: Models, gpus: int
+) -> tuple[Proposed, ...]:
+    """Describe static groups of each degree by their times on the batches (ms)."""
+    best = np.min(np.array(list(static.values())), axis=0)
+    return tuple(
+        Proposed(
+            Strategy.from_counts({scheme: gpus // scheme.gpus}),
+            max_sequence=models[scheme].max_sequence,
+            expected_ms=float(np.mean([t for t in of if np.isfinite(t)] or [np.nan])),
+            runs=float(np.isfinite(of).mean()),
+            wins=float((np.array(of) <= best).mean()),
+        )
+        for scheme, of in static.items()
     )
 
 

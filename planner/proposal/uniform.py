@@ -50,7 +50,7 @@ def find_best_scheme(
     lockstep: bool,
     micro_step_multiple: int = 1,
 ) -> tuple[Scheme, float] | None:
-    """Find the scheme with the least mean time (ms) over ``batches``, by our dispatch and packing.
+    """Find the scheme with the least mean time (ms), by our dispatch and packing.
 
     With its sync, optimizer apart. None if no scheme holds ``longest`` tokens.
     """

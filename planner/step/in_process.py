@@ -66,7 +66,9 @@ class Planner:
         prove: bool = True,
         exact: bool = False,
     ) -> Planner:
-        """Plan from a profile, its name or its file, for sequences of up to ``max_len`` tokens.
+        """Plan from a profile, its name or its file.
+
+        For sequences of up to ``max_len`` tokens.
 
         ``layout``: only this one, such as ``tp4``, for trainers that cannot change it. ``sync``:
         times to choose strategies with, by default derived for each layout; None leaves it out.

@@ -252,9 +252,10 @@ REFORMING_GAIN = 0.005
 
 
 def find_regroup_layouts(problem: PlanningProblem) -> list[RegroupLayout]:
-    """List the layouts in which groups may change within a step, each with all its schemes.
+    """List the layouts in which groups may change within a step.
 
-    The one that the proposal chose, or if it chose several, each. None without a sync.
+    Each with all its schemes: the one that the proposal chose, or if it chose several, each. None
+    without a sync.
     """
     if problem.sync is None:
         return []

@@ -327,7 +327,7 @@ def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path = file_of(tmp_path / "a.txt", "1")
 
     def raise_denied(self: Path, *_: Any) -> Any:
-        raise PermissionError(13, "Permission denied. Check the path", str(self))
+        raise PermissionError(13, "Permission denied", str(self))
 
     monkeypatch.setattr(Path, "open", raise_denied)
     assert complaint(path) == "a.txt: cannot be read: Permission denied. Check the path"

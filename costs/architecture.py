@@ -79,6 +79,7 @@ class Architecture:
             raise ValueError(
                 f"model: experts_per_token {self.experts_per_token} is more than the "
                 f"{self.experts} experts"
+                ". Lower experts_per_token"
             )
 
     @property
@@ -94,7 +95,10 @@ class Architecture:
             ("expert", self.expert_layers),
         ):
             if count > layers:
-                raise ValueError(f"model: {count} {name} layers of {layers}")
+                raise ValueError(
+                    f"model: {count} {name} layers of {layers}"
+                    ". Give at most as many as the model has layers"
+                )
 
     def as_dict(self) -> dict[str, int]:
         """Return what differs from a dense decoder, by name."""

@@ -40,7 +40,9 @@ class Latency:
                     f"coefficient {name} must be a number from 0 to {MOST_MS:,.0f}, not {value!r}"
                 )
         if self.a == 0 and self.b == 0:
-            raise ValueError("coefficients a and b are both 0: the scheme would take no time")
+            raise ValueError(
+                "coefficients a and b are both 0: the scheme would take no time. State one above 0"
+            )
 
     def work_ms(self, lengths: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Compute a·l² + b·l per sequence, without c; shape as ``lengths`` (tokens)."""

@@ -61,6 +61,7 @@ class Memory:
         raise ValueError(
             f"a context of {context} tokens is beyond the {self.sharded_state_bytes[-1][0]} for "
             "which the profile states the model's size"
+            ". Use a shorter context"
         )
 
     def bytes_per_token(

@@ -33,6 +33,7 @@ def find_model(name: str, longest: int | None = None, parameter: str = "model") 
         raise ValueError(
             f"{parameter} {name!r}: neither a known model ({', '.join(MODELS)}) nor a file of "
             f"sizes (.json, .toml).{meant}"
+            ". Name one of them"
         )
     fields = read_fields(path)
     if path.suffix == ".json" and (_CONFIG_KEYS & set(fields) or not set(FIELDS) & set(fields)):

@@ -383,10 +383,12 @@ class Profile:
         try:
             raw = json.loads(text)
         except json.JSONDecodeError as error:
-            raise ProfileError(f"{origin}: not JSON ({error.msg} at line {error.lineno})") from None
+            raise ProfileError(
+                f"{origin}: not JSON ({error.msg} at line {error.lineno}). Repair the file"
+            ) from None
         except (ValueError, RecursionError) as error:
             # An integer of thousands of digits, lists nested thousands deep.
-            raise ProfileError(f"{origin}: not a profile ({error})") from None
+            raise ProfileError(f"{origin}: not a profile ({error}). Name a profile.json") from None
         return cls.from_document(raw, origin)
 
     @classmethod

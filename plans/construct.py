@@ -39,7 +39,9 @@ def construct_plan(
             f"sequence {bad[0]} has length {lengths[bad[0]]}; must be 1 or more tokens"
         )
     if ids is not None and len(ids) != len(lengths):
-        raise ValueError(f"there are {len(ids)} ids for {len(lengths)} sequences")
+        raise ValueError(
+            f"there are {len(ids)} ids for {len(lengths)} sequences. Give one id for each sequence"
+        )
     planned = []
     places: list[int] = []
     first = 0
@@ -58,7 +60,9 @@ def construct_plan(
         raise ValueError(f"sequence {which} micro-batch; each must be in exactly one")
     world = first if world_size is None else world_size
     if world < first:
-        raise ValueError(f"the pipelines take {first} ranks, world_size is {world}")
+        raise ValueError(
+            f"the pipelines take {first} ranks, world_size is {world}. Raise world_size"
+        )
     tokens = sum(lengths)
     return Plan(
         step=step,

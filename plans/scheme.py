@@ -114,9 +114,9 @@ class Strategy:
 
     def __post_init__(self) -> None:
         if list(self.counts) != sorted(self.counts, key=_order):
-            raise ValueError(f"strategy: schemes are not in order: {self}")
+            raise ValueError(f"strategy: schemes are not in order: {self}. Sort them")
         if len({scheme for scheme, _ in self.counts}) != len(self.counts):
-            raise ValueError(f"strategy: a scheme is listed twice: {self}")
+            raise ValueError(f"strategy: a scheme is listed twice: {self}. Raise its count")
         if any(type(count) is not int or count < 1 for _, count in self.counts):
             raise ValueError(f"strategy: counts must be positive integers: {self}")
 
@@ -175,7 +175,7 @@ class Strategy:
                 raise ValueError(f"strategy: must be a scheme with a count: {entry!r}")
             scheme = Scheme.from_dict({k: v for k, v in entry.items() if k != "count"})
             if scheme in counts:
-                raise ValueError(f"strategy: scheme {scheme} is listed twice")
+                raise ValueError(f"strategy: scheme {scheme} is listed twice. List it once")
             if type(entry["count"]) is not int or entry["count"] < 1:
                 raise ValueError(f"strategy: count must be a positive integer, got {entry!r}")
             counts[scheme] = entry["count"]

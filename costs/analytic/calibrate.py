@@ -65,7 +65,7 @@ def calibrate(deployment: Deployment, measured: Sequence[ProfiledScheme]) -> Cal
     from scipy.optimize import lsq_linear
 
     if not measured:
-        raise ValueError("no measured scheme to calibrate on")
+        raise ValueError("no measured scheme to calibrate on. Give a profile with measured schemes")
     shares: list[dict[str, Floats]] = []
     for entry in measured:
         times = entry.latency.work_ms(LENGTHS) + entry.latency.c

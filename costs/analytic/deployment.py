@@ -117,7 +117,7 @@ class Deployment:
                 "State host_gb_s in a device file"
             )
         if self.precision == "fp8" and hardware.generation == "ampere":
-            raise ValueError(f"precision fp8: {hardware.name} has no products in fp8")
+            raise ValueError(f"precision fp8: {hardware.name} has no products in fp8. Use bf16")
         if not 1 <= self.fp8_gain <= 4:
             raise ValueError(f"fp8_gain must be a number from 1 to 4: {self.fp8_gain!r}")
         if not 1 <= self.virtual_stages <= 1024:

@@ -96,7 +96,7 @@ def check_schemes(
 ) -> None:
     """Raise ``ValueError`` without schemes, or for one that model or cluster cannot run."""
     if not schemes:
-        raise ValueError("no scheme to derive")
+        raise ValueError("no scheme to derive. Name at least one")
     for scheme in schemes:
         reason = scheme_problem(scheme, sizes.shape)
         if scheme.gpus > cluster.gpus:

@@ -134,7 +134,10 @@ def fit_latency(
         )
     for observed in (*fitted, *held_out, *packed):
         if not 0 < observed.ms < float("inf"):
-            raise ValueError(f"lengths {observed.lengths}: {observed.ms} ms is not a positive time")
+            raise ValueError(
+                f"lengths {observed.lengths}: {observed.ms} ms is not a positive time"
+                ". Measure it again"
+            )
     columns, measured = features(fitted), times(fitted)
     # Relative residuals: each row over its time. Columns scaled to one, as a and c differ by
     # ten orders of magnitude.

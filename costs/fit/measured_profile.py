@@ -117,7 +117,8 @@ def fit_schemes(measured_on: MeasuredOn, samples: Sequence[Sample]) -> dict[Sche
         except ValueError as error:
             raise SampleError(f"scheme {scheme}: {error}") from None
     if not latencies:
-        raise SampleError("no scheme fits into memory: " + "; ".join(without.values()))
+        reasons = "; ".join(without.values())
+        raise SampleError(f"no scheme fits into memory: {reasons}. Measure shorter lengths")
     return latencies
 
 
@@ -151,7 +152,7 @@ def fit_memory(measured_on: MeasuredOn, samples: Sequence[Sample]) -> MemoryFit:
         predicted.append(slopes[tp] * tokens)
         measured.append(measured_bytes)
     if not slopes:
-        raise SampleError("no sample fits into memory")
+        raise SampleError("no sample fits into memory. Measure shorter lengths")
     return MemoryFit(
         slopes,
         Errors.from_times(np.concatenate(predicted), np.concatenate(measured)),

@@ -106,7 +106,7 @@ def read_measurements(path: Path) -> list[Measurement]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise MeasurementError(f"{path}: cannot be read: {reason}") from None
+        raise MeasurementError(f"{path}: cannot be read: {reason}. Repair the line") from None
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -119,7 +119,7 @@ def read_measurements(path: Path) -> list[Measurement]:
                 f"{path}, line {number}: must be {wanted}, ({error}) in {line[:60]!r}"
             ) from None
     if not measurements:
-        raise MeasurementError(f"{path}: holds no measurements")
+        raise MeasurementError(f"{path}: holds no measurements. Name at least one")
     return measurements
 
 
@@ -127,9 +127,12 @@ def measurement(fields: Mapping[str, Any]) -> Measurement:
     """Read a measurement from its JSON fields; ``KeyError``, ``TypeError`` or ``ValueError``."""
     step, rank, measured_ms = fields["step"], fields["rank"], fields["measured_ms"]
     if type(step) is not int or type(rank) is not int or isinstance(measured_ms, bool):
-        raise TypeError("step and rank are whole numbers, measured_ms is a time")
+        raise TypeError(
+            "step and rank are whole numbers, measured_ms is a time"
+            ". Name a file with measured steps"
+        )
     if not 0 < float(measured_ms) < float("inf"):
-        raise ValueError(f"measured_ms {measured_ms} is not a positive time")
+        raise ValueError(f"measured_ms {measured_ms} is not a positive time. Repair the line")
     return Measurement(step, rank, float(measured_ms))
 
 
@@ -188,6 +191,7 @@ def match_measurements(plans: Iterable[Plan], measurements: Iterable[Measurement
         if foreign := [rank for rank in by_rank if not 0 <= rank < plan.world_size]:
             raise MeasurementError(
                 f"step {plan.step}: measured on rank {foreign[0]}, its plan has {plan.world_size}"
+                ". Check the path"
             )
         for pipeline in measurable(plan):
             measured_ms = pipeline.slowest_rank_ms(by_rank)

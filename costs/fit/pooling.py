@@ -38,7 +38,7 @@ def merge_runs(files: list[Path]) -> tuple[MeasuredOn, list[Sample]]:
     ``SampleError`` where device, dtype or model differ, or nothing was measured.
     """
     if not files:
-        raise SampleError("no files of samples to merge")
+        raise SampleError("no files of samples to merge. Give the plans that were executed")
     measured_on, first = read_samples(files[0])
     samples = rescale_to_usual_speed(first)
     for path in files[1:]:

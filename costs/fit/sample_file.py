@@ -44,7 +44,9 @@ class SampleFile:
         try:
             self._file = path.open("ab")
         except OSError as error:
-            raise SampleError(f"{path}: cannot be written: {error.strerror}") from None
+            raise SampleError(
+                f"{path}: cannot be written: {error.strerror}. Check the folder and its free space"
+            ) from None
         try:
             self._lock()
             self._go_on(measured_on)
@@ -122,7 +124,7 @@ def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise SampleError(f"{path}: cannot be read: {error.strerror}") from None
+        raise SampleError(f"{path}: cannot be read: {error.strerror}. Check the path") from None
 
 
 def _parse(path: Path, content: bytes) -> tuple[MeasuredOn, list[Sample], list[SyncSample]]:
@@ -130,7 +132,7 @@ def _parse(path: Path, content: bytes) -> tuple[MeasuredOn, list[Sample], list[S
     try:
         lines = whole.decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
-        raise SampleError(f"{path}: cannot be read: {error}") from None
+        raise SampleError(f"{path}: cannot be read: {error}. Check the path") from None
     if not lines:
         raise SampleError(
             f"{path}: holds no samples: its first line has no end, as of a run that was killed; "
@@ -147,7 +149,9 @@ def _parse(path: Path, content: bytes) -> tuple[MeasuredOn, list[Sample], list[S
             else:
                 samples.append(_sample(fields))
     except (ValueError, KeyError, TypeError) as error:
-        raise SampleError(f"{path}, line {number}: not a sample ({error})") from None
+        raise SampleError(
+            f"{path}, line {number}: not a sample ({error}). Remove or repair the line"
+        ) from None
     return measured_on, samples, syncs
 
 
@@ -167,9 +171,12 @@ def _list_hardware_fields(measured_on: MeasuredOn) -> dict[str, Any]:
 
 def _find_hardware(fields: Mapping[str, Any]) -> MeasuredOn:
     if fields["format"] != FORMAT:
-        raise ValueError(f"format {fields['format']}, this version reads {FORMAT}")
+        raise ValueError(
+            f"format {fields['format']}, this version reads {FORMAT}"
+            ". Measure again with this version"
+        )
     if lacking := [name for name in SIZES if name not in fields["model"]]:
-        raise ValueError(f"model lacks {', '.join(lacking)}")
+        raise ValueError(f"model lacks {', '.join(lacking)}. Measure again with this version")
     ModelSizes.from_mapping(fields["model"])
     return MeasuredOn(
         fields["device"],

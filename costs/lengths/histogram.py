@@ -26,14 +26,16 @@ def parse_histogram(text: bytes, origin: str) -> tuple[Bucket, ...]:
     try:
         rows = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise LengthsError(f"{origin}: is not JSON: {first_line(error)}") from None
+        raise LengthsError(
+            f"{origin}: is not JSON: {first_line(error)}. Give a list of buckets"
+        ) from None
     if type(rows) is not list:
-        raise LengthsError(f"{origin}: is {shown(rows)}, not a list of {_WANTED}")
+        raise LengthsError(f"{origin}: is {shown(rows)}, not a list of {_WANTED}. Repair it")
     buckets: list[Bucket] = []
     for at, row in enumerate(rows):
         buckets.append(_bucket(row, f"{origin}[{at}]", buckets[-1].up_to if buckets else 0))
     if not any(bucket.sequences for bucket in buckets):
-        raise LengthsError(f"{origin}: holds no sequences")
+        raise LengthsError(f"{origin}: holds no sequences. Give at least one bucket")
     return tuple(buckets)
 
 
@@ -113,19 +115,27 @@ def _bucket(row: Any, place: str, least: int) -> Bucket:
         raise LengthsError(f"{place}: is {shown(row)}, not {_WANTED}")
     for at, value in enumerate(row):
         if type(value) is not int:
-            raise LengthsError(f"{place}[{at}]: is {shown(value)}, not an integer")
+            raise LengthsError(f"{place}[{at}]: is {shown(value)}, not an integer. Give an integer")
     over, up_to, sequences = row[:3]
     if over < least:
-        raise LengthsError(f"{place}[0]: {over} is below {least}, where the bucket before ends")
+        raise LengthsError(
+            f"{place}[0]: {over} is below {least}, where the bucket before ends. Order the buckets"
+        )
     if not over < up_to <= MAX_LENGTH:
-        raise LengthsError(f"{place}[1]: {up_to} is not in {over + 1} to {MAX_LENGTH}")
+        raise LengthsError(
+            f"{place}[1]: {up_to} is not in {over + 1} to {MAX_LENGTH}"
+            ". Give a length within the bucket"
+        )
     if sequences < 0:
-        raise LengthsError(f"{place}[2]: {sequences} is not a number of sequences")
+        raise LengthsError(
+            f"{place}[2]: {sequences} is not a number of sequences. Give an integer of 1 or more"
+        )
     fewest, most = sequences * (over + 1), sequences * up_to
     tokens = row[3] if len(row) == 4 else (fewest + most) // 2
     if not fewest <= tokens <= most:
         raise LengthsError(
             f"{place}[3]: {tokens} is not in {fewest} to {most}, what {sequences} sequences of "
             f"{over + 1} to {up_to} tokens have"
+            ". Correct the number of tokens"
         )
     return Bucket(over, up_to, sequences, tokens)

@@ -44,14 +44,16 @@ def read_lengths(
             _read(path, suffix, options, counter, chats, collector)
         except OSError as error:
             reason = error.strerror or first_line(error)
-            raise LengthsError(f"{error.filename or path}: cannot be read: {reason}") from None
+            raise LengthsError(
+                f"{error.filename or path}: cannot be read: {reason}. Check the path"
+            ) from None
         collector.end()
     return collector.lengths()
 
 
 def _expand(sources: Sequence[str | os.PathLike[str]]) -> Iterator[Path]:
     if not sources:
-        raise LengthsError("no source of lengths was given")
+        raise LengthsError("no source of lengths was given. Name at least one")
     for pattern in sources:
         source = os.fspath(pattern)
         # A name that exists is that file, whatever characters are in it.
@@ -60,7 +62,7 @@ def _expand(sources: Sequence[str | os.PathLike[str]]) -> Iterator[Path]:
         else:
             paths = [Path(match) for match in sorted(glob.glob(source, recursive=True))]
         if not paths:
-            raise LengthsError(f"{source}: matches no file")
+            raise LengthsError(f"{source}: matches no file. Change the pattern")
         for path in paths:
             if is_saved_dataset(path):
                 yield from list_saved_files(path)
@@ -73,28 +75,33 @@ def _suffix(path: Path) -> str:
     if path.is_dir():
         return ""
     if not path.exists():
-        raise LengthsError(f"{path}: no such file or folder")
+        raise LengthsError(f"{path}: no such file or folder. Check the path")
     name = path.name.lower()
     for suffix in sorted(SUFFIXES, key=len, reverse=True):
         if name.endswith(suffix):
             if path.is_file() and path.stat().st_size == 0:
-                raise LengthsError(f"{path}: is empty")
+                raise LengthsError(f"{path}: is empty. Name a file with sequences")
             return suffix
     hint = "; give the .idx next to it" if path.suffix == ".bin" else ""
     raise LengthsError(
         f"{path}: {path.suffix or 'a name without suffix'} is not a source of lengths{hint} "
         f"(understood: {' '.join(SUFFIXES)}, a folder of text files or of a saved data set)"
+        ". Name one of these"
     )
 
 
 def _check_use(options: SourceOptions, suffixes: list[str]) -> None:
     """Reject an option that no source uses: it was meant for something else."""
     if options.field is not None and not set(suffixes) & set(_WITH_FIELDS):
-        raise LengthsError(f"--field {options.field}: no source has fields")
+        raise LengthsError(
+            f"--field {options.field}: no source has fields. Name it for .jsonl, .parquet or .arrow"
+        )
     if options.chat_template is not None and not set(suffixes) <= set(_WITH_FIELDS):
-        raise LengthsError(f"--chat-template: chats are read from {', '.join(_WITH_FIELDS)} only")
+        raise LengthsError(
+            f"--chat-template: chats are read from {', '.join(_WITH_FIELDS)} only. Leave it out"
+        )
     if options.glob is not None and "" not in suffixes:
-        raise LengthsError(f"--glob {options.glob}: no source is a folder")
+        raise LengthsError(f"--glob {options.glob}: no source is a folder. Leave it out")
 
 
 def _read(

@@ -58,7 +58,7 @@ class Summary:
 def summarise(lengths: NDArray[np.integer], limits: Sequence[int] = LIMITS) -> Summary:
     """Summarize lengths, an array of shape (sequences,); ``ValueError`` when there are none."""
     if not len(lengths):
-        raise ValueError("summary: there are no lengths")
+        raise ValueError("summary: there are no lengths. Give at least one length")
     tokens = int(lengths.sum(dtype=np.int64))
     median, p90, p99 = (float(q) for q in np.percentile(lengths, (50, 90, 99)))
     return Summary(

@@ -29,6 +29,7 @@ def load_shipped(name: str) -> Profile:
         raise ProfileError(
             f"profile {name!r} is neither a file nor a shipped profile{hint} "
             "(seqplan profile list has them)"
+            ". Name one of them or a path"
         )
     text = resources.files("seqplan.costs.shipped").joinpath(f"{name}.json").read_text("utf-8")
     return Profile.from_json(text, f"profile {name}")

@@ -144,7 +144,10 @@ def balance(
             raise ValueError(f"{name} must be a whole number of 1 or more, not {value!r}")
     whole = check_lengths(lengths, micro_batch, pad_to)
     if keep_together is not None and len(keep_together) != len(whole):
-        raise ValueError(f"keep_together has {len(keep_together)} keys for {len(whole)} sequences")
+        raise ValueError(
+            f"keep_together has {len(keep_together)} keys for {len(whole)} sequences"
+            ". Give one key for each sequence"
+        )
     batch = Batch.from_lengths(whole)
     ways: list[MicroBatches] = []
     bound = 0.0
@@ -257,7 +260,10 @@ def host_micro_batch(cost: Latency, capacity: int, pad_to: int) -> PipelineClass
         if type(value) is not int or value < 1:
             raise ValueError(f"{name} must be a whole number of 1 or more, not {value!r}")
     if capacity < pad_to:
-        raise ValueError(f"capacity {capacity} holds nothing padded to multiples of {pad_to}")
+        raise ValueError(
+            f"capacity {capacity} holds nothing padded to multiples of {pad_to}"
+            ". Raise the capacity or lower the multiple"
+        )
     return PipelineClass(
         pp=1,
         a=cost.a,

@@ -43,6 +43,7 @@ def bundles_of(
             raise ValueError(
                 f"keep_together {key!r}: its {len(positions)} sequences have {tokens} tokens, a "
                 f"micro-batch holds {micro_batch.capacity}"
+                ". Raise the capacity or use smaller groups"
             )
         work = sum(lengths[i] * (micro_batch.a * lengths[i] + micro_batch.b) for i in positions)
         bundles.append(Bundle(tuple(positions), tokens, work))
@@ -101,7 +102,10 @@ def plan_equal_samples(
         described = f"{sum(len(bundle.positions) for bundle in bundles)} sequences"
         if any(len(bundle.positions) > 1 for bundle in bundles):
             described += f" in {len(bundles)} groups"
-        raise ValueError(f"equal_samples: {described} cannot be assigned equally to {ranks} ranks")
+        raise ValueError(
+            f"equal_samples: {described} cannot be assigned equally to {ranks} ranks"
+            ". Add or remove sequences"
+        )
     share = len(bundles) // ranks
     loads = [(0.0, rank) for rank in range(ranks)]
     heapify(loads)

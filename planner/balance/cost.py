@@ -114,8 +114,10 @@ def _sizes(model: str) -> ModelSizes:
         return ModelSizes.from_mapping(MODELS[model])
     if not model.endswith(".json"):
         known = ", ".join(MODELS)
-        raise ValueError(f"model {model!r}: neither a known one ({known}) nor a config.json")
+        raise ValueError(
+            f"model {model!r}: neither a known one ({known}) nor a config.json. Name one of them"
+        )
     sizes = read_model_config(Path(model))
     if missing := [size for size in SIZES if size not in sizes]:
-        raise ValueError(f"{model}: does not state {', '.join(missing)}")
+        raise ValueError(f"{model}: does not state {', '.join(missing)}. State it in config.json")
     return ModelSizes.from_mapping(sizes)

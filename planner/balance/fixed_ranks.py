@@ -57,7 +57,7 @@ def balance_fixed(
     micro_batch = host_micro_batch(cost, capacity, 1)
     lengths = check_lengths([length for of_rank in of_ranks for length in of_rank], micro_batch, 1)
     if not all(of_ranks):
-        raise ValueError("a rank has no sequences to pack")
+        raise ValueError("a rank has no sequences to pack. Give each rank a sequence")
     packer, modes = _Packer(micro_batch, of_ranks), (Mode("", capacity, cost),)
     number = ceil(max(packer.fewest, least_count) / count_multiple) * count_multiple
     most = min(map(len, of_ranks))

@@ -30,10 +30,11 @@ class Batch:
 
     def __post_init__(self) -> None:
         if not self.lengths:
-            raise ValueError(f"step {self.step}: the batch has no sequences")
+            raise ValueError(f"step {self.step}: the batch has no sequences. Give at least one")
         if len(self.ids) != len(self.lengths):
             raise ValueError(
                 f"step {self.step}: {len(self.ids)} ids but {len(self.lengths)} lengths"
+                ". Give one id for each length"
             )
         if min(self.lengths) < 1:
             place = self.lengths.index(min(self.lengths))
@@ -42,7 +43,7 @@ class Batch:
                 "lengths must be 1 or more"
             )
         if self.step < 0:
-            raise ValueError(f"step {self.step}: steps are counted from 0")
+            raise ValueError(f"step {self.step}: steps are counted from 0. Give 0 or more")
         if min(self.ids) < 0:
             raise ValueError(f"step {self.step}: id {min(self.ids)}; ids must be 0 or more")
         if self.loss_tokens is not None and not 0 <= self.loss_tokens <= self.tokens:

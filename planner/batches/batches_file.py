@@ -32,7 +32,7 @@ def read_batches(path: Path, max_len: int) -> Iterator[Batch]:
             last, counted = batch.step, counted + len(batch.ids)
             yield batch
     if last < 0:
-        raise ValueError(f"{path}: no batches")
+        raise ValueError(f"{path}: no batches. Write at least one batch")
 
 
 def has_batches(path: str) -> bool:
@@ -71,11 +71,11 @@ def _batch(line: bytes, where: str, last: int, counted: int) -> Batch:
     except UnicodeDecodeError as error:
         raise ValueError(f"{where}: not UTF-8 ({error.reason})") from None
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: not a whole JSON object ({error})") from None
+        raise ValueError(f"{where}: not a whole JSON object ({error}). Repair the line") from None
     if not isinstance(raw, dict):
         raise ValueError(f"{where}: must be an object with step, ids and lengths")
     if foreign := set(raw) - {"step", "ids", "lengths", "loss_tokens"}:
-        raise ValueError(f"{where}: unknown field {sorted(foreign)[0]!r}")
+        raise ValueError(f"{where}: unknown field {sorted(foreign)[0]!r}. Remove it")
     step = raw.get("step", last + 1)
     if type(step) is not int or not last < step <= MAX_INTEGER:
         raise ValueError(f"{where}: step must be an integer above {last}, not {step!r}")
@@ -99,7 +99,9 @@ def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"{next(n for n in names if names.count(n) > 1)!r} is written twice")
+        raise ValueError(
+            f"{next(n for n in names if names.count(n) > 1)!r} is written twice. Remove one"
+        )
     return fields
 
 

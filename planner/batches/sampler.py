@@ -64,7 +64,7 @@ class Sampler:
         if max_len < 1:
             raise ValueError(f"the longest sequence must be 1 or more tokens, not {max_len}")
         if not len(lengths):
-            raise ValueError("no sequences to draw from")
+            raise ValueError("no sequences to draw from. Name data with sequences")
         self.truncated = int((lengths > max_len).sum())
         self.lengths = np.minimum(lengths, max_len).astype(np.int64)
         check_tokens(int(self.lengths.sum()), tokens)
@@ -84,7 +84,9 @@ class Sampler:
         ``ValueError`` for a state that no run over these lengths has.
         """
         if not 0 <= state.cursor < len(self.lengths) or min(state.step, state.epoch) < 0:
-            raise ValueError(f"{len(self.lengths)} sequences have no state {state}")
+            raise ValueError(
+                f"{len(self.lengths)} sequences have no state {state}. Give at least one"
+            )
         return self._resume(state)
 
     def _resume(self, state: SamplerState) -> Iterator[tuple[SamplerState, Batch]]:
@@ -100,7 +102,9 @@ class Sampler:
         ``ValueError`` if ``known`` is later.
         """
         if step < known.step:
-            raise ValueError(f"step {step} is before the known state's, {known.step}")
+            raise ValueError(
+                f"step {step} is before the known state's, {known.step}. Start at a later step"
+            )
         while known.step < step:
             known = self._step(known)[1]
         return known

@@ -76,11 +76,14 @@ class WindowSampler:
 
     def __init__(self, sampler: Sampler, window: int, costs: SequenceCosts, seed: int) -> None:
         if window < 1:
-            raise ValueError(f"a window has 1 step or more, not {window}")
+            raise ValueError(f"a window has 1 step or more, not {window}. Give at least 1")
         if len(costs.alone_ms) != len(sampler.lengths) or len(costs.area_ms) != len(
             sampler.lengths
         ):
-            raise ValueError("the costs are not those of the sampler's sequences")
+            raise ValueError(
+                "the costs are not those of the sampler's sequences"
+                ". Give one cost for each sequence"
+            )
         self._sampler, self._window, self._costs, self._seed = sampler, window, costs, seed
         self._moves: list[tuple[int, int]] = []
         """Of each sequence moved: its tokens, and by how many steps."""

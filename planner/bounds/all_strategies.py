@@ -98,7 +98,10 @@ def fitting_time(
     lower_ms = single_bound_ms(all_strategies.classes, batch)
     if not np.isfinite(lower_ms):
         limit = max(pipeline_class.capacity for pipeline_class in all_strategies.classes)
-        raise ValueError(f"a sequence of {batch.longest} tokens exceeds every scheme's {limit}")
+        raise ValueError(
+            f"a sequence of {batch.longest} tokens exceeds every scheme's {limit}"
+            ". Use larger groups or a shorter context"
+        )
     floor = lower_ms * (1 + ROUNDING)
     time, low, best = max(floor, guess_ms or floor), floor, None
     for step in range(SECANT_STEPS + STRETCHED_STEPS):
@@ -121,7 +124,10 @@ def fitting_time(
         if time <= low:
             time = low * (1 + FITS)
     if best is None:
-        raise ValueError(f"no scheme runs the longest sequence of {batch.longest} tokens")
+        raise ValueError(
+            f"no scheme runs the longest sequence of {batch.longest} tokens"
+            ". Use larger groups or a shorter context"
+        )
     return best
 
 

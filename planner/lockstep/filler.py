@@ -71,7 +71,10 @@ class MicroStepsFiller:
     ) -> None:
         longest = int(sequences.lengths[0])
         if longest > max(c.capacity for c in classes):
-            raise ValueError(f"a sequence of {longest} tokens fits no group")
+            raise ValueError(
+                f"a sequence of {longest} tokens fits no group"
+                ". Use larger groups or a shorter context"
+            )
         if one_each:
             classes = [replace(c, unit=c.capacity) for c in classes]
         self.classes = tuple(classes)

@@ -126,7 +126,10 @@ def plan_groups(
     beyond all ranks, and if sequences are fewer than the micro-steps that the trainer requires.
     """
     if one_each and stages > 1:
-        raise ValueError("groups that run their sequences one by one do not go through stages")
+        raise ValueError(
+            "groups that run their sequences one by one do not go through stages"
+            ". Give stages a whole micro-batch"
+        )
     batch = Batch.from_lengths(lengths)
     if batch.longest > capacity * ranks:
         raise ValueError(
@@ -232,7 +235,10 @@ def _with_work_for_all(busy: BusyRanks, groups: Sequence[Group]) -> list[Group]:
     working = busy.with_work_for_all(groups)
     if working is None:
         idle = busy.idle(busy.occupy_idle_ranks(busy.rebalance_groups(groups)))
-        raise ValueError(f"{idle} of {busy.ranks} ranks cannot be given work")
+        raise ValueError(
+            f"{idle} of {busy.ranks} ranks cannot be given work"
+            ". Lower the number of ranks or add sequences"
+        )
     return working
 
 

@@ -37,7 +37,10 @@ def least_chunks(lengths: Sequence[int], capacity: int) -> int:
     ``ValueError`` when one sequence alone exceeds the capacity.
     """
     if lengths and max(lengths) > capacity:
-        raise ValueError(f"a sequence of {max(lengths)} tokens exceeds the capacity {capacity}")
+        raise ValueError(
+            f"a sequence of {max(lengths)} tokens exceeds the capacity {capacity}"
+            ". Raise the capacity"
+        )
     return len(_split(lengths, _longest_first(lengths), capacity))
 
 

@@ -56,6 +56,7 @@ def pack(pipeline_class: PipelineClass, lengths: Sequence[int]) -> Packing:
         raise ValueError(
             f"a sequence of {max(lengths)} tokens exceeds the micro-batch limit "
             f"{pipeline_class.capacity}"
+            ". Raise the limit"
         )
     work = [length * (pipeline_class.a * length + pipeline_class.b) for length in lengths]
     padded = [pipeline_class.pad(length) for length in lengths]

@@ -168,7 +168,9 @@ class Proposal:
                 f"{origin}: not a whole JSON document ({error.msg} at line {error.lineno})"
             ) from None
         except (ValueError, RecursionError) as error:
-            raise ProposalError(f"{origin}: not a proposal ({error})") from None
+            raise ProposalError(
+                f"{origin}: not a proposal ({error}). Name a proposal.json"
+            ) from None
         return _ProposalReader(origin).document(raw)
 
     @classmethod

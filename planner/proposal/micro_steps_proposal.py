@@ -64,7 +64,9 @@ def propose_micro_steps(
         layout: mean(micro_steps.sync_ms for micro_steps in of) for layout, of in planned.items()
     }
     if not times:
-        raise Infeasible(f"a sequence of {max_len} tokens fits no group")
+        raise Infeasible(
+            f"a sequence of {max_len} tokens fits no group. Use larger groups or a shorter context"
+        )
     chosen, scenarios = min(times, key=lambda layout: (times[layout], layout)), None
     if sync is not None:
         scenarios = _scenarios(batches, models, gpus, max_len, sync, derived)

@@ -246,7 +246,9 @@ def _run_phase(
     in_micro_step: dict[tuple[int | None, int], float] = {}
     for pipeline, placed in zip(phase, times.pipelines, strict=True):
         if pipeline.ranks and max(pipeline.ranks) >= len(busy):
-            raise ValueError(f"rank {max(pipeline.ranks)} is beyond the {len(busy)} GPUs")
+            raise ValueError(
+                f"rank {max(pipeline.ranks)} is beyond the {len(busy)} GPUs. Use a lower rank"
+            )
         if not pipeline.micro_batches:
             continue
         width = pipeline.scheme.stage_gpus

@@ -85,6 +85,7 @@ class StepPlanner:
         if made.profile != problem.profile.digest:
             raise ValueError(
                 f"step {plan.step}: planned with profile {made.profile}, not this planner's"
+                ". Give the planner of this profile"
             )
         if made.proposal != problem.digest:
             raise ValueError(

@@ -165,7 +165,10 @@ class RegroupFiller:
     def __init__(self, classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> None:
         sizes = find_nested_sizes(classes)
         if sizes is None:
-            raise ValueError("groups regroup only where their GPU counts divide one another")
+            raise ValueError(
+                "groups regroup only where their GPU counts divide one another"
+                ". Use GPU counts that do"
+            )
         self.classes, self.gpus = list(classes), gpus
         self.below = dict(zip(sizes[1:], sizes, strict=False))
         self.sizes = sizes

@@ -59,7 +59,10 @@ def flexsp(
     )  # of all groups together
     longest = max(model.max_sequence for model in allowed)
     if max(lengths) > longest:
-        raise ValueError(f"a sequence of {max(lengths)} tokens exceeds every group's {longest}")
+        raise ValueError(
+            f"a sequence of {max(lengths)} tokens exceeds every group's {longest}"
+            ". Use larger groups or a shorter context"
+        )
     least = least_chunks(lengths, capacity)
     best = FlexSp((), inf)
     counts_tried, count = 0, least
@@ -88,10 +91,12 @@ def _schemes(
     known = {scheme.sp: model for scheme, model in models.items() if scheme.gpus == scheme.sp}
     wanted = sorted(set(known) - {1}) if degrees is None else sorted(set(degrees))
     if missing := [degree for degree in wanted if degree not in known]:
-        raise ValueError(f"the profile has no sequence-parallel degree {missing[0]}")
+        raise ValueError(
+            f"the profile has no sequence-parallel degree {missing[0]}. Use another profile"
+        )
     allowed = [known[degree] for degree in wanted if degree <= gpus and known[degree].capacity > 0]
     if not allowed:
-        raise ValueError(f"no sequence-parallel degree of {wanted} fits {gpus} GPUs")
+        raise ValueError(f"no sequence-parallel degree of {wanted} fits {gpus} GPUs. Use more GPUs")
     return allowed
 
 

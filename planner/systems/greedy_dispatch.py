@@ -45,6 +45,7 @@ def greedy_dispatch(
         raise ValueError(
             f"a sequence of {lengths.max()} tokens exceeds every pipeline's "
             f"{estimate.capacity.max()}"
+            ". Use larger groups or a shorter context"
         )
     sequences = _orders(lengths, trials, seed, order)
     chosen = np.empty((trials, len(lengths)), dtype=np.int64)

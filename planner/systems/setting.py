@@ -123,7 +123,10 @@ class Setting:
         gpus = self.workload.gpus
         micro_steps = plan_micro_steps(batch, [model], gpus, self.micro_step_multiple)
         if micro_steps is None:
-            raise ValueError(f"a sequence of {batch.longest} tokens fits no group of {strategy}")
+            raise ValueError(
+                f"a sequence of {batch.longest} tokens fits no group of {strategy}"
+                ". Use larger groups or a shorter context"
+            )
         planner = Provenance(VERSION, 0, self.profile.digest, None)
         fraction = self.profile.forward_fraction
         return Execution.from_plan(

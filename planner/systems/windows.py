@@ -19,7 +19,10 @@ def first_fit_decreasing(lengths: Sequence[int], window: int, unit: int = 1) -> 
     for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         padded = -(-lengths[i] // unit) * unit
         if padded > window:
-            raise ValueError(f"a sequence of {lengths[i]} tokens exceeds the window of {window}")
+            raise ValueError(
+                f"a sequence of {lengths[i]} tokens exceeds the window of {window}"
+                ". Use a longer window"
+            )
         place = next((j for j, left in enumerate(room) if left >= padded), None)
         if place is None:
             place = len(windows)

@@ -93,7 +93,9 @@ class WorkerPool:
         task = _Task(batch)
         with self._lock:
             if self._stopped:
-                raise PoolStopped(f"step {batch.step}: the planning workers have been stopped")
+                raise PoolStopped(
+                    f"step {batch.step}: the planning workers have been stopped. Start them again"
+                )
             self._waiting.append(task)
             if len(self._threads) < self._workers:
                 thread = threading.Thread(target=self._worker_loop, name="planning", daemon=True)
@@ -154,7 +156,9 @@ class WorkerPool:
             else:
                 return worker
         times = 1 + len(_PAUSES_S)
-        raise WorkerDied(f"a planning worker ended {times} times while it started")
+        raise WorkerDied(
+            f"a planning worker ended {times} times while it started. See the log of the worker"
+        )
 
     def _on_no_worker(self, error: Exception) -> None:
         """Leave the steps to other workers if one cannot be had; without any, they fail.

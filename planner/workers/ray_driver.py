@@ -167,6 +167,7 @@ def _worker_starter(ray: Any, place: str, proposal: str, options: PlanningOption
             ray.kill(actor)
             raise RayUnavailable(
                 f"{place} has had no free CPU for a planning worker for {_ACTOR_S:.0f} s"
+                ". Free a CPU or use fewer workers"
             ) from None
         except ray.exceptions.ActorDiedError as error:
             if "creation task" not in str(error):
@@ -177,7 +178,9 @@ def _worker_starter(ray: Any, place: str, proposal: str, options: PlanningOption
                 f"{reason}"
             ) from None
         if version != VERSION:
-            raise RayUnavailable(f"{place} has seqplan {version}, not {VERSION}")
+            raise RayUnavailable(
+                f"{place} has seqplan {version}, not {VERSION}. Install the same version"
+            )
         return actor
 
     return start_worker

@@ -25,7 +25,7 @@ def canonical_json(fields: Mapping[str, Any]) -> str:
         )
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError("half of a surrogate pair is not text") from None
+        raise ValueError("half of a surrogate pair is not text. Remove the character") from None
     except (TypeError, RecursionError) as error:
         raise ValueError(str(error)) from None
     return text
@@ -41,7 +41,7 @@ def parse_json(text: str) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except RecursionError as error:
-        raise ValueError(f"too deeply nested ({error})") from None
+        raise ValueError(f"too deeply nested ({error}). Flatten it") from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -49,9 +49,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(fields) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"field {twice!r} is written twice")
+        raise ValueError(f"field {twice!r} is written twice. Remove one")
     return fields
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number of JSON")
+    raise ValueError(f"{name} is not a number of JSON. Use a finite number")

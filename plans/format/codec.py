@@ -40,7 +40,7 @@ def from_json(text: str, *, strict: bool = True, origin: str = "plan") -> Plan:
     try:
         raw = parse_json(text)
     except ValueError as error:
-        raise PlanError(f"{origin}: not a JSON plan: {error}") from None
+        raise PlanError(f"{origin}: not a JSON plan: {error}. Name a plan file") from None
     plan = PlanReader(origin, strict).plan(raw)
     claimed = raw.pop("digest")
     _, actual = _seal(raw, origin)
@@ -54,7 +54,9 @@ def _seal(fields: Mapping[str, Any], origin: str) -> tuple[str, str]:
     try:
         body = canonical_json(fields)
     except ValueError as error:
-        raise PlanError(f"{origin}: cannot be written as JSON: {error}") from None
+        raise PlanError(
+            f"{origin}: cannot be written as JSON: {error}. Use finite numbers and text"
+        ) from None
     return body, digest_of(body)
 
 

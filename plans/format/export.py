@@ -25,7 +25,7 @@ COLUMNS = ("step", "rank", "micro_batch", "position", "id", "length")
 def check_export(path: Path) -> None:
     """Raise ``ValueError`` for a file that plans cannot be exported to."""
     if path.suffix not in SUFFIXES:
-        raise ValueError(f"{path}: an export ends in {' or '.join(SUFFIXES)}")
+        raise ValueError(f"{path}: an export ends in {' or '.join(SUFFIXES)}. Name one of them")
     if path.suffix == ".parquet":
         _pyarrow(path)
 

@@ -141,4 +141,4 @@ def read_text(path: Path, error: type[ValueError]) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as failure:
         reason = getattr(failure, "strerror", None) or str(failure)
-        raise error(f"{path}: cannot be read: {reason}") from None
+        raise error(f"{path}: cannot be read: {reason}. Check the path") from None

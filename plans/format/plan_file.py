@@ -56,11 +56,14 @@ def _check_follows(plan: Plan, previous: Plan | None, origin: str) -> None:
     if previous is None:
         return
     if plan.step <= previous.step:
-        raise PlanError(f"{origin}: step: {plan.step} does not follow step {previous.step}")
+        raise PlanError(
+            f"{origin}: step: {plan.step} does not follow step {previous.step}. Order the steps"
+        )
     if plan.world_size != previous.world_size:
         raise PlanError(
             f"{origin}: world_size: {plan.world_size}, "
             f"but {previous.world_size} at step {previous.step}"
+            ". Write them to separate files"
         )
 
 

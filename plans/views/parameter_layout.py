@@ -79,7 +79,9 @@ class ParameterLayout:
 
     def __post_init__(self) -> None:
         if not self.layers:
-            raise ValueError(f"parameter {self.name}: is used in no layer")
+            raise ValueError(
+                f"parameter {self.name}: is used in no layer. Name a layer that uses it"
+            )
 
     @property
     def rows(self) -> int:
@@ -127,7 +129,7 @@ def stage_of(layer: int, layers: int, pp: int) -> int:
     −1 is on the first stage and ``layers`` on the last. ``ValueError`` for any other layer.
     """
     if not -1 <= layer <= layers:
-        raise ValueError(f"layer {layer} is outside −1 … {layers}")
+        raise ValueError(f"layer {layer} is outside −1 … {layers}. Give a layer of the model")
     if layer == -1:
         return 0
     if layer == layers:

@@ -91,7 +91,10 @@ CASES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     ),
     "no time": (
         lambda d: d["schemes"][0].update(a=0, b=0),
-        "schemes[0] (tp1): coefficients a and b are both 0: the scheme would take no time",
+        (
+            "schemes[0] (tp1): coefficients a and b are both 0: the scheme would take no time. "
+            "State one above 0"
+        ),
     ),
     "beyond float": (
         put("schemes", 0, "a", value=10**400),
@@ -182,7 +185,10 @@ CASES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         put("memory", "sharded_state_bytes", value=[[None, 1], [500, 1]]),
         "memory.sharded_state_bytes[1]: context 500 does not follow None; null is last",
     ),
-    "half a surrogate": (put("name", value="\ud800"), "half of a surrogate pair is not text"),
+    "half a surrogate": (
+        put("name", value="\ud800"),
+        "half of a surrogate pair is not text. Remove the character",
+    ),
 }
 
 
@@ -241,7 +247,7 @@ def test_an_unknown_name_gives_the_nearest(name: str, near: str) -> None:
         find_profile(name)
     assert str(caught.value) == (
         f"profile {name!r} is neither a file nor a shipped profile; did you mean {near}? "
-        "(seqplan profile list has them)"
+        "(seqplan profile list has them). Name one of them or a path"
     )
 
 

@@ -69,5 +69,5 @@ def test_a_context_beyond_the_source_is_an_error(name: str) -> None:
         profile.usable(64, 393217)
     assert str(caught.value) == (
         f"profile {name}: a context of 393217 tokens is beyond the 393216 for which the profile "
-        "states the model's size"
+        "states the model's size. Use a shorter context"
     )

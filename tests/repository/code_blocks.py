@@ -14,6 +14,9 @@ SHELLS = ("bash", "sh", "shell", "console")
 COMMAND = re.compile(r"(\$ )?((\./run )?seqplan|curl|docker|buildah) ")
 """How a block of any language begins that a reader types."""
 
+PROXY = re.compile(r"^ +(proxy_pass|reverse_proxy) ", re.MULTILINE)
+"""A setting of a proxy before the service."""
+
 
 @dataclass(frozen=True)
 class Block:
@@ -31,7 +34,8 @@ class Block:
     @property
     def can_run(self) -> bool:
         """Whether it is code that a reader runs."""
-        return self.language in ("python", *SHELLS) or COMMAND.match(self.text) is not None
+        starts = COMMAND.match(self.text) or PROXY.search(self.text)
+        return self.language in ("python", *SHELLS) or starts is not None
 
     @property
     def not_run(self) -> str | None:

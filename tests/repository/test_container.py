@@ -114,16 +114,18 @@ def test_the_health_check_asks_the_served_port_with_the_standard_library() -> No
 
 def test_compose_serves_the_same_way() -> None:
     text = (ROOT / "compose.yaml").read_text("utf-8")
-    service = re.search(r"entrypoint:\n((?: {6}- .*\n)+) {4}command: \[(.*)\]", text)
-    assert service is not None
-    entry = [line.strip()[2:] for line in service[1].splitlines()]
-    options = build_parser({}).parse_args([*entry, *service[2].split(", ")][1:])
+    services = pytest.importorskip("yaml").safe_load(text)["services"]
+    service = services["seqplan"]
+    entry = service["entrypoint"]
+    options = build_parser({}).parse_args([*entry, *service["command"]][1:])
     assert options.store == "postgresql+psycopg://seqplan@postgres/seqplan"
     assert str(options.files).startswith(texts("VOLUME")[0] + "/")
     assert options.host == "0.0.0.0"
     # No command line shows the password, and no URL has to quote it.
     assert 'PGPASSWORD: "${POSTGRES_PASSWORD' in text
-    assert "POSTGRES_PASSWORD" not in service[0]
+    assert "POSTGRES_PASSWORD" not in str([*entry, *service["command"]])
+    assert all(published.startswith("127.0.0.1:") for published in service["ports"])
+    assert set(service["depends_on"]) < set(services)
     # The password is the user's to set: nothing starts with one that everybody knows.
     assert set(re.findall(r"\$\{POSTGRES_PASSWORD[^}]*", text)) == {
         "${POSTGRES_PASSWORD:?set a password for the store"
@@ -131,10 +133,8 @@ def test_compose_serves_the_same_way() -> None:
     hint = re.search(r"docker compose run --rm seqplan (.*)", text)
     assert hint is not None
     assert build_parser({}).parse_args([*entry[1:], *hint[1].split()]).add_token == "trainer"
-    sidecar = re.search(r"command: \[(seqplan, sidecar.*)\]", text)
-    assert sidecar is not None
-    job = build_parser({}).parse_args(sidecar[1].split(", ")[1:]).job
-    assert re.search(rf'"(\./examples):{job.parent}"', text)
+    job = build_parser({}).parse_args(services["sidecar"]["command"][1:]).job
+    assert f"./examples:{job.parent}" in services["sidecar"]["volumes"]
     assert (ROOT / "examples" / job.name).is_file()
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from command_line import Outcome, call, complaint, fresh_process, succeeded
 
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
@@ -16,6 +15,7 @@ from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.model_sizes import MODELS, ModelSizes
 from seqplan.costs.profile import Profile
+from seqplan.runtime.sequence_parallel.kernels import list_kernels
 
 LENGTHS = Path(__file__).parents[2] / "examples" / "data" / "code.npy"
 
@@ -102,44 +102,41 @@ def install(folder: Path, entries: str, **modules: str) -> Path:
     return folder
 
 
-@pytest.fixture
-def package(tmp_path: Path) -> Path:
-    """A folder with an installed package."""
-    return install(tmp_path, ENTRIES, added_rules=MODULE, added_costs=COSTS)
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with an installed package, from which this process imports too."""
+    folder = tmp_path_factory.mktemp("package")
+    install(folder, ENTRIES, added_rules=MODULE, added_costs=COSTS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield folder
 
 
-def seqplan(package: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "seqplan", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(package)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+COMPARED = ("--profile", "llama-7b-a800-80gb", "--gpus", "4", "--max-len", "8192")
+BATCHES = ("--tokens", "20000", "--steps", "1", "--json")
+MODEL = ("--model", "llama3-8b", "--hardware", "h100-80gb")
 
 
-def compare(package: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    settings = ("--profile", "llama-7b-a800-80gb", "--gpus", "4", "--max-len", "8192")
-    batches = ("--tokens", "20000", "--steps", "1", "--json")
-    return seqplan(package, "compare", LENGTHS, *options, *settings, *batches)
-
-
-def derive(package: Path, terms: str) -> subprocess.CompletedProcess[str]:
-    model = ("--model", "llama3-8b", "--hardware", "h100-80gb", "--schemes", "tp1,tp2,u2")
-    options = ("--recompute", "full", "--cost-terms", terms, "-o", package / "profile.json")
-    return seqplan(package, "profile", "derive", *model, *options)
+def derive(output: Path, terms: str) -> Outcome:
+    options = ("--schemes", "tp1,tp2,u2", "--recompute", "full", "--cost-terms", terms)
+    return call("profile", "derive", *MODEL, *options, "-o", output)
 
 
 def test_added_system_is_compared(package: Path) -> None:
-    done = compare(package, "--systems", "static,halves")
-    fields = json.loads(done.stdout)
+    done = fresh_process(
+        *("compare", LENGTHS, *COMPARED, *BATCHES, "--systems", "static,halves"),
+        environment={"PYTHONPATH": str(package)},
+    )
+    fields = json.loads(succeeded(done))
     assert [system["key"] for system in fields["systems"]][-1] == "halves"
     assert {"name": "Thirds", "why": "no thirds"} in fields["left_out"]
 
 
-def test_added_trainer_restricts_the_schemes(package: Path) -> None:
-    done = compare(package, "--systems", "static", "--trainer", "rings-only")
-    steps = json.loads(done.stdout)["systems"][0]["iterations"]
+@pytest.mark.usefixtures("package")
+def test_added_trainer_restricts_the_schemes() -> None:
+    options = ("--systems", "static", "--trainer", "rings-only")
+    done = call("compare", LENGTHS, *COMPARED, *BATCHES, *options)
+    steps = json.loads(succeeded(done))["systems"][0]["iterations"]
     degrees = {(s["tp"], s["pp"], s["ulysses"]) for step in steps for s in step["schemes"]}
     assert degrees == {(1, 1, 1)}
 
@@ -154,18 +151,19 @@ def test_added_trainer_restricts_the_schemes(package: Path) -> None:
         (("--trainer", "no-backend"), "its entry point must be a TrainingBackend"),
     ],
 )
-def test_bad_extension_is_one_line(package: Path, options: tuple[str, ...], message: str) -> None:
-    done = compare(package, *options)
-    lines = [line for line in done.stderr.splitlines() if "seqplan" in line]
-    assert done.returncode == 2
-    assert message in lines[-1]
-    assert "Traceback" not in done.stderr
+@pytest.mark.usefixtures("package")
+def test_bad_extension_is_one_line(options: tuple[str, ...], message: str) -> None:
+    done = call("compare", LENGTHS, *COMPARED, *BATCHES, *options)
+    assert done.code == 2
+    assert message in done.err.splitlines()[-1]
 
 
-def test_added_cost_term_is_in_the_profile(package: Path) -> None:
-    done = derive(package, "input")
-    assert "note: unchecked: cost term input, which an installed package adds" in done.stdout
-    document = json.loads((package / "profile.json").read_text())
+@pytest.mark.usefixtures("package")
+def test_added_cost_term_is_in_the_profile(tmp_path: Path) -> None:
+    output = tmp_path / "profile.json"
+    text = succeeded(derive(output, "input"))
+    assert "note: unchecked: cost term input, which an installed package adds" in text
+    document = json.loads(output.read_text())
     assert "added cost terms input" in document["source"]
     added = Profile.from_document(document, "added")
     deployment = Deployment(
@@ -183,12 +181,12 @@ def test_added_cost_term_is_in_the_profile(package: Path) -> None:
             assert ms[0] - ms[1] == pytest.approx(5 + length / (100 * with_term.scheme.sp), rel=0.1)
 
 
-def test_added_cost_term_is_estimated(package: Path) -> None:
-    model = ("--model", "llama3-8b", "--hardware", "h100-80gb", "--seq-len", "1024")
+@pytest.mark.usefixtures("package")
+def test_added_cost_term_is_estimated() -> None:
+    load = ("--seq-len", "1024", "--batch", "8", "--json")
     peaks = []
     for options in ((), ("--cost-terms", "input")):
-        done = seqplan(package, "estimate", *model, "--batch", "8", "--json", *options)
-        (estimated,) = json.loads(done.stdout)["estimates"]
+        (estimated,) = json.loads(succeeded(call("estimate", *MODEL, *load, *options)))["estimates"]
         peaks.append(estimated["peak_bytes"])
     assert estimated["terms_ms"]["input"] == pytest.approx(5 + 1024 / 100)
     assert peaks[1] - peaks[0] == 1024 * 32 * 1000
@@ -206,25 +204,24 @@ def test_added_cost_term_is_estimated(package: Path) -> None:
         ("launch", "cost term 'launch': the analytic model has it"),
     ],
 )
-def test_bad_cost_term_is_one_line(package: Path, term: str, message: str) -> None:
-    done = derive(package, term)
-    assert done.returncode == 2
-    assert message in done.stderr.splitlines()[-1]
-    assert "Traceback" not in done.stderr
+@pytest.mark.usefixtures("package")
+def test_bad_cost_term_is_one_line(tmp_path: Path, term: str, message: str) -> None:
+    assert message in complaint(derive(tmp_path / "profile.json", term))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_added_kernel_comes_first(tmp_path: Path) -> None:
-    package = install(
-        tmp_path, "[seqplan.kernels]\nsingle = added_kernels:KERNEL\n", added_kernels=KERNELS
-    )
-    done = seqplan(package, "profile", "verify", "--quick", "--checks", "attention")
-    assert done.returncode == 0
-    assert "kernels: cpu, single, blocks" in done.stdout
-
-
-def test_bad_kernel_is_one_line(tmp_path: Path) -> None:
-    entries = "[seqplan.kernels]\nsingle = added_kernels:SingleKernel\n"
+    entries = "[seqplan.kernels]\nsingle = added_kernels:KERNEL\n"
     package = install(tmp_path, entries, added_kernels=KERNELS)
-    done = seqplan(package, "profile", "verify", "--quick", "--checks", "attention")
-    assert done.returncode == 2
-    assert "kernel 'single': its entry point must be a Kernel" in done.stderr.splitlines()[-1]
+    done = fresh_process(
+        *("profile", "verify", "--quick", "--checks", "attention"),
+        environment={"PYTHONPATH": str(package)},
+    )
+    assert "kernels: cpu, single, blocks" in succeeded(done)
+
+
+def test_bad_kernel_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = "[seqplan.kernels]\nsingle = added_kernels:SingleKernel\n"
+    monkeypatch.syspath_prepend(install(tmp_path, entries, added_kernels=KERNELS))
+    with pytest.raises(ValueError, match=r"kernel 'single': its entry point must be a Kernel"):
+        list_kernels.__wrapped__()

@@ -15,15 +15,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
+from code_blocks import ROOT, read_blocks
+from service_process import serving
 
 
 def block(page: str, language: str, holding: str) -> str:
-    text = (ROOT / page).read_text("utf-8")
-    blocks = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
-    (shown,) = [block for block in blocks if holding in block]
-    return str(shown)
+    blocks = [block for block in read_blocks(ROOT / page) if block.language == language]
+    (shown,) = [block.text for block in blocks if holding in block.text]
+    return shown
 
 
 def typed(walk: str, port: str, folder: Path) -> str:
@@ -96,3 +95,61 @@ def test_the_page_of_the_service(tmp_path: Path, port: str) -> None:
     assert '{"step":0,"rank":3}' in outputs
     assert re.search(r"1 \[.*\]$", outputs, re.MULTILINE)
     assert '{"id":"run1b"' in outputs.replace(" ", "")
+
+
+NGINX = """
+daemon off;
+error_log stderr;
+pid {folder}/nginx.pid;
+events {{}}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    {server}
+}}
+"""
+
+
+def test_the_proxy_of_the_page_terminates_tls(tmp_path: Path, port: str) -> None:
+    if shutil.which("nginx") is None or shutil.which("openssl") is None:
+        pytest.skip("no nginx or no openssl")
+    certificate = ("-keyout", tmp_path / "plans.key", "-out", tmp_path / "plans.pem")
+    name = ("-subj", "/CN=plans.example.org", "-addext", "subjectAltName=DNS:plans.example.org")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *certificate, *name],
+        capture_output=True,
+        check=True,
+    )
+    options = ("--port", 0, "--allow-host", "plans.example.org")
+    with serving("--store", tmp_path / "s.db", *options) as served:
+        server = block("docs/service.md", "", "proxy_pass")
+        for written, here in (
+            ("443", f"127.0.0.1:{port}"),
+            ("http://127.0.0.1:8400", served.url),
+            ("/etc/ssl", str(tmp_path)),
+        ):
+            assert written in server
+            server = server.replace(written, here)
+        settings = tmp_path / "nginx.conf"
+        settings.write_text(NGINX.format(folder=tmp_path, server=server))
+        nginx = subprocess.Popen(
+            ["nginx", "-e", "stderr", "-p", str(tmp_path), "-c", str(settings)]
+        )
+        try:
+            url = f"https://plans.example.org:{port}/v1/profiles"
+            trusted = ("--cacert", str(tmp_path / "plans.pem"))
+            resolved = ("--resolve", f"plans.example.org:{port}:127.0.0.1")
+            retried = ("--retry", "20", "--retry-delay", "1", "--retry-connrefused")
+            answer = subprocess.run(
+                ["curl", "-sf", *trusted, *resolved, *retried, "--noproxy", "*", url],
+                capture_output=True,
+                check=True,
+            )
+        finally:
+            nginx.terminate()
+            nginx.wait()
+        assert json.loads(answer.stdout) == served.ok("GET", "/v1/profiles")

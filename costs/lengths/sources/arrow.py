@@ -48,6 +48,7 @@ def read_arrow(
     except (pa.ArrowException, EOFError, UnicodeDecodeError) as error:
         raise LengthsError(
             f"{path}: is not a whole {path.suffix} file: {first_line(error)}"
+            ". Write or download it again"
         ) from None
     except OSError as error:
         # Arrow reports damage inside a file as an OSError without a number.
@@ -55,6 +56,7 @@ def read_arrow(
             raise
         raise LengthsError(
             f"{path}: is not a whole {path.suffix} file: {first_line(error)}"
+            ". Write or download it again"
         ) from None
 
 

@@ -39,6 +39,7 @@ class ChatTokenizer:
         except Exception as error:  # the library raises errors of many kinds
             raise LengthsError(
                 f"{folder}: not a tokenizer with a chat template: {first_line(error)}"
+                ". Name a tokenizer's folder whose tokenizer_config.json has a template"
             ) from None
         self.masks = GENERATION in template.replace("{%-", "{%")
 

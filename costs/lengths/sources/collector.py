@@ -107,7 +107,7 @@ class Collector:
     def end(self) -> None:
         """End the source; ``LengthsError`` when it held no sequence."""
         if self._used == self._start:
-            raise LengthsError(f"{self._path}: holds no sequences")
+            raise LengthsError(f"{self._path}: holds no sequences. Name a source with sequences")
         tokens = int(self._values[self._start : self._used].sum())
         count = self._used - self._start
         source = Source(self._path, count, tokens, tuple(self._notes), self._loss_tokens)

@@ -31,7 +31,7 @@ def read_folder(
     first = next(texts, None)
     if first is None:
         like = f" like {pattern}" if pattern else ""
-        raise LengthsError(f"{folder}: holds no text files{like}")
+        raise LengthsError(f"{folder}: holds no text files{like}. Name a folder with text files")
     texts = chain([first], texts)
     if counter.estimates:
         while paths := list(islice(texts, CHUNK)):

@@ -112,6 +112,7 @@ def _value(path: Path, number: int, field: str, kind: type, record: dict[str, An
         raise LengthsError(
             f"{path}: line {number}: field {field!r} holds {_KINDS[type(value)]}, "
             f"in the records before {_KINDS[kind]}"
+            ". Use one type in all records"
         )
     return value
 
@@ -174,4 +175,5 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         except (gzip.BadGzipFile, zlib.error) as error:
             raise LengthsError(
                 f"{path}: is not a whole gzip file: {first_line(error)}, after line {number}"
+                ". Write or download it again"
             ) from None

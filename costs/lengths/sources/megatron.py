@@ -63,6 +63,7 @@ def _open(path: Path) -> _Index:
     if len(head) < _HEADER.size:
         raise LengthsError(
             f"{path}: is truncated: {size} bytes, less than a header of {_HEADER.size}"
+            ". Write or download it again"
         )
     _, version, code, sequences, edges = _HEADER.unpack(head)
     if version != 1:
@@ -77,7 +78,7 @@ def _open(path: Path) -> _Index:
             f"or, with modes, {whole + sequences}"
         )
     if sequences == 0 or edges < 2:
-        raise LengthsError(f"{path}: holds no sequences")
+        raise LengthsError(f"{path}: holds no sequences. Name a source with sequences")
     raw = np.memmap(path, np.uint8, "r")
     index = _Index(
         np.ndarray((sequences,), "<i4", raw.data, _HEADER.size),

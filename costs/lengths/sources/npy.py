@@ -21,14 +21,18 @@ def read_npy(path: Path, collector: Collector) -> None:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # numpy lets the parser's errors through for a damaged header
-        raise LengthsError(f"{path}: is not a whole .npy file: {first_line(error)}") from None
+        raise LengthsError(
+            f"{path}: is not a whole .npy file: {first_line(error)}. Write or download it again"
+        ) from None
     if array.dtype.kind not in "iu":
         raise LengthsError(
             f"{path}: holds {array.dtype}, lengths are integers; "
             "cast it, for example with .astype('int64')"
         )
     if array.ndim != 1:
-        raise LengthsError(f"{path}: has shape {array.shape}, lengths are one-dimensional")
+        raise LengthsError(
+            f"{path}: has shape {array.shape}, lengths are one-dimensional. Flatten it"
+        )
     collector.expect(len(array))
     for start in range(0, len(array), CHUNK):
         collector.add(array[start : start + CHUNK], number_places(f"{path}: index", start))

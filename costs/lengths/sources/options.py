@@ -38,7 +38,7 @@ class SourceOptions:
         if rate is not None and not (math.isfinite(rate) and rate > 0):
             raise LengthsError(f"bytes per token must be a number above 0, not {rate!r}")
         if rate is not None and self.tokenizer is not None:
-            raise LengthsError("give a tokenizer or bytes per token, not both")
+            raise LengthsError("give a tokenizer or bytes per token, not both. Leave one out")
         if self.chat_template is not None and (rate is not None or self.tokenizer is not None):
             raise LengthsError(
                 "a chat template counts with its tokenizer. Leave the tokenizer and bytes per "

@@ -29,7 +29,10 @@ def list_saved_files(folder: Path) -> list[Path]:
         splits = _document(folder / _SPLITS).get("splits")
         names = [str(split) for split in splits] if isinstance(splits, list) else []
         advice = f"; give one, as {folder / names[0]}" if names else ""
-        raise LengthsError(f"{folder}: has the splits {', '.join(names) or 'of no name'}{advice}")
+        raise LengthsError(
+            f"{folder}: has the splits {', '.join(names) or 'of no name'}{advice}"
+            ". Name the folder of one split"
+        )
     state = _document(folder / _STATE)
     if state.get("_indices_data_files"):
         raise LengthsError(
@@ -39,10 +42,12 @@ def list_saved_files(folder: Path) -> list[Path]:
     entries = files if isinstance(files, list) else []
     names = [entry["filename"] for entry in entries if _names_a_file(entry)]
     if not names or len(names) < len(entries):
-        raise LengthsError(f"{folder / _STATE}: names no data files")
+        raise LengthsError(f"{folder / _STATE}: names no data files. Save the data set again")
     for name in names:
         if not (folder / name).is_file():
-            raise LengthsError(f"{folder / name}: no such file, though {_STATE} names it")
+            raise LengthsError(
+                f"{folder / name}: no such file, though {_STATE} names it. Save the data set again"
+            )
     return [folder / name for name in names]
 
 
@@ -54,7 +59,7 @@ def _document(path: Path) -> dict[str, Any]:
     try:
         document: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise LengthsError(f"{path}: cannot be read: {error}") from None
+        raise LengthsError(f"{path}: cannot be read: {error}. Check the path") from None
     if not isinstance(document, dict):
         raise LengthsError(f"{path}: must be an object")
     return document

@@ -82,6 +82,7 @@ def _load(options: SourceOptions) -> Any:
     except Exception as error:  # the library raises bare Exception
         raise LengthsError(
             f"{path}: is not a Hugging Face tokenizer.json: {first_line(error)}"
+            ". Name a tokenizer.json"
         ) from None
     # A saved tokenizer may carry the limits of one model's inputs; lengths must not.
     tokenizer.no_truncation()

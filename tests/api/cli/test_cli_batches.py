@@ -50,7 +50,7 @@ LINES: dict[str, tuple[bytes, str]] = {
     "foreign": (b'{"lengths":[5],"labels":[1]}\n', "unknown field 'labels'"),
     "twice": (
         b'{"lengths":[5],"lengths":[6]}\n',
-        "not a whole JSON object ('lengths' is written twice)",
+        "not a whole JSON object ('lengths' is written twice. Remove one)",
     ),
 }
 
@@ -66,7 +66,11 @@ def test_a_malformed_line(case: str, dense: PlannedFiles, tmp_path: Path, output
 
 
 @pytest.mark.parametrize(
-    ("content", "problem"), [(b"", "is empty"), (b"\n\n", "holds no sequences")]
+    ("content", "problem"),
+    [
+        (b"", "is empty. Name a file with sequences"),
+        (b"\n\n", "holds no sequences. Name a source with sequences"),
+    ],
 )
 def test_a_file_without_batches(
     content: bytes, problem: str, dense: PlannedFiles, tmp_path: Path, output: Path
@@ -81,7 +85,7 @@ def test_a_file_without_batches(
 def test_a_missing_file(dense: PlannedFiles, tmp_path: Path, output: Path) -> None:
     path = tmp_path / "none.jsonl"
     message = complaint(call("plan", "--proposal", dense.proposal, path, "-o", output))
-    assert message == f"{path}: no such file or folder"
+    assert message == f"{path}: no such file or folder. Check the path"
     message = complaint(call("plan", "--proposal", dense.proposal, tmp_path))
     assert message.startswith(f"{tmp_path}: a folder is text")
     nothing_left(output)

@@ -39,13 +39,13 @@ TEXT = (
 )
 UNDERSTOOD = (
     "(understood: .npy .txt .jsonl .jsonl.gz .parquet .arrow .idx, "
-    "a folder of text files or of a saved data set)"
+    "a folder of text files or of a saved data set). Name one of these"
 )
 ONE_A_LINE = "is not an integer; a .txt source has one length a line"
 
 CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "missing": (lambda d: d / "a.npy", "a.npy: no such file or folder"),
-    "no match": (lambda d: d / "*.idx", "*.idx: matches no file"),
+    "missing": (lambda d: d / "a.npy", "a.npy: no such file or folder. Check the path"),
+    "no match": (lambda d: d / "*.idx", "*.idx: matches no file. Change the pattern"),
     "suffix": (
         lambda d: file_of(d / "a.csv", "1"),
         f"a.csv: .csv is not a source of lengths {UNDERSTOOD}",
@@ -58,7 +58,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda d: file_of(d / "a.bin", "1"),
         f"a.bin: .bin is not a source of lengths; give the .idx next to it {UNDERSTOOD}",
     ),
-    "empty": (lambda d: file_of(d / "a.txt", ""), "a.txt: is empty"),
+    "empty": (lambda d: file_of(d / "a.txt", ""), "a.txt: is empty. Name a file with sequences"),
     # .npy
     "npy foreign": (
         lambda d: file_of(d / "a.npy", "PK\3\4"),
@@ -74,15 +74,15 @@ CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "npy shape": (
         lambda d: array(d / "a.npy", [[1, 2]]),
-        "a.npy: has shape (1, 2), lengths are one-dimensional",
+        "a.npy: has shape (1, 2), lengths are one-dimensional. Flatten it",
     ),
     "npy scalar": (
         lambda d: array(d / "a.npy", 1),
-        "a.npy: has shape (), lengths are one-dimensional",
+        "a.npy: has shape (), lengths are one-dimensional. Flatten it",
     ),
     "npy none": (
         lambda d: array(d / "a.npy", np.empty(0, np.int32)),
-        "a.npy: holds no sequences",
+        "a.npy: holds no sequences. Name a source with sequences",
     ),
     "npy zero": (lambda d: array(d / "a.npy", [3, 0]), f"a.npy: index 1: length 0 {SMALL}"),
     "npy negative": (lambda d: array(d / "a.npy", [3, -2]), f"a.npy: index 1: length -2 {SMALL}"),
@@ -95,7 +95,10 @@ CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
         f"a.npy: index 0: length 9223372036854775808 {LARGE}",
     ),
     # .txt
-    "txt none": (lambda d: file_of(d / "a.txt", "# none\n\n"), "a.txt: holds no sequences"),
+    "txt none": (
+        lambda d: file_of(d / "a.txt", "# none\n\n"),
+        "a.txt: holds no sequences. Name a source with sequences",
+    ),
     "txt word": (lambda d: file_of(d / "a.txt", "1\n\nx\n"), f"a.txt: line 3: 'x' {ONE_A_LINE}"),
     "txt float": (lambda d: file_of(d / "a.txt", "1\n2.0\n"), f"a.txt: line 2: '2.0' {ONE_A_LINE}"),
     "txt nan": (lambda d: file_of(d / "a.txt", "nan"), f"a.txt: line 1: 'nan' {ONE_A_LINE}"),
@@ -111,7 +114,10 @@ CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "txt bytes": (lambda d: file_of(d / "a.txt", b"1\n\xff\n"), f"a.txt: line 2: '�' {ONE_A_LINE}"),
     # .jsonl
-    "jsonl none": (lambda d: file_of(d / "a.jsonl", "\n\n"), "a.jsonl: holds no sequences"),
+    "jsonl none": (
+        lambda d: file_of(d / "a.jsonl", "\n\n"),
+        "a.jsonl: holds no sequences. Name a source with sequences",
+    ),
     "jsonl malformed": (
         lambda d: file_of(d / "a.jsonl", '{"length": 3}\n{"length": \n'),
         (
@@ -150,7 +156,10 @@ CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "jsonl bool": (records({"length": True}), f"a.jsonl: line 1: field 'length' is True; {WANTS}"),
     "jsonl mixed": (
         records({"length": 1}, {"length": "2"}),
-        "a.jsonl: line 2: field 'length' holds a text, in the records before an integer",
+        (
+            "a.jsonl: line 2: field 'length' holds a text, in the records before an integer. "
+            "Use one type in all records"
+        ),
     ),
     "jsonl zero": (
         records({"length": 1}, {"length": 0}),
@@ -169,7 +178,10 @@ CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
     # .jsonl.gz
     "gz foreign": (
         lambda d: file_of(d / "a.jsonl.gz", "{}"),
-        "a.jsonl.gz: is not a whole gzip file: Not a gzipped file (b'{}'), after line 0",
+        (
+            "a.jsonl.gz: is not a whole gzip file: Not a gzipped file (b'{}'), after line 0. "
+            "Write or download it again"
+        ),
     ),
     "gz truncated": (
         lambda d: file_of(d / "a.jsonl.gz", gzip.compress(b'{"length": 3}\n')[:-9]),
@@ -180,7 +192,8 @@ CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda d: file_of(d / "a.parquet", 20 * "x"),
         (
             "a.parquet: is not a whole .parquet file: Parquet magic bytes not found in footer. "
-            "Either the file is corrupted or this is not a parquet file"
+            "Either the file is corrupted or this is not a parquet file. "
+            "Write or download it again"
         ),
     ),
     "parquet no field": (
@@ -215,7 +228,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
     ),
     "parquet none": (
         lambda d: table(d / "a.parquet", length=pa.array([], pa.int32())),
-        "a.parquet: holds no sequences",
+        "a.parquet: holds no sequences. Name a source with sequences",
     ),
     "parquet utf-8": (
         lambda d: table(d / "a.parquet", x=pa.array(["y", b"\xff"], pa.binary()).view(pa.string())),
@@ -241,9 +254,11 @@ def test_errors_are_one_line_with_a_fix(tmp_path: Path, case: str) -> None:
 
 def test_options_are_checked(tmp_path: Path) -> None:
     path = file_of(tmp_path / "a.txt", "1")
-    assert complaint() == "no source of lengths was given"
-    assert complaint(path, field="x") == "--field x: no source has fields"
-    assert complaint(path, glob="*.md") == "--glob *.md: no source is a folder"
+    assert complaint() == "no source of lengths was given. Name at least one"
+    assert complaint(path, field="x") == (
+        "--field x: no source has fields. Name it for .jsonl, .parquet or .arrow"
+    )
+    assert complaint(path, glob="*.md") == "--glob *.md: no source is a folder. Leave it out"
     for rate in (0, -1.0, float("nan"), float("inf")):
         with pytest.raises(LengthsError, match=f"above 0, not {rate}"):
             SourceOptions(bytes_per_token=rate)
@@ -260,14 +275,17 @@ def test_texts_in_folders(tmp_path: Path) -> None:
     folder = tmp_path / "texts"
     folder.mkdir()
     tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
-    assert complaint(folder, bytes_per_token=4) == "texts: holds no text files"
+    assert (
+        complaint(folder, bytes_per_token=4)
+        == "texts: holds no text files. Name a folder with text files"
+    )
     file_of(folder / "a.md", b"ok \xff")
     assert complaint(folder, tokenizer=tokenizer) == (
         "texts/a.md: is not UTF-8 text (byte 4: invalid start byte); "
         "convert it, or choose the texts with --glob"
     )
     message = complaint(folder, tokenizer=tokenizer, glob="*.txt")
-    assert message == "texts: holds no text files like *.txt"
+    assert message == "texts: holds no text files like *.txt. Name a folder with text files"
     file_of(folder / "a.md", "")
     for options in ({"tokenizer": tokenizer}, {"bytes_per_token": 4}):
         assert complaint(folder, **options) == f"texts/a.md: length 0 {SMALL}"
@@ -312,7 +330,7 @@ def test_an_unreadable_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise PermissionError(13, "Permission denied", str(self))
 
     monkeypatch.setattr(Path, "open", raise_denied)
-    assert complaint(path) == "a.txt: cannot be read: Permission denied"
+    assert complaint(path) == "a.txt: cannot be read: Permission denied. Check the path"
 
 
 def test_outputs_are_checked_and_written_whole(

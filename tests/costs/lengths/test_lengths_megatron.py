@@ -63,7 +63,7 @@ IDX_CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda p: file_of(p, MAGIC + struct.pack("<QBQQ", 1, 9, 0, 1)),
         "has dtype code 9; Megatron writes 1 to 8",
     ),
-    "none": (lambda p: idx(p, [], [0]), "holds no sequences"),
+    "none": (lambda p: idx(p, [], [0]), "holds no sequences. Name a source with sequences"),
     "promises": (
         lambda p: file_of(p, MAGIC + struct.pack("<QBQQ", 1, 4, 2**63, 2**62)),
         (

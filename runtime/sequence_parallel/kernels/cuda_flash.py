@@ -126,7 +126,7 @@ def _rows(rows: Tensor | None) -> Rows:
 
 
 KEPT_INDICES = 64
-"""Calls whose indices stay on the device: those of the micro-batches in flight, all layers alike."""
+"""Calls whose indices stay on the device: of the micro-batches in flight, for all layers."""
 
 
 class _VarlenIndex(NamedTuple):

@@ -33,16 +33,18 @@ def main(libraries: str, *names: str) -> None:
     import fake_distributed
 
     fake_distributed.install()
+    from attached_cases import ATTACHED
     from cases import CASES
 
+    every = {**CASES, **ATTACHED}
     if names[:1] == ("--mutation",):
         from mutations import MUTATIONS
 
         MUTATIONS[names[1]]()
         names = names[2:]
-    for name in names or CASES:
+    for name in names or every:
         try:
-            result = CASES[name]()
+            result = every[name]()
         except BaseException as error:  # a case that fails is a result
             trace = traceback.format_exc(limit=-12)
             result = {"error": f"{type(error).__name__}: {error}", "trace": trace}

@@ -26,9 +26,11 @@ OTHERS = (
     *("module u8", "module u2.r4", "module by parameter", "module by micro-batch"),
     *("staged u1", "staged u8", "staged r8", "staged tp2.u4", "staged tp2.u2.r2", "staged pp2.r2"),
     *("staged by parameter", "staged modes", "restore foreach", "match tp2.u2", "match pp2.u2"),
+    *("attached Llama", "attached Mistral", "attached Gemma2", "attached Qwen3Moe"),
+    "attached GptOss",
 )
 CASES = (*QUICK, *OTHERS) if EVERY else QUICK
-STEPS = tuple(name for name in CASES if name.startswith(("module", "staged")))
+STEPS = tuple(name for name in CASES if name.startswith(("module", "staged", "attached")))
 
 ALLOWED_WAITS = {
     "runtime/states/unit_states.py": "the norm and the loss of a step, and its count of labels",

@@ -271,26 +271,35 @@ class ClassCosts:
 
     ``work_ms`` (modes, n); ``padded_lengths`` (n,) in tokens; ``preference`` (n, modes): modes from
     the cheapest, with the tokens' share of c. ``cheap_from`` and ``held_from`` (modes, n + 1): see
-    ``ModeCosts``. All are C-contiguous.
+    ``ModeCosts``. All are C-contiguous. ``of_one_mode``: those of a class of one mode, which
+    classes share.
     """
 
-    def __init__(self, lengths: Ints, pipeline_class: PipelineClass) -> None:
+    def __init__(
+        self,
+        lengths: Ints,
+        pipeline_class: PipelineClass,
+        of_one_mode: tuple[Ints, Ints] | None = None,
+    ) -> None:
         self.pp, self.modes = pipeline_class.pp, pipeline_class.all_modes
         self.lengths = lengths
         tokens = lengths.astype(np.float64)
         padded = pipeline_class.padded(lengths)
-        work = np.array([tokens * (mode.a * tokens + mode.b) for mode in self.modes])
-        share = np.array([padded * (mode.c / max(mode.capacity, 1)) for mode in self.modes])
-        holds = np.array([padded <= mode.capacity for mode in self.modes])
-        whole = np.where(holds, work + share, np.inf)
-        order = np.argsort(whole, axis=0, kind="stable").T
         self.padded_lengths: Ints = np.ascontiguousarray(padded)
-        self.work_ms: Floats = work
-        self.preference: Ints = np.ascontiguousarray(order, dtype=np.int64)
-        self.cheap_from = _next_true(holds & (work <= whole.min(axis=0) * ROUND))
-        self.held_from = _next_true(holds)
+        self.work_ms: Floats = np.array([tokens * (m.a * tokens + m.b) for m in self.modes])
         self.coefficients: Floats = np.array([[mode.a, mode.b, mode.c] for mode in self.modes])
         self.capacities: Ints = np.array([mode.capacity for mode in self.modes], dtype=np.int64)
+        if len(self.modes) == 1:
+            self.preference, self.cheap_from = of_one_mode or prefer_one_mode(lengths)
+            self.held_from = self.cheap_from
+            return
+        share = np.array([padded * (mode.c / max(mode.capacity, 1)) for mode in self.modes])
+        holds = np.array([padded <= mode.capacity for mode in self.modes])
+        whole = np.where(holds, self.work_ms + share, np.inf)
+        order = np.argsort(whole, axis=0, kind="stable").T
+        self.preference = np.ascontiguousarray(order, dtype=np.int64)
+        self.cheap_from = _next_true(holds & (self.work_ms <= whole.min(axis=0) * ROUND))
+        self.held_from = _next_true(holds)
 
     @cached_property
     def by_mode(self) -> list[ModeCosts]:
@@ -344,6 +353,12 @@ class ClassCosts:
         return longest
 
 
+def prefer_one_mode(lengths: Ints) -> tuple[Ints, Ints]:
+    """Return the preference and the next indices of lengths in one mode, which skips none."""
+    n = len(lengths)
+    return np.zeros((n, 1), dtype=np.int64), np.arange(n + 1, dtype=np.int64)[None]
+
+
 def _next_true(mask: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Ints:
     """Return the index of the first true value from each on, row by row; n without one."""
     rows, n = mask.shape
@@ -380,9 +395,13 @@ class FillTables:
         """List the lengths negated, ascending."""
         return [-length for length in self.lengths]
 
+    @cached_property
+    def _of_one_mode(self) -> tuple[Ints, Ints]:
+        return prefer_one_mode(self.array)
+
     def find_costs(self, pipeline_class: PipelineClass) -> ClassCosts:
         """Return the costs on a class, which the first call computes."""
         key = pipeline_class.pp, pipeline_class.unit, pipeline_class.all_modes
         if key not in self._costs:
-            self._costs[key] = ClassCosts(self.array, pipeline_class)
+            self._costs[key] = ClassCosts(self.array, pipeline_class, self._of_one_mode)
         return self._costs[key]

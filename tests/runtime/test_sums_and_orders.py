@@ -138,7 +138,9 @@ def test_batch_normalization_is_rejected_by_name() -> None:
         assert text.startswith("1 (BatchNorm1d) normalizes over all tokens of a call")
 
 
-COMPILED = PipelineCase(2, 9, config=SMALL, steps=2, scheme=Scheme(ulysses=2), lengths=(30, 7, 12))
+COMPILED = PipelineCase(
+    2, 9, config=replace(CONFIG, layers=1), steps=2, scheme=Scheme(ulysses=2), lengths=(30, 7, 12)
+)
 
 
 def compile_layers(rank: int, world_size: int) -> Outcome:

@@ -1,4 +1,4 @@
-"""The cases of a rehearsal: steps of own and staged models, with what is kept and restored."""
+"""The cases of a rehearsal: steps of modules and staged models, and restored optimizers."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def make_optimizer(states: Any) -> torch.optim.Optimizer:
 
 
 def count(recording: Recording) -> Result:
-    """What was recorded since the restart."""
+    """The counts since the restart, as JSON values."""
     return {
         "launches": sum(recording.launches.values()),
         "by_operation": dict(recording.launches.most_common()),

@@ -227,7 +227,7 @@ class FakeEvent:
 def move_module(
     module: nn.Module, convert: Callable[[Tensor], Tensor], _: bool = True
 ) -> nn.Module:
-    """``Module._apply`` with new parameters: torch's own cannot swap fake ones in."""
+    """``Module._apply`` with new parameters: torch cannot swap fake ones in."""
     moved: dict[int, nn.Parameter] = {}
     for part in module.modules():
         for name, parameter in list(part._parameters.items()):

@@ -1,7 +1,7 @@
 """Runs cases of the runtime on a CUDA device that is not there.
 
 ``rehearse.py LIBRARIES [--mutation NAME] [CASE …]``: a process for all cases. Prints one JSON
-object a line: the case and what was recorded.
+object a line: the case and its counts.
 """
 
 from __future__ import annotations

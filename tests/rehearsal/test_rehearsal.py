@@ -58,7 +58,7 @@ Recorded = Mapping[str, Any]
 
 
 def rehearse(libraries: Path, *arguments: str) -> dict[str, Recorded]:
-    """Run cases in a process of their own."""
+    """Run cases in a separate process."""
     command = [sys.executable, str(HERE / "rehearse.py"), str(libraries), *arguments]
     completed = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert completed.returncode == 0, completed.stderr[-2000:]

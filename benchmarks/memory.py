@@ -31,6 +31,9 @@ from seqplan.planner.workload import Workload
 
 STEPS, NODES = 4, 8
 
+HOST_BYTES = 100e9
+"""Host memory for the activations of a GPU, where modes may offload."""
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -110,6 +113,7 @@ def run(data: Sequence[Data]) -> None:
         "static / modes",
         "one / modes",
         "static with modes",
+        "modes / modes with offload",
         "over the all-strategy bound: one → modes",
         "CPU of a proposal, one → modes",
         "CPU of a step, one → modes",
@@ -139,6 +143,12 @@ def _row(
         if fastest is not None:
             static[mode.name] = fastest
     modes = _plan(profile, workload, lengths, batches)
+    offloading = _plan(
+        derive_model_profile(sizes, hardware, name=profile.name, host_memory_bytes=HOST_BYTES),
+        workload,
+        lengths,
+        batches,
+    )
     uniform_ms = _static_ms(profile, workload, batches, longest)
     assert uniform_ms is not None
     best_static = min(static, key=lambda mode: static[mode])
@@ -153,6 +163,7 @@ def _row(
         f"{static[best_static] / modes.mean_ms:.3f}",
         f"{one.mean_ms / modes.mean_ms:.3f}",
         f"{static[best_static] / uniform_ms:.3f}",
+        f"{modes.mean_ms / offloading.mean_ms:.3f}",
         f"{one.excess:.1%} → {modes.excess:.1%}",
         f"{one.proposal_s:.1f} → {modes.proposal_s:.1f} s",
         f"{one.step_ms:.0f} → {modes.step_ms:.0f} ms",

@@ -18,6 +18,9 @@ from seqplan.plans.scheme import Scheme
 MOST_SHARES, MOST_RING, MOST_STAGES = 16, 8, 2
 """Of a scheme that is derived by default: ulysses·ring, ring and pp at most."""
 
+OFFLOADING = ("elementwise+0.5", "elementwise+1")
+"""Modes that are derived by default if there is host memory: others gain less from it."""
+
 DEEP_STAGES, DEEP_FROM = 8, 0.25
 """pp at most, without context parallelism, of models whose parameters and gradients take more than
 this share of the memory at tp 8 and pp 2. On llama3-70b such plans are 1.03 times as fast (``./run
@@ -49,15 +52,29 @@ def list_schemes(shape: ModelShape, cluster: ClusterHardware, *, zero: int = 1) 
 
 
 def derive_model_profile(
-    sizes: ModelSizes, cluster: ClusterHardware, *, name: str, zero: int = 1, loss: str = "chunked"
+    sizes: ModelSizes,
+    cluster: ClusterHardware,
+    *,
+    name: str,
+    zero: int = 1,
+    loss: str = "chunked",
+    host_memory_bytes: float = 0.0,
 ) -> Profile:
     """Derive a profile of every recomputation mode.
 
+    ``host_memory_bytes``: of a GPU, to which ``OFFLOADING`` modes may offload; none by default.
     States its expected error against devices, if published runs on them show one.
     """
-    deployment = Deployment(cluster=cluster, sizes=sizes, zero=zero, loss=loss)
+    deployment = Deployment(
+        cluster=cluster,
+        sizes=sizes,
+        zero=zero,
+        loss=loss,
+        host_memory_bytes=host_memory_bytes,
+    )
     schemes = list_schemes(sizes.shape, cluster, zero=zero)
-    document = derive_profile(deployment, schemes, name=name, modes=MODES)
+    modes = (*MODES, *OFFLOADING) if host_memory_bytes else MODES
+    document = derive_profile(deployment, schemes, name=name, modes=modes)
     expected = describe_expected_error(cluster.hardware.name)
     if expected is not None:
         document["notes"] = [*document.get("notes", ()), expected]

@@ -29,7 +29,7 @@ from seqplan.costs.analytic.complete import complete
 from seqplan.costs.analytic.deployment import FP8_GAIN, LOSSES
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.hardware import ClusterHardware
-from seqplan.costs.derived.model_profiles import list_schemes
+from seqplan.costs.derived.model_profiles import OFFLOADING, list_schemes
 from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_rules import scheme_problem
@@ -49,9 +49,6 @@ examples:
   seqplan profile derive --model llama3-8b --hardware h100-80gb --nodes 4 -o profile.json
   seqplan profile derive --profile measured.json --hardware h100-80gb --nodes 4 -o profile.json
 """
-
-OFFLOADING = ("elementwise+0.5", "elementwise+1")
-"""Modes that are derived by default if there is host memory: others gain less from it."""
 
 _AS_MEASURED = {
     "precision": ("bf16", FP8_GAIN),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -125,6 +125,7 @@ def _row(
     setting: Setting, name: str, lengths: np.ndarray[tuple[int], np.dtype[np.int64]], context: int
 ) -> list[str]:
     hardware = ClusterHardware(DEVICES[setting.device], NODES, 8)
+    with_host = replace(hardware, hardware=replace(hardware.hardware, host_memory_bytes=HOST_BYTES))
     sizes = ModelSizes.from_mapping(MODELS[setting.model])
     profile = derive_model_profile(sizes, hardware, name=f"{setting.model}-{setting.device}")
     workload = Workload(setting.gpus, context, setting.tokens)
@@ -144,7 +145,7 @@ def _row(
             static[mode.name] = fastest
     modes = _plan(profile, workload, lengths, batches)
     offloading = _plan(
-        derive_model_profile(sizes, hardware, name=profile.name, host_memory_bytes=HOST_BYTES),
+        derive_model_profile(sizes, with_host, name=profile.name),
         workload,
         lengths,
         batches,

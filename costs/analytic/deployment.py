@@ -108,7 +108,7 @@ class Deployment:
         if self.offload_layers and not 1 <= self.host_memory_bytes <= 1e15:
             raise ValueError(
                 f"host memory of mode {self.mode}: {self.host_memory_bytes:g} bytes a GPU. "
-                "State it, or leave the mode out"
+                "State host_memory_gb in a device file, or leave the mode out"
             )
         hardware = self.cluster.hardware
         if self.offload_layers and not hardware.host_gb_s:

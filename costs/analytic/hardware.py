@@ -21,6 +21,8 @@ class Hardware:
       under one PCIe switch below it; 0 with NVLink. Traffic between switches shares the bridge.
     - ``host_gb_s``: link to host memory, one direction, that a large copy reaches with the other
       GPUs of the node copying too; 0 if it is not known, and nothing may be offloaded.
+    - ``host_memory_bytes``: of the host for the activations of one GPU, to which recomputation
+      modes may offload; 0 if they may not. ``cost_terms``: names of cost terms that packages add.
     - ``matmul_efficiency``: share of the peak that large matrix products reach.
     - ``generation``: of ``attention_rates``, whose kernels it runs; ``attention_kernel``: the one
       that is meant, by default what this runtime calls.
@@ -37,6 +39,8 @@ class Hardware:
     intra_gb_s: float
     inter_gb_s: float
     host_gb_s: float = 0.0
+    host_memory_bytes: float = 0.0
+    cost_terms: tuple[str, ...] = ()
     intra_latency_us: float = 10.0
     inter_latency_us: float = 20.0
     socket_gpus: int = 0

@@ -22,7 +22,10 @@ DEVICE_VALUES = ("peak_tflops", "hbm_gb_s", "memory_gib", "matmul_efficiency")
 
 LINK_VALUES = ("intra_gb_s", "inter_gb_s", "host_gb_s")
 COUNTS = ("inter_rails", "gpus_per_node")
-FIELDS = ("base", *DEVICE_VALUES, *LINK_VALUES, *COUNTS, "attention_kernel")
+FIELDS = (
+    *("base", *DEVICE_VALUES, *LINK_VALUES, *COUNTS, "attention_kernel"),
+    *("host_memory_gb", "cost_terms"),
+)
 """Fields of a file; each but ``base`` replaces the value of the listed device."""
 
 
@@ -58,6 +61,10 @@ def _check_values(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
             if not isinstance(value, str):
                 raise ValueError(f"{name} must be a kernel's name: {value!r}")
             values[name] = value
+        elif name == "cost_terms":
+            if not isinstance(value, list) or not all(isinstance(term, str) for term in value):
+                raise ValueError(f"cost_terms must be a list of names: {value!r}")
+            values[name] = tuple(value)
         elif name in COUNTS:
             values[name] = check_integer(path, name, value)
         else:
@@ -70,6 +77,10 @@ def _replace_values(listed: Hardware, values: dict[str, Any]) -> Hardware:
         if not 1e-3 <= memory_gib <= 9e5:
             raise ValueError(f"memory_gib must be from 0.001 to 900,000: {memory_gib:g}")
         values["memory_bytes"] = memory_gib * GIB
+    if (host_gb := values.pop("host_memory_gb", None)) is not None:
+        if not 1e-3 <= host_gb <= 1e6:
+            raise ValueError(f"host_memory_gb must be from 0.001 to 1,000,000: {host_gb:g}")
+        values["host_memory_bytes"] = host_gb * 1e9
     names = ("peak_tflops", "hbm_gb_s", "memory_bytes", "matmul_efficiency")
     if changed := [name for name in names if name in values]:
         values["unchecked"] = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
+from seqplan.costs.analytic.added_terms import load_cost_terms
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.hardware import ClusterHardware
@@ -58,22 +59,22 @@ def derive_model_profile(
     name: str,
     zero: int = 1,
     loss: str = "chunked",
-    host_memory_bytes: float = 0.0,
 ) -> Profile:
     """Derive a profile of every recomputation mode.
 
-    ``host_memory_bytes``: of a GPU, to which ``OFFLOADING`` modes may offload; none by default.
-    States its expected error against devices, if published runs on them show one.
+    Also of those that offload, if the hardware has host memory for it; with its cost terms. States
+    its expected error against devices, if published runs on them show one.
     """
     deployment = Deployment(
         cluster=cluster,
         sizes=sizes,
         zero=zero,
         loss=loss,
-        host_memory_bytes=host_memory_bytes,
+        host_memory_bytes=cluster.hardware.host_memory_bytes,
+        added_terms=load_cost_terms(cluster.hardware.cost_terms),
     )
     schemes = list_schemes(sizes.shape, cluster, zero=zero)
-    modes = (*MODES, *OFFLOADING) if host_memory_bytes else MODES
+    modes = (*MODES, *OFFLOADING) if deployment.host_memory_bytes else MODES
     document = derive_profile(deployment, schemes, name=name, modes=modes)
     expected = describe_expected_error(cluster.hardware.name)
     if expected is not None:

@@ -193,7 +193,7 @@ def test_copies_that_nothing_hides_take_time() -> None:
 
 
 def test_offload_without_host_memory_or_link_is_rejected() -> None:
-    with pytest.raises(ValueError, match=r"host memory of mode full.1: 0 bytes a GPU\. State it"):
+    with pytest.raises(ValueError, match=r"host memory of mode full.1: 0 bytes a GPU\. State host"):
         derive_offloading(0.0, ["full+1"])
     cluster = dataclasses.replace(
         DEPLOYMENT.cluster,

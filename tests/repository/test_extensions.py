@@ -114,12 +114,20 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 COMPARED = ("--profile", "llama-7b-a800-80gb", "--gpus", "4", "--max-len", "8192")
 BATCHES = ("--tokens", "20000", "--steps", "1", "--json")
-MODEL = ("--model", "llama3-8b", "--hardware", "h100-80gb")
+MODEL = ("--model", "llama3-8b", "--hardware")
 
 
-def derive(output: Path, terms: str) -> Outcome:
-    options = ("--schemes", "tp1,tp2,u2", "--recompute", "full", "--cost-terms", terms)
-    return call("profile", "derive", *MODEL, *options, "-o", output)
+def write_device(folder: Path, terms: str) -> Path:
+    """A device file with added cost terms."""
+    path = folder / "device.json"
+    path.write_text(json.dumps({"base": "h100-80gb", "cost_terms": terms.split(",")}))
+    return path
+
+
+def derive(folder: Path, terms: str) -> Outcome:
+    options = ("--schemes", "tp1,tp2,u2", "--recompute", "full")
+    device = write_device(folder, terms)
+    return call("profile", "derive", *MODEL, device, *options, "-o", folder / "profile.json")
 
 
 def test_added_system_is_compared(package: Path) -> None:
@@ -161,7 +169,7 @@ def test_bad_extension_is_one_line(options: tuple[str, ...], message: str) -> No
 @pytest.mark.usefixtures("package")
 def test_added_cost_term_is_in_the_profile(tmp_path: Path) -> None:
     output = tmp_path / "profile.json"
-    text = succeeded(derive(output, "input"))
+    text = succeeded(derive(tmp_path, "input"))
     assert "note: unchecked: cost term input, which an installed package adds" in text
     document = json.loads(output.read_text())
     assert "added cost terms input" in document["source"]
@@ -182,11 +190,11 @@ def test_added_cost_term_is_in_the_profile(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("package")
-def test_added_cost_term_is_estimated() -> None:
+def test_added_cost_term_is_estimated(tmp_path: Path) -> None:
     load = ("--seq-len", "1024", "--batch", "8", "--json")
     peaks = []
-    for options in ((), ("--cost-terms", "input")):
-        (estimated,) = json.loads(succeeded(call("estimate", *MODEL, *load, *options)))["estimates"]
+    for device in ("h100-80gb", write_device(tmp_path, "input")):
+        (estimated,) = json.loads(succeeded(call("estimate", *MODEL, device, *load)))["estimates"]
         peaks.append(estimated["peak_bytes"])
     assert estimated["terms_ms"]["input"] == pytest.approx(5 + 1024 / 100)
     assert peaks[1] - peaks[0] == 1024 * 32 * 1000
@@ -206,8 +214,8 @@ def test_added_cost_term_is_estimated() -> None:
 )
 @pytest.mark.usefixtures("package")
 def test_bad_cost_term_is_one_line(tmp_path: Path, term: str, message: str) -> None:
-    assert message in complaint(derive(tmp_path / "profile.json", term))
-    assert list(tmp_path.iterdir()) == []
+    assert message in complaint(derive(tmp_path, term))
+    assert [path.name for path in tmp_path.iterdir()] == ["device.json"]
 
 
 def test_added_kernel_comes_first(tmp_path: Path) -> None:

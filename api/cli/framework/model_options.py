@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from seqplan.api.cli.framework.options import number, positive
 
 if TYPE_CHECKING:
-    from seqplan.costs.analytic.deployment import CostTerm, Deployment
+    from seqplan.costs.analytic.deployment import Deployment
     from seqplan.costs.analytic.hardware import ClusterHardware
     from seqplan.costs.model_sizes import ModelSizes
 
@@ -133,13 +133,6 @@ def add_training(parser: argparse.ArgumentParser, *, schedule: bool) -> None:
         default=True,
         help="tp splits norms and residuals by tokens too; default yes",
     )
-    add(
-        "--cost-terms",
-        metavar="LIST",
-        type=_cost_terms,
-        default=(),
-        help="cost terms of installed packages, added to those of the analytic model",
-    )
     if not schedule:
         return
     add(
@@ -171,25 +164,17 @@ def _precision(text: str) -> tuple[str, float]:
     return name, times
 
 
-def _cost_terms(text: str) -> tuple[CostTerm, ...]:
-    """Load the named cost terms."""
-    from seqplan.costs.analytic.added_terms import load_cost_terms
-
-    try:
-        return load_cost_terms(text.split(","))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def deployment_of(args: argparse.Namespace, longest: int | None = None) -> Deployment:
     """Return the requested cluster, model and training; ``ValueError`` as the parts."""
+    from seqplan.costs.analytic.added_terms import load_cost_terms
     from seqplan.costs.analytic.deployment import Deployment
 
     schedule = {
         name: getattr(args, name) for name in ("virtual_stages", "sync") if hasattr(args, name)
     }
+    cluster = cluster_of(args)
     return Deployment(
-        cluster=cluster_of(args),
+        cluster=cluster,
         sizes=sizes_of(args.model, longest),
         zero=args.zero,
         loss=args.loss or "chunked",
@@ -200,8 +185,8 @@ def deployment_of(args: argparse.Namespace, longest: int | None = None) -> Deplo
         tp_overlap=args.tp_overlap,
         gradient_bytes=args.gradient_bytes,
         sequence_parallel=args.sequence_parallel,
-        added_terms=args.cost_terms,
-        host_memory_bytes=getattr(args, "host_memory", None) or 0.0,
+        added_terms=load_cost_terms(cluster.hardware.cost_terms),
+        host_memory_bytes=cluster.hardware.host_memory_bytes,
         **schedule,
     )
 

@@ -23,7 +23,6 @@ from seqplan.api.cli.framework.model_options import (
     parse_modes,
     parse_sizes,
 )
-from seqplan.api.cli.framework.options import above_zero
 from seqplan.api.cli.framework.output_file import check_output
 from seqplan.costs.analytic.complete import complete
 from seqplan.costs.analytic.deployment import FP8_GAIN, LOSSES
@@ -56,10 +55,8 @@ _AS_MEASURED = {
     "tp_overlap": 0.0,
     "gradient_bytes": 4,
     "sequence_parallel": True,
-    "cost_terms": (),
     "zero": 1,
     "recompute": None,
-    "host_memory": None,
     "loss": None,
     "name": None,
 }
@@ -83,13 +80,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         metavar="LIST",
         type=parse_modes,
         help="recomputation modes, also as elementwise+0.5, which offloads half of the layers; "
-        "default all, with --host-memory these too",
-    )
-    parser.add_argument(
-        "--host-memory",
-        metavar="GB",
-        type=_gigabytes,
-        help="of the host for activations of one GPU, that modes may offload to",
+        "default all, and these if the device file states host_memory_gb",
     )
     parser.add_argument("--loss", choices=LOSSES, help="default chunked")
     parser.add_argument(
@@ -115,7 +106,7 @@ def _derive_all(args: argparse.Namespace) -> dict[str, Any]:
     deployment = deployment_of(args)
     name = args.name or f"{name_part(args.model)}-{name_part(args.hardware)}-estimate"
     schemes = _schemes(args, deployment.sizes.shape, deployment.cluster, zero=args.zero)
-    modes = (*MODES, *OFFLOADING) if args.host_memory else MODES
+    modes = (*MODES, *OFFLOADING) if deployment.host_memory_bytes else MODES
     return derive_profile(deployment, schemes, name=name, modes=args.recompute or modes)
 
 
@@ -129,6 +120,11 @@ def _complete(args: argparse.Namespace) -> dict[str, Any]:
             )
     profile = find_profile(args.profile)
     cluster = cluster_of(args)
+    if cluster.hardware.cost_terms or cluster.hardware.host_memory_bytes:
+        raise ValueError(
+            f"{args.hardware}: cost_terms and host_memory_gb are for --model alone. With "
+            "--profile, schemes are derived as the others of the profile were measured"
+        )
     layouts = {(entry.scheme.tp, entry.scheme.pp) for entry in profile.schemes}
     if args.schemes is not None or layouts == {(1, 1)}:
         schemes = _schemes(args, profile.shape, cluster, zero=profile.zero_stage)
@@ -158,11 +154,6 @@ def write_derived(args: argparse.Namespace, document: dict[str, Any]) -> None:
     for note in document.get("notes", ()):
         print("\n".join(textwrap.wrap(f"note: {note}", 98)))
     print(f"see it with: seqplan profile show {args.output} --gpus N")
-
-
-def _gigabytes(text: str) -> float:
-    """Read bytes that are written in GB."""
-    return above_zero(text) * 1e9
 
 
 def _schemes(

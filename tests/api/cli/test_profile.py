@@ -293,9 +293,11 @@ def test_bad_input_of_a_merge_is_one_line(
 
 def test_modes_that_offload_are_derived_with_host_memory(tmp_path: Path) -> None:
     output = tmp_path / "p.json"
-    derive = ("profile", "derive", "--model", "llama3-8b", "--hardware", "h100", "-o", output)
+    device = tmp_path / "h100.toml"
+    device.write_text('base = "h100-80gb"\nhost_memory_gb = 100\n')
+    derive = ("profile", "derive", "--model", "llama3-8b", "-o", output, "--hardware")
     schemes = ("--schemes", "u1,u8")
-    completed = call(*derive, *schemes, "--host-memory", 100)
+    completed = call(*derive, device, *schemes)
     succeeded(completed)
     assert "unchecked: offload at 55 GB/s each way" in completed.out
     profile = Profile.load(output)
@@ -308,12 +310,14 @@ def test_modes_that_offload_are_derived_with_host_memory(tmp_path: Path) -> None
     succeeded(shown)
     assert "elementwise+0.5" in shown.out
     output.unlink()
-    for options, message in (
-        (("--recompute", "full+0.5"), "host memory of mode full+0.5: 0 bytes a GPU. State it, or"),
-        (("--recompute", "full+2", "--host-memory", 9), "layers offloaded by mode full+2: 2. Give"),
-        (("--host-memory", 0), "argument --host-memory: must be"),
+    bad = tmp_path / "bad.toml"
+    bad.write_text('base = "h100-80gb"\nhost_memory_gb = 0\n')
+    for hardware, modes, message in (
+        ("h100", "full+0.5", "host memory of mode full+0.5: 0 bytes a GPU. State host_memory_gb"),
+        (device, "full+2", "layers offloaded by mode full+2: 2. Give"),
+        (bad, "full", "host_memory_gb must be from 0.001 to 1,000,000: 0"),
     ):
-        rejected = call(*derive, *schemes, *options)
+        rejected = call(*derive, hardware, *schemes, "--recompute", modes)
         assert rejected.code == 2
         assert message in rejected.err
         assert not output.exists()

@@ -46,15 +46,6 @@ def test_profile_derive_without_sequence_parallelism(tmp_path: Path) -> None:
         succeeded(call("estimate", *sizes, flag))
 
 
-def test_profile_derive_for_a_host_with_memory(tmp_path: Path) -> None:
-    options = ("--model", "llama3-8b", "--hardware", "h100", "--schemes", "tp8")
-    for number, memory in enumerate(((), ("--host-memory", 100))):
-        output = tmp_path / f"{number}.json"
-        succeeded(call("profile", "derive", *options, *memory, "-o", output))
-        modes = [mode["name"] for mode in json.loads(output.read_text())["modes"]]
-        assert any("+" in mode for mode in modes) == bool(memory)
-
-
 def test_compare_in_lockstep_for_a_trainer(tmp_path: Path) -> None:
     lengths = tmp_path / "lengths.npy"
     np.save(lengths, np.random.default_rng(0).lognormal(6.5, 1.0, 2000).astype(int) + 1)

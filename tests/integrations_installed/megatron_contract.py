@@ -39,12 +39,12 @@ def check(
     samples: list[int] = []
     for of_ranks in micro_batches:
         assert len(of_ranks) == ranks
-        for ids, ranks in members(of_ranks).items():
+        for ids, group in members(of_ranks).items():
             assert ids
             samples += ids
-            size = len(ranks)
-            assert ranks == list(range(ranks[0], ranks[0] + size))
-            assert ranks[0] % size == 0
+            size = len(group)
+            assert group == list(range(group[0], group[0] + size))
+            assert group[0] % size == 0
             assert size == ranks or (size & (size - 1) == 0 and size >= least)
             tokens = [lengths[i] for i in ids]
             assert (max(tokens) if one_each else sum(tokens)) <= CAPACITY * size

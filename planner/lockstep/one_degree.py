@@ -109,7 +109,7 @@ class OneDegreeFiller:
             few = number * self._ranks <= self._number <= FEW
             if few and self._best_ms > bound_ms * (1 + LOOSE):
                 self._try_light(number, bound_ms)
-        return [Start(found) for found in self._found]
+        return [Start(filled) for filled in self._found]
 
     def _try_light(self, number: int, bound_ms: float) -> None:
         """Try each number of light micro-steps that may be the best, by ascending bound."""

@@ -111,7 +111,7 @@ def plan_micro_steps(
     whole = {model.scheme: stage_class(model) for model in models}
     best: MicroSteps | None = None
     for name in names:
-        of_mode = [model for each in models if (model := each.find_mode(name)) is not None]
+        of_mode = [in_mode for model in models if (in_mode := model.find_mode(name)) is not None]
         micro_steps = _plan_micro_steps(batch, of_mode, bounded, gpus, multiple)
         if micro_steps is None:
             continue
@@ -243,7 +243,7 @@ def _of_one_degree(
     degree. None if no degree that the ranks can form holds the longest sequence.
     """
     sequences = Sequences(batch.distinct, batch.multiplicity)
-    found: list[tuple[float, int, FilledMicroSteps, float]] = []
+    of_degrees: list[tuple[float, int, FilledMicroSteps, float]] = []
     for k, degree in enumerate(classes):
         side_by_side = ranks // degree.gpus
         if not side_by_side or degree.capacity < batch.longest:
@@ -254,10 +254,11 @@ def _of_one_degree(
             fewest = fewest_of_one_degree(one_rank, sequences, side_by_side)
             number = ceil(fewest / multiple) * multiple
             bound_ms = one_degree_bound_ms(one_rank, sequences, side_by_side, number)
-        found.append((filled.total_ms, k, filled.of_class(k), bound_ms))
-    found.sort(key=lambda entry: entry[:2])
-    kept = found if multiple > 1 else found[:1]
-    return [filled for _, _, filled, _ in kept], found[0][3] if found else 0.0
+        of_degrees.append((filled.total_ms, k, filled.of_class(k), bound_ms))
+    of_degrees.sort(key=lambda entry: entry[:2])
+    of_fastest = of_degrees if multiple > 1 else of_degrees[:1]
+    bound_ms = of_degrees[0][3] if of_degrees else 0.0
+    return [filled for _, _, filled, _ in of_fastest], bound_ms
 
 
 def _smallest(classes: Sequence[PipelineClass], batch: Batch) -> list[int]:

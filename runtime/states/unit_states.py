@@ -23,6 +23,7 @@ from seqplan.plans.views.parameter_layout import ParameterLayout
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.device_copy import copy_to_device
 from seqplan.runtime.errors import communicating
+from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.gradient_reduction import (
     GradientReduction,
     Reduce,
@@ -166,8 +167,7 @@ class UnitStates:
         first = dist.get_rank(self._group) == 0
         for unit in self.units:
             whole = torch.empty(unit.elements if first else 0, dtype=unit.exact)
-            with communicating(f"exporting the parameters of {unit.name}"):
-                self._gather(unit, whole)
+            self._gather(unit, whole)
             if first:
                 for layout, stored in unit.of_whole(whole):
                     value = self.in_model(layout, stored)
@@ -176,15 +176,17 @@ class UnitStates:
     def _gather(self, unit: Unit, whole: Tensor) -> None:
         """Gather the owned parts of a unit on the group's first rank, into ``whole`` there."""
         mine, rank = unit.master[: unit.stop - unit.start], dist.get_rank(self._group)
+        # Batches use the group's communicator; a single send on NCCL makes one for its pair.
+        peers = Peers(self._group, f"exporting the parameters of {unit.name}")
         for owner in range(1, unit.layout.ranks):
             start, stop = unit.layout.iterate_owned(owner)
             if start == stop:
                 continue
             if rank == owner:
-                dist.send(mine, dist.get_global_rank(self._group, 0), group=self._group)
+                peers.transfer([(mine, dist.get_global_rank(self._group, 0))], []).wait()
             elif rank == 0:
                 part = torch.empty(stop - start, dtype=unit.exact, device=unit.device)
-                dist.recv(part, dist.get_global_rank(self._group, owner), group=self._group)
+                peers.transfer([], [(part, dist.get_global_rank(self._group, owner))]).wait()
                 whole[start:stop] = part
         if rank == 0:
             whole[unit.start : unit.stop] = mine

@@ -1,16 +1,15 @@
 """The collectives of a tp group: over a process group, or by messages of a parent communicator.
 
-Process groups are made by all ranks together, in one order: at the start for every aligned block of
-the degrees that strategies have, later for a plan's other groups. They are never made by
-their members alone, since the name that members give a group depends on how many they have made
-already, and members that have made different numbers wait for each other for ever.
+Process groups (``process_groups``) are made by all ranks together, in one order: at the start for
+every aligned block of the degrees that strategies have, later for a plan's other groups. They are
+never made by their members alone, since the name that members give a group depends on how many they
+have made already, and members that have made different numbers wait for each other for ever.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from datetime import timedelta
 from typing import Protocol
 
 import torch
@@ -21,6 +20,7 @@ from seqplan.plans.views.placement import Placement
 from seqplan.runtime.dtypes import accumulation_dtype
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.sequence_parallel.peers import Peers, Transfer
+from seqplan.runtime.tensor_parallel.process_groups import Ranks, group_maker_for
 
 DIRECT_BYTES = 16_384
 """Up to here an all-reduce by messages sends everything to everyone, once, rather than parts twice:
@@ -182,30 +182,33 @@ class TensorGroups:
     ) -> None:
         self._peers = Peers(parent, _DOING)
         self._rank = dist.get_rank(parent)
-        self._by_messages = by_messages
-        self._timeout = timedelta(seconds=timeout_s)
-        self._groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        self._maker = None if by_messages else group_maker_for(parent, timeout_s)
+        self._groups: dict[Ranks, dist.ProcessGroup | None] = {}
         world_size = dist.get_world_size(parent)
         for degree in sorted(set(degrees) - {1}):
-            for first in range(0, world_size - degree + 1, degree):
-                self._make(tuple(range(first, first + degree)))
+            starts = range(0, world_size - degree + 1, degree)
+            self._make([tuple(range(first, first + degree)) for first in starts])
 
     def extend(self, placement: Placement) -> None:
         """Make the groups that a step needs and that are missing; all ranks call it.
 
         A step then waits for them, which the first rank warns of.
         """
-        for pipeline in placement:
-            tp = pipeline.scheme.tp
-            for at in range(0, len(pipeline.ranks), tp) if tp > 1 else ():
-                ranks = pipeline.ranks[at : at + tp]
-                if self._make(ranks) and self._rank == 0:
-                    _LOG.warning(
-                        "a step waits while the tp group of ranks %s is made: give the degree %d "
-                        "at the start, and plan tp groups on aligned ranks",
-                        ranks,
-                        tp,
-                    )
+        needed = [
+            pipeline.ranks[at : at + pipeline.scheme.tp]
+            for pipeline in placement
+            if pipeline.scheme.tp > 1
+            for at in range(0, len(pipeline.ranks), pipeline.scheme.tp)
+        ]
+        missing = self._make(needed)
+        if missing and self._rank == 0:
+            _LOG.warning(
+                "a step waits while %d tp groups are made, of ranks %s first: give the degrees %s "
+                "at the start, and plan tp groups on aligned ranks",
+                len(missing),
+                missing[0],
+                sorted({len(block) for block in missing}),
+            )
 
     def of(self, ranks: tuple[int, ...]) -> TensorGroup | None:
         """Return the group of ``ranks``, this one among them; None for this one alone.
@@ -215,18 +218,19 @@ class TensorGroups:
         if len(ranks) == 1:
             return None
         index = ranks.index(self._rank)
-        if self._by_messages:
+        if self._maker is None:
             return PeerTensorGroup(self._peers, ranks, index)
-        return CollectiveTensorGroup(self._groups[ranks], index)
+        group = self._groups[ranks]
+        assert group is not None
+        return CollectiveTensorGroup(group, index)
 
-    def _make(self, ranks: tuple[int, ...]) -> bool:
-        """Make a group and return whether it was missing."""
-        if self._by_messages or ranks in self._groups:
-            return False
-        with communicating("making the groups of tensor parallelism"):
-            group = dist.new_group(list(ranks), timeout=self._timeout, sort_ranks=False)
-        self._groups[ranks] = group
-        return True
+    def _make(self, blocks: Sequence[Ranks]) -> list[Ranks]:
+        """Make the groups that are missing and return their ranks."""
+        if self._maker is None:
+            return []
+        missing = [block for block in dict.fromkeys(blocks) if block not in self._groups]
+        self._groups |= self._maker.make(missing) if missing else {}
+        return missing
 
 
 def _sum(parts: Sequence[Tensor]) -> Tensor:

@@ -28,6 +28,7 @@ from seqplan.runtime.pipeline.staged_llama import StagedLlama
 from seqplan.runtime.recomputation import OFFLOAD
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.sharded_states import ShardedStates
+from seqplan.runtime.tensor_parallel.groups import TensorGroups
 from seqplan.runtime.training.prepare import make_preparer
 from seqplan.runtime.training.run_step import run_step
 
@@ -135,6 +136,8 @@ def run(
             result["step"] = count(recording)
             del work
             result["leaked"] = recording.bytes_now - before
+        for _ in states.export():
+            pass
         result["groups"] = distributed.made
         result["faults"] = {f"{kind} ({line})": n for (kind, line), n in recording.faults.items()}
         if log is not None:
@@ -211,6 +214,18 @@ def restore(**options: Any) -> Result:
         return {"devices": devices}
 
 
+def make_groups(world: int) -> Result:
+    """Make the communicators and the tp groups of every power of two."""
+    with rehearsal(0, world) as (recording, distributed):
+        groups = runtime.Communicators.create()
+        degrees = [2**power for power in range(1, world.bit_length())]
+        tensor_groups = TensorGroups(groups.tensor, degrees)
+        whole = tensor_groups.of(tuple(range(world)))
+        assert whole is not None
+        faults = {f"{kind} ({line})": n for (kind, line), n in recording.faults.items()}
+        return {"groups": distributed.made, "degree": whole.degree, "faults": faults}
+
+
 def match(scheme: str, world: int, **options: Any) -> Result:
     """Run every rank and compare their logs."""
     logs: list[list[tuple[Any, ...]]] = []
@@ -239,6 +254,7 @@ CASES: dict[str, Callable[[], Result]] = {
     "staged modes": partial(run, "tp2", staged=True, modes=(*MODES, "none+1")),
     "restore fused": partial(restore, fused=True),
     "restore foreach": partial(restore, foreach=True),
+    "groups": partial(make_groups, 1024),
     "match r4": partial(match, "r4", 4),
     "match tp2.u2": partial(match, "tp2.u2", 4, staged=True),
     "match pp2.u2": partial(match, "pp2.u2", 4, staged=True, modes=("", "")),

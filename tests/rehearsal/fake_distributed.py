@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from recording import Recording, find_line
 from torch import Tensor
@@ -20,6 +21,7 @@ class FakeGroup:
 
     def __init__(self, name: str, members: tuple[int, ...], backend: str, rank: int) -> None:
         self.name, self.members, self.backend = name, members, backend
+        self.bound_device_id: torch.device | None = None
         self._rank = members.index(rank) if rank in members else -1
 
     def size(self) -> int:
@@ -55,6 +57,7 @@ class FakeDistributed:
         self.made = 0
         """Calls that made process groups."""
         self.world = self._make(tuple(range(world)), "nccl")
+        self.world.bound_device_id = torch.device("cuda", 0)
 
     def _make(self, members: tuple[int, ...], backend: str) -> FakeGroup:
         self._groups += 1
@@ -73,6 +76,20 @@ class FakeDistributed:
         members = tuple(range(self._world)) if ranks is None else tuple(ranks)
         self.made += 1
         return self._make(members, backend or "nccl")
+
+    def split_group(
+        self, parent_pg: FakeGroup, split_ranks: Sequence[Sequence[int]], **_: Any
+    ) -> FakeGroup | None:
+        """Split as NCCL does: parts that share no rank, each in ascending order."""
+        every = [rank for part in split_ranks for rank in part]
+        if len(every) != len(set(every)):
+            self._recording.fault("a split whose parts share a rank")
+        if parent_pg.backend != "nccl":
+            self._recording.fault("a split of a group that is not NCCL's")
+        self.made += 1
+        mine = [part for part in split_ranks if self._rank in part]
+        self._log("split_group", parent_pg, ())
+        return self._make(tuple(sorted(mine[0])), "nccl") if mine else None
 
     def get_backend(self, group: Any = None) -> str:
         return self._of(group).backend
@@ -119,10 +136,15 @@ class FakeDistributed:
         return call
 
     def send(self, tensor: Tensor, dst: int, group: Any = None, **_: Any) -> FakeWork:
-        return self._transfer([("send", tensor, dst)], group)
+        return self._transfer_alone("send", tensor, dst, group)
 
     def recv(self, tensor: Tensor, src: int, group: Any = None, **_: Any) -> FakeWork:
-        return self._transfer([("recv", tensor, src)], group)
+        return self._transfer_alone("recv", tensor, src, group)
+
+    def _transfer_alone(self, kind: str, tensor: Tensor, peer: int, group: Any) -> FakeWork:
+        if self._of(group).backend == "nccl":
+            self._recording.fault("a transfer outside a batch makes a communicator for its pair")
+        return self._transfer([(kind, tensor, peer)], group)
 
     def batch_isend_irecv(self, operations: Sequence[FakeP2POp]) -> list[FakeWork]:
         transfers = [(one.op, one.tensor, one.peer) for one in operations]
@@ -166,10 +188,10 @@ def _gather_own(tensors: Sequence[Tensor]) -> None:
 
 
 FUNCTIONS = (
-    *("init_process_group", "new_group", "get_backend", "get_rank", "get_world_size"),
-    *("get_global_rank", "get_process_group_ranks", "destroy_process_group", "barrier"),
-    *("all_gather_object", "broadcast_object_list", "send", "recv", "is_initialized"),
-    "batch_isend_irecv",
+    *("init_process_group", "new_group", "split_group", "get_backend", "get_rank"),
+    *("get_world_size", "get_global_rank", "get_process_group_ranks", "destroy_process_group"),
+    *("barrier", "all_gather_object", "broadcast_object_list", "send", "recv"),
+    *("is_initialized", "batch_isend_irecv"),
 )
 
 COLLECTIVES: dict[str, tuple[str, Callable[..., Sequence[Tensor]]]] = {
@@ -187,6 +209,15 @@ COLLECTIVES: dict[str, tuple[str, Callable[..., Sequence[Tensor]]]] = {
 _current: list[FakeDistributed] = []
 
 
+class CurrentWorld:
+    """Stands for ``torch.distributed.group``."""
+
+    @property
+    def WORLD(self) -> FakeGroup | None:
+        """The group of all ranks; None outside a rehearsal."""
+        return _current[-1].world if _current else None
+
+
 def install() -> None:
     """Replace the functions of ``torch.distributed``, before a module keeps one of them."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
@@ -201,7 +232,12 @@ def install() -> None:
         setattr(dist, name, delegate(name))
     for name, (kind, pick) in COLLECTIVES.items():
         setattr(dist, name, collect(kind, pick))
-    replaced: dict[str, Any] = {"P2POp": FakeP2POp, "isend": "send", "irecv": "recv"}
+    replaced: dict[str, Any] = {
+        "P2POp": FakeP2POp,
+        "isend": "send",
+        "irecv": "recv",
+        "group": CurrentWorld(),
+    }
     for name, value in replaced.items():
         setattr(dist, name, value)
 

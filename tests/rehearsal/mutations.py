@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -14,7 +15,9 @@ from seqplan.runtime.models import llama
 from seqplan.runtime.pipeline import prepare as staged_preparation
 from seqplan.runtime.sequence_parallel import context
 from seqplan.runtime.sequence_parallel.kernels import cuda_flash
-from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.sequence_parallel.peers import Peers, Transfer
+from seqplan.runtime.tensor_parallel import groups
+from seqplan.runtime.tensor_parallel.process_groups import NewGroups
 from seqplan.runtime.training import prepare as preparation
 
 KEPT: list[Tensor] = []
@@ -98,6 +101,24 @@ def receive_less_on_one_rank() -> None:
     Peers.transfer = half  # type: ignore[method-assign]
 
 
+def make_groups_one_by_one() -> None:
+    """Make each tp group by a separate call."""
+    groups.group_maker_for = lambda parent, timeout_s: NewGroups(timedelta(seconds=timeout_s))
+
+
+def send_alone() -> None:
+    """Send and receive outside batches."""
+
+    def transfer(self: Peers, sends: Any, receives: Any) -> Transfer:
+        for tensor, rank in sends:
+            dist.send(tensor, rank, group=self.group)
+        for tensor, rank in receives:
+            dist.recv(tensor, rank, group=self.group)
+        return Transfer([], [], "sending alone")
+
+    Peers.transfer = transfer  # type: ignore[method-assign]
+
+
 MUTATIONS: dict[str, Callable[[], None]] = {
     "wait": wait_in_a_kernel,
     "pageable": copy_from_pageable_memory,
@@ -105,5 +126,7 @@ MUTATIONS: dict[str, Callable[[], None]] = {
     "transposed": send_transposed,
     "leak": keep_a_tensor,
     "launches": launch_more,
+    "groups": make_groups_one_by_one,
+    "alone": send_alone,
     "sizes": receive_less_on_one_rank,
 }

@@ -21,7 +21,10 @@ EVERY = bool(os.environ.get("SEQPLAN_REHEARSE"))
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "a rehearsal")
 
-QUICK = ("module u1", "module r8", "module modes", "staged tp4.pp2", "restore fused", "match r4")
+QUICK = (
+    *("module u1", "module r8", "module modes", "staged tp4.pp2", "restore fused"),
+    *("groups", "match r4"),
+)
 OTHERS = (
     *("module u8", "module u2.r4", "module by parameter", "module by micro-batch"),
     *("staged u1", "staged u8", "staged r8", "staged tp2.u4", "staged tp2.u2.r2", "staged pp2.r2"),
@@ -50,6 +53,9 @@ MOST_LAUNCHES = {
 """Launches of a step for each of four layers, with those of embedding, loss, optimizer and norm.
 
 They may fall."""
+
+MOST_GROUPS = 16
+"""Calls that make the process groups of 1,024 ranks, tp groups of all powers of two among them."""
 
 KEPT_BYTES = 64 * 1024
 """Indices of attention calls that stay on the device."""
@@ -122,6 +128,12 @@ def test_a_step_leaves_nothing_on_the_device(recorded: dict[str, Recorded], name
     assert recorded[name]["leaked"] <= KEPT_BYTES
 
 
+def test_process_groups_of_a_large_job_take_few_calls(recorded: dict[str, Recorded]) -> None:
+    assert recorded["groups"]["groups"] <= MOST_GROUPS
+    assert recorded["groups"]["degree"] == 1024
+    assert recorded["groups"]["faults"] == {}
+
+
 def launches_per_layer(result: Recorded) -> float:
     """Launches of a step for each layer and micro-batch, those of its ends included."""
     return float(result["step"]["launches"] / result["layers"] / result["micro_batches"])
@@ -156,6 +168,8 @@ def test_counts_of_steps_are_where_the_optimizer_needs_them(
         ("transposed", "module r8"),
         ("leak", "module u1"),
         ("launches", "module u1"),
+        ("groups", "groups"),
+        ("alone", "module u1"),
         ("sizes", "match r4"),
     ],
 )
@@ -169,6 +183,8 @@ def test_planted_errors_are_found(libraries: Path, mutation: str, case: str) -> 
         "transposed": lambda: result["faults"],
         "leak": lambda: result["leaked"] > KEPT_BYTES,
         "launches": lambda: launches_per_layer(result) > MOST_LAUNCHES[case],
+        "groups": lambda: result["groups"] > MOST_GROUPS,
+        "alone": lambda: result["faults"],
         "sizes": lambda: result["mismatches"],
     }[mutation]()
     assert found

@@ -11,6 +11,7 @@ from seqplan.plans.views.placement import PlacedPipeline
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.models.llama import Llama, ModelConfig
 from seqplan.runtime.pipeline.staged_llama import StagedLlama
+from seqplan.runtime.tensor_parallel.process_groups import split_into_disjoint
 
 RANKS = 4
 ALIGNED = {(0, 1), (2, 3), (0, 1, 2, 3)}
@@ -40,5 +41,10 @@ def made_groups(rank: int, world_size: int) -> list[tuple[set[tuple[int, ...]], 
 def test_groups_of_all_aligned_blocks_at_the_start_and_others_with_a_warning() -> None:
     everything = ALIGNED | {(3, 1), (0, 2)}
     for rank, states in enumerate(run_ranks(made_groups, RANKS)):
-        late = 0 if rank else 2
+        late = 0 if rank else 1
         assert states == [(ALIGNED, 0), (ALIGNED, 0), (everything, late), (everything, late)]
+
+
+def test_blocks_that_share_a_rank_are_made_by_separate_splits() -> None:
+    blocks = [(0, 1), (2, 3), (1, 2), (4, 5), (3, 4)]
+    assert split_into_disjoint(blocks) == [[(0, 1), (2, 3), (4, 5)], [(1, 2), (3, 4)]]

@@ -17,10 +17,10 @@ from seqplan.runtime.pipeline.stage import Stage, StageInput
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.optimizers import check_optimizer
 from seqplan.runtime.states.staged_states import StagedStates
+from seqplan.runtime.stopwatch import Stopwatch
 from seqplan.runtime.tensor_parallel.groups import TensorGroups
 from seqplan.runtime.tensor_parallel.split import TensorSplit
 from seqplan.runtime.training.run_step import SavedBytesCounter, StepResult, apply_gradients
-from seqplan.runtime.training.stopwatch import Stopwatch
 
 
 def run_staged_step(
@@ -46,7 +46,7 @@ def run_staged_step(
         check_optimizer(optimizer, states)
         tensor_groups.extend(view.placement)
         states.begin(view.placement)
-        computing = Stopwatch(states.device)
+        computing = states.stopwatch = Stopwatch(states.device)
         total: Tensor | float = 0.0
         held = [leaf for unit in states.units for leaf in unit.parameters]
         counter = SavedBytesCounter(held, enabled=count_saved)

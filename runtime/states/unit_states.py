@@ -13,6 +13,7 @@ syncs in one order, also on ranks without work.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import get_args
 
 import torch
@@ -32,13 +33,15 @@ from seqplan.runtime.states.gradient_reduction import (
 )
 from seqplan.runtime.states.sync import Finish, ParameterSync
 from seqplan.runtime.states.unit import Unit, natural
+from seqplan.runtime.stopwatch import Stopwatch
 
 
 class UnitStates:
     """``units`` in the order of their first use; ``group`` carries nothing else.
 
     ``syncs``: how each unit travels in the step at hand; ``reduce``: after what gradients are
-    summed at their owners.
+    summed at their owners; ``stopwatch``: of the step's micro-batches, which does not count waits
+    for parameters.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class UnitStates:
             raise ValueError(f"reduce must be {' or '.join(get_args(Reduce))}, not {reduce!r}")
         self.units = list(units)
         self.syncs: list[ParameterSync] = []
+        self.stopwatch: Stopwatch | None = None
         self._group = group
         self._gathering: list[Finish | None] = [None] * len(self.units)
         self._reduction: GradientReduction
@@ -104,7 +108,8 @@ class UnitStates:
         finish = self._gathering[at]
         if finish is not None:
             self._gathering[at] = None
-            finish()
+            with nullcontext() if self.stopwatch is None else self.stopwatch.pause():
+                finish()
 
     def next_micro_batch(self) -> None:
         """Get ready for a micro-batch's forward; call it before each.

@@ -1,7 +1,7 @@
 """Training steps by plans: the preparation of a step, and the step itself.
 
-Read ``run_step`` first, a whole step, and ``stopwatch``, its time; then ``prepare`` (work
-ahead of it) and ``sequence_values`` (a value for each token, without training).
+Read ``run_step`` first, a whole step; then ``prepare`` (work ahead of it) and ``sequence_values``
+(a value for each token, without training).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from seqplan.runtime.saved_tensors import SavedBytes
 from seqplan.runtime.states.optimizers import check_optimizer
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.states.unit_states import UnitStates
-from seqplan.runtime.training.stopwatch import Stopwatch
+from seqplan.runtime.stopwatch import Stopwatch
 
 CLIP_EPSILON = 1e-6
 """Added to the norm that gradients are divided by, as torch's ``clip_grad_norm_`` does."""
@@ -47,8 +47,9 @@ class StepResult:
 
     ``loss``: mean over the labels of the global batch, each by its weight; ``gradient_norm``: of
     the whole gradient, before clipping; ``compute_s``: seconds this rank's device spent on its
-    micro-batches, waiting for peers within them included; ``whole_step``: of the step here, the
-    optimizer's included; ``micro_batches``: of this rank in its order, if their bytes are counted.
+    micro-batches, with waits for peers within them but for those for parameters; ``whole_step``: of
+    the step here, the optimizer's included; ``micro_batches``: of this rank in its order, if their
+    bytes are counted.
     """
 
     step: int
@@ -135,7 +136,7 @@ def _run_step(
     divisor = loss_divisor(view, work, states)
     states.all_gather(view)
     total: Tensor | float = 0.0
-    computing = Stopwatch(states.device)
+    computing = states.stopwatch = Stopwatch(states.device)
     if before is not None:
         before(view, work, divisor)
     calls: int | None = None

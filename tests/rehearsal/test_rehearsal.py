@@ -38,7 +38,7 @@ STEPS = tuple(name for name in CASES if name.startswith(("module", "staged", "at
 ALLOWED_WAITS = {
     "runtime/states/unit_states.py": "the norm and the loss of a step, and its count of labels",
     "runtime/states/gradient_reduction.py": "the micro-batches of the step's ranks",
-    "runtime/training/stopwatch.py": "the end of the micro-batches, which the step's end follows",
+    "runtime/stopwatch.py": "the end of the micro-batches, which the step's end follows",
 }
 """Files whose lines may let the host wait for the device, once or twice a step."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,18 +17,36 @@ class Stopwatch:
         self._cuda = device.type == "cuda"
         self._device = device
         self._started: Any = self._now()
-        self._stopped: Any = self._started
+        self._stopped: Any = None
+        self._pauses: list[tuple[Any, Any]] = []
 
     def stop(self) -> None:
         """End the measurement with the work submitted so far."""
         self._stopped = self._now()
 
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Leave out the device's time of the work submitted within; nothing after ``stop``."""
+        if self._stopped is not None:
+            yield
+            return
+        paused = self._now()
+        try:
+            yield
+        finally:
+            self._pauses.append((paused, self._now()))
+
     def seconds(self) -> float:
         """Return the seconds between the two, after the device has come to the second."""
+        if self._cuda:
+            self._stopped.synchronize()
+        whole = self._between(self._started, self._stopped)
+        return whole - sum(self._between(*pause) for pause in self._pauses)
+
+    def _between(self, start: Any, stop: Any) -> float:
         if not self._cuda:
-            return float(self._stopped - self._started)
-        self._stopped.synchronize()
-        return float(self._started.elapsed_time(self._stopped)) / 1000.0
+            return float(stop - start)
+        return float(start.elapsed_time(stop)) / 1000.0
 
     def _now(self) -> Any:
         if not self._cuda:

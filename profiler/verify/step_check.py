@@ -21,6 +21,7 @@ from seqplan.profiler.measure.bench import Bench, RankWork, make_full_plan
 from seqplan.profiler.verify.results import Figure
 from seqplan.profiler.verify.settings import VerifySettings
 from seqplan.runtime.data.micro_batch import MicroBatchWork
+from seqplan.runtime.data.prepared_step import PreparedStep
 from seqplan.runtime.data.tokens import SeededTokens
 from seqplan.runtime.losses.token_losses import label_loss, loss_divisor
 from seqplan.runtime.models.llama import Llama, ModelConfig
@@ -82,7 +83,7 @@ class _Trained:
             kv_heads=config.kv_heads,
             device=settings.device,
         )
-        self._work: tuple[MicroBatchWork, ...] = prepare(self._view)
+        self._work: PreparedStep[MicroBatchWork] = prepare(self._view)
 
     def step(self) -> tuple[float, float]:
         """Run a step; the seconds of its micro-batches and of itself, as it states them."""

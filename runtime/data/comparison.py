@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 import torch.distributed as dist
 
 from seqplan.plans.views.rank_view import RankView
+from seqplan.runtime.data.targets import TargetData
 from seqplan.runtime.data.tokens import TokenData
 from seqplan.runtime.errors import RankLost, communicating
 
@@ -38,6 +39,11 @@ class DataPreparer(Generic[Prepared]):
         with self._reading:
             return self._prepare(view)
 
+    @property
+    def has_targets(self) -> bool:
+        """Whether the data has labels and weights."""
+        return isinstance(self._data, TargetData)
+
     def checksum(self, id: int, length: int) -> str | None:
         """Return a checksum of a sample's first tokens; None if they cannot be read here."""
         # Data that hangs in a later step is reported in that step.
@@ -58,7 +64,7 @@ class DataPreparer(Generic[Prepared]):
 def find_other_tokens(
     prepare: Callable[[RankView], Any], view: RankView, group: dist.ProcessGroup | None
 ) -> str | None:
-    """Return which rank reads other tokens of a sample than another; None if none does.
+    """Return which rank reads other tokens or targets than another; None if none does.
 
     Collective over ``group`` (gloo). Every rank reads the first samples of the step. A sample that
     a rank does not hold is not compared there. Only a ``DataPreparer`` has data to compare.
@@ -66,11 +72,18 @@ def find_other_tokens(
     if group is None or group.size() == 1 or not isinstance(prepare, DataPreparer):
         return None
     try:
-        samples = dict.fromkeys(filter(None, _gather(_first_sample(view), group)))
+        everyone = _gather((prepare.has_targets, _first_sample(view)), group)
+        has_targets = [of_rank for of_rank, _ in everyone]
+        samples = dict.fromkeys(sample for _, sample in everyone if sample is not None)
         compared = list(samples)[:SAMPLES]
         checksums = _gather([prepare.checksum(*sample) for sample in compared], group)
     except RankLost as loss:
         raise loss.in_step(view.step) from None
+    if len(set(has_targets)) > 1:
+        return (
+            f"step {view.step}: rank {has_targets.index(True)} has data with labels, rank "
+            f"{has_targets.index(False)} without. Give all ranks the same data set."
+        )
     for (id, _), of_ranks in zip(compared, zip(*checksums, strict=True), strict=True):
         held = [(rank, text) for rank, text in enumerate(of_ranks) if text is not None]
         for rank, text in held:

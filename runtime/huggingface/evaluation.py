@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -35,7 +35,7 @@ def evaluation_mode(
 
 
 def compute_token_values(
-    work: Sequence[MicroBatchWork],
+    work: Iterable[MicroBatchWork],
     attached: AttachedModel,
     states: ShardedStates,
     groups: Communicators,

@@ -12,6 +12,7 @@ from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.comparison import DataPreparer
 from seqplan.runtime.data.micro_batch import MicroBatchWork
+from seqplan.runtime.data.prepared_step import PreparedStep
 from seqplan.runtime.data.tokens import TokenData
 from seqplan.runtime.errors import UnsupportedModel, communicating
 from seqplan.runtime.huggingface.attached import AttachedModel
@@ -60,7 +61,7 @@ def make_attached_preparer(
     data: TokenData,
     groups: Communicators,
     device: torch.device,
-) -> Callable[[RankView], tuple[MicroBatchWork, ...]]:
+) -> Callable[[RankView], PreparedStep[MicroBatchWork]]:
     """Return the function that prepares an attached model's steps, see ``make_preparer``."""
     (heads, kv_heads), *others = sorted(attends.heads)
     prepare = make_preparer(
@@ -75,7 +76,7 @@ def make_attached_preparer(
         model=type(attached.lm).__name__,
     )
 
-    def prepare_checked(view: RankView) -> tuple[MicroBatchWork, ...]:
+    def prepare_checked(view: RankView) -> PreparedStep[MicroBatchWork]:
         for more in others:
             check_sequence_parallel(view, *more)
         return prepare(view)

@@ -18,6 +18,7 @@ from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.checkpoint.save_restore import Cursor, restore, save
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.micro_batch import MicroBatchWork
+from seqplan.runtime.data.prepared_step import PreparedStep
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.huggingface.attached import AttachedModel, copy_state
 from seqplan.runtime.huggingface.evaluation import compute_token_values, evaluation_mode
@@ -32,7 +33,7 @@ from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.training.run_step import StepResult, run_step
 from seqplan.runtime.training.sequence_values import SequenceValues
 
-Work = tuple[MicroBatchWork, ...]
+Work = PreparedStep[MicroBatchWork]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +103,19 @@ class Job:
         return iterated
 
     def run(
-        self, step: Step[Work], *, clip_norm: float | None = None, count_saved: bool = False
+        self,
+        step: Step[Work],
+        *,
+        clip_norm: float | None = None,
+        count_saved: bool = False,
+        non_blocking: bool = False,
     ) -> StepResult:
         """Train on a step, on all ranks together: the model in training mode, then acknowledged.
 
         Steps the scheduler and calls the callbacks. ``count_saved``: whether the bytes are counted
-        that micro-batches keep for backward. ``RankLost`` if another rank died.
+        that micro-batches keep for backward. ``non_blocking``: the host does not wait for the
+        device, and the step is acknowledged without its time; callbacks wait all the same.
+        ``RankLost`` if another rank died.
         """
         attached, routed = self._parts.attached, self._parts.routed
         attached.train()
@@ -122,11 +130,12 @@ class Job:
             loss_of=self._parts.loss_of if routed is None else routed,
             before=None if routed is None else routed.count,
             count_saved=count_saved,
+            non_blocking=non_blocking,
         )
         attached.forget_call()
         if self.scheduler is not None:
             self.scheduler.step()
-        measured_ms = 1e3 * result.compute_s if step.prepared else None
+        measured_ms = 1e3 * result.compute_s if step.prepared and not non_blocking else None
         if (iterated := self._steps()) is not None:
             iterated.acknowledge(result.step, measured_ms)
         self.next_step, self._digest = result.step + 1, step.view.digest

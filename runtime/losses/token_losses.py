@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.data.micro_batch import MicroBatchWork
+from seqplan.runtime.data.prepared_step import PreparedStep
 from seqplan.runtime.data.tokens import NO_LABEL
 from seqplan.runtime.errors import PlanError
 from seqplan.runtime.states.unit_states import UnitStates
@@ -71,27 +72,67 @@ def compute_chunked_loss(head: Callable[[Tensor], Tensor], loss_of: LossOf, rows
     return loss
 
 
-def loss_divisor(view: RankView, work: Sequence[MicroBatchWork], states: UnitStates) -> float:
-    """Return what every loss of the step is divided by, once: the weights of all its labels.
+class LossDivisor:
+    """Divisor of all losses of a step: the weights of its labels, or the plan's ``loss_tokens``.
 
-    Where the data names no targets it is the plan's ``loss_tokens``. Collective; every rank calls
+    Made by all ranks together. With data that has targets, ranks add their counts up on the device
+    and the host does not wait: read ``check`` later.
+    """
+
+    def __init__(
+        self, view: RankView, work: PreparedStep[MicroBatchWork], states: UnitStates
+    ) -> None:
+        check_prepared(work)
+        self._view = view
+        self._sums: Tensor | None = None
+        if work.has_targets:
+            batches = list(work)
+            self._sums = states.start_sums(
+                [
+                    float(sum(batch.labeled for batch in batches)),
+                    sum(batch.weight for batch in batches),
+                    float(sum(batch.sequences_ended for batch in batches)),
+                ]
+            )
+
+    def divide(self, loss: Tensor) -> Tensor:
+        """Divide a loss, a scalar, in its dtype."""
+        if self._sums is None:
+            return loss / float(max(self._view.loss_tokens, 1))
+        weight = self._sums[1]
+        return loss / torch.where(weight > 0, weight, 1.0).to(loss.dtype)
+
+    def check(self) -> float:
+        """Return the divisor; ``PlanError`` if the plan's number of loss tokens is wrong.
+
+        Waits for the device if the data has targets.
+        """
+        view = self._view
+        if self._sums is None:
+            return float(max(view.loss_tokens, 1))
+        labels, weight, sequences = self._sums.tolist()
+        # Without the batch's count, a plan counts the tokens that have a successor.
+        if view.loss_tokens not in (int(labels), view.tokens - int(sequences)):
+            raise PlanError(
+                f"step {view.step}: the plan has {view.loss_tokens} loss tokens, the data "
+                f"{int(labels)} labels; plan with the batch's loss_tokens, or with none"
+            )
+        return float(weight) if weight > 0 else 1.0
+
+
+def check_prepared(work: object) -> None:
+    """Raise ``TypeError`` if a step's work is not as its preparer returned it."""
+    if not isinstance(work, PreparedStep):
+        raise TypeError(
+            f"work must be the preparer's result, also if it is empty, not {type(work).__name__}"
+        )
+
+
+def loss_divisor(view: RankView, work: PreparedStep[MicroBatchWork], states: UnitStates) -> float:
+    """Return the divisor of every loss of the step: the weights of all its labels.
+
+    If the data names no targets it is the plan's ``loss_tokens``. Collective; every rank calls
     it, also without work. ``PlanError`` on every rank if the plan states a number of loss tokens
     that the data does not have.
     """
-    named, labels, weight, sequences = states.sums(
-        [
-            float(any(batch.weights is not None for batch in work)),
-            float(sum(batch.labeled for batch in work)),
-            sum(batch.weight for batch in work),
-            float(sum(batch.sequences_ended for batch in work)),
-        ]
-    )
-    if not named:
-        return float(max(view.loss_tokens, 1))
-    # Without the batch's count, a plan counts the tokens that have a successor.
-    if view.loss_tokens not in (int(labels), view.tokens - int(sequences)):
-        raise PlanError(
-            f"step {view.step}: the plan has {view.loss_tokens} loss tokens, the data "
-            f"{int(labels)} labels; plan with the batch's loss_tokens, or with none"
-        )
-    return weight if weight > 0 else 1.0
+    return LossDivisor(view, work, states).check()

@@ -13,9 +13,10 @@ from seqplan.plans.views.placement import can_overlap_reduction
 from seqplan.plans.views.rank_view import PipelineView, RankView
 from seqplan.plans.views.resharding import shards_of
 from seqplan.runtime.data.comparison import DataPreparer
+from seqplan.runtime.data.prepared_step import PreparedStep
 from seqplan.runtime.data.targets import TargetData
 from seqplan.runtime.data.tokens import TokenData, load_share
-from seqplan.runtime.device_copy import copy_to_device
+from seqplan.runtime.device_copy import TOKEN_BYTES, PackedCopy
 from seqplan.runtime.errors import DataError, PlanError
 from seqplan.runtime.models.llama import ModelConfig
 from seqplan.runtime.recomputation import OFFLOAD, check_modes
@@ -78,7 +79,7 @@ def make_stage_preparer(
     states: StagedStates,
     *,
     device: torch.device | str = "cpu",
-) -> Callable[[RankView], tuple[PreparedPipeline, ...]]:
+) -> Callable[[RankView], PreparedStep[PreparedPipeline]]:
     """Return what a consumer does with a view ahead: check it, load its tokens, lay it out.
 
     The returned function raises ``PlanError`` for a plan that cannot run here and ``DataError``
@@ -91,11 +92,13 @@ def make_stage_preparer(
             "train a module under ShardedStates with it"
         )
 
-    def prepare(view: RankView) -> tuple[PreparedPipeline, ...]:
+    def prepare(view: RankView) -> PreparedStep[PreparedPipeline]:
         check_runnable(view, config)
         states.moves(view.placement)  # remembered for the step
         overlap = can_overlap_reduction(view.placement)
         pipelines = []
+        local_tokens = sum(b.local_tokens for p in view.pipelines for b in p.micro_batches)
+        copy = PackedCopy(device, TOKEN_BYTES * local_tokens)
         busy = [number for number, pipeline in enumerate(view.pipelines) if pipeline.micro_batches]
         for number, pipeline in enumerate(view.pipelines):
             first, last = pipeline.at.pp == 0, pipeline.at.pp == pipeline.scheme.pp - 1
@@ -104,12 +107,15 @@ def make_stage_preparer(
                 tokens = labels = None
                 if first or last:
                     share = load_share(data, micro_batch, step=view.step)
-                    tokens = copy_to_device(share.tokens, device) if first else None
-                    labels = copy_to_device(share.labels, device) if last else None
-                context = attention_context(pipeline, micro_batch, peers, device=device)
+                    tokens = copy.add(share.tokens) if first else None
+                    labels = copy.add(share.labels) if last else None
+                context = attention_context(
+                    pipeline, micro_batch, peers, device=device, copy=copy.add
+                )
                 prepared.append(PreparedMicroBatch(tokens, labels, context))
             final = overlap and busy[-1:] == [number]
             pipelines.append(PreparedPipeline(pipeline, tuple(prepared), final))
-        return tuple(pipelines)
+        copy.start()
+        return PreparedStep(pipelines, copy)
 
     return DataPreparer(data, prepare)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from seqplan.plans.views.parameter_layout import Shard
 from seqplan.plans.views.rank_view import RankView
+from seqplan.runtime.data.prepared_step import PreparedStep
 from seqplan.runtime.errors import RankLost
 from seqplan.runtime.models.llama import ModelConfig
 from seqplan.runtime.pipeline.one_f_one_b import PipelinePasses
@@ -25,7 +24,7 @@ from seqplan.runtime.training.run_step import SavedBytesCounter, StepResult, app
 
 def run_staged_step(
     view: RankView,
-    work: Sequence[PreparedPipeline],
+    work: PreparedStep[PreparedPipeline],
     config: ModelConfig,
     states: StagedStates,
     optimizer: torch.optim.Optimizer,
@@ -34,12 +33,14 @@ def run_staged_step(
     tensor_groups: TensorGroups,
     clip_norm: float | None = None,
     count_saved: bool = False,
+    non_blocking: bool = False,
 ) -> StepResult:
     """Run a rank's part of a step with any ⟨tp, pp, ulysses, ring⟩.
 
     Called by every rank, also by those without work. ``peers``: for transfers between stages, which
-    attention may share; ``count_saved``: as of ``run_step``. ``RankLost`` if another rank died;
-    ``ValueError`` if the optimizer needs whole parameters and the sharding is ``flat``.
+    attention may share; ``count_saved``, ``non_blocking``: as of ``run_step``. ``RankLost`` if
+    another rank died; ``ValueError`` if the optimizer needs whole parameters and the sharding is
+    ``flat``.
     """
     try:
         whole_step = Stopwatch(states.device)
@@ -56,18 +57,11 @@ def run_staged_step(
             )
         computing.stop()
         states.reduce_scatter()
-        norm, loss = apply_gradients(states, optimizer, total, clip_norm)
+        totals = apply_gradients(states, optimizer, total, clip_norm, non_blocking=non_blocking)
         whole_step.stop()
     except RankLost as loss_of_rank:
         raise loss_of_rank.in_step(view.step) from None
-    return StepResult(
-        step=view.step,
-        loss=loss,
-        gradient_norm=norm,
-        compute_s=computing.seconds(),
-        whole_step=whole_step,
-        micro_batches=counter.report(),
-    )
+    return StepResult(view.step, totals, computing, whole_step, counter.report())
 
 
 def _run_pipeline(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import chain
 
 import torch
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from seqplan.plans.views.optimizer_sharding import Sharding
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.communicators import Communicators
+from seqplan.runtime.data.prepared_step import PreparedStep
 from seqplan.runtime.data.tokens import TokenData
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.models.llama import Llama
@@ -68,7 +69,9 @@ class StagedLlama:
             timeout_s=groups.timeout_s,
         )
 
-    def make_preparer(self, data: TokenData) -> Callable[[RankView], tuple[PreparedPipeline, ...]]:
+    def make_preparer(
+        self, data: TokenData
+    ) -> Callable[[RankView], PreparedStep[PreparedPipeline]]:
         """Return what a consumer does ahead of a step, see ``make_stage_preparer``."""
         return make_stage_preparer(
             data, self._peers, self.config, self.states, device=self.states.device
@@ -77,15 +80,17 @@ class StagedLlama:
     def run_step(
         self,
         view: RankView,
-        work: Sequence[PreparedPipeline],
+        work: PreparedStep[PreparedPipeline],
         optimizer: torch.optim.Optimizer,
         *,
         clip_norm: float | None = None,
         count_saved: bool = False,
+        non_blocking: bool = False,
     ) -> StepResult:
         """Run this rank's part of a step and update the parameters it owns; all ranks call it.
 
-        ``count_saved``: whether the bytes are counted that micro-batches keep for backward.
+        ``count_saved``: whether the bytes are counted that micro-batches keep for backward;
+        ``non_blocking``: whether loss and norm stay on the device until they are read.
         """
         return run_staged_step(
             view,
@@ -97,6 +102,7 @@ class StagedLlama:
             tensor_groups=self._tensor_groups,
             clip_norm=clip_norm,
             count_saved=count_saved,
+            non_blocking=non_blocking,
         )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -127,16 +129,19 @@ def attention_context(
     peers: Peers,
     *,
     device: torch.device | str = "cpu",
+    copy: Callable[[npt.NDArray[Any]], Tensor] | None = None,
     kernel: Kernel | None = None,
     gather_below: int = GATHER_BELOW,
     masks: Collection[Mask] = (),
 ) -> AttentionContext:
     """Prepare the context of one of a rank view's micro-batches, without communication.
 
-    ``gather_below``: see ``ring_layout``; ``masks``: those of the model's layers, which are laid
-    out here and not in the first layer that has one.
+    ``copy``: copies to the device, at once if None; ``gather_below``: see ``ring_layout``;
+    ``masks``: those of the model's layers, which are laid out here and not in the first layer that
+    has one.
     """
     scheme, at = pipeline.scheme, pipeline.at
+    copy = copy or partial(copy_to_device, device=device)
     layout = ring_layout(
         [share.length for share in micro_batch.sequences],
         scheme.ring,
@@ -144,8 +149,8 @@ def attention_context(
         gather_below=gather_below,
     )
     context = AttentionContext(
-        positions=copy_to_device(micro_batch.positions(), device),
-        document_lengths=copy_to_device(micro_batch.document_lengths(), device),
+        positions=copy(micro_batch.positions()),
+        document_lengths=copy(micro_batch.document_lengths()),
         lengths=tuple(share.length for share in micro_batch.sequences),
         ulysses=UlyssesLayout.from_rank(layout.tokens, pipeline.ulysses_group, at.ulysses),
         ring=layout,

@@ -84,6 +84,14 @@ class UnitStates:
                 masters.append((layout.name, parameter))
         return masters
 
+    def check_non_blocking(self) -> None:
+        """Raise ``ValueError`` if a step waits for the device on the host."""
+        if isinstance(self._reduction, ReduceEachMicroBatch):
+            raise ValueError(
+                "reduce='micro-batch' waits for the ranks' counts of micro-batches: use "
+                "reduce='step', or non_blocking=False"
+            )
+
     def view_owned(self, layout: ParameterLayout, elements: Tensor) -> Tensor:
         """View elements that are owned here in the shape in which the optimizer has them."""
         return self.in_model(layout, elements) if self.whole_owners else elements
@@ -139,27 +147,36 @@ class UnitStates:
         """
         self._reduction.finish()
 
-    def gradient_norm_and_sum(self, value: Tensor | float = 0.0) -> tuple[float, float]:
-        """Return the norm of the whole gradient, and ``value`` summed over all ranks, together."""
+    def start_norm_and_sum(self, value: Tensor | float = 0.0) -> Tensor:
+        """Sum the squares of the whole gradient, and ``value``, over all ranks, together.
+
+        float64 (2,), on the device, which the host does not wait for.
+        """
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         for unit in self.units:
             sums[0] += unit.reduced.double().square().sum()
         sums[1] += value
         with communicating("summing the gradient's norm and the loss"):
             dist.all_reduce(sums, group=self._group)
-        squares, total = sums.tolist()
+        return sums
+
+    def gradient_norm_and_sum(self, value: Tensor | float = 0.0) -> tuple[float, float]:
+        """Return the norm of the whole gradient, and ``value`` summed over all ranks, together."""
+        squares, total = self.start_norm_and_sum(value).tolist()
         return squares**0.5, total
 
-    def sums(self, values: Sequence[float]) -> list[float]:
-        """Return each of ``values`` summed over all ranks."""
+    def start_sums(self, values: Sequence[float]) -> Tensor:
+        """Sum each of ``values`` over all ranks: float64, on the device, without waiting."""
         sums = copy_to_device(torch.tensor(values, dtype=torch.float64), self.device)
         with communicating("summing what the step counts"):
             dist.all_reduce(sums, group=self._group)
-        totals: list[float] = sums.tolist()
-        return totals
+        return sums
 
-    def scale_gradients(self, factor: float) -> None:
-        """Multiply the summed gradients, for clipping by their global norm."""
+    def scale_gradients(self, factor: float | Tensor) -> None:
+        """Multiply the summed gradients, for clipping by their global norm.
+
+        ``factor``: a number, or a scalar on the device.
+        """
         for unit in self.units:
             unit.reduced.mul_(factor)
 

@@ -11,9 +11,10 @@ from seqplan.plans.views.placement import can_overlap_reduction
 from seqplan.plans.views.rank_view import MicroBatchView, RankView
 from seqplan.runtime.data.comparison import DataPreparer
 from seqplan.runtime.data.micro_batch import MicroBatchWork
+from seqplan.runtime.data.prepared_step import PreparedStep
 from seqplan.runtime.data.targets import TargetData, load_targets
 from seqplan.runtime.data.tokens import NO_LABEL, TokenData, Tokens, load_share
-from seqplan.runtime.device_copy import copy_to_device
+from seqplan.runtime.device_copy import TOKEN_BYTES, PackedCopy
 from seqplan.runtime.errors import DataError, PlanError
 from seqplan.runtime.recomputation import check_modes
 from seqplan.runtime.sequence_parallel.context import attention_context
@@ -52,7 +53,7 @@ def make_preparer(
     masks: Collection[Mask] = (),
     modes: Collection[str] = (),
     model: str = "the model",
-) -> Callable[[RankView], tuple[MicroBatchWork, ...]]:
+) -> Callable[[RankView], PreparedStep[MicroBatchWork]]:
     """Return what a consumer does with a view ahead: check it, load its tokens, lay it out.
 
     ``data`` may have labels and weights (``TargetData``); ``vocab``: tokens and labels must be
@@ -63,7 +64,9 @@ def make_preparer(
     no other rank.
     """
 
-    def prepare(view: RankView) -> tuple[MicroBatchWork, ...]:
+    has_targets = isinstance(data, TargetData)
+
+    def prepare(view: RankView) -> PreparedStep[MicroBatchWork]:
         check_sequence_parallel(view, heads, kv_heads)
         check_modes(view, modes, model)
         batches = [
@@ -73,6 +76,7 @@ def make_preparer(
         ]
         overlap = can_overlap_reduction(view.placement)
         work = []
+        copy = PackedCopy(device, TOKEN_BYTES * sum(batch.local_tokens for _, batch in batches))
         for index, (pipeline, micro_batch) in enumerate(batches, start=1):
             share = load_share(data, micro_batch, step=view.step)
             labels, targets = share.labels, None
@@ -82,24 +86,25 @@ def make_preparer(
             if vocab is not None:
                 _check_known_tokens(share.tokens, labels, vocab, micro_batch, view.step)
             counts = labels != NO_LABEL
-            weights = None if targets is None else copy_to_device(targets.weights, device)
+            weights = None if targets is None else copy.add(targets.weights)
             extras = {} if targets is None else targets.extras
             work.append(
                 MicroBatchWork(
-                    tokens=copy_to_device(share.tokens, device),
-                    labels=copy_to_device(labels, device),
+                    tokens=copy.add(share.tokens),
+                    labels=copy.add(labels),
                     context=attention_context(
-                        pipeline, micro_batch, peers, device=device, masks=masks
+                        pipeline, micro_batch, peers, device=device, copy=copy.add, masks=masks
                     ),
                     last=overlap and index == len(batches),
                     weights=weights,
-                    extras={name: copy_to_device(e, device) for name, e in extras.items()},
+                    extras={name: copy.add(values) for name, values in extras.items()},
                     shares=micro_batch.sequences,
                     labeled=int(counts.sum()),
                     weight=float(counts.sum() if targets is None else targets.weights.sum()),
                 )
             )
-        return tuple(work)
+        copy.start()
+        return PreparedStep(work, copy, has_targets=has_targets)
 
     return DataPreparer(data, prepare)
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.data.micro_batch import MicroBatchWork
+from seqplan.runtime.data.prepared_step import PreparedStep
 from seqplan.runtime.errors import RankLost
-from seqplan.runtime.losses.token_losses import LossOf, label_loss, loss_divisor
+from seqplan.runtime.losses.token_losses import LossDivisor, LossOf, label_loss
 from seqplan.runtime.saved_tensors import SavedBytes
 from seqplan.runtime.states.optimizers import check_optimizer
 from seqplan.runtime.states.sharded_states import ShardedStates
@@ -26,7 +28,7 @@ CLIP_EPSILON = 1e-6
 """Added to the norm that gradients are divided by, as torch's ``clip_grad_norm_`` does."""
 
 BeforeMicroBatches = Callable[[RankView, Sequence[MicroBatchWork], float], None]
-"""Called ahead of a step's micro-batches, with what their losses are divided by."""
+"""Called ahead of a step's micro-batches, with the divisor of their losses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +43,55 @@ class MicroBatchReport:
     offloaded_bytes: int = 0
 
 
+class StepTotals:
+    """A step's whole loss and its gradient's norm before clipping, the same on every rank.
+
+    On the device until one is read. ``divisor``: of the losses, checked before.
+    """
+
+    def __init__(self, sums: Tensor, divisor: LossDivisor | None = None) -> None:
+        self.squares, self._sums, self._divisor = sums[0], sums, divisor
+
+    @cached_property
+    def values(self) -> tuple[float, float]:
+        """Loss and norm; ``PlanError`` if the plan's number of loss tokens is wrong."""
+        if self._divisor is not None:
+            self._divisor.check()
+        squares, loss = self._sums.tolist()
+        return loss, squares**0.5
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """A step's outcome, the same on every rank but for ``compute_s`` and ``micro_batches``.
 
-    ``loss``: mean over the labels of the global batch, each by its weight; ``gradient_norm``: of
-    the whole gradient, before clipping; ``compute_s``: seconds this rank's device spent on its
-    micro-batches, with waits for peers within them but for those for parameters; ``whole_step``: of
-    the step here, the optimizer's included; ``micro_batches``: of this rank in its order, if their
-    bytes are counted.
+    ``computing``: of this rank's micro-batches; ``whole_step``: of the step here, the optimizer's
+    included; ``micro_batches``: of this rank in its order, if their bytes are counted.
     """
 
     step: int
-    loss: float
-    gradient_norm: float
-    compute_s: float
+    totals: StepTotals
+    computing: Stopwatch
     whole_step: Stopwatch
     micro_batches: tuple[MicroBatchReport, ...] = ()
+
+    @property
+    def loss(self) -> float:
+        """Mean over the labels of the global batch, each by its weight."""
+        return self.totals.values[0]
+
+    @property
+    def gradient_norm(self) -> float:
+        """Norm of the whole gradient, before clipping."""
+        return self.totals.values[1]
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds this rank's device spent on its micro-batches.
+
+        With waits for peers within them, without those for parameters.
+        """
+        return self.computing.seconds()
 
     @property
     def step_s(self) -> float:
@@ -91,7 +125,7 @@ class SavedBytesCounter:
 
 def run_step(
     view: RankView,
-    work: Sequence[MicroBatchWork],
+    work: PreparedStep[MicroBatchWork],
     model: nn.Module,
     states: ShardedStates,
     optimizer: torch.optim.Optimizer,
@@ -100,6 +134,7 @@ def run_step(
     loss_of: LossOf = label_loss,
     before: BeforeMicroBatches | None = None,
     count_saved: bool = False,
+    non_blocking: bool = False,
 ) -> StepResult:
     """Run a rank's part of a step and update the parameters it owns.
 
@@ -108,61 +143,45 @@ def run_step(
     tokens, which is divided once, by ``loss_divisor`` of the global batch. ``before`` is called on
     every rank when the parameters are on their way, with that divisor, for what a loss must know of
     the whole batch. ``clip_norm`` bounds the norm of the whole gradient. ``count_saved``: whether
-    the bytes are counted that micro-batches keep for backward. ``RankLost`` if another rank died;
-    ``ValueError`` if the model does not call seqplan's attention, or the optimizer needs whole
-    parameters and the sharding is ``flat``.
+    the bytes are counted that micro-batches keep for backward. ``non_blocking``: see
+    ``apply_gradients``. ``RankLost`` if another rank died; ``PlanError``, before the update, if the
+    plan's number of loss tokens is wrong; ``ValueError`` if the model does not call seqplan's
+    attention, the optimizer needs whole parameters and the sharding is ``flat``, or a step that
+    reduces after each micro-batch, which waits for the ranks' counts, is to be ``non_blocking``.
     """
     try:
-        return _run_step(
-            view, work, model, states, optimizer, clip_norm, loss_of, before, count_saved
+        whole_step = Stopwatch(states.device)
+        check_optimizer(optimizer, states)
+        if non_blocking:
+            states.check_non_blocking()
+        divisor = LossDivisor(view, work, states)
+        states.all_gather(view)
+        total: Tensor | float = 0.0
+        computing = states.stopwatch = Stopwatch(states.device)
+        batches = list(work)
+        if before is not None:
+            before(view, batches, divisor.check())
+        calls: int | None = None
+        counter = SavedBytesCounter(
+            [*model.parameters(), *model.buffers()] if count_saved else [], enabled=count_saved
         )
-    except RankLost as loss:
-        raise loss.in_step(view.step) from None
-
-
-def _run_step(
-    view: RankView,
-    work: Sequence[MicroBatchWork],
-    model: nn.Module,
-    states: ShardedStates,
-    optimizer: torch.optim.Optimizer,
-    clip_norm: float | None,
-    loss_of: LossOf,
-    before: BeforeMicroBatches | None,
-    count_saved: bool,
-) -> StepResult:
-    whole_step = Stopwatch(states.device)
-    check_optimizer(optimizer, states)
-    divisor = loss_divisor(view, work, states)
-    states.all_gather(view)
-    total: Tensor | float = 0.0
-    computing = states.stopwatch = Stopwatch(states.device)
-    if before is not None:
-        before(view, work, divisor)
-    calls: int | None = None
-    counter = SavedBytesCounter(
-        [*model.parameters(), *model.buffers()] if count_saved else [], enabled=count_saved
-    )
-    for micro_batch in work:
-        states.next_micro_batch()
-        with counter.count(micro_batch.context.recompute):
-            output = model(micro_batch.tokens, micro_batch.context)
-            calls = micro_batch.context.attention_calls(calls)
-            loss = loss_of(output, micro_batch) / divisor
-        states.backward(loss, last=micro_batch.last)
-        total = total + loss.detach().double()
-    computing.stop()
-    states.reduce_scatter()
-    norm, mean_loss = apply_gradients(states, optimizer, total, clip_norm)
-    whole_step.stop()
-    return StepResult(
-        step=view.step,
-        loss=mean_loss,
-        gradient_norm=norm,
-        compute_s=computing.seconds(),
-        whole_step=whole_step,
-        micro_batches=counter.report(),
-    )
+        for micro_batch in batches:
+            states.next_micro_batch()
+            with counter.count(micro_batch.context.recompute):
+                output = model(micro_batch.tokens, micro_batch.context)
+                calls = micro_batch.context.attention_calls(calls)
+                loss = divisor.divide(loss_of(output, micro_batch))
+            states.backward(loss, last=micro_batch.last)
+            total = total + loss.detach().double()
+        computing.stop()
+        states.reduce_scatter()
+        totals = apply_gradients(
+            states, optimizer, total, clip_norm, divisor=divisor, non_blocking=non_blocking
+        )
+        whole_step.stop()
+    except RankLost as loss_of_rank:
+        raise loss_of_rank.in_step(view.step) from None
+    return StepResult(view.step, totals, computing, whole_step, counter.report())
 
 
 def apply_gradients(
@@ -170,14 +189,25 @@ def apply_gradients(
     optimizer: torch.optim.Optimizer,
     loss: Tensor | float,
     clip_norm: float | None,
-) -> tuple[float, float]:
-    """Update the owned parameters with the summed gradients; the gradient's norm, the whole loss.
+    *,
+    divisor: LossDivisor | None = None,
+    non_blocking: bool = False,
+) -> StepTotals:
+    """Update the owned parameters with the summed gradients; collective.
 
-    ``loss``: this rank's part of it. Collective.
+    ``loss``: this rank's part of it; ``divisor``: of the losses, checked before the update.
+    ``non_blocking``: the host does not wait for the device; loss and norm are read, and the divisor
+    is checked, on request.
     """
-    norm, whole_loss = states.gradient_norm_and_sum(loss)
-    factor = 1.0 if clip_norm is None else clip_norm / (norm + CLIP_EPSILON)
-    if factor < 1.0:
-        states.scale_gradients(factor)
+    totals = StepTotals(states.start_norm_and_sum(loss), divisor)
+    if non_blocking:
+        if clip_norm is not None:
+            factor = clip_norm / (totals.squares.sqrt() + CLIP_EPSILON)
+            states.scale_gradients(factor.clamp(max=1.0))
+    else:
+        _, norm = totals.values
+        factor_of_norm = 1.0 if clip_norm is None else clip_norm / (norm + CLIP_EPSILON)
+        if factor_of_norm < 1.0:
+            states.scale_gradients(factor_of_norm)
     optimizer.step()
-    return norm, whole_loss
+    return totals

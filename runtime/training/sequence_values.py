@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +32,7 @@ _Piece = tuple[int, int, int, int, npt.NDArray[np.floating]]
 
 
 def token_values(
-    work: Sequence[MicroBatchWork],
+    work: Iterable[MicroBatchWork],
     model: nn.Module,
     states: ShardedStates,
     group: dist.ProcessGroup,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from fake_device import fake_device
 from fake_distributed import FakeDistributed, FakeGroup, fake_distributed
@@ -22,6 +23,7 @@ from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.profiler.measure.bench import make_full_plan
 from seqplan.runtime.checkpoint import stored_slices
+from seqplan.runtime.data.targets import Targets
 from seqplan.runtime.data.tokens import SeededTokens
 from seqplan.runtime.models.llama import Llama, ModelConfig
 from seqplan.runtime.pipeline.staged_llama import StagedLlama
@@ -39,6 +41,13 @@ SIZES = {"hidden": 512, "heads": 8, "kv_heads": 8, "ffn": 1408, "vocab": 1000}
 LAYERS = 4
 LENGTHS = (1024, 256, 700, 68)
 """2,048 tokens, some of lengths that blocks do not divide."""
+
+
+class SeededTargets(SeededTokens):
+    """Seeded tokens with labels that weigh a half."""
+
+    def targets(self, id: int, start: int, stop: int) -> Targets:
+        return Targets(self.tokens(id, start, stop), np.full(stop - start, 0.5))
 
 
 @contextmanager
@@ -70,7 +79,7 @@ def make_plan(scheme: str, world: int, lengths: Sequence[int], modes: Sequence[s
         ids=tuple(range(times * n)),
         lengths=tuple(lengths) * times,
         tokens=tokens,
-        loss_tokens=tokens,
+        loss_tokens=tokens - times * n,
         pipelines=tuple(pipelines),
     )
 
@@ -84,6 +93,8 @@ def run(
     modes: Sequence[str] = ("",),
     layers: int = LAYERS,
     lengths: Sequence[int] = LENGTHS,
+    non_blocking: bool = False,
+    targets: bool = False,
     log: list[tuple[Any, ...]] | None = None,
     **options: Any,
 ) -> Result:
@@ -91,7 +102,7 @@ def run(
     with rehearsal(rank, world) as (recording, distributed):
         config = ModelConfig(**SIZES, layers=layers)
         groups = runtime.Communicators.create()
-        data = SeededTokens(config.vocab, 0)
+        data = (SeededTargets if targets else SeededTokens)(config.vocab, 0)
         step: Callable[[Any, Any], Any]
         with DEVICE:
             model = Llama(config).to(torch.bfloat16)
@@ -108,7 +119,9 @@ def run(
             states: Any = job.states
             prepare: Any = job.make_preparer(data)
             optimizer = make_optimizer(states)
-            step = lambda view, work: job.run_step(view, work, optimizer, clip_norm=1.0)  # noqa: E731
+            step = lambda view, work: job.run_step(  # noqa: E731
+                view, work, optimizer, clip_norm=1.0, non_blocking=non_blocking
+            )
         else:
             states = ShardedStates(model, groups.states, **options)
             prepare = make_preparer(
@@ -121,7 +134,7 @@ def run(
             )
             optimizer = make_optimizer(states)
             step = lambda view, work: run_step(  # noqa: E731
-                view, work, model, states, optimizer, clip_norm=1.0
+                view, work, model, states, optimizer, clip_norm=1.0, non_blocking=non_blocking
             )
         result: Result = {"layers": layers, "micro_batches": len(modes)}
         for number in range(3):
@@ -243,6 +256,9 @@ CASES: dict[str, Callable[[], Result]] = {
     "module by parameter": partial(run, "u2", sharding="by_parameter"),
     "module by micro-batch": partial(run, "u2", reduce="micro-batch", modes=("", "")),
     "module modes": partial(run, "u2", modes=(*MODES, "elementwise+0.5")),
+    "module targets": partial(run, "u1", world=1, targets=True),
+    "module non-blocking": partial(run, "u2", targets=True, non_blocking=True),
+    "staged non-blocking": partial(run, "tp2", staged=True, non_blocking=True, layers=2),
     "staged u1": partial(run, "u1", staged=True),
     "staged u8": partial(run, "u8", staged=True),
     "staged r8": partial(run, "r8", staged=True),

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from fake_streams import FakeEvent, FakeStream
 from recording import Recording
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -55,6 +56,7 @@ class FakeCuda(TorchDispatchMode):
         self.recording = recording
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._storages: set[int] = set()
+        self._written: dict[int, tuple[int, int]] = {}
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -62,9 +64,12 @@ class FakeCuda(TorchDispatchMode):
         named = dict(kwargs or {})
         device = named.get("device")
         to_device = device is not None and torch.device(device).type == "cuda"
-        if not to_device and not any(is_fake(leaf) for leaf in tree_leaves((args, named))):
-            return function(*args, **named)
+        taken = [leaf for leaf in tree_leaves((args, named)) if is_fake(leaf)]
+        if not to_device and not taken:
+            return self._run_on_host(function, args, named)
         space, name = function._schema.name.split("::")
+        if name not in NO_KERNEL and not function.is_view:
+            self._check_order(taken)
         if space == "c10d":
             return None
         if name == "_local_scalar_dense":
@@ -85,7 +90,30 @@ class FakeCuda(TorchDispatchMode):
         if name not in NO_KERNEL and not function.is_view:
             self.recording.launches[name] += KERNELS.get(name, 1)
         self._account(out)
+        if name not in NO_KERNEL and not function.is_view:
+            self._write([*tree_leaves(out), *(args[:1] if name.endswith("_") else ())])
         return out
+
+    def _run_on_host(self, function: Any, args: Any, named: dict[str, Any]) -> Any:
+        pinned = named.pop("pin_memory", None)
+        out = function(*args, **named)
+        if pinned:
+            out.__dict__["pinned"] = True
+        return out
+
+    def _check_order(self, tensors: Sequence[Tensor]) -> None:
+        """Count uses of a storage that another stream may still write."""
+        stream = FakeStream.current()
+        for tensor in tensors:
+            work = self._written.get(tensor.untyped_storage()._cdata)
+            if work is not None and not stream.has_seen(work):
+                self.recording.fault("used before another stream has written it")
+
+    def _write(self, tensors: Sequence[Any]) -> None:
+        work = FakeStream.current().advance()
+        for tensor in tensors:
+            if is_fake(tensor):
+                self._written[tensor.untyped_storage()._cdata] = work
 
     def _copy(self, name: str, args: Any, named: dict[str, Any], to_device: bool) -> Any:
         """Copy between host and device; None for any other operation."""
@@ -101,11 +129,13 @@ class FakeCuda(TorchDispatchMode):
                 )
             remember_value(out, first)
             self._account(out)
+            self._write([out])
             return out
         if name == "copy_" and is_fake(first) and not is_fake(args[1]):
             non_blocking = (len(args) > 2 and args[2]) or named.get("non_blocking")
             self._record_copy(args[1], non_blocking)
             remember_value(first, args[1])
+            self._write([first])
             return first
         if name == "copy_" and not is_fake(first):
             waits = not ((len(args) > 2 and args[2]) or named.get("non_blocking"))
@@ -122,7 +152,8 @@ class FakeCuda(TorchDispatchMode):
         return None
 
     def _record_copy(self, source: Tensor, non_blocking: Any) -> None:
-        pinned = bool(source.__dict__.get("pinned"))
+        base = source if source._base is None else source._base
+        pinned = bool(source.__dict__.get("pinned") or base.__dict__.get("pinned"))
         self.recording.copy(pinned=bool(pinned and non_blocking))
 
     def _account(self, out: Any) -> None:
@@ -140,6 +171,7 @@ class FakeCuda(TorchDispatchMode):
     def _forget(self, key: int, blocks: int) -> None:
         if key in self._storages:
             self._storages.discard(key)
+            self._written.pop(key, None)
             self.recording.free(blocks)
 
 
@@ -181,49 +213,6 @@ class FusedNorm(torch.autograd.Function):
         return torch.empty_like(hidden), torch.empty_like(weight)
 
 
-class FakeStream:
-    """A stream on which nothing runs."""
-
-    cuda_stream = 0
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        self.device = torch.device("cuda", 0)
-
-    def wait_stream(self, stream: Any) -> None: ...
-
-    def wait_event(self, event: Any) -> None: ...
-
-    def record_event(self, event: Any = None) -> FakeEvent:
-        return FakeEvent()
-
-    def synchronize(self) -> None:
-        FusedNorm.recording.wait("stream.synchronize")
-
-    def __enter__(self) -> FakeStream:
-        return self
-
-    def __exit__(self, *_: Any) -> None: ...
-
-
-class FakeEvent:
-    """An event that has happened."""
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
-    def record(self, stream: Any = None) -> None: ...
-
-    def wait(self, stream: Any = None) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        FusedNorm.recording.wait("event.synchronize")
-
-    def elapsed_time(self, other: Any) -> float:
-        return 1.0
-
-
 def move_module(
     module: nn.Module, convert: Callable[[Tensor], Tensor], _: bool = True
 ) -> nn.Module:
@@ -258,6 +247,7 @@ def _list_values(tensor: Tensor) -> Any:
 def fake_device(recording: Recording, ranks: int) -> Iterator[FakeCuda]:
     """Let torch have ``ranks`` CUDA devices, of which this process uses the first."""
     FusedNorm.recording = recording
+    FakeEvent.waited = recording.wait
     properties = SimpleNamespace(
         name=NAME,
         total_memory=MEMORY,
@@ -288,8 +278,8 @@ def fake_device(recording: Recording, ranks: int) -> Iterator[FakeCuda]:
                 "get_device_capability": lambda *_: CAPABILITY,
                 "get_device_name": lambda *_: NAME,
                 "get_device_properties": lambda *_: properties,
-                "current_stream": FakeStream,
-                "default_stream": FakeStream,
+                "current_stream": FakeStream.current,
+                "default_stream": FakeStream.default,
                 "Stream": FakeStream,
                 "Event": FakeEvent,
                 "stream": lambda stream: stream,

@@ -10,15 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from seqplan.runtime import device_copy
+from seqplan.runtime.device_copy import PackedCopy, copy_to_device
 from seqplan.runtime.models import llama
-from seqplan.runtime.pipeline import prepare as staged_preparation
-from seqplan.runtime.sequence_parallel import context
 from seqplan.runtime.sequence_parallel.kernels import cuda_flash
 from seqplan.runtime.sequence_parallel.peers import Peers, Transfer
 from seqplan.runtime.tensor_parallel import groups
 from seqplan.runtime.tensor_parallel.process_groups import NewGroups
-from seqplan.runtime.training import prepare as preparation
 
 KEPT: list[Tensor] = []
 
@@ -35,14 +32,34 @@ def wait_in_a_kernel() -> None:
 
 
 def copy_from_pageable_memory() -> None:
-    """Copy tokens, labels and indices as they are."""
+    """Copy tokens and labels as they are."""
 
-    def copy(values: Any, device: Any) -> Tensor:
+    def add(self: PackedCopy, values: Any) -> Tensor:
         tensor = values if isinstance(values, Tensor) else torch.from_numpy(values)
-        return tensor.to(device)
+        return tensor.to(self._device)
 
-    for module in (device_copy, context, cuda_flash, preparation, staged_preparation):
-        module.copy_to_device = copy  # type: ignore[attr-defined]
+    PackedCopy.add = add  # type: ignore[method-assign]
+
+
+def copy_each_array() -> None:
+    """Copy tokens and labels from pinned memory, array by array."""
+    PackedCopy.add = lambda self, values: copy_to_device(values, self._device)  # type: ignore[method-assign]
+
+
+def compute_before_the_copy() -> None:
+    """Let no stream wait for a step's copy."""
+    PackedCopy.wait = lambda self: None  # type: ignore[method-assign]
+
+
+def wait_in_preparation() -> None:
+    """Wait for the device after a step's copy."""
+    start = PackedCopy.start
+
+    def start_and_wait(self: PackedCopy) -> None:
+        start(self)
+        torch.cuda.synchronize()
+
+    PackedCopy.start = start_and_wait  # type: ignore[method-assign]
 
 
 def send_from_the_host() -> None:
@@ -122,6 +139,9 @@ def send_alone() -> None:
 MUTATIONS: dict[str, Callable[[], None]] = {
     "wait": wait_in_a_kernel,
     "pageable": copy_from_pageable_memory,
+    "copies": copy_each_array,
+    "stream": compute_before_the_copy,
+    "preparation": wait_in_preparation,
     "host": send_from_the_host,
     "transposed": send_transposed,
     "leak": keep_a_tensor,

@@ -23,10 +23,11 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "a rehearsa
 
 QUICK = (
     *("module u1", "module r8", "module modes", "staged tp4.pp2", "restore fused"),
-    *("groups", "match r4"),
+    *("module non-blocking", "groups", "match r4"),
 )
 OTHERS = (
     *("module u8", "module u2.r4", "module by parameter", "module by micro-batch"),
+    *("module targets", "staged non-blocking"),
     *("staged u1", "staged u8", "staged r8", "staged tp2.u4", "staged tp2.u2.r2", "staged pp2.r2"),
     *("staged by parameter", "staged modes", "restore foreach", "match tp2.u2", "match pp2.u2"),
     *("attached Llama", "attached Mistral", "attached Gemma2", "attached Qwen3Moe"),
@@ -36,11 +37,15 @@ CASES = (*QUICK, *OTHERS) if EVERY else QUICK
 STEPS = tuple(name for name in CASES if name.startswith(("module", "staged", "attached")))
 
 ALLOWED_WAITS = {
-    "runtime/states/unit_states.py": "the norm and the loss of a step, and its count of labels",
+    "runtime/training/run_step.py": "the norm and the loss of a step",
+    "runtime/losses/token_losses.py": "the count of labels, at the end of a step",
+    "runtime/stopwatch.py": "the time that an attached model's job reports",
     "runtime/states/gradient_reduction.py": "the micro-batches of the step's ranks",
-    "runtime/stopwatch.py": "the end of the micro-batches, which the step's end follows",
 }
-"""Files whose lines may let the host wait for the device, once or twice a step."""
+"""Files whose lines may let the host wait for the device, once a step."""
+
+TWO_WAITS = ("module targets", "module by micro-batch", "attached")
+"""Cases that wait for counts of labels or micro-batches as well, or for the end of a step."""
 
 MOST_LAUNCHES = {
     "module u1": 105,
@@ -90,9 +95,11 @@ def test_a_case_runs_to_its_end(recorded: dict[str, Recorded], name: str) -> Non
 
 
 def find_waits(result: Recorded) -> list[str]:
-    """Waits of a step or its preparation that are not allowed."""
-    waits = [*result["prepare"]["waits"], *result["step"]["waits"]]
-    return [wait for wait in waits if not any(path in wait for path in ALLOWED_WAITS)]
+    """Waits of a step that are not allowed, and all of its preparation."""
+    waits = [
+        wait for wait in result["step"]["waits"] if not any(path in wait for path in ALLOWED_WAITS)
+    ]
+    return [*waits, *result["prepare"]["waits"]]
 
 
 def find_pageable(result: Recorded) -> list[str]:
@@ -107,8 +114,8 @@ def test_the_host_waits_at_the_end_of_a_step_alone(
 ) -> None:
     """Lengths are new in every step, as in training."""
     assert find_waits(recorded[name]) == []
-    assert recorded[name]["prepare"]["waits"] == {}
-    assert sum(recorded[name]["step"]["waits"].values()) <= 4
+    most = 0 if "non-blocking" in name else 2 if name.startswith(TWO_WAITS) else 1
+    assert sum(recorded[name]["step"]["waits"].values()) <= most
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -117,9 +124,12 @@ def test_copies_to_the_device_are_pinned(recorded: dict[str, Recorded], name: st
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_nccl_gets_contiguous_tensors_on_the_device(
-    recorded: dict[str, Recorded], name: str
-) -> None:
+def test_a_step_is_prepared_by_one_copy(recorded: dict[str, Recorded], name: str) -> None:
+    assert sum(recorded[name]["prepare"]["copies"].values()) == 1
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_nccl_and_streams_are_used_by_their_rules(recorded: dict[str, Recorded], name: str) -> None:
     assert recorded[name]["faults"] == {}
 
 
@@ -164,6 +174,9 @@ def test_counts_of_steps_are_where_the_optimizer_needs_them(
     [
         ("wait", "module u1"),
         ("pageable", "module u1"),
+        ("copies", "module u1"),
+        ("stream", "module u1"),
+        ("preparation", "module u1"),
         ("host", "module r8"),
         ("transposed", "module r8"),
         ("leak", "module u1"),
@@ -179,6 +192,9 @@ def test_planted_errors_are_found(libraries: Path, mutation: str, case: str) -> 
     found = {
         "wait": lambda: find_waits(result),
         "pageable": lambda: find_pageable(result),
+        "copies": lambda: sum(result["prepare"]["copies"].values()) > 1,
+        "stream": lambda: result["faults"],
+        "preparation": lambda: find_waits(result),
         "host": lambda: result["faults"],
         "transposed": lambda: result["faults"],
         "leak": lambda: result["leaked"] > KEPT_BYTES,

@@ -24,6 +24,9 @@ from torch import Tensor, nn
 
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.communicators import Communicators
+from seqplan.runtime.data.micro_batch import MicroBatchWork
+from seqplan.runtime.data.prepared_step import PreparedStep
+from seqplan.runtime.device_copy import PackedCopy
 from seqplan.runtime.states.optimizers import JoinedOptimizer, check_optimizer
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.training.run_step import run_step
@@ -135,7 +138,8 @@ def muon_on_slices(rank: int, world_size: int) -> None:
     adamw = torch.optim.AdamW([named[0][1]])
     muon = Muon([{"params": [value for _, value in named[1:]]}], lr=0.1)
     (plan,) = case.plans()[:1]
-    run_step(rank_view(plan, rank), (), nn.Identity(), states, JoinedOptimizer([adamw, muon]))
+    work: PreparedStep[MicroBatchWork] = PreparedStep((), PackedCopy("cpu", 0))
+    run_step(rank_view(plan, rank), work, nn.Identity(), states, JoinedOptimizer([adamw, muon]))
 
 
 def test_muon_on_slices_is_rejected_before_the_step() -> None:

@@ -28,7 +28,7 @@ from seqplan.runtime import (
     make_preparer,
     run_step,
 )
-from seqplan.runtime.data import IndexedTokens
+from seqplan.runtime.data import IndexedTargets, IndexedTokens
 from seqplan.runtime.errors import PlanError
 from seqplan.runtime.models import Llama, ModelConfig
 from seqplan.runtime.sources import FileSource, PlanConsumer
@@ -68,7 +68,8 @@ def other_plan() -> Plan:
 
 Scenario = dict[str, Any]
 """``plans``: the lines of the file, for all ranks or each; ``heads`` and ``data`` of the job, which
-``staged`` makes one of any strategies. ``data of rank N`` is that rank's alone."""
+``staged`` makes one of any strategies. ``data of rank N`` is that rank's alone, and ``labels of
+rank N`` with labels."""
 
 
 def scenarios() -> dict[str, Scenario]:
@@ -85,6 +86,7 @@ def scenarios() -> dict[str, Scenario]:
         "short": {"plans": good, "data": short},
         "other": {"plans": good, "data of rank 1": other},
         "staged other": {"plans": good, "data of rank 1": other, "staged": True},
+        "targets": {"plans": good, "labels of rank 1": samples()},
         "heads": {"plans": good, "heads": 1},
         "tp": {"plans": [to_json(one_pipeline_plan(Scheme(tp=2), [6, 4]))]},
         "pp": {"plans": [pipeline_parallel_plan()]},
@@ -114,6 +116,8 @@ def _trained(
     torch.manual_seed(0)
     model = Llama(config)
     data = IndexedTokens(scenario.get(f"data of rank {rank}", scenario.get("data", samples())))
+    if (labeled := scenario.get(f"labels of rank {rank}")) is not None:
+        data = IndexedTargets({id: {"text": text} for id, text in labeled.items()}, "text")
     plans = FileSource(path, world_size=world_size)
     prepare: Callable[[RankView], Any]
     run: Callable[[Step[Any]], StepResult]
@@ -180,6 +184,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, l
             r"step 0: sample 0 has other tokens on rank 1 than on rank 0\. Give all ranks",
             [],
         ),
+        ("targets", "step 0: rank 1 has data with labels, rank 0 without. Give all ranks the", []),
         ("staged other", "step 0: sample 0 has other tokens on rank 1 than on rank 0", []),
         (
             "heads",

@@ -1,0 +1,108 @@
+"""A step by itself: its times, its waits for the device, its work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+from seqplan.plans.scheme import Scheme
+from seqplan.plans.views.rank_view import rank_view
+from seqplan.profiler.measure.bench import make_full_plan
+from seqplan.runtime.data.tokens import SeededTokens
+from seqplan.runtime.models.llama import Llama, ModelConfig
+from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.states.gradient_reduction import Reduce
+from seqplan.runtime.states.sharded_states import ShardedStates
+from seqplan.runtime.states.sync import CollectiveSync, Finish
+from seqplan.runtime.states.unit import Unit
+from seqplan.runtime.training.prepare import make_preparer
+from seqplan.runtime.training.run_step import StepResult, run_step
+
+LATE_S = 0.15
+
+
+class LateSync(CollectiveSync):
+    """Parameters that arrive late."""
+
+    def all_gather(self, unit: Unit) -> Finish:
+        finish = super().all_gather(unit)
+
+        def finish_late() -> None:
+            time.sleep(LATE_S)
+            finish()
+
+        return finish_late
+
+
+@pytest.fixture
+def group() -> Iterator[dist.ProcessGroup]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+
+
+CONFIG = ModelConfig(layers=1)
+
+
+class Trained:
+    """A model, always of the same values, that trains on one view."""
+
+    def __init__(self, group: dist.ProcessGroup, reduce: Reduce = "step") -> None:
+        torch.manual_seed(0)
+        self.model = Llama(CONFIG)
+        self.states = ShardedStates(self.model, group, reduce=reduce)
+        self.optimizer = torch.optim.AdamW(
+            [master for _, master in self.states.master_parameters()]
+        )
+        self.view = rank_view(make_full_plan(Scheme(), (16, 8), 1), 0)
+        self.prepare = make_preparer(
+            SeededTokens(CONFIG.vocab, 0), Peers(None), heads=CONFIG.heads, kv_heads=CONFIG.kv_heads
+        )
+
+    def step(self, **options: Any) -> StepResult:
+        work = options.pop("work", None) or self.prepare(self.view)
+        return run_step(self.view, work, self.model, self.states, self.optimizer, **options)
+
+
+def test_waits_for_parameters_are_not_computing(group: dist.ProcessGroup) -> None:
+    trained = Trained(group)
+    trained.step()
+    trained.states.syncs = [LateSync(group) for _ in trained.states.units]
+    result = trained.step()
+    assert len(trained.states.units) > 1
+    assert result.step_s > LATE_S * len(trained.states.units)
+    assert 0.0 < result.compute_s < LATE_S
+
+
+def test_a_step_without_waits_updates_equally(group: dist.ProcessGroup) -> None:
+    one, other = Trained(group), Trained(group)
+    for _ in range(3):
+        result, unread = one.step(clip_norm=0.5), other.step(clip_norm=0.5, non_blocking=True)
+        assert "values" not in vars(unread.totals)
+        assert unread.loss == result.loss
+        assert unread.gradient_norm == pytest.approx(result.gradient_norm, rel=1e-12)
+        assert result.gradient_norm > 0.5
+    for (_, first), (_, second) in zip(
+        one.states.master_parameters(), other.states.master_parameters(), strict=True
+    ):
+        torch.testing.assert_close(first, second, rtol=0, atol=1e-7)
+
+
+def test_a_step_that_waits_for_counts_is_not_run_without_waits(group: dist.ProcessGroup) -> None:
+    with pytest.raises(ValueError, match="reduce='micro-batch' waits for the ranks' counts"):
+        Trained(group, "micro-batch").step(non_blocking=True)
+
+
+def test_work_of_another_type_is_rejected(group: dist.ProcessGroup) -> None:
+    trained = Trained(group)
+    with pytest.raises(TypeError, match=r"work must be the preparer's result, .*, not list"):
+        trained.step(work=list(trained.prepare(trained.view)))

@@ -23,10 +23,17 @@ def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
     return result
 
 
-def rotate(heads: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotate (tokens, heads, head_dim), the first half of each head against the second."""
-    result: Tensor = _Rotation.apply(heads, *rotation)  # type: ignore[no-untyped-call]
-    return result
+def rotate_heads(
+    heads: Tensor, queries: int, keys: int, rotation: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Divide (tokens, heads, width) into queries, keys and values, the first two rotated.
+
+    ``queries``, ``keys``: numbers of heads, as many values as keys. ``rotation``: cosine and sine,
+    (tokens, 1, width / 2), by which the first half of a head is rotated against the second. The
+    results are views of one tensor and share nothing with ``heads``.
+    """
+    q, k, v = _Rotation.apply(heads, queries, keys, *rotation)  # type: ignore[no-untyped-call]
+    return q, k, v
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
@@ -57,28 +64,44 @@ class _RmsNorm(torch.autograd.Function):
 
 class _Rotation(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, heads: Tensor, queries: int, keys: int, cosine: Tensor, sine: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(cosine, sine)
-        return _turn(heads, cosine, sine)
+        ctx.rotated = queries + keys
+        rotated, values = heads.split_with_sizes([queries + keys, keys], dim=1)
+        turned = _turn(rotated, values, cosine, sine)
+        return turned.split_with_sizes([queries, keys, keys], dim=1)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         cosine, sine = ctx.saved_tensors
-        return _turn(gradients[0], cosine, sine, back=True), None, None
+        of_rotated = torch.cat(gradients[:2], dim=1)
+        return _turn(of_rotated, gradients[2], cosine, sine, back=True), None, None, None, None
 
 
-def _turn(heads: Tensor, cosine: Tensor, sine: Tensor, *, back: bool = False) -> Tensor:
-    """Rotate by the angle, or back, in four kernels that write to one tensor."""
+def _turn(
+    heads: Tensor, others: Tensor, cosine: Tensor, sine: Tensor, *, back: bool = False
+) -> Tensor:
+    """Rotate ``heads`` by the angle, or back, and put ``others`` after them.
+
+    By three kernels that write to one tensor, and a copy.
+    """
     first, second = heads.chunk(2, dim=-1)
     sign = 1.0 if back else -1.0
     if torch.compiler.is_compiling():  # which fuses, and does not trace writes to views
         one = torch.addcmul(first * cosine, second, sine, value=sign)
         other = torch.addcmul(second * cosine, first, sine, value=-sign)
-        return torch.cat((one, other), dim=-1)
-    turned = torch.empty(heads.shape, dtype=heads.dtype, device=heads.device)
-    one, other = turned.chunk(2, dim=-1)
-    torch.mul(first, cosine, out=one).addcmul_(second, sine, value=sign)
-    torch.mul(second, cosine, out=other).addcmul_(first, sine, value=-sign)
+        return torch.cat((torch.cat((one, other), dim=-1), others), dim=1)
+    tokens, number, width = heads.shape
+    turned = heads.new_empty(tokens, number + others.shape[1], width)
+    turned[:, number:] = others
+    shape = tokens, number, 2, width // 2
+    halves = turned[:, :number].view(shape)
+    torch.mul(heads.view(shape), cosine.unsqueeze(-2), out=halves)
+    one, other = halves.unbind(-2)
+    one.addcmul_(second, sine, value=sign)
+    other.addcmul_(first, sine, value=-sign)
     return turned
 
 

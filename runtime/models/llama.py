@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from seqplan.plans.recomputation import split_mode
-from seqplan.runtime.models.fused import rms_norm, rotate, swiglu
+from seqplan.runtime.models.fused import rms_norm, rotate_heads, swiglu
 from seqplan.runtime.recomputation import run_last, run_layer, run_part
 from seqplan.runtime.sequence_parallel.context import AttentionContext
 from seqplan.runtime.sequence_parallel.unified import Attend, attention
@@ -166,9 +166,7 @@ def decoder_layer(
         normed = rms_norm(hidden, weights.attention_norm, config.eps)
         fused = split.column(normed, weights.qkv)
         fused = fused.view(fused.shape[0], heads + 2 * keys, width)
-        q, k, v = fused.split_with_sizes([heads, keys, keys], dim=1)
-        # A copy of v, which attention keeps: a view would keep q and k as well.
-        q, k, v = rotate(q, rotation), rotate(k, rotation), v.contiguous()
+        q, k, v = rotate_heads(fused, heads, keys, rotation)
         out = run_part("attention", mode, attend, q, k, v, context)
         return hidden + split.row(out.flatten(1), weights.output)
 

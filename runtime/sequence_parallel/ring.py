@@ -7,7 +7,7 @@ mask cuts are not passed: each rank fetches the keys that its queries see (``cut
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from seqplan.runtime.dtypes import accumulation_dtype
 from seqplan.runtime.sequence_parallel.flat_heads import (
-    flat_width,
     flatten_heads,
     heads_of,
     unflatten_heads,
@@ -25,14 +24,21 @@ from seqplan.runtime.sequence_parallel.kernels import (
     Kernel,
     Partial,
     Pieces,
+    Rows,
     Scores,
 )
-from seqplan.runtime.sequence_parallel.ring_transfers import (
-    Fetching,
-    Passing,
-    RingPlace,
-    add_rows,
+from seqplan.runtime.sequence_parallel.ring_sums import (
+    ALL,
+    KeyGradients,
+    MergedOutput,
+    QueryGradients,
+    SelectedQueries,
+    take_rows,
 )
+from seqplan.runtime.sequence_parallel.ring_transfers import Fetching, Passing, RingPlace
+
+Store = Callable[[Rows, Iterable[Partial]], None]
+"""Takes the partial results of query rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,29 +90,41 @@ def ring_forward(
     ``sinks``: (heads,), a score of each head that counts in the softmax's denominator only, None
     without; they are in the log-sum-exp.
     """
-    layout, kernel = ring.place.layout, ring.kernel
-    dtype = accumulation_dtype(q.dtype)
+    layout = ring.place.layout
+    exact = accumulation_dtype(q.dtype)
     heads = heads_of(k), heads_of(v)
     alone = layout.gathered is None and layout.passed is None and sinks is None
-    out = q.new_empty(*q.shape[:2], v.shape[2], dtype=q.dtype if alone else dtype)
-    lse = q.new_empty(q.shape[:2], dtype=dtype)
+    shape = q.shape[0], q.shape[1], v.shape[2]
+    merged = MergedOutput(shape, q.dtype if alone else exact, exact)
+    selected: tuple[Rows, Tensor] = ALL, q
+
+    def attend(keys: Tensor, values: Tensor, pieces: Pieces, scores: Scores, store: Store) -> None:
+        nonlocal selected
+        if not pieces:
+            return
+        rows, compact = ring.place.compact(pieces, q)
+        if rows is not selected[0]:
+            selected = rows, take_rows(q, rows)
+        store(rows, ring.kernel.forward(selected[1], keys, values, compact, scores))
+
     transfers = _Transfers(k, v, ring.place)
-    _put(out, lse, kernel.forward(q, k, v, layout.local, ring.causal))
+    attend(k, v, layout.local, ring.causal, merged.put)
     if layout.cut is not None:
         keys, values = k, v
         if transfers.cutting is not None:
             keys, values = unflatten_heads(transfers.cutting.wait_for_needed(), *heads)
-        _put(out, lse, kernel.forward(q, keys, values, layout.cut.pieces, ring.cut))
+        attend(keys, values, layout.cut.pieces, ring.cut, merged.put)
     if layout.gathered is not None and transfers.gathering is not None:
         keys, values = unflatten_heads(transfers.gathering.wait_for_needed(), *heads)
-        _merge(out, lse, kernel.forward(q, keys, values, layout.gathered.pieces, ring.scores))
+        attend(keys, values, layout.gathered.pieces, ring.scores, merged.merge)
     if transfers.passing is not None:
         for pieces, rows in transfers.passing:
             keys, values = unflatten_heads(rows, *heads)
-            _merge(out, lse, kernel.forward(q, keys, values, pieces, ring.scores))
+            attend(keys, values, pieces, ring.scores, merged.merge)
+    out, lse = merged.finish(q)
     if sinks is not None:  # as a key of value 0 is merged
-        out *= torch.sigmoid(lse - sinks.to(dtype)).unsqueeze(-1)
-        lse = torch.logaddexp(lse, sinks.to(dtype))
+        out *= torch.sigmoid(lse - sinks.to(exact)).unsqueeze(-1)
+        lse = torch.logaddexp(lse, sinks.to(exact))
     return out.to(q.dtype), lse
 
 
@@ -116,52 +134,54 @@ def ring_backward(dout: Tensor, attended: Attended, ring: Ring) -> tuple[Tensor,
     ``attended``: this rank's rows, with ``out`` and ``lse`` as ``ring_forward`` gave them.
     """
     layout, kernel = ring.place.layout, ring.kernel
-    q, k, v = attended.q, attended.k, attended.v
-    dtype = accumulation_dtype(q.dtype)
+    k, v = attended.k, attended.v
+    exact = accumulation_dtype(attended.q.dtype)
     heads = heads_of(k), heads_of(v)
-    dq = torch.zeros_like(q, dtype=dtype)
-    dkv = k.new_zeros(k.shape[0], flat_width(*heads), dtype=dtype)
+    dq = QueryGradients(attended.q, exact)
+    home = KeyGradients(k.shape[0], heads, exact)
+    queries = SelectedQueries(dout, attended)
     transfers = _Transfers(k, v, ring.place)
 
-    def accumulate(
-        keys: Tensor, values: Tensor, total: Tensor, pieces: Pieces, how: Scores
+    def attend(
+        keys: Tensor, values: Tensor, total: KeyGradients, pieces: Pieces, scores: Scores
     ) -> None:
-        dk, dv = unflatten_heads(total, *heads)
-        visible = replace(attended, k=keys, v=values)
+        if not pieces:
+            return
+        rows, compact = ring.place.compact(pieces, dout)
+        dout_rows, seen = queries.select(rows)
+        visible = replace(seen, k=keys, v=values)
         for q_rows, k_rows, dq_part, dk_part, dv_part in kernel.backward(
-            dout, visible, pieces, how
+            dout_rows, visible, compact, scores
         ):
-            add_rows(dq, q_rows, dq_part)
-            add_rows(dk, k_rows, dk_part)
-            add_rows(dv, k_rows, dv_part)
+            dq.add(rows, q_rows, dq_part)
+            total.add(k_rows, dk_part, dv_part)
 
-    def fetch(fetching: Fetching, pieces: Pieces, how: Scores) -> None:
+    def fetch(fetching: Fetching, pieces: Pieces, scores: Scores) -> None:
         rows = fetching.wait_for_needed()
-        gradients = dkv.new_zeros(rows.shape)
+        gradients = KeyGradients(rows.shape[0], heads, exact)
         keys, values = unflatten_heads(rows, *heads)
-        accumulate(keys, values, gradients, pieces, how)
-        fetching.send_home(gradients, dkv)
+        attend(keys, values, gradients, pieces, scores)
+        fetching.send_home(gradients.flat(rows), home.flat(rows))
 
-    accumulate(k, v, dkv, layout.local, ring.causal)
+    attend(k, v, home, layout.local, ring.causal)
     if layout.cut is not None:
         if transfers.cutting is None:
-            accumulate(k, v, dkv, layout.cut.pieces, ring.cut)
+            attend(k, v, home, layout.cut.pieces, ring.cut)
         else:
             fetch(transfers.cutting, layout.cut.pieces, ring.cut)
     if layout.gathered is not None and transfers.gathering is not None:
         fetch(transfers.gathering, layout.gathered.pieces, ring.scores)
     if transfers.passing is not None:
         for step, (pieces, rows) in enumerate(transfers.passing, start=1):
-            gradients = dkv.new_zeros(rows.shape)
+            gradients = KeyGradients(rows.shape[0], heads, exact)
             keys, values = unflatten_heads(rows, *heads)
-            accumulate(keys, values, gradients, pieces, ring.scores)
+            attend(keys, values, gradients, pieces, ring.scores)
             transfers.passing.send_on(step, gradients)
-        transfers.passing.add_home(dkv)
+        transfers.passing.add_home(home.flat(k))
     for fetching in (transfers.cutting, transfers.gathering):
         if fetching is not None:
-            fetching.add_home(dkv)
-    dk, dv = unflatten_heads(dkv, *heads)
-    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+            fetching.add_home(home.flat(k))
+    return dq.finish(), *home.finish(k)
 
 
 def sink_gradients(dout: Tensor, out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
@@ -172,20 +192,3 @@ def sink_gradients(dout: Tensor, out: Tensor, lse: Tensor, sinks: Tensor) -> Ten
     """
     weights = torch.exp(sinks.to(lse.dtype) - lse)
     return -(weights * (dout.to(lse.dtype) * out.to(lse.dtype)).sum(-1)).sum(0)
-
-
-def _put(out: Tensor, lse: Tensor, partials: Iterable[Partial]) -> None:
-    """Write the first results of rows."""
-    for rows, partial, partial_lse in partials:
-        out[rows] = partial.to(out.dtype)
-        lse[rows] = partial_lse
-
-
-def _merge(out: Tensor, lse: Tensor, partials: Iterable[Partial]) -> None:
-    """Merge partial results into a running output and log-sum-exp, in place."""
-    for rows, partial, partial_lse in partials:
-        before = lse[rows]
-        weight = torch.sigmoid(partial_lse - before).unsqueeze(-1)
-        merged = torch.lerp(out[rows], partial.to(out.dtype), weight)
-        out[rows] = merged
-        lse[rows] = torch.logaddexp(before, partial_lse)

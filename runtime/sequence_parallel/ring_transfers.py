@@ -17,6 +17,14 @@ from seqplan.runtime.sequence_parallel.kernels import Pieces, Rows
 from seqplan.runtime.sequence_parallel.masks import Mask
 from seqplan.runtime.sequence_parallel.peers import Peers, Transfer
 from seqplan.runtime.sequence_parallel.ring_layout import Passed, RingLayout
+from seqplan.runtime.sequence_parallel.ring_sums import (
+    ALL,
+    KeyGradients,
+    add_rows,
+    compact_queries,
+    rows_of_ranges,
+    take_rows,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,11 @@ class RingPlace:
         """The global rank that this one receives from."""
         return self.ranks[self.layout.rank - 1]
 
+    def compact(self, pieces: Pieces, like: Tensor) -> tuple[Rows, Pieces]:
+        """Return the query rows of ``pieces`` and the pieces counted in them, of ``like``'s."""
+        ranges, compact = compact_queries(pieces)
+        return rows_of_ranges(ranges, like.shape[0], self.indices, like.device), compact
+
 
 class Passing:
     """Keys and values on their way round the ring; iterating gives those of each step."""
@@ -46,11 +59,11 @@ class Passing:
     def __init__(self, rows: Tensor, place: RingPlace, layout: Passed) -> None:
         self._place = place
         self._layout = layout
-        self._own_rows: Rows = slice(None)
+        self._own_rows: Rows = ALL
         if layout.rows is not None:
             name = (place.mask, "passed rows")
             self._own_rows = place.indices.tensor(name, layout.rows, rows.device)
-        self._rows = rows[self._own_rows]
+        self._rows = take_rows(rows, self._own_rows)
         self._arriving = self._start(1)
         self._gradients: tuple[Transfer, Tensor] | None = None
 
@@ -77,16 +90,18 @@ class Passing:
                 self._arriving = self._start(step + 1)
             yield pieces, received
 
-    def send_on(self, step: int, gradients: Tensor) -> None:
+    def send_on(self, step: int, gradients: KeyGradients) -> None:
         """Add to the traveling gradients of ``step`` and pass them on.
 
         They are of the same rows, one hop behind.
         """
-        if self._gradients is not None:
+        if self._gradients is None:
+            total = gradients.flat(self._rows)
+        else:
             transfer, travelling = self._gradients
             transfer.wait()
-            gradients += travelling
-        self._gradients = self._send_on(gradients, self._count(step + 1))
+            total = gradients.add_to(travelling)
+        self._gradients = self._send_on(total, self._count(step + 1))
 
     def add_home(self, total: Tensor) -> None:
         """Add what came home after the last step to this rank's rows."""
@@ -97,7 +112,10 @@ class Passing:
 
 
 class Fetching:
-    """Keys and values received in one transfer, and the local ones needed."""
+    """Keys and values received in one transfer, and the local ones needed.
+
+    Rows that several ranks need are taken out once.
+    """
 
     def __init__(self, rows: Tensor, place: RingPlace, name: str, fetch: Fetch) -> None:
         def index(part: object, numbers: object) -> Tensor:
@@ -107,15 +125,21 @@ class Fetching:
         self._place = place
         self._counts = list(fetch.counts)
         self._others = [member for member in range(place.layout.ring) if self._is_other(member)]
-        self._sent = {member: index(member, fetch.sent[member]) for member in self._others}
+        self._sent: dict[int, Tensor] = {}
+        sends: dict[int, Tensor] = {}
+        taken: dict[int, int] = {}  # rows that several members need, by the first of these
+        for member in self._others:
+            first = taken.setdefault(id(fetch.sent[member]), member)
+            if first == member:
+                self._sent[member] = index(member, fetch.sent[member])
+                sends[member] = rows.index_select(0, self._sent[member])
+            else:
+                self._sent[member], sends[member] = self._sent[first], sends[first]
         self._local = index("local", fetch.local)
         self._order = index("order", fetch.order)
         self._rows = rows
         self._received = rows.new_empty(sum(self._counts), rows.shape[1])
-        self._transfer = self._exchange(
-            {member: rows[chosen] for member, chosen in self._sent.items()},
-            self._by_member(self._received),
-        )
+        self._transfer = self._exchange(sends, self._by_member(self._received))
         self._home: dict[int, Tensor] = {}
 
     def _is_other(self, member: int) -> bool:
@@ -137,15 +161,16 @@ class Fetching:
         self._transfer.wait()
         rows = self._received
         if len(self._local):
-            rows = torch.cat((self._rows[self._local], rows))
+            rows = torch.cat((self._rows.index_select(0, self._local), rows))
         return rows.index_select(0, self._order)
 
     def send_home(self, gradients: Tensor, total: Tensor) -> None:
         """Add the gradients of the needed rows to ``total`` or return them to their ranks."""
         local = len(self._local)
         spread = gradients.new_zeros(local + sum(self._counts), gradients.shape[1])
-        spread[self._order] = gradients  # a row is needed once at most
-        add_rows(total, self._local, spread[:local])
+        spread.index_copy_(0, self._order, gradients)  # a row is needed once at most
+        if local:
+            add_rows(total, self._local, spread[:local])
         self._home = {
             member: gradients.new_empty(len(rows), gradients.shape[1])
             for member, rows in self._sent.items()
@@ -157,11 +182,3 @@ class Fetching:
         self._transfer.wait()
         for member, gradients in self._home.items():
             add_rows(total, self._sent[member], gradients)
-
-
-def add_rows(total: Tensor, rows: Rows, part: Tensor) -> None:
-    """Add ``part`` to rows of ``total``."""
-    if isinstance(rows, slice):
-        total[rows] += part.to(total.dtype)
-    else:
-        total.index_add_(0, rows, part.to(total.dtype))

@@ -17,7 +17,7 @@ from seqplan.plans.format.plan_file import write_plans
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
-from seqplan.runtime.models.fused import rotate
+from seqplan.runtime.models.fused import rotate_heads
 from seqplan.runtime.models.llama import ModelConfig, rotations
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ def test_the_trainer_of_the_page_is_the_example() -> None:
 
 def rotary(heads: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     config = ModelConfig(hidden=HIDDEN, heads=HEADS, kv_heads=HEADS)
-    return rotate(heads, rotations(positions, config, heads.dtype))
+    return rotate_heads(heads, HEADS, 0, rotations(positions, config, heads.dtype))[0]
 
 
 def code_of_the_page() -> dict[str, Any]:

@@ -75,7 +75,7 @@ class CudaFlashKernel:
             scale=scores.scale,
             **_window(scores),
         )
-        yield Partial(_rows(index.q_rows), out[..., :width], lse.transpose(0, 1))
+        yield Partial(index.q_rows, out[..., :width], lse.transpose(0, 1))
 
     def backward(
         self, dout: Tensor, attended: Attended, pieces: Pieces, scores: Scores
@@ -86,7 +86,7 @@ class CudaFlashKernel:
         key_width, value_width = attended.k.shape[2], attended.v.shape[2]
         dout, q, k, v, out = same_width(dout, attended.q, attended.k, attended.v, attended.out)
         index = _varlen_index(pieces, q.shape[0], k.shape[0], q.device)
-        unused = torch.zeros(2, dtype=torch.uint64, device=q.device)
+        unused = torch.empty(2, dtype=torch.uint64, device=q.device)  # of dropout
         dq, dk, dv = torch.ops.aten._flash_attention_backward(
             _rows_of(dout, index.q_rows).contiguous(),
             _rows_of(q, index.q_rows),
@@ -106,8 +106,8 @@ class CudaFlashKernel:
             **_window(scores),
         )
         yield PartialGradients(
-            _rows(index.q_rows),
-            _rows(index.k_rows),
+            index.q_rows,
+            index.k_rows,
             dq[..., :key_width],
             dk[..., :key_width],
             dv[..., :value_width],
@@ -121,19 +121,15 @@ def _window(scores: Scores) -> dict[str, int]:
     return {"window_size_left": scores.window - 1, "window_size_right": 0}
 
 
-def _rows(rows: Tensor | None) -> Rows:
-    return slice(None) if rows is None else rows
-
-
 KEPT_INDICES = 64
 """Calls whose indices stay on the device: of the micro-batches in flight, for all layers."""
 
 
 class _VarlenIndex(NamedTuple):
-    """Pieces as one variable-length call; rows are None if they are the whole tensor."""
+    """Pieces as one variable-length call: rows of queries and of keys, and where each begins."""
 
-    q_rows: Tensor | None
-    k_rows: Tensor | None
+    q_rows: Rows
+    k_rows: Rows
     cu_q: Tensor
     cu_k: Tensor
     max_q: int
@@ -144,14 +140,15 @@ class _VarlenIndex(NamedTuple):
 def _varlen_index(
     pieces: Pieces, q_tokens: int, k_tokens: int, device: torch.device
 ) -> _VarlenIndex:
-    def axis(ranges: list[tuple[int, int]], tokens: int) -> tuple[Tensor | None, Tensor, int]:
+    def axis(ranges: list[tuple[int, int]], tokens: int) -> tuple[Rows, Tensor, int]:
         lengths = torch.tensor([stop - start for start, stop in ranges], dtype=torch.int64)
         cu = torch.zeros(len(ranges) + 1, dtype=torch.int32)
         cu[1:] = lengths.cumsum(0)
-        tiled = ranges[0][0] == 0 and ranges[-1][1] == tokens
-        tiled = tiled and all(a[1] == b[0] for a, b in itertools.pairwise(ranges))
-        rows = None
-        if not tiled:
+        rows: Rows
+        if all(a[1] == b[0] for a, b in itertools.pairwise(ranges)):
+            whole = (ranges[0][0], ranges[-1][1])
+            rows = slice(None) if whole == (0, tokens) else slice(*whole)
+        else:
             rows = torch.cat([torch.arange(start, stop) for start, stop in ranges])
             rows = copy_to_device(rows, device)
         return rows, copy_to_device(cu, device), int(lengths.max())
@@ -161,5 +158,5 @@ def _varlen_index(
     return _VarlenIndex(q_rows, k_rows, cu_q, cu_k, max_q, max_k)
 
 
-def _rows_of(tensor: Tensor, rows: Tensor | None) -> Tensor:
-    return tensor if rows is None else tensor.index_select(0, rows)
+def _rows_of(tensor: Tensor, rows: Rows) -> Tensor:
+    return tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from seqplan.runtime.models.fused import rms_norm, rotate, swiglu
+from seqplan.runtime.models.fused import rms_norm, rotate_heads, swiglu
 
 EPS = 1e-5
 
@@ -30,9 +30,9 @@ PAIRS: dict[str, tuple[tuple[tuple[int, ...], ...], Callable[..., Any], Callable
         lambda hidden, weight: nn.functional.rms_norm(hidden, (8,), weight, EPS),
     ),
     "rotation": (
-        ((7, 3, 8),),
-        lambda heads: rotate(heads, (ANGLES.cos(), ANGLES.sin())),
-        lambda heads: rotate_plainly(heads, ANGLES),
+        ((7, 5, 8),),
+        lambda heads: torch.cat(rotate_heads(heads, 3, 1, (ANGLES.cos(), ANGLES.sin())), 1),
+        lambda heads: torch.cat((rotate_plainly(heads[:, :4], ANGLES), heads[:, 4:]), 1),
     ),
     "swiglu": (
         ((7, 8),),

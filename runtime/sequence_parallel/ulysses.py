@@ -5,13 +5,15 @@ degree need not divide them. A rank gets the key and value heads that its query 
 where the degree exceeds the number of key heads, several ranks get the same one, and its gradient
 is the sum of theirs.
 
-One all-to-all carries q, k and v: a third of the latency of three.
+One all-to-all carries q, k and v: a third of the latency of three. What goes to one rank is in one
+run of a buffer, packed by a single kernel if all ranks have equally many heads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -24,7 +26,7 @@ from seqplan.runtime.sequence_parallel.flat_heads import (
     flatten_heads,
     unflatten_heads,
 )
-from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.sequence_parallel.peers import Parts, Peers
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +97,12 @@ def scatter_heads(
     The results are views of one buffer in which every rank's piece arrives in its place; v may be
     of another width than q and k.
     """
-    parts = [
-        flatten_heads(q[:, slice(*queries)], k[:, slice(*keys)], v[:, slice(*keys)])
-        for queries, keys in zip(split.queries, split.keys, strict=True)
+    packed = _pack((q, split.queries), (k, split.keys), (v, split.keys))
+    heads = [
+        _split_heads(split, member, q.shape[2], v.shape[2]) for member in range(len(layout.ranks))
     ]
-    heads = _split_heads(split, layout.rank, q.shape[2], v.shape[2])
-    q, k, v = unflatten_heads(_gather_tokens(parts, layout, peers), *heads)
+    rows = _gather_tokens(packed, [flat_width(*shapes) for shapes in heads], layout, peers)
+    q, k, v = unflatten_heads(rows, *heads[layout.rank])
     return q, k, v
 
 
@@ -116,17 +118,17 @@ def scatter_output_gradient(
     dout: Tensor, layout: UlyssesLayout, split: HeadSplit, peers: Peers
 ) -> Tensor:
     """Compute the backward of ``gather_heads``."""
-    parts = [dout[:, slice(*queries)].flatten(1) for queries in split.queries]
-    first, stop = split.queries[layout.rank]
-    rows = _gather_tokens(parts, layout, peers)
-    return unflatten_heads(rows, (stop - first, dout.shape[2]))[0]
+    width = dout.shape[2]
+    heads = [stop - first for first, stop in split.queries]
+    packed = _pack((dout, split.queries))
+    rows = _gather_tokens(packed, [number * width for number in heads], layout, peers)
+    return unflatten_heads(rows, (heads[layout.rank], width))[0]
 
 
 def gather_input_gradients(
     dq: Tensor,
     dk: Tensor,
     dv: Tensor,
-    kv_heads: int,
     layout: UlyssesLayout,
     split: HeadSplit,
     peers: Peers,
@@ -137,21 +139,61 @@ def gather_input_gradients(
     ]
     widths = [flat_width(*shapes) for shapes in heads]
     parts = _return_tokens(flatten_heads(dq, dk, dv), widths, layout, peers)
-    tokens = parts[0].shape[0]
-    # In the accumulation dtype: up to ``degree`` gradients of one head are summed.
-    keys, values = (
-        gradient.new_zeros(
-            tokens, kv_heads, gradient.shape[2], dtype=accumulation_dtype(gradient.dtype)
-        )
-        for gradient in (dk, dv)
+    gradients = [unflatten_heads(part, *shapes) for part, shapes in zip(parts, heads, strict=True)]
+    queries, keys, values = zip(*gradients, strict=True)
+    return (
+        torch.cat(queries, dim=1),
+        _join_shared(keys, split.keys),
+        _join_shared(values, split.keys),
     )
-    queries = []
-    for part, shapes, (key, last) in zip(parts, heads, split.keys, strict=True):
-        of_queries, of_keys, of_values = unflatten_heads(part, *shapes)
-        queries.append(of_queries)
-        keys[:, key:last] += of_keys
-        values[:, key:last] += of_values
-    return torch.cat(queries, dim=1), keys.to(dk.dtype), values.to(dv.dtype)
+
+
+def _join_shared(parts: Sequence[Tensor], heads: Sequence[Range]) -> Tensor:
+    """Join the parts (tokens, heads, d) of all ranks, in rank order, each of a range of heads.
+
+    Heads that several ranks had are summed in the accumulation dtype.
+    """
+    first_parts, shared, covered = [], [], 0
+    for part, (first, stop) in zip(parts, heads, strict=True):
+        again = min(covered, stop) - first
+        if again > 0:
+            shared.append((slice(first, first + again), part[:, :again]))
+        if stop > covered:
+            first_parts.append(part[:, max(again, 0) :])
+            covered = stop
+    joined = torch.cat(first_parts, dim=1)
+    if not shared:
+        return joined
+    total = joined.to(accumulation_dtype(joined.dtype))
+    for at, part in shared:
+        total[:, at].add_(part)
+    return total.to(joined.dtype)
+
+
+def _pack(*tensors: tuple[Tensor, Sequence[Range]]) -> Tensor:
+    """Pack each rank's ranges of heads (tokens, heads, d) into one run of elements (elements,).
+
+    In a run the heads of all tensors are next to each other for each token.
+    """
+    if all(len({stop - first for first, stop in ranges}) == 1 for _, ranges in tensors):
+        return torch.cat([_by_rank(tensor, ranges) for tensor, ranges in tensors], 2).flatten()
+    return torch.cat(
+        [
+            flatten_heads(
+                *(tensor[:, slice(*ranges[member])] for tensor, ranges in tensors)
+            ).flatten()
+            for member in range(len(tensors[0][1]))
+        ]
+    )
+
+
+def _by_rank(tensor: Tensor, ranges: Sequence[Range]) -> Tensor:
+    """Arrange heads as (ranks, tokens, features), a view unless ranks share them."""
+    tokens, number, width = tensor.shape
+    per_rank = ranges[0][1] - ranges[0][0]
+    if len(ranges) * per_rank == number:
+        return tensor.reshape(tokens, len(ranges), per_rank * width).transpose(0, 1)
+    return torch.stack([tensor[:, slice(*heads)].flatten(1) for heads in ranges])
 
 
 def _split_heads(
@@ -162,36 +204,37 @@ def _split_heads(
     return (stop - first, width), (last - key, width), (last - key, value_width)
 
 
-def _piece(layout: UlyssesLayout, member: int) -> Range:
-    return layout.offsets[member], layout.offsets[member + 1]
+def _pieces(layout: UlyssesLayout) -> list[int]:
+    """Count the tokens of each rank's piece."""
+    return [stop - start for start, stop in pairwise(layout.offsets)]
 
 
-def _gather_tokens(parts: Sequence[Tensor], layout: UlyssesLayout, peers: Peers) -> Tensor:
-    """Give rank m the rows ``parts[m]``: return the whole buffer's, in this rank's width."""
-    local = parts[layout.rank]
-    buffer = local.new_empty(layout.tokens, local.shape[1])
-    buffer[slice(*_piece(layout, layout.rank))] = local
-    others = [member for member in range(len(parts)) if member != layout.rank]
-    peers.transfer(
-        [(parts[member].contiguous(), layout.ranks[member]) for member in others],
-        [(buffer[slice(*_piece(layout, member))], layout.ranks[member]) for member in others],
-    ).wait()
-    return buffer
+def _gather_tokens(
+    packed: Tensor, widths: Sequence[int], layout: UlyssesLayout, peers: Peers
+) -> Tensor:
+    """Give rank m its run of ``packed``: return the whole buffer's rows, in this rank's width.
+
+    ``widths``: features of a token for each rank.
+    """
+    pieces, width = _pieces(layout), widths[layout.rank]
+    local = pieces[layout.rank]
+    rows = packed.new_empty(layout.tokens, width)
+    peers.exchange(
+        Parts(packed, [local * other for other in widths]),
+        Parts(rows.view(-1), [piece * width for piece in pieces]),
+        layout.ranks,
+        layout.rank,
+    )
+    return rows
 
 
 def _return_tokens(
     rows: Tensor, widths: Sequence[int], layout: UlyssesLayout, peers: Peers
 ) -> list[Tensor]:
     """Give every rank its rows back: from rank m those of ``widths[m]``, in rank order."""
-    first, stop = _piece(layout, layout.rank)
-    rows = rows.contiguous()
-    parts = [
-        rows[first:stop] if member == layout.rank else rows.new_empty(stop - first, width)
-        for member, width in enumerate(widths)
-    ]
-    others = [member for member in range(len(widths)) if member != layout.rank]
-    peers.transfer(
-        [(rows[slice(*_piece(layout, member))], layout.ranks[member]) for member in others],
-        [(parts[member], layout.ranks[member]) for member in others],
-    ).wait()
-    return parts
+    pieces = _pieces(layout)
+    local = pieces[layout.rank]
+    received = Parts(rows.new_empty(local * sum(widths)), [local * width for width in widths])
+    sent = Parts(rows.contiguous().view(-1), [piece * rows.shape[1] for piece in pieces])
+    peers.exchange(sent, received, layout.ranks, layout.rank)
+    return [part.view(local, width) for part, width in zip(received.split(), widths, strict=True)]

@@ -124,7 +124,6 @@ class _Attention(torch.autograd.Function):
         mask: Mask,
     ) -> Tensor:
         ctx.context, ctx.split, ctx.scores, ctx.mask = context, split, scores, mask
-        ctx.kv_heads = k.shape[1]
         layout = context.ulysses
         if len(layout.ranks) > 1:
             q, k, v = scatter_heads(q, k, v, layout, split, context.peers)
@@ -155,9 +154,7 @@ class _Attention(torch.autograd.Function):
         dq, dk, dv = ring_backward(dout, Attended(q, keys, values, out, lse), ring)
         dk, dv = (_reduce(gradient, k.shape[1], split, context) for gradient in (dk, dv))
         if len(layout.ranks) > 1:
-            dq, dk, dv = gather_input_gradients(
-                dq, dk, dv, ctx.kv_heads, layout, split, context.peers
-            )
+            dq, dk, dv = gather_input_gradients(dq, dk, dv, layout, split, context.peers)
         dsinks = None
         if sinks is not None:
             dsinks = torch.zeros_like(sinks)

@@ -251,7 +251,7 @@ def match(scheme: str, world: int, **options: Any) -> Result:
 CASES: dict[str, Callable[[], Result]] = {
     "module u1": partial(run, "u1"),
     "module u8": partial(run, "u8"),
-    "module r8": partial(run, "r8"),
+    "module r8": partial(run, "r8", lengths=(2048,)),
     "module u2.r4": partial(run, "u2.r4"),
     "module by parameter": partial(run, "u2", sharding="by_parameter"),
     "module by micro-batch": partial(run, "u2", reduce="micro-batch", modes=("", "")),
@@ -261,7 +261,7 @@ CASES: dict[str, Callable[[], Result]] = {
     "staged non-blocking": partial(run, "tp2", staged=True, non_blocking=True, layers=2),
     "staged u1": partial(run, "u1", staged=True),
     "staged u8": partial(run, "u8", staged=True),
-    "staged r8": partial(run, "r8", staged=True),
+    "staged r8": partial(run, "r8", staged=True, lengths=(1536, 256, 188, 68)),
     "staged tp2.u4": partial(run, "tp2.u4", staged=True),
     "staged tp2.u2.r2": partial(run, "tp2.u2.r2", staged=True),
     "staged tp4.pp2": partial(run, "tp4.pp2", staged=True, modes=("", "")),

@@ -150,6 +150,30 @@ class FakeDistributed:
         transfers = [(one.op, one.tensor, one.peer) for one in operations]
         return [self._transfer(transfers, operations[0].group)]
 
+    def all_to_all_single(
+        self,
+        out: Tensor,
+        source: Tensor,
+        out_sizes: Sequence[int],
+        source_sizes: Sequence[int],
+        group: Any = None,
+    ) -> None:
+        """What torch makes of it on NCCL: transfers of the sizes that are not 0."""
+        if [sum(out_sizes), sum(source_sizes)] != [out.numel(), source.numel()]:
+            self._recording.fault("sizes of an all-to-all do not add up to its tensors")
+        self._check([out, source], group)
+        for sizes in (out_sizes, source_sizes):
+            if len(sizes) != self._of(group).size():
+                self._recording.fault("an all-to-all lacks sizes of ranks")
+        events = [
+            (kind, size * out.element_size(), peer)
+            for kind, sizes in (("send", source_sizes), ("recv", out_sizes))
+            for peer, size in enumerate(sizes)
+            if size and peer != self._rank
+        ]
+        self._recording.events.append(("p2p", self._of(group), tuple(events), find_line()))
+        self._recording.launches["nccl"] += 1
+
     def _transfer(self, transfers: Sequence[tuple[str, Tensor, int]], group: Any) -> FakeWork:
         self._check([tensor for _, tensor, _ in transfers], group)
         sizes = tuple((kind, tensor.nbytes, peer) for kind, tensor, peer in transfers)
@@ -191,7 +215,7 @@ FUNCTIONS = (
     *("init_process_group", "new_group", "split_group", "get_backend", "get_rank"),
     *("get_world_size", "get_global_rank", "get_process_group_ranks", "destroy_process_group"),
     *("barrier", "all_gather_object", "broadcast_object_list", "send", "recv"),
-    *("is_initialized", "batch_isend_irecv"),
+    *("is_initialized", "batch_isend_irecv", "all_to_all_single"),
 )
 
 COLLECTIVES: dict[str, tuple[str, Callable[..., Sequence[Tensor]]]] = {
@@ -203,7 +227,6 @@ COLLECTIVES: dict[str, tuple[str, Callable[..., Sequence[Tensor]]]] = {
     "all_gather_single": ("all_gather_single", lambda out, tensor, *_, **__: [out, tensor]),
     "reduce_scatter_tensor": ("reduce_scatter", lambda out, tensor, *_, **__: [out, tensor]),
     "reduce_scatter_single": ("reduce_scatter", lambda out, tensor, *_, **__: [out, tensor]),
-    "all_to_all_single": ("all_to_all_single", lambda out, tensor, *_, **__: [out, tensor]),
 }
 
 _current: list[FakeDistributed] = []

@@ -10,7 +10,6 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.even_chunks import chunk
 from seqplan.planner.placement.fill import Placement
 from seqplan.planner.placement.fleet import Bin, ClassMode, PipelineClass
-from seqplan.planner.placement.pack import pack
 from seqplan.planner.problem import PACKINGS
 from seqplan.planner.simulation.one_f_one_b import (
     ForwardFraction,
@@ -200,7 +199,7 @@ def assemble(
     """
     strategy = selected.placement.fleet.strategy
     classes = selected.placement.fleet.pipelines
-    shares = _shorten_slowest(batch, selected, _deal(batch, selected))
+    shares = _deal(batch, selected)
     pipelines = []
     first = 0
     for scheme, pipeline_class, micro_batches in zip(strategy, classes, shares, strict=True):
@@ -273,44 +272,6 @@ def _deal(batch: Batch, selected: Selected) -> list[list[list[int]]]:
         for pipelines in selected.placement.filling.bins
         for pipeline in pipelines
     ]
-
-
-def _shorten_slowest(
-    batch: Batch, selected: Selected, shares: list[list[list[int]]]
-) -> list[list[list[int]]]:
-    """Pack pipelines of several stages anew, slowest first, until one stays the slowest.
-
-    Only their times fall by that: of one stage the number of micro-batches alone costs time, and it
-    is the least already. What ends before the slowest is left as it is.
-    """
-    times = [time for times in selected.placement.filling.pipeline_ms for time in times]
-    classes = selected.placement.fleet.pipelines
-    shares = list(shares)
-    slowest = selected.lower_bound_ms
-    for i in sorted(range(len(times)), key=lambda i: (-times[i], i)):
-        if times[i] <= slowest:
-            break
-        if classes[i].pp == 1 or classes[i].modes:
-            slowest = times[i]
-            continue
-        shares[i], time = _repack(classes[i], shares[i], batch.lengths, times[i])
-        slowest = max(slowest, time)
-    return shares
-
-
-def _repack(
-    pipeline_class: PipelineClass,
-    micro_batches: list[list[int]],
-    lengths: Sequence[int],
-    time_ms: float,
-) -> tuple[list[list[int]], float]:
-    """Pack the same sequences into better micro-batches, if packing them anew finds any; with
-    the time that they take."""
-    positions = [i for micro in micro_batches for i in micro]
-    packing = pack(pipeline_class, [lengths[i] for i in positions])
-    if packing.objective_ms >= time_ms:
-        return micro_batches, time_ms
-    return [[positions[j] for j in micro] for micro in packing.micro_batches], packing.objective_ms
 
 
 def cut_evenly(

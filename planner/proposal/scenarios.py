@@ -124,7 +124,7 @@ def flips(chosen: Layout | None, times: LayoutTimes, scenarios: Scenarios, tie: 
         costs = "context parallelism 15 or 30 % more expensive, the sync halved or doubled"
         if len(scenarios.scenarios) < len(SCENARIOS):
             costs = "the sync halved or doubled"
-        return f"The choice stays within {tie:.0%} of the best with {costs}."
+        return f"The choice stays within {tie:.1%} of the best with {costs}."
     return "It would be " + ", ".join(better) + "."
 
 

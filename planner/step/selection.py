@@ -11,6 +11,7 @@ from seqplan.planner.bounds.relaxation import certify, relax
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.placement.assembly import Selected
 from seqplan.planner.placement.dispatch import TOLERANCE, balance, dispatch, level, probe
+from seqplan.planner.placement.exchange import exchange_sequences
 from seqplan.planner.placement.fill import Filler, Filling, Placement, Shortfall
 from seqplan.planner.placement.fleet import Fleet, Models, PipelineClass
 from seqplan.planner.strategies.constructive import Constructive, LayoutSchemes
@@ -37,7 +38,7 @@ FIRST_FILL = 1.01
 """Candidates are ordered by a fill at this multiple of the least of their bounds."""
 
 BALANCE_GAP = 2e-3
-"""The gap above which sequences are swapped between pipelines."""
+"""The gap above which sequences are moved and swapped between pipelines."""
 
 
 def select(
@@ -259,7 +260,7 @@ def _make_strategy(
 
 
 def _polish(batch: Batch, best: Placement, proven_ms: float) -> Filling:
-    """Bring the placement to the proven bound or balance it, and level its other pipelines."""
+    """Bring the placement to the proven bound, or balance, level and exchange sequences."""
     fleet, filling = best.fleet, best.filling
     # The search ends within its tolerance; often the proven bound itself can be met.
     met = None
@@ -269,7 +270,8 @@ def _polish(batch: Batch, best: Placement, proven_ms: float) -> Filling:
         filling = met
     elif filling.objective_ms > proven_ms * (1 + BALANCE_GAP):
         filling = balance(fleet, batch, filling, proven_ms)
-    return _rebalance_slack(batch, fleet, filling)
+    filling = _rebalance_slack(batch, fleet, filling)
+    return exchange_sequences(fleet, batch, filling, proven_ms * (1 + BALANCE_GAP))
 
 
 def _rebalance_slack(batch: Batch, fleet: Fleet, filling: Filling) -> Filling:

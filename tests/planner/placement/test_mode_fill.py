@@ -13,6 +13,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.gpu_time import cheap_bound_ms
 from seqplan.planner.placement.assembly import plan_pipeline
 from seqplan.planner.placement.dispatch import balance, dispatch
+from seqplan.planner.placement.exchange import exchange_sequences
 from seqplan.planner.placement.fill import Filler, Filling
 from seqplan.planner.placement.fleet import ClassMode, FillTables, PipelineClass
 from seqplan.planner.placement.greedy import form_s
@@ -54,10 +55,11 @@ def test_dispatch_is_sound_and_near_the_optimum(seed: int) -> None:
     filling = dispatch(Filler(whole, batch), cheap_bound_ms(classes, batch))
     assert filling is not None
     better = balance(whole, batch, filling, 0.0)
-    for placed in (filling, better):
+    exchanged = exchange_sequences(whole, batch, better, 0.0)
+    for placed in (filling, better, exchanged):
         _check(classes, batch, placed)
-    assert better.objective_ms <= filling.objective_ms
-    assert optimum / (1 + 1e-9) <= better.objective_ms <= 1.6 * optimum
+    assert exchanged.objective_ms <= better.objective_ms <= filling.objective_ms
+    assert optimum / (1 + 1e-9) <= exchanged.objective_ms <= 1.6 * optimum
 
 
 def test_short_sequences_do_not_pay_for_the_long_one() -> None:

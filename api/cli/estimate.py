@@ -15,6 +15,7 @@ from seqplan.api.cli.framework.model_options import (
     add_model,
     add_training,
     deployment_of,
+    parse_mode,
 )
 from seqplan.api.cli.framework.options import positive
 from seqplan.api.cli.framework.terminal import percent, table
@@ -70,7 +71,14 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--micro-batch", metavar="B", type=positive, default=1, help="sequences; default 1"
     )
     parser.add_argument("--zero", type=int, choices=(1, 2, 3), default=1, help="stage; default 1")
-    parser.add_argument("--recompute", choices=MODES, default="none", help="default none")
+    parser.add_argument(
+        "--recompute",
+        metavar="MODE",
+        type=parse_mode,
+        default="none",
+        help=f"{', '.join(MODES)}; with +SHARE that part of the layers goes to host memory; "
+        "default none",
+    )
     parser.add_argument("--loss", choices=LOSSES, default="chunked", help="default chunked")
     add_training(parser, schedule=True)
     parser.add_argument("--json", action="store_true", help="as JSON")
@@ -134,6 +142,7 @@ def as_json(estimated: Estimate) -> dict[str, Any]:
         "peak_bytes": round(estimated.peak_bytes),
         "usable_bytes": round(estimated.usable_bytes),
         "capacity_bytes": round(estimated.capacity_bytes),
+        "host_bytes": round(estimated.host_bytes),
         "fits": estimated.fits,
         "verdict": estimated.verdict,
     }
@@ -223,6 +232,11 @@ def _describe_model(deployment: Deployment, estimated: Estimate) -> list[str]:
         [(name, f"{size / GIB:.2f}") for name, size in estimated.memory_bytes.items() if size],
     )
     lines.append(f"{estimated.verdict}: {_room(estimated)}")
+    if estimated.host_bytes:
+        lines.append(
+            f"host memory for each GPU: {estimated.host_bytes / GIB:.1f} of "
+            f"{estimated.host_capacity_bytes / GIB:.1f} GiB"
+        )
     lines += ["", *textwrap.wrap(f"hardware: {cluster.hardware.source}", 98)]
     return lines
 

@@ -11,7 +11,13 @@ from seqplan.costs.analytic.attention import AttentionMask
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.kernels import memory_ms
 from seqplan.costs.analytic.links import Group, placement, ring_collective_ms, shift_ms
-from seqplan.costs.analytic.memory import PARAMETER_BYTES, peak_bytes, usable_bytes, verdict
+from seqplan.costs.analytic.memory import (
+    PARAMETER_BYTES,
+    count_host_bytes,
+    peak_bytes,
+    usable_bytes,
+    verdict,
+)
 from seqplan.costs.analytic.terms import stage_terms
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.costs.scheme_rules import scheme_problem
@@ -44,7 +50,7 @@ class Estimate:
     """One iteration. ``terms_ms`` add up to ``iteration_ms``; ``memory_bytes`` to ``peak_bytes``.
 
     ``tflops_per_gpu``, ``mfu``: of the FLOPs that the model needs, without recomputation and with
-    the causal half of attention only.
+    the causal half of attention only. ``host_bytes``: activations in host memory for a GPU.
     """
 
     scheme: Scheme
@@ -57,6 +63,8 @@ class Estimate:
     terms_ms: Mapping[str, float]
     memory_bytes: Mapping[str, float]
     capacity_bytes: float
+    host_bytes: float
+    host_capacity_bytes: float
 
     @property
     def usable_bytes(self) -> float:
@@ -70,7 +78,9 @@ class Estimate:
 
     @property
     def verdict(self) -> str:
-        """``fits``, ``tight`` (they may be there) or ``does not fit``."""
+        """``fits``, ``tight`` (they may be there) or ``does not fit``, also into host memory."""
+        if self.host_bytes > self.host_capacity_bytes:
+            return "does not fit"
         return verdict(self.peak_bytes, self.capacity_bytes)
 
     @property
@@ -155,6 +165,8 @@ def estimate(deployment: Deployment, scheme: Scheme, load: Load) -> Estimate:
         terms_ms={name: value for name, value in terms.items() if value > 0},
         memory_bytes=peak_bytes(deployment, scheme, dp, tokens),
         capacity_bytes=cluster.hardware.memory_bytes,
+        host_bytes=count_host_bytes(deployment, scheme.tp) * tokens / (scheme.tp * scheme.sp),
+        host_capacity_bytes=deployment.host_memory_bytes,
     )
 
 

@@ -178,7 +178,6 @@ def deployment_of(args: argparse.Namespace, longest: int | None = None) -> Deplo
         sizes=sizes_of(args.model, longest),
         zero=args.zero,
         loss=args.loss or "chunked",
-        recompute=args.recompute if isinstance(args.recompute, str) else "none",
         precision=args.precision[0],
         fp8_gain=args.precision[1],
         context_parallel=args.context_parallel,
@@ -188,19 +187,25 @@ def deployment_of(args: argparse.Namespace, longest: int | None = None) -> Deplo
         added_terms=load_cost_terms(cluster.hardware.cost_terms),
         host_memory_bytes=cluster.hardware.host_memory_bytes,
         **schedule,
-    )
+    ).with_mode(args.recompute if isinstance(args.recompute, str) else "none")
+
+
+def parse_mode(text: str) -> str:
+    """Read a recomputation mode."""
+    from seqplan.plans.recomputation import split_mode
+
+    try:
+        split_mode(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def parse_modes(text: str) -> tuple[str, ...]:
     """Read a list of recomputation modes, or ``all``."""
-    from seqplan.plans.recomputation import MODES, split_mode
+    from seqplan.plans.recomputation import MODES
 
-    names = MODES if text == "all" else tuple(text.split(","))
-    for name in names:
-        try:
-            split_mode(name)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
+    names = MODES if text == "all" else tuple(parse_mode(name) for name in text.split(","))
     if len(set(names)) < len(names):
         raise argparse.ArgumentTypeError(f"must name each mode once: {text!r}")
     return names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from command_line import call, complaint, process, succeeded
@@ -266,7 +267,10 @@ def test_figures_of_layers_that_nobody_checked_say_so() -> None:
             "a part of a larger model: give it as a separate file",
         ),
         (("--model", CONFIGS / "qwen3-next-80b.json", "--ring", 2), "no ring passes on the state"),
-        (("--recompute", "some"), "argument --recompute: invalid choice: 'some'"),
+        (
+            ("--recompute", "some"),
+            "argument --recompute: unknown recomputation mode: some. Give one of none, ",
+        ),
         (("--seq-len", 1, "--ring", 8), "sequences of 1 tokens are too short for 8 GPUs"),
     ],
 )
@@ -377,3 +381,30 @@ def test_planning_accepts_a_derived_profile(tmp_path: Path, lengths: Path) -> No
     )
     assert json.loads(stdout)
     assert "derived" in succeeded(call("profile", "show", profile, "--gpus", 16))
+
+
+def test_layers_in_host_memory_leave_the_device_and_are_limited(tmp_path: Path) -> None:
+    arguments = (
+        *("estimate", "--model", "llama3-8b", "--hardware", tmp_path / "device.json", "--tp", 2),
+        *("--seq-len", 32768, "--batch", 4, "--json", "--recompute"),
+    )
+
+    device(tmp_path, base="h100-80gb", host_memory_gb=100)
+
+    def estimate(mode: str, code: int = 0) -> dict[str, Any]:
+        outcome = call(*arguments, mode)
+        assert (outcome.code, outcome.err) == (code, "")
+        (estimated,) = json.loads(outcome.out)["estimates"]
+        return cast("dict[str, Any]", estimated)
+
+    kept, half, whole = (estimate(mode) for mode in ("mlp", "mlp+0.5", "mlp+1"))
+    assert kept["host_bytes"] == 0
+    assert whole["host_bytes"] == 2 * half["host_bytes"] > 0
+    assert kept["peak_bytes"] > half["peak_bytes"] > whole["peak_bytes"]
+    assert kept["iteration_ms"] <= half["iteration_ms"] <= whole["iteration_ms"]
+    device(tmp_path, base="h100-80gb", host_memory_gb=1)
+    assert estimate("mlp+1", code=3)["verdict"] == "does not fit"
+    device(tmp_path, base="h100-80gb")
+    rejected = call(*arguments, "mlp+1")
+    assert (rejected.code, rejected.out) == (2, "")
+    assert "State host_memory_gb in a device file, or leave the mode out" in rejected.err

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,17 +23,14 @@ class Stopwatch:
         """End the measurement with the work submitted so far."""
         self._stopped = self._now()
 
-    @contextmanager
-    def pause(self) -> Iterator[None]:
-        """Leave out the device's time of the work submitted within; nothing after ``stop``."""
+    def run_apart(self, function: Callable[[], None]) -> None:
+        """Run ``function`` and leave out the device's time of its work, unless stopped."""
         if self._stopped is not None:
-            yield
+            function()
             return
         paused = self._now()
-        try:
-            yield
-        finally:
-            self._pauses.append((paused, self._now()))
+        function()
+        self._pauses.append((paused, self._now()))
 
     def seconds(self) -> float:
         """Return the seconds between the two, after the device has come to the second."""

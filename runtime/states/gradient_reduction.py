@@ -137,6 +137,7 @@ class ReduceEachMicroBatch:
         if view is not None:
             for unit in self._units:
                 unit.forget_gradient()
+                unit.reserve_reduced()
                 unit.reduced.zero_()
 
     def next_micro_batch(self) -> None:

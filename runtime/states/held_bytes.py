@@ -23,8 +23,8 @@ TOLERANCE = 1.1
 class HeldBytes:
     """Bytes of this rank: ``parameters`` and ``gradients`` that it computes with.
 
-    ``states`` that it owns: masters, their summed gradients, moments as of AdamW; ``frozen``:
-    the model's other tensors.
+    ``states`` that it owns: masters, moments as of AdamW, summed gradients if they are there during
+    micro-batches; ``frozen``: the model's other tensors.
     """
 
     parameters: int
@@ -79,7 +79,9 @@ def count_held_bytes(units: Iterable[Unit], others: Iterable[Tensor] = ()) -> He
             gradients += unit.gradient.nbytes
         else:
             passing.append((unit.padded + unit.master.numel()) * unit.exact.itemsize)
-        states += unit.master.nbytes + unit.reduced.nbytes + MOMENTS * unit.master.nbytes
+        # The summed gradient is there once activations are gone, or with passing gradients always.
+        summed = 0 if unit.keeps_gradient else unit.master.nbytes
+        states += (1 + MOMENTS) * unit.master.nbytes + summed
         ours.add(unit.flat.untyped_storage().data_ptr())
     gradients += sum(sorted(passing)[-IN_FLIGHT - 1 :])
     storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in others}

@@ -3,7 +3,7 @@
 Every rank computes with all parameters, so that parameters are all-gathered and gradients
 reduce-scattered, or broadcast from each owner of whole parameters and reduced to it. A rank
 holds, in bytes for each parameter of the model: its dtype's 2 or 4, 4 of gradients, and (4 master +
-4 summed gradient + the optimizer's) / ranks.
+the optimizer's) / ranks; with 4 / ranks of summed gradients from the last backward to the update.
 """
 
 from __future__ import annotations

@@ -16,10 +16,11 @@ class Unit:
     """Parameters of one dtype that travel together, see ``UnitLayout``.
 
     ``master`` and ``reduced``: the owned part and its summed gradient, in fp32 (fp64 for fp64
-    parameters). ``flat`` and ``gradient``: the buffers of the parts held in the step, in the
-    parameters' dtype and in the master's; ``parameters``: the parts of ``flat`` that autograd knows
-    as leaves, whose gradients ``accumulate`` adds to ``gradient``. Without ``keeps_gradient`` that
-    is there from the first of them on, until ``forget_gradient``.
+    parameters), the latter from its reduction on, until ``forget_reduced``. ``flat`` and
+    ``gradient``: the buffers of the parts held in the step, in the parameters' dtype and in the
+    master's; ``parameters``: the parts of ``flat`` that autograd knows as leaves, whose gradients
+    ``accumulate`` adds to ``gradient``. Without ``keeps_gradient`` that is there from the first of
+    them on, until ``forget_gradient``.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class Unit:
         self.exact = accumulation_dtype(dtype)
         self.start, self.stop = layout.iterate_owned(rank)
         self.master = torch.zeros(layout.room(rank), dtype=self.exact, device=device)
-        self.reduced = torch.zeros_like(self.master)
+        self.reduced = torch.empty(0, dtype=self.exact, device=device)
         self.flat = torch.empty(0, dtype=dtype, device=device)
         self.gradient = torch.empty(0, dtype=self.exact, device=device)
         self.parameters: list[Tensor] = []
@@ -75,9 +76,18 @@ class Unit:
             self.gradient = torch.zeros_like(self.flat, dtype=self.exact)
 
     def forget_gradient(self) -> None:
-        """Free the reduced gradient, unless it is kept."""
+        """Free the held parts' gradient, unless it is kept."""
         if not self.keeps_gradient:
             self.gradient = torch.empty(0, dtype=self.exact, device=self.device)
+
+    def reserve_reduced(self) -> None:
+        """Allocate the owned part's summed gradient, without values, unless present."""
+        if self.reduced.numel() != self.master.numel():
+            self.reduced = torch.empty_like(self.master)
+
+    def forget_reduced(self) -> None:
+        """Free the owned part's summed gradient."""
+        self.reduced = torch.empty(0, dtype=self.exact, device=self.device)
 
     def hold(self, parameter: Tensor, local: int) -> None:
         """Let autograd's leaf ``parameter``, a view of ``flat`` from ``local`` on, be held."""

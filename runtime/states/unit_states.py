@@ -13,8 +13,7 @@ syncs in one order, also on ranks without work.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
@@ -36,6 +35,18 @@ from seqplan.runtime.states.unit import Unit, natural
 from seqplan.runtime.stopwatch import Stopwatch
 
 
+def _run_apart(finish: Finish, stopwatch: Stopwatch | None) -> None:
+    if stopwatch is None:
+        finish()
+    else:
+        stopwatch.run_apart(finish)
+
+
+_disable: Any = torch._disable_dynamo  # type: ignore[attr-defined]
+_finish_apart = _disable(_run_apart)
+"""For compiled layers, which trace what they wait for."""
+
+
 class UnitStates:
     """``units`` in the order of their first use; ``group`` carries nothing else.
 
@@ -52,6 +63,7 @@ class UnitStates:
         self.units = list(units)
         self.syncs: list[ParameterSync] = []
         self.stopwatch: Stopwatch | None = None
+        self._masters: list[tuple[str, nn.Parameter]] = []
         self._group = group
         self._gathering: list[Finish | None] = [None] * len(self.units)
         self._reduction: GradientReduction
@@ -74,15 +86,21 @@ class UnitStates:
         """Return what this rank owns by parameter name, for the optimizer.
 
         Slices of one axis, for an element-wise optimizer such as AdamW, whose names repeat over
-        ranks that share a parameter; or whole parameters in the model's shapes.
+        ranks that share a parameter; or whole parameters in the model's shapes. They have gradients
+        from ``reduce_scatter`` to the next ``all_gather``.
         """
-        masters = []
+        if not self._masters:
+            self._masters = [
+                (layout.name, nn.Parameter(self.view_owned(layout, master)))
+                for layout, master, _ in self._iterate_owned()
+            ]
+        return list(self._masters)
+
+    def _iterate_owned(self) -> Iterator[tuple[ParameterLayout, Tensor, Tensor]]:
+        """Yield what this rank owns: parameter, master and summed gradient, flat."""
         for unit in self.units:
             for layout, _, master, gradient in unit.iterate_owned():
-                parameter = nn.Parameter(self.view_owned(layout, master))
-                parameter.grad = self.view_owned(layout, gradient)
-                masters.append((layout.name, parameter))
-        return masters
+                yield layout, master, gradient
 
     def check_non_blocking(self) -> None:
         """Raise ``ValueError`` if a step waits for the device on the host."""
@@ -106,6 +124,7 @@ class UnitStates:
         Also clears the step's gradients. ``view``: of the step, needed if gradients are reduced
         after each micro-batch.
         """
+        self.forget_gradients()
         self._reduction.begin(view)
         for at, unit in enumerate(self.units):
             unit.clear_gradients()
@@ -116,8 +135,7 @@ class UnitStates:
         finish = self._gathering[at]
         if finish is not None:
             self._gathering[at] = None
-            with nullcontext() if self.stopwatch is None else self.stopwatch.pause():
-                finish()
+            _finish_apart(finish, self.stopwatch)
 
     def next_micro_batch(self) -> None:
         """Get ready for a micro-batch's forward; call it before each.
@@ -146,6 +164,16 @@ class UnitStates:
         Called once a step by every rank, also by those without work.
         """
         self._reduction.finish()
+        owned = zip(self.master_parameters(), self._iterate_owned(), strict=True)
+        for (_, parameter), (layout, _, gradient) in owned:
+            parameter.grad = self.view_owned(layout, gradient)
+
+    def forget_gradients(self) -> None:
+        """Free the summed gradients of what this rank owns, which the optimizer has read."""
+        for _, parameter in self._masters:
+            parameter.grad = None
+        for unit in self.units:
+            unit.forget_reduced()
 
     def start_norm_and_sum(self, value: Tensor | float = 0.0) -> Tensor:
         """Sum the squares of the whole gradient, and ``value``, over all ranks, together.
@@ -224,4 +252,5 @@ class UnitStates:
 
     def _start_reduce_scatter(self, at: int, add: bool) -> Finish:
         self.finish_all_gather(at)  # of a unit that this rank only owns, or has not used
+        self.units[at].reserve_reduced()
         return self.syncs[at].reduce_scatter(self.units[at], add=add)

@@ -37,10 +37,13 @@ def states_and_optimizer(
 def updates(states: ShardedStates, optimizer: torch.optim.Optimizer, first: int, last: int) -> None:
     """Update with gradients that depend on the step and the element's place only."""
     for step in range(first, last):
-        for unit in states.units:
-            for layout, start, master, gradient in unit.iterate_owned():
-                places = torch.arange(start, start + master.numel(), dtype=torch.float32)
-                gradient.copy_(torch.sin(places * (step + 1) + len(layout.name)))
+        parts = [part for unit in states.units for part in unit.iterate_owned()]
+        for (_, owned), (layout, start, master, _) in zip(
+            states.master_parameters(), parts, strict=True
+        ):
+            places = torch.arange(start, start + master.numel(), dtype=torch.float32)
+            gradient = torch.sin(places * (step + 1) + len(layout.name))
+            owned.grad = states.view_owned(layout, gradient)
         optimizer.step()
 
 

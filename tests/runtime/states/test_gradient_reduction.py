@@ -108,7 +108,8 @@ def test_no_rank_holds_all_gradients() -> None:
     """A layer at a time, in addition to those under way; the counted bytes include all of these."""
     for sharded, passing, most in run_ranks(held, 2):
         assert passing.parameters == sharded.parameters
-        assert passing.states == sharded.states
+        # Summed gradients are there during micro-batches, next to masters and two moments.
+        assert passing.states == pytest.approx(sharded.states * 4 / 3)
         assert passing.gradients < 0.75 * sharded.gradients
         layer = 4 * (64 * 64 + 2 * 32 * 64 + 64 * 64 + 3 * 128 * 64 + 2 * 64)
         assert 4 * most < 1.1 * layer

@@ -172,6 +172,11 @@ def keep_result(kind: Kind, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[
     return current.run(kind, compute_apart)
 
 
+def is_selective() -> bool:
+    """Return whether a mode that chooses the results to keep runs here."""
+    return _current_pass() is not None
+
+
 def run_last(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
     """Run the last product of a layer, whose result backward does not read: never kept."""
     current = _current_pass()

@@ -114,15 +114,18 @@ def gather_heads(out: Tensor, layout: UlyssesLayout, split: HeadSplit, peers: Pe
     return unflatten_heads(rows, (split.queries[-1][1], width))[0]
 
 
-def scatter_output_gradient(
-    dout: Tensor, layout: UlyssesLayout, split: HeadSplit, peers: Peers
-) -> Tensor:
-    """Compute the backward of ``gather_heads``."""
-    width = dout.shape[2]
-    heads = [stop - first for first, stop in split.queries]
-    packed = _pack((dout, split.queries))
-    rows = _gather_tokens(packed, [number * width for number in heads], layout, peers)
-    return unflatten_heads(rows, (heads[layout.rank], width))[0]
+def scatter_outputs(
+    *outputs: Tensor, layout: UlyssesLayout, split: HeadSplit, peers: Peers
+) -> tuple[Tensor, ...]:
+    """Compute the backward of ``gather_heads`` for gradients or outputs, in one exchange.
+
+    Each (local tokens, all heads, d) → (ring buffer's tokens, this rank's heads, d).
+    """
+    numbers = [stop - first for first, stop in split.queries]
+    widths = [number * sum(output.shape[2] for output in outputs) for number in numbers]
+    packed = _pack(*((output, split.queries) for output in outputs))
+    rows = _gather_tokens(packed, widths, layout, peers)
+    return unflatten_heads(rows, *((numbers[layout.rank], o.shape[2]) for o in outputs))
 
 
 def gather_input_gradients(

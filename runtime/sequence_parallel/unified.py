@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seqplan.runtime.recomputation import keep_result
+from seqplan.runtime.recomputation import is_selective, keep_result
 from seqplan.runtime.sequence_parallel.context import AttentionContext
 from seqplan.runtime.sequence_parallel.kernels import Attended, Scores, kernel_for
 from seqplan.runtime.sequence_parallel.masks import Mask
@@ -30,7 +30,7 @@ from seqplan.runtime.sequence_parallel.ulysses import (
     gather_heads,
     gather_input_gradients,
     scatter_heads,
-    scatter_output_gradient,
+    scatter_outputs,
 )
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -133,10 +133,14 @@ class _Attention(torch.autograd.Function):
         keys, values = _expand(k, v, split, context)
         own_sinks = None if sinks is None else sinks[slice(*split.queries[layout.rank])]
         out, lse = keep_result("attention", lambda: ring_forward(q, keys, values, ring, own_sinks))
-        ctx.save_for_backward(q, k, v, sinks, out, lse)
+        result = out
         if len(layout.ranks) > 1:
-            return gather_heads(out, layout, split, context.peers)
-        return out
+            result = gather_heads(out, layout, split, context.peers)
+        # The product after attention keeps its result, so that backward exchanges it once more
+        # rather than keep it twice. Selective modes keep what the exchange starts from.
+        ctx.exchanged = result is not out and not is_selective()
+        ctx.save_for_backward(q, k, v, sinks, result if ctx.exchanged else out, lse)
+        return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -146,7 +150,11 @@ class _Attention(torch.autograd.Function):
         layout = context.ulysses
         (dout,) = gradients
         if len(layout.ranks) > 1:
-            dout = scatter_output_gradient(dout, layout, split, context.peers)
+            outputs = (dout, out) if ctx.exchanged else (dout,)
+            dout, *exchanged = scatter_outputs(
+                *outputs, layout=layout, split=split, peers=context.peers
+            )
+            (out,) = exchanged or (out,)
         else:
             dout = _unit_stride(dout)
         ring = _ring(context, q, v, ctx.scores, ctx.mask)

@@ -70,6 +70,7 @@ class StagedStates(UnitStates):
         self._by_name = {unit.name: at for at, unit in enumerate(self.units)}
         self._held: dict[str, list[tuple[ParameterLayout, Tensor]]] = {}
         self._laid_out: Placement | None = None
+        self._last_held = -1
         self.moves = lru_cache(maxsize=PLACEMENTS)(self._moves)
 
     def begin(self, placement: Placement) -> None:
@@ -90,6 +91,8 @@ class StagedStates(UnitStates):
                     self._lay_out(unit, shard, sum(part.numel for part in held))
                     syncs.append(MessageSync(self._peers, self._rank, moves[at]))
             self.syncs = syncs
+            held_units = [at for at, unit in enumerate(self.units) if unit.parameters]
+            self._last_held = max(held_units, default=-1)
             self._laid_out = placement
         self.all_gather()
 
@@ -98,7 +101,11 @@ class StagedStates(UnitStates):
 
         As the model has them, (rows,) or (rows, columns) of this tp rank.
         """
-        self.finish_all_gather(self._by_name[unit])
+        at = self._by_name[unit]
+        self.finish_all_gather(at)
+        if at == self._last_held:  # what this rank only sends would else stay until the step's end
+            for other in range(len(self.units)):
+                self.finish_all_gather(other)
         return {layout.name: natural(layout, leaf) for layout, leaf in self._held[unit]}
 
     def _moves(self, placement: Placement) -> list[UnitMoves] | None:

@@ -171,6 +171,7 @@ def run_step(
                 output = model(micro_batch.tokens, micro_batch.context)
                 calls = micro_batch.context.attention_calls(calls)
                 loss = divisor.divide(loss_of(output, micro_batch))
+            del output  # logits, which backward does not read
             states.backward(loss, last=micro_batch.last)
             total = total + loss.detach().double()
         computing.stop()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -92,15 +92,17 @@ def run(
     staged: bool = False,
     modes: Sequence[str] = ("",),
     layers: int = LAYERS,
+    sizes: Mapping[str, int] = SIZES,
     lengths: Sequence[int] = LENGTHS,
+    steps: int = 3,
     non_blocking: bool = False,
     targets: bool = False,
     log: list[tuple[Any, ...]] | None = None,
     **options: Any,
 ) -> Result:
-    """Two steps of one rank, the second of lengths that the first had not."""
+    """Steps of one rank, each of lengths that those before had not."""
     with rehearsal(rank, world) as (recording, distributed):
-        config = ModelConfig(**SIZES, layers=layers)
+        config = ModelConfig(**sizes, layers=layers)
         groups = runtime.Communicators.create()
         data = (SeededTargets if targets else SeededTokens)(config.vocab, 0)
         step: Callable[[Any, Any], Any]
@@ -137,17 +139,19 @@ def run(
                 view, work, model, states, optimizer, clip_norm=1.0, non_blocking=non_blocking
             )
         result: Result = {"layers": layers, "micro_batches": len(modes)}
-        for number in range(3):
+        for number in range(steps):
             shifted = [length - number for length in lengths]
             view = rank_view(make_plan(scheme, world, shifted, modes), rank)
+            states.forget_gradients()
             recording.restart()
-            before = recording.bytes_now
+            before = result["at rest"] = recording.bytes_now
             work = prepare(view)
             result["prepare"] = count(recording)
             recording.restart()
             step(view, work)
             result["step"] = count(recording)
             del work
+            states.forget_gradients()
             result["leaked"] = recording.bytes_now - before
         for _ in states.export():
             pass

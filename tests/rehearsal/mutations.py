@@ -14,6 +14,7 @@ from seqplan.runtime.device_copy import PackedCopy, copy_to_device
 from seqplan.runtime.models import llama
 from seqplan.runtime.sequence_parallel.kernels import cuda_flash
 from seqplan.runtime.sequence_parallel.peers import Peers, Transfer
+from seqplan.runtime.states.unit import Unit
 from seqplan.runtime.tensor_parallel import groups
 from seqplan.runtime.tensor_parallel.process_groups import NewGroups
 
@@ -94,6 +95,22 @@ def keep_a_tensor() -> None:
     llama.swiglu = keep
 
 
+def keep_more_for_backward() -> None:
+    """Let autograd keep a copy of every feed-forward's result."""
+    plain = llama.swiglu
+
+    def keep(gate_up: Tensor) -> Tensor:
+        out = plain(gate_up)
+        return out * out.detach().clone()
+
+    llama.swiglu = keep
+
+
+def keep_summed_gradients() -> None:
+    """Let owners keep summed gradients from step to step."""
+    Unit.forget_reduced = lambda self: None  # type: ignore[method-assign]
+
+
 def launch_more() -> None:
     """Launch ten more kernels in every layer."""
     plain = llama.swiglu
@@ -146,6 +163,8 @@ MUTATIONS: dict[str, Callable[[], None]] = {
     "transposed": send_transposed,
     "leak": keep_a_tensor,
     "launches": launch_more,
+    "activations": keep_more_for_backward,
+    "states": keep_summed_gradients,
     "groups": make_groups_one_by_one,
     "alone": send_alone,
     "sizes": receive_less_on_one_rank,

@@ -35,8 +35,9 @@ def main(libraries: str, *names: str) -> None:
     fake_distributed.install()
     from attached_cases import ATTACHED
     from cases import CASES
+    from peak_cases import PEAKS
 
-    every = {**CASES, **ATTACHED}
+    every = {**CASES, **PEAKS, **ATTACHED}
     if names[:1] == ("--mutation",):
         from mutations import MUTATIONS
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -87,10 +88,28 @@ def _result(
     return CheckResult(name, tuple(figures), time.monotonic() - started, tuple(notes))
 
 
+def _nccl_version(settings: VerifySettings) -> str | None:
+    if not settings.cuda or not hasattr(torch._C, "_nccl_version"):
+        return None
+    version: Any = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    return ".".join(map(str, version))
+
+
+def _run_smi(*arguments: str) -> str | None:
+    """Return the output of nvidia-smi; None without it, or if it fails."""
+    try:
+        completed = subprocess.run(
+            ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return completed.stdout.strip()
+
+
 def verification_document(
     settings: VerifySettings, results: Sequence[CheckResult], command: str
 ) -> dict[str, Any]:
-    """Return everything as JSON: date, device, versions, command, and every figure."""
+    """Return everything as JSON: date, device, versions, topology, command, and every figure."""
     return {
         "schema": 1,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -102,7 +121,12 @@ def verification_document(
             "python": platform.python_version(),
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
+            "nccl": _nccl_version(settings),
+            "driver": _run_smi("--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
+            if settings.cuda
+            else None,
         },
+        "topology": _run_smi("topo", "--matrix") if settings.cuda else None,
         "command": command,
         "quick": settings.quick,
         "missed": sum(len(result.misses) for result in results),

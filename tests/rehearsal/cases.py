@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fake_device import fake_device
+from fake_device import MEMORY, fake_device
 from fake_distributed import FakeDistributed, FakeGroup, fake_distributed
 from matching import find_mismatches
 from recording import Recording
@@ -51,11 +51,21 @@ class SeededTargets(SeededTokens):
 
 
 @contextmanager
-def rehearsal(rank: int, world: int) -> Iterator[tuple[Recording, FakeDistributed]]:
-    """Be one rank of ``world`` on fake CUDA."""
+def rehearsal(
+    rank: int, world: int, memory: int = MEMORY
+) -> Iterator[tuple[Recording, FakeDistributed]]:
+    """Be one rank of ``world`` on fake CUDA with ``memory`` bytes."""
     recording = Recording()
-    with fake_distributed(recording, rank, world) as distributed, fake_device(recording, world):
+    with (
+        fake_distributed(recording, rank, world) as distributed,
+        fake_device(recording, world, memory),
+    ):
         yield recording, distributed
+
+
+def list_faults(recording: Recording) -> dict[str, int]:
+    """What a device or NCCL would reject, with the line that does it."""
+    return {f"{kind} ({line})": n for (kind, line), n in recording.faults.items()}
 
 
 def make_plan(scheme: str, world: int, lengths: Sequence[int], modes: Sequence[str]) -> Plan:
@@ -156,7 +166,7 @@ def run(
         for _ in states.export():
             pass
         result["groups"] = distributed.made
-        result["faults"] = {f"{kind} ({line})": n for (kind, line), n in recording.faults.items()}
+        result["faults"] = list_faults(recording)
         if log is not None:
             log += [with_members(event) for event in recording.events]
         return result
@@ -239,7 +249,7 @@ def make_groups(world: int) -> Result:
         tensor_groups = TensorGroups(groups.tensor, degrees)
         whole = tensor_groups.of(tuple(range(world)))
         assert whole is not None
-        faults = {f"{kind} ({line})": n for (kind, line), n in recording.faults.items()}
+        faults = list_faults(recording)
         return {"groups": distributed.made, "degree": whole.degree, "faults": faults}
 
 

@@ -46,17 +46,38 @@ MEMORY = 80 * 2**30
 NAME, CAPABILITY = "NVIDIA H100 80GB HBM3", (9, 0)
 
 
+class ThreadedFakeMode(FakeTensorMode):
+    """Fake tensors of several threads: whether one runs a kernel is that thread's alone."""
+
+    _local = threading.local()
+
+    @property
+    def in_kernel_invocation(self) -> bool:  # type: ignore[override]
+        """Whether devices read as meta."""
+        return getattr(self._local, "in_kernel", False)
+
+    @in_kernel_invocation.setter
+    def in_kernel_invocation(self, value: bool) -> None:
+        self._local.in_kernel = value
+
+
 class FakeCuda(TorchDispatchMode):
     """Routes operations; see the module."""
 
     _lock = threading.RLock()
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, memory: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.recording = recording
-        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.recording, self._memory = recording, memory
+        self.fake = ThreadedFakeMode(allow_non_fake_inputs=True)
         self._storages: set[int] = set()
         self._written: dict[int, tuple[int, int]] = {}
+
+    def share(self) -> FakeCuda:
+        """Return the same device for another thread, whose mode it is."""
+        other = FakeCuda(self.recording, self._memory)
+        other.fake, other._storages, other._written = self.fake, self._storages, self._written
+        return other
 
     def __torch_dispatch__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -164,6 +185,8 @@ class FakeCuda(TorchDispatchMode):
             storage = leaf.untyped_storage()
             key = storage._cdata
             if key not in self._storages:
+                if self.recording.bytes_now + storage.nbytes() > self._memory:
+                    raise torch.OutOfMemoryError("CUDA out of memory: the fake device is full")
                 self._storages.add(key)
                 blocks = self.recording.allocate(storage.nbytes())
                 weakref.finalize(storage, self._forget, key, blocks)
@@ -244,13 +267,13 @@ def _list_values(tensor: Tensor) -> Any:
 
 
 @contextmanager
-def fake_device(recording: Recording, ranks: int) -> Iterator[FakeCuda]:
-    """Let torch have ``ranks`` CUDA devices, of which this process uses the first."""
+def fake_device(recording: Recording, ranks: int, memory: int) -> Iterator[FakeCuda]:
+    """Let torch have ``ranks`` CUDA devices of ``memory`` bytes; this process uses the first."""
     FusedNorm.recording = recording
     FakeEvent.waited = recording.wait
     properties = SimpleNamespace(
         name=NAME,
-        total_memory=MEMORY,
+        total_memory=memory,
         major=CAPABILITY[0],
         minor=CAPABILITY[1],
         multi_processor_count=132,
@@ -266,6 +289,13 @@ def fake_device(recording: Recording, ranks: int) -> Iterator[FakeCuda]:
             fused: Tensor = FusedNorm.apply(hidden, weight)  # type: ignore[no-untyped-call]
             return fused
         return plain_norm(hidden, shape, weight, eps)
+
+    device = FakeCuda(recording, memory)
+    run_thread = threading.Thread.run
+
+    def run_with_device(thread: threading.Thread) -> None:
+        with device.share():  # modes are per thread
+            run_thread(thread)
 
     replaced: list[tuple[Any, str, Any]] = [
         *(
@@ -290,7 +320,7 @@ def fake_device(recording: Recording, ranks: int) -> Iterator[FakeCuda]:
                 "max_memory_allocated": lambda *_: recording.bytes_peak,
                 "max_memory_reserved": lambda *_: recording.bytes_peak,
                 "reset_peak_memory_stats": reset_peak,
-                "mem_get_info": lambda *_: (MEMORY - recording.bytes_now, MEMORY),
+                "mem_get_info": lambda *_: (memory - recording.bytes_now, memory),
                 "get_rng_state": lambda *_: torch.zeros(16, dtype=torch.uint8),
                 "set_rng_state": lambda *_: None,
                 "is_current_stream_capturing": lambda: False,
@@ -303,6 +333,7 @@ def fake_device(recording: Recording, ranks: int) -> Iterator[FakeCuda]:
                 "is_initialized": lambda: True,
             }.items()
         ),
+        (threading.Thread, "run", run_with_device),
         (Tensor, "pin_memory", _pin),
         (Tensor, "record_stream", lambda *_: None),
         (nn.functional, "rms_norm", rms_norm),
@@ -316,7 +347,7 @@ def fake_device(recording: Recording, ranks: int) -> Iterator[FakeCuda]:
     lift = torch._C._set_only_lift_cpu_tensors
     lift(True)
     try:
-        with FakeCuda(recording) as device:
+        with device:
             yield device
     finally:
         lift(False)

@@ -56,6 +56,7 @@ class FakeDistributed:
         self._groups = 0
         self.made = 0
         """Calls that made process groups."""
+        self.initialized = True
         self.world = self._make(tuple(range(world)), "nccl")
         self.world.bound_device_id = torch.device("cuda", 0)
 
@@ -67,6 +68,7 @@ class FakeDistributed:
         return group if isinstance(group, FakeGroup) else self.world
 
     def init_process_group(self, backend: str = "nccl", *, device_id: Any = None, **_: Any) -> None:
+        self.initialized = True
         if device_id is None:
             self._recording.fault("NCCL without device_id")
 
@@ -107,9 +109,10 @@ class FakeDistributed:
         return list(self._of(group).members)
 
     def is_initialized(self) -> bool:
-        return True
+        return self.initialized
 
-    def destroy_process_group(self, group: Any = None) -> None: ...
+    def destroy_process_group(self, group: Any = None) -> None:
+        self.initialized = False
 
     def barrier(self, group: Any = None, **_: Any) -> None:
         self._log("barrier", group, ())
@@ -202,7 +205,7 @@ def _gather_own(tensors: Sequence[Tensor]) -> None:
     *outs, one = tensors
     known = one.__dict__.get("known") if one.device.type == "cuda" else one
     for out in outs:
-        if known is None or known.numel() > 64:
+        if known is None or (out.device.type == "cuda" and known.numel() > 64):
             continue
         whole = known.flatten().repeat(out.numel() // max(known.numel(), 1)).view(out.shape)
         if out.device.type == "cuda":

@@ -35,9 +35,10 @@ def main(libraries: str, *names: str) -> None:
     fake_distributed.install()
     from attached_cases import ATTACHED
     from cases import CASES
+    from device_cases import DEVICE_CASES
     from peak_cases import PEAKS
 
-    every = {**CASES, **PEAKS, **ATTACHED}
+    every = {**CASES, **PEAKS, **DEVICE_CASES, **ATTACHED}
     if names[:1] == ("--mutation",):
         from mutations import MUTATIONS
 

@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 from build import build, why_not
+from jsonschema import validate
 
 HERE = Path(__file__).parent
+SCHEMA = json.loads((HERE.parents[1] / "docs" / "verified.schema.json").read_text("utf-8"))
 EVERY = bool(os.environ.get("SEQPLAN_REHEARSE"))
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "a rehearsal")
@@ -24,6 +26,7 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "a rehearsa
 QUICK = (
     *("module u1", "module r8", "module modes", "staged tp4.pp2", "restore fused"),
     *("module non-blocking", "groups", "match r4", "peak tp1 none"),
+    *("verify rates", "values", "example"),
 )
 OTHERS = (
     *("module u8", "module u2.r4", "module by parameter", "module by micro-batch"),
@@ -33,11 +36,13 @@ OTHERS = (
     *("peak tp1 full", "peak u8 none", "peak u8 full", "peak r8 none", "peak r8 full"),
     *("peak tp4.pp2 none", "peak tp4.pp2 full"),
     *("peak tp4.pp2 last stage none", "peak tp4.pp2 last stage full"),
+    *("verify attention", "verify profile", "verify memory", "verify step", "verify ranks", "sync"),
     *("attached Llama", "attached Mistral", "attached Gemma2", "attached Qwen3Moe"),
     "attached GptOss",
 )
 CASES = (*QUICK, *OTHERS) if EVERY else QUICK
 STEPS = tuple(name for name in CASES if name.startswith(("module", "staged", "attached")))
+DEVICE = tuple(name for name in CASES if name.startswith(("verify", "values", "sync", "example")))
 
 ALLOWED_WAITS = {
     "runtime/training/run_step.py": "the norm and the loss of a step",
@@ -135,7 +140,7 @@ def test_a_step_is_prepared_by_one_copy(recorded: dict[str, Recorded], name: str
     assert sum(recorded[name]["prepare"]["copies"].values()) == 1
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", [*STEPS, *DEVICE])
 def test_nccl_and_streams_are_used_by_their_rules(recorded: dict[str, Recorded], name: str) -> None:
     assert recorded[name]["faults"] == {}
 
@@ -165,6 +170,26 @@ def test_process_groups_of_a_large_job_take_few_calls(recorded: dict[str, Record
     assert recorded["groups"]["groups"] <= MOST_GROUPS
     assert recorded["groups"]["degree"] == 1024
     assert recorded["groups"]["faults"] == {}
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("verify")])
+def test_checks_of_a_device_have_figures(recorded: dict[str, Recorded], name: str) -> None:
+    assert recorded[name]["figures"] > 2
+    assert not [note for note in recorded[name]["notes"] if "out of memory" in note]
+    validate(recorded[name]["document"], SCHEMA)
+
+
+def test_every_sequence_has_a_value_for_each_token(recorded: dict[str, Recorded]) -> None:
+    assert recorded["values"]["lengths"]
+
+
+def test_the_example_trains(recorded: dict[str, Recorded]) -> None:
+    assert [json.loads(line)["step"] for line in recorded["example"]["lines"]] == [0]
+
+
+@pytest.mark.skipif(not EVERY, reason="./run rehearse measures the sync")
+def test_the_sync_is_measured(recorded: dict[str, Recorded]) -> None:
+    assert recorded["sync"]["times"] == [5] * 4
 
 
 def launches_per_layer(result: Recorded) -> float:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from command_line import call, complaint, nothing_left, succeeded
+from jsonschema import validate
 from trainers import launched
 
 from seqplan.api.cli.profile.verify_device import CHECKS
@@ -20,6 +21,7 @@ from seqplan.profiler.verify.settings import VerifySettings
 from seqplan.runtime.sequence_parallel.kernels import CpuKernel, PartialGradients
 
 PATIENCE_S = 60.0
+SCHEMA = Path(__file__).resolve().parents[3] / "docs" / "verified.schema.json"
 
 
 def test_every_check_on_a_cpu(tmp_path: Path) -> None:
@@ -28,6 +30,7 @@ def test_every_check_on_a_cpu(tmp_path: Path) -> None:
     text = succeeded(outcome)
     assert "no limit was missed" in text
     document = json.loads(output.read_text())
+    validate(document, json.loads(SCHEMA.read_text("utf-8")))
     assert document["versions"]["torch"] == torch.__version__
     assert {"date", "device", "command", "versions"} <= set(document)
     assert [check["check"] for check in document["checks"]] == list(CHECKS)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import torch
 from torch import Tensor
+from torch.profiler import record_function
 
 from seqplan.runtime.recomputation import is_selective, keep_result
 from seqplan.runtime.sequence_parallel.context import AttentionContext
@@ -90,7 +91,8 @@ def attention(
     split = HeadSplit.from_heads(q.shape[1], k.shape[1], len(context.ulysses.ranks))
     context.count_call()
     scores = Scores(q.shape[2] ** -0.5 if scale is None else scale, softcap)
-    result: Tensor = _Attention.apply(q, k, v, sinks, context, split, scores, mask)  # type: ignore[no-untyped-call]
+    with record_function("seqplan::attention"):
+        result: Tensor = _Attention.apply(q, k, v, sinks, context, split, scores, mask)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -144,11 +146,16 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        with record_function("seqplan::attention_backward"):
+            return _Attention.compute_gradients(ctx, *gradients)
+
+    @staticmethod
+    def compute_gradients(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        """Compute the gradients of q, k, v and sinks; None for the rest."""
         q, k, v, sinks, out, lse = ctx.saved_tensors
         context: AttentionContext = ctx.context
         split: HeadSplit = ctx.split
         layout = context.ulysses
-        (dout,) = gradients
         if len(layout.ranks) > 1:
             outputs = (dout, out) if ctx.exchanged else (dout,)
             dout, *exchanged = scatter_outputs(

@@ -18,6 +18,7 @@ from typing import Any, get_args
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.profiler import record_function
 
 from seqplan.plans.views.parameter_layout import ParameterLayout
 from seqplan.plans.views.rank_view import RankView
@@ -36,10 +37,11 @@ from seqplan.runtime.stopwatch import Stopwatch
 
 
 def _run_apart(finish: Finish, stopwatch: Stopwatch | None) -> None:
-    if stopwatch is None:
-        finish()
-    else:
-        stopwatch.run_apart(finish)
+    with record_function("seqplan::wait_for_parameters"):
+        if stopwatch is None:
+            finish()
+        else:
+            stopwatch.run_apart(finish)
 
 
 _disable: Any = torch._disable_dynamo  # type: ignore[attr-defined]
@@ -125,10 +127,11 @@ class UnitStates:
         after each micro-batch.
         """
         self.forget_gradients()
-        self._reduction.begin(view)
-        for at, unit in enumerate(self.units):
-            unit.clear_gradients()
-            self._gathering[at] = self.syncs[at].all_gather(unit)
+        with record_function("seqplan::all_gather"):
+            self._reduction.begin(view)
+            for at, unit in enumerate(self.units):
+                unit.clear_gradients()
+                self._gathering[at] = self.syncs[at].all_gather(unit)
 
     def finish_all_gather(self, at: int) -> None:
         """Wait for a unit's parameters, if its all-gather is under way."""
@@ -163,7 +166,8 @@ class UnitStates:
 
         Called once a step by every rank, also by those without work.
         """
-        self._reduction.finish()
+        with record_function("seqplan::reduce_scatter"):
+            self._reduction.finish()
         owned = zip(self.master_parameters(), self._iterate_owned(), strict=True)
         for (_, parameter), (layout, _, gradient) in owned:
             parameter.grad = self.view_owned(layout, gradient)
@@ -253,4 +257,5 @@ class UnitStates:
     def _start_reduce_scatter(self, at: int, add: bool) -> Finish:
         self.finish_all_gather(at)  # of a unit that this rank only owns, or has not used
         self.units[at].reserve_reduced()
-        return self.syncs[at].reduce_scatter(self.units[at], add=add)
+        with record_function("seqplan::start_reduce_scatter"):
+            return self.syncs[at].reduce_scatter(self.units[at], add=add)

@@ -12,6 +12,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import record_function
 
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.data.micro_batch import MicroBatchWork
@@ -210,5 +211,6 @@ def apply_gradients(
         factor_of_norm = 1.0 if clip_norm is None else clip_norm / (norm + CLIP_EPSILON)
         if factor_of_norm < 1.0:
             states.scale_gradients(factor_of_norm)
-    optimizer.step()
+    with record_function("seqplan::optimizer"):
+        optimizer.step()
     return totals

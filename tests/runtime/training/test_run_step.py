@@ -102,6 +102,22 @@ def test_a_step_that_waits_for_counts_is_not_run_without_waits(group: dist.Proce
         Trained(group, "micro-batch").step(non_blocking=True)
 
 
+def test_a_trace_shows_the_parts_of_a_step(group: dist.ProcessGroup) -> None:
+    trained = Trained(group)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
+        trained.step()
+    names = {event.key for event in trace.key_averages()}
+    assert {name for name in names if name.startswith("seqplan::")} == {
+        "seqplan::all_gather",
+        "seqplan::attention",
+        "seqplan::attention_backward",
+        "seqplan::optimizer",
+        "seqplan::reduce_scatter",
+        "seqplan::start_reduce_scatter",
+        "seqplan::wait_for_parameters",
+    }
+
+
 def test_work_of_another_type_is_rejected(group: dist.ProcessGroup) -> None:
     trained = Trained(group)
     with pytest.raises(TypeError, match=r"work must be the preparer's result, .*, not list"):

@@ -1,7 +1,7 @@
 """Checkpoints: where a job is in its plans, and states that any number of ranks reads.
 
 Read ``save_restore`` first, then ``stored_slices`` (contents of a checkpoint) and
-``checkpoint_files`` (folders, locks, sizes).
+``checkpoint_files`` (folders, locks, sizes); ``weights`` is for other tools.
 """
 
 from __future__ import annotations
@@ -12,15 +12,19 @@ from seqplan.plans.lazy_exports import lazy_names
 
 if TYPE_CHECKING:
     from seqplan.runtime.checkpoint.save_restore import Cursor, restore, save
+    from seqplan.runtime.checkpoint.weights import load_weights, save_weights
 
 _HOMES = {
     "save_restore": ("Cursor", "restore", "save"),
+    "weights": ("load_weights", "save_weights"),
 }
 
 __all__ = [
     "Cursor",
+    "load_weights",
     "restore",
     "save",
+    "save_weights",
 ]
 
 if not TYPE_CHECKING:  # names that are not here are errors to type checkers

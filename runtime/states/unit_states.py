@@ -12,7 +12,7 @@ syncs in one order, also on ranks without work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 import torch
@@ -32,7 +32,7 @@ from seqplan.runtime.states.gradient_reduction import (
     ReduceOnce,
 )
 from seqplan.runtime.states.sync import Finish, ParameterSync
-from seqplan.runtime.states.unit import Unit, natural
+from seqplan.runtime.states.unit import Unit, flatten_to_storage, natural
 from seqplan.runtime.stopwatch import Stopwatch
 
 
@@ -218,32 +218,60 @@ class UnitStates:
         From the master copies, in their dtype, on CPU, as the model has them. Collective: every
         rank goes through it, between steps. One unit at a time is whole, on the first rank only.
         """
-        first = dist.get_rank(self._group) == 0
         for unit in self.units:
-            whole = torch.empty(unit.elements if first else 0, dtype=unit.exact)
-            self._gather(unit, whole)
-            if first:
-                for layout, stored in unit.of_whole(whole):
-                    value = self.in_model(layout, stored)
-                    yield layout.name, value.clone(memory_format=torch.contiguous_format)
+            yield from self.gather_unit(unit, 0)
 
-    def _gather(self, unit: Unit, whole: Tensor) -> None:
-        """Gather the owned parts of a unit on the group's first rank, into ``whole`` there."""
-        mine, rank = unit.master[: unit.stop - unit.start], dist.get_rank(self._group)
+    def gather_unit(self, unit: Unit, destination: int) -> Iterator[tuple[str, Tensor]]:
+        """Gather a unit's parameters, as of ``export``, on one rank of the group; collective."""
+        rank = dist.get_rank(self._group)
+        whole = torch.empty(unit.elements if rank == destination else 0, dtype=unit.exact)
         # Batches use the group's communicator; a single send on NCCL makes one for its pair.
         peers = Peers(self._group, f"exporting the parameters of {unit.name}")
-        for owner in range(1, unit.layout.ranks):
+        mine = unit.master[: unit.stop - unit.start]
+        for owner, part in self._iterate_owners(unit):
+            if owner == destination:
+                if rank == owner:
+                    whole[part] = mine
+            elif rank == owner:
+                peers.transfer([(mine, dist.get_global_rank(self._group, destination))], []).wait()
+            elif rank == destination:
+                received = unit.master.new_empty(part.stop - part.start)
+                peers.transfer([], [(received, dist.get_global_rank(self._group, owner))]).wait()
+                whole[part] = received
+        if rank == destination:
+            for name, value in self.view_unit(unit, whole):
+                yield name, value.clone(memory_format=torch.contiguous_format)
+
+    def scatter_unit(self, unit: Unit, source: int, values: Mapping[str, Tensor]) -> None:
+        """Set a unit's masters from parameters by name on one rank of the group; collective."""
+        rank = dist.get_rank(self._group)
+        peers = Peers(self._group, f"importing the parameters of {unit.name}")
+        mine = unit.master[: unit.stop - unit.start]
+        whole = torch.empty(unit.elements if rank == source else 0, dtype=unit.exact)
+        if rank == source:
+            for layout, stored in unit.of_whole(whole):
+                stored.copy_(flatten_to_storage(layout, values[layout.name]))
+        for owner, part in self._iterate_owners(unit):
+            if owner == source:
+                if rank == owner:
+                    mine.copy_(whole[part])
+            elif rank == source:
+                sent = whole[part].to(unit.device)
+                peers.transfer([(sent, dist.get_global_rank(self._group, owner))], []).wait()
+            elif rank == owner:
+                peers.transfer([], [(mine, dist.get_global_rank(self._group, source))]).wait()
+
+    def view_unit(self, unit: Unit, whole: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """View a whole unit's elements, in storage order, as the model's parameters by name."""
+        for layout, stored in unit.of_whole(whole):
+            yield layout.name, self.in_model(layout, stored)
+
+    def _iterate_owners(self, unit: Unit) -> Iterator[tuple[int, slice]]:
+        """Yield each rank that owns a part of a unit, and the part."""
+        for owner in range(unit.layout.ranks):
             start, stop = unit.layout.iterate_owned(owner)
-            if start == stop:
-                continue
-            if rank == owner:
-                peers.transfer([(mine, dist.get_global_rank(self._group, 0))], []).wait()
-            elif rank == 0:
-                part = torch.empty(stop - start, dtype=unit.exact, device=unit.device)
-                peers.transfer([], [(part, dist.get_global_rank(self._group, owner))]).wait()
-                whole[start:stop] = part
-        if rank == 0:
-            whole[unit.start : unit.stop] = mine
+            if start < stop:
+                yield owner, slice(start, stop)
 
     def watch(self, unit: Unit, index: int) -> Callable[[Tensor], None]:
         """Return the hook that a held parameter calls when backward has added its gradient."""

@@ -18,6 +18,7 @@ from seqplan.runtime.huggingface.report import StepReport
 from seqplan.runtime.huggingface.router_loss import RoutedLoss
 from seqplan.runtime.losses.token_losses import LossOf, compute_chunked_loss, label_loss
 from seqplan.runtime.states.gradient_reduction import Reduce
+from seqplan.runtime.states.materialize import find_device, materialize_model
 from seqplan.runtime.states.optimizers import check_optimizer
 from seqplan.runtime.states.sharded_states import ShardedStates
 
@@ -41,6 +42,7 @@ def attach(
     resident_bytes: float | None = None,
     sharding: Sharding = "flat",
     reduce: Reduce = "step",
+    device: torch.device | None = None,
 ) -> Job:
     """Prepare a causal language model and return the job that trains it. Collective.
 
@@ -53,7 +55,8 @@ def attach(
     both, and gives a sum over tokens. ``autocast``: dtype in which the model computes.
     ``callbacks`` are called after each step. ``resident_bytes``: what plans assume in addition to
     activations (``Planner.resident_bytes``); a model that takes far more is rejected. ``reduce``:
-    after what gradients are summed at their owners (``ShardedStates``). ``groups``: made here where
+    after what gradients are summed at their owners (``ShardedStates``). ``device``: this rank's, if
+    its model is on the meta device and takes the first rank's values. ``groups``: made here where
     None, after the default process group if there is none either: of torchrun's ranks, or of
     this process alone.
 
@@ -61,8 +64,10 @@ def attach(
     ``ValueError`` if frozen values differ between ranks, more is held than that, or the
     optimizer needs whole parameters and ``sharding`` is ``flat``.
     """
-    joined = join_ranks(model)
+    device = find_device(model, device)
+    joined = join_ranks(device)
     groups = groups or Communicators.create()
+    materialize_model(model, groups.states, device)
     attached, attends = inspect_on_all_ranks(model, autocast, groups)
     states = ShardedStates(attached, groups.states, sharding=sharding, reduce=reduce)
     if resident_bytes is not None:

@@ -7,15 +7,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 
-def join_ranks(model: nn.Module) -> bool:
-    """Make the default process group if there is none; return whether it did."""
+def join_ranks(device: torch.device) -> bool:
+    """Make the default process group of ranks on ``device`` if there is none; whether it did."""
     if dist.is_initialized():
         return False
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     backend = "nccl" if device.type == "cuda" else "gloo"
     on: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
     if "WORLD_SIZE" in os.environ:

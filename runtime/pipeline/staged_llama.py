@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from itertools import chain
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 
 from seqplan.plans.views.optimizer_sharding import Sharding
 from seqplan.plans.views.rank_view import RankView
+from seqplan.runtime.checkpoint.weights import load_weights
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.prepared_step import PreparedStep
 from seqplan.runtime.data.tokens import TokenData
@@ -36,7 +38,9 @@ class StagedLlama:
     are made now; others, with a warning, when a step first needs them. ``by_messages``: no such
     groups, tensor parallelism by point-to-point messages instead.
 
-    ``sharding``: ``by_parameter`` for optimizers that need whole parameters.
+    ``sharding``: ``by_parameter`` for optimizers that need whole parameters. ``weights``: folder of
+    ``checkpoint.save_weights``, or of torch, whose values are taken instead of the model's, which
+    may then be on the meta device on all ranks: no rank has more than its share of it.
 
     ``states`` has the optimizer's parameters, the export and what checkpoints are of.
     """
@@ -50,6 +54,7 @@ class StagedLlama:
         tensor_degrees: Iterable[int] = (),
         by_messages: bool = False,
         sharding: Sharding = "flat",
+        weights: str | os.PathLike[str] | None = None,
     ) -> None:
         self.config = model.config
         values = dict(model.named_parameters())
@@ -60,7 +65,10 @@ class StagedLlama:
             groups.states,
             device,
             sharding=sharding,
+            without_values=weights is not None,
         )
+        if weights is not None:
+            load_weights(weights, self.states, groups.control)
         self._peers = Peers(groups.attention)
         self._tensor_groups = TensorGroups(
             groups.tensor,

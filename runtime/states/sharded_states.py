@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -19,6 +20,7 @@ from seqplan.plans.views.parameter_layout import Block, ParameterLayout
 from seqplan.plans.views.unit_layout import UnitLayout
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.states.gradient_reduction import Reduce
+from seqplan.runtime.states.materialize import find_device, materialize_model
 from seqplan.runtime.states.replicas import check_equal_models, check_no_batch_norm
 from seqplan.runtime.states.sync import collective_sync
 from seqplan.runtime.states.unit import Unit
@@ -36,6 +38,9 @@ class ShardedStates(UnitStates):
     ``reduce``: whether gradients are summed at their owners once a step, or after
     each ``micro-batch``, so that no rank keeps all of them and all go through the step in lockstep.
 
+    ``device``: where ranks compute, by default that of the model. Ranks but the first may have the
+    model on the meta device, and take all of its values, frozen ones and buffers too.
+
     After a step the model holds the parameters that the step computed with; ``materialize``
     brings it up to date.
     """
@@ -47,8 +52,10 @@ class ShardedStates(UnitStates):
         *,
         sharding: Sharding = "flat",
         reduce: Reduce = "step",
+        device: torch.device | None = None,
     ) -> None:
         check_no_batch_norm(model)
+        materialize_model(model, group, find_device(model, device))
         check_equal_models(model, group)
         modules = _unit_modules(model)
         contents: list[tuple[str, dict[str, nn.Parameter]]] = []

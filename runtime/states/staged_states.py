@@ -34,7 +34,8 @@ class StagedStates(UnitStates):
     ``values``: every parameter as the model has it; the group's first rank's are taken, one unit at
     a time, so that the others' may be on the meta device. ``ValueError`` if names, shapes or
     dtypes differ. ``group`` carries nothing else. ``device``: where ranks compute, by default that
-    of the values. ``sharding``: how ranks share a unit.
+    of the values. ``sharding``: how ranks share a unit. ``without_values``: none are taken, and
+    masters are zero until they are loaded.
     """
 
     def __init__(
@@ -46,10 +47,12 @@ class StagedStates(UnitStates):
         device: torch.device | None = None,
         *,
         sharding: Sharding = "flat",
+        without_values: bool = False,
     ) -> None:
         first = next(iter(values.values()))
         dtype, device = first.dtype, first.device if device is None else device
-        if device.type == "meta" or (dist.get_rank(group) == 0 and first.is_meta):
+        lacking = dist.get_rank(group) == 0 and first.is_meta and not without_values
+        if device.type == "meta" or lacking:
             raise ValueError("the first rank's parameters have no values, or ranks no device")
         trained = [(name, value, True) for name, value in values.items()]
         check_equal_tensors(trained, group, device)
@@ -59,7 +62,7 @@ class StagedStates(UnitStates):
         layouts = unit_layouts(units, layers, ranks, sharding)
         self.dtype = dtype
         super().__init__([Unit(layout, self._rank, dtype, device) for layout in layouts], group)
-        for unit in self.units:
+        for unit in () if without_values else self.units:
             whole = torch.empty(unit.elements, dtype=dtype, device=device)
             if self._rank == 0:
                 for layout, part in unit.of_whole(whole):

@@ -1,7 +1,7 @@
 """Training steps by plans: the preparation of a step, and the step itself.
 
-Read ``run_step`` first, a whole step; then ``prepare`` (work ahead of it) and ``sequence_values``
-(a value for each token, without training).
+Read ``run_step`` first, a whole step; then ``prepare`` (work ahead of it), ``sequence_values`` (a
+value for each token, without training) and ``averaging`` (of parameters over steps).
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING
 from seqplan.plans.lazy_exports import lazy_names
 
 if TYPE_CHECKING:
+    from seqplan.runtime.training.averaging import ExponentialMovingAverage
     from seqplan.runtime.training.run_step import StepResult
     from seqplan.runtime.training.sequence_values import SequenceValues, token_values
 
 _HOMES = {
+    "averaging": ("ExponentialMovingAverage",),
     "run_step": ("StepResult",),
     "sequence_values": ("SequenceValues", "token_values"),
 }
 
 __all__ = [
+    "ExponentialMovingAverage",
     "SequenceValues",
     "StepResult",
     "token_values",

@@ -1,8 +1,8 @@
 """Bytes of steps next to those of the memory model.
 
 A step's peak has states, what layers keep, the logits, and workspaces: of backward, gathered rows
-and an optimizer's temporaries. Runs with twice the layers, and with twice the vocabulary, tell the
-parts that grow with either from workspaces.
+and an optimizer's temporaries. Runs with twice the layers, and with twice the vocabulary, separate
+the parts that grow with either from workspaces.
 """
 
 from __future__ import annotations

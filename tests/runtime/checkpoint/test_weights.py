@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +57,31 @@ def read(rank: int, world_size: int, folder: Path) -> dict[str, Any]:
         exports[kind] = dict(states.export())
         if isinstance(states, ShardedStates):
             states.materialize()
+    exports["meta"] = start_on_meta(rank, folder, groups)
     for name, kind in (("short", ValueError), ("wide", ValueError), ("none", CheckpointError)):
         with pytest.raises(kind) as rejected:
             load_weights(folder / name, states, groups.control)
         exports[name] = str(rejected.value)
     return exports
+
+
+def start_on_meta(rank: int, folder: Path, groups: Communicators) -> list[dict[str, Tensor]]:
+    """Export a job whose weights are read, and one whose first rank alone has values."""
+    with torch.device("meta"):
+        model = make_model(0)
+    read_job = StagedLlama(
+        model, groups, device=torch.device("cpu"), by_messages=True, weights=folder / "plain"
+    )
+    tied = replace(CONFIG, tied=True)
+    with torch.device("meta" if rank else "cpu"):
+        torch.manual_seed(4)
+        module = Llama(tied)
+    module.norm.weight.requires_grad_(False)
+    states = ShardedStates(module, groups.states, device=torch.device("cpu"))
+    assert module.head.weight is module.embedding.weight
+    taken = {name: value.detach().clone() for name, value in module.named_parameters()}
+    assert dict(states.export()).keys() <= taken.keys()
+    return [dict(read_job.states.export()), taken]
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +127,15 @@ def test_weights_that_torch_wrote_are_taken(folder: Path) -> None:
     for kind in ("flat", "by_parameter", "staged"):
         for name, value in {**values, "norm.weight": norm}.items():
             assert torch.equal(ranks[0][kind][name], value.float()), (kind, name)
+    started, _ = ranks[0]["meta"]
+    for name, value in {**values, "norm.weight": norm}.items():
+        assert torch.equal(started[name], value.float())
+    torch.manual_seed(4)
+    expected = dict(Llama(replace(CONFIG, tied=True)).named_parameters())
     for of_rank in ranks:
+        _, taken = of_rank["meta"]
+        assert taken.keys() == expected.keys()
+        assert all(torch.equal(value, expected[name]) for name, value in taken.items())
         assert of_rank["short"].endswith("short: has no parameter norm.weight")
         assert of_rank["wide"].endswith("wide: norm.weight is (48,), the model's (24,)")
         assert "none: cannot be read: " in of_rank["none"]

@@ -21,6 +21,7 @@ from seqplan.runtime.states.gradient_reduction import Reduce
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.states.sync import CollectiveSync, Finish
 from seqplan.runtime.states.unit import Unit
+from seqplan.runtime.training import ExponentialMovingAverage
 from seqplan.runtime.training.prepare import make_preparer
 from seqplan.runtime.training.run_step import StepResult, run_step
 
@@ -116,6 +117,26 @@ def test_a_trace_shows_the_parts_of_a_step(group: dist.ProcessGroup) -> None:
         "seqplan::start_reduce_scatter",
         "seqplan::wait_for_parameters",
     }
+
+
+def test_the_average_of_parameters_is_kept_and_applied(group: dist.ProcessGroup) -> None:
+    trained = Trained(group)
+    average = ExponentialMovingAverage(trained.states, 0.75)
+    expected = {name: value.clone() for name, value in trained.states.export()}
+    for _ in range(3):
+        trained.step()
+        average.update()
+        for name, value in trained.states.export():
+            expected[name] = 0.75 * expected[name] + 0.25 * value
+    after = dict(trained.states.export())
+    with average.applied():
+        trained.states.materialize()
+        for name, value in trained.model.named_parameters():
+            torch.testing.assert_close(value.detach(), expected[name])
+            assert not torch.equal(value, after[name])
+    assert all(torch.equal(value, after[name]) for name, value in trained.states.export())
+    with pytest.raises(ValueError, match=r"decay must be at least 0 and below 1: 1\.0"):
+        ExponentialMovingAverage(trained.states, 1.0)
 
 
 def test_work_of_another_type_is_rejected(group: dist.ProcessGroup) -> None:

@@ -31,7 +31,7 @@ class ExponentialMovingAverage:
             torch._foreach_lerp_(self._averages, self._masters, 1.0 - self.decay)
 
     @contextmanager
-    def applied(self) -> Iterator[None]:
+    def apply(self) -> Iterator[None]:
         """Let the states have the average within, and its parameters again afterwards.
 
         To evaluate after ``materialize``, to ``export``, or to write and read its weights

@@ -129,7 +129,7 @@ def test_the_average_of_parameters_is_kept_and_applied(group: dist.ProcessGroup)
         for name, value in trained.states.export():
             expected[name] = 0.75 * expected[name] + 0.25 * value
     after = dict(trained.states.export())
-    with average.applied():
+    with average.apply():
         trained.states.materialize()
         for name, value in trained.model.named_parameters():
             torch.testing.assert_close(value.detach(), expected[name])

@@ -10,10 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from seqplan.profiler.measure import sync
+from seqplan.profiler.verify.results import Figure
+from seqplan.runtime.checkpoint import stored_slices
 from seqplan.runtime.device_copy import PackedCopy, copy_to_device
 from seqplan.runtime.models import llama
 from seqplan.runtime.sequence_parallel.kernels import cuda_flash
 from seqplan.runtime.sequence_parallel.peers import Peers, Transfer
+from seqplan.runtime.sources import iterate_steps
 from seqplan.runtime.states.unit import Unit
 from seqplan.runtime.tensor_parallel import groups
 from seqplan.runtime.tensor_parallel.process_groups import NewGroups
@@ -153,6 +157,41 @@ def send_alone() -> None:
     Peers.transfer = transfer  # type: ignore[method-assign]
 
 
+def count_steps_on_the_host() -> None:
+    """Restore an optimizer's counts of steps to the host, whatever it needs."""
+    stored_slices._count_device = lambda part, optimizer: torch.device("cpu")
+
+
+def state_no_value() -> None:
+    """Leave the value out of a verification's figures."""
+    plain = Figure.document
+
+    def document(self: Figure) -> dict[str, Any]:
+        return {key: value for key, value in plain(self).items() if key != "value"}
+
+    Figure.document = document  # type: ignore[method-assign]
+
+
+def lose_a_sequence() -> None:
+    """Gather the values of all sequences but the first."""
+    plain = dist.all_gather_object
+
+    def gather(objects: list[Any], one: Any, group: Any = None) -> None:
+        plain(objects, one[1:] if isinstance(one, list) else one, group=group)
+
+    dist.all_gather_object = gather
+
+
+def measure_less() -> None:
+    """Time the sync once less."""
+    sync.REPEATS -= 1
+
+
+def stop_early() -> None:
+    """End the plans before the first step."""
+    iterate_steps.Steps.__next__ = lambda self: next(iter(()))  # type: ignore[method-assign]
+
+
 MUTATIONS: dict[str, Callable[[], None]] = {
     "wait": wait_in_a_kernel,
     "pageable": copy_from_pageable_memory,
@@ -167,5 +206,10 @@ MUTATIONS: dict[str, Callable[[], None]] = {
     "states": keep_summed_gradients,
     "groups": make_groups_one_by_one,
     "alone": send_alone,
+    "counts": count_steps_on_the_host,
+    "figures": state_no_value,
+    "values": lose_a_sequence,
+    "sync": measure_less,
+    "example": stop_early,
     "sizes": receive_less_on_one_rank,
 }

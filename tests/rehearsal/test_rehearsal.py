@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from build import build, why_not
-from jsonschema import validate
+from jsonschema import Draft202012Validator
 
 HERE = Path(__file__).parent
 SCHEMA = json.loads((HERE.parents[1] / "docs" / "verified.schema.json").read_text("utf-8"))
@@ -76,6 +76,9 @@ BYTES_ERROR = 0.05
 
 KEPT_BYTES = 64 * 1024
 """Indices of attention calls that stay on the device."""
+
+VALUES, TIMES = [1024], [5] * 4
+"""Tokens of the sequences with values; times of each measurement of the sync."""
 
 Recorded = Mapping[str, Any]
 
@@ -176,20 +179,26 @@ def test_process_groups_of_a_large_job_take_few_calls(recorded: dict[str, Record
 def test_checks_of_a_device_have_figures(recorded: dict[str, Recorded], name: str) -> None:
     assert recorded[name]["figures"] > 2
     assert not [note for note in recorded[name]["notes"] if "out of memory" in note]
-    validate(recorded[name]["document"], SCHEMA)
+    assert Draft202012Validator(SCHEMA).is_valid(recorded[name]["document"])
 
 
-def test_every_sequence_has_a_value_for_each_token(recorded: dict[str, Recorded]) -> None:
-    assert recorded["values"]["lengths"]
+def test_sequences_of_a_rank_have_their_values(recorded: dict[str, Recorded]) -> None:
+    """The other rank has the tokens of the other sequences."""
+    assert recorded["values"]["lengths"] == VALUES
+
+
+def list_trained(result: Recorded) -> list[int]:
+    """Steps that the example printed."""
+    return [json.loads(line)["step"] for line in result["lines"]]
 
 
 def test_the_example_trains(recorded: dict[str, Recorded]) -> None:
-    assert [json.loads(line)["step"] for line in recorded["example"]["lines"]] == [0]
+    assert list_trained(recorded["example"]) == [0]
 
 
 @pytest.mark.skipif(not EVERY, reason="./run rehearse measures the sync")
 def test_the_sync_is_measured(recorded: dict[str, Recorded]) -> None:
-    assert recorded["sync"]["times"] == [5] * 4
+    assert recorded["sync"]["times"] == TIMES
 
 
 def launches_per_layer(result: Recorded) -> float:
@@ -233,6 +242,11 @@ def test_counts_of_steps_are_where_the_optimizer_needs_them(
         ("states", "peak tp1 full"),
         ("groups", "groups"),
         ("alone", "module u1"),
+        ("counts", "restore fused"),
+        ("figures", "verify rates"),
+        ("values", "values"),
+        ("sync", "sync"),
+        ("example", "example"),
         ("sizes", "match r4"),
     ],
 )
@@ -253,6 +267,11 @@ def test_planted_errors_are_found(libraries: Path, mutation: str, case: str) -> 
         "states": lambda: "states" in find_other_bytes(result),
         "groups": lambda: result["groups"] > MOST_GROUPS,
         "alone": lambda: result["faults"],
+        "counts": lambda: result["devices"]["step"] != ["cuda"],
+        "figures": lambda: not Draft202012Validator(SCHEMA).is_valid(result["document"]),
+        "values": lambda: result["lengths"] != VALUES,
+        "sync": lambda: result["times"] != TIMES,
+        "example": lambda: list_trained(result) != [0],
         "sizes": lambda: result["mismatches"],
     }[mutation]()
     assert found

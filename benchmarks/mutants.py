@@ -89,7 +89,7 @@ MUTANTS = (
     ),
     Mutant(_UNIT, "self.gradient.zero_()", "pass", (_SUMS,)),
     Mutant(_STATES, "unit.reduced.mul_(factor)", "pass", (_SUMS,)),
-    Mutant(_STATES, "return squares**0.5, total", "return squares, total", (_SUMS,)),
+    Mutant(_STEP, "return loss, squares**0.5", "return loss, squares", (_SUMS,)),
     Mutant(_SYNC, "unit.reduced.add_(into)", "unit.reduced.copy_(into)", (_REDUCTION,)),
     Mutant(
         _SYNC,
@@ -97,8 +97,8 @@ MUTANTS = (
         "unit.reduced[low : low + size] = packed",
         ("tests/runtime/pipeline/test_mutations.py",),
     ),
-    Mutant(_LOSS, "return weight if weight > 0 else 1.0", "return labels", (_WEIGHTED,)),
-    Mutant(_LOSS, "return float(max(view.loss_tokens, 1))", "return float(view.tokens)", (_SUMS,)),
+    Mutant(_LOSS, "weight = self._sums[1]", "weight = self._sums[0]", (_WEIGHTED,)),
+    Mutant(_LOSS, "max(self._view.loss_tokens, 1)", "self._view.tokens", (_SUMS,)),
     Mutant(_LOSS, "(losses * weights.to(exact)).sum()", "losses.sum()", (_SUMS,)),
     Mutant(
         _STEP, "total = total + loss.detach().double()", "total = loss.detach().double()", (_SUMS,)

@@ -31,7 +31,8 @@ class Communicators:
         """Make the groups; every rank calls it, after ``init_process_group``.
 
         ``timeout_s``: how long a rank waits for the others before it raises, which must exceed
-        the longest step, as idle ranks wait all of it. A rank that dies is noticed at once.
+        the longest step, as idle ranks wait all of it. A rank that dies is noticed at once with
+        gloo; with NCCL torch ends the process after that time.
         ``RuntimeError`` before ``init_process_group``.
         """
         if not dist.is_initialized():

@@ -27,6 +27,14 @@ def copy_to_device(values: Tensor | npt.NDArray[Any], device: torch.device | str
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
+def index_device(device: torch.device | str) -> torch.device:
+    """Return the device with its number: other threads may have another current one."""
+    device = torch.device(device)
+    if device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 class PackedCopy:
     """Many arrays in one copy to ``device``, on a separate stream, without waiting.
 

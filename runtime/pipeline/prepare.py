@@ -16,7 +16,7 @@ from seqplan.runtime.data.comparison import DataPreparer
 from seqplan.runtime.data.prepared_step import PreparedStep
 from seqplan.runtime.data.targets import TargetData
 from seqplan.runtime.data.tokens import TokenData, load_share
-from seqplan.runtime.device_copy import TOKEN_BYTES, PackedCopy
+from seqplan.runtime.device_copy import TOKEN_BYTES, PackedCopy, index_device
 from seqplan.runtime.errors import DataError, PlanError
 from seqplan.runtime.models.llama import ModelConfig
 from seqplan.runtime.recomputation import OFFLOAD, check_modes
@@ -91,6 +91,8 @@ def make_stage_preparer(
             "the data has labels or weights, but the built-in Llama learns the next token only: "
             "train a module under ShardedStates with it"
         )
+
+    device = index_device(device)
 
     def prepare(view: RankView) -> PreparedStep[PreparedPipeline]:
         check_runnable(view, config)

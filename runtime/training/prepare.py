@@ -14,7 +14,7 @@ from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.data.prepared_step import PreparedStep
 from seqplan.runtime.data.targets import TargetData, load_targets
 from seqplan.runtime.data.tokens import NO_LABEL, TokenData, Tokens, load_share
-from seqplan.runtime.device_copy import TOKEN_BYTES, PackedCopy
+from seqplan.runtime.device_copy import TOKEN_BYTES, PackedCopy, index_device
 from seqplan.runtime.errors import DataError, PlanError
 from seqplan.runtime.recomputation import check_modes
 from seqplan.runtime.sequence_parallel.context import attention_context
@@ -64,7 +64,7 @@ def make_preparer(
     no other rank.
     """
 
-    has_targets = isinstance(data, TargetData)
+    has_targets, device = isinstance(data, TargetData), index_device(device)
 
     def prepare(view: RankView) -> PreparedStep[MicroBatchWork]:
         check_sequence_parallel(view, heads, kv_heads)

@@ -43,7 +43,8 @@ _PROFILE = frozenset(
     | {"memory", "schemes"}
 )
 _PROFILE_OPTIONAL = frozenset(
-    {"forward_fraction", "recompute", "modes", "published", "notes", "tensor_parallel"} | {"sync"}
+    {"forward_fraction", "recompute", "modes", "published", "notes", "tensor_parallel"}
+    | {"kernel", "sync"}
 )
 _MODE = frozenset({"name", "forward_fraction", "kept_bytes_per_token", "transient_bytes_per_token"})
 HOST_BYTES = "host_bytes_per_token"
@@ -77,6 +78,8 @@ class ProfileReader(FieldReader):
         """Read the fields of a ``Profile``; ``raw`` stays unchanged and is its ``document``."""
         document, raw = deepcopy(raw), deepcopy(raw)  # reading fills in absent fields
         self.fields(raw, "", _PROFILE, _PROFILE_OPTIONAL)
+        if "kernel" in raw:
+            self.name(raw, "kernel", "")
         if type(raw["schema"]) is not int or raw["schema"] != PROFILE_SCHEMA:
             self.fail(
                 ".schema",

@@ -194,6 +194,7 @@ def profile_document(
         "model": {size: sizes[size] for size in sorted(sizes)},
         "zero_stage": 1,
         "recompute": fit.measured_on.recompute,
+        "kernel": fit.measured_on.kernel,
         "forward_fraction": round(fit.forward_fraction, 4),
         "memory": {
             "capacity_bytes": devices.capacity_bytes,

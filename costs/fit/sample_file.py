@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from seqplan.costs.fit.samples import (
     PLAIN_TENSOR_PARALLEL,
+    UNRECORDED_KERNEL,
     MeasuredOn,
     Sample,
     SampleError,
@@ -166,6 +167,7 @@ def _list_hardware_fields(measured_on: MeasuredOn) -> dict[str, Any]:
         "recompute": measured_on.recompute,
         "model": measured_on.sizes(),
         "tensor_parallel": measured_on.tensor_parallel,
+        "kernel": measured_on.kernel,
     }
 
 
@@ -184,6 +186,7 @@ def _find_hardware(fields: Mapping[str, Any]) -> MeasuredOn:
         fields["recompute"],
         tuple(fields["model"].items()),
         fields.get("tensor_parallel", PLAIN_TENSOR_PARALLEL),
+        fields.get("kernel", UNRECORDED_KERNEL),
     )
 
 

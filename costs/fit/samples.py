@@ -12,6 +12,9 @@ SEQUENCE_PARALLEL, PLAIN_TENSOR_PARALLEL = "sequence-parallel", "plain"
 """With tp, norms and residuals are split over its ranks, as the runtime has them; or are on every
 rank, as they were in samples that do not state it."""
 
+UNRECORDED_KERNEL = "cpu"
+"""Attention kernel of samples that do not state it: they were measured on CPUs."""
+
 Role = Literal["fit", "held-out", "packed"]
 """Use of a sample: to fit the curve, or to evaluate it, by one sequence or by several."""
 
@@ -31,6 +34,8 @@ class MeasuredOn:
     """Sizes by name: hidden, layers, heads, kv_heads, ffn, vocab; see ``ModelSizes.as_dict``."""
     tensor_parallel: str = PLAIN_TENSOR_PARALLEL
     """How tp ranks hold activations that tp does not cut."""
+    kernel: str = UNRECORDED_KERNEL
+    """Attention kernel that ran."""
 
     def sizes(self) -> dict[str, int]:
         """Return ``model`` as a dictionary."""
@@ -129,7 +134,7 @@ class Sample:
 
 def require_same(measured_on: MeasuredOn, wanted: MeasuredOn, origin: str) -> None:
     """Raise ``SampleError`` where samples of ``origin`` were measured on something else."""
-    for name in ("device", "dtype", "recompute", "model", "tensor_parallel"):
+    for name in ("device", "dtype", "recompute", "model", "tensor_parallel", "kernel"):
         has, expected = getattr(measured_on, name), getattr(wanted, name)
         if has != expected:
             raise SampleError(

@@ -23,6 +23,7 @@ from seqplan.profiler.measure.saved_memory import Allocator
 from seqplan.profiler.measure.stage import MeasuredStage, Neighbours, StageWork
 from seqplan.runtime.models.llama import ModelConfig
 from seqplan.runtime.sequence_parallel.context import attention_context
+from seqplan.runtime.sequence_parallel.kernels import Kernel
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.tensor_parallel.groups import TensorGroups
 
@@ -33,7 +34,8 @@ class Bench:
 
     ``tensor_groups``: with those of all schemes' tp degrees; ``allocator``: read for the peak of
     every micro-batch, None if only what autograd keeps is counted; ``out_of_memory``: called
-    when this rank is; ``processor_time``: see ``Task``.
+    when this rank is; ``processor_time``: see ``Task``; ``kernel``: of attention, the first that
+    supports it if None.
     """
 
     config: ModelConfig
@@ -48,6 +50,7 @@ class Bench:
     allocator: Allocator | None = None
     out_of_memory: Callable[[], None] = lambda: None
     processor_time: bool = False
+    kernel: Kernel | None = None
 
 
 class RankWork:
@@ -70,7 +73,11 @@ class RankWork:
         (pipeline,) = rank_view(plan, bench.rank).pipelines
         neighbors = Neighbours(pipeline.pp_previous, pipeline.pp_next)
         context = attention_context(
-            pipeline, pipeline.micro_batches[0], self._peers, device=bench.device
+            pipeline,
+            pipeline.micro_batches[0],
+            self._peers,
+            device=bench.device,
+            kernel=bench.kernel,
         )
         return self._stage(pipeline.tp_group).work(context, neighbors, self._peers)
 

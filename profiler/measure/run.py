@@ -29,6 +29,11 @@ from seqplan.profiler.measure.saved_memory import CudaAllocator
 from seqplan.profiler.measure.sync import Key, list_sync_measurements, measure_sync
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.models.llama import ModelConfig
+from seqplan.runtime.sequence_parallel.kernels import (
+    Kernel,
+    choose_kernel_for_heads,
+    find_kernel,
+)
 from seqplan.runtime.tensor_parallel.groups import TensorGroups
 
 
@@ -37,7 +42,8 @@ class Task:
     """What to measure on which device; ``layers`` of the model are run.
 
     ``repeats``: of each point, at most, over all rounds; ``processor_time``: count processor time
-    of CPU ranks, for ranks that share cores: the time of a rank that has a core without others.
+    of CPU ranks, for ranks that share cores: the time of a rank that has a core without others;
+    ``kernel``: attention kernel by name, the first that supports the model's heads if None.
     """
 
     config: ModelConfig
@@ -48,6 +54,16 @@ class Task:
     points: tuple[DesignPoint, ...]
     repeats: int
     processor_time: bool = False
+    kernel: str | None = None
+
+    def choose_kernel(self, device: torch.device) -> Kernel:
+        """Return the attention kernel; ``ValueError`` if the one by name does not support it."""
+        return choose_kernel_for_heads(
+            self.config.head_dim,
+            getattr(torch, self.dtype),
+            device,
+            None if self.kernel is None else find_kernel(self.kernel),
+        )
 
 
 ROUNDS = 3
@@ -190,8 +206,9 @@ class _Run:
     ) -> _Run:
         """Read the samples so far and set up the rank; all ranks call it."""
         device = _device(task.device)
+        kernel = task.choose_kernel(device)
         groups = Communicators.create() if world_size > 1 else None
-        measured_on = _describe_hardware(task, device)
+        measured_on = _describe_hardware(task, device, kernel)
         file = SampleFile(path, measured_on) if rank == 0 else None
         wanted = _all_wanted(task)
         todo, limits = _of_first_rank(None if file is None else _left(wanted, file.samples), groups)
@@ -224,6 +241,7 @@ class _Run:
             allocator=None if device.type == "cpu" else CudaAllocator(device),
             out_of_memory=(lambda: None) if alarm is None else alarm.sound,
             processor_time=task.processor_time,
+            kernel=kernel,
         )
         known_syncs = None if file is None else {sync.key for sync in file.syncs}
         syncs = list_sync_measurements(task.schemes, bench)
@@ -257,7 +275,7 @@ class _Run:
         return sample
 
 
-def _describe_hardware(task: Task, device: torch.device) -> MeasuredOn:
+def _describe_hardware(task: Task, device: torch.device, kernel: Kernel) -> MeasuredOn:
     """Return the facts on which the samples of a task must agree."""
     config = task.config
     sizes = ModelSizes(
@@ -271,6 +289,7 @@ def _describe_hardware(task: Task, device: torch.device) -> MeasuredOn:
         config.recompute,
         tuple(sizes.as_dict().items()),
         SEQUENCE_PARALLEL,
+        kernel.name,
     )
 
 

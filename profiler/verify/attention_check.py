@@ -19,7 +19,7 @@ from seqplan.profiler.verify.dense_attention import (
 from seqplan.profiler.verify.results import Figure
 from seqplan.profiler.verify.ring_emulation import emulate_ring
 from seqplan.profiler.verify.settings import VerifySettings
-from seqplan.runtime.sequence_parallel.kernels import Kernel, Scores, kernel_for
+from seqplan.runtime.sequence_parallel.kernels import Kernel, Scores
 
 FUSED_ERROR = {"bf16": 2e-2, "fp32": 2e-5}
 """Most that one fused call may be off: root mean square, relative."""
@@ -44,16 +44,23 @@ def check_attention(settings: VerifySettings) -> tuple[list[Figure], list[str]]:
     until = time.monotonic() + settings.seconds_of("attention")
     figures: list[Figure] = []
     kernels: dict[str, None] = {}
+    reasons: dict[str, None] = {}
     left_out = 0
     for case in attention_cases(settings):
         if figures and not settings.quick and time.monotonic() > until:
             left_out += 1
             continue
         tensors = case.tensors(settings.device)
-        kernel = kernel_for(tensors.q, tensors.v, softcap=case.softcap)
+        scores = Scores(1.0, case.softcap, window=case.mask.reach)
+        kernel = settings.choose_kernel(tensors.q, tensors.v, scores)
+        if settings.kernel is not None and kernel is not settings.kernel:
+            reason = settings.kernel.find_unsupported(tensors.q, tensors.v, scores)
+            reasons[str(reason)] = None
         kernels[kernel.name] = None
         figures += _figures(case, tensors, kernel)
     notes = [f"kernels: {', '.join(kernels)}"]
+    if reasons and settings.kernel is not None:
+        notes.append(f"not by {settings.kernel.name}: {'; '.join(reasons)}")
     if left_out:
         notes.append(f"{left_out} cases were left out: the time was up")
     return figures, notes

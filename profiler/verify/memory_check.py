@@ -43,7 +43,16 @@ def check_memory(settings: VerifySettings) -> tuple[list[Figure], list[str]]:
     length = 32 if settings.quick else 4096 if settings.cuda else 256
     allocator = CudaAllocator(settings.device) if settings.cuda else None
     config = replace(settings.model, layers=LAYERS)
-    bench = Bench(config, LAYERS, settings.device, settings.dtype, 0, 1, allocator=allocator)
+    bench = Bench(
+        config,
+        LAYERS,
+        settings.device,
+        settings.dtype,
+        0,
+        1,
+        allocator=allocator,
+        kernel=settings.kernel,
+    )
     measurer = Measurer(bench)
 
     def run_sample(*lengths: int) -> Sample:

@@ -69,6 +69,7 @@ def _bench(settings: VerifySettings, layers: int) -> Bench:
         0,
         1,
         allocator=CudaAllocator(settings.device) if settings.cuda else None,
+        kernel=settings.kernel,
     )
 
 
@@ -104,6 +105,7 @@ def _measure(
         schemes=(Scheme(),),
         points=tuple(points),
         repeats=1 if settings.quick else 6,
+        kernel=None if settings.kernel is None else settings.kernel.name,
     )
     until = time.monotonic() + settings.seconds_of("profile")
 

@@ -27,7 +27,7 @@ from seqplan.profiler.verify.results import Figure
 from seqplan.profiler.verify.ring_emulation import emulate_ring
 from seqplan.profiler.verify.settings import VerifySettings
 from seqplan.runtime.sequence_parallel.context import attention_context
-from seqplan.runtime.sequence_parallel.kernels import Scores, kernel_for
+from seqplan.runtime.sequence_parallel.kernels import Kernel, Scores
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.sequence_parallel.unified import attention
 
@@ -53,12 +53,14 @@ def _figures(settings: VerifySettings, case: AttentionCase, schemes: list[Scheme
     tensors = case.tensors(settings.device)
     scale = case.width**-0.5
     exact = dense_attention(tensors, case.lengths, case.mask, scale, case.softcap)
-    kernel = kernel_for(tensors.q, tensors.v, softcap=case.softcap)
+    kernel = settings.choose_kernel(
+        tensors.q, tensors.v, Scores(1.0, case.softcap, window=case.mask.reach)
+    )
     scores = Scores(scale, case.softcap)
     fused = emulate_ring(tensors, case.lengths, 1, case.mask, scores, kernel, case.gather_below)
     figures = []
     for scheme in schemes:
-        parts = _attend(settings, case, scheme, tensors)
+        parts = _attend(settings, case, scheme, tensors, kernel)
         for name in TENSORS:
             wanted = getattr(exact, name)
             rows, of_rank = parts["rows"], parts[name]
@@ -78,7 +80,11 @@ def _figures(settings: VerifySettings, case: AttentionCase, schemes: list[Scheme
 
 
 def _attend(
-    settings: VerifySettings, case: AttentionCase, scheme: Scheme, tensors: AttentionTensors
+    settings: VerifySettings,
+    case: AttentionCase,
+    scheme: Scheme,
+    tensors: AttentionTensors,
+    kernel: Kernel,
 ) -> dict[str, Tensor]:
     """Attend on this rank's rows; output and gradients of ``rows``, by name."""
     assert settings.groups is not None
@@ -90,6 +96,7 @@ def _attend(
         micro_batch,
         Peers(settings.groups.attention),
         device=settings.device,
+        kernel=kernel,
         gather_below=case.gather_below,
     )
     rows = _find_held_rows(micro_batch).to(settings.device)

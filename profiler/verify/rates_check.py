@@ -9,16 +9,18 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 
+from seqplan.costs.analytic.attention_rates import RATES
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import Hardware
 from seqplan.costs.analytic.kernels import BACKWARD_FLOPS, attention_kernel_ms, matmul_ms, memory_ms
 from seqplan.profiler.measure.device import Clock
 from seqplan.profiler.verify.results import Figure
 from seqplan.profiler.verify.settings import VerifySettings
-from seqplan.runtime.sequence_parallel.kernels import Attended, Piece, Scores, kernel_for
+from seqplan.runtime.sequence_parallel.kernels import Attended, Piece, Scores
 
 HEADS, WIDTH = 32, 128
 """Of the attention that is timed, as Llama 3's."""
@@ -108,8 +110,11 @@ def _attention(settings: VerifySettings, length: int, hardware: Hardware | None)
     q, k, v, dout = (
         torch.randn(shape, device=settings.device, dtype=settings.dtype) for _ in range(4)
     )
-    kernel = kernel_for(q, v)
     scores, pieces = Scores(WIDTH**-0.5, causal=True), (Piece(0, length, 0, length),)
+    kernel = settings.choose_kernel(q, v, scores)
+    if hardware is not None:
+        known = (hardware.generation, kernel.name) in RATES
+        hardware = replace(hardware, attention_kernel=kernel.name) if known else None
     (partial,) = kernel.forward(q, k, v, pieces, scores)
     attended = Attended(q, k, v, partial.out.contiguous(), partial.lse.contiguous())
     calls: dict[bool, Callable[[], object]] = {

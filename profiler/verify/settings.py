@@ -5,11 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from seqplan.costs.analytic.hardware import Hardware
 from seqplan.costs.model_sizes import MODELS, SIZES, ModelSizes
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.models.llama import ModelConfig
+from seqplan.runtime.sequence_parallel.kernels import (
+    Kernel,
+    Scores,
+    choose_kernel,
+    choose_kernel_for_heads,
+    explain_kernels,
+)
 
 SHARES = {
     "attention": 0.15,
@@ -29,7 +37,7 @@ class VerifySettings:
 
     ``seconds``: of all checks together; ``quick``: small sizes, times shown without limits;
     ``hardware``: the analytic model's data sheet of the device, None if it is not listed;
-    ``groups``: of all ranks, None if there is one.
+    ``groups``: of all ranks, None if there is one; ``kernel``: of all attention that it supports.
     """
 
     device: torch.device
@@ -39,6 +47,21 @@ class VerifySettings:
     rank: int = 0
     world_size: int = 1
     groups: Communicators | None = None
+    kernel: Kernel | None = None
+
+    def choose_kernel(self, q: Tensor, v: Tensor, scores: Scores) -> Kernel:
+        """Return the kernel of a call: ``kernel`` if it supports it, else the first that does."""
+        supported = self.kernel is not None and not self.kernel.find_unsupported(q, v, scores)
+        return choose_kernel(q, v, scores, self.kernel if supported else None)
+
+    def choose_model_kernel(self) -> Kernel:
+        """Return the kernel of the model's attention; ``ValueError`` if ``kernel`` is not one."""
+        return choose_kernel_for_heads(self.model.head_dim, self.dtype, self.device, self.kernel)
+
+    def explain_kernels(self) -> dict[str, str | None]:
+        """Return why each kernel does not support the model's attention, by name, or None."""
+        heads = torch.empty(0, 1, self.model.head_dim, dtype=self.dtype, device=self.device)
+        return explain_kernels(heads, heads, Scores(1.0, causal=True))
 
     def seconds_of(self, check: str) -> float:
         """Return the time that a check is given."""

@@ -82,6 +82,7 @@ class _Trained:
             heads=config.heads,
             kv_heads=config.kv_heads,
             device=settings.device,
+            kernel=settings.kernel,
         )
         self._work: PreparedStep[MicroBatchWork] = prepare(self._view)
 
@@ -161,7 +162,7 @@ def _synchronizations(
     settings: VerifySettings, config: ModelConfig, lengths: Sequence[int], notes: list[str]
 ) -> Figure:
     """Run layers forward and backward where waiting for the device is an error."""
-    bench = Bench(config, LAYERS, settings.device, settings.dtype, 0, 1)
+    bench = Bench(config, LAYERS, settings.device, settings.dtype, 0, 1, kernel=settings.kernel)
     work = RankWork(bench).of(Scheme(), lengths)
     assert work is not None
     waits = 0

@@ -127,6 +127,8 @@ def verification_document(
             else None,
         },
         "topology": _run_smi("topo", "--matrix") if settings.cuda else None,
+        "kernel": settings.choose_model_kernel().name,
+        "kernels": settings.explain_kernels(),
         "command": command,
         "quick": settings.quick,
         "missed": sum(len(result.misses) for result in results),

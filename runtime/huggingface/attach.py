@@ -17,6 +17,7 @@ from seqplan.runtime.huggingface.launch import join_ranks
 from seqplan.runtime.huggingface.report import StepReport
 from seqplan.runtime.huggingface.router_loss import RoutedLoss
 from seqplan.runtime.losses.token_losses import LossOf, compute_chunked_loss, label_loss
+from seqplan.runtime.sequence_parallel.kernels import find_kernel
 from seqplan.runtime.states.gradient_reduction import Reduce
 from seqplan.runtime.states.materialize import find_device, materialize_model
 from seqplan.runtime.states.optimizers import check_optimizer
@@ -43,6 +44,7 @@ def attach(
     sharding: Sharding = "flat",
     reduce: Reduce = "step",
     device: torch.device | None = None,
+    kernel: str | None = None,
 ) -> Job:
     """Prepare a causal language model and return the job that trains it. Collective.
 
@@ -56,19 +58,22 @@ def attach(
     ``callbacks`` are called after each step. ``resident_bytes``: what plans assume in addition to
     activations (``Planner.resident_bytes``); a model that takes far more is rejected. ``reduce``:
     after what gradients are summed at their owners (``ShardedStates``). ``device``: this rank's, if
-    its model is on the meta device and takes the first rank's values. ``groups``: made here where
-    None, after the default process group if there is none either: of torchrun's ranks, or of
-    this process alone.
+    its model is on the meta device and takes the first rank's values. ``kernel``: attention's, by
+    name, which supports all layers, or the first that supports a layer if None. ``groups``: made
+    here where None, after the default process group if there is none either: of torchrun's ranks,
+    or of this process alone.
 
-    ``UnsupportedModel``, on every rank, for a model that is not computed exactly;
-    ``ValueError`` if frozen values differ between ranks, more is held than that, or the
-    optimizer needs whole parameters and ``sharding`` is ``flat``.
+    ``UnsupportedModel``, on every rank, for a model that is not computed exactly,
+    or whose attention ``kernel`` does not support; ``ValueError`` if frozen values differ between
+    ranks, more is held than that, ``kernel`` is unknown, or the optimizer needs whole parameters
+    and ``sharding`` is ``flat``.
     """
+    chosen = None if kernel is None else find_kernel(kernel)
     device = find_device(model, device)
     joined = join_ranks(device)
     groups = groups or Communicators.create()
     materialize_model(model, groups.states, device)
-    attached, attends = inspect_on_all_ranks(model, autocast, groups)
+    attached, attends = inspect_on_all_ranks(model, autocast, groups, chosen)
     states = ShardedStates(attached, groups.states, sharding=sharding, reduce=reduce)
     if resident_bytes is not None:
         count_rank_bytes(model, states).check_limit(resident_bytes, groups.control)
@@ -89,7 +94,7 @@ def attach(
             routed=routed,
             loss_rows=loss_rows,
             callbacks=tuple(callbacks),
-            prepare=make_attached_preparer(attached, attends, data, groups, states.device),
+            prepare=make_attached_preparer(attached, attends, data, groups, states.device, chosen),
             groups=groups,
             ends_process_group=joined,
         )

@@ -20,14 +20,21 @@ from seqplan.runtime.huggingface.attention import IMPLEMENTATION
 from seqplan.runtime.huggingface.probe import Attends, probe
 from seqplan.runtime.huggingface.rotary import rotate_by_document
 from seqplan.runtime.huggingface.support import check_supported
+from seqplan.runtime.sequence_parallel.kernels import Kernel
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.training.prepare import check_sequence_parallel, make_preparer
 
 
 def inspect_on_all_ranks(
-    model: nn.Module, autocast: torch.dtype | None, groups: Communicators
+    model: nn.Module,
+    autocast: torch.dtype | None,
+    groups: Communicators,
+    kernel: Kernel | None = None,
 ) -> tuple[AttachedModel, Attends]:
-    """Attach the model if every rank's can be; ``UnsupportedModel`` on all of them or on none."""
+    """Attach the model if every rank's can be; ``UnsupportedModel`` on all of them or on none.
+
+    ``kernel``: which has to support the attention of all layers.
+    """
     reason: str | None = None
     attached: AttachedModel | None = None
     try:
@@ -38,6 +45,8 @@ def inspect_on_all_ranks(
         attached.layers.attach(model)
         rotate_by_document(model, attached.layers)
         attends = probe(attached)
+        if kernel is not None:
+            _check_kernel(kernel, attends, next(model.parameters()).device)
     except UnsupportedModel as error:
         reason = str(error)
     except Exception as error:
@@ -55,12 +64,23 @@ def inspect_on_all_ranks(
     return attached, attends
 
 
+def _check_kernel(kernel: Kernel, attends: Attends, device: torch.device) -> None:
+    for call in attends.calls:
+        reason = call.find_unsupported(kernel, device)
+        if reason is not None:
+            raise UnsupportedModel(
+                f"kernel {kernel.name!r} does not support the model's attention: {reason}. "
+                "Choose another, or none for the first that does"
+            )
+
+
 def make_attached_preparer(
     attached: AttachedModel,
     attends: Attends,
     data: TokenData,
     groups: Communicators,
     device: torch.device,
+    kernel: Kernel | None = None,
 ) -> Callable[[RankView], PreparedStep[MicroBatchWork]]:
     """Return the function that prepares an attached model's steps, see ``make_preparer``."""
     (heads, kv_heads), *others = sorted(attends.heads)
@@ -74,6 +94,7 @@ def make_attached_preparer(
         masks=attends.masks,
         modes=attached.recomputation.applied,
         model=type(attached.lm).__name__,
+        kernel=kernel,
     )
 
     def prepare_checked(view: RankView) -> PreparedStep[MicroBatchWork]:

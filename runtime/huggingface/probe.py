@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ from seqplan.runtime.huggingface.rotary import rope_limit
 from seqplan.runtime.huggingface.router_loss import RouterLoss, router_loss
 from seqplan.runtime.huggingface.row_numbers import numbers_rows
 from seqplan.runtime.recomputation import SELECTIVE_MODES
+from seqplan.runtime.sequence_parallel.kernels import Kernel, Scores
 from seqplan.runtime.sequence_parallel.masks import Mask
 
 TOKENS = 12
@@ -41,16 +43,34 @@ COARSE = 0.05
 """Tolerance of 16-bit dtypes, whose rounding hides smaller differences."""
 
 
+class AttentionCall(NamedTuple):
+    """What kernels have to support of a layer: widths of heads, dtype, and scores."""
+
+    width: int
+    value_width: int
+    dtype: torch.dtype
+    scores: Scores
+
+    def find_unsupported(self, kernel: Kernel, device: torch.device) -> str | None:
+        """Return why a kernel cannot run the layer, or None."""
+        q, v = (
+            torch.empty(0, 1, width, dtype=self.dtype, device=device)
+            for width in (self.width, self.value_width)
+        )
+        return kernel.find_unsupported(q, v, self.scores)
+
+
 @dataclass(frozen=True, slots=True)
 class Attends:
     """How a model attends: its layers' pairs of query and key heads, and masks.
 
-    ``router_loss``: the routers' term of the loss, or None.
+    ``router_loss``: the routers' term of the loss, or None; ``calls``: of each kind of layer.
     """
 
     heads: frozenset[tuple[int, int]]
     masks: frozenset[Mask]
     router_loss: RouterLoss | None = None
+    calls: tuple[AttentionCall, ...] = ()
 
 
 @dataclass(slots=True)
@@ -108,7 +128,17 @@ def probe(model: AttachedModel) -> Attends:
         model.layers.instead = None
         model.train(training)
     heads = frozenset((q.shape[1], k.shape[1]) for q, k, _ in record.inputs)
-    return Attends(heads, frozenset(options.mask for options in record.options), routers)
+    calls = dict.fromkeys(
+        AttentionCall(
+            q.shape[2],
+            v.shape[2],
+            v.dtype,
+            Scores(1.0, options.softcap, causal=True, window=options.mask.reach),
+        )
+        for (q, _, v), options in zip(record.inputs, record.options, strict=True)
+    )
+    masks = frozenset(options.mask for options in record.options)
+    return Attends(heads, masks, routers, tuple(calls))
 
 
 def _check_modes(model: AttachedModel, tokens: Tensor, positions: Tensor) -> None:

@@ -21,6 +21,7 @@ from seqplan.runtime.errors import DataError, PlanError
 from seqplan.runtime.models.llama import ModelConfig
 from seqplan.runtime.recomputation import OFFLOAD, check_modes
 from seqplan.runtime.sequence_parallel.context import AttentionContext, attention_context
+from seqplan.runtime.sequence_parallel.kernels import Kernel
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.staged_states import StagedStates
 
@@ -79,6 +80,7 @@ def make_stage_preparer(
     states: StagedStates,
     *,
     device: torch.device | str = "cpu",
+    kernel: Kernel | None = None,
 ) -> Callable[[RankView], PreparedStep[PreparedPipeline]]:
     """Return what a consumer does with a view ahead: check it, load its tokens, lay it out.
 
@@ -112,7 +114,7 @@ def make_stage_preparer(
                     tokens = copy.add(share.tokens) if first else None
                     labels = copy.add(share.labels) if last else None
                 context = attention_context(
-                    pipeline, micro_batch, peers, device=device, copy=copy.add
+                    pipeline, micro_batch, peers, device=device, copy=copy.add, kernel=kernel
                 )
                 prepared.append(PreparedMicroBatch(tokens, labels, context))
             final = overlap and busy[-1:] == [number]

@@ -20,6 +20,7 @@ from seqplan.runtime.models.llama import Llama
 from seqplan.runtime.pipeline.llama_units import llama_units
 from seqplan.runtime.pipeline.prepare import PreparedPipeline, make_stage_preparer
 from seqplan.runtime.pipeline.run_step import run_staged_step
+from seqplan.runtime.sequence_parallel.kernels import choose_kernel_for_heads, find_kernel
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.staged_states import StagedStates
 from seqplan.runtime.tensor_parallel.groups import TensorGroups
@@ -42,6 +43,9 @@ class StagedLlama:
     ``checkpoint.save_weights``, or of torch, whose values are taken instead of the model's, which
     may then be on the meta device on all ranks: no rank has more than its share of it.
 
+    ``kernel``: of attention, by name, the first that supports the model's heads if None;
+    ``ValueError`` if it is unknown or does not support them.
+
     ``states`` has the optimizer's parameters, the export and what checkpoints are of.
     """
 
@@ -55,9 +59,15 @@ class StagedLlama:
         by_messages: bool = False,
         sharding: Sharding = "flat",
         weights: str | os.PathLike[str] | None = None,
+        kernel: str | None = None,
     ) -> None:
         self.config = model.config
         values = dict(model.named_parameters())
+        self._kernel = None if kernel is None else find_kernel(kernel)
+        if self._kernel is not None:
+            where = device or model.head.weight.device
+            dtype = model.head.weight.dtype
+            choose_kernel_for_heads(model.config.head_dim, dtype, where, self._kernel)
         self.states = StagedStates(
             llama_units(model.config),
             model.config.layers,
@@ -82,7 +92,12 @@ class StagedLlama:
     ) -> Callable[[RankView], PreparedStep[PreparedPipeline]]:
         """Return what a consumer does ahead of a step, see ``make_stage_preparer``."""
         return make_stage_preparer(
-            data, self._peers, self.config, self.states, device=self.states.device
+            data,
+            self._peers,
+            self.config,
+            self.states,
+            device=self.states.device,
+            kernel=self._kernel,
         )
 
     def run_step(

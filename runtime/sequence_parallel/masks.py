@@ -35,10 +35,14 @@ class Mask(NamedTuple):
             return position // self.chunk * self.chunk
         return 0
 
+    @property
+    def reach(self) -> int | None:
+        """Tokens of a document beyond which something is hidden; None if nothing ever is."""
+        return self.chunk if self.window is None else self.window
+
     def cuts(self, length: int) -> bool:
         """Return whether it hides an earlier token from one in a document of ``length`` tokens."""
-        reach = self.chunk if self.window is None else self.window
-        return reach is not None and length > reach
+        return self.reach is not None and length > self.reach
 
 
 WHOLE = Mask()

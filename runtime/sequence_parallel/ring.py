@@ -27,13 +27,12 @@ from seqplan.runtime.sequence_parallel.kernels import (
     Rows,
     Scores,
 )
+from seqplan.runtime.sequence_parallel.kernels.rows import ALL, take_rows
 from seqplan.runtime.sequence_parallel.ring_sums import (
-    ALL,
     KeyGradients,
     MergedOutput,
     QueryGradients,
     SelectedQueries,
-    take_rows,
 )
 from seqplan.runtime.sequence_parallel.ring_transfers import Fetching, Passing, RingPlace
 

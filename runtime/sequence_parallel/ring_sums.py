@@ -8,7 +8,6 @@ follows. A first result that covers everything is not copied.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -17,25 +16,8 @@ from seqplan.plans.views.sharding import Range
 from seqplan.runtime.sequence_parallel.context import DeviceIndices
 from seqplan.runtime.sequence_parallel.fetch_layout import concatenate_ranges
 from seqplan.runtime.sequence_parallel.flat_heads import Heads, flat_width, unflatten_heads
-from seqplan.runtime.sequence_parallel.kernels import Attended, Partial, Piece, Pieces, Rows
-
-ALL: Rows = slice(None)
-
-
-@lru_cache(maxsize=4096)
-def compact_queries(pieces: Pieces) -> tuple[tuple[Range, ...], Pieces]:
-    """Return the ranges of query rows of ``pieces``, ascending, and the pieces counted in them."""
-    ranges: list[Range] = []
-    compact: list[Piece] = []
-    rows = 0
-    for piece in pieces:
-        if ranges and ranges[-1][1] == piece.q0:
-            ranges[-1] = (ranges[-1][0], piece.q1)
-        else:
-            ranges.append((piece.q0, piece.q1))
-        compact.append(piece._replace(q0=rows, q1=rows + piece.q1 - piece.q0))
-        rows += piece.q1 - piece.q0
-    return tuple(ranges), tuple(compact)
+from seqplan.runtime.sequence_parallel.kernels import Attended, Partial, Rows
+from seqplan.runtime.sequence_parallel.kernels.rows import ALL, take_rows
 
 
 def rows_of_ranges(
@@ -49,11 +31,6 @@ def rows_of_ranges(
         (rows,) = ranges
         return ALL if rows == (0, tokens) else slice(*rows)
     return indices.tensor(("query rows", ranges), concatenate_ranges(ranges), device)
-
-
-def take_rows(tensor: Tensor, rows: Rows) -> Tensor:
-    """Return rows of a tensor: a view of a range, a copy for an index."""
-    return tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)
 
 
 def add_rows(total: Tensor, rows: Rows, part: Tensor) -> None:

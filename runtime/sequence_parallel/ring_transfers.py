@@ -14,17 +14,11 @@ from torch import Tensor
 from seqplan.runtime.sequence_parallel.context import DeviceIndices
 from seqplan.runtime.sequence_parallel.fetch_layout import Fetch
 from seqplan.runtime.sequence_parallel.kernels import Pieces, Rows
+from seqplan.runtime.sequence_parallel.kernels.rows import ALL, compact_queries, take_rows
 from seqplan.runtime.sequence_parallel.masks import Mask
 from seqplan.runtime.sequence_parallel.peers import Peers, Transfer
 from seqplan.runtime.sequence_parallel.ring_layout import Passed, RingLayout
-from seqplan.runtime.sequence_parallel.ring_sums import (
-    ALL,
-    KeyGradients,
-    add_rows,
-    compact_queries,
-    rows_of_ranges,
-    take_rows,
-)
+from seqplan.runtime.sequence_parallel.ring_sums import KeyGradients, add_rows, rows_of_ranges
 
 
 @dataclass(frozen=True, slots=True)

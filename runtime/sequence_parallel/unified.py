@@ -17,7 +17,7 @@ from torch.profiler import record_function
 
 from seqplan.runtime.recomputation import is_selective, keep_result
 from seqplan.runtime.sequence_parallel.context import AttentionContext
-from seqplan.runtime.sequence_parallel.kernels import Attended, Scores, kernel_for
+from seqplan.runtime.sequence_parallel.kernels import Attended, Scores, choose_kernel
 from seqplan.runtime.sequence_parallel.masks import Mask
 from seqplan.runtime.sequence_parallel.ring import (
     Ring,
@@ -179,9 +179,7 @@ class _Attention(torch.autograd.Function):
 
 
 def _ring(context: AttentionContext, q: Tensor, v: Tensor, scores: Scores, mask: Mask) -> Ring:
-    kernel = context.kernel
-    if kernel is None:
-        kernel = kernel_for(q, v, softcap=scores.softcap)
+    kernel = choose_kernel(q, v, scores._replace(window=mask.reach), context.kernel)
     layout = context.layout(mask)
     place = RingPlace(layout, mask, context.ring_ranks, context.peers, context.indices)
     return Ring(place, kernel, scores)

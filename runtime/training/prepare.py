@@ -18,6 +18,7 @@ from seqplan.runtime.device_copy import TOKEN_BYTES, PackedCopy, index_device
 from seqplan.runtime.errors import DataError, PlanError
 from seqplan.runtime.recomputation import check_modes
 from seqplan.runtime.sequence_parallel.context import attention_context
+from seqplan.runtime.sequence_parallel.kernels import Kernel, find_kernel
 from seqplan.runtime.sequence_parallel.masks import Mask
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.sequence_parallel.ulysses import HeadSplit
@@ -53,18 +54,21 @@ def make_preparer(
     masks: Collection[Mask] = (),
     modes: Collection[str] = (),
     model: str = "the model",
+    kernel: Kernel | str | None = None,
 ) -> Callable[[RankView], PreparedStep[MicroBatchWork]]:
     """Return what a consumer does with a view ahead: check it, load its tokens, lay it out.
 
     ``data`` may have labels and weights (``TargetData``); ``vocab``: tokens and labels must be
     below it, unchecked if None; ``masks``: of the model's layers, see ``attention_context``;
     ``modes``: recomputation modes that ``model``, by its name, applies to its layers, and
-    ``OFFLOAD`` if it offloads them. The returned function raises ``PlanError`` for a plan that
-    cannot run here and ``DataError`` for one that the data set does not match; it communicates with
-    no other rank.
+    ``OFFLOAD`` if it offloads them; ``kernel``: attention's, or its name, which supports all
+    layers, or the first that supports a layer if None. ``ValueError`` for an unknown name. The
+    returned function raises ``PlanError`` for a plan that cannot run here and ``DataError`` for one
+    that the data set does not match; it communicates with no other rank.
     """
 
     has_targets, device = isinstance(data, TargetData), index_device(device)
+    chosen = find_kernel(kernel) if isinstance(kernel, str) else kernel
 
     def prepare(view: RankView) -> PreparedStep[MicroBatchWork]:
         check_sequence_parallel(view, heads, kv_heads)
@@ -93,7 +97,13 @@ def make_preparer(
                     tokens=copy.add(share.tokens),
                     labels=copy.add(labels),
                     context=attention_context(
-                        pipeline, micro_batch, peers, device=device, copy=copy.add, masks=masks
+                        pipeline,
+                        micro_batch,
+                        peers,
+                        device=device,
+                        copy=copy.add,
+                        kernel=chosen,
+                        masks=masks,
                     ),
                     last=overlap and index == len(batches),
                     weights=weights,

@@ -15,7 +15,7 @@ from seqplan.profiler.verify.results import Figure
 from seqplan.runtime.checkpoint import stored_slices
 from seqplan.runtime.device_copy import PackedCopy, copy_to_device
 from seqplan.runtime.models import llama
-from seqplan.runtime.sequence_parallel.kernels import cuda_flash
+from seqplan.runtime.sequence_parallel.kernels import flash
 from seqplan.runtime.sequence_parallel.peers import Peers, Transfer
 from seqplan.runtime.sources import iterate_steps
 from seqplan.runtime.states.unit import Unit
@@ -27,13 +27,13 @@ KEPT: list[Tensor] = []
 
 def wait_in_a_kernel() -> None:
     """Read a number from the device in every attention call."""
-    plain = cuda_flash._rows_of
+    plain = flash.take_rows
 
     def read(tensor: Tensor, rows: Any) -> Tensor:
         tensor.float().sum().item()
         return plain(tensor, rows)
 
-    cuda_flash._rows_of = read
+    flash.take_rows = read
 
 
 def copy_from_pageable_memory() -> None:

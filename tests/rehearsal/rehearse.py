@@ -36,9 +36,10 @@ def main(libraries: str, *names: str) -> None:
     from attached_cases import ATTACHED
     from cases import CASES
     from device_cases import DEVICE_CASES
+    from kernel_cases import KERNEL_CASES
     from peak_cases import PEAKS
 
-    every = {**CASES, **PEAKS, **DEVICE_CASES, **ATTACHED}
+    every = {**CASES, **PEAKS, **DEVICE_CASES, **ATTACHED, **KERNEL_CASES}
     if names[:1] == ("--mutation",):
         from mutations import MUTATIONS
 

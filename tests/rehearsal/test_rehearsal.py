@@ -39,6 +39,7 @@ OTHERS = (
     *("verify attention", "verify profile", "verify memory", "verify step", "verify ranks", "sync"),
     *("attached Llama", "attached Mistral", "attached Gemma2", "attached Qwen3Moe"),
     "attached GptOss",
+    *("staged by fa3", "staged by cudnn", "staged by flex", "staged by magi"),
 )
 CASES = (*QUICK, *OTHERS) if EVERY else QUICK
 STEPS = tuple(name for name in CASES if name.startswith(("module", "staged", "attached")))
@@ -204,6 +205,22 @@ def test_the_sync_is_measured(recorded: dict[str, Recorded]) -> None:
 def launches_per_layer(result: Recorded) -> float:
     """Launches of a step for each layer and micro-batch, those of its ends included."""
     return float(result["step"]["launches"] / result["layers"] / result["micro_batches"])
+
+
+CALLS_OF_KERNELS = {
+    "fa3": "_flash_attention_backward",
+    "cudnn": "_scaled_dot_product_cudnn_attention_backward",
+    "flex": "flex_attention_backward",
+    "magi": "flex_flash_attention_backward",
+}
+
+
+@pytest.mark.parametrize("name", [name for name in STEPS if name.startswith("staged by ")])
+def test_the_requested_kernel_runs(recorded: dict[str, Recorded], name: str) -> None:
+    kernel = name.removeprefix("staged by ")
+    if kernel in CALLS_OF_KERNELS:
+        assert recorded[name]["step"]["by_operation"][CALLS_OF_KERNELS[kernel]] > 0
+        assert recorded[name]["implementation"] == ("FA3" if kernel == "fa3" else None)
 
 
 @pytest.mark.parametrize("name", [name for name in STEPS if name in MOST_LAUNCHES])

@@ -15,7 +15,7 @@ from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.model_sizes import MODELS, ModelSizes
 from seqplan.costs.profile import Profile
-from seqplan.runtime.sequence_parallel.kernels import list_kernels
+from seqplan.runtime.sequence_parallel.kernels.registry import list_added_kernels
 
 LENGTHS = Path(__file__).parents[2] / "examples" / "data" / "code.npy"
 
@@ -64,10 +64,10 @@ from seqplan.runtime.sequence_parallel.kernels.cpu import CpuKernel
 class SingleKernel(CpuKernel):
     name = "single"
 
-    def find_unsupported(self, q, v, softcap):
+    def find_unsupported(self, q, v, scores):
         if q.dtype != torch.float32:
             return f"the dtype is {q.dtype}"
-        return super().find_unsupported(q, v, softcap)
+        return super().find_unsupported(q, v, scores)
 
 
 KERNEL = SingleKernel()
@@ -232,4 +232,4 @@ def test_bad_kernel_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     entries = "[seqplan.kernels]\nsingle = added_kernels:SingleKernel\n"
     monkeypatch.syspath_prepend(install(tmp_path, entries, added_kernels=KERNELS))
     with pytest.raises(ValueError, match=r"kernel 'single': its entry point must be a Kernel"):
-        list_kernels.__wrapped__()
+        list_added_kernels.__wrapped__()

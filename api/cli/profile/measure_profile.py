@@ -69,6 +69,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     add("--schemes", metavar="LIST", default="u1", help="as u1,u2,u2.r2,tp2,tp2.pp2; default u1")
     add("--lengths", metavar="FROM..TO", default="64..4096", help="tokens; default %(default)s")
     add("--points", metavar="N", type=positive, default=FIT_POINTS)
+    add("--kernel", metavar="NAME", help="of attention; default the first that supports the heads")
     add("--measured-layers", metavar="K", type=positive, default=2, help="layers that are run")
     add("--repeats", metavar="N", type=positive, default=25, help="of a point, at most; default 25")
     add(
@@ -139,6 +140,7 @@ def run(args: argparse.Namespace) -> int:
                 schemes=runnable,
                 points=tuple(points),
                 repeats=args.repeats,
+                kernel=args.kernel,
             )
             of_mode = path
             if len(args.recompute) > 1:

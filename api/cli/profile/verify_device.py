@@ -60,6 +60,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--checks", metavar="LIST", default=",".join(CHECKS), help="default all: %(default)s"
     )
     parser.add_argument(
+        "--kernel", metavar="NAME", help="of attention; default the first that supports a call"
+    )
+    parser.add_argument(
         "--minutes",
         metavar="M",
         type=above_zero,
@@ -87,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
     from seqplan.profiler.verify.settings import VerifySettings
     from seqplan.profiler.verify.verification import verification_document, verify
     from seqplan.runtime.communicators import Communicators
+    from seqplan.runtime.sequence_parallel.kernels import find_kernel
 
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: no CUDA device is there; use --device cpu")
@@ -99,7 +103,11 @@ def run(args: argparse.Namespace) -> int:
     groups = Communicators.create() if world_size > 1 else None
     if args.device == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
-    settings = VerifySettings(device, seconds, args.quick, hardware, rank, world_size, groups)
+    kernel = None if args.kernel is None else find_kernel(args.kernel)
+    settings = VerifySettings(
+        device, seconds, args.quick, hardware, rank, world_size, groups, kernel
+    )
+    settings.choose_model_kernel()  # or an error before anything runs
 
     def report(name: str) -> None:
         if rank == 0:

@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -93,8 +95,11 @@ class Kernel(Protocol):
 
     name: str
 
-    def find_unsupported(self, q: Tensor, v: Tensor, softcap: float | None) -> str | None:
-        """Return the reason why it cannot attend to these queries and values, or None."""
+    def find_unsupported(self, q: Tensor, v: Tensor, scores: Scores) -> str | None:
+        """Return the reason why it cannot attend to these queries and values, or None.
+
+        ``scores``: of the layer, with the window, or the chunk, of its mask as ``window``.
+        """
         ...
 
     def forward(
@@ -142,7 +147,16 @@ def same_width(*tensors: Tensor) -> tuple[Tensor, ...]:
     )
 
 
+@cache
+def has_module(name: str) -> bool:
+    """Return whether a module can be found, without importing it."""
+    try:
+        return find_spec(name) is not None
+    except (ImportError, ValueError):  # of the package that it is in
+        return False
+
+
 def check_no_capping(scores: Scores) -> None:
     """Reject soft caps in a fused kernel with ``NotImplementedError``."""
     if scores.softcap is not None:
-        raise NotImplementedError("the fused kernel does not support softcap: use BlockKernel")
+        raise NotImplementedError("the fused kernel does not support softcap: use blocks or flex")

@@ -32,7 +32,7 @@ class BlockKernel:
 
     KEYS = 1024
 
-    def find_unsupported(self, q: Tensor, v: Tensor, softcap: float | None) -> str | None:
+    def find_unsupported(self, q: Tensor, v: Tensor, scores: Scores) -> str | None:
         """Return None, as it supports every call."""
         return None
 

@@ -38,11 +38,11 @@ class CpuKernel:
 
     SMALL = 512
 
-    def find_unsupported(self, q: Tensor, v: Tensor, softcap: float | None) -> str | None:
+    def find_unsupported(self, q: Tensor, v: Tensor, scores: Scores) -> str | None:
         """Return a reason on other devices and for soft caps."""
         if q.device.type != "cpu":
             return f"the device is {q.device.type}"
-        return None if softcap is None else "scores are capped"
+        return None if scores.softcap is None else "scores are capped"
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, pieces: Pieces, scores: Scores

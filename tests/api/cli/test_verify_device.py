@@ -94,7 +94,7 @@ def test_a_wrong_kernel_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
         return [replace(next(case for case in cases if case.dtype == "fp32"), rings=(2,))]
 
     monkeypatch.setattr(attention_check, "attention_cases", one_case)
-    monkeypatch.setattr(attention_check, "kernel_for", lambda *_, **__: WrongKernel())
+    monkeypatch.setattr(VerifySettings, "choose_kernel", lambda *_: WrongKernel())
     output = tmp_path / "verified.json"
     outcome = call("profile", "verify", "--quick", "--checks", "attention", "-o", output, "--json")
     assert outcome.code == 1

@@ -38,9 +38,9 @@ class AttentionRate:
         return self.narrow if self.narrow_causal is None or not masked else self.narrow_causal
 
 
-ATTENTION_KERNELS = ("fa1", "fa2", "fa3", "cudnn")
-"""FlashAttention 1, 2 and 3, and cuDNN's. Torch's varlen attention, which this runtime calls,
-is FlashAttention-2."""
+ATTENTION_KERNELS = ("fa1", "fa2", "fa3", "fa4", "cudnn")
+"""FlashAttention 1 to 4, and cuDNN's, by the names that the runtime has for its kernels. Without a
+request it calls torch's varlen attention, which is FlashAttention-2."""
 
 RATES: dict[tuple[str, str], AttentionRate] = {
     ("ampere", "fa1"): AttentionRate(forward=0.45, backward=0.32),
@@ -59,6 +59,7 @@ RATES: dict[tuple[str, str], AttentionRate] = {
         forward=0.7, backward=0.54, causal=0.92, narrow=0.9, wave=1.5, checked=True
     ),
     ("blackwell", "fa2"): AttentionRate(forward=0.2, backward=0.17),
+    ("blackwell", "fa4"): AttentionRate(forward=0.71, backward=0.5),
     ("blackwell", "cudnn"): AttentionRate(forward=0.7, backward=0.5),
     ("cdna3", "fa2"): AttentionRate(forward=0.35, backward=0.25),
 }
@@ -72,7 +73,9 @@ RATES: dict[tuple[str, str], AttentionRate] = {
 - Hopper: set, to two digits, by 84 published calls (``seqplan profile validate``: attention
   kernels, h100-80gb). FlashAttention 1 is assumed as much slower than 2 as on Ampere.
 - Blackwell: FlashAttention-2 is assumed to do as much in a multiprocessor as on Hopper. It, cuDNN
-  there and all on CDNA 3 are assumptions, compared with no measurement.
+  there and all on CDNA 3 are assumptions, compared with no measurement. FlashAttention-4 states
+  71 % of a B200's peak at best, forward ("FlashAttention-4: Algorithm and Kernel Pipelining
+  Co-Design for Asymmetric Hardware Scaling", 2026, abstract); backward is assumed to be cuDNN's.
 """
 
 

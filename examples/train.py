@@ -46,7 +46,9 @@ def main() -> None:
         model = runtime.models.Llama(config)
     if device.type == "cuda":  # flash attention is in 16 bits; the optimizer's copy stays fp32
         model = model.to(torch.bfloat16)
-    job = runtime.StagedLlama(model, groups, device=device, tensor_degrees=degrees)
+    job = runtime.StagedLlama(
+        model, groups, device=device, tensor_degrees=degrees, kernel=arguments.kernel
+    )
     states = job.states
     optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()], lr=1e-3)
 
@@ -111,6 +113,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--export", help="write the trained parameters here at the end")
     parser.add_argument("--times", help="append step times here, for seqplan profile refit")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--kernel", help="of attention, as fa3; default the first that runs here")
     return parser.parse_args()
 
 

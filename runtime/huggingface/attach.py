@@ -60,7 +60,7 @@ def attach(
     after what gradients are summed at their owners (``ShardedStates``). ``device``: this rank's, if
     its model is on the meta device and takes the first rank's values. ``kernel``: attention's, by
     name, which supports all layers, or the first that supports a layer if None. ``groups``: made
-    here where None, after the default process group if there is none either: of torchrun's ranks,
+    here if None, after the default process group if there is none either: of torchrun's ranks,
     or of this process alone.
 
     ``UnsupportedModel``, on every rank, for a model that is not computed exactly,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from seqplan.plans.views.sharding import Range
+from seqplan.runtime.sequence_parallel.kernels.rows import concatenate_ranges
 
 
 class Segment(NamedTuple):
@@ -69,10 +69,3 @@ def fetch_layout(ring: int, rank: int, needed: Callable[[int], Sequence[Segment]
 
 def _rows_of(rank: int, segments: Sequence[Segment]) -> npt.NDArray[np.int64]:
     return concatenate_ranges([(start, stop) for source, start, stop in segments if source == rank])
-
-
-def concatenate_ranges(ranges: Sequence[Range]) -> npt.NDArray[np.int64]:
-    """Return the integers of all ranges one after the other."""
-    if not ranges:
-        return np.empty(0, dtype=np.int64)
-    return np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in ranges])

@@ -26,7 +26,7 @@ Peer = tuple[Tensor, int]
 
 
 class Parts(NamedTuple):
-    """A contiguous tensor (elements,), and how many of these go to or come from each rank."""
+    """A contiguous tensor (elements,), and the number of elements of each rank."""
 
     tensor: Tensor
     sizes: Sequence[int]
@@ -90,18 +90,18 @@ class Peers:
                 works = dist.batch_isend_irecv(operations)
         return Transfer(works, operations, self._doing)
 
-    def exchange(self, sent: Parts, received: Parts, ranks: Sequence[int], own: int) -> None:
+    def exchange(self, sent: Parts, received: Parts, ranks: Sequence[int], place: int) -> None:
         """Give each of ``ranks`` its part, and receive one from each.
 
-        ``own``: this rank's index among them. The parts are in the order of ``ranks``, global
+        ``place``: this rank's index among them. The parts are in the order of ``ranks``, global
         ranks, all of which call it.
         """
         if self._one_call:
             self._exchange_at_once(sent, received, ranks)
             return
         outgoing, incoming = sent.split(), received.split()
-        incoming[own].copy_(outgoing[own])
-        others = [index for index in range(len(ranks)) if index != own]
+        incoming[place].copy_(outgoing[place])
+        others = [index for index in range(len(ranks)) if index != place]
         self.transfer(
             [(outgoing[index], ranks[index]) for index in others],
             [(incoming[index], ranks[index]) for index in others],
@@ -123,7 +123,7 @@ class Peers:
 def _skips_empty_parts(group: dist.ProcessGroup) -> bool:
     """Return whether ranks without a part may stay away from an all-to-all.
 
-    Not on ROCm, where it is a collective, nor in torch's debug mode, which compares all ranks.
+    Not on ROCm, which makes it a collective, nor in torch's debug mode, which compares all ranks.
     """
     return (
         dist.get_backend(group) == "nccl"

@@ -27,8 +27,9 @@ import numpy.typing as npt
 
 from seqplan.plans.views.sharding import Range, ring_chunks, ring_tokens
 from seqplan.runtime.sequence_parallel.cut_layout import Cut, cut_layout
-from seqplan.runtime.sequence_parallel.fetch_layout import Fetch, concatenate_ranges
+from seqplan.runtime.sequence_parallel.fetch_layout import Fetch
 from seqplan.runtime.sequence_parallel.kernels import Piece, Pieces
+from seqplan.runtime.sequence_parallel.kernels.rows import concatenate_ranges
 from seqplan.runtime.sequence_parallel.masks import WHOLE, Mask
 
 GATHER_BELOW = 128

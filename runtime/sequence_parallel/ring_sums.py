@@ -14,18 +14,17 @@ from torch import Tensor
 
 from seqplan.plans.views.sharding import Range
 from seqplan.runtime.sequence_parallel.context import DeviceIndices
-from seqplan.runtime.sequence_parallel.fetch_layout import concatenate_ranges
 from seqplan.runtime.sequence_parallel.flat_heads import Heads, flat_width, unflatten_heads
 from seqplan.runtime.sequence_parallel.kernels import Attended, Partial, Rows
-from seqplan.runtime.sequence_parallel.kernels.rows import ALL, take_rows
+from seqplan.runtime.sequence_parallel.kernels.rows import ALL, concatenate_ranges, take_rows
 
 
 def rows_of_ranges(
     ranges: tuple[Range, ...], tokens: int, indices: DeviceIndices, device: torch.device
 ) -> Rows:
-    """Return rows of a tensor of ``tokens`` rows, as a range if they are one, else as an index.
+    """Return rows of a tensor as a range if they are one, else as an index.
 
-    The index is the same tensor whenever ``indices`` is asked for the same ranges.
+    ``tokens``: rows of the tensor. Of the same ranges ``indices`` has one index.
     """
     if len(ranges) == 1:
         (rows,) = ranges
@@ -52,7 +51,7 @@ def _covers(rows: Rows, tokens: int) -> bool:
 
 
 class SelectedQueries:
-    """Query rows of all that backward needs of them, taken out once for calls in a row."""
+    """Rows of queries and of their results, taken out once for consecutive calls."""
 
     def __init__(self, dout: Tensor, attended: Attended) -> None:
         self._dout, self._attended = dout, attended
@@ -60,7 +59,7 @@ class SelectedQueries:
         self._selected = dout, attended
 
     def select(self, rows: Rows) -> tuple[Tensor, Attended]:
-        """Return the rows of the output's gradient and of what was attended to.
+        """Return the rows of the output's gradient, and the queries and results of these.
 
         Log-sum-exps are stored head by head, as fused kernels read them.
         """

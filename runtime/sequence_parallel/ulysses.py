@@ -152,9 +152,9 @@ def gather_input_gradients(
 
 
 def _join_shared(parts: Sequence[Tensor], heads: Sequence[Range]) -> Tensor:
-    """Join the parts (tokens, heads, d) of all ranks, in rank order, each of a range of heads.
+    """Join the parts (tokens, heads, d) of all ranks, in rank order.
 
-    Heads that several ranks had are summed in the accumulation dtype.
+    ``heads``: range of each. Heads that several ranks had are summed in the accumulation dtype.
     """
     first_parts, shared, covered = [], [], 0
     for part, (first, stop) in zip(parts, heads, strict=True):

@@ -1,6 +1,6 @@
 """Attention kernels on request: those of torch, and those of packages by stand-ins without values.
 
-A stand-in has the package's interface. Torch activates FlashAttention-3 by its own code.
+A stand-in has the package's interface. Torch's code activates FlashAttention-3.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def attend_flexibly(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Te
 
 
 def magi_attention() -> dict[str, ModuleType]:
-    """MagiAttention 1.1: the arguments of what is called."""
+    """MagiAttention 1.1: the functions that are called, with their arguments."""
 
     def check(q: Tensor, q_ranges: Tensor, k_ranges: Tensor, kinds: Tensor) -> None:
         assert q.shape[0] >= 0
@@ -145,15 +145,15 @@ def magi_attention() -> dict[str, ModuleType]:
 def run_kernel(name: str, scheme: str = "u2.r2") -> Result:
     """Steps of a staged model whose attention runs on one kernel."""
     modules = {"fa3": flash_attention_3, "magi": magi_attention}.get(name, dict)()
-    compiled = flex._compiled
-    flex._compiled = lambda: attend_flexibly
+    plain = flex.compile_attention
+    flex.compile_attention = lambda: attend_flexibly
     try:
         with stand_ins(modules):
             result = run(scheme, world=4, staged=True, layers=2, kernel=name)
             result["implementation"] = flash.active_implementation()
         return result
     finally:
-        flex._compiled = compiled
+        flex.compile_attention = plain
         if flash.active_implementation() is not None:
             torch.nn.attention.restore_flash_attention_impl()
 

@@ -52,9 +52,10 @@ class FlashKernel:
         self._module, self._capabilities, self._widest = module, capabilities, widest
 
     def find_unsupported(self, q: Tensor, v: Tensor, scores: Scores) -> str | None:
-        """Return a reason but for 16-bit heads, a multiple of 8 elements, on a device it runs on.
+        """Return a reason but for 16-bit heads, a multiple of 8 elements.
 
-        Also if it is a package that is not installed, or that this torch cannot activate.
+        Also on devices that it is not for, and if it is a package that is not installed, or that
+        this torch cannot activate.
         """
         width = max(q.shape[-1], v.shape[-1])
         if scores.softcap is not None:
@@ -163,13 +164,13 @@ FA4 = FlashKernel(
 def active_flash_kernel() -> FlashKernel:
     """Return the kernel of the implementation that is active at torch.
 
-    ``FA2`` also for one that others have registered: it is not replaced unless it is asked for.
+    ``FA2`` also for one that others have registered: only a request replaces it.
     """
     return {"FA3": FA3, "FA4": FA4}.get(active_implementation() or "", FA2)
 
 
 def active_implementation() -> str | None:
-    """Return the name of the implementation that was activated at torch, None for its own."""
+    """Return the name of the implementation that was activated at torch, None without."""
     current = getattr(torch.nn.attention, "current_flash_attention_impl", None)
     return None if current is None else current()
 
@@ -192,7 +193,7 @@ KEPT_INDICES = 64
 
 
 class _VarlenIndex(NamedTuple):
-    """Pieces as one variable-length call: rows of queries and of keys, and where each begins."""
+    """Pieces as one variable-length call: rows of queries and keys, and offsets of each."""
 
     q_rows: Rows
     k_rows: Rows

@@ -91,7 +91,7 @@ def _attend(
     from torch.nn.attention.flex_attention import AuxRequest
 
     mask = _mask(pieces, k.shape[0], scores.causal, scores.window, q.device)
-    out, aux = _compiled()(
+    out, aux = compile_attention()(
         *(tensor.transpose(0, 1).unsqueeze(0) for tensor in (q, k, v)),
         score_mod=None if scores.softcap is None else _capping(scores.softcap),
         block_mask=mask,
@@ -103,7 +103,7 @@ def _attend(
 
 
 @cache
-def _compiled() -> Callable[..., Any]:
+def compile_attention() -> Callable[..., Any]:
     """Return FlexAttention compiled once for all lengths."""
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -140,7 +140,9 @@ def find_key_ranges(pieces: Pieces, causal: bool, window: int | None) -> KeyRang
 
 
 class BlockLists(NamedTuple):
-    """Blocks of keys that each block of queries sees, int32 (query blocks, key blocks), and counts.
+    """Blocks of keys that each block of queries sees.
+
+    int32 (query blocks, key blocks), and counts.
 
     ``partial``: those that some query sees a part of; ``whole``: those that all see all of.
     """

@@ -49,7 +49,7 @@ class MagiKernel:
     name = "magi"
 
     def find_unsupported(self, q: Tensor, v: Tensor, scores: Scores) -> str | None:
-        """Return a reason but for 16-bit heads of 64 or 128 elements of compute capability 9."""
+        """Return a reason but for 16-bit heads of 64 or 128 elements on Hopper."""
         if scores.window is not None:
             return "the mask has a window or chunks"
         if q.device.type != "cuda":

@@ -1,15 +1,17 @@
-"""Rows of packed tensors that pieces are of, as ranges where they are one and indices elsewhere."""
+"""Rows of packed tensors that pieces are of: a range if there is one, else an index."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from seqplan.plans.views.sharding import Range
 from seqplan.runtime.device_copy import copy_to_device
-from seqplan.runtime.sequence_parallel.fetch_layout import concatenate_ranges
 from seqplan.runtime.sequence_parallel.kernels.base import Piece, Pieces, Rows
 
 ALL: Rows = slice(None)
@@ -48,3 +50,10 @@ def _index(ranges: tuple[Range, ...], device: torch.device) -> Tensor:
 def take_rows(tensor: Tensor, rows: Rows) -> Tensor:
     """Return rows of a tensor: a view of a range, a copy for an index."""
     return tensor[rows] if isinstance(rows, slice) else tensor.index_select(0, rows)
+
+
+def concatenate_ranges(ranges: Sequence[Range]) -> npt.NDArray[np.int64]:
+    """Return the integers of all ranges one after the other."""
+    if not ranges:
+        return np.empty(0, dtype=np.int64)
+    return np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in ranges])

@@ -25,9 +25,9 @@ SURFACE = {
     "--json",
     "profile list": "--json",
     "profile show": "NAME|FILE --gpus --max-len --optimizer-shards --json",
-    "profile measure": "--model! --device --dtype --schemes --lengths --points --measured-layers "
-    "--repeats --recompute --capacity-gib --even-if-busy --samples --gpus-per-node --name "
-    "--plot -o/--output! --json",
+    "profile measure": "--model! --device --dtype --schemes --lengths --points --kernel "
+    "--measured-layers --repeats --recompute --capacity-gib --even-if-busy --samples "
+    "--gpus-per-node --name --plot -o/--output! --json",
     "profile derive": "--model --profile --hardware! --nodes --gpus-per-node "
     "--precision --context-parallel --tp-overlap --gradient-bytes "
     "--sequence-parallel/--no-sequence-parallel --zero --recompute "
@@ -35,7 +35,7 @@ SURFACE = {
     "profile merge": "samples.jsonl --capacity-gib! --gpus-per-node --name --plot -o/--output! "
     "--json",
     "profile refit": "--profile --plans --server --measurements --job --token -o/--output --json",
-    "profile verify": "--device --checks --minutes --quick -o/--output --json",
+    "profile verify": "--device --checks --kernel --minutes --quick -o/--output --json",
     "profile validate": "--rows --json",
     "estimate": "--model! --hardware! --nodes --gpus-per-node --tp --pp "
     "--ulysses --ring --seq-len! --batch --micro-batch --zero --recompute --loss "

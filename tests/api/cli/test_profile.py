@@ -74,6 +74,15 @@ def test_wide_heads_and_tied_embeddings_are_measured_and_kept(tmp_path: Path) ->
     other = profiled(tmp_path, *options, "--samples", samples, "-o", str(tmp_path / "other.json"))
     assert other.code == 2
     assert "head_dim 16, tied True, not hidden 32" in other.err
+    assert json.loads(output.read_text())["kernel"] == "cpu"
+    for kernel, message in {
+        "blocks": "measured with kernel cpu, not blocks; samples of different settings do not",
+        "fa2": "kernel 'fa2' does not support this attention: the device is cpu. Choose another",
+        "fa5": "kernel 'fa5': unknown. Did you mean fa4?",
+    }.items():
+        options = (*options, "--samples", samples, "-o", str(tmp_path / "other.json"))
+        joined = profiled(tmp_path, *options, "--kernel", kernel, head_dim=16, tied=True)
+        assert message in complaint(joined)
 
 
 def test_a_busy_machine_fails_and_makes_no_profile(tmp_path: Path) -> None:

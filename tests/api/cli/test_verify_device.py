@@ -88,6 +88,18 @@ class WrongKernel(CpuKernel):
             yield gradients._replace(dv=0.999 * gradients.dv)
 
 
+def test_the_requested_kernel_is_verified_and_stated(tmp_path: Path) -> None:
+    output = tmp_path / "verified.json"
+    options = ("--quick", "--checks", "rates", "-o", output)
+    succeeded(call("profile", "verify", *options, "--kernel", "blocks"))
+    document = json.loads(output.read_text())
+    assert document["kernel"] == "blocks"
+    assert document["kernels"]["fa2"] == "the device is cpu"
+    assert document["kernels"]["cpu"] is None
+    rejected = call("profile", "verify", *options, "--kernel", "fa3")
+    assert "kernel 'fa3' does not support this attention: the device is cpu" in complaint(rejected)
+
+
 def test_a_wrong_kernel_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def one_case(settings: VerifySettings) -> list[AttentionCase]:
         cases = attention_cases(settings)

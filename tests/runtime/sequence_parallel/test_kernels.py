@@ -87,7 +87,7 @@ def test_devices_and_packages_are_checked(
 def flex_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[FlexKernel]:
     """FlexAttention not compiled: torch computes it densely, and its backward behind a guard."""
     monkeypatch.setattr(torch_flex, "_validate_device", lambda *_: None)
-    monkeypatch.setattr(flex, "_compiled", lambda: torch_flex.flex_attention)
+    monkeypatch.setattr(flex, "compile_attention", lambda: torch_flex.flex_attention)
     yield FlexKernel()
     flex._mask.cache_clear()
 

@@ -279,5 +279,5 @@ def test_a_fused_kernel_rejects_soft_caps() -> None:
     context = local_context([8])
     object.__setattr__(context, "kernel", CpuKernel())
     q = torch.randn(8, 2, 4)
-    with pytest.raises(ValueError, match="kernel 'cpu' does not support .*: scores are capped"):
+    with pytest.raises(ValueError, match=r"kernel 'cpu' does not support .*: scores are capped"):
         attention(q, q, q, context, softcap=2.0)

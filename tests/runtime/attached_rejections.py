@@ -73,9 +73,9 @@ def rejections(groups: runtime.Communicators) -> dict[str, str]:
 
     messages = {}
 
-    def rejected(case: str, unsupported: Any) -> None:
+    def rejected(case: str, unsupported: Any, **options: Any) -> None:
         try:
-            huggingface.attach(unsupported, data(), optimizer=optimizer, groups=groups)
+            huggingface.attach(unsupported, data(), optimizer=optimizer, groups=groups, **options)
         except ValueError as error:
             messages[case] = f"{type(error).__name__}: {error}"
             if hasattr(unsupported, "config") and case != "base":
@@ -114,6 +114,7 @@ def rejections(groups: runtime.Communicators) -> dict[str, str]:
         rejected(case, unsupported)
     rejected("base", adapted(0, base_seed=groups.control.rank()))
     rejected("no model", torch.nn.Linear(2, 2))
+    rejected("kernel", model("llama"), kernel="cudnn")
     try:
         huggingface.attach(model("llama"), data(), optimizer=muon, groups=groups)
     except ValueError as error:

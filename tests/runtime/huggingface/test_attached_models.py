@@ -134,6 +134,7 @@ def test_inexact_models_are_rejected_by_name_on_every_rank(rejected: Any, name: 
         ("normalizing", "layers.0.more (BatchNorm1d) normalizes over all tokens of a call"),
         ("no model", "Linear is no causal language model of transformers"),
         ("owns nothing", "ValueError: optimizer got an empty parameter list"),
+        ("kernel", "kernel 'cudnn' does not support the model's attention: the device is cpu"),
         ("muon", "Muon needs whole parameters: sharding must be 'by_parameter', not 'flat'"),
     ],
 )

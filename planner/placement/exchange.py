@@ -41,18 +41,16 @@ def exchange_sequences(fleet: Fleet, batch: Batch, filling: Filling, lower_ms: f
     if all(pipeline_class.pp == 1 for pipeline_class in fleet.classes):
         return filling
     tables = FillTables.from_batch(batch)
-    pipelines = [
-        _Pipeline(tables.find_costs(pipeline_class), bins)
-        for pipeline_class, of_class in zip(fleet.classes, filling.bins, strict=True)
-        for bins in of_class
-    ]
+    pipelines: list[_Pipeline] = []
+    for pipeline_class, of_class in zip(fleet.classes, filling.bins, strict=True):
+        costs = tables.find_costs(pipeline_class)
+        work, padded = costs.work_ms.T.tolist(), costs.padded_lengths.tolist()
+        pipelines += [_Pipeline(costs, work, padded, bins) for bins in of_class]
     _improve(pipelines, lower_ms)
     if max(pipeline.time_ms for pipeline in pipelines) >= filling.objective_ms:
         return filling
     remaining = iter(pipelines)
-    of_classes = [
-        [next(remaining) for _ in range(pipeline_class.count)] for pipeline_class in fleet.classes
-    ]
+    of_classes = [[next(remaining) for _ in bins] for bins in filling.bins]
     return Filling(
         tuple(tuple(pipeline.list_bins() for pipeline in of_class) for of_class in of_classes),
         tuple(tuple(pipeline.time_ms for pipeline in of_class) for of_class in of_classes),
@@ -70,12 +68,16 @@ class _MicroBatch:
 
 
 class _Pipeline:
-    """A pipeline's micro-batches and form S (ms)."""
+    """A pipeline's micro-batches and form S (ms).
 
-    def __init__(self, costs: ClassCosts, bins: PipelineBins) -> None:
+    ``work`` (n, modes) in ms and ``padded`` (n,) in tokens: of each length, shared by a class.
+    """
+
+    def __init__(
+        self, costs: ClassCosts, work: list[list[float]], padded: list[int], bins: PipelineBins
+    ) -> None:
         self._bubbles = costs.pp - 1
-        self._work: list[list[float]] = costs.work_ms.T.tolist()
-        self._padded: list[int] = costs.padded_lengths.tolist()
+        self._work, self._padded = work, padded
         self._limits = [(mode.capacity, mode.c) for mode in costs.modes]
         self.empty = _MicroBatch((), 0, (0.0,) * len(costs.modes), 0.0)
         filled = [

@@ -56,8 +56,9 @@ class BalancedSteps:
                 f"a step of {sequences} sequences cannot be drawn from {len(self._lengths)}"
             )
         # One call rejects sequences that no step can hold, before training.
-        checked = balance(self._lengths, 1, capacity, cost, modes=modes, pad_to=pad_to)
-        self.modes = () if modes is None else tuple(mode.name for mode in checked.modes)
+        balance(self._lengths, 1, capacity, cost, modes=modes, pad_to=pad_to)
+        by_capacity = sorted(modes or (), key=lambda mode: mode.capacity)
+        self.modes = tuple(mode.name for mode in by_capacity)
         """Names of the recomputation modes, the one that holds least first."""
         for name in self.modes:
             split_mode(name)  # rejects unknown ones

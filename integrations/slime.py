@@ -16,7 +16,8 @@ from typing import Any
 from seqplan.integrations.degree_costs import by_degree, costs_of_environment
 from seqplan.integrations.recomputation_limits import VARIABLE
 from seqplan.integrations.versions import UnsupportedVersion, find_installed_version
-from seqplan.planner.balance.balance_ranks import Balanced, balance
+from seqplan.planner.balance.balance_ranks import balance
+from seqplan.planner.balance.balanced import Balanced
 from seqplan.planner.balance.cost import Cost
 
 __all__ = ["figures", "install", "plan_schedule"]

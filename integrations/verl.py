@@ -21,7 +21,7 @@ from typing import Any
 from seqplan.integrations.degree_costs import costs_of_environment
 from seqplan.integrations.recomputation_limits import RecomputationLimits, check_switchable
 from seqplan.integrations.versions import UnsupportedVersion, find_installed_version
-from seqplan.planner.balance.balance_ranks import Balanced
+from seqplan.planner.balance.balanced import Balanced
 from seqplan.planner.balance.cost import Cost
 from seqplan.planner.balance.fixed_ranks import balance_fixed
 

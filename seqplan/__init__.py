@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from seqplan.costs.lengths import read_lengths
     from seqplan.costs.profile import Profile
     from seqplan.costs.shipped.catalogue import find_profile
-    from seqplan.planner.balance.balance_ranks import Balanced, balance
+    from seqplan.planner.balance.balance_ranks import balance
+    from seqplan.planner.balance.balanced import Balanced
     from seqplan.planner.balance.cost import Cost
     from seqplan.planner.balance.mode import Mode
+    from seqplan.planner.balance.phase import Phase
     from seqplan.planner.batches.batch import Batch
     from seqplan.planner.errors import Infeasible
     from seqplan.planner.proposal.document import Proposal
@@ -42,8 +44,10 @@ if TYPE_CHECKING:
     from seqplan.plans.views.rank_view import RankView, rank_view
 
 _HOMES = {
-    "planner.balance.balance_ranks": ("Balanced", "balance"),
+    "planner.balance.balance_ranks": ("balance",),
+    "planner.balance.balanced": ("Balanced",),
     "planner.balance.cost": ("Cost",),
+    "planner.balance.phase": ("Phase",),
     "planner.balance.mode": ("Mode",),
     "planner.batches.batch": ("Batch",),
     "planner.workload": ("Workload",),
@@ -72,6 +76,7 @@ __all__ = [
     "Cost",
     "Infeasible",
     "Mode",
+    "Phase",
     "Plan",
     "Planner",
     "Profile",

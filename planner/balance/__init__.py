@@ -1,6 +1,8 @@
-"""Balancing for trainers whose data-parallel ranks are equal: one scheme, no groups to choose.
+"""Balancing for trainers whose data-parallel ranks run one scheme: no groups to choose.
 
-Read ``balance_ranks`` (the function and its result), ``cost`` (of a micro-batch), ``free``
-(ranks meet once a step; in lockstep: ``planner/lockstep/one_degree``), ``constrained`` (sequences
-that stay together, or equally many to a rank) and ``fixed_ranks`` (sequences assigned already).
+Read ``balance_ranks`` (the function), ``balanced`` (its result), ``cost`` (of a micro-batch),
+``free`` (ranks meet once a step; in lockstep: ``planner/lockstep/one_degree`` and ``rank_speeds``),
+``constrained`` (sequences that stay together, or equally many to a rank), ``slowdown`` (slower
+ranks), ``loads`` (samples with several phases, by ``assignment`` and ``slots``) and ``fixed_ranks``
+(sequences assigned already).
 """

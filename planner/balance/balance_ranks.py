@@ -1,27 +1,30 @@
-"""``balance``: micro-batches for a trainer whose ranks are equal."""
+"""``balance``: micro-batches for a trainer whose ranks run the same scheme."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from math import inf
-from typing import Literal, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from seqplan.costs.latency import Latency
+from seqplan.planner.balance.balanced import Balanced, Execution, MicroBatchTimes, ModePricing
 from seqplan.planner.balance.constrained import (
     Bundle,
-    MicroBatches,
     bundles_of,
     plan_bundles,
     plan_equal_samples,
+    plan_uneven_bundles,
 )
 from seqplan.planner.balance.free import plan_free
-from seqplan.planner.balance.micro_batch_counts import fill_empty, pad_counts
+from seqplan.planner.balance.loads import balance_loads
+from seqplan.planner.balance.micro_batch_counts import MicroBatches, fill_empty, pad_counts
 from seqplan.planner.balance.mode import Mode
+from seqplan.planner.balance.phase import Phase
+from seqplan.planner.balance.slowdown import Slowdown, slow_down
 from seqplan.planner.batches.batch import Batch, whole_lengths
 from seqplan.planner.bounds.gpu_time import cheap_bound_ms, gpu_time_bound_ms
 from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps
@@ -33,93 +36,35 @@ from seqplan.planner.lockstep.micro_step_bounds import (
     one_degree_bound_ms,
 )
 from seqplan.planner.lockstep.one_degree import plan_one_degree
-from seqplan.planner.placement.fleet import Bin, PipelineClass
-
-
-@dataclass(frozen=True)
-class Balanced:
-    """Micro-batches of a step, for each rank.
-
-    ``micro_batches``: by rank and micro-batch, lists of positions in ``lengths``; in lockstep all
-    ranks have as many. ``predicted_ms``: in lockstep Σ over micro-steps of the slowest rank, else
-    the slowest rank; ``lower_bound_ms``: proven for every way to balance these sequences.
-    ``modes``: of recomputation, of which each micro-batch has the cheapest that holds it.
-    """
-
-    micro_batches: MicroBatches
-    lengths: tuple[int, ...]
-    modes: tuple[Mode, ...]
-    pad_to: int
-    execution: Literal["lockstep", "uniform"]
-    predicted_ms: float
-    lower_bound_ms: float
-
-    @property
-    def gap(self) -> float:
-        """Return predicted / bound − 1: no other way is faster by more."""
-        return self.predicted_ms / self.lower_bound_ms - 1 if self.lower_bound_ms else 0.0
-
-    @cached_property
-    def recompute(self) -> list[list[str]]:
-        """Name the recomputation mode of each rank's micro-batches; empty ones have the first."""
-        return [
-            [
-                _cheapest(self.modes, [self.lengths[i] for i in micro], self.pad_to)[1].name
-                if micro
-                else self.modes[0].name
-                for micro in of_rank
-            ]
-            for of_rank in self.micro_batches
-        ]
-
-    @cached_property
-    def rank_ms(self) -> tuple[float, ...]:
-        """Return the computing time of each rank (ms), waiting for others apart."""
-        return tuple(
-            sum(
-                _cheapest(self.modes, [self.lengths[i] for i in micro], self.pad_to)[0]
-                for micro in of_rank
-                if micro
-            )
-            for of_rank in self.micro_batches
-        )
-
-    @property
-    def imbalance(self) -> float:
-        """Return by what share the slowest rank computes longer than the mean."""
-        return max(self.rank_ms) / (sum(self.rank_ms) / len(self.rank_ms)) - 1
-
-    def order(self) -> list[int]:
-        """Return the positions, rank after rank: the order in which a driver sends."""
-        return [i for of_rank in self.micro_batches for micro in of_rank for i in micro]
-
-    def inverse(self) -> list[int]:
-        """Return, for each position in ``lengths``, its place in ``order``."""
-        places = [0] * len(self.lengths)
-        for place, position in enumerate(self.order()):
-            places[position] = place
-        return places
+from seqplan.planner.lockstep.rank_speeds import plan_rank_speeds
+from seqplan.planner.placement.fleet import Bin, ClassMode, PipelineClass
 
 
 def balance(
-    lengths: Iterable[int] | npt.NDArray[np.integer],
-    ranks: int,
+    lengths: Iterable[int] | npt.NDArray[np.integer] | None = None,
+    ranks: int = 0,
     capacity: int | None = None,
     cost: Latency | None = None,
     *,
     modes: Sequence[Mode] | None = None,
-    execution: Literal["lockstep", "uniform"] = "lockstep",
+    loads: Sequence[Phase] | None = None,
+    barrier: bool = True,
+    execution: Execution = "lockstep",
+    slowdown: Sequence[float | None] | None = None,
     keep_together: Sequence[object] | None = None,
     count_multiple: int = 1,
     equal_samples: bool = False,
     pad_to: int = 1,
 ) -> Balanced:
-    """Balance sequences over equal ranks, and pack them into micro-batches.
+    """Balance sequences over the ranks of one scheme, and pack them into micro-batches.
 
     ``capacity``: tokens of a micro-batch; ``cost``: its cost (``Cost``). ``modes``: in place of
-    both, recomputation modes; each micro-batch has the cheapest that holds it. ``execution``: in
-    ``lockstep`` ranks wait for each other after every micro-batch (FSDP, ZeRO-3), so that all have
-    equally many and Σ of the slowest counts; with ``uniform`` they meet once a step.
+    both, recomputation modes; each micro-batch has the cheapest that holds it. ``loads``: in place
+    of ``lengths``, capacity and cost, what each sample has to do in each phase (``Phase``);
+    ``barrier``: whether ranks wait for each other between phases. ``execution``: in ``lockstep``
+    ranks wait for each other after every micro-batch (FSDP, ZeRO-3), so that all have equally many
+    and Σ of the slowest counts; with ``uniform`` they meet once a step. ``slowdown``: how many
+    times as long as ``cost`` each rank takes, None if it is lost: it then has no micro-batch.
     ``keep_together``: a key for each sequence; those of one key share a micro-batch.
     ``count_multiple``: each rank has a multiple of so many micro-batches. ``equal_samples``: each
     rank has equally many sequences. ``pad_to``: sequences are padded to multiples of so many
@@ -131,24 +76,43 @@ def balance(
     ``ValueError`` names a length that is no whole number above 0 or exceeds ``capacity``, and other
     arguments that cannot be; ``TypeError`` those of another kind.
     """
-    chosen = _check_modes(capacity, cost, modes)
-    by_mode = [host_micro_batch(mode.cost, mode.capacity, pad_to) for mode in chosen]
-    micro_batch = max(by_mode, key=lambda k: k.capacity)
     if type(equal_samples) is not bool:
         raise TypeError(f"equal_samples: {equal_samples!r}. Give True or False")
     if execution not in ("lockstep", "uniform"):
         raise ValueError(f"execution must be lockstep or uniform: {execution!r}")
-    lockstep = execution == "lockstep"
     for name, value in (("ranks", ranks), ("count_multiple", count_multiple)):
         if type(value) is not int or value < 1:
             raise ValueError(f"{name} must be a whole number of 1 or more, not {value!r}")
+    speeds = Slowdown.from_value(slowdown, ranks)
+    if loads is not None:
+        stated = {
+            "lengths": lengths,
+            "capacity": capacity,
+            "cost": cost,
+            "modes": modes,
+            "keep_together": keep_together,
+            "equal_samples": equal_samples or None,
+            "pad_to": None if pad_to == 1 else pad_to,
+        }
+        if extra := [name for name, value in stated.items() if value is not None]:
+            raise ValueError(f"loads with {', '.join(extra)}: each load states it. Leave it out")
+        return balance_loads(
+            loads, speeds, barrier=barrier, execution=execution, count_multiple=count_multiple
+        )
+    if lengths is None:
+        raise TypeError("lengths are missing. Give the tokens of each sequence, or loads")
+    chosen = _check_modes(capacity, cost, modes)
+    by_mode = [host_micro_batch(mode.cost, mode.capacity, pad_to) for mode in chosen]
+    micro_batch = max(by_mode, key=lambda k: k.capacity)
     whole = check_lengths(lengths, micro_batch, pad_to)
     if keep_together is not None and len(keep_together) != len(whole):
         raise ValueError(
             f"keep_together has {len(keep_together)} keys for {len(whole)} sequences"
             ". Give one key for each sequence"
         )
+    lockstep = execution == "lockstep"
     batch = Batch.from_lengths(whole)
+    pricing = ModePricing(tuple(whole), chosen, pad_to)
     ways: list[MicroBatches] = []
     bound = 0.0
     for of_mode in by_mode:
@@ -164,28 +128,24 @@ def balance(
             if of_mode is micro_batch:
                 raise
             continue  # those of one key need a mode that holds more
-        more, bound = _ways(
-            of_mode,
-            batch,
-            ranks,
-            count_multiple,
-            lockstep=lockstep,
-            bundles=bundles,
-            equal_samples=equal_samples,
-        )
+        ranks_of_mode = _Ranks(of_mode, speeds, lockstep, count_multiple)
+        more, bound = ranks_of_mode.list_ways(batch, bundles, equal_samples=equal_samples)
         ways += more
     if len(by_mode) > 1:
-        bound = _bound_modes_ms(by_mode, batch, ranks, lockstep=lockstep)
+        bound = _bound_modes_ms(by_mode, batch, speeds, lockstep=lockstep)
     best: MicroBatches = []
     best_ms = inf
     for way in ways:
         parts = pad_counts(way, count_multiple, lockstep=lockstep)
         if keep_together is None:
             fill_empty(parts, whole, across_ranks=not equal_samples, lockstep=lockstep)
-        time_ms = predict_ms(parts, whole, chosen, pad_to, lockstep=lockstep)
+        parts = speeds.at_ranks(parts)
+        time_ms = MicroBatchTimes.from_parts(parts, pricing, speeds.factors, execution).total_ms()
         if time_ms < best_ms:
             best, best_ms = parts, time_ms
-    return Balanced(best, tuple(whole), chosen, pad_to, execution, best_ms, min(bound, best_ms))
+    return Balanced(
+        best, tuple(whole), pricing, execution, best_ms, min(bound, best_ms), speeds.factors
+    )
 
 
 def _check_modes(
@@ -208,48 +168,72 @@ def _check_modes(
 
 
 def _bound_modes_ms(
-    by_mode: Sequence[PipelineClass], batch: Batch, ranks: int, *, lockstep: bool
+    by_mode: Sequence[PipelineClass], batch: Batch, speeds: Slowdown, *, lockstep: bool
 ) -> float:
     """Bound every way to balance, whatever mode each micro-batch has (ms)."""
     if lockstep:
-        fewest = fewest_micro_steps(by_mode, batch, ranks)
-        return micro_steps_bound_ms(by_mode, batch, ranks, fewest)
-    return gpu_time_bound_ms(by_mode, batch, ranks)
+        fastest = [slow_down(mode, float(speeds.in_order[0]), 1) for mode in by_mode]
+        fewest = fewest_micro_steps(fastest, batch, len(speeds.order))
+        return micro_steps_bound_ms(fastest, batch, speeds.speed, fewest)
+    if not speeds.differ:
+        of_all = [slow_down(mode, float(speeds.in_order[0]), 1) for mode in by_mode]
+        return gpu_time_bound_ms(of_all, batch, len(speeds.order))
+    heaviest = by_mode[-1]
+    modes = tuple(ClassMode(mode.a, mode.b, mode.c, mode.capacity) for mode in by_mode)
+    return cheap_bound_ms(speeds.make_classes(replace(heaviest, modes=modes)), batch)
 
 
-def _cheapest(modes: Sequence[Mode], lengths: Sequence[int], pad_to: int) -> tuple[float, Mode]:
-    """Return the cost of a micro-batch in its cheapest mode (ms), and that mode."""
-    tokens = sum(-(-length // pad_to) * pad_to for length in lengths)
-    holding = [mode for mode in modes if tokens <= mode.capacity - mode.capacity % pad_to]
-    costs = [(mode.cost.micro_batch_ms(lengths), mode) for mode in holding or modes[-1:]]
-    return min(costs, key=lambda option: option[0])
+@dataclass(frozen=True)
+class _Ranks:
+    """Ranks that run one mode, the fastest first; sequences are assigned to them."""
 
+    micro_batch: PipelineClass
+    speeds: Slowdown
+    lockstep: bool
+    multiple: int
 
-def _ways(
-    micro_batch: PipelineClass,
-    batch: Batch,
-    ranks: int,
-    multiple: int,
-    *,
-    lockstep: bool,
-    bundles: Sequence[Bundle] | None,
-    equal_samples: bool,
-) -> tuple[list[MicroBatches], float]:
-    """Plan in some ways, of which one is best, and bound all (ms)."""
-    sequences = Sequences(batch.distinct, batch.multiplicity)
-    if bundles is not None:
-        plan = plan_equal_samples if equal_samples else plan_bundles
-        parts = plan(micro_batch, bundles, ranks, lockstep=lockstep, multiple=multiple)
-        if lockstep:
+    def list_ways(
+        self, batch: Batch, bundles: Sequence[Bundle] | None, *, equal_samples: bool
+    ) -> tuple[list[MicroBatches], float]:
+        """Plan in some ways, of which one is best, and bound all (ms)."""
+        classes = self.speeds.make_classes(self.micro_batch)
+        ranks = len(self.speeds.order)
+        sequences = Sequences(batch.distinct, batch.multiplicity)
+        if bundles is not None:
+            parts = self._plan_bundles(classes, bundles, equal_samples=equal_samples)
+            if not self.lockstep:
+                return [parts], cheap_bound_ms(classes, batch)
             # More micro-steps cost more, so that the fewest are the least of all.
-            fewest = fewest_of_one_degree(micro_batch, sequences, ranks)
-            return [parts], one_degree_bound_ms(micro_batch, sequences, ranks, fewest)
-        return [parts], cheap_bound_ms([replace(micro_batch, count=ranks)], batch)
-    if lockstep:
-        micro_steps, bound = plan_one_degree(micro_batch, sequences, ranks, multiple)
-        return [_positions(_by_rank(micro_steps, ranks), batch)], bound
-    placements, bound = plan_free(micro_batch, batch, ranks, multiple)
-    return [_positions(placement, batch) for placement in placements], bound
+            fewest = fewest_of_one_degree(classes[0], sequences, ranks)
+            speed = self.speeds.speed
+            return [parts], one_degree_bound_ms(classes[0], sequences, ranks, fewest, speed=speed)
+        if not self.lockstep:
+            placements, bound = plan_free(classes, batch, self.multiple)
+            return [_positions(placement, batch) for placement in placements], bound
+        if len(classes) == 1:
+            micro_steps, bound = plan_one_degree(classes[0], sequences, ranks, self.multiple)
+        else:
+            micro_steps, bound = plan_rank_speeds(
+                classes, self.speeds.speed, sequences, self.multiple
+            )
+        return [_positions(_by_rank(micro_steps, classes), batch)], bound
+
+    def _plan_bundles(
+        self, classes: Sequence[PipelineClass], bundles: Sequence[Bundle], *, equal_samples: bool
+    ) -> MicroBatches:
+        if len(classes) > 1:
+            if equal_samples:
+                raise ValueError(
+                    "equal_samples with different factors of slowdown: equally many sequences do "
+                    "not leave slower ranks less. Leave one of them out"
+                )
+            factors, lockstep = self.speeds.in_order, self.lockstep
+            return plan_uneven_bundles(
+                self.micro_batch, bundles, factors, lockstep=lockstep, multiple=self.multiple
+            )
+        plan = plan_equal_samples if equal_samples else plan_bundles
+        ranks = classes[0].count
+        return plan(classes[0], bundles, ranks, lockstep=self.lockstep, multiple=self.multiple)
 
 
 def host_micro_batch(cost: Latency, capacity: int, pad_to: int) -> PipelineClass:
@@ -295,13 +279,22 @@ def check_lengths(lengths: object, micro_batch: PipelineClass, pad_to: int) -> l
     return numbers
 
 
-def _by_rank(micro_steps: FilledMicroSteps, ranks: int) -> list[list[Bin]]:
-    """Return each rank's micro-batch in every micro-step, empty if it has none."""
-    of_micro_steps = [[micro for _, micro in groups] for groups in micro_steps.bins()]
-    return [
-        [groups[rank] if rank < len(groups) else [] for groups in of_micro_steps]
-        for rank in range(ranks)
-    ]
+def _by_rank(micro_steps: FilledMicroSteps, classes: Sequence[PipelineClass]) -> list[list[Bin]]:
+    """Return each rank's micro-batch in every micro-step, empty if it has none.
+
+    The ranks of each class come after those of the classes before it.
+    """
+    first = [sum(k.count for k in classes[:place]) for place in range(len(classes))]
+    by_rank: list[list[Bin]] = [[] for _ in range(sum(k.count for k in classes))]
+    for groups in micro_steps.bins():
+        free = list(first)
+        of_step: dict[int, Bin] = {}
+        for k, micro in groups:
+            of_step[free[k]] = micro
+            free[k] += 1
+        for rank, micro_batches in enumerate(by_rank):
+            micro_batches.append(of_step.get(rank, []))
+    return by_rank
 
 
 def _positions(by_rank: Iterable[Sequence[Bin]], batch: Batch) -> MicroBatches:
@@ -311,24 +304,3 @@ def _positions(by_rank: Iterable[Sequence[Bin]], batch: Batch) -> MicroBatches:
         [[next(pools[i]) for i, n in micro for _ in range(n)] for micro in of_rank]
         for of_rank in by_rank
     ]
-
-
-def predict_ms(
-    parts: MicroBatches,
-    lengths: Sequence[int],
-    modes: Sequence[Mode],
-    pad_to: int = 1,
-    *,
-    lockstep: bool,
-) -> float:
-    """Time micro-batches in their cheapest modes: Σ of micro-steps, or the slowest rank (ms)."""
-    times = [
-        [
-            _cheapest(modes, [lengths[i] for i in micro], pad_to)[0] if micro else 0.0
-            for micro in of_rank
-        ]
-        for of_rank in parts
-    ]
-    if lockstep:
-        return float(sum(max(of_micro_step) for of_micro_step in zip(*times, strict=True)))
-    return float(max(sum(of_rank) for of_rank in times))

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import ceil, inf
 
-from seqplan.planner.placement.fleet import PipelineClass
+import numpy as np
+
+from seqplan.planner.balance.assignment import assign_by_rank, assign_in_lockstep
+from seqplan.planner.balance.micro_batch_counts import MicroBatches
+from seqplan.planner.balance.slots import Items
+from seqplan.planner.placement.fleet import Floats, PipelineClass
 
 EXTRA = 2
 """Numbers of micro-batches a rank that are tried beyond the fewest."""
-
-MicroBatches = list[list[list[int]]]
-"""Positions of sequences, by rank and micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,28 @@ def plan_bundles(
         tried += best is not None
         number += multiple
     return best
+
+
+def plan_uneven_bundles(
+    micro_batch: PipelineClass,
+    bundles: Sequence[Bundle],
+    factors: Floats,
+    *,
+    lockstep: bool,
+    multiple: int,
+) -> MicroBatches:
+    """Assign bundles to ranks of different speeds; ``factors`` (ranks,), the least first."""
+    items = Items(
+        np.array([[bundle.work_ms] for bundle in bundles]),
+        np.array([[bundle.tokens] for bundle in bundles], dtype=np.int64),
+        np.array([micro_batch.capacity], dtype=np.int64),
+        np.array([micro_batch.c]),
+    )
+    plan = assign_in_lockstep if lockstep else assign_by_rank
+    return [
+        [[i for place in micro for i in bundles[place].positions] for micro in of_rank]
+        for of_rank in plan(items, factors, multiple)
+    ]
 
 
 def plan_equal_samples(

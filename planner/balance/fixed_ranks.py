@@ -11,13 +11,9 @@ from dataclasses import dataclass
 from math import ceil
 
 from seqplan.costs.latency import Latency
-from seqplan.planner.balance.balance_ranks import (
-    Balanced,
-    check_lengths,
-    host_micro_batch,
-    predict_ms,
-)
-from seqplan.planner.balance.constrained import MicroBatches
+from seqplan.planner.balance.balance_ranks import check_lengths, host_micro_batch
+from seqplan.planner.balance.balanced import Balanced, Execution, MicroBatchTimes, ModePricing
+from seqplan.planner.balance.micro_batch_counts import MicroBatches
 from seqplan.planner.balance.mode import Mode
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps
@@ -58,13 +54,15 @@ def balance_fixed(
     lengths = check_lengths([length for of_rank in of_ranks for length in of_rank], micro_batch, 1)
     if not all(of_ranks):
         raise ValueError("a rank has no sequences to pack. Give each rank a sequence")
-    packer, modes = _Packer(micro_batch, of_ranks), (Mode("", capacity, cost),)
+    packer = _Packer(micro_batch, of_ranks)
+    pricing = ModePricing(tuple(lengths), (Mode("", capacity, cost),))
+    factors = (1.0,) * len(of_ranks)
     number = ceil(max(packer.fewest, least_count) / count_multiple) * count_multiple
     most = min(map(len, of_ranks))
 
     def time_ms(parts: MicroBatches) -> float:
         """Time micro-batches in lockstep."""
-        return predict_ms(parts, lengths, modes, lockstep=True)
+        return MicroBatchTimes.from_parts(parts, pricing, factors, "lockstep").total_ms()
 
     found, bound_ms = search(
         [_FixedRanks(packer, time_ms)],
@@ -79,7 +77,8 @@ def balance_fixed(
         )
     best = found[0]
     bound_ms = min(bound_ms, best.total_ms)
-    return Balanced(best.parts, tuple(lengths), modes, 1, "lockstep", best.total_ms, bound_ms)
+    lockstep: Execution = "lockstep"
+    return Balanced(best.parts, tuple(lengths), pricing, lockstep, best.total_ms, bound_ms, factors)
 
 
 @dataclass(frozen=True)

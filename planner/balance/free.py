@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
 
@@ -10,7 +11,7 @@ import numpy as np
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.gpu_time import cheap_bound_ms
 from seqplan.planner.bounds.relaxation import certify
-from seqplan.planner.placement.dispatch import dispatch, level
+from seqplan.planner.placement.dispatch import balance, dispatch, level
 from seqplan.planner.placement.fill import Filler
 from seqplan.planner.placement.fleet import Bin, Fleet, PipelineClass
 from seqplan.plans.scheme import Scheme, Strategy
@@ -23,32 +24,36 @@ RankBins = tuple[tuple[Bin, ...], ...]
 
 
 def plan_free(
-    micro_batch: PipelineClass, batch: Batch, ranks: int, multiple: int = 1
+    classes: Sequence[PipelineClass], batch: Batch, multiple: int = 1
 ) -> tuple[list[RankBins], float]:
     """Minimize the slowest rank's Σ of micro-batches: some placements, and a lower bound (ms).
 
-    The slowest rank is the one that a step waits for; the others are evened below it.
-    ``multiple``: of which the number of micro-batches of each rank is; the bound counts as many if
-    sequences suffice for all of them, the placements may have fewer. Their work alone is then
-    balanced as well, and sequences longest first with at least ``multiple`` on each rank.
+    ``classes``: the ranks of each speed, the fastest first. The slowest rank is the one that a step
+    waits for; the others are evened below it. ``multiple``: of which the number of micro-batches of
+    each rank is; the bound counts as many if sequences suffice for all of them, the placements may
+    have fewer. Their work alone is then balanced as well, and, on ranks of equal speed, sequences
+    longest first with at least ``multiple`` on each rank.
     """
-    placement, bound_ms = _minimize(micro_batch, batch, ranks)
+    placement, bound_ms = _minimize(classes, batch)
+    ranks, fastest = sum(k.count for k in classes), classes[0]
     if multiple == 1 or len(batch.lengths) < multiple * ranks:
         return [placement], bound_ms
-    overhead_ms = multiple * micro_batch.c
-    by_work, work_bound_ms = _minimize(replace(micro_batch, c=0.0), batch, ranks)
-    work_ms = micro_batch.work_ms(batch.distinct)
+    overhead_ms = multiple * fastest.c
+    by_work, work_bound_ms = _minimize([replace(k, c=0.0) for k in classes], batch)
+    work_ms = fastest.work_ms(batch.distinct)
     shortest_ms = np.repeat(work_ms[::-1], batch.multiplicity[::-1])[: multiple - 1]
     longest_rank_ms = float(work_ms[0] + shortest_ms.sum()) * (1 - 1e-9)
     bound_ms = max(bound_ms, max(work_bound_ms, longest_rank_ms) + overhead_ms)
-    longest_first = _assign_longest_first(micro_batch, batch, ranks, multiple)
-    return [placement, by_work, longest_first], bound_ms
+    placements = [placement, by_work]
+    if len(classes) == 1:
+        placements.append(_assign_longest_first(fastest, batch, ranks, multiple))
+    return placements, bound_ms
 
 
-def _minimize(micro_batch: PipelineClass, batch: Batch, ranks: int) -> tuple[RankBins, float]:
+def _minimize(classes: Sequence[PipelineClass], batch: Batch) -> tuple[RankBins, float]:
     """Minimize the slowest rank, with as many micro-batches as is best; and bound it (ms)."""
-    strategy = Strategy.from_counts({Scheme(): ranks})
-    fleet = Fleet(strategy, (replace(micro_batch, count=ranks),))
+    ranks = sum(k.count for k in classes)
+    fleet = Fleet(Strategy.from_counts({Scheme(): ranks}), tuple(classes))
     filler = Filler(fleet, batch)
     bound = cheap_bound_ms(fleet.classes, batch)
     filling = dispatch(filler, bound)
@@ -56,9 +61,13 @@ def _minimize(micro_batch: PipelineClass, batch: Batch, ranks: int) -> tuple[Ran
         raise AssertionError("every sequence fits a micro-batch")
     if filling.objective_ms > bound * (1 + GOOD):
         bound = max(bound, certify(fleet, batch, filling.objective_ms))
-    filling = level(filler, filling, float(np.sum(filling.pipeline_ms)) / ranks)
-    (placement,) = filling.bins
-    return placement, min(bound, filling.objective_ms)
+    if len(classes) == 1:
+        filling = level(filler, filling, float(np.sum(filling.pipeline_ms)) / ranks)
+    else:
+        filling = balance(fleet, batch, filling, bound)
+    return tuple(of_rank for placement in filling.bins for of_rank in placement), min(
+        bound, filling.objective_ms
+    )
 
 
 def _assign_longest_first(

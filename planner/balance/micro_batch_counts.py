@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
-from seqplan.planner.balance.constrained import MicroBatches
+MicroBatches = list[list[list[int]]]
+"""Positions of sequences, by rank and micro-batch."""
 
 
 def pad_counts(parts: MicroBatches, multiple: int, *, lockstep: bool) -> MicroBatches:

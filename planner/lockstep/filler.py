@@ -4,8 +4,8 @@ A micro-step's groups run side by side and it lasts as long as the slowest of th
 ``MicroStepsFiller.fill`` fills micro-steps one after another, each to the target that it is given;
 ``full`` fills them about as full as memory allows, each to the least target for that,
 ``fill_with_least_waste`` each to the target that wastes the least time. In a micro-step the largest
-groups come first (``_fill_micro_step``): each degree opens groups for the sequences that need it
-(``_number_needed``) and tops them up with others (``_fill_groups``), by the fill that packs
+groups come first (``fill_micro_step``): each degree opens groups for the sequences that need it
+(``_number_needed``) and tops them up with others (``fill_groups``), by the fill that packs
 pipelines, compiled or not.
 """
 
@@ -34,8 +34,8 @@ LEAST_WASTE_TARGETS = 16
 """Targets of which the one is taken that wastes the least time."""
 
 
-class _Opening(NamedTuple):
-    """Groups of the class ``k`` that are to be opened in a micro-step of ``target_ms``: ``number``.
+class Opening(NamedTuple):
+    """``number`` groups of the class ``k`` to open in a micro-step of ``target_ms``.
 
     Those for sequences above ``above`` tokens first, then others; of up to ``reach`` tokens all.
     """
@@ -84,7 +84,7 @@ class MicroStepsFiller:
         self.sequences = sequences
         self._lengths: list[int] = sequences.lengths.tolist()
         self._tables = FillTables(sequences.lengths) if tables is None else tables
-        self._costs = [self._tables.find_costs(k) for k in self.classes]
+        self.costs = [self._tables.find_costs(k) for k in self.classes]
         self._starter = FillStarter(self._tables, classes)
         holds = np.stack([sequences.lengths <= c.capacity for c in classes])
         work = np.stack([c.work_ms(sequences.lengths) for c in classes])
@@ -125,7 +125,7 @@ class MicroStepsFiller:
                 break
             longest = _first_left(fill)
             micro_steps.append(
-                self._fill_micro_step(fill, longest, max(target, self._alone_ms[longest]))
+                self.fill_micro_step(fill, longest, max(target, self._alone_ms[longest]))
             )
         return None if fill.left else self._make_micro_steps(fill, micro_steps)
 
@@ -189,7 +189,7 @@ class MicroStepsFiller:
     ) -> tuple[FilledMicroSteps, Ints]:
         """Fill one micro-step from ``counts`` of each length; with the counts that remain."""
         fill = self._starter.take_unassigned(counts)
-        filled_classes = self._fill_micro_step(fill, longest, target_ms)
+        filled_classes = self.fill_micro_step(fill, longest, target_ms)
         return self._make_micro_steps(fill, [filled_classes]), np.asarray(fill.counts)
 
     def _make_micro_steps(
@@ -209,14 +209,14 @@ class MicroStepsFiller:
             times.append(slowest)
         return FilledMicroSteps(tuple(groups), tuple(times), self.stages)
 
-    def _fill_micro_step(self, fill: Fill, longest: int, target_ms: float) -> list[int]:
+    def fill_micro_step(self, fill: Fill, longest: int, target_ms: float) -> list[int]:
         """Fill one micro-step, the largest groups first, each opened for a sequence that needs it.
 
         A sequence needs a degree if the next smaller one cannot hold it or not end by the
         target; the group is then topped up with any that fit both. ``longest``: the place
         of the longest that is left.
         """
-        reach = [costs.longest_alone(target_ms) for costs in self._costs]
+        reach = [costs.longest_alone(target_ms) for costs in self.costs]
         free, filled_classes = self.ranks, []
         tokens = self._lengths[longest]
         for k, degree in enumerate(self.classes):
@@ -224,35 +224,35 @@ class MicroStepsFiller:
             number = free // degree.gpus
             if not number or tokens <= below or reach[k] <= 0:
                 continue
-            opening = _Opening(k, number, below, reach[k], target_ms)
+            opening = Opening(k, number, below, reach[k], target_ms)
             if below:
                 opening = opening._replace(number=self._number_needed(fill, opening))
             if not opening.number:
                 continue
             filled_classes.append(k)
-            self._fill_groups(fill, opening)
+            self.fill_groups(fill, opening)
             free -= opening.number * degree.gpus
             if not fill.left or k == len(reach) - 1:
                 break
             tokens = self._lengths[_first_left(fill)]
         return filled_classes
 
-    def _number_needed(self, fill: Fill, opening: _Opening) -> int:
+    def _number_needed(self, fill: Fill, opening: Opening) -> int:
         """Count the groups that sequences above ``opening.above`` fill, up to its number."""
         longer = int(np.searchsorted(-self.sequences.lengths, -opening.above, side="left"))
         counts = np.array(fill.counts, dtype=np.int64)
         counts[longer:] = 0
         trial = self._starter.take_unassigned(counts)
-        return self._fill_groups(trial, opening._replace(above=0))
+        return self.fill_groups(trial, opening._replace(above=0))
 
-    def _fill_groups(self, fill: Fill, opening: _Opening) -> int:
+    def fill_groups(self, fill: Fill, opening: Opening) -> int:
         """Fill the groups of a class, with one micro-batch each; how many have sequences.
 
         ``one_each``: a micro-batch for each sequence.
         """
         until = opening.target_ms
         return fill.fill_class(
-            self._costs[opening.k],
+            self.costs[opening.k],
             opening.number,
             opening.reach,
             opening.above,

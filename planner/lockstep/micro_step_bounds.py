@@ -45,7 +45,7 @@ def in_stages_ms(micro_steps_ms: Sequence[float], stages: int) -> float:
 
 
 def micro_steps_bound_ms(
-    classes: Sequence[PipelineClass], batch: Batch, ranks: int, micro_steps: int, stages: int = 1
+    classes: Sequence[PipelineClass], batch: Batch, ranks: float, micro_steps: int, stages: int = 1
 ) -> float:
     """Compute a lower bound (ms) on every plan of at least ``micro_steps`` micro-steps.
 
@@ -165,18 +165,20 @@ def one_degree_bound_ms(
     micro_steps: int,
     *,
     none_empty: bool = False,
+    speed: float | None = None,
 ) -> float:
     """Prove a lower bound (ms) on every plan of exactly ``micro_steps`` micro-steps.
 
-    ``none_empty``: only plans in which every rank has a sequence in every micro-step.
+    ``none_empty``: only plans in which every rank has a sequence in every micro-step. ``speed``: of
+    all ranks, in such as ``micro_batch`` describes, if others are slower; as many as ranks without.
 
     Micro-steps ordered by their time, longest first. The j-th lasts at least as long alone as the
     ((j − 1)·ranks + 1)-th of the sequences of which no two share a micro-batch. The first j hold at
     most j·ranks·capacity tokens, whose work is at most that of the longest sequences with as many;
-    the work that is left is spread over the ranks of the other micro-steps. The bound is the
-    largest of these sums over j; j = 0 is the area. If no micro-batch is empty, the j-th micro-step
-    and those after it have at least (micro-steps − j + 1)·ranks sequences, and the j-th lasts as
-    long as one of them.
+    the work that is left is spread over the ranks of the other micro-steps, by their speed. The
+    bound is the largest of these sums over j; j = 0 is the area. If no micro-batch is empty, the
+    j-th micro-step and those after it have at least (micro-steps − j + 1)·ranks sequences, and the
+    j-th lasts as long as one of them.
     """
     lengths, counts = sequences.lengths, sequences.counts
     work = micro_batch.work_ms(lengths)
@@ -187,13 +189,14 @@ def one_degree_bound_ms(
     # Tokens without padding: with it work per token would not rise with the length.
     tokens_up_to = np.concatenate([[0], np.cumsum(lengths * counts)]).astype(np.float64)
     work_up_to = np.concatenate([[0.0], np.cumsum(work * counts)])
-    best = total / ranks + micro_steps * micro_batch.c
+    speed = ranks if speed is None else speed
+    best = total / speed + micro_steps * micro_batch.c
     floors = 0.0
     for j in range(1, micro_steps + 1):
         floors += alone_ms[j - 1]
         held = float(np.interp(j * ranks * micro_batch.capacity, tokens_up_to, work_up_to))
         rest = (
-            (total - held) / ranks + (micro_steps - j) * micro_batch.c if j < micro_steps else 0.0
+            (total - held) / speed + (micro_steps - j) * micro_batch.c if j < micro_steps else 0.0
         )
         best = max(best, floors + max(rest, sum(alone_ms[j:])))
     return best * (1 - 1e-9)

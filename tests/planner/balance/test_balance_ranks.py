@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from oracles.exhaustive import partitions
 
 from seqplan import Balanced, Cost, Mode, balance
+from seqplan.planner.balance.balanced import ModePricing
 from seqplan.planner.placement.fill import VARIABLE
 
 CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
@@ -36,6 +37,7 @@ def check(
     if balanced.execution == "lockstep":
         assert len(set(counts)) == 1
     times = []
+    assert isinstance(balanced.pricing, ModePricing)
     for of_rank in balanced.micro_batches:
         times.append([])
         for micro in of_rank:
@@ -44,7 +46,7 @@ def check(
             cost = min(
                 (
                     mode.cost.micro_batch_ms(part)
-                    for mode in balanced.modes
+                    for mode in balanced.pricing.modes
                     if sum(-(-length // pad_to) * pad_to for length in part) <= mode.capacity
                 ),
                 default=0.0,

@@ -1,0 +1,164 @@
+"""What ``balance`` returns: micro-batches of every rank, and how long they take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, Protocol
+
+from seqplan.planner.balance.micro_batch_counts import MicroBatches
+from seqplan.planner.balance.mode import Mode
+
+Execution = Literal["lockstep", "uniform"]
+
+
+class Pricing(Protocol):
+    """MicroBatchTimes of micro-batches on a rank that is not slower than others."""
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """Name the phases after each of which ranks wait for each other."""
+        ...
+
+    def phases_ms(self, positions: Sequence[int]) -> tuple[float, ...]:
+        """Time a micro-batch of these samples in each phase."""
+        ...
+
+    def choose_mode(self, positions: Sequence[int]) -> str:
+        """Name the recomputation mode of a micro-batch."""
+        ...
+
+
+@dataclass(frozen=True)
+class ModePricing:
+    """Each micro-batch takes the cheapest mode that holds it; ``modes`` by ascending capacity."""
+
+    lengths: Sequence[int]
+    modes: tuple[Mode, ...]
+    pad_to: int = 1
+
+    phases = ("",)
+
+    def phases_ms(self, positions: Sequence[int]) -> tuple[float, ...]:
+        """Time a micro-batch, which has one phase."""
+        return (self._cheapest(positions)[0] if positions else 0.0,)
+
+    def choose_mode(self, positions: Sequence[int]) -> str:
+        """Name the cheapest mode that holds a micro-batch; an empty one has the first."""
+        return self._cheapest(positions)[1].name if positions else self.modes[0].name
+
+    def _cheapest(self, positions: Sequence[int]) -> tuple[float, Mode]:
+        lengths = [self.lengths[i] for i in positions]
+        tokens = sum(-(-length // self.pad_to) * self.pad_to for length in lengths)
+        holding = [m for m in self.modes if tokens <= m.capacity - m.capacity % self.pad_to]
+        costs = [(mode.cost.micro_batch_ms(lengths), mode) for mode in holding or self.modes[-1:]]
+        return min(costs, key=lambda option: option[0])
+
+
+@dataclass(frozen=True)
+class MicroBatchTimes:
+    """Milliseconds of micro-batches, by rank, micro-batch and phase; slower ranks take longer."""
+
+    of_ranks: tuple[tuple[tuple[float, ...], ...], ...]
+    execution: Execution
+
+    @classmethod
+    def from_parts(
+        cls,
+        parts: MicroBatches,
+        pricing: Pricing,
+        factors: Sequence[float | None],
+        execution: Execution,
+    ) -> MicroBatchTimes:
+        """Time every micro-batch; ``factors``: how much slower each rank is, None if it is lost."""
+        return cls(
+            tuple(
+                tuple(
+                    tuple((factor or 0.0) * ms for ms in pricing.phases_ms(micro))
+                    for micro in of_rank
+                )
+                for of_rank, factor in zip(parts, factors, strict=True)
+            ),
+            execution,
+        )
+
+    def phases_ms(self) -> tuple[float, ...]:
+        """Sum, for each phase, what ranks wait for: the slowest of a micro-step or of the step."""
+        ranks = [of_rank for of_rank in self.of_ranks if of_rank]
+        phases = range(len(ranks[0][0]))
+        if self.execution == "lockstep":
+            return tuple(
+                sum(max(ms[p] for ms in of_step) for of_step in zip(*ranks, strict=True))
+                for p in phases
+            )
+        return tuple(max(sum(ms[p] for ms in of_rank) for of_rank in ranks) for p in phases)
+
+    def total_ms(self) -> float:
+        """Return the time of the step."""
+        return float(sum(self.phases_ms()))
+
+
+@dataclass(frozen=True)
+class Balanced:
+    """Micro-batches of a step, for each rank.
+
+    ``micro_batches``: by rank and micro-batch, lists of positions of the samples; in lockstep all
+    ranks have as many, except lost ones, which have none. ``lengths``: tokens of each sample, in
+    the last phase if it has several. ``predicted_ms``: in lockstep Σ over micro-steps (and phases)
+    of the slowest rank, else the slowest rank; ``lower_bound_ms``: proven for every way to balance
+    these samples. ``slowdown``: how many times as long each rank computes, None if it is lost.
+    """
+
+    micro_batches: MicroBatches
+    lengths: tuple[int, ...]
+    pricing: Pricing
+    execution: Execution
+    predicted_ms: float
+    lower_bound_ms: float
+    slowdown: tuple[float | None, ...]
+
+    @property
+    def gap(self) -> float:
+        """Return predicted / bound − 1: no other way is faster by more."""
+        return self.predicted_ms / self.lower_bound_ms - 1 if self.lower_bound_ms else 0.0
+
+    @cached_property
+    def recompute(self) -> list[list[str]]:
+        """Name the recomputation mode of each rank's micro-batches; empty ones have the first."""
+        return [
+            [self.pricing.choose_mode(micro) for micro in of_rank] for of_rank in self.micro_batches
+        ]
+
+    @cached_property
+    def _times(self) -> MicroBatchTimes:
+        return MicroBatchTimes.from_parts(
+            self.micro_batches, self.pricing, self.slowdown, self.execution
+        )
+
+    @cached_property
+    def phase_ms(self) -> dict[str, float]:
+        """Return how long each phase makes the ranks wait (ms); the longest binds."""
+        return dict(zip(self.pricing.phases, self._times.phases_ms(), strict=True))
+
+    @cached_property
+    def rank_ms(self) -> tuple[float, ...]:
+        """Return the computing time of each rank (ms), waiting for others apart."""
+        return tuple(sum(sum(ms) for ms in of_rank) for of_rank in self._times.of_ranks)
+
+    @property
+    def imbalance(self) -> float:
+        """Return by what share the slowest rank computes longer than the mean, without lost."""
+        times = [ms for ms, f in zip(self.rank_ms, self.slowdown, strict=True) if f is not None]
+        return max(times) / (sum(times) / len(times)) - 1
+
+    def order(self) -> list[int]:
+        """Return the positions, rank after rank: the order in which a driver sends."""
+        return [i for of_rank in self.micro_batches for micro in of_rank for i in micro]
+
+    def inverse(self) -> list[int]:
+        """Return, for each position in ``lengths``, its place in ``order``."""
+        places = [0] * len(self.lengths)
+        for place, position in enumerate(self.order()):
+            places[position] = place
+        return places

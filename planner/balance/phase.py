@@ -1,0 +1,81 @@
+"""What a sample has to do in a phase of a step, such as a vision encoder or a language model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from seqplan.costs.latency import Latency
+from seqplan.planner.placement.fleet import Floats, Ints
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A phase, and the sequences that each sample has in it.
+
+    ``sequences``: by sample a number of tokens, 0 for none, or a list of them, such as the patches
+    of each image; each attends to itself. ``cost``: of a micro-batch (``Cost``); one without tokens
+    in the phase takes no time in it. ``capacity``: tokens of a micro-batch in the phase, None if it
+    holds any number. ``TypeError`` and ``ValueError`` for values that are no tokens, cost or
+    capacity, and for a sample that a micro-batch does not hold.
+    """
+
+    name: str
+    sequences: Sequence[int | Sequence[int]]
+    cost: Latency
+    capacity: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.cost, Latency):
+            raise TypeError(f"load {self.name}: cost {self.cost!r}. Give a Cost")
+        if self.capacity is not None and (type(self.capacity) is not int or self.capacity < 1):
+            raise ValueError(
+                f"load {self.name}: capacity must be a whole number of 1 or more, not "
+                f"{self.capacity!r}"
+            )
+        if not len(self.sequences):
+            raise ValueError(f"load {self.name}: has no samples. Give tokens for each sample")
+        sample = int(self.tokens.argmax())  # which rejects other values
+        if self.capacity is not None and int(self.tokens[sample]) > self.capacity:
+            raise ValueError(
+                f"load {self.name}: sample {sample} has {self.tokens[sample]} tokens, a "
+                f"micro-batch holds {self.capacity}. Split it or give more capacity"
+            )
+
+    @cached_property
+    def _of_samples(self) -> tuple[Ints, Floats]:
+        owners: list[int] = []
+        lengths: list[int] = []
+        for sample, entry in enumerate(self.sequences):
+            listed = list(entry) if isinstance(entry, Sequence | np.ndarray) else [entry]
+            for length in listed:
+                if isinstance(length, bool) or not isinstance(length, int | np.integer):
+                    raise TypeError(
+                        f"load {self.name}: sample {sample} has {length!r}. Give tokens as whole "
+                        "numbers"
+                    )
+                if length < 0:
+                    raise ValueError(
+                        f"load {self.name}: sample {sample} has {length} tokens. Give 0 or more"
+                    )
+            owners += [sample] * len(listed)
+            lengths += map(int, listed)
+        tokens: Ints = np.zeros(len(self.sequences), dtype=np.int64)
+        work: Floats = np.zeros(len(self.sequences))
+        array = np.array(lengths, dtype=np.int64)
+        np.add.at(tokens, owners, array)
+        np.add.at(work, owners, self.cost.work_ms(array))
+        return tokens, work
+
+    @property
+    def tokens(self) -> Ints:
+        """Return the tokens of each sample, (samples,)."""
+        return self._of_samples[0]
+
+    @property
+    def work_ms(self) -> Floats:
+        """Return the work of each sample (ms), (samples,)."""
+        return self._of_samples[1]

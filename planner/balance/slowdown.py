@@ -1,0 +1,103 @@
+"""Ranks that are slower than others, or lost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+
+import numpy as np
+
+from seqplan.planner.balance.micro_batch_counts import MicroBatches
+from seqplan.planner.placement.fleet import ClassMode, Floats, PipelineClass
+
+MOST = 1e3
+"""The largest factor; a rank that is slower still counts as lost."""
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """How many times as long each rank computes: 1 or more, None for a lost rank."""
+
+    factors: tuple[float | None, ...]
+
+    @classmethod
+    def from_value(cls, slowdown: Sequence[float | None] | None, ranks: int) -> Slowdown:
+        """Check the factors of ``ranks`` ranks; without any, all are 1.
+
+        ``ValueError`` for another number of them, a factor below 1 or none, and if every rank is
+        lost; ``TypeError`` for other values.
+        """
+        if slowdown is None:
+            return cls((1.0,) * ranks)
+        factors = list(slowdown)
+        if len(factors) != ranks:
+            raise ValueError(
+                f"slowdown has {len(factors)} factors for {ranks} ranks. Give one for each rank"
+            )
+        for rank, factor in enumerate(factors):
+            if factor is None:
+                continue
+            if isinstance(factor, bool) or not isinstance(factor, int | float | np.number):
+                raise TypeError(
+                    f"slowdown of rank {rank}: {factor!r}. Give a number from 1 on, or None if the "
+                    "rank is lost"
+                )
+            if not isfinite(factor) or not 1 <= factor <= MOST:
+                raise ValueError(
+                    f"slowdown of rank {rank}: {factor}. Give 1 for the speed that the cost "
+                    f"describes, up to {MOST:g} for slower ones, or None if the rank is lost"
+                )
+        if all(factor is None for factor in factors):
+            raise ValueError(f"slowdown: all {ranks} ranks are lost. Give one that computes")
+        return cls(tuple(None if factor is None else float(factor) for factor in factors))
+
+    @property
+    def order(self) -> list[int]:
+        """List the ranks that compute, the fastest first."""
+        alive = [(factor, rank) for rank, factor in enumerate(self.factors) if factor is not None]
+        return [rank for _, rank in sorted(alive)]
+
+    @property
+    def in_order(self) -> Floats:
+        """Return the factors of the ranks that compute, the fastest first."""
+        return np.array(sorted(factor for factor in self.factors if factor is not None))
+
+    @property
+    def speed(self) -> float:
+        """Return the speed of all ranks together, in ranks like the fastest."""
+        factors = self.in_order
+        return float((factors[0] / factors).sum())
+
+    @property
+    def differ(self) -> bool:
+        """Return whether some ranks that compute are slower than others."""
+        return bool(self.in_order[-1] > self.in_order[0])
+
+    def at_ranks(self, in_order: MicroBatches) -> MicroBatches:
+        """Return the micro-batches of all ranks, given those that compute, the fastest first."""
+        parts: MicroBatches = [[] for _ in self.factors]
+        for rank, of_rank in zip(self.order, in_order, strict=True):
+            parts[rank] = of_rank
+        return parts
+
+    def make_classes(self, micro_batch: PipelineClass) -> list[PipelineClass]:
+        """Make a class of the ranks of each factor, the fastest first."""
+        numbers = Counter(self.in_order.tolist())
+        return [slow_down(micro_batch, factor, count) for factor, count in sorted(numbers.items())]
+
+
+def slow_down(micro_batch: PipelineClass, factor: float, count: int) -> PipelineClass:
+    """Return ``count`` ranks whose micro-batches take ``factor`` times as long."""
+    return replace(
+        micro_batch,
+        a=micro_batch.a * factor,
+        b=micro_batch.b * factor,
+        c=micro_batch.c * factor,
+        count=count,
+        modes=tuple(
+            ClassMode(mode.a * factor, mode.b * factor, mode.c * factor, mode.capacity, mode.name)
+            for mode in micro_batch.modes
+        ),
+    )

@@ -1,0 +1,213 @@
+"""Balancing samples that have work in several phases."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seqplan import Balanced, Cost, Phase, balance
+
+VISION, TEXT = Cost(2e-6, 0.01, 3.0), Cost(1.2e-6, 0.05, 20.0)
+EXECUTIONS: tuple[Literal["lockstep", "uniform"], ...] = ("lockstep", "uniform")
+
+
+def draw_samples(samples: int, seed: int, share: float = 0.5) -> tuple[list[list[int]], list[int]]:
+    """Patches of each sample's images, and its tokens: four patches make one."""
+    rng = np.random.default_rng(seed)
+    numbers = np.where(rng.random(samples) < share, rng.poisson(2.0, samples) + 1, 0)
+    patches = [np.clip(rng.lognormal(7, 0.8, n), 64, 8000).astype(int).tolist() for n in numbers]
+    tokens = rng.lognormal(6, 1, samples).astype(int) + 1 + np.array([sum(p) // 4 for p in patches])
+    return patches, tokens.tolist()
+
+
+def time_ms(balanced: Balanced, loads: list[Phase], barrier: bool, slowdown: list[float]) -> float:
+    """Time the micro-batches of all ranks from the definition."""
+    times = []
+    for of_rank, factor in zip(balanced.micro_batches, slowdown, strict=True):
+        of_micro = []
+        for micro in of_rank:
+            phases = []
+            for load in loads:
+                listed: list[int] = []
+                for i in micro:
+                    entry = load.sequences[i]
+                    listed += [entry] if isinstance(entry, int) else list(entry)
+                work = sum(n * (load.cost.a * n + load.cost.b) for n in listed)
+                phases.append(factor * (work + load.cost.c) if sum(listed) else 0.0)
+            of_micro.append(phases if barrier else [sum(phases)])
+        times.append(of_micro)
+    phases = range(len(loads) if barrier else 1)
+    if balanced.execution == "lockstep":
+        steps = list(zip(*times, strict=True))
+        return sum(max(of_rank[p] for of_rank in step) for step in steps for p in phases)
+    return sum(max(sum(micro[p] for micro in of_rank) for of_rank in times) for p in phases)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    samples=st.lists(
+        st.tuples(st.lists(st.integers(0, 40), max_size=3), st.integers(1, 50)),
+        min_size=1,
+        max_size=30,
+    ),
+    slowdown=st.lists(st.sampled_from([1.0, 1.0, 1.5]), min_size=1, max_size=5),
+    room=st.integers(0, 100),
+    barrier=st.booleans(),
+    execution=st.sampled_from(EXECUTIONS),
+    multiple=st.integers(1, 2),
+)
+def test_every_sample_once_within_the_capacity_of_each_phase(
+    samples: list[tuple[list[int], int]],
+    slowdown: list[float],
+    room: int,
+    barrier: bool,
+    execution: Literal["lockstep", "uniform"],
+    multiple: int,
+) -> None:
+    patches, tokens = [p for p, _ in samples], [t for _, t in samples]
+    loads = [
+        Phase("vision", patches, Cost(1e-3, 0.1, 1.0), max(1, *map(sum, patches)) + room),
+        Phase("text", tokens, Cost(2e-3, 0.3, 2.0), max(tokens) + room),
+    ]
+    options: dict[str, Any] = {
+        "loads": loads,
+        "barrier": barrier,
+        "execution": execution,
+        "slowdown": slowdown,
+        "count_multiple": multiple,
+    }
+    balanced = balance(ranks=len(slowdown), **options)
+    assert sorted(balanced.order()) == list(range(len(samples)))
+    for of_rank in balanced.micro_batches:
+        assert len(of_rank) % multiple == 0
+        for micro in of_rank:
+            assert sum(sum(patches[i]) for i in micro) <= loads[0].capacity
+            assert sum(tokens[i] for i in micro) <= loads[1].capacity
+    assert balanced.predicted_ms == pytest.approx(time_ms(balanced, loads, barrier, slowdown))
+    assert balanced.lower_bound_ms <= balanced.predicted_ms
+    assert sum(balanced.phase_ms.values()) == pytest.approx(balanced.predicted_ms)
+    assert balance(ranks=len(slowdown), **options).micro_batches == balanced.micro_batches
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    samples=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 12)), min_size=1, max_size=8),
+    slowdown=st.sampled_from([[1.0, 1.0, 1.0], [1.0, 1.0, 1.5]]),
+    barrier=st.booleans(),
+    execution=st.sampled_from(EXECUTIONS),
+)
+def test_near_the_best_of_all_assignments_of_few_samples(
+    samples: list[tuple[int, int]],
+    slowdown: list[float],
+    barrier: bool,
+    execution: Literal["lockstep", "uniform"],
+) -> None:
+    loads = [
+        Phase("vision", [v for v, _ in samples], Cost(0.02, 0.3, 0.5)),
+        Phase("text", [t for _, t in samples], Cost(0.01, 0.5, 1.0)),
+    ]
+    balanced = balance(
+        ranks=3, loads=loads, barrier=barrier, execution=execution, slowdown=slowdown
+    )
+    owners = np.array(list(product(range(3), repeat=len(samples))))
+    phases = []
+    for load in loads:
+        of_rank = np.stack([(owners == rank) @ load.work_ms for rank in range(3)], axis=1)
+        phases.append(np.array(slowdown) * np.where(of_rank > 0, of_rank + load.cost.c, 0.0))
+    if barrier:
+        optimum = float(sum(phase.max(axis=1) for phase in phases).min())
+    else:
+        optimum = float(sum(phases).max(axis=1).min())
+    assert balanced.lower_bound_ms <= optimum * (1 + 1e-9)
+    assert optimum * (1 - 1e-9) <= balanced.predicted_ms <= optimum * 1.25
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
+def test_vectors_are_balanced_where_one_number_is_not(share: float) -> None:
+    patches, tokens = draw_samples(1024, seed=0, share=share)
+    loads = [Phase("vision", patches, VISION), Phase("text", tokens, TEXT)]
+    by_vector = balance(ranks=32, loads=loads)
+    unaware = balance(tokens, 32, sum(tokens), TEXT)
+    as_balanced = Balanced(
+        unaware.micro_batches,
+        by_vector.lengths,
+        by_vector.pricing,
+        "lockstep",
+        0.0,
+        0.0,
+        by_vector.slowdown,
+    )
+    assert by_vector.gap < 0.05
+    assert time_ms(as_balanced, loads, True, [1.0] * 32) > 1.02 * by_vector.predicted_ms
+    assert set(by_vector.phase_ms) == {"vision", "text"}
+    assert balance(ranks=32, loads=loads, barrier=False).gap < 0.02
+
+
+BAD: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
+    (
+        {"loads": [Phase("vision", [1, 2], VISION), Phase("text", [1], TEXT)]},
+        ValueError,
+        "samples of the loads: vision 2, text 1. Give the same samples to each",
+    ),
+    ({"loads": []}, TypeError, "loads: []. Give a list of Phase(name, sequences, cost)"),
+    (
+        {"loads": [Phase("text", [1], TEXT), Phase("text", [1], TEXT)]},
+        ValueError,
+        "loads: text, text. Name each phase once",
+    ),
+    (
+        {"loads": [Phase("vision", [1, 0], VISION), Phase("text", [1, 0], TEXT)]},
+        ValueError,
+        "sample 1 has no tokens in any load. Leave it out or give it some",
+    ),
+    (
+        {"loads": [Phase("text", [1], TEXT)], "capacity": 8, "pad_to": 2},
+        ValueError,
+        "loads with capacity, pad_to: each load states it. Leave it out",
+    ),
+    (
+        {"loads": [Phase("text", [1], TEXT)], "barrier": "yes"},
+        TypeError,
+        "barrier: 'yes'. Give True or False",
+    ),
+    ({}, TypeError, "lengths are missing. Give the tokens of each sequence, or loads"),
+)
+
+
+@pytest.mark.parametrize(("options", "error", "message"), BAD)
+def test_loads_that_do_not_belong_together(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error) as caught:
+        balance(ranks=2, **options)
+    assert str(caught.value) == message
+
+
+BAD_LOADS: tuple[tuple[Any, Any, Any, type[Exception], str], ...] = (
+    ([1.5], TEXT, None, TypeError, "load text: sample 0 has 1.5. Give tokens as whole numbers"),
+    ([[3, -1]], TEXT, None, ValueError, "load text: sample 0 has -1 tokens. Give 0 or more"),
+    ([], TEXT, None, ValueError, "load text: has no samples. Give tokens for each sample"),
+    ([1], "fast", None, TypeError, "load text: cost 'fast'. Give a Cost"),
+    ([1], TEXT, 0, ValueError, "load text: capacity must be a whole number of 1 or more, not 0"),
+    (
+        [4, 9],
+        TEXT,
+        8,
+        ValueError,
+        "load text: sample 1 has 9 tokens, a micro-batch holds 8. Split it or give more capacity",
+    ),
+)
+
+
+@pytest.mark.parametrize(("sequences", "cost", "capacity", "error", "message"), BAD_LOADS)
+def test_a_load_that_cannot_be(
+    sequences: Any, cost: Any, capacity: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error) as caught:
+        Phase("text", sequences, cost, capacity)
+    assert str(caught.value) == message

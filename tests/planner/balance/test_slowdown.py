@@ -1,0 +1,194 @@
+"""Balancing over ranks of which some are slower than others, or lost."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seqplan import Cost, Mode, balance
+
+CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
+COST = Cost(1.2e-6, 0.05, 20.0)
+EXECUTIONS: tuple[Literal["lockstep", "uniform"], ...] = ("lockstep", "uniform")
+
+factors = st.one_of(st.none(), st.sampled_from([1.0, 1.0, 1.1, 1.3, 2.0]))
+
+
+def time_ms(
+    micro_batches: list[list[list[int]]],
+    lengths: list[int],
+    cost: Cost,
+    slowdown: list[float | None],
+    execution: str,
+) -> float:
+    """Time micro-batches rank by rank, from the definition."""
+    times = [
+        [
+            factor * (sum(lengths[i] * (cost.a * lengths[i] + cost.b) for i in micro) + cost.c)
+            if micro
+            else 0.0
+            for micro in of_rank
+        ]
+        for of_rank, factor in zip(micro_batches, slowdown, strict=True)
+        if factor is not None
+    ]
+    if execution == "uniform":
+        return max(map(sum, times))
+    return sum(map(max, zip(*times, strict=True)))
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=40),
+    slowdown=st.lists(factors, min_size=1, max_size=6).filter(any),
+    room=st.integers(0, 200),
+    execution=st.sampled_from(EXECUTIONS),
+    multiple=st.integers(1, 3),
+    together=st.booleans(),
+)
+def test_every_sequence_once_and_none_on_a_lost_rank(
+    lengths: list[int],
+    slowdown: list[float | None],
+    room: int,
+    execution: Literal["lockstep", "uniform"],
+    multiple: int,
+    together: bool,
+) -> None:
+    cost = Cost(1e-3, 0.1, 1.0)
+    balanced = balance(
+        lengths,
+        len(slowdown),
+        2 * max(lengths) + room,
+        cost,
+        execution=execution,
+        slowdown=slowdown,
+        count_multiple=multiple,
+        keep_together=[i // 2 for i in range(len(lengths))] if together else None,
+    )
+    assert sorted(balanced.order()) == list(range(len(lengths)))
+    for of_rank, factor in zip(balanced.micro_batches, slowdown, strict=True):
+        if factor is None:
+            assert not of_rank
+        else:
+            assert of_rank
+            assert len(of_rank) % multiple == 0
+        for micro in of_rank:
+            assert sum(lengths[i] for i in micro) <= 2 * max(lengths) + room
+    expected = time_ms(balanced.micro_batches, lengths, cost, slowdown, execution)
+    assert balanced.predicted_ms == pytest.approx(expected)
+    assert balanced.lower_bound_ms <= balanced.predicted_ms
+    assert balanced.slowdown == tuple(slowdown)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=6),
+    slowdown=st.sampled_from([[1.0, 2.0], [1.0, 1.3, 2.0], [1.2, 1.2], [1.1, 3.0]]),
+    room=st.integers(0, 12),
+    cost=st.sampled_from([Cost(1e-3, 0.1, 0.0), Cost(0.05, 1.0, 1.0), Cost(0.0, 0.1, 3.0)]),
+    execution=st.sampled_from(EXECUTIONS),
+    modes=st.booleans(),
+)
+def test_the_bound_is_below_every_way_there_is(
+    lengths: list[int],
+    slowdown: list[float | None],
+    room: int,
+    cost: Cost,
+    execution: Literal["lockstep", "uniform"],
+    modes: bool,
+) -> None:
+    capacity, ranks = max(lengths) + room, len(slowdown)
+    heavier = Cost(cost.a * 1.3, cost.b * 1.3, cost.c)
+    light = capacity // 2
+    least = float("inf")
+    steps = 3 if len(lengths) * ranks <= 12 else 2
+    for choice in product(range(ranks * steps), repeat=len(lengths)):
+        held: list[list[int]] = [[] for _ in range(ranks * steps)]
+        for length, place in zip(lengths, choice, strict=True):
+            held[place].append(length)
+        if any(sum(part) > capacity for part in held):
+            continue
+        times = [
+            (cost if not modes or sum(part) <= light else heavier).micro_batch_ms(part)
+            if part
+            else 0.0
+            for part in held
+        ]
+        slow = [
+            [float(slowdown[rank] or 0.0) * times[step * ranks + rank] for rank in range(ranks)]
+            for step in range(steps)
+        ]
+        of_ranks = [sum(column) for column in zip(*slow, strict=True)]
+        least = min(least, max(of_ranks) if execution == "uniform" else sum(map(max, slow)))
+    options: dict[str, Any] = {"execution": execution, "slowdown": slowdown}
+    if modes and light:
+        both = [Mode("none", light, cost), Mode("full", capacity, heavier)]
+        balanced = balance(lengths, ranks, modes=both, **options)
+    else:
+        balanced = balance(lengths, ranks, capacity, heavier if modes else cost, **options)
+    assert balanced.lower_bound_ms <= least * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("ranks", [8, 64])
+@pytest.mark.parametrize("factor", [1.1, 1.3, 2.0])
+def test_one_slow_rank_costs_its_missing_speed(
+    execution: Literal["lockstep", "uniform"], ranks: int, factor: float
+) -> None:
+    lengths = np.random.default_rng(0).choice(CODE[CODE <= 8192], 32 * ranks)
+    slowdown: list[float | None] = [1.0] * ranks
+    slowdown[ranks // 3] = factor
+    equal = balance(lengths, ranks, 16_384, COST, execution=execution)
+    slow = balance(lengths, ranks, 16_384, COST, execution=execution, slowdown=slowdown)
+    unaware = time_ms(equal.micro_batches, lengths.tolist(), COST, slowdown, execution)
+    ideal = ranks / (ranks - 1 + 1 / factor)
+    assert slow.predicted_ms < equal.predicted_ms * ideal * 1.01
+    assert slow.predicted_ms < unaware
+    assert slow.gap < 0.02
+
+
+def test_a_lost_rank_is_like_a_rank_less() -> None:
+    lengths = CODE[CODE <= 32_768][:200].tolist()
+    without = balance(lengths, 3, 32_768, COST)
+    lost = balance(lengths, 4, 32_768, COST, slowdown=[1.0, None, 1.0, 1.0])
+    assert lost.predicted_ms == without.predicted_ms
+    assert [lost.micro_batches[k] for k in (0, 2, 3)] == without.micro_batches
+    assert lost.rank_ms[1] == 0
+    assert lost.imbalance == pytest.approx(without.imbalance)
+
+
+def test_equal_factors_only_scale_times() -> None:
+    lengths = CODE[CODE <= 32_768][:200].tolist()
+    plain = balance(lengths, 4, 32_768, COST)
+    assert balance(lengths, 4, 32_768, COST, slowdown=[1.0] * 4) == plain
+    scaled = balance(lengths, 4, 32_768, COST, slowdown=[2.0] * 4)
+    assert scaled.predicted_ms == pytest.approx(2 * plain.predicted_ms)
+
+
+BAD: tuple[tuple[Any, type[Exception], str], ...] = (
+    ([1.0], ValueError, "slowdown has 1 factors for 2 ranks. Give one for each rank"),
+    ([1.0, 0.9], ValueError, "slowdown of rank 1: 0.9. Give 1 for the speed"),
+    ([float("nan"), 1.0], ValueError, "slowdown of rank 0: nan. Give 1 for the speed"),
+    ([1.0, 1e9], ValueError, "slowdown of rank 1: 1000000000.0. Give 1 for the speed"),
+    ([1.0, "slow"], TypeError, "slowdown of rank 1: 'slow'. Give a number from 1 on"),
+    ([1.0, True], TypeError, "slowdown of rank 1: True. Give a number from 1 on"),
+    ([None, None], ValueError, "slowdown: all 2 ranks are lost. Give one that computes"),
+)
+
+
+@pytest.mark.parametrize(("slowdown", "error", "message"), BAD)
+def test_factors_that_cannot_be(slowdown: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as caught:
+        balance([4, 4], 2, 8, COST, slowdown=slowdown)
+    assert str(caught.value).startswith(message)
+
+
+def test_equally_many_samples_do_not_go_with_slower_ranks() -> None:
+    with pytest.raises(ValueError, match="equal_samples with different factors of slowdown"):
+        balance([4, 4], 2, 8, COST, slowdown=[1.0, 2.0], equal_samples=True)

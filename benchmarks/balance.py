@@ -11,7 +11,8 @@ import numpy as np
 
 from benchmarks.settings import Data, markdown
 from seqplan import Balanced, Cost, Phase, balance
-from seqplan.planner.balance.balanced import Execution
+from seqplan.planner.balance.balanced import Execution, ModePricing
+from seqplan.planner.balance.shapes import choose_shapes, pad_to_shape
 
 SHAPES = ((4096, 128), (512, 16))
 CONTEXTS = (4096, 8192, 32_768)
@@ -20,6 +21,8 @@ PROFILE, SCHEME = "llama-7b-a800-80gb", "tp2"
 
 
 SLOWDOWNS, RANKS = (1.1, 1.3, 2.0), (8, 64)
+
+FEW_SHAPES, SHAPE_CONTEXTS = (8, 4), (8192, 16_384, 32_768)
 
 MIXTURES = {
     "half with images": (0.5, 2.0),
@@ -55,6 +58,16 @@ def run(data: Sequence[Data]) -> None:
     head = ["lengths, 32K", "ranks", "trainer"]
     head += [f"{factor}, planned around / not" for factor in SLOWDOWNS]
     print(markdown(head, slow) + "\n")
+    print("### Few shapes: tokens of padding, and the time over that of free shapes\n")
+    shaped = [
+        _shapes_row(source, cost, context, lockstep=lockstep)
+        for source in data
+        for context in SHAPE_CONTEXTS
+        for lockstep in (True, False)
+    ]
+    head = ["lengths, context", "trainer", "rounded up to 512: padding, time, shapes"]
+    head += [f"{number} shapes: padding, time; rounded up" for number in FEW_SHAPES]
+    print(markdown(head, shaped) + "\n")
     print("### Samples with images: vision encoder, barrier, language model\n")
     loads = [
         _loads_row(name, share, samples, ranks)
@@ -84,6 +97,44 @@ def _slow_row(source: Data, cost: Cost, ranks: int, *, lockstep: bool) -> list[s
             unaware.append(sum(replace(equal, slowdown=slow.slowdown).phase_ms.values()) / least_ms)
         row.append(f"{np.mean(around):.3f} (at most {max(around):.3f}) / {np.mean(unaware):.3f}")
     return row
+
+
+def _shapes_row(source: Data, cost: Cost, context: int, *, lockstep: bool) -> list[str]:
+    """Compare few shapes with free ones, 1,024 sequences on 16 ranks; means of the draws."""
+    execution: Execution = "lockstep" if lockstep else "uniform"
+    figures: dict[object, list[tuple[float, float]]] = {}
+    kinds = []
+    for draw in range(DRAWS):
+        pool = source.lengths[source.lengths <= context]
+        lengths = np.random.default_rng(draw).choice(pool, 1024)
+        free = balance(lengths, 16, context, cost, execution=execution)
+        sizes = [s for of_rank in free.padded_tokens for s in of_rank if s]
+        fixed = tuple(range(512, -(-max(sizes) // 512) * 512 + 1, 512))
+        kinds.append(len({pad_to_shape(size, fixed) for size in sizes}))
+        rounded = {"512": fixed} | {f"{k} up": choose_shapes(sizes, k) for k in FEW_SHAPES}
+        ways: dict[object, Balanced] = {
+            name: replace(free, pricing=replace(free.pricing, shapes=shapes))
+            for name, shapes in rounded.items()
+            if isinstance(free.pricing, ModePricing)
+        }
+        for number in FEW_SHAPES:
+            ways[number] = balance(lengths, 16, context, cost, execution=execution, shapes=number)
+        for name, way in ways.items():
+            padded = sum(map(sum, way.padded_tokens)) / int(lengths.sum()) - 1
+            slower = sum(way.phase_ms.values()) / free.predicted_ms - 1
+            figures.setdefault(name, []).append((padded, slower))
+
+    def means(name: object) -> str:
+        """Print the mean padding and the mean price in time."""
+        padded, slower = np.mean(figures[name], axis=0)
+        return f"{padded:.2%}, {slower:.1%}"
+
+    return [
+        f"{source.name}, {context // 1024}K",
+        "lockstep" if lockstep else "free",
+        f"{means('512')}, {np.mean(kinds):.0f}",
+        *(f"{means(number)}; {means(f'{number} up')}" for number in FEW_SHAPES),
+    ]
 
 
 def _loads_row(mixture: str, share: float, samples: int, ranks: int) -> list[str]:

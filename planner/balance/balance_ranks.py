@@ -21,9 +21,15 @@ from seqplan.planner.balance.constrained import (
 )
 from seqplan.planner.balance.free import plan_free
 from seqplan.planner.balance.loads import balance_loads
-from seqplan.planner.balance.micro_batch_counts import MicroBatches, fill_empty, pad_counts
+from seqplan.planner.balance.micro_batch_counts import (
+    MicroBatches,
+    fill_empty,
+    order_largest_first,
+    pad_counts,
+)
 from seqplan.planner.balance.mode import Mode
 from seqplan.planner.balance.phase import Phase
+from seqplan.planner.balance.shapes import check_shapes, list_filled
 from seqplan.planner.balance.slowdown import Slowdown, slow_down
 from seqplan.planner.batches.batch import Batch, whole_lengths
 from seqplan.planner.bounds.gpu_time import cheap_bound_ms, gpu_time_bound_ms
@@ -38,6 +44,9 @@ from seqplan.planner.lockstep.micro_step_bounds import (
 from seqplan.planner.lockstep.one_degree import plan_one_degree
 from seqplan.planner.lockstep.rank_speeds import plan_rank_speeds
 from seqplan.planner.placement.fleet import Bin, ClassMode, PipelineClass
+
+AS_FAST = 5e-3
+"""Times within this of the least are equal in choosing shapes, so that padding decides."""
 
 
 def balance(
@@ -55,6 +64,7 @@ def balance(
     count_multiple: int = 1,
     equal_samples: bool = False,
     pad_to: int = 1,
+    shapes: int | Sequence[int] | None = None,
 ) -> Balanced:
     """Balance sequences over the ranks of one scheme, and pack them into micro-batches.
 
@@ -68,7 +78,8 @@ def balance(
     ``keep_together``: a key for each sequence; those of one key share a micro-batch.
     ``count_multiple``: each rank has a multiple of so many micro-batches. ``equal_samples``: each
     rank has equally many sequences. ``pad_to``: sequences are padded to multiples of so many
-    tokens.
+    tokens. ``shapes``: micro-batches are padded to so many sizes, or to these (tokens), and come
+    largest first; padding takes b a token.
 
     No micro-batch is empty if sequences suffice: with ``equal_samples``, if those of each rank
     suffice for its micro-batches. If they do not, those with sequences are as few as is fastest
@@ -93,6 +104,7 @@ def balance(
             "keep_together": keep_together,
             "equal_samples": equal_samples or None,
             "pad_to": None if pad_to == 1 else pad_to,
+            "shapes": shapes,
         }
         if extra := [name for name, value in stated.items() if value is not None]:
             raise ValueError(f"loads with {', '.join(extra)}: each load states it. Leave it out")
@@ -110,6 +122,16 @@ def balance(
             f"keep_together has {len(keep_together)} keys for {len(whole)} sequences"
             ". Give one key for each sequence"
         )
+    if shapes is not None:
+        if keep_together is not None or equal_samples:
+            raise ValueError(
+                "shapes with keep_together or equal_samples: sequences are exchanged one by one to "
+                "fill a shape. Leave one of them out"
+            )
+        shapes = check_shapes(shapes, micro_batch.pad(max(whole)), micro_batch.capacity)
+        if not isinstance(shapes, int):
+            by_mode = [hold_at_most(mode, shapes[-1]) for mode in by_mode]
+            micro_batch = by_mode[-1]
     lockstep = execution == "lockstep"
     batch = Batch.from_lengths(whole)
     pricing = ModePricing(tuple(whole), chosen, pad_to)
@@ -143,9 +165,33 @@ def balance(
         time_ms = MicroBatchTimes.from_parts(parts, pricing, speeds.factors, execution).total_ms()
         if time_ms < best_ms:
             best, best_ms = parts, time_ms
+    if shapes is not None:
+        tokens = [micro_batch.pad(length) for length in whole]
+        ways_to_fill = list_filled(best, tokens, shapes, micro_batch.capacity)
+        best, pricing = _choose_filled(ways_to_fill, pricing, speeds, execution)
+        best_ms = MicroBatchTimes.from_parts(best, pricing, speeds.factors, execution).total_ms()
     return Balanced(
         best, tuple(whole), pricing, execution, best_ms, min(bound, best_ms), speeds.factors
     )
+
+
+def _choose_filled(
+    ways: Sequence[tuple[MicroBatches, tuple[int, ...]]],
+    pricing: ModePricing,
+    speeds: Slowdown,
+    execution: Execution,
+) -> tuple[MicroBatches, ModePricing]:
+    """Choose the least padding of the ways that are about as fast as the fastest."""
+    options = []
+    for parts, shapes in ways:
+        with_shapes = replace(pricing, shapes=shapes)
+        times = MicroBatchTimes.from_parts(parts, with_shapes, speeds.factors, execution)
+        padded = sum(with_shapes.count_padded(micro) for of_rank in parts for micro in of_rank)
+        options.append((times.total_ms(), padded, parts, with_shapes))
+    limit_ms = min(option[0] for option in options) * (1 + AS_FAST)
+    near = [option for option in options if option[0] <= limit_ms]
+    _, _, parts, chosen = min(near, key=lambda option: option[1])
+    return order_largest_first(parts, chosen.count_padded, execution == "lockstep"), chosen
 
 
 def _check_modes(
@@ -258,6 +304,12 @@ def host_micro_batch(cost: Latency, capacity: int, pad_to: int) -> PipelineClass
         count=1,
         gpus=1,
     )
+
+
+def hold_at_most(micro_batch: PipelineClass, tokens: int) -> PipelineClass:
+    """Return a micro-batch that holds no more than so many tokens."""
+    most = tokens - tokens % micro_batch.unit
+    return replace(micro_batch, capacity=min(micro_batch.capacity, most))
 
 
 def check_lengths(lengths: object, micro_batch: PipelineClass, pad_to: int) -> list[int]:

@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 
 from seqplan.planner.balance.micro_batch_counts import MicroBatches
 from seqplan.planner.balance.mode import Mode
+from seqplan.planner.balance.shapes import pad_to_shape
 
 Execution = Literal["lockstep", "uniform"]
 
@@ -29,14 +30,23 @@ class Pricing(Protocol):
         """Name the recomputation mode of a micro-batch."""
         ...
 
+    def count_padded(self, positions: Sequence[int]) -> int:
+        """Count the tokens of a micro-batch with its padding, in the last phase."""
+        ...
+
 
 @dataclass(frozen=True)
 class ModePricing:
-    """Each micro-batch takes the cheapest mode that holds it; ``modes`` by ascending capacity."""
+    """Each micro-batch takes the cheapest mode that holds it; ``modes`` by ascending capacity.
+
+    ``shapes``: sizes (tokens, ascending) to the next of which it is padded, any size without. A
+    token of that padding takes b.
+    """
 
     lengths: Sequence[int]
     modes: tuple[Mode, ...]
     pad_to: int = 1
+    shapes: tuple[int, ...] = ()
 
     phases = ("",)
 
@@ -48,11 +58,23 @@ class ModePricing:
         """Name the cheapest mode that holds a micro-batch; an empty one has the first."""
         return self._cheapest(positions)[1].name if positions else self.modes[0].name
 
+    def count_padded(self, positions: Sequence[int]) -> int:
+        """Count the tokens of a micro-batch with its padding; an empty one has none."""
+        tokens = self._tokens(positions)
+        return pad_to_shape(tokens, self.shapes) if self.shapes and positions else tokens
+
+    def _tokens(self, positions: Sequence[int]) -> int:
+        return sum(-(-self.lengths[i] // self.pad_to) * self.pad_to for i in positions)
+
     def _cheapest(self, positions: Sequence[int]) -> tuple[float, Mode]:
         lengths = [self.lengths[i] for i in positions]
-        tokens = sum(-(-length // self.pad_to) * self.pad_to for length in lengths)
-        holding = [m for m in self.modes if tokens <= m.capacity - m.capacity % self.pad_to]
-        costs = [(mode.cost.micro_batch_ms(lengths), mode) for mode in holding or self.modes[-1:]]
+        padded = self.count_padded(positions)
+        padding = padded - self._tokens(positions) if self.shapes else 0
+        holding = [m for m in self.modes if padded <= m.capacity - m.capacity % self.pad_to]
+        costs = [
+            (mode.cost.micro_batch_ms(lengths) + mode.cost.b * padding, mode)
+            for mode in holding or self.modes[-1:]
+        ]
         return min(costs, key=lambda option: option[0])
 
 
@@ -128,6 +150,14 @@ class Balanced:
         """Name the recomputation mode of each rank's micro-batches; empty ones have the first."""
         return [
             [self.pricing.choose_mode(micro) for micro in of_rank] for of_rank in self.micro_batches
+        ]
+
+    @cached_property
+    def padded_tokens(self) -> list[list[int]]:
+        """Count the tokens of each rank's micro-batches with padding, to a shape if there are."""
+        return [
+            [self.pricing.count_padded(micro) for micro in of_rank]
+            for of_rank in self.micro_batches
         ]
 
     @cached_property

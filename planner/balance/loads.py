@@ -47,6 +47,10 @@ class LoadPricing:
         ]
         return tuple(times) if self.barrier else (sum(times),)
 
+    def count_padded(self, positions: Sequence[int]) -> int:
+        """Count the tokens of the last phase, which has no padding."""
+        return int(self.loads[-1].tokens[list(positions)].sum())
+
     def choose_mode(self, positions: Sequence[int]) -> str:
         """Name no mode: loads have one."""
         return ""

@@ -1,8 +1,8 @@
-"""How many micro-batches each rank has: padded to a multiple, with a sequence in each of them."""
+"""How many micro-batches each rank has, with a sequence in each of them, and in which order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 
 MicroBatches = list[list[list[int]]]
@@ -18,6 +18,18 @@ def pad_counts(parts: MicroBatches, multiple: int, *, lockstep: bool) -> MicroBa
         wanted = -(-wanted // multiple) * multiple
         padded.append([*of_rank, *([] for _ in range(wanted - len(of_rank)))])
     return padded
+
+
+def order_largest_first(
+    parts: MicroBatches, tokens: Callable[[Sequence[int]], int], lockstep: bool
+) -> MicroBatches:
+    """Order micro-batches by ``tokens``; with ``lockstep`` micro-steps by their largest."""
+    if not lockstep:
+        return [sorted(of_rank, key=tokens, reverse=True) for of_rank in parts]
+    steps = range(max(map(len, parts)))
+    largest = [max(tokens(of_rank[k]) for of_rank in parts if of_rank) for k in steps]
+    order = sorted(steps, key=lambda k: -largest[k])
+    return [[of_rank[k] for k in order] if of_rank else [] for of_rank in parts]
 
 
 def fill_empty(

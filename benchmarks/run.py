@@ -25,6 +25,7 @@ NAMES = (
     "regrouping",
     "window",
     "balance",
+    "slow_rank",
     "integrations",
     "in_process",
     "scaling",

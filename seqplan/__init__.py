@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from seqplan.planner.balance.cost import Cost
     from seqplan.planner.balance.mode import Mode
     from seqplan.planner.balance.phase import Phase
+    from seqplan.planner.balance.slow_ranks import SlowRanks
     from seqplan.planner.batches.batch import Batch
     from seqplan.planner.errors import Infeasible
     from seqplan.planner.proposal.document import Proposal
@@ -49,6 +50,7 @@ _HOMES = {
     "planner.balance.cost": ("Cost",),
     "planner.balance.phase": ("Phase",),
     "planner.balance.mode": ("Mode",),
+    "planner.balance.slow_ranks": ("SlowRanks",),
     "planner.batches.batch": ("Batch",),
     "planner.workload": ("Workload",),
     "planner.errors": ("Infeasible",),
@@ -83,6 +85,7 @@ __all__ = [
     "Proposal",
     "RankView",
     "Scheme",
+    "SlowRanks",
     "StepPlanner",
     "Strategy",
     "Workload",

@@ -1,0 +1,106 @@
+"""Slow ranks from their computing times: how many times as long each takes as the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isfinite
+
+import numpy as np
+
+from seqplan.planner.placement.fleet import Floats
+
+WINDOW = 32
+"""Steps whose median counts: with 5 % noise it is off by 1.1 % (standard error)."""
+
+CHANGE = 0.05
+"""Share by which two windows in a row have to differ from a factor before it changes."""
+
+EVEN, UNEVEN = 0.005, 0.05
+"""Measured times that spread so little on work that spreads so much include waiting."""
+
+
+class SlowRanks:
+    """Finds the factors of ``slowdown`` from the times that ranks compute, step by step.
+
+    A rank's factor is the median, over two windows of ``WINDOW`` steps, of its measured time over
+    its predicted one, compared with that of all ranks; it changes only if both windows differ from
+    it by more than ``CHANGE`` in the same direction. Times are to be of computing, without waits:
+    ranks that wait for each other all look equally slow (``waits_included``). Same times, same
+    factors.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        if type(ranks) is not int or ranks < 1:
+            raise ValueError(f"ranks must be a whole number of 1 or more, not {ranks!r}")
+        self._factors = np.ones(ranks)
+        self._lost = np.zeros(ranks, dtype=bool)
+        self._window: list[Floats] = []
+        self._spreads: list[tuple[float, float]] = []
+        self._before: Floats | None = None
+        self.waits_included = False
+        """Whether times in the last window were equal on all ranks though their work was not."""
+
+    @property
+    def slowdown(self) -> tuple[float | None, ...]:
+        """Return the factors, to three digits: 1 for the usual speed, None for a lost rank."""
+        pairs = zip(self._factors.tolist(), self._lost.tolist(), strict=True)
+        return tuple(None if lost else max(1.0, round(factor, 3)) for factor, lost in pairs)
+
+    def observe(
+        self, rank_ms: Sequence[float], measured_ms: Sequence[float | None]
+    ) -> tuple[float | None, ...]:
+        """Take the times of a step, and return the factors from now on.
+
+        ``rank_ms``: predicted computing time of each rank (``Balanced.rank_ms``), with the factors
+        that the step was planned with; ``measured_ms``: measured, None for a rank that is lost, 0
+        for one without work. ``ValueError`` for another number of ranks and for values that are no
+        times.
+        """
+        ranks = len(self._factors)
+        for name, times in (("rank_ms", rank_ms), ("measured_ms", measured_ms)):
+            if len(times) != ranks:
+                raise ValueError(f"{name} has {len(times)} times for {ranks} ranks. Give one each")
+            for rank, ms in enumerate(times):
+                if ms is not None and not (isfinite(ms) and ms >= 0):
+                    raise ValueError(f"{name} of rank {rank}: {ms}. Give milliseconds from 0 on")
+        self._lost = np.array([ms is None for ms in measured_ms])
+        measured = np.array([np.nan if not ms else float(ms) for ms in measured_ms])
+        predicted = np.array([np.nan if not ms else float(ms) for ms in rank_ms])
+        # Ratios to the usual speed: the prediction has the factors already.
+        ratios = measured / predicted * self._factors
+        if np.isfinite(ratios).sum() >= 2:
+            self._window.append(ratios / np.nanmedian(ratios))
+            seen = np.isfinite(ratios)
+            self._spreads.append((_spread(measured[seen]), _spread(predicted[seen])))
+        if len(self._window) == WINDOW:
+            self._end_window()
+        return self.slowdown
+
+    def _end_window(self) -> None:
+        window = np.array(self._window)
+        measured, predicted = np.median(self._spreads, axis=0)
+        self.waits_included = bool(measured < EVEN and predicted > UNEVEN)
+        with np.errstate(invalid="ignore"):
+            both = window if self._before is None else np.concatenate([self._before, window])
+            medians = _medians(window)
+            if self._before is not None and not self.waits_included:
+                earlier = _medians(self._before)
+                slower = np.minimum(medians, earlier) > self._factors * (1 + CHANGE)
+                faster = np.maximum(medians, earlier) < self._factors * (1 - CHANGE)
+                factors = np.maximum(_medians(both), 1.0)
+                self._factors = np.where(slower | faster, factors, self._factors)
+        self._before, self._window, self._spreads = window, [], []
+
+
+def _medians(window: Floats) -> Floats:
+    """Return the median of each rank; 1, the usual speed, without times."""
+    medians: Floats = np.ones(window.shape[1])
+    for rank in range(window.shape[1]):
+        seen = window[np.isfinite(window[:, rank]), rank]
+        if len(seen):
+            medians[rank] = np.median(seen)
+    return medians
+
+
+def _spread(times: Floats) -> float:
+    return float((times.max() - times.min()) / times.mean())

@@ -1,0 +1,87 @@
+"""Factors of slow ranks from measured times."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seqplan import Cost, SlowRanks, balance
+
+NOISE = 0.05
+
+
+def run(
+    true: list[float], steps: int, seed: int, planned: bool = True
+) -> tuple[SlowRanks, list[tuple[float | None, ...]]]:
+    """Observe steps of drawn work, planned with the factors found so far."""
+    rng = np.random.default_rng(seed)
+    ranks, found = SlowRanks(len(true)), []
+    for _ in range(steps):
+        work = rng.uniform(50, 150, len(true))
+        factors = [f or 1.0 for f in ranks.slowdown] if planned else [1.0] * len(true)
+        predicted = (work * factors).tolist()
+        noise = rng.normal(1, NOISE, len(true)).clip(0.5)
+        found.append(ranks.observe(predicted, (1.1 * work * true * noise).tolist()))
+    return ranks, found
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("factor", [1.1, 1.3, 2.0])
+def test_a_slow_rank_is_found_within_64_steps(factor: float, seed: int) -> None:
+    true = [1.0] * 16
+    true[5] = factor
+    _, found = run(true, 64, seed)
+    assert found[62] == (1.0,) * 16
+    assert found[63][5] == pytest.approx(factor, rel=0.03)
+    assert [f for rank, f in enumerate(found[63]) if rank != 5] == [1.0] * 15
+
+
+def test_there_is_no_false_alarm_in_10_000_steps() -> None:
+    _, found = run([1.0] * 8, 10_000, seed=0)
+    assert set(found) == {(1.0,) * 8}
+
+
+def test_a_rank_that_is_fast_again_is_found() -> None:
+    rng = np.random.default_rng(0)
+    ranks = SlowRanks(4)
+    for true in ([1.0, 1.5, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]):
+        for _ in range(96):
+            work = rng.uniform(50, 150, 4)
+            predicted = work * np.array([f or 1.0 for f in ranks.slowdown])
+            ranks.observe(predicted.tolist(), (work * true * rng.normal(1, NOISE, 4)).tolist())
+        assert ranks.slowdown == pytest.approx(true, rel=0.03)
+
+
+def test_a_lost_rank_has_no_factor_and_work_goes_to_others() -> None:
+    ranks = SlowRanks(3)
+    assert ranks.observe([10.0, 10.0, 10.0], [10.0, None, 10.0]) == (1.0, None, 1.0)
+    balanced = balance([5, 6, 7], 3, 20, Cost(0.0, 1.0, 0.0), slowdown=ranks.slowdown)
+    assert balanced.micro_batches[1] == []
+    assert ranks.observe(balanced.rank_ms, [9.0, 0.0, 9.0]) == (1.0, 1.0, 1.0)
+
+
+def test_times_with_waits_are_named_and_change_nothing() -> None:
+    rng = np.random.default_rng(0)
+    ranks = SlowRanks(4)
+    for _ in range(64):
+        work = rng.uniform(50, 150, 4)
+        ranks.observe(work.tolist(), [float(work.max())] * 4)
+    assert ranks.waits_included
+    assert ranks.slowdown == (1.0,) * 4
+
+
+BAD: tuple[tuple[Any, Any, str], ...] = (
+    ([1.0], [1.0, 1.0], "rank_ms has 1 times for 2 ranks. Give one each"),
+    ([1.0, 1.0], [1.0], "measured_ms has 1 times for 2 ranks. Give one each"),
+    ([1.0, 1.0], [1.0, -1.0], "measured_ms of rank 1: -1.0. Give milliseconds from 0 on"),
+    ([float("nan"), 1.0], [1.0, 1.0], "rank_ms of rank 0: nan. Give milliseconds from 0 on"),
+)
+
+
+@pytest.mark.parametrize(("predicted", "measured", "message"), BAD)
+def test_times_that_cannot_be(predicted: Any, measured: Any, message: str) -> None:
+    with pytest.raises(ValueError, match="^" + re.escape(message) + "$"):
+        SlowRanks(2).observe(predicted, measured)

@@ -11,15 +11,14 @@ those of k and v, consecutive ones sharing one, and values may be of another wid
 Log-sum-exps are (tokens, heads).
 
 A causal piece is aligned at the bottom right: its last query sees its last key, the one before all
-keys but that. It has at least as many keys as queries.
+keys but that. It has as many keys as queries, or more if a window or a chunk cuts its
+document.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -145,18 +144,3 @@ def same_width(*tensors: Tensor) -> tuple[Tensor, ...]:
         tensor if tensor.shape[2] == width else pad(tensor, (0, width - tensor.shape[2]))
         for tensor in tensors
     )
-
-
-@cache
-def has_module(name: str) -> bool:
-    """Return whether a module can be found, without importing it."""
-    try:
-        return find_spec(name) is not None
-    except (ImportError, ValueError):  # of the package that it is in
-        return False
-
-
-def check_no_capping(scores: Scores) -> None:
-    """Reject soft caps in a fused kernel with ``NotImplementedError``."""
-    if scores.softcap is not None:
-        raise NotImplementedError("the fused kernel does not support softcap: use blocks or flex")

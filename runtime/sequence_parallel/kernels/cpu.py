@@ -16,14 +16,14 @@ from seqplan.runtime.sequence_parallel.kernels.base import (
     Piece,
     Pieces,
     Scores,
-    check_no_capping,
     hidden_keys,
     query_blocks,
     same_width,
 )
+from seqplan.runtime.sequence_parallel.kernels.requirements import Requirements, RequiringKernel
 
 
-class CpuKernel:
+class CpuKernel(RequiringKernel):
     """The fused CPU kernel that ships with torch, one call for each piece.
 
     Of a causal piece with a window, or with more keys than queries, it takes a mask; calls are then
@@ -35,20 +35,14 @@ class CpuKernel:
     """
 
     name = "cpu"
+    requirements = Requirements(device="cpu", dtypes=None)
 
     SMALL = 512
-
-    def find_unsupported(self, q: Tensor, v: Tensor, scores: Scores) -> str | None:
-        """Return a reason on other devices and for soft caps."""
-        if q.device.type != "cpu":
-            return f"the device is {q.device.type}"
-        return None if scores.softcap is None else "scores are capped"
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, pieces: Pieces, scores: Scores
     ) -> Iterator[Partial]:
         """Yield the partial result of each piece by separate calls."""
-        check_no_capping(scores)
         width = v.shape[2]
         q, k, v = same_width(q, k, v)
         for (q0, q1, k0, k1), square, mask in _calls(pieces, scores, q.dtype):

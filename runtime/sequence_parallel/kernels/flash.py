@@ -22,14 +22,13 @@ from seqplan.runtime.sequence_parallel.kernels.base import (
     Pieces,
     Rows,
     Scores,
-    check_no_capping,
-    has_module,
     same_width,
 )
+from seqplan.runtime.sequence_parallel.kernels.requirements import Requirements, RequiringKernel
 from seqplan.runtime.sequence_parallel.kernels.rows import ALL, take_rows
 
 
-class FlashKernel:
+class FlashKernel(RequiringKernel):
     """FlashAttention of one generation, all pieces in one variable-length call.
 
     bf16 and fp16 only. Values of another width than keys are padded. It caps no scores.
@@ -49,34 +48,16 @@ class FlashKernel:
         widest: int = 256,
     ) -> None:
         self.name, self.implementation = name, implementation
-        self._module, self._capabilities, self._widest = module, capabilities, widest
+        self.requirements = Requirements(
+            capabilities=capabilities, multiple=8, widest=widest, module=module
+        )
 
     def find_unsupported(self, q: Tensor, v: Tensor, scores: Scores) -> str | None:
-        """Return a reason but for 16-bit heads, a multiple of 8 elements.
-
-        Also on devices that it is not for, and if it is a package that is not installed, or that
-        this torch cannot activate.
-        """
-        width = max(q.shape[-1], v.shape[-1])
-        if scores.softcap is not None:
-            return "scores are capped"
-        if q.device.type != "cuda":
-            return f"the device is {q.device.type}"
-        if q.dtype not in (torch.bfloat16, torch.float16):
-            return f"the dtype is {q.dtype}"
-        if width % 8 or width > self._widest:
-            return f"heads have {width} elements"
-        major, minor = torch.cuda.get_device_capability(q.device)
-        if self._capabilities is None and major < 8:
-            return f"the compute capability is {major}.{minor}, below 8.0"
-        if self._capabilities is not None and major not in self._capabilities:
-            wanted = " or ".join(f"{known}.x" for known in self._capabilities)
-            return f"the compute capability is {major}.{minor}, not {wanted}"
-        if self.implementation is None:
-            return None
-        if self.implementation not in list_implementations():
-            return f"torch {torch.__version__} has no {self.implementation} to activate"
-        return None if has_module(self._module) else f"{self._module} is not installed"
+        """As ``Kernel``: an unmet requirement, or a torch that cannot activate it."""
+        reason = super().find_unsupported(q, v, scores)
+        if reason is None and self.implementation not in (None, *list_implementations()):
+            reason = f"torch {torch.__version__} has no {self.implementation} to activate"
+        return reason
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, pieces: Pieces, scores: Scores
@@ -84,7 +65,6 @@ class FlashKernel:
         """Yield one partial result, of all pieces together."""
         if not pieces:
             return
-        check_no_capping(scores)
         self._activate()
         width = v.shape[2]
         q, k, v = same_width(q, k, v)

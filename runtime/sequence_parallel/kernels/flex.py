@@ -18,7 +18,11 @@ from seqplan.runtime.sequence_parallel.kernels.base import (
     PartialGradients,
     Pieces,
     Scores,
-    has_module,
+)
+from seqplan.runtime.sequence_parallel.kernels.requirements import (
+    HALF,
+    Requirements,
+    RequiringKernel,
 )
 from seqplan.runtime.sequence_parallel.kernels.rows import query_rows, take_rows
 
@@ -29,7 +33,7 @@ KEPT_MASKS = 64
 """Masks that stay on the device: of the micro-batches in flight, for all layers."""
 
 
-class FlexKernel:
+class FlexKernel(RequiringKernel):
     """FlexAttention, all pieces in one call; fp32 and 16 bits, on request.
 
     Every query of a piece sees one range of keys, which is its mask. Backward computes a call's
@@ -38,19 +42,9 @@ class FlexKernel:
     """
 
     name = "flex"
-
-    def find_unsupported(self, q: Tensor, v: Tensor, scores: Scores) -> str | None:
-        """Return a reason but for fp32 and 16-bit heads on CUDA with triton."""
-        narrowest = min(q.shape[-1], v.shape[-1])
-        if q.device.type != "cuda":
-            return f"the device is {q.device.type}, where torch has no backward of FlexAttention"
-        if q.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-            return f"the dtype is {q.dtype}"
-        if narrowest < 16:
-            return f"heads have {narrowest} elements, fewer than 16"
-        if torch.cuda.get_device_capability(q.device) < (8, 0):
-            return "the compute capability is below 8.0"
-        return None if has_module("triton") else "triton is not installed"
+    requirements = Requirements(
+        dtypes=(*HALF, torch.float32), softcap=True, narrowest=16, module="triton"
+    )
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, pieces: Pieces, scores: Scores

@@ -23,8 +23,8 @@ from seqplan.runtime.sequence_parallel.kernels.base import (
     PartialGradients,
     Pieces,
     Scores,
-    has_module,
 )
+from seqplan.runtime.sequence_parallel.kernels.requirements import Requirements, RequiringKernel
 from seqplan.runtime.sequence_parallel.kernels.rows import query_rows, take_rows
 
 MODULE = "magi_attention.functional.flex_flash_attn"
@@ -43,27 +43,17 @@ _BACKWARD = frozenset(
 """Arguments of its backward that are given."""
 
 
-class MagiKernel:
+class MagiKernel(RequiringKernel):
     """MagiAttention's kernel, all pieces in one call, on request; soft caps, no windows."""
 
     name = "magi"
+    requirements = Requirements(
+        capabilities=(9,), softcap=True, masks=False, widths=(64, 128), module="magi_attention"
+    )
 
     def find_unsupported(self, q: Tensor, v: Tensor, scores: Scores) -> str | None:
-        """Return a reason but for 16-bit heads of 64 or 128 elements on Hopper."""
-        if scores.window is not None:
-            return "the mask has a window or chunks"
-        if q.device.type != "cuda":
-            return f"the device is {q.device.type}"
-        if q.dtype not in (torch.bfloat16, torch.float16):
-            return f"the dtype is {q.dtype}"
-        if q.shape[-1] != v.shape[-1] or q.shape[-1] not in (64, 128):
-            return f"heads have {q.shape[-1]} and {v.shape[-1]} elements, not 64 or 128 both"
-        major, minor = torch.cuda.get_device_capability(q.device)
-        if major != 9:
-            return f"the compute capability is {major}.{minor}, not 9.x"
-        if not has_module("magi_attention"):
-            return "magi_attention is not installed"
-        return _find_other_interface()
+        """As ``Kernel``: an unmet requirement, or another version's interface."""
+        return super().find_unsupported(q, v, scores) or _find_other_interface()
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, pieces: Pieces, scores: Scores

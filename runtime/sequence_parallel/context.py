@@ -14,7 +14,7 @@ from torch import Tensor
 
 from seqplan.plans.views.rank_view import MicroBatchView, PipelineView
 from seqplan.runtime.device_copy import copy_to_device
-from seqplan.runtime.sequence_parallel.kernels import Kernel
+from seqplan.runtime.sequence_parallel.kernels import Kernel, Rows
 from seqplan.runtime.sequence_parallel.masks import Mask
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.sequence_parallel.ring_layout import GATHER_BELOW, RingLayout, ring_layout
@@ -26,6 +26,7 @@ class DeviceIndices:
 
     def __init__(self) -> None:
         self._tensors: dict[tuple[Hashable, torch.device], Tensor] = {}
+        self._follow: dict[Hashable, bool] = {}
 
     def tensor(self, name: Hashable, index: npt.NDArray[np.int64], device: torch.device) -> Tensor:
         """Return ``index``, which ``name`` stands for, as an int64 tensor on ``device``."""
@@ -33,6 +34,15 @@ class DeviceIndices:
         if key not in self._tensors:
             self._tensors[key] = copy_to_device(index, device)
         return self._tensors[key]
+
+    def rows(self, name: Hashable, numbers: npt.NDArray[np.int64], device: torch.device) -> Rows:
+        """Return row numbers as a range if they follow each other, else as an index."""
+        if len(numbers) and numbers[-1] - numbers[0] == len(numbers) - 1:
+            if name not in self._follow:
+                self._follow[name] = bool((np.diff(numbers) == 1).all())
+            if self._follow[name]:
+                return slice(int(numbers[0]), int(numbers[-1]) + 1)
+        return self.tensor(name, numbers, device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class Passing:
         self._own_rows: Rows = ALL
         if layout.rows is not None:
             name = (place.mask, "passed rows")
-            self._own_rows = place.indices.tensor(name, layout.rows, rows.device)
+            self._own_rows = place.indices.rows(name, layout.rows, rows.device)
         self._rows = take_rows(rows, self._own_rows)
         self._arriving = self._start(1)
         self._gradients: tuple[Transfer, Tensor] | None = None
@@ -112,29 +112,31 @@ class Fetching:
     """
 
     def __init__(self, rows: Tensor, place: RingPlace, name: str, fetch: Fetch) -> None:
-        def index(part: object, numbers: object) -> Tensor:
-            key = (place.mask, name, part)
-            return place.indices.tensor(key, numbers, rows.device)  # type: ignore[arg-type]
+        def key(part: object) -> tuple[object, ...]:
+            return place.mask, name, part
 
+        indices, device = place.indices, rows.device
         self._place = place
         self._counts = list(fetch.counts)
         self._others = [member for member in range(place.layout.ring) if self._is_other(member)]
-        self._sent: dict[int, Tensor] = {}
+        self._sent: dict[int, Rows] = {}
         sends: dict[int, Tensor] = {}
         taken: dict[int, int] = {}  # rows that several members need, by the first of these
         for member in self._others:
             first = taken.setdefault(id(fetch.sent[member]), member)
             if first == member:
-                self._sent[member] = index(member, fetch.sent[member])
-                sends[member] = rows.index_select(0, self._sent[member])
+                self._sent[member] = indices.rows(key(member), fetch.sent[member], device)
+                sends[member] = take_rows(rows, self._sent[member])
             else:
                 self._sent[member], sends[member] = self._sent[first], sends[first]
-        self._local = index("local", fetch.local)
-        self._order = index("order", fetch.order)
+        self._shared = len(taken) == 1
+        self._sizes = {member: len(fetch.sent[member]) for member in self._others}
+        self._local = indices.tensor(key("local"), fetch.local, device)
+        self._order = indices.tensor(key("order"), fetch.order, device)
         self._rows = rows
         self._received = rows.new_empty(sum(self._counts), rows.shape[1])
         self._transfer = self._exchange(sends, self._by_member(self._received))
-        self._home: dict[int, Tensor] = {}
+        self._home = rows.new_empty(0)
 
     def _is_other(self, member: int) -> bool:
         return member != self._place.layout.rank
@@ -161,18 +163,29 @@ class Fetching:
     def send_home(self, gradients: Tensor, total: Tensor) -> None:
         """Add the gradients of the needed rows to ``total`` or return them to their ranks."""
         local = len(self._local)
-        spread = gradients.new_zeros(local + sum(self._counts), gradients.shape[1])
-        spread.index_copy_(0, self._order, gradients)  # a row is needed once at most
+        shape = local + sum(self._counts), gradients.shape[1]
+        whole = len(self._order) == shape[0]  # a row is needed once at most
+        spread = gradients.new_empty(shape) if whole else gradients.new_zeros(shape)
+        spread.index_copy_(0, self._order, gradients)
         if local:
             add_rows(total, self._local, spread[:local])
-        self._home = {
-            member: gradients.new_empty(len(rows), gradients.shape[1])
-            for member, rows in self._sent.items()
-        }
-        self._transfer = self._exchange(self._by_member(spread[local:]), self._home)
+        self._home = gradients.new_empty(sum(self._sizes.values()), gradients.shape[1])
+        self._transfer = self._exchange(self._by_member(spread[local:]), self._split_home())
+
+    def _split_home(self) -> dict[int, Tensor]:
+        parts = torch.split(self._home, list(self._sizes.values()))
+        return dict(zip(self._others, parts, strict=True))
 
     def add_home(self, total: Tensor) -> None:
-        """Add what the other ranks computed for this rank's rows, in rank order."""
+        """Add what the other ranks computed for this rank's rows.
+
+        In rank order, if they had different rows. Of the same rows they are summed first.
+        """
         self._transfer.wait()
-        for member, gradients in self._home.items():
+        if self._shared:
+            first = self._others[0]
+            shape = len(self._others), self._sizes[first], self._home.shape[1]
+            add_rows(total, self._sent[first], self._home.view(shape).sum(0))
+            return
+        for member, gradients in self._split_home().items():
             add_rows(total, self._sent[member], gradients)

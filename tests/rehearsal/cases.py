@@ -172,6 +172,18 @@ def run(
         return result
 
 
+def count_of_layer(scheme: str, lengths: Sequence[int] = LENGTHS) -> Result:
+    """Launches that one more layer adds to one more micro-batch, its update apart."""
+
+    def launches(layers: int, micro_batches: int) -> int:
+        modes = [""] * micro_batches
+        result = run(scheme, staged=True, modes=modes, layers=layers, lengths=lengths, steps=2)
+        return int(result["step"]["launches"])
+
+    of_two, of_one = (launches(2, number) - launches(1, number) for number in (2, 1))
+    return {"of_layer": of_two - of_one}
+
+
 def make_optimizer(states: Any) -> torch.optim.Optimizer:
     """AdamW as users make it on CUDA."""
     return torch.optim.AdamW([master for _, master in states.master_parameters()], foreach=True)
@@ -262,6 +274,9 @@ def match(scheme: str, world: int, **options: Any) -> Result:
     return {"mismatches": find_mismatches(logs), "events": len(logs[0])}
 
 
+GATHERED = (1536, 256, 188, 68)
+"""Lengths of which a ring of 8 passes the first round and gathers the others."""
+
 CASES: dict[str, Callable[[], Result]] = {
     "module u1": partial(run, "u1"),
     "module u8": partial(run, "u8"),
@@ -275,7 +290,7 @@ CASES: dict[str, Callable[[], Result]] = {
     "staged non-blocking": partial(run, "tp2", staged=True, non_blocking=True, layers=2),
     "staged u1": partial(run, "u1", staged=True),
     "staged u8": partial(run, "u8", staged=True),
-    "staged r8": partial(run, "r8", staged=True, lengths=(1536, 256, 188, 68)),
+    "staged r8": partial(run, "r8", staged=True, lengths=GATHERED),
     "staged tp2.u4": partial(run, "tp2.u4", staged=True),
     "staged tp2.u2.r2": partial(run, "tp2.u2.r2", staged=True),
     "staged tp4.pp2": partial(run, "tp4.pp2", staged=True, modes=("", "")),
@@ -284,6 +299,10 @@ CASES: dict[str, Callable[[], Result]] = {
     "staged modes": partial(run, "tp2", staged=True, modes=(*MODES, "none+1")),
     "restore fused": partial(restore, fused=True),
     "restore foreach": partial(restore, foreach=True),
+    "launches u1": partial(count_of_layer, "u1"),
+    "launches u8": partial(count_of_layer, "u8"),
+    "launches r8": partial(count_of_layer, "r8", (2048,)),
+    "launches r8 gathered": partial(count_of_layer, "r8", GATHERED),
     "groups": partial(make_groups, 1024),
     "match r4": partial(match, "r4", 4),
     "match tp2.u2": partial(match, "tp2.u2", 4, staged=True),

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.analytic.stacks import DEFAULT_STACK, STACKS, Stack
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.recomputation import MODES, join_mode, split_mode
 from seqplan.plans.scheme import Scheme
@@ -21,8 +22,8 @@ states."""
 CHUNK_ROWS = 1024
 """Tokens whose logits a chunked loss holds at once, the runtime's default."""
 
-PRECISIONS = ("bf16", "fp8")
-"""Of the products of the layers; attention, norms, head and loss are in bf16 in both."""
+PRECISIONS = ("bf16", "fp8", "mxfp8", "nvfp4")
+"""Of the products of the layers; attention, norms, head and loss are in bf16 in all of them."""
 
 SYNC_OVERLAPS = ("exposed", "hidden")
 """Sync under ZeRO 1 and 2: after all forward and backward, or next to them."""
@@ -32,7 +33,12 @@ CONTEXT_PARALLEL = ("ring", "all-gather")
 
 FP8_GAIN = 1.8
 """How much faster products run in fp8 than in bf16, casts included: the peak is twice as high, and
-less of it is reached. Between the fits of two tables: see docs/analytic-model.md."""
+less of it is reached. Between the fits of two tables: see docs/analytic-model.md. The same in
+mxfp8, whose products have a scale for every 32 elements."""
+
+FP4_SHARE = 0.55
+"""Share of the ratio of both peaks by which products run faster in nvfp4 than in bf16: set by rows
+of an even hash on GB200 and GB300."""
 
 
 Floats = npt.NDArray[np.float64]
@@ -62,11 +68,14 @@ class Deployment:
     - ``offload_layers``: share of the layers whose activations go to host memory, of
       which each GPU has ``host_memory_bytes``.
     - ``gradient_bytes``: of a gradient's sum during a step, 4 in fp32, 2 in bf16.
-    - ``fp8_gain``: of products in fp8.
+    - ``fp8_gain``: of products in fp8 and mxfp8.
     - ``virtual_stages``: parts that a rank's layers are cut into (interleaved 1F1B).
     - ``tp_overlap``: share of tensor parallelism's collectives that products hide.
     - ``sequence_parallel``: whether tp splits norms and residuals by tokens too, as this runtime
       and Megatron's sequence parallelism do.
+    - ``stack``: of the trainer's software, one of ``STACKS``.
+    - ``optimizer_shards``: neighboring GPUs that ZeRO splits states over (hybrid ZeRO: all others
+      hold copies); 0 for all GPUs.
     - ``added_terms``: cost terms that packages add.
     """
 
@@ -85,6 +94,8 @@ class Deployment:
     tp_overlap: float = 0.0
     context_parallel: str = "ring"
     sequence_parallel: bool = True
+    stack: str = DEFAULT_STACK
+    optimizer_shards: int = 0
     added_terms: tuple[CostTerm, ...] = ()
 
     def __post_init__(self) -> None:
@@ -98,6 +109,7 @@ class Deployment:
             ("precision", PRECISIONS),
             ("sync", SYNC_OVERLAPS),
             ("context_parallel", CONTEXT_PARALLEL),
+            ("stack", tuple(STACKS)),
         ):
             if getattr(self, name) not in choices:
                 raise ValueError(
@@ -116,14 +128,45 @@ class Deployment:
                 f"mode {self.mode}: the host link of {hardware.name} is not known. "
                 "State host_gb_s in a device file"
             )
-        if self.precision == "fp8" and hardware.generation == "ampere":
-            raise ValueError(f"precision fp8: {hardware.name} has no products in fp8. Use bf16")
+        if self.precision != "bf16" and hardware.generation == "ampere":
+            raise ValueError(
+                f"precision {self.precision}: {hardware.name} has no such products. Use bf16"
+            )
+        if self.precision in ("mxfp8", "nvfp4") and hardware.generation != "blackwell":
+            raise ValueError(
+                f"precision {self.precision}: {hardware.name} has no such products. Use fp8 or bf16"
+            )
         if not 1 <= self.fp8_gain <= 4:
             raise ValueError(f"fp8_gain must be a number from 1 to 4: {self.fp8_gain!r}")
         if not 1 <= self.virtual_stages <= 1024:
             raise ValueError(f"virtual_stages must be 1 to 1024: {self.virtual_stages!r}")
         if not 0 <= self.tp_overlap <= 1:
             raise ValueError(f"tp_overlap must be a share from 0 to 1: {self.tp_overlap!r}")
+        if self.stack == "eager" and self.tp_overlap:
+            raise ValueError(
+                f"tp_overlap {self.tp_overlap:g} contradicts stack eager, whose products and "
+                "collectives run one after the other. Use compiled or megatron"
+            )
+        shards, gpus = self.optimizer_shards, self.cluster.gpus
+        if shards < 0 or (shards and gpus % shards):
+            raise ValueError(f"optimizer_shards must divide the cluster's {gpus} GPUs: {shards}")
+
+    @property
+    def rates(self) -> Stack:
+        """Rates and launches of its stack."""
+        return STACKS[self.stack]
+
+    @property
+    def product_gain(self) -> float:
+        """Rate of bf16 products over that of ``Hardware.matmul_efficiency``."""
+        return self.rates.products.get(self.cluster.hardware.generation, 1.0)
+
+    @property
+    def layer_product_gain(self) -> float:
+        """Rate of the layers' products in their precision, likewise."""
+        gains = {"fp8": self.fp8_gain, "mxfp8": self.fp8_gain}
+        gains["nvfp4"] = FP4_SHARE * self.cluster.hardware.fp4_ratio
+        return self.product_gain * gains.get(self.precision, 1.0)
 
     @property
     def mode(self) -> str:
@@ -139,8 +182,9 @@ class Deployment:
     def description(self) -> str:
         """Describe the training: precision, attention's kernel, and other than default options."""
         parts = [self.precision, f"attention by {self.cluster.hardware.attention_kernel}"]
-        if self.precision == "fp8":
-            parts[0] += f" (products {self.fp8_gain:g} times as fast)"
+        if self.precision != "bf16":
+            times = self.layer_product_gain / self.product_gain
+            parts[0] += f" (products {times:g} times as fast)"
         if self.loss != LOSSES[0]:
             parts.append(f"loss {self.loss}")
         if self.gradient_bytes != 4:
@@ -151,6 +195,10 @@ class Deployment:
             parts.append("keys and values gathered, not passed on")
         if not self.sequence_parallel:
             parts.append("norms and residuals whole on every rank of tp")
+        if self.stack != DEFAULT_STACK:
+            parts.append(f"stack {self.stack}")
+        if self.optimizer_shards:
+            parts.append(f"states sharded over {self.optimizer_shards} GPUs")
         if self.added_terms:
             parts.append(f"added cost terms {', '.join(term.name for term in self.added_terms)}")
         return ", ".join(parts)
@@ -162,8 +210,13 @@ class Deployment:
         if (warning := self.cluster.hardware.warning) is not None:
             notes.append(warning)
         hardware = self.cluster.hardware
-        if self.precision == "fp8" and hardware.generation != "hopper":
-            notes.append(f"unchecked: products in fp8 on {hardware.name}")
+        if not self.rates.is_checked(hardware.generation) and self.stack != DEFAULT_STACK:
+            notes.append(
+                f"unchecked: stack {self.stack}, of which no published run on a GPU like "
+                f"{hardware.name} is compared"
+            )
+        if self.precision != "bf16" and hardware.generation != "hopper":
+            notes.append(f"unchecked: products in {self.precision} on {hardware.name}")
         if special.expert_layers:
             notes.append(
                 "unchecked: experts. Every rank of tp holds its part of all of them (no expert "

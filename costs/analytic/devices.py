@@ -14,6 +14,9 @@ HOPPER_PRODUCTS = 0.66
 """Share of the peak that large bf16 products reach on an H100 at 700 W, which cannot hold its clock
 in them: see docs/analytic-model.md for the tables that it was set with."""
 
+B200_PRODUCTS = 0.55
+"""The same for B200 and GB200, by rows of an even hash in fp8 and mxfp8 on GB200."""
+
 DEVICES: dict[str, Hardware] = {
     device.name: device
     for device in (
@@ -133,7 +136,7 @@ DEVICES: dict[str, Hardware] = {
             intra_gb_s=900,
             inter_gb_s=50,
             host_gb_s=55,
-            matmul_efficiency=HOPPER_PRODUCTS,
+            matmul_efficiency=B200_PRODUCTS,
             generation="blackwell",
             unchecked=True,
             source="NVIDIA DGX B200 data sheet: 2,250 TFLOP/s dense, 180 GB, 8 TB/s, NVLink 1.8 "
@@ -149,11 +152,45 @@ DEVICES: dict[str, Hardware] = {
             inter_gb_s=50,
             host_gb_s=360,
             gpus_per_node=72,
-            matmul_efficiency=HOPPER_PRODUCTS,
+            matmul_efficiency=B200_PRODUCTS,
             generation="blackwell",
             unchecked=True,
             source="NVIDIA GB200 NVL72 data sheet: 2,500 TFLOP/s dense, 186 GB, 8 TB/s, NVLink 1.8 "
             "TB/s among 72 GPUs, which count as one node; 400 Gb/s per GPU beyond",
+        ),
+        Hardware(
+            name="b300-270gb",
+            peak_tflops=2250,
+            memory_bytes=270e9,
+            hbm_gb_s=8000,
+            multiprocessors=148,
+            intra_gb_s=900,
+            inter_gb_s=100,
+            host_gb_s=55,
+            matmul_efficiency=HOPPER_PRODUCTS,
+            fp4_ratio=6.0,
+            generation="blackwell",
+            unchecked=True,
+            source="NVIDIA DGX B300 data sheet: 18 PFLOP/s dense bf16 of 8 GPUs, 2.1 TB of their "
+            "memory, 8 TB/s, NVLink 1.8 TB/s, 800 Gb/s per GPU",
+        ),
+        Hardware(
+            name="gb300-279gb",
+            peak_tflops=2500,
+            memory_bytes=279e9,
+            hbm_gb_s=8000,
+            multiprocessors=148,
+            intra_gb_s=900,
+            inter_gb_s=100,
+            host_gb_s=360,
+            gpus_per_node=72,
+            matmul_efficiency=HOPPER_PRODUCTS,
+            fp4_ratio=6.0,
+            generation="blackwell",
+            unchecked=True,
+            source="NVIDIA GB300 NVL72 data sheet: 2,500 TFLOP/s dense, 20 TB of memory on 72 "
+            "GPUs, 8 TB/s, NVLink 1.8 TB/s among them, which count as one node; 800 "
+            "Gb/s per GPU beyond",
         ),
         Hardware(
             name="mi300x-192gb",

@@ -10,7 +10,13 @@ import numpy as np
 from seqplan.costs.analytic.attention import AttentionMask
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.kernels import memory_ms
-from seqplan.costs.analytic.links import Group, placement, ring_collective_ms, shift_ms
+from seqplan.costs.analytic.links import (
+    placement,
+    rank_latency_ms,
+    ring_collective_ms,
+    shift_ms,
+    split_replicas,
+)
 from seqplan.costs.analytic.memory import (
     PARAMETER_BYTES,
     count_host_bytes,
@@ -107,6 +113,8 @@ def problem(deployment: Deployment, scheme: Scheme, load: Load) -> str | None:
             f"{stages} stages (pp · virtual stages) are more than the {deployment.sizes.layers} "
             "layers, embedding and head"
         )
+    if deployment.optimizer_shards % (scheme.tp * scheme.pp):
+        return f"optimizer_shards {deployment.optimizer_shards} is no multiple of its tp · pp"
     dp = gpus // scheme.gpus
     if load.batch % (dp * load.micro_batch):
         return f"batch {load.batch} is no multiple of dp · micro-batch = {dp} · {load.micro_batch}"
@@ -148,8 +156,8 @@ def estimate(deployment: Deployment, scheme: Scheme, load: Load) -> Estimate:
     held += (sizes.count_stored_parameters(scheme.pp) - sizes.layers_parameters) / scheme.pp
     held /= scheme.tp
     if deployment.zero < 3:
-        terms["parameter sync"] = _sync_ms(deployment, groups["replica"], held, count, stage_ms)
-    shard = held / groups["replica"].size
+        terms["parameter sync"] = _sync_ms(deployment, scheme, dp, held, count, stage_ms)
+    shard = held / split_replicas(scheme, dp, deployment.optimizer_shards)[0].size
     terms["optimizer"] = float(memory_ms(cluster.hardware, OPTIMIZER_MOVED_BYTES * shard))
     iteration_ms = sum(terms.values())
     needed = model_flops(sizes, load.seq_len) * load.batch
@@ -171,21 +179,27 @@ def estimate(deployment: Deployment, scheme: Scheme, load: Load) -> Estimate:
 
 
 def _sync_ms(
-    deployment: Deployment, group: Group, held: float, count: int, stage_ms: float
+    deployment: Deployment, scheme: Scheme, dp: int, held: float, count: int, stage_ms: float
 ) -> float:
     """Time the exposed sync of gradients and parameters of ``held`` parameters a rank.
 
     ``exposed``: gradients are scattered and parameters gathered after all backward; ZeRO 2
     scatters after every micro-batch. ``hidden``: gradients are summed on the rank (also under ZeRO
     2) and scattered next to the last backward, parameters gathered next to the first forward; what
-    takes longer is exposed, and so is the part of the last layer next to which nothing runs.
+    takes longer is exposed, and so are the part of the last layer next to which nothing runs, and
+    the latency by ranks of each layer's two collectives. Copies of a shard sum their gradients.
     """
     cluster, layers = deployment.cluster, deployment.sizes.layers
-    scattered = float(ring_collective_ms(cluster, group, deployment.gradient_bytes * held))
+    group, copies = split_replicas(scheme, dp, deployment.optimizer_shards)
+    gradients = deployment.gradient_bytes * held
+    scattered = float(ring_collective_ms(cluster, group, gradients))
+    scattered += 2 * float(ring_collective_ms(cluster, copies, gradients / group.size))
     gathered = float(ring_collective_ms(cluster, group, PARAMETER_BYTES * held))
+    ranks_ms = rank_latency_ms(cluster, group) + rank_latency_ms(cluster, copies)
     if deployment.sync == "exposed":
-        return (count if deployment.zero == 2 else 1) * scattered + gathered
-    return sum(
+        scatters = count if deployment.zero == 2 else 1
+        return scatters * (scattered + ranks_ms) + gathered + ranks_ms
+    return 2 * deployment.stage_layers(scheme.pp) * ranks_ms + sum(
         max(moved - share * stage_ms, moved / layers)
         for moved, share in ((scattered, 2 / 3), (gathered, 1 / 3))
     )

@@ -16,14 +16,16 @@ class Hardware:
     - ``peak_tflops``: dense bf16 tensor-core TFLOP/s; ``memory_bytes``; ``hbm_gb_s``;
       ``multiprocessors``: what tiles of a kernel are spread over.
     - ``intra_gb_s``, ``inter_gb_s``: links to GPUs of the same node and of other nodes.
-    - ``intra_latency_us``, ``inter_latency_us``: start of a transfer.
+    - ``intra_latency_us``, ``inter_latency_us``: start of a transfer; ``inter_rank_us``: what each
+      further rank of a collective between nodes adds, about 1 with InfiniBand, more with RoCE.
     - ``socket_gpus``, ``switch_gpus``: of a node without NVLink: GPUs under one host bridge, and
       under one PCIe switch below it; 0 with NVLink. Traffic between switches shares the bridge.
     - ``host_gb_s``: link to host memory, one direction, that a large copy reaches with the other
       GPUs of the node copying too; 0 if it is not known, and nothing may be offloaded.
     - ``host_memory_bytes``: of the host for the activations of one GPU, to which recomputation
       modes may offload; 0 if they may not. ``cost_terms``: names of cost terms that packages add.
-    - ``matmul_efficiency``: share of the peak that large matrix products reach.
+    - ``matmul_efficiency``: share of the peak that large matrix products reach; ``fp4_ratio``: peak
+      in nvfp4 over that in bf16.
     - ``generation``: of ``attention_rates``, whose kernels it runs; ``attention_kernel``: the one
       that is meant, by default what this runtime calls.
     - ``inter_rails``: network cards that a collective of part of a node's GPUs uses; 0 for one.
@@ -43,10 +45,12 @@ class Hardware:
     cost_terms: tuple[str, ...] = ()
     intra_latency_us: float = 10.0
     inter_latency_us: float = 20.0
+    inter_rank_us: float = 1.0
     socket_gpus: int = 0
     switch_gpus: int = 0
     gpus_per_node: int = 8
     matmul_efficiency: float = 0.85
+    fp4_ratio: float = 4.0
     generation: str = "ampere"
     attention_kernel: str = "fa2"
     inter_rails: int = 0
@@ -78,6 +82,10 @@ class Hardware:
                 )
         if not 0 <= self.host_gb_s <= 1e6:
             raise ValueError(f"hardware: host_gb_s must be from 0 to 1e6, not {self.host_gb_s!r}")
+        if not 0 <= self.inter_rank_us <= 1e4:
+            raise ValueError(
+                f"hardware: inter_rank_us must be from 0 to 10,000, not {self.inter_rank_us!r}"
+            )
         if not 0.01 <= self.matmul_efficiency <= 1:
             raise ValueError(
                 "hardware: matmul_efficiency must be from 0.01 to 1, not "

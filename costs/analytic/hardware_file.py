@@ -20,7 +20,7 @@ from seqplan.costs.description_file import (
 DEVICE_VALUES = ("peak_tflops", "hbm_gb_s", "memory_gib", "matmul_efficiency")
 """Fields whose values make a device unchecked."""
 
-LINK_VALUES = ("intra_gb_s", "inter_gb_s", "host_gb_s")
+LINK_VALUES = ("intra_gb_s", "inter_gb_s", "host_gb_s", "inter_rank_us")
 COUNTS = ("inter_rails", "gpus_per_node")
 FIELDS = (
     *("base", *DEVICE_VALUES, *LINK_VALUES, *COUNTS, "attention_kernel"),

@@ -18,6 +18,9 @@ Floats = npt.NDArray[np.float64]
 LINEAR_CHUNK = 64
 """Tokens that a linear-attention kernel takes at once (flash-linear-attention's default)."""
 
+ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0, "mxfp8": 33 / 32, "nvfp4": 9 / 16}
+"""Bytes of an element that a product reads, its block's scale among them."""
+
 LINEAR_EFFICIENCY = 0.25
 """Of the rate of large products that it reaches: assumed, compared with no measurement."""
 
@@ -65,10 +68,10 @@ class Product:
 def products_ms(deployment: Deployment, scheme: Scheme, layers: float, tokens: Floats) -> Floats:
     """Time the products of ``layers`` layers: forward, and backward for inputs and for weights.
 
-    In fp8 they are faster by ``Deployment.fp8_gain``, casts of what they read among it.
+    In fewer bits they are faster by ``Deployment.layer_product_gain``, casts among it.
     """
-    hardware = deployment.cluster.hardware
-    gain, width = (deployment.fp8_gain, 1.0) if deployment.precision == "fp8" else (1.0, 2.0)
+    hardware, gain = deployment.cluster.hardware, deployment.layer_product_gain
+    width = ELEMENT_BYTES[deployment.precision]
     total = np.zeros_like(tokens)
     for layers_with, product in layer_products(deployment, scheme):
         rows = tokens / scheme.sp * product.share  # gathered over tp
@@ -167,7 +170,7 @@ def memory_bound_ms(
     feed_forward = sizes.layers * norms + special.expert_layers * sparse
     feed_forward += (sizes.layers - special.expert_layers) * dense
     moved = (passes[0] + 2) * attention + (passes[1] + 2) * feed_forward
-    moved *= layers / sizes.layers
+    moved *= layers / sizes.layers * deployment.rates.memory_bound
     return memory_ms(deployment.cluster.hardware, moved * tokens / (scheme.sp * scheme.tp))
 
 

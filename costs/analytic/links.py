@@ -46,6 +46,18 @@ def placement(scheme: Scheme, dp: int) -> dict[str, Group]:
     return groups
 
 
+def split_replicas(scheme: Scheme, dp: int, shards: int) -> tuple[Group, Group]:
+    """Return the group that states are split over, and that of ranks with equal shards.
+
+    ``shards``: GPUs that the states of a whole model are split over; 0 for all.
+    """
+    replica = placement(scheme, dp)["replica"]
+    size = replica.size
+    if shards:
+        size = min(size, max(1, shards // (scheme.tp * scheme.pp)))
+    return Group(size, replica.stride), Group(replica.size // size, replica.stride * size)
+
+
 def all_to_all_ms(cluster: ClusterHardware, group: Group, payload_bytes: npt.ArrayLike) -> Floats:
     """Time an all-to-all: every rank sends each other rank its 1/size of ``payload_bytes``."""
     payload = np.asarray(payload_bytes, dtype=np.float64)
@@ -136,6 +148,16 @@ def _intra(cluster: ClusterHardware) -> float:
 
 def _inter(cluster: ClusterHardware) -> float:
     return cluster.hardware.inter_gb_s * LINK_EFFICIENCY
+
+
+def rank_latency_ms(cluster: ClusterHardware, group: Group) -> float:
+    """Time the start of a collective between nodes that its ranks add.
+
+    Of replicas' collectives, which have the most ranks. No kernel hides it: delays of ranks differ.
+    """
+    if group.members_per_node(cluster) >= group.size:
+        return 0.0
+    return cluster.hardware.inter_rank_us * (group.size - 1) / 1e3
 
 
 def _latency_ms(cluster: ClusterHardware, group: Group) -> float:

@@ -201,7 +201,7 @@ def peak_bytes(
     else:
         activations = last
     return {
-        "optimizer and sharded states": sharded / (scheme.gpus * dp),
+        "optimizer and sharded states": sharded / (deployment.optimizer_shards or scheme.gpus * dp),
         "parameters and gradients": layers * held_layers / (sizes.layers * scheme.tp)
         + held * embeddings / scheme.tp,
         "activations": activations,

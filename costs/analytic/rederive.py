@@ -9,6 +9,7 @@ from seqplan.costs.analytic.deployment import LOSSES, Deployment
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.analytic.stacks import DEFAULT_STACK, STACKS
 from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_rules import scheme_problem
 from seqplan.plans.scheme import Scheme
@@ -34,6 +35,9 @@ def rederive_profile(
         sizes=sizes,
         zero=zero,
         recompute=profile.modes[0].name,
+        stack=next(
+            (stack for stack in STACKS if f"stack {stack}" in profile.source), DEFAULT_STACK
+        ),
         loss=next((loss for loss in LOSSES if f"loss {loss}" in profile.source), "whole"),
     )
     derived = all(entry.origin == "derived" for entry in profile.schemes)

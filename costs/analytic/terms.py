@@ -11,20 +11,16 @@ from seqplan.costs.analytic.attention import TRANSFER_MULTIPROCESSORS, attention
 from seqplan.costs.analytic.deployment import CostTerm, Deployment
 from seqplan.costs.analytic.kernels import matmul_ms, memory_ms
 from seqplan.costs.analytic.layers import Passes, linear_attention_ms, memory_bound_ms, products_ms
-from seqplan.costs.analytic.links import placement, ring_collective_ms
+from seqplan.costs.analytic.links import (
+    placement,
+    rank_latency_ms,
+    ring_collective_ms,
+    split_replicas,
+)
 from seqplan.costs.analytic.memory import count_host_bytes
 from seqplan.plans.scheme import Scheme
 
 Floats = npt.NDArray[np.float64]
-
-LAUNCH_US = 5.0
-"""From one kernel's end to the next one's start, if nothing hides it."""
-
-KERNELS_FORWARD, KERNELS_BACKWARD = 20, 40
-"""Kernels of a layer: products, norms, rotary positions, activation, additions, collectives."""
-
-KERNELS_RING_STEP = 2
-"""The attention kernel and the merge of a ring step."""
 
 HIDING = ("matrix products", "memory-bound", "attention", "linear attention", "ring transfer")
 """Terms that hide ZeRO-3's collectives: kernels, and transfers of a ring that exceed their kernels.
@@ -110,10 +106,11 @@ def _head_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floats:
     forwards = 2 if deployment.loss == "chunked" else 1
     sizes, hardware = deployment.sizes, deployment.cluster.hardware
     rows, columns = tokens / scheme.sp, sizes.vocab / scheme.tp
+    gain = deployment.product_gain
     return (
-        forwards * matmul_ms(hardware, rows, sizes.hidden, columns)
-        + matmul_ms(hardware, rows, columns, sizes.hidden)
-        + matmul_ms(hardware, sizes.hidden, rows, columns)
+        forwards * matmul_ms(hardware, rows, sizes.hidden, columns, gain=gain)
+        + matmul_ms(hardware, rows, columns, sizes.hidden, gain=gain)
+        + matmul_ms(hardware, sizes.hidden, rows, columns, gain=gain)
         + memory_ms(hardware, LOSS_BYTES[deployment.loss] * rows * columns)
     )
 
@@ -137,12 +134,12 @@ def _offload_ms(
 
 
 def _launch_ms(deployment: Deployment, scheme: Scheme, layers: float) -> float:
-    passes = Passes.from_mode(deployment.recompute)
+    passes, stack = Passes.from_mode(deployment.recompute), deployment.rates
     forwards = (passes.attention + passes.feed_forward) / 2
-    kernels = forwards * KERNELS_FORWARD + KERNELS_BACKWARD
+    kernels = forwards * stack.forward + stack.backward
     if deployment.context_parallel == "ring":
-        kernels += (passes.core + 1) * KERNELS_RING_STEP * (scheme.ring - 1)
-    return layers * kernels * LAUNCH_US / 1e3
+        kernels += (passes.core + 1) * stack.ring_step * (scheme.ring - 1)
+    return layers * kernels * stack.launch_us / 1e3
 
 
 def _gathering_ms(
@@ -156,17 +153,18 @@ def _gathering_ms(
 
     They run next to the layers' kernels, from which they take multiprocessors; what takes longer
     than those is added, and what nothing runs next to: the first layer's gathering, and the last
-    gradients' scattering.
+    gradients' scattering. So is the latency by ranks of each layer's three collectives.
     """
     sizes = deployment.sizes
+    group, _ = split_replicas(scheme, dp, deployment.optimizer_shards)
     hiding = sum(
         (terms[name] for name in HIDING if name in terms), start=np.zeros_like(terms["launch"])
     )
     moved = 3 * ring_collective_ms(
         deployment.cluster,
-        placement(scheme, dp)["replica"],
+        group,
         2 * layers * sizes.layers_parameters / sizes.layers / scheme.tp,
     )
     transfer_share = TRANSFER_MULTIPROCESSORS / deployment.cluster.hardware.multiprocessors
-    ends = 2 / 3 * moved / layers
+    ends = 2 / 3 * moved / layers + 3 * layers * rank_latency_ms(deployment.cluster, group)
     return np.asarray(np.maximum(moved - hiding, transfer_share * np.minimum(moved, hiding)) + ends)

@@ -9,6 +9,7 @@ from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.analytic.memory import PARAMETER_BYTES
+from seqplan.costs.analytic.stacks import DEFAULT_STACK
 from seqplan.costs.derived.expected_error import describe_expected_error
 from seqplan.costs.model_sizes import ModelShape, ModelSizes
 from seqplan.costs.profile import Profile
@@ -59,6 +60,7 @@ def derive_model_profile(
     name: str,
     zero: int = 1,
     loss: str = "chunked",
+    stack: str = DEFAULT_STACK,
 ) -> Profile:
     """Derive a profile of every recomputation mode.
 
@@ -70,6 +72,7 @@ def derive_model_profile(
         sizes=sizes,
         zero=zero,
         loss=loss,
+        stack=stack,
         host_memory_bytes=cluster.hardware.host_memory_bytes,
         added_terms=load_cost_terms(cluster.hardware.cost_terms),
     )

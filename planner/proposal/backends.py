@@ -24,7 +24,8 @@ class TrainingBackend:
     default first; ``executions``: kinds of execution that it runs, the default first; ``uniform``:
     one scheme on all ranks, the same at every step, in any of them; ``baseline``: key of the
     compared system that its users run today, and ``baseline_name``, what they call it. ``modes``:
-    recomputation modes that it switches between micro-batches; ``loss``: how it computes the loss.
+    recomputation modes that it switches between micro-batches; ``loss``: how it computes the loss;
+    ``stack``: rates and launches of its software in derived profiles.
     """
 
     name: str
@@ -36,6 +37,7 @@ class TrainingBackend:
     baseline_name: str
     modes: tuple[str, ...] = ("none", "full")
     loss: str = "whole"
+    stack: str = "compiled"
 
     def runs(self, scheme: Scheme) -> bool:
         """Return whether the backend runs ``scheme``."""
@@ -101,6 +103,7 @@ _VERL = replace(
     baseline_name="verl's balancing",
     modes=("none", "full"),
     loss="whole",
+    stack="eager",
 )
 
 BACKENDS = {
@@ -130,6 +133,7 @@ BACKENDS = {
             executions=("lockstep", "uniform"),
             modes=("none", "attention_core", "full"),
             loss="whole",
+            stack="megatron",
             baseline="megatron-dcp",
             baseline_name="dynamic context parallelism by Megatron's rule",
         ),
@@ -137,6 +141,7 @@ BACKENDS = {
         replace(
             _VERL,
             name="verl-megatron",
+            stack="megatron",
             axes=frozenset({"tp", "pp", "ring"}),
             zero_stages=(1, 2),
             executions=("lockstep",),

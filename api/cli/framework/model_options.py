@@ -96,16 +96,17 @@ def add_training(parser: argparse.ArgumentParser, *, schedule: bool) -> None:
         FP8_GAIN,
         SYNC_OVERLAPS,
     )
+    from seqplan.costs.analytic.stacks import DEFAULT_STACK, STACKS
 
     group = parser.add_argument_group("training")
     add = group.add_argument
     add(
         "--precision",
-        metavar="bf16|fp8[:TIMES]",
+        metavar="bf16|fp8[:TIMES]|mxfp8[:TIMES]|nvfp4",
         type=_precision,
         default=("bf16", FP8_GAIN),
-        help="of the layers' products, which fp8 makes so many times as fast, casts included "
-        f"(default {FP8_GAIN:g}); attention, norms, head and loss are bf16; default bf16",
+        help="of the layers' products, which fp8 and mxfp8 make so many times as fast, casts "
+        f"included (default {FP8_GAIN:g}); attention, norms, head and loss are bf16; default bf16",
     )
     add(
         "--context-parallel",
@@ -133,8 +134,22 @@ def add_training(parser: argparse.ArgumentParser, *, schedule: bool) -> None:
         default=True,
         help="tp splits norms and residuals by tokens too; default yes",
     )
+    add(
+        "--stack",
+        choices=tuple(STACKS),
+        default=DEFAULT_STACK,
+        help="software of the trainer: products, memory-bound kernels, launches; default "
+        f"{DEFAULT_STACK}",
+    )
     if not schedule:
         return
+    add(
+        "--optimizer-shards",
+        metavar="N",
+        type=positive,
+        default=0,
+        help="GPUs that ZeRO splits states over, copies on the others (hybrid ZeRO); default all",
+    )
     add(
         "--virtual-stages",
         metavar="V",
@@ -156,12 +171,18 @@ def _precision(text: str) -> tuple[str, float]:
     from seqplan.costs.analytic.deployment import FP8_GAIN, PRECISIONS
 
     name, colon, gain = text.partition(":")
-    if name not in PRECISIONS or (colon and name != "fp8"):
-        raise argparse.ArgumentTypeError(f"must be bf16, fp8 or fp8:TIMES: {text!r}")
+    if name not in PRECISIONS or (colon and name not in ("fp8", "mxfp8")):
+        raise argparse.ArgumentTypeError(
+            f"must be {', '.join(PRECISIONS)}, fp8:TIMES or mxfp8:TIMES: {text!r}"
+        )
     times = number(gain) if colon else FP8_GAIN
     if not 1 <= times <= 4:
         raise argparse.ArgumentTypeError(f"must be faster by 1 to 4 times: {text!r}")
     return name, times
+
+
+SCHEDULE = ("virtual_stages", "sync", "optimizer_shards")
+"""Options of estimates that a profile's pipelines do not have."""
 
 
 def deployment_of(args: argparse.Namespace, longest: int | None = None) -> Deployment:
@@ -169,9 +190,7 @@ def deployment_of(args: argparse.Namespace, longest: int | None = None) -> Deplo
     from seqplan.costs.analytic.added_terms import load_cost_terms
     from seqplan.costs.analytic.deployment import Deployment
 
-    schedule = {
-        name: getattr(args, name) for name in ("virtual_stages", "sync") if hasattr(args, name)
-    }
+    schedule = {name: getattr(args, name) for name in SCHEDULE if hasattr(args, name)}
     cluster = cluster_of(args)
     return Deployment(
         cluster=cluster,
@@ -184,6 +203,7 @@ def deployment_of(args: argparse.Namespace, longest: int | None = None) -> Deplo
         tp_overlap=args.tp_overlap,
         gradient_bytes=args.gradient_bytes,
         sequence_parallel=args.sequence_parallel,
+        stack=args.stack,
         added_terms=load_cost_terms(cluster.hardware.cost_terms),
         host_memory_bytes=cluster.hardware.host_memory_bytes,
         **schedule,

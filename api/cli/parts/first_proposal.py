@@ -72,6 +72,7 @@ def _profile_of_model(
     from seqplan.api.cli.framework.model_options import name_part, sizes_of
     from seqplan.costs.analytic.hardware import ClusterHardware
     from seqplan.costs.analytic.hardware_file import find_hardware
+    from seqplan.costs.analytic.stacks import DEFAULT_STACK
     from seqplan.costs.derived.model_profiles import derive_model_profile
     from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
 
@@ -83,11 +84,16 @@ def _profile_of_model(
             return shipped, f"profile {name}, which ships: {shipped.source}"
     per_node = min(hardware.gpus_per_node, workload.gpus)
     hosts = ClusterHardware(hardware, ceil(workload.gpus / per_node), per_node)
-    zero = 1 if args.trainer is None else find_backend(args.trainer).zero_stages[0]
-    loss = "chunked" if args.trainer is None else find_backend(args.trainer).loss
+    backend = find_backend(args.trainer or "seqplan")
+    loss, zero = backend.loss, 1 if args.trainer is None else backend.zero_stages[0]
     longest = int(sampler.lengths.max())
     profile = derive_model_profile(
-        sizes_of(args.model, longest), hosts, name=f"{name}-estimate", zero=zero, loss=loss
+        sizes_of(args.model, longest),
+        hosts,
+        name=f"{name}-estimate",
+        zero=zero,
+        loss=loss,
+        stack=backend.stack,
     )
     usable, _ = apply_backend(profile, workload.gpus, args.execution, 1, args.trainer)
     reached = max((model.max_sequence for model in workload.models(usable).values()), default=0)
@@ -97,9 +103,10 @@ def _profile_of_model(
             f"the longest sequence has {longest} tokens, but on {workload.gpus} GPUs {args.model} "
             f"holds {reached} with full recomputation. {fix}"
         )
+    stack = "" if backend.stack == DEFAULT_STACK else f", stack {backend.stack}"
     return profile, (
-        f"profile derived for {args.model} on {workload.gpus} × {hardware.name}, {loss} loss: "
-        "nothing was measured"
+        f"profile derived for {args.model} on {workload.gpus} × {hardware.name}, {loss} loss"
+        f"{stack}: nothing was measured"
     )
 
 

@@ -28,6 +28,7 @@ from seqplan.costs.analytic.complete import complete
 from seqplan.costs.analytic.deployment import FP8_GAIN, LOSSES
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.analytic.stacks import DEFAULT_STACK
 from seqplan.costs.derived.model_profiles import OFFLOADING, list_schemes
 from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profile import Profile
@@ -55,6 +56,7 @@ _AS_MEASURED = {
     "tp_overlap": 0.0,
     "gradient_bytes": 4,
     "sequence_parallel": True,
+    "stack": DEFAULT_STACK,
     "zero": 1,
     "recompute": None,
     "loss": None,

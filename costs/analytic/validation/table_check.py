@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 
+def judges(identifier: str) -> bool:
+    """Return whether the row of this identifier judges: rows of an even hash may set constants."""
+    return sha256(identifier.encode()).digest()[0] % 2 == 1
+
+
 @dataclass(frozen=True, slots=True)
 class ValidatedRow:
-    """One published figure; rows of one ``group`` compete, as they do the same work."""
+    """One published figure; rows of one ``group`` compete, as they do the same work.
+
+    ``identifier``, ``stack`` and ``source`` of a training run; empty for other figures.
+    """
 
     group: str
     label: str
     predicted: float
     published: float
+    identifier: str = ""
+    stack: str = ""
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TableCheck:
     """A table of figures; ``missing``: which effects explain the misses, a line each.
+
+    ``assumed``: what the source does not state.
 
     ``compete``: whether rows of a group do the same work, so that one of them is best.
     """
@@ -33,11 +47,14 @@ class TableCheck:
     rows: tuple[ValidatedRow, ...]
     missing: str = ""
     compete: bool = True
+    assumed: str = ""
 
     @property
     def rank_correlation(self) -> float:
-        """Spearman's rank correlation of predicted and published, over all rows."""
+        """Spearman's rank correlation of predicted and published; 0 if either is constant."""
         predicted, published = self._columns()
+        if np.ptp(predicted) == 0 or np.ptp(published) == 0:
+            return 0.0
         return float(np.corrcoef(_ranks(predicted), _ranks(published))[0, 1])
 
     @property

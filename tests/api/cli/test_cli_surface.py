@@ -30,7 +30,7 @@ SURFACE = {
     "--gpus-per-node --name --plot -o/--output! --json",
     "profile derive": "--model --profile --hardware! --nodes --gpus-per-node "
     "--precision --context-parallel --tp-overlap --gradient-bytes "
-    "--sequence-parallel/--no-sequence-parallel --zero --recompute "
+    "--sequence-parallel/--no-sequence-parallel --stack --zero --recompute "
     "--loss --schemes --name -o/--output! --json",
     "profile merge": "samples.jsonl --capacity-gib! --gpus-per-node --name --plot -o/--output! "
     "--json",
@@ -40,7 +40,8 @@ SURFACE = {
     "estimate": "--model! --hardware! --nodes --gpus-per-node --tp --pp "
     "--ulysses --ring --seq-len! --batch --micro-batch --zero --recompute --loss "
     "--precision --context-parallel --tp-overlap --gradient-bytes "
-    "--sequence-parallel/--no-sequence-parallel --virtual-stages --sync --json",
+    "--sequence-parallel/--no-sequence-parallel --stack --optimizer-shards --virtual-stages "
+    "--sync --json",
     "propose": "DATA --profile! --gpus! --max-len! --tokens --method --seed --optimizer-shards "
     "--schemes --trainer --sync --execution --micro-step-multiple -o/--output --json",
     "plan": "DATA --proposal --profile --model --hardware --gpus --max-len --tokenizer --tokens "
@@ -66,7 +67,7 @@ SURFACE = {
 """Arguments of each command as scripts use them; ``!``: must be given."""
 
 MOST_OPTIONS = 18
-LARGER = {"estimate": 26}
+LARGER = {"estimate": 28, "profile derive": 19}
 """Commands with more options, and how many at most."""
 
 

@@ -251,13 +251,18 @@ def test_figures_of_layers_that_nobody_checked_say_so() -> None:
             "unrecognized arguments: --hidden 64. Did you mean --model FILE with hi",
         ),
         (("--peak-tflops", 9), "--peak-tflops 9. Did you mean --hardware FILE with peak_tflops?"),
-        (("--precision", "fp8"), "precision fp8: a800-80gb has no products in fp8"),
+        (("--precision", "fp8"), "precision fp8: a800-80gb has no such products"),
         (("--tp-overlap", 2), "tp_overlap must be a share from 0 to 1: 2.0"),
         (
             ("--precision", "fp8:0", "--hardware", "h100-80gb"),
             "argument --precision: must be faster by 1 to 4 times: 'fp8:0'",
         ),
-        (("--precision", "fp4"), "must be bf16, fp8 or fp8:TIMES: 'fp4'"),
+        (("--stack", "eager", "--tp-overlap", "0.5"), "tp_overlap 0.5 contradicts stack eager"),
+        (("--optimizer-shards", "3"), "optimizer_shards must divide the cluster's"),
+        (
+            ("--precision", "fp4"),
+            "must be bf16, fp8, mxfp8, nvfp4, fp8:TIMES or mxfp8:TIMES: 'fp4'",
+        ),
         (
             ("--pp", 8, "--virtual-stages", 5),
             "40 stages (pp · virtual stages) are more than the 32",
@@ -351,8 +356,13 @@ def test_the_model_is_compared_with_published_results() -> None:
     rows = succeeded(call("profile", "validate", "--rows"))
     assert set(text.splitlines()) < set(rows.splitlines())
     tables = json.loads(succeeded(call("profile", "validate", "--json")))
-    assert len(tables) == 16
-    assert sum(len(table["rows"]) for table in tables) == 166 + 61 + 52 + 7 + 22 + 23 + 84
+    assert len(tables) == 20
+    runs = 61 + 52 + 7 + 24 + 53 + 37 + 27 + 2
+    assert sum(len(table["rows"]) for table in tables) == 166 + runs + 23 + 84
+    assert "Rows that have set no constant" in text
+    assert "assumed: no recomputation" in " ".join(text.split())
+    judging = [row["judges"] for table in tables for row in table["rows"]]
+    assert judging.count(True) > 100 < judging.count(False)
     assert all(row["predicted"] > 0 for table in tables for row in table["rows"])
 
 
@@ -408,3 +418,18 @@ def test_layers_in_host_memory_leave_the_device_and_are_limited(tmp_path: Path) 
     rejected = call(*arguments, "mlp+1")
     assert (rejected.code, rejected.out) == (2, "")
     assert "State host_memory_gb in a device file, or leave the mode out" in rejected.err
+
+
+def test_the_stack_is_stated_with_its_figures(tmp_path: Path) -> None:
+    model = ("--model", "llama3-8b", "--hardware", "h100-80gb", "--gradient-bytes", 2)
+    derived = ("profile", "derive", *model, "--schemes", "tp8,tp8.r2", "--nodes", 2)
+    c = {}
+    for stack in ("compiled", "eager"):
+        output = tmp_path / f"{stack}.json"
+        text = succeeded(call(*derived, "--stack", stack, "-o", output))
+        assert ("unchecked: stack eager" in text) == (stack == "eager")
+        profile = json.loads(output.read_text())
+        assert ("stack eager" in profile["source"]) == (stack == "eager")
+        c[stack] = [scheme["modes"]["none"]["c"] for scheme in profile["schemes"]]
+    grown = [ring - alone for alone, ring in (c["compiled"], c["eager"])]
+    assert grown[1] > 10 * max(grown[0], 1)  # ms by a further rank of the ring

@@ -26,7 +26,7 @@ from seqplan.plans.scheme import Scheme
 A800 = DEVICES["a800-80gb"]
 LLAMA = ModelSizes.from_mapping(MODELS["llama-7b"])
 ONE_NODE = Deployment(cluster=ClusterHardware(A800, 1, 8), sizes=LLAMA)
-QUIET = replace(A800, intra_latency_us=0.0, inter_latency_us=0.0)
+QUIET = replace(A800, intra_latency_us=0.0, inter_latency_us=0.0, inter_rank_us=0.0)
 
 
 def total(deployment: Deployment, scheme: str, lengths: list[int]) -> float:

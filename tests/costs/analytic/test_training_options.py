@@ -15,7 +15,7 @@ from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.estimate import Load, estimate, problem
 from seqplan.costs.analytic.hardware import ClusterHardware, Hardware
 from seqplan.costs.analytic.kernels import attention_kernel_ms, matmul_ms
-from seqplan.costs.analytic.links import Group, ring_collective_ms
+from seqplan.costs.analytic.links import Group, rank_latency_ms, ring_collective_ms
 from seqplan.costs.analytic.memory import layer_activation_bytes, verdict
 from seqplan.costs.analytic.terms import stage_terms
 from seqplan.costs.model_sizes import MODELS, ModelSizes
@@ -24,7 +24,7 @@ from seqplan.plans.scheme import Scheme
 H100 = DEVICES["h100-80gb"]
 LLAMA = ModelSizes.from_mapping(MODELS["llama3-8b"])
 DEPLOYMENT = Deployment(cluster=ClusterHardware(H100, 2, 8), sizes=LLAMA)
-QUIET = replace(H100, intra_latency_us=0.0, inter_latency_us=0.0)
+QUIET = replace(H100, intra_latency_us=0.0, inter_latency_us=0.0, inter_rank_us=0.0)
 
 
 def test_part_of_a_node_has_one_network_card_by_default() -> None:
@@ -211,3 +211,83 @@ def test_a_derived_profile_states_its_training_options() -> None:
     ) in source
     usual = derive_profile(DEPLOYMENT, [Scheme(tp=8)], name="p")["source"]
     assert "2 nodes of 8 GPUs, bf16, attention by fa2; nothing was measured" in usual
+
+
+def test_stacks_order_what_a_step_takes_and_ring_steps_cost_more_in_eager() -> None:
+    scheme = Scheme(ring=2)
+
+    def launch_ms(stack: str, ring: int) -> float:
+        terms = stage_terms(replace(DEPLOYMENT, stack=stack), Scheme(ring=ring), [8192])
+        return float(terms["launch"])
+
+    def total(stack: str) -> float:
+        terms = stage_terms(replace(DEPLOYMENT, stack=stack), scheme, [8192])
+        return float(sum(terms.values()))
+
+    assert total("megatron") < total("compiled") < total("eager")
+    # 118 launches of 9 µs in forward and backward of each of 32 layers.
+    grown = launch_ms("eager", 3) - launch_ms("eager", 2)
+    assert grown == pytest.approx(32 * 2 * 118 * 9e-3)
+    assert launch_ms("compiled", 3) - launch_ms("compiled", 2) == pytest.approx(32 * 4 * 5e-3)
+
+
+def test_eager_launches_are_those_of_the_published_benchmark() -> None:
+    """12 layers: 19 ms a micro-batch and 25.4 ms a further rank, within 3 %."""
+    small = ModelSizes(hidden=2048, layers=12, heads=16, kv_heads=16, ffn=8192, vocab=32000)
+    deployment = replace(DEPLOYMENT, sizes=small, stack="eager")
+    alone, two = (
+        float(stage_terms(deployment, Scheme(ring=ring), [8192])["launch"]) for ring in (1, 2)
+    )
+    assert alone == pytest.approx(19, rel=0.03)
+    assert two - alone == pytest.approx(25.4, rel=0.03)
+
+
+def test_a_stack_without_runs_is_unchecked_and_contradictions_are_named() -> None:
+    assert any("stack eager" in note for note in replace(DEPLOYMENT, stack="eager").notes)
+    assert not any("stack" in note for note in replace(DEPLOYMENT, stack="megatron").notes)
+    with pytest.raises(ValueError, match=r"tp_overlap 0\.5 contradicts stack eager"):
+        replace(DEPLOYMENT, stack="eager", tp_overlap=0.5)
+    with pytest.raises(ValueError, match="stack must be one of eager, compiled, megatron"):
+        replace(DEPLOYMENT, stack="jit")
+    with pytest.raises(ValueError, match="optimizer_shards must divide the cluster's 16 GPUs: 5"):
+        replace(DEPLOYMENT, optimizer_shards=5)
+
+
+def test_ranks_of_a_collective_add_to_its_latency_between_nodes() -> None:
+    slow = ClusterHardware(replace(QUIET, inter_rank_us=5.0), 2, 8)
+    assert rank_latency_ms(slow, Group(16)) == pytest.approx(15 * 5e-3)
+    assert rank_latency_ms(slow, Group(8)) == 0
+    quiet = replace(DEPLOYMENT, cluster=ClusterHardware(QUIET, 2, 8), zero=3)
+    gathering = [
+        float(stage_terms(deployment, Scheme(), [8192], dp=16)["parameter gathering"])
+        for deployment in (quiet, replace(quiet, cluster=slow))
+    ]
+    # Three collectives in each of 32 layers.
+    assert gathering[1] - gathering[0] == pytest.approx(3 * 32 * 15 * 5e-3)
+
+
+def test_hybrid_zero_holds_more_states_and_gathers_within_a_node() -> None:
+    load = Load(seq_len=4096, batch=16)
+    whole = estimate(replace(DEPLOYMENT, zero=3), Scheme(), load)
+    hybrid = estimate(replace(DEPLOYMENT, zero=3, optimizer_shards=8), Scheme(), load)
+    states = "optimizer and sharded states"
+    assert hybrid.memory_bytes[states] == 2 * whole.memory_bytes[states]
+    assert hybrid.terms_ms["parameter gathering"] < whole.terms_ms["parameter gathering"]
+    exposed = replace(DEPLOYMENT, zero=1, optimizer_shards=8)
+    reduced = estimate(exposed, Scheme(), load).terms_ms["parameter sync"]
+    # Scatter and gather over 450 GB/s, and twice an eighth of the gradients over a card of 50.
+    held = LLAMA.parameters
+    expected = 7 / 8 * 6 * held / 360e6 + 2 * 0.5 * 4 * held / 8 / 40e6
+    assert reduced == pytest.approx(expected, rel=0.01)
+
+
+def test_precisions_in_fewer_bits_are_faster_by_what_the_device_has() -> None:
+    gb300 = ClusterHardware(DEVICES["gb300-279gb"], 1, 64)
+
+    def products_ms(precision: str) -> float:
+        deployment = Deployment(cluster=gb300, sizes=LLAMA, precision=precision)
+        return float(stage_terms(deployment, Scheme(), [8192])["matrix products"])
+
+    assert products_ms("nvfp4") < products_ms("mxfp8") < products_ms("bf16")
+    with pytest.raises(ValueError, match="precision nvfp4: h100-80gb has no"):
+        replace(DEPLOYMENT, precision="nvfp4")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 
+from seqplan.costs.analytic.validation.held_out import check_odd_rows, leave_sources_out
 from seqplan.costs.analytic.validation.published import read_published
-from seqplan.costs.analytic.validation.table_check import TableCheck
+from seqplan.costs.analytic.validation.published_runs import list_runs, predict_run
+from seqplan.costs.analytic.validation.table_check import TableCheck, judges
 from seqplan.costs.analytic.validation.tables import checks
 from seqplan.costs.analytic.validation.training_tables import foundry_runs, nvidia_runs
 
@@ -33,7 +36,11 @@ def by_name() -> dict[str, TableCheck]:
         ("llm-foundry, a100-80gb bf16", 61, 0.99, 0.02),
         ("llm-foundry, h100-80gb bf16", 52, 0.99, 0.04),
         ("llm-foundry, h100-80gb fp8", 7, 0.99, 0.05),
-        ("NVIDIA, h100-80gb fp8", 22, 0.99, 0.1),
+        ("NVIDIA, h100-80gb fp8", 24, 0.99, 0.03),
+        ("NVIDIA, h100-80gb bf16", 53, 0.97, 0.04),
+        ("NVIDIA, Blackwell", 37, 0.93, 0.08),
+        ("InternEvo, a100-80gb bf16", 27, 0.57, 0.07),
+        ("torchtitan, a100-80gb bf16", 2, 0.99, 0.05),
         ("attention kernels, a100-80gb", 23, 0.98, 0.07),
         ("attention kernels, h100-80gb", 84, 0.97, 0.04),
     ],
@@ -82,6 +89,42 @@ def test_every_published_run_fits() -> None:
 
 def test_every_table_that_misses_names_an_effect(by_name: dict[str, TableCheck]) -> None:
     assert all(check.missing for check in by_name.values())
+
+
+def test_rows_that_set_nothing_are_predicted_by_their_stack(
+    by_name: dict[str, TableCheck],
+) -> None:
+    odd = {check.name: check for check in check_odd_rows(list(by_name.values()))}
+    assert all(judges(row.identifier) for check in odd.values() for row in check.rows)
+    for name, error in (("megatron, h100-80gb bf16", 0.06), ("megatron, h100-80gb fp8", 0.08)):
+        assert odd[name].median_error <= error
+        assert odd[name].rank_correlation >= 0.97
+
+
+def test_a_source_that_is_left_out_is_predicted_by_the_others() -> None:
+    sources = leave_sources_out()
+    assert len(sources) == 10
+    assert max(source.median_error for source in sources) < 0.09
+    assert {source.products for source in sources} <= {1.15, 1.2, 1.21}
+
+
+def test_more_gpus_are_slower_each_as_published() -> None:
+    """From 128 to 512 and 1,024 GPUs, within a model, ranks of a collective cost time."""
+    by_model: dict[tuple[object, ...], list[tuple[float, float]]] = {}
+    names = ("model", "source", "tp", "precision", "recomputation", "micro-batch", "hardware")
+    for run in list_runs():
+        if run["GPUs"] in (128, 512, 1024) and run["hardware"] != "gb200-186gb":
+            row = predict_run(run)
+            key = (*(run[name] for name in names), run["sequences"] / run["GPUs"])
+            by_model.setdefault(key, []).append((row.published, row.predicted))
+    pairs = [
+        (first, second)
+        for rows in by_model.values()
+        for first, second in pairwise(rows)
+        if first[0] / second[0] - 1 > 0.002
+    ]
+    assert len(pairs) >= 10
+    assert all(first[1] > second[1] for first, second in pairs)
 
 
 def test_table_5_needs_no_scale(by_name: dict[str, TableCheck]) -> None:

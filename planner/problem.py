@@ -77,7 +77,8 @@ class PlanningOptions:
     it their bound takes microseconds. ``prove_lockstep``: spend seconds on a closer bound in
     lockstep (``lockstep.proof``). ``exact``: solve steps in which at most 60 sequences matter and
     whose proven gap is above 1 % by constraint programming (``planner.exact``), for seconds; their
-    plan is then faster, or its bound higher, or both stay.
+    plan is then faster, or its bound higher, or both stay. ``slowdown``: ranks that are slower than
+    the profile has it, each with its factor; steps are then planned with groups that stay.
     """
 
     seed: int = 0
@@ -86,6 +87,7 @@ class PlanningOptions:
     prove: bool = True
     prove_lockstep: bool = False
     exact: bool = False
+    slowdown: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         if self.packing not in PACKINGS:
@@ -97,10 +99,25 @@ class PlanningOptions:
             )
         if self.exact and not self.prove:
             raise OptionError("{0} starts from the close bound. Leave {1} out", "exact", "prove")
+        if self.exact and self.slowdown:
+            raise OptionError(
+                "{0} solves pipelines of equal ranks. Leave {0} or {1} out", "exact", "slowdown"
+            )
 
     def resolve_execution(self, problem: PlanningProblem) -> ExecutionKind:
         """Return the kind of execution to plan; ``OptionError`` for what it does not support."""
-        execution = narrow_execution(self.execution, problem.execution)
+        wanted = self.execution
+        if self.slowdown and wanted is None and problem.execution == "regroup":
+            wanted = "static"
+        execution = narrow_execution(wanted, problem.execution)
+        if self.slowdown and (problem.in_lockstep or execution == "regroup"):
+            raise OptionError(
+                "{0} with {1} {kind}: only groups that stay within a step are planned around slow "
+                "ranks. Set {1} to static",
+                "slowdown",
+                "execution",
+                kind="lockstep" if problem.in_lockstep else execution,
+            )
         if problem.in_lockstep:
             lockstep = (
                 f"profile {problem.profile.name} is of ZeRO-3, which runs in lockstep"

@@ -54,6 +54,7 @@ def _headline(plan: Plan, times: Schedule) -> Iterable[str]:
         f"predicted {plan.predicted_ms:,.1f} ms, lower bound {plan.lower_bound_ms:,.1f} ms, "
         f"gap {plan.gap:.2%}"
     )
+    yield from _slow_ranks(plan)
     if plan.layout_gap is not None and plan.layout_lower_bound_ms != plan.lower_bound_ms:
         yield (
             f"over all plans of its tp and pp: lower bound {plan.layout_lower_bound_ms:,.1f} ms, "
@@ -78,6 +79,21 @@ def _headline(plan: Plan, times: Schedule) -> Iterable[str]:
     yield f"pipelines {_cut(str(strategy) or 'none', room)}{notes}"
     if changes and not micro_steps and times.makespan_ms > 0:
         yield _changes_cost(plan.pipelines, changes, times)
+
+
+def _slow_ranks(plan: Plan) -> Iterable[str]:
+    """Name the slow pipelines, and the least that their ranks cost."""
+    slow = [pipeline for pipeline in plan.pipelines if pipeline.slowdown > 1]
+    if not slow:
+        return
+    gpus = sum(len(pipeline.ranks) for pipeline in plan.pipelines)
+    speed = sum(len(pipeline.ranks) / pipeline.slowdown for pipeline in plan.pipelines)
+    slowest = max(slow, key=lambda pipeline: pipeline.slowdown)
+    yield (
+        f"{_count(slow, 'pipeline')} of slow ranks, up to {slowest.slowdown:g} × "
+        f"({_ranks(slowest.ranks, 30)}): costs {gpus / speed - 1:.1%}, without planning around it "
+        f"up to {slowest.slowdown - 1:.0%}"
+    )
 
 
 def _changes(pipelines: Sequence[PlannedPipeline]) -> set[int]:

@@ -247,6 +247,7 @@ def _profile(plan: Plan, costs: Mapping[Scheme, SchemeCost]) -> Iterator[str]:
                 continue
             a, b = cost.a, cost.b
             expected = sum([length * (a * length + b) for length in lengths]) + cost.c
+            expected *= pipeline.slowdown
             if not abs(batch.cost_ms - expected) <= 3 * ROUNDING_MS + 1e-9 * expected:
                 yield f"{place}: cost_ms {batch.cost_ms}, but the profile gives {expected:.3f}"
 

@@ -40,7 +40,8 @@ class PlannedPipeline:
 
     ``micro_step`` is set where ranks run in lockstep only: micro-step k starts when micro-step k−1
     has ended on every rank; with stages it follows micro-step k−1 through them, each stage in 1F1B
-    order of micro-steps.
+    order of micro-steps. ``slowdown``: how many times as long its slowest rank takes as the profile
+    has it, which times include.
     """
 
     scheme: Scheme
@@ -48,6 +49,7 @@ class PlannedPipeline:
     micro_batches: tuple[MicroBatch, ...]
     predicted_ms: float
     micro_step: int | None = None
+    slowdown: float = 1.0
 
 
 @dataclass(frozen=True)

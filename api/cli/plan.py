@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from seqplan.api.cli.framework.command import add_command
-from seqplan.api.cli.framework.options import add_trainer, add_workers, natural, positive
+from seqplan.api.cli.framework.options import (
+    add_trainer,
+    add_workers,
+    natural,
+    positive,
+    slow_ranks,
+)
 from seqplan.api.cli.framework.output_file import check_output
 from seqplan.api.cli.framework.terminal import ProgressBar
 from seqplan.api.cli.parts.data_source import read_data
@@ -119,6 +125,14 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="solve steps of few sequences whose proven gap is above 1 %% by constraint "
         "programming, for a better plan or a closer bound; takes up to a minute for each",
     )
+    add(
+        "--slowdown",
+        metavar="RANK=FACTOR[,…]",
+        type=slow_ranks,
+        default=(),
+        help="ranks that take so many times as long as the profile has it, as 13=1.3,20=1.1; "
+        "pipelines with them get less, and groups stay within a step",
+    )
     add_workers(parser, "planners")
     add_trainer(parser, "the trainer that runs the plans; a proposal must be made for it")
     add(
@@ -184,6 +198,7 @@ def _options(args: argparse.Namespace, *, proposed: bool = True) -> PlanningOpti
         packing=args.packing,
         execution=args.execution if proposed else None,
         exact=args.exact,
+        slowdown=args.slowdown,
     )
 
 

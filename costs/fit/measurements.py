@@ -137,7 +137,7 @@ def measurement(fields: Mapping[str, Any]) -> Measurement:
 
 
 def measurable(plan: Plan) -> tuple[Measurable, ...]:
-    """Return the one-stage pipelines with work that share no ranks, in plan order."""
+    """Return the one-stage pipelines with work that share no ranks, without slow ones."""
     busy: dict[int, int] = {}
     for pipeline in plan.pipelines:
         for rank in pipeline.ranks:
@@ -158,6 +158,7 @@ def measurable(plan: Plan) -> tuple[Measurable, ...]:
         for pipeline in plan.pipelines
         if pipeline.micro_batches
         and pipeline.scheme.pp == 1
+        and pipeline.slowdown == 1
         and all(busy[rank] == 1 for rank in pipeline.ranks)
     )
 

@@ -30,7 +30,6 @@ from seqplan.planner.balance.micro_batch_counts import (
 from seqplan.planner.balance.mode import Mode
 from seqplan.planner.balance.phase import Phase
 from seqplan.planner.balance.shapes import check_shapes, list_filled
-from seqplan.planner.balance.slowdown import Slowdown, slow_down
 from seqplan.planner.batches.batch import Batch, whole_lengths
 from seqplan.planner.bounds.gpu_time import cheap_bound_ms, gpu_time_bound_ms
 from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps
@@ -44,6 +43,7 @@ from seqplan.planner.lockstep.micro_step_bounds import (
 from seqplan.planner.lockstep.one_degree import plan_one_degree
 from seqplan.planner.lockstep.rank_speeds import plan_rank_speeds
 from seqplan.planner.placement.fleet import Bin, ClassMode, PipelineClass
+from seqplan.planner.placement.slowdown import Slowdown, slow_down
 
 AS_FAST = 5e-3
 """Times within this of the least are equal in choosing shapes, so that padding decides."""

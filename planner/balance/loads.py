@@ -18,8 +18,8 @@ from seqplan.planner.balance.balanced import Balanced, Execution, MicroBatchTime
 from seqplan.planner.balance.micro_batch_counts import pad_counts
 from seqplan.planner.balance.phase import Phase
 from seqplan.planner.balance.slots import Items, bound_ms
-from seqplan.planner.balance.slowdown import Slowdown
 from seqplan.planner.placement.fleet import Floats
+from seqplan.planner.placement.slowdown import Slowdown
 
 
 @dataclass(frozen=True)

@@ -83,8 +83,12 @@ def plan_pipeline(
     batch: Batch,
     forward_fraction: ForwardFraction,
     micro_step: int | None = None,
+    slowdown: float = 1.0,
 ) -> PlannedPipeline:
-    """Make one pipeline at the model's costs; its predicted time is form S of the stated costs."""
+    """Make one pipeline at the model's costs; its predicted time is form S of the stated costs.
+
+    ``slowdown``: the factor that the costs of ``pipeline_class`` have.
+    """
     planned_batches = []
     for positions in micro_batches:
         lengths = [batch.lengths[i] for i in positions]
@@ -112,7 +116,9 @@ def plan_pipeline(
         predicted = max(
             predicted, simulate_micro_batches_ms(planned_batches, scheme.pp, forward_fraction)
         )
-    return PlannedPipeline(scheme, ranks, tuple(planned_batches), round(predicted, 3), micro_step)
+    return PlannedPipeline(
+        scheme, ranks, tuple(planned_batches), round(predicted, 3), micro_step, slowdown
+    )
 
 
 def form_s_ms(micro_batches: Sequence[MicroBatch], pp: int) -> float:
@@ -190,8 +196,12 @@ def assemble(
     forward_fraction: ForwardFraction,
     packing: str = PACKINGS[0],
     layout_bound_ms: float | None = None,
+    placed: Sequence[tuple[tuple[int, ...], float]] | None = None,
 ) -> Plan:
-    """Make the plan of a selected placement; pipelines take consecutive ranks in placement order.
+    """Make the plan of a selected placement.
+
+    Pipelines take consecutive ranks in placement order, or those of ``placed``, each with its
+    slowdown (``Slowdown.place``).
 
     ``packing`` "even": at pp = 1, where only the number of micro-batches costs time, the same
     number of consecutive chunks of the sorted sequences with the least largest (FlexSP Eq. 23–24),
@@ -201,10 +211,10 @@ def assemble(
     classes = selected.placement.fleet.pipelines
     shares = _deal(batch, selected)
     pipelines = []
-    first = 0
-    for scheme, pipeline_class, micro_batches in zip(strategy, classes, shares, strict=True):
-        ranks = tuple(range(first, first + scheme.gpus))
-        first += scheme.gpus
+    in_order = placed or _place_in_order(strategy)
+    for scheme, pipeline_class, micro_batches, (ranks, slowdown) in zip(
+        strategy, classes, shares, in_order, strict=True
+    ):
         if pipeline_class.pp == 1 and packing == "even" and micro_batches:
             micro_batches = cut_evenly(pipeline_class, micro_batches, batch.lengths)
         pipelines.append(
@@ -215,6 +225,7 @@ def assemble(
                 micro_batches,
                 batch,
                 forward_fraction=forward_fraction,
+                slowdown=slowdown,
             )
         )
     predicted = max(pipeline.predicted_ms for pipeline in pipelines)
@@ -231,6 +242,14 @@ def assemble(
         sync_ms=next((c.sync_ms for c in candidates if c.strategy == strategy), None),
         layout_bound_ms=layout_bound_ms,
     )
+
+
+def _place_in_order(strategy: Strategy) -> list[tuple[tuple[int, ...], float]]:
+    placed, first = [], 0
+    for scheme in strategy:
+        placed.append((tuple(range(first, first + scheme.gpus)), 1.0))
+        first += scheme.gpus
+    return placed
 
 
 def with_bound(plan: Plan, bound_ms: float) -> Plan:

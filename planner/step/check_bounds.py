@@ -14,6 +14,7 @@ from seqplan.planner.exact.regrouping import close_regrouping_gap
 from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
 from seqplan.planner.lockstep.proof import prove_micro_steps
 from seqplan.planner.placement.fleet import Fleet, Models, PipelineClass
+from seqplan.planner.placement.slowdown import make_fleet_of
 from seqplan.planner.strategies.regrouping import make_regroup_layouts
 from seqplan.planner.sync.times import NO_SYNC, layouts_of
 from seqplan.plans.plan import Plan
@@ -33,7 +34,7 @@ def find_unproven(
     """
     batch = Batch(plan.step, plan.ids, plan.lengths, plan.loss_tokens)
     in_lockstep = any(pipeline.micro_step is not None for pipeline in plan.pipelines)
-    proven = _Proven(batch, models, plan.world_size, multiple, exact=exact)
+    proven = _Proven(batch, models, plan, multiple, exact=exact)
     if in_lockstep:
         layout_ms = proven.of_micro_steps(plan.strategy, plan.predicted_ms, plan.lower_bound_ms)
     else:
@@ -81,7 +82,7 @@ def witness_of(plan: Plan, models: Models) -> dict[str, Any]:
         }
     witness = None
     if not plan.regroups:
-        witness = find_witness(Fleet.from_strategy(plan.strategy, models), batch, claim_ms)
+        witness = find_witness(make_fleet_of(plan, models), batch, claim_ms)
     if witness is None:
         raise ValueError(
             f"step {plan.step}: no prices prove its bound of {plan.lower_bound_ms} ms, as for one "
@@ -105,9 +106,10 @@ class _Proven:
     """Bounds that the models prove for one batch."""
 
     def __init__(
-        self, batch: Batch, models: Models, gpus: int, multiple: int, *, exact: bool
+        self, batch: Batch, models: Models, plan: Plan, multiple: int, *, exact: bool
     ) -> None:
-        self._batch, self._models, self._gpus = batch, models, gpus
+        self._batch, self._models, self._gpus = batch, models, plan.world_size
+        self._plan = plan
         self._multiple, self._exact = multiple, exact
         self._held: dict[tuple[Strategy, float], bool] = {}
 
@@ -146,7 +148,11 @@ class _Proven:
     def _proves(self, strategy: Strategy, stated_ms: float, reached_ms: float) -> bool:
         if any(scheme not in self._models for scheme, _ in strategy.counts):
             return False
-        fleet = Fleet.from_strategy(strategy, self._models)
+        fleet = (
+            make_fleet_of(self._plan, self._models)
+            if strategy == self._plan.strategy
+            else Fleet.from_strategy(strategy, self._models)
+        )
         claim_ms = stated_ms - ROUNDING_MS
         if claim_ms <= max(cheap_bound_ms(fleet.classes, self._batch), self.of_layouts(strategy)):
             return True

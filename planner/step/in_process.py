@@ -65,6 +65,7 @@ class Planner:
         seed: int = 0,
         prove: bool = True,
         exact: bool = False,
+        slowdown: Sequence[float] | None = None,
     ) -> Planner:
         """Plan from a profile, its name or its file.
 
@@ -77,8 +78,10 @@ class Planner:
         runs (``seqplan.planner.proposal.backends``). ``prove``: whether plans have a close bound;
         without it they take half the time with a bound that takes microseconds, and the method
         ``prove`` makes it close later. ``exact``: solve steps of few sequences that keep a large
-        gap, which takes seconds for each. ``packing``: see ``PlanningOptions``. ``TypeError`` and
-        ``ValueError`` name the argument; ``Infeasible`` if no scheme fits.
+        gap, which takes seconds for each. ``packing``: see ``PlanningOptions``. ``slowdown``: how
+        many times as long each rank takes as the profile has it; pipelines with a slow rank get
+        less, and groups stay within a step. ``TypeError`` and ``ValueError`` name the argument;
+        ``Infeasible`` if no scheme fits.
         """
         if isinstance(profile, str):
             profile = find_profile(profile)
@@ -89,7 +92,8 @@ class Planner:
         if type(max_len) is int and max_len > MOST_TOKENS:
             raise ValueError(f"max_len must be {MOST_TOKENS} or less, not {max_len}")
         workload = Workload(gpus, max_len, max_len)
-        options = _make_options(packing, seed, prove, exact)
+        wanted = None if slowdown is None else execution
+        options = _make_options(packing, seed, prove, exact, wanted, slowdown, gpus)
         if trainer is not None:
             find_backend(trainer).check_without_data()
         profile, kind = apply_backend(profile, gpus, execution, micro_step_multiple, trainer)
@@ -131,6 +135,7 @@ class Planner:
         seed: int = 0,
         prove: bool = True,
         exact: bool = False,
+        slowdown: Sequence[float] | None = None,
     ) -> Planner:
         """Plan from a proposal or its file.
 
@@ -141,7 +146,9 @@ class Planner:
             proposal = Proposal.load(Path(proposal))
         if not isinstance(proposal, Proposal):
             raise TypeError(f"proposal: {proposal!r:.60}. Give a proposal or its file")
-        return cls(proposal.problem, _make_options(packing, seed, prove, exact, execution))
+        gpus = proposal.workload.gpus
+        options = _make_options(packing, seed, prove, exact, execution, slowdown, gpus)
+        return cls(proposal.problem, options)
 
     @property
     def gpus(self) -> int:
@@ -223,13 +230,26 @@ def _whole(name: str, value: object) -> int:
 
 
 def _make_options(
-    packing: str, seed: int, prove: bool, exact: bool, execution: ExecutionKind | None = None
+    packing: str,
+    seed: int,
+    prove: bool,
+    exact: bool,
+    execution: ExecutionKind | None = None,
+    slowdown: Sequence[float] | None = None,
+    gpus: int = 0,
 ) -> PlanningOptions:
     for name, switch in (("prove", prove), ("exact", exact)):
         if type(switch) is not bool:
             raise TypeError(f"{name}: {switch!r}. Give True or False")
+    slow: tuple[tuple[int, float], ...] = ()
+    if slowdown is not None:
+        if len(slowdown) != gpus:
+            raise ValueError(
+                f"slowdown has {len(slowdown)} factors for {gpus} ranks. Give one for each rank"
+            )
+        slow = tuple((rank, factor) for rank, factor in enumerate(slowdown) if factor != 1)
     return PlanningOptions(
-        seed=seed, packing=packing, execution=execution, prove=prove, exact=exact
+        seed=seed, packing=packing, execution=execution, prove=prove, exact=exact, slowdown=slow
     )
 
 

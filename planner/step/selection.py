@@ -62,7 +62,7 @@ def select(
        (``_try_mixed_layouts``).
        For up to ``FEW`` sequences homogeneous strategies are tried as well (``_homogeneous``).
     4. The best gets a close bound (``certify``), and its placement is polished towards it
-       (``_polish``). Without ``prove`` it keeps the cheap one, and no linear program is solved.
+       (``polish``). Without ``prove`` it keeps the cheap one, and no linear program is solved.
 
     The best has the least time with its ``sync``. If no candidate holds the longest
     sequence (or there is none), a strategy is constructed of whichever layout does. Raises
@@ -88,7 +88,7 @@ def select(
     times[best.strategy] = best.objective_ms
     if prove:
         proven = certify(best.fleet, batch, best.objective_ms)
-        best = Placement(best.fleet, _polish(batch, best, proven))
+        best = Placement(best.fleet, polish(batch, best, proven))
     else:
         proven = min(cheap_bound_ms(best.fleet.classes, batch), best.objective_ms)
         best = Placement(best.fleet, _rebalance_slack(batch, best.fleet, best.filling))
@@ -259,7 +259,7 @@ def _make_strategy(
     return best
 
 
-def _polish(batch: Batch, best: Placement, proven_ms: float) -> Filling:
+def polish(batch: Batch, best: Placement, proven_ms: float) -> Filling:
     """Bring the placement to the proven bound, or balance, level and exchange sequences."""
     fleet, filling = best.fleet, best.filling
     # The search ends within its tolerance; often the proven bound itself can be met.

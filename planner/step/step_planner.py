@@ -30,10 +30,12 @@ from seqplan.planner.placement.assembly import (
     plan_pipeline,
     with_bound,
 )
-from seqplan.planner.placement.fleet import Fleet, Models
+from seqplan.planner.placement.fleet import Models
+from seqplan.planner.placement.slowdown import make_fleet_of
 from seqplan.planner.problem import PACKINGS, PlanningOptions, PlanningProblem
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.step.selection import select
+from seqplan.planner.step.slow_ranks import list_factors, place_around
 from seqplan.planner.strategies.constructive import LayoutSchemes
 from seqplan.planner.strategies.regrouping import (
     Regrouping,
@@ -117,6 +119,7 @@ class PipelinePlanner:
     ) -> None:
         self.problem, self.options, self._provenance = problem, options, provenance
         self._forward_fraction = problem.profile.forward_fraction
+        self._speeds = list_factors(options.slowdown, problem.workload.gpus)
         if options.prove:
             load_solver()
         if options.exact:
@@ -134,20 +137,25 @@ class PipelinePlanner:
 
     def select(self, batch: Batch) -> Selected:
         """Choose the strategy of a batch and its placement, with a proven bound."""
-        problem = self.problem
-        return select(
+        problem, prove = self.problem, self.options.prove
+        selected = select(
             batch,
             problem.strategies,
             problem.models,
             problem.workload.gpus,
             sync=problem.sync,
-            prove=self.options.prove,
+            prove=prove and self._speeds is None,
             layouts=self._layouts,
+        )
+        if self._speeds is None:
+            return selected
+        return place_around(
+            selected, batch, problem.models, self._speeds, problem.sync, prove=prove
         )
 
     def assemble(self, batch: Batch, selected: Selected) -> Plan:
         """Make the plan of a selected placement."""
-        problem = self.problem
+        problem, strategy = self.problem, selected.placement.strategy
         return assemble(
             batch,
             selected,
@@ -155,7 +163,8 @@ class PipelinePlanner:
             problem.workload.gpus,
             forward_fraction=self._forward_fraction,
             packing=self.options.packing,
-            layout_bound_ms=self._layout_bound_ms(selected.placement.fleet.strategy, batch),
+            layout_bound_ms=self._layout_bound_ms(strategy, batch),
+            placed=None if self._speeds is None else self._speeds.place(strategy),
         )
 
     def solve(self, plan: Plan, selected: Selected, batch: Batch) -> Plan:
@@ -172,7 +181,7 @@ class PipelinePlanner:
     def prove(self, plan: Plan) -> Plan:
         """Return the plan with the closest bound that can be proven of its strategy."""
         batch = Batch(plan.step, plan.ids, plan.lengths, plan.loss_tokens)
-        fleet = Fleet.from_strategy(plan.strategy, self.problem.models)
+        fleet = make_fleet_of(plan, self.problem.models)
         bound_ms = certify(fleet, batch, plan.predicted_ms)
         if self.options.exact:
             bound_ms = closer_bound_ms(fleet, batch, plan.predicted_ms, bound_ms)

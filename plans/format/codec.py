@@ -125,4 +125,6 @@ def _pipeline_fields(pipeline: PlannedPipeline) -> dict[str, Any]:
     }
     if pipeline.micro_step is not None:
         fields["micro_step"] = pipeline.micro_step
+    if pipeline.slowdown != 1:
+        fields["slowdown"] = float(pipeline.slowdown)
     return fields

@@ -21,7 +21,7 @@ _PLAN = frozenset(
 _PROVENANCE = frozenset({"version", "seed", "profile", "proposal"})
 _SEQUENCES = frozenset({"ids", "lengths"})
 _PIPELINE = frozenset({"scheme", "ranks", "micro_batches", "predicted_ms"})
-_MICRO_STEP = frozenset({"micro_step"})
+_OF_SOME = frozenset({"micro_step", "slowdown"})
 _SYNC = frozenset({"sync_ms"})
 _LAYOUT = frozenset({"layout_lower_bound_ms", "layout_gap"})
 _MICRO_BATCH = frozenset({"sequences", "tokens", "padded_tokens", "cost_ms"})
@@ -105,7 +105,7 @@ class PlanReader(FieldReader):
         return plan
 
     def pipeline(self, raw: Any, place: str) -> PlannedPipeline:
-        self.fields(raw, place, _PIPELINE, _MICRO_STEP)
+        self.fields(raw, place, _PIPELINE, _OF_SOME)
         return PlannedPipeline(
             scheme=self.scheme(raw["scheme"], f"{place}.scheme", _SCHEME),
             ranks=self.integers(raw, "ranks", place),
@@ -115,7 +115,15 @@ class PlanReader(FieldReader):
             ),
             predicted_ms=self.number(raw, "predicted_ms", place),
             micro_step=self.integer(raw, "micro_step", place) if "micro_step" in raw else None,
+            slowdown=self.slowdown(raw, place),
         )
+
+    def slowdown(self, raw: dict[str, Any], place: str) -> float:
+        """Return a pipeline's factor; 1 if it is not stated."""
+        factor = self.number(raw, "slowdown", place) if "slowdown" in raw else 1.0
+        if factor < 1:
+            self.fail(f"{place}.slowdown", f"is {factor}. Give a factor above 1, or leave it out")
+        return factor
 
     def micro_batch(self, raw: Any, place: str) -> MicroBatch:
         self.fields(raw, place, _MICRO_BATCH, _RECOMPUTE)

@@ -104,7 +104,15 @@ def _pipeline() -> _Node:
             "micro_batches": {"type": "array", "items": _micro_batch()},
             "predicted_ms": {"$ref": "#/$defs/time"},
         },
-        {"micro_step": _integer(0, "in lockstep only")},
+        {
+            "micro_step": _integer(0, "in lockstep only"),
+            "slowdown": {
+                "type": "number",
+                "minimum": 1,
+                "description": "times as long as the profile has it, by its slowest rank; absent "
+                "if it is as fast",
+            },
+        },
     )
 
 

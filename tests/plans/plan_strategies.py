@@ -162,6 +162,7 @@ def _filled(
     largest = dict.fromkeys(schemes, 0)
     for (scheme, ranks, number), batches in zip(chosen, contents, strict=True):
         a, b, c = rates[scheme]
+        slowdown = draw(st.sampled_from([1.0, 1.0, 1.3, 2.0]))
         micro_batches = []
         for batch in batches:
             at = tuple(next(position) for _ in batch)
@@ -169,12 +170,15 @@ def _filled(
                 stored[where] = length
             padded = scheme.pad_micro_batch(batch)
             largest[scheme] = max(largest[scheme], padded)
-            cost = round(sum(a * length**2 + b * length for length in batch) + c, 3)
+            work = sum(a * length**2 + b * length for length in batch)
+            cost = round(slowdown * (work + c), 3)
             mode = draw(st.sampled_from([None, *MODES, "elementwise+0.5", "full+1"]))
             micro_batches.append(MicroBatch(at, sum(batch), padded, cost, mode))
         times = [batch.cost_ms for batch in micro_batches]
         predicted = round(sum(times) + (scheme.pp - 1) * max(times, default=0.0), 3)
-        pipelines.append(PlannedPipeline(scheme, ranks, tuple(micro_batches), predicted, number))
+        pipelines.append(
+            PlannedPipeline(scheme, ranks, tuple(micro_batches), predicted, number, slowdown)
+        )
     used = {rank for _, ranks, _ in chosen for rank in ranks}
     makespan = round(schedule(pipelines).makespan_ms, 3)
     predicted = makespan + draw(st.sampled_from([0.0, 0.5, 12.25]))

@@ -41,6 +41,20 @@ def natural(text: str) -> int:
     return value
 
 
+def slow_ranks(text: str) -> tuple[tuple[int, float], ...]:
+    """An argparse type: ranks and their factors, such as ``13=1.3,20=1.1``."""
+    pairs = []
+    for part in text.split(","):
+        rank, _, factor = part.partition("=")
+        try:
+            pairs.append((natural(rank.strip()), float(factor)))
+        except (ValueError, argparse.ArgumentTypeError):
+            raise argparse.ArgumentTypeError(
+                f"must be rank=factor,…, as 13=1.3,20=1.1: {text!r}"
+            ) from None
+    return tuple(pairs)
+
+
 def check_port(port: int) -> None:
     """Raise ``ValueError`` unless ``port`` is a TCP port."""
     if port > 65535:

@@ -216,6 +216,7 @@ def test_the_digest_covers_every_field() -> None:
         replace(plan, selection=()),
         replace(plan, provenance=replace(plan.provenance, seed=1)),
         replace(plan, pipelines=(replace(plan.pipelines[0], micro_step=None),)),
+        replace(plan, pipelines=(replace(plan.pipelines[0], slowdown=1.5),)),
     ]
     assert len({digest(other) for other in [plan, *changed]}) == len(changed) + 1
 

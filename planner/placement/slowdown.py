@@ -9,8 +9,9 @@ from math import isfinite
 
 import numpy as np
 
-from seqplan.planner.balance.micro_batch_counts import MicroBatches
-from seqplan.planner.placement.fleet import ClassMode, Floats, PipelineClass
+from seqplan.planner.placement.fleet import Fleet, Floats, Models, PipelineClass
+from seqplan.plans.plan import Plan
+from seqplan.plans.scheme import Scheme, Strategy
 
 MOST = 1e3
 """The largest factor; a rank that is slower still counts as lost."""
@@ -75,9 +76,9 @@ class Slowdown:
         """Return whether some ranks that compute are slower than others."""
         return bool(self.in_order[-1] > self.in_order[0])
 
-    def at_ranks(self, in_order: MicroBatches) -> MicroBatches:
+    def at_ranks(self, in_order: Sequence[list[list[int]]]) -> list[list[list[int]]]:
         """Return the micro-batches of all ranks, given those that compute, the fastest first."""
-        parts: MicroBatches = [[] for _ in self.factors]
+        parts: list[list[list[int]]] = [[] for _ in self.factors]
         for rank, of_rank in zip(self.order, in_order, strict=True):
             parts[rank] = of_rank
         return parts
@@ -87,9 +88,64 @@ class Slowdown:
         numbers = Counter(self.in_order.tolist())
         return [slow_down(micro_batch, factor, count) for factor, count in sorted(numbers.items())]
 
+    def place(self, strategy: Strategy) -> list[tuple[tuple[int, ...], float]] | None:
+        """Place the pipelines of a strategy: ranks and factor of each, in the strategy's order.
+
+        A pipeline is as slow as its slowest rank. The largest take the fastest blocks of ranks that
+        are aligned to their size, so that slow ranks are left for the smallest; those of a scheme
+        come fastest first. None if blocks without a lost rank do not suffice.
+        """
+        free = [factor is not None for factor in self.factors]
+        placed: dict[Scheme, list[tuple[float, tuple[int, ...]]]] = {}
+        for scheme in sorted(strategy, key=lambda scheme: -scheme.gpus):
+            size = scheme.gpus
+            step = size if size & (size - 1) == 0 else 1
+            firsts = range(0, len(free) - size + 1, step)
+            blocks = [tuple(range(first, first + size)) for first in firsts]
+            options = [
+                (max(self.factors[rank] or 0.0 for rank in block), block)
+                for block in blocks
+                if all(free[rank] for rank in block)
+            ]
+            if not options:
+                return None
+            factor, block = min(options)
+            for rank in block:
+                free[rank] = False
+            placed.setdefault(scheme, []).append((factor, block))
+        return [
+            (block, factor)
+            for scheme, _ in strategy.counts
+            for factor, block in sorted(placed[scheme])
+        ]
+
+
+def make_slow_fleet(strategy: Strategy, models: Models, factors: Sequence[float]) -> Fleet:
+    """Make the fleet of a strategy whose pipelines have these factors, in its order.
+
+    A class is the pipelines of a scheme with the same factor; those of a scheme are ascending.
+    """
+    classes = []
+    for (scheme, factor), count in Counter(zip(strategy, factors, strict=True)).items():
+        of_scheme = PipelineClass.from_model(models[scheme], count)
+        classes.append(slow_down(of_scheme, factor, count))
+    return Fleet(strategy, tuple(classes))
+
+
+def make_fleet_of(plan: Plan, models: Models) -> Fleet:
+    """Make the fleet of a plan's pipelines, as slow as they are; ``KeyError`` as ``Fleet`` has."""
+    in_order = sorted(plan.pipelines, key=lambda pipeline: pipeline.slowdown)
+    factors: dict[Scheme, list[float]] = {}
+    for pipeline in in_order:
+        factors.setdefault(pipeline.scheme, []).append(pipeline.slowdown)
+    strategy = plan.strategy
+    return make_slow_fleet(
+        strategy, models, [f for scheme, _ in strategy.counts for f in factors[scheme]]
+    )
+
 
 def slow_down(micro_batch: PipelineClass, factor: float, count: int) -> PipelineClass:
-    """Return ``count`` ranks whose micro-batches take ``factor`` times as long."""
+    """Return ``count`` pipelines whose micro-batches take ``factor`` times as long."""
     return replace(
         micro_batch,
         a=micro_batch.a * factor,
@@ -97,7 +153,7 @@ def slow_down(micro_batch: PipelineClass, factor: float, count: int) -> Pipeline
         c=micro_batch.c * factor,
         count=count,
         modes=tuple(
-            ClassMode(mode.a * factor, mode.b * factor, mode.c * factor, mode.capacity, mode.name)
+            replace(mode, a=mode.a * factor, b=mode.b * factor, c=mode.c * factor)
             for mode in micro_batch.modes
         ),
     )

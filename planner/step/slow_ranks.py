@@ -1,0 +1,94 @@
+"""Steps on pipelines of which some have a slow rank and get less work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.gpu_time import cheap_bound_ms
+from seqplan.planner.bounds.relaxation import certify
+from seqplan.planner.placement.assembly import Selected
+from seqplan.planner.placement.dispatch import dispatch
+from seqplan.planner.placement.fill import Filler, Placement
+from seqplan.planner.placement.fleet import Models
+from seqplan.planner.placement.slowdown import Slowdown, make_slow_fleet
+from seqplan.planner.step.selection import polish
+from seqplan.planner.sync.times import NO_SYNC, SyncTimes
+from seqplan.plans.scheme import Strategy
+
+MOST_STRATEGIES = 6
+"""Strategies, the fastest on equal ranks, that are placed around slow ranks."""
+
+
+def list_factors(slow: Sequence[tuple[int, float]], gpus: int) -> Slowdown | None:
+    """List the factors of all ranks, given the slow ones; None if all are equal.
+
+    ``ValueError`` for a rank beyond ``gpus``, lost or there twice, and for factors that cannot be.
+    """
+    if not slow:
+        return None
+    factors = [1.0] * gpus
+    for rank, factor in slow:
+        if not 0 <= rank < gpus:
+            raise ValueError(f"slowdown of rank {rank}: ranks are 0 to {gpus - 1}. Name one")
+        if factor is None:
+            raise ValueError(
+                f"slowdown of rank {rank}: the rank is lost. Start the job without it, and plan "
+                f"for {gpus - 1} GPUs"
+            )
+        factors[rank] = factor
+    if len(dict(slow)) < len(slow):
+        raise ValueError("slowdown: a rank is there twice. Name each once")
+    return Slowdown.from_value(factors, gpus)
+
+
+def place_around(
+    selected: Selected,
+    batch: Batch,
+    models: Models,
+    speeds: Slowdown,
+    sync: SyncTimes | None,
+    *,
+    prove: bool,
+) -> Selected:
+    """Choose a strategy for ranks of different speeds, given the selection for equal ones.
+
+    Of the strategies considered, the fastest on equal ranks are placed so that slow ranks are in
+    few GPUs' pipelines, and the batch is assigned anew. The bound is of the chosen strategy with
+    these slow pipelines; candidates keep bounds of equal ranks, which are lower.
+    """
+    times = sync or NO_SYNC
+    timed = {
+        entry.strategy: entry.predicted_ms + times.of_strategy_ms(entry.strategy)
+        for entry in selected.considered
+        if entry.predicted_ms is not None
+    }
+    ranked = sorted(timed, key=lambda strategy: timed[strategy])[:MOST_STRATEGIES]
+    best: Placement | None = None
+    best_ms = float("inf")
+    reached: dict[Strategy, float] = {}
+    for strategy in dict.fromkeys([selected.placement.strategy, *ranked]):
+        placed = speeds.place(strategy)
+        if placed is None:
+            continue
+        fleet = make_slow_fleet(strategy, models, [factor for _, factor in placed])
+        filler = Filler(fleet, batch)
+        filling = dispatch(filler, cheap_bound_ms(fleet.classes, batch))
+        if filling is None:
+            continue
+        reached[strategy] = filling.objective_ms
+        with_sync_ms = filling.objective_ms + times.of_strategy_ms(strategy)
+        if with_sync_ms < best_ms:
+            best, best_ms = Placement(fleet, filling), with_sync_ms
+    if best is None:
+        raise AssertionError("the strategy of equal ranks can be placed, as no rank is lost")
+    if prove:
+        bound_ms = certify(best.fleet, batch, best.objective_ms)
+        best = Placement(best.fleet, polish(batch, best, bound_ms))
+    else:
+        bound_ms = min(cheap_bound_ms(best.fleet.classes, batch), best.objective_ms)
+    considered = tuple(
+        replace(entry, predicted_ms=reached.get(entry.strategy)) for entry in selected.considered
+    )
+    return Selected(best, bound_ms, considered)

@@ -1,0 +1,64 @@
+"""``plan --slowdown``: plans around slow ranks from the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import call, complaint, succeeded
+
+from seqplan.plans.format.plan_file import read_plans
+
+
+@pytest.fixture
+def lengths(tmp_path: Path) -> Path:
+    drawn = np.random.default_rng(0).lognormal(6.5, 1.2, 3000).astype(int) + 5
+    np.save(tmp_path / "lengths.npy", np.minimum(drawn, 8_000))
+    return tmp_path / "lengths.npy"
+
+
+@pytest.fixture
+def proposal(lengths: Path, tmp_path: Path) -> Path:
+    profile = ("--profile", "llama3-8b-h100-80gb", "--gpus", 8, "--max-len", 8192)
+    file = tmp_path / "proposal.json"
+    succeeded(call("propose", lengths, *profile, "--tokens", 60_000, "-o", file))
+    return file
+
+
+def test_plans_state_slow_ranks_and_are_proven(
+    lengths: Path, proposal: Path, tmp_path: Path
+) -> None:
+    plans = tmp_path / "plans.jsonl"
+    steps = ("--proposal", proposal, "--tokens", 60_000, "--steps", 3)
+    succeeded(call("plan", lengths, *steps, "--slowdown", "3=1.5,6=1.2", "-o", plans))
+    for plan in read_plans(plans):
+        slow = {rank: p.slowdown for p in plan.pipelines for rank in p.ranks if p.slowdown > 1}
+        assert slow[3] == 1.5
+        assert slow[6] in (1.2, 1.5)
+    succeeded(call("check", "plans", plans, "--proposal", proposal, "--prove"))
+    explained = succeeded(call("explain", plans, "--step", 0))
+    assert "of slow ranks, up to 1.5 ×" in explained
+    workers = tmp_path / "workers.jsonl"
+    succeeded(
+        call("plan", lengths, *steps, "--slowdown", "3=1.5,6=1.2", "--workers", 2, "-o", workers)
+    )
+    assert workers.read_bytes() == plans.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("3", "must be rank=factor,…, as 13=1.3,20=1.1: '3'"),
+        ("3=fast", "must be rank=factor,…, as 13=1.3,20=1.1: '3=fast'"),
+        ("9=1.5", "slowdown of rank 9: ranks are 0 to 7. Name one"),
+        ("3=0.5", "slowdown of rank 3: 0.5. Give 1 for the speed that the cost describes"),
+    ],
+)
+def test_factors_that_cannot_be(
+    lengths: Path, proposal: Path, tmp_path: Path, value: str, message: str
+) -> None:
+    output = tmp_path / "plans.jsonl"
+    options = ("--proposal", proposal, "--tokens", 60_000, "--slowdown", value, "-o", output)
+    assert message in complaint(call("plan", lengths, *options))
+    assert not output.exists()

@@ -1,0 +1,191 @@
+"""Plans around slow ranks: their pipelines get less, and the bound stays proven."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seqplan import Plan, Planner, explain, find_profile, from_json, to_json
+from seqplan.costs.fit.measurements import measurable
+from seqplan.planner.errors import OptionError
+from seqplan.planner.placement.slowdown import Slowdown, make_slow_fleet
+from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.planner.simulation.timeline import simulate_plan_ms
+from seqplan.planner.step.check_bounds import find_unproven
+from seqplan.planner.step.slow_ranks import list_factors
+from seqplan.planner.workload import Workload
+from seqplan.plans.lint import lint
+from seqplan.plans.scheme import Scheme, Strategy
+
+CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
+CASES = (("llama-7b-a800-80gb", 64, 600_000), ("llama3-8b-h100-80gb", 8, 200_000))
+
+
+def draw(tokens: int, seed: int) -> list[int]:
+    pool = CODE[CODE <= 32_768]
+    drawn = np.random.default_rng(seed).choice(pool, 4_000)
+    return drawn[: int(np.searchsorted(np.cumsum(drawn), tokens))].tolist()
+
+
+def plan(profile: str, gpus: int, lengths: list[int], slowdown: list[float] | None) -> Plan:
+    planner = Planner.from_profile(profile, gpus, 32_768, execution="static", slowdown=slowdown)
+    return planner.plan(lengths)
+
+
+@pytest.mark.parametrize(("profile", "gpus", "tokens"), CASES)
+@pytest.mark.parametrize("factor", [1.1, 1.3, 2.0])
+def test_a_slow_rank_costs_no_more_than_its_group(
+    profile: str, gpus: int, tokens: int, factor: float
+) -> None:
+    lengths, slowdown = draw(tokens, 0), [1.0] * gpus
+    slowdown[5] = factor
+    equal, slow = (plan(profile, gpus, lengths, known) for known in (None, slowdown))
+    (of_slow,) = (pipeline for pipeline in slow.pipelines if pipeline.slowdown > 1)
+    assert of_slow.slowdown == factor
+    assert 5 in of_slow.ranks
+    group = len(of_slow.ranks)
+    ideal = gpus / (gpus - group + group / factor)
+    assert slow.predicted_ms < equal.predicted_ms * ideal * 1.01
+    assert slow.gap < 0.02
+
+
+@pytest.mark.parametrize(("profile", "gpus", "tokens"), CASES)
+def test_plans_around_slow_ranks_are_sound(profile: str, gpus: int, tokens: int) -> None:
+    known = find_profile(profile)
+    models = Workload(gpus, 32_768, 32_768).models(known)
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        factors = rng.choice([1.0, 1.0, 1.0, 1.15, 1.7], gpus).tolist()
+        made = plan(profile, gpus, draw(tokens, seed), factors)
+        assert list(lint(made, models)) == []
+        assert from_json(to_json(made)) == made
+        assert list(find_unproven(made, models)) == []
+        assert simulate_plan_ms(made, known.forward_fraction) <= made.predicted_ms + 0.01
+        for pipeline in made.pipelines:
+            assert pipeline.slowdown == max(factors[rank] for rank in pipeline.ranks)
+        assert (
+            sorted(r for p in made.pipelines for r in p.ranks) + list(made.idle_ranks)
+            == list(range(gpus))
+            or made.idle_ranks
+        )
+        again = plan(profile, gpus, draw(tokens, seed), factors)
+        assert to_json(again) == to_json(made)
+        claimed = replace(made, lower_bound_ms=made.predicted_ms)
+        if made.gap > 0.003:
+            assert list(find_unproven(claimed, models)) != []
+        faster = [replace(p, slowdown=1.0) for p in made.pipelines]
+        assert any(
+            "but the profile gives" in line
+            for line in lint(replace(made, pipelines=tuple(faster)), models)
+        )
+
+
+def test_without_slow_ranks_plans_are_the_same() -> None:
+    lengths = draw(200_000, 1)
+    plain, ones = (plan("llama3-8b-h100-80gb", 8, lengths, known) for known in (None, [1.0] * 8))
+    assert to_json(plain) == to_json(ones)
+    assert "slowdown" not in to_json(plain)
+
+
+def test_the_bound_is_below_every_assignment_of_few_sequences() -> None:
+    """Two pipelines of a GPU, one of them slow, and all ways to assign five sequences."""
+    profile = find_profile("llama3-8b-h100-80gb").keep_schemes({Scheme(tp=2)})
+    lengths = [8_000, 5_000, 4_500, 3_000, 700]
+    planner = Planner.from_profile(profile, 4, 8_192, sync=None, slowdown=[1.0, 1.0, 1.0, 1.6])
+    made = planner.plan(lengths)
+    models = Workload(4, 8_192, 8_192).models(profile)
+    fleet = make_slow_fleet(made.strategy, models, [1.0, 1.6])
+    least = float("inf")
+    for owners in product(range(2), repeat=len(lengths)):
+        times = []
+        for rank, k in enumerate(fleet.pipelines):
+            mine = np.array(lengths)[np.array(owners) == rank]
+            times.append(float(k.work_ms(mine).sum()) + (k.least_c if len(mine) else 0.0))
+        least = min(least, max(times))
+    assert made.lower_bound_ms <= least * (1 + 1e-9)
+    assert made.predicted_ms <= least * 1.15
+
+
+def test_largest_pipelines_take_the_fastest_blocks() -> None:
+    strategy = Strategy.parse("1×tp4 + 2×tp2")
+    placed = Slowdown((1.3, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)).place(strategy)
+    assert placed is not None
+    by_factor = {factor: ranks for ranks, factor in placed if factor > 1}
+    assert by_factor == {1.3: (0, 1)}
+    assert ((4, 5, 6, 7), 1.0) in placed
+    lost = Slowdown((None, *(1.0,) * 7))
+    assert lost.place(strategy) is None
+    assert lost.place(Strategy.parse("1×tp4 + 1×tp2")) is not None
+
+
+def test_explain_names_the_price() -> None:
+    made = plan("llama3-8b-h100-80gb", 8, draw(200_000, 0), [1.0] * 7 + [1.3])
+    line = next(line for line in explain(made).splitlines() if "slow ranks" in line)
+    assert line.startswith("1 pipeline of slow ranks, up to 1.3 × (")
+    assert "without planning around it up to 30%" in line
+
+
+def test_slow_pipelines_fit_no_coefficients() -> None:
+    made = plan("llama3-8b-h100-80gb", 8, draw(200_000, 0), [1.0] * 7 + [1.3])
+    slow = [pipeline.ranks for pipeline in made.pipelines if pipeline.slowdown > 1]
+    kept = [pipeline.ranks for pipeline in measurable(made)]
+    assert slow[0] not in kept
+    assert len(kept) == len(made.pipelines) - 1
+
+
+def test_a_proposal_is_planned_around_slow_ranks_without_regrouping() -> None:
+    profile = find_profile("llama3-8b-h100-80gb")
+    proposal = make_proposal(profile, Workload(8, 32_768, 100_000), CODE[CODE <= 32_768][:3_000])
+    planner = Planner.from_proposal(proposal, slowdown=[1.0] * 7 + [1.5])
+    made = planner.plan(draw(100_000, 2))
+    assert not made.regroups
+    assert max(pipeline.slowdown for pipeline in made.pipelines) == 1.5
+    assert planner.prove(made) == made
+
+
+BAD: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
+    ({"slowdown": [1.0]}, ValueError, "slowdown has 1 factors for 8 ranks. Give one for each"),
+    ({"slowdown": [0.5] + [1.0] * 7}, ValueError, "slowdown of rank 0: 0.5. Give 1 for"),
+    ({"slowdown": [None] + [1.0] * 7}, ValueError, "slowdown of rank 0: the rank is lost"),
+    (
+        {"slowdown": [1.5] + [1.0] * 7, "execution": "regroup"},
+        OptionError,
+        "slowdown with execution regroup: only groups that stay within a step",
+    ),
+    (
+        {"slowdown": [1.5] + [1.0] * 7, "execution": "lockstep"},
+        OptionError,
+        "slowdown with execution lockstep: only groups that stay within a step",
+    ),
+    (
+        {"slowdown": [1.5] + [1.0] * 7, "exact": True},
+        OptionError,
+        "exact solves pipelines of equal ranks. Leave exact or slowdown out",
+    ),
+)
+
+
+@pytest.mark.parametrize(("options", "error", "message"), BAD)
+def test_options_that_cannot_be(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error) as caught:
+        Planner.from_profile("llama3-8b-h100-80gb", 8, 32_768, **options)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "message"),
+    [
+        (((9, 1.5),), "slowdown of rank 9: ranks are 0 to 7. Name one"),
+        (((1, 1.5), (1, 1.2)), "slowdown: a rank is there twice. Name each once"),
+    ],
+)
+def test_ranks_that_cannot_be(slowdown: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        list_factors(slowdown, 8)

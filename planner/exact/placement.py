@@ -10,7 +10,8 @@ import numpy as np
 from seqplan.planner.exact.instance import Instance
 from seqplan.planner.exact.model import ExactSolution
 from seqplan.planner.placement.fill import Filling
-from seqplan.planner.placement.fleet import Bin, FillTables, PipelineBins, PipelineClass
+from seqplan.planner.placement.fill_tables import FillTables
+from seqplan.planner.placement.fleet import Bin, PipelineBins, PipelineClass
 from seqplan.planner.placement.greedy import form_s
 from seqplan.planner.placement.pack import pack
 

@@ -13,14 +13,8 @@ from dataclasses import dataclass, replace
 from seqplan.planner.exact.instance import Instance
 from seqplan.planner.exact.model import ExactSolution
 from seqplan.planner.placement.fill import Filling
-from seqplan.planner.placement.fleet import (
-    Bin,
-    ClassPlacement,
-    FillTables,
-    Fleet,
-    PipelineBins,
-    PipelineClass,
-)
+from seqplan.planner.placement.fill_tables import FillTables
+from seqplan.planner.placement.fleet import Bin, ClassPlacement, Fleet, PipelineBins, PipelineClass
 from seqplan.planner.placement.greedy import form_s
 from seqplan.planner.placement.pack import pack
 

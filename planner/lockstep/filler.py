@@ -21,7 +21,8 @@ import numpy.typing as npt
 from seqplan.planner.lockstep.filled_micro_steps import ClassGroups, FilledMicroSteps
 from seqplan.planner.lockstep.micro_step_bounds import Sequences
 from seqplan.planner.placement.fill import AnyPlacement, Fill, FillStarter
-from seqplan.planner.placement.fleet import FillTables, Floats, Ints, PipelineClass
+from seqplan.planner.placement.fill_tables import FillTables
+from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
 from seqplan.planner.placement.greedy import ANY_NUMBER
 
 HALVINGS = 6

@@ -16,15 +16,8 @@ import numpy.typing as npt
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fill import Filler, Filling, Shortfall
-from seqplan.planner.placement.fleet import (
-    Bin,
-    ClassCosts,
-    FillTables,
-    Fleet,
-    Floats,
-    Ints,
-    PipelineClass,
-)
+from seqplan.planner.placement.fill_tables import ClassCosts, FillTables
+from seqplan.planner.placement.fleet import Bin, Fleet, Floats, Ints, PipelineClass
 from seqplan.planner.placement.greedy import form_s, pack_modes
 
 TOLERANCE = 5e-4

@@ -16,7 +16,8 @@ from random import Random
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fill import Filling
-from seqplan.planner.placement.fleet import ClassCosts, FillTables, Fleet, PipelineBins
+from seqplan.planner.placement.fill_tables import ClassCosts, FillTables
+from seqplan.planner.placement.fleet import Fleet, PipelineBins
 
 DRAWN, FRUITLESS = 20_000, 5_000
 """Exchanges drawn at most, and at most in a row of which none is made. Three times as many draws

@@ -18,15 +18,8 @@ from types import ModuleType
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.placement.fleet import (
-    ClassCosts,
-    ClassPlacement,
-    FillTables,
-    Fleet,
-    Floats,
-    Ints,
-    PipelineClass,
-)
+from seqplan.planner.placement.fill_tables import ClassCosts, FillTables
+from seqplan.planner.placement.fleet import ClassPlacement, Fleet, Floats, Ints, PipelineClass
 from seqplan.planner.placement.greedy import ANY_NUMBER, PythonFill
 from seqplan.plans.scheme import Strategy
 

@@ -16,14 +16,12 @@ from math import ceil, inf, sqrt
 
 import numpy as np
 
+from seqplan.planner.placement.fill_tables import ClassCosts, FillTables, ModeCosts
 from seqplan.planner.placement.fleet import (
     ROUND,
     Bin,
-    ClassCosts,
     ClassPlacement,
-    FillTables,
     Ints,
-    ModeCosts,
     PipelineBins,
     PipelineClass,
 )

@@ -17,14 +17,8 @@ from seqplan.planner.bounds.gpu_time import area_only_bound_ms, gpu_ms
 from seqplan.planner.placement.dispatch import dispatch, probe
 from seqplan.planner.placement.dominance import drop_dominated
 from seqplan.planner.placement.fill import Filler, FillStarter, Placement
-from seqplan.planner.placement.fleet import (
-    FillTables,
-    Fleet,
-    Floats,
-    Ints,
-    Models,
-    PipelineClass,
-)
+from seqplan.planner.placement.fill_tables import FillTables
+from seqplan.planner.placement.fleet import Fleet, Floats, Ints, Models, PipelineClass
 from seqplan.planner.sync.times import Layout, layouts_of
 from seqplan.plans.scheme import Scheme, Strategy
 

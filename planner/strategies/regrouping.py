@@ -16,7 +16,8 @@ import numpy as np
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.gpu_time import area_only_bound_ms, gpu_ms
 from seqplan.planner.placement.dominance import drop_dominated
-from seqplan.planner.placement.fleet import Bin, FillTables, Floats, Models, PipelineClass
+from seqplan.planner.placement.fill_tables import FillTables
+from seqplan.planner.placement.fleet import Bin, Floats, Models, PipelineClass
 from seqplan.planner.placement.greedy import SequencePool
 from seqplan.planner.sync.times import Layout, SyncTimes, layouts_of
 from seqplan.plans.scheme import Scheme

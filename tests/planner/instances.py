@@ -13,7 +13,8 @@ from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fill import Filling
-from seqplan.planner.placement.fleet import ClassMode, FillTables, Fleet, PipelineClass
+from seqplan.planner.placement.fill_tables import FillTables
+from seqplan.planner.placement.fleet import ClassMode, Fleet, PipelineClass
 from seqplan.planner.placement.greedy import form_s
 from seqplan.plans.scheme import Scheme, Strategy
 

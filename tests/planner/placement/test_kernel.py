@@ -39,7 +39,8 @@ from seqplan.planner.placement.fill import (
     Shortfall,
     fill_kernel,
 )
-from seqplan.planner.placement.fleet import ClassCosts, ClassMode, FillTables, PipelineClass
+from seqplan.planner.placement.fill_tables import ClassCosts, FillTables
+from seqplan.planner.placement.fleet import ClassMode, PipelineClass
 from seqplan.planner.placement.greedy import MOST_COUNTED, PythonFill
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.step_planner import StepPlanner

@@ -15,7 +15,8 @@ from seqplan.planner.placement.assembly import plan_pipeline
 from seqplan.planner.placement.dispatch import balance, dispatch
 from seqplan.planner.placement.exchange import exchange_sequences
 from seqplan.planner.placement.fill import Filler, Filling
-from seqplan.planner.placement.fleet import ClassMode, FillTables, PipelineClass
+from seqplan.planner.placement.fill_tables import FillTables
+from seqplan.planner.placement.fleet import ClassMode, PipelineClass
 from seqplan.planner.placement.greedy import form_s
 from seqplan.planner.simulation.one_f_one_b import simulate_micro_batches_ms
 from seqplan.plans.recomputation import MODES, window_share

@@ -1,0 +1,178 @@
+"""Costs of the lengths of a batch on each class, as the fill reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import sqrt
+
+import numpy as np
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.placement.fleet import ROUND, ClassMode, Floats, Ints, PipelineClass
+
+
+@dataclass(frozen=True, slots=True)
+class ModeCosts:
+    """Costs of each length in one mode, as plain lists.
+
+    ``cheap_from`` and ``held_from``: the first index from each on that is as cheap in the mode as
+    in any, or that the mode holds; None if there is one mode.
+    """
+
+    a: float
+    b: float
+    c: float
+    capacity: int
+    work: list[float]
+    padded: list[int]
+    cheap_from: list[int] | None
+    held_from: list[int] | None
+
+    def reach(self, room_ms: float) -> float:
+        """Return the length (tokens) up to which a sequence fits so much work."""
+        if room_ms <= 0:
+            return 0.0
+        limit = 2 * room_ms / (self.b + sqrt(self.b * self.b + 4 * self.a * room_ms))
+        return min(limit, self.capacity)
+
+
+class ClassCosts:
+    """Costs of the distinct lengths of a batch, descending, on a class and by mode.
+
+    ``work_ms`` (modes, n); ``padded_lengths`` (n,) in tokens; ``preference`` (n, modes): modes from
+    the cheapest, with the tokens' share of c. ``cheap_from`` and ``held_from`` (modes, n + 1): see
+    ``ModeCosts``. All are C-contiguous. ``of_one_mode``: those of a class of one mode, which
+    classes share.
+    """
+
+    def __init__(
+        self,
+        lengths: Ints,
+        pipeline_class: PipelineClass,
+        of_one_mode: tuple[Ints, Ints] | None = None,
+    ) -> None:
+        self.pp, self.modes = pipeline_class.pp, pipeline_class.all_modes
+        self.lengths = lengths
+        tokens = lengths.astype(np.float64)
+        padded = pipeline_class.padded(lengths)
+        self.padded_lengths: Ints = np.ascontiguousarray(padded)
+        self.work_ms: Floats = np.array([tokens * (m.a * tokens + m.b) for m in self.modes])
+        self.coefficients: Floats = np.array([[mode.a, mode.b, mode.c] for mode in self.modes])
+        self.capacities: Ints = np.array([mode.capacity for mode in self.modes], dtype=np.int64)
+        if len(self.modes) == 1:
+            self.preference, self.cheap_from = of_one_mode or prefer_one_mode(lengths)
+            self.held_from = self.cheap_from
+            return
+        share = np.array([padded * (mode.c / max(mode.capacity, 1)) for mode in self.modes])
+        holds = np.array([padded <= mode.capacity for mode in self.modes])
+        whole = np.where(holds, self.work_ms + share, np.inf)
+        order = np.argsort(whole, axis=0, kind="stable").T
+        self.preference = np.ascontiguousarray(order, dtype=np.int64)
+        self.cheap_from = _next_true(holds & (self.work_ms <= whole.min(axis=0) * ROUND))
+        self.held_from = _next_true(holds)
+
+    @cached_property
+    def by_mode(self) -> list[ModeCosts]:
+        """List the costs of each mode for plain Python."""
+        several, padded = len(self.modes) > 1, self.padded_lengths.tolist()
+        return [
+            ModeCosts(
+                mode.a,
+                mode.b,
+                mode.c,
+                mode.capacity,
+                self.work_ms[m].tolist(),
+                padded,
+                self.cheap_from[m].tolist() if several else None,
+                self.held_from[m].tolist() if several else None,
+            )
+            for m, mode in enumerate(self.modes)
+        ]
+
+    @cached_property
+    def preferred(self) -> list[list[int]]:
+        """List the modes of each length, from the cheapest."""
+        preferred: list[list[int]] = self.preference.tolist()
+        return preferred
+
+    @cached_property
+    def compiled(self) -> object:
+        """The same for the native extension, which checks it once."""
+        from seqplan.planner.placement import fill_kernel
+
+        return fill_kernel.make_costs(
+            self.lengths,
+            self.padded_lengths,
+            self.work_ms,
+            self.preference,
+            self.cheap_from,
+            self.held_from,
+            self.coefficients,
+            self.capacities,
+            self.pp,
+        )
+
+    def longest_alone(self, target_ms: float) -> int:
+        """Return the longest sequence (tokens) that alone ends by the target."""
+        longest = 0
+        for mode in self.modes:
+            work = target_ms * ROUND / self.pp - mode.c
+            if work > 0:
+                root = sqrt(mode.b * mode.b + 4 * mode.a * work)
+                longest = max(longest, min(mode.capacity, int(2 * work / (mode.b + root) * ROUND)))
+        return longest
+
+
+def prefer_one_mode(lengths: Ints) -> tuple[Ints, Ints]:
+    """Return the preference and the next indices of lengths in one mode, which skips none."""
+    n = len(lengths)
+    return np.zeros((n, 1), dtype=np.int64), np.arange(n + 1, dtype=np.int64)[None]
+
+
+def _next_true(mask: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Ints:
+    """Return the index of the first true value from each on, row by row; n without one."""
+    rows, n = mask.shape
+    at = np.where(mask, np.arange(n), n)
+    following = np.minimum.accumulate(at[:, ::-1], axis=1)[:, ::-1]
+    return np.ascontiguousarray(
+        np.concatenate([following, np.full((rows, 1), n)], axis=1), dtype=np.int64
+    )
+
+
+class FillTables:
+    """The distinct lengths of a batch, and the costs that its fills share."""
+
+    def __init__(self, lengths: Ints) -> None:
+        self.array = lengths
+        self._costs: dict[tuple[int, int, tuple[ClassMode, ...]], ClassCosts] = {}
+
+    @classmethod
+    def from_batch(cls, batch: Batch) -> FillTables:
+        """Return the tables of a batch, which the first call makes."""
+        tables = batch.memo.get(cls)
+        if not isinstance(tables, FillTables):
+            tables = batch.memo[cls] = cls(batch.distinct)
+        return tables
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """List the lengths."""
+        lengths: list[int] = self.array.tolist()
+        return lengths
+
+    @cached_property
+    def negated(self) -> list[int]:
+        """List the lengths negated, ascending."""
+        return [-length for length in self.lengths]
+
+    @cached_property
+    def _of_one_mode(self) -> tuple[Ints, Ints]:
+        return prefer_one_mode(self.array)
+
+    def find_costs(self, pipeline_class: PipelineClass) -> ClassCosts:
+        """Return the costs on a class, which the first call computes."""
+        key = pipeline_class.pp, pipeline_class.unit, pipeline_class.all_modes
+        if key not in self._costs:
+            self._costs[key] = ClassCosts(self.array, pipeline_class, self._of_one_mode)
+        return self._costs[key]

@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import sys
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -64,7 +65,9 @@ def main() -> None:
         start_step=start_step,
         fan_out_ranks=arguments.fan_out_ranks,
     )
-    with steps:
+    # The host of a rank on NCCL does not notice that another rank has died.
+    watch = runtime.training.watch_ranks() if device.type == "cuda" else nullcontext()
+    with watch, steps:
         for step in steps:
             result = job.run_step(step.view, step.prepared, optimizer, clip_norm=1.0)
             # A rank without work has nothing to compare with the prediction.

@@ -1,6 +1,6 @@
 """Attention kernels on request: those of torch, and those of packages by stand-ins without values.
 
-A stand-in has the package's interface. Torch's code activates FlashAttention-3.
+A stand-in has the package's interface. Torch's code activates FlashAttention-3 and 4.
 """
 
 from __future__ import annotations
@@ -43,6 +43,14 @@ def flash_attention_3() -> dict[str, ModuleType]:
     module = ModuleType("flash_attn_interface")
     module.library = library  # type: ignore[attr-defined]
     return {module.__name__: module}
+
+
+def flash_attention_4() -> dict[str, ModuleType]:
+    """The package that torch imports, whose functions are not called."""
+    names = ("flash_attn", "flash_attn.cute", "flash_attn.cute.interface")
+    modules = {name: ModuleType(name) for name in names}
+    modules[names[-1]].__dict__.update(_flash_attn_fwd=None, _flash_attn_bwd=None)
+    return modules
 
 
 class CompiledFlex(torch.autograd.Function):
@@ -142,7 +150,8 @@ def magi_attention() -> dict[str, ModuleType]:
 
 def run_kernel(name: str, scheme: str = "u2.r2") -> Result:
     """Steps of a staged model whose attention runs on one kernel."""
-    modules = {"fa3": flash_attention_3, "magi": magi_attention}.get(name, dict)()
+    packages = {"fa3": flash_attention_3, "fa4": flash_attention_4, "magi": magi_attention}
+    modules = packages.get(name, dict)()
     plain = flex.compile_attention
     flex.compile_attention = lambda: attend_flexibly
     try:
@@ -157,5 +166,6 @@ def run_kernel(name: str, scheme: str = "u2.r2") -> Result:
 
 
 KERNEL_CASES: dict[str, Callable[[], Result]] = {
-    f"staged by {name}": partial(run_kernel, name) for name in ("fa3", "cudnn", "flex", "magi")
+    f"staged by {name}": partial(run_kernel, name)
+    for name in ("fa3", "fa4", "cudnn", "flex", "magi")
 }

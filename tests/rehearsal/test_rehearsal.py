@@ -40,7 +40,7 @@ OTHERS = (
     *("attached Llama", "attached Mistral", "attached Gemma2", "attached Qwen3Moe"),
     "attached GptOss",
     *("launches u1", "launches u8", "launches r8", "launches r8 gathered"),
-    *("staged by fa3", "staged by cudnn", "staged by flex", "staged by magi"),
+    *("staged by fa3", "staged by fa4", "staged by cudnn", "staged by flex", "staged by magi"),
 )
 CASES = (*QUICK, *OTHERS) if EVERY else QUICK
 STEPS = tuple(name for name in CASES if name.startswith(("module", "staged", "attached")))
@@ -213,6 +213,7 @@ def launches_per_layer(result: Recorded) -> float:
 
 CALLS_OF_KERNELS = {
     "fa3": "_flash_attention_backward",
+    "fa4": "_flash_attention_backward",
     "cudnn": "_scaled_dot_product_cudnn_attention_backward",
     "flex": "flex_attention_backward",
     "magi": "flex_flash_attention_backward",
@@ -224,7 +225,7 @@ def test_the_requested_kernel_runs(recorded: dict[str, Recorded], name: str) -> 
     kernel = name.removeprefix("staged by ")
     if kernel in CALLS_OF_KERNELS:
         assert recorded[name]["step"]["by_operation"][CALLS_OF_KERNELS[kernel]] > 0
-        assert recorded[name]["implementation"] == ("FA3" if kernel == "fa3" else None)
+        assert recorded[name]["implementation"] == {"fa3": "FA3", "fa4": "FA4"}.get(kernel)
 
 
 @pytest.mark.parametrize("name", [name for name in STEPS if name in MOST_LAUNCHES])

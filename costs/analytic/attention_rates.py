@@ -38,15 +38,16 @@ class AttentionRate:
         return self.narrow if self.narrow_causal is None or not masked else self.narrow_causal
 
 
-ATTENTION_KERNELS = ("fa1", "fa2", "fa3", "fa4", "cudnn")
-"""FlashAttention 1 to 4, and cuDNN's, by the names that the runtime has for its kernels. Without a
-request it calls torch's varlen attention, which is FlashAttention-2."""
+ATTENTION_KERNELS = ("fa1", "fa2", "fa3", "fa4", "cudnn", "flex", "magi")
+"""FlashAttention 1 to 4, cuDNN's, FlexAttention and MagiAttention's, by the names that the runtime
+has for its kernels. Without a request it calls torch's varlen attention, which is FlashAttention-2."""
 
 RATES: dict[tuple[str, str], AttentionRate] = {
     ("ampere", "fa1"): AttentionRate(forward=0.45, backward=0.32),
     ("ampere", "fa2"): AttentionRate(
         forward=0.73, backward=0.63, narrow=0.88, narrow_causal=0.91, checked=True
     ),
+    ("ampere", "flex"): AttentionRate(forward=0.66, backward=0.4),
     ("ada", "fa2"): AttentionRate(forward=0.95, backward=0.82, checked=True),
     ("hopper", "fa1"): AttentionRate(forward=0.25, backward=0.18),
     ("hopper", "fa2"): AttentionRate(
@@ -57,6 +58,10 @@ RATES: dict[tuple[str, str], AttentionRate] = {
     ),
     ("hopper", "cudnn"): AttentionRate(
         forward=0.7, backward=0.54, causal=0.92, narrow=0.9, wave=1.5, checked=True
+    ),
+    ("hopper", "flex"): AttentionRate(forward=0.38, backward=0.23),
+    ("hopper", "magi"): AttentionRate(
+        forward=0.75, backward=0.61, causal=0.95, narrow=0.9, wave=1.5
     ),
     ("blackwell", "fa2"): AttentionRate(forward=0.2, backward=0.17),
     ("blackwell", "fa4"): AttentionRate(forward=0.71, backward=0.5),
@@ -76,6 +81,10 @@ RATES: dict[tuple[str, str], AttentionRate] = {
   there and all on CDNA 3 are assumptions, compared with no measurement. FlashAttention-4 states
   71 % of a B200's peak at best, forward ("FlashAttention-4: Algorithm and Kernel Pipelining
   Co-Design for Asymmetric Hardware Scaling", 2026, abstract); backward is assumed to be cuDNN's.
+- FlexAttention, MagiAttention: assumptions, compared with no measurement. FlexAttention's kernels
+  are assumed to reach 90 % of FlashAttention-2's rate forward and 85 % backward, and backward of
+  this runtime computes forward once more. MagiAttention's is built on FlashAttention-3 (its
+  documentation, v1.1) and assumed to be as fast.
 """
 
 

@@ -14,7 +14,7 @@ from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.estimate import Load, estimate, problem
 from seqplan.costs.analytic.hardware import ClusterHardware, Hardware
-from seqplan.costs.analytic.kernels import attention_kernel_ms, matmul_ms
+from seqplan.costs.analytic.kernels import BACKWARD_FLOPS, attention_kernel_ms, matmul_ms
 from seqplan.costs.analytic.links import Group, rank_latency_ms, ring_collective_ms
 from seqplan.costs.analytic.memory import layer_activation_bytes, verdict
 from seqplan.costs.analytic.terms import stage_terms
@@ -57,6 +57,21 @@ def test_every_device_has_the_kernel_that_this_runtime_calls() -> None:
         assert (device.warning is None) == (not device.unchecked)
     with pytest.raises(ValueError, match="'fa3' is not known on ada devices; there: fa2"):
         replace(DEVICES["l20-48gb"], attention_kernel="fa3")
+
+
+@pytest.mark.parametrize("kernel", ["flex", "magi"])
+def test_assumed_kernels_are_unchecked_by_name(kernel: str) -> None:
+    hardware = replace(H100, attention_kernel=kernel)
+    assert f"in attention ({kernel}) is assumed" in (hardware.warning or "")
+
+
+def test_flex_takes_as_long_backward_as_its_two_passes() -> None:
+    """Backward computes forward again: 2.5 times its products, and once more."""
+    for generation in ("ampere", "hopper"):
+        fa2, flex = rate_of(generation, "fa2"), rate_of(generation, "flex")
+        again = 1 / (0.9 * fa2.forward) + BACKWARD_FLOPS / (0.85 * fa2.backward)
+        assert flex.forward == pytest.approx(0.9 * fa2.forward, abs=0.006)
+        assert flex.backward == pytest.approx(BACKWARD_FLOPS / again, abs=0.006)
 
 
 def test_later_kernels_are_faster_on_hopper_and_narrow_heads_slower() -> None:

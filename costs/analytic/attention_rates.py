@@ -40,7 +40,7 @@ class AttentionRate:
 
 ATTENTION_KERNELS = ("fa1", "fa2", "fa3", "fa4", "cudnn", "flex", "magi")
 """FlashAttention 1 to 4, cuDNN's, FlexAttention and MagiAttention's, by the names that the runtime
-has for its kernels. Without a request it calls torch's varlen attention, which is FlashAttention-2."""
+has for its kernels. Without a request it calls torch's varlen attention, FlashAttention-2."""
 
 RATES: dict[tuple[str, str], AttentionRate] = {
     ("ampere", "fa1"): AttentionRate(forward=0.45, backward=0.32),

@@ -175,9 +175,10 @@ class Job:
     def evaluation(self) -> Iterator[nn.Module]:
         """Yield the transformers model with the values after the last step.
 
-        With the attention that it was loaded with, in evaluation mode and without gradients, to
-        evaluate on other batches or to generate. All ranks enter it together, between steps;
-        inside, each rank works independently.
+        With the attention that it was loaded with, and not the job's kernel, as batches may be
+        padded and generation keeps keys; ``token_values`` evaluates with the job's. In evaluation
+        mode and without gradients, to evaluate on other batches or to generate. All ranks enter it
+        together, between steps; inside, each rank works independently.
         """
         with evaluation_mode(self.model, self._parts.attached, self.states) as model:
             yield model

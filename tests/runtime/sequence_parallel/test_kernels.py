@@ -26,6 +26,7 @@ from seqplan.runtime.sequence_parallel.kernels import (
     find_kernel,
     flex,
 )
+from seqplan.runtime.sequence_parallel.kernels.cudnn import CudnnKernel
 from seqplan.runtime.sequence_parallel.kernels.flex import FlexKernel
 
 HEADS = torch.zeros(5, 4, 16)
@@ -81,6 +82,28 @@ def test_devices_and_packages_are_checked(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     heads: Any = OnDevice()
     assert find_kernel(name).find_unsupported(heads, heads, Scores(0.1)) == reason
+
+
+@pytest.mark.parametrize("option", ["window", "chunk"])
+def test_requested_kernel_without_windows_is_rejected_before_it_runs(option: str) -> None:
+    """Also if no document of the micro-batch is longer than the window."""
+    context = replace(local_context([5]), kernel=find_kernel("cudnn"))
+    with pytest.raises(ValueError, match=r"^kernel 'cudnn' .*: the mask has a window or chunks\."):
+        runtime.attention(HEADS, HEADS, HEADS, context, **{option: 8})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("width", "value_width", "reason"),
+    [
+        (68, 64, "heads have 68 elements, not a multiple of 8"),
+        (136, 64, "heads have 136 elements, more than 128"),
+    ],
+)
+def test_widths_are_checked_for_keys_and_values(width: int, value_width: int, reason: str) -> None:
+    """On a CPU the device comes first, so that it is replaced."""
+    requirements = replace(CudnnKernel.requirements, device="cpu", dtypes=None)
+    q, v = torch.zeros(5, 4, width), torch.zeros(5, 4, value_width)
+    assert requirements.find_unmet(q, v, Scores(1.0)) == reason
 
 
 @pytest.fixture

@@ -112,6 +112,21 @@ def test_every_query_meets_every_key_that_it_sees_once(
     assert sorted(met) == wanted
 
 
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    ring=st.integers(1, 5),
+    gather_below=st.integers(0, 12),
+)
+def test_causal_pieces_without_a_window_have_as_many_keys_as_queries(
+    lengths: list[int], ring: int, gather_below: int
+) -> None:
+    """Kernels rely on it that align a causal mask at the top left, and support no windows."""
+    for rank in range(ring):
+        layout = ring_layout(lengths, ring, rank, gather_below=gather_below)
+        assert layout.cut is None
+        assert all(q1 - q0 == k1 - k0 for q0, q1, k0, k1 in layout.local)
+
+
 @pytest.mark.parametrize("ring", [2, 3, 8])
 def test_work_is_even_over_the_ring(ring: int) -> None:
     """Zigzag: every rank computes the same number of score pairs, but for rounding."""

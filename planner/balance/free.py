@@ -9,8 +9,8 @@ from heapq import heappop, heappush
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.gpu_time import cheap_bound_ms
-from seqplan.planner.bounds.relaxation import certify
 from seqplan.planner.placement.dispatch import balance, dispatch, level
 from seqplan.planner.placement.fill import Filler
 from seqplan.planner.placement.fleet import Bin, Fleet, PipelineClass

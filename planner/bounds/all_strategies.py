@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.certificate import bound_by_relaxation_ms
 from seqplan.planner.bounds.gpu_time import single_bound_ms
-from seqplan.planner.bounds.relaxation import bound_by_relaxation_ms, relax
+from seqplan.planner.bounds.relaxation import relax
 from seqplan.planner.bounds.resources import (
     ROUNDING,
     HeldValue,

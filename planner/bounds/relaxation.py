@@ -1,16 +1,9 @@
-"""The relaxation of a step, and the bounds that its prices prove.
+"""The relaxation of a step, whose prices prove bounds (``certificate``).
 
 A small linear program over groups of similar sequences chooses how many pipelines of each class run
 how many micro-batches, fractions allowed, and which share of each group they take. Its scale is the
 factor by which the pipelines (or GPUs) have to grow for the batch to end by a time; its duals give
 the value of each sequence.
-
-In a pipeline that ends by τ with V micro-batches, the shares that its sequences take of any
-resource, or of any weighted mix of them, sum to at most 1; so their values sum to at most the
-largest ratio of value to share. If all values together exceed what all pipelines can hold in this
-sense, no placement ends by τ. This holds whatever the values and mixes are. A few lengths that the
-program has not seen, as it sees similar ones as one group, may be valued above what they take
-somewhere: their values are cut to that (``_surplus``).
 """
 
 from __future__ import annotations
@@ -23,26 +16,16 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.gpu_time import single_bound_ms
 from seqplan.planner.bounds.resources import (
-    ROUNDING,
     ClassLengths,
-    HeldValue,
     Mixes,
     Relaxation,
     Resources,
     count_resources,
     group_lengths,
-    list_fixed_mixes,
     peak_levels,
 )
-from seqplan.planner.placement.fleet import Fleet, Floats, Ints, PipelineClass
-
-BISECTION_TOLERANCE = 1e-4
-"""Relative width of the bisection for the largest refuted time."""
-
-CERTIFY_GAP = 2e-3
-"""The gap at which the proof is sought first; above it the prices are refined once."""
+from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
 
 _LADDER = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 48, 64)
 """Numbers of micro-batches that are distinguished when all schemes are in play."""
@@ -290,128 +273,3 @@ def _normalize(weights: Floats) -> Floats:
     total = weights.sum(axis=1, keepdims=True)
     only_work = np.eye(weights.shape[1])[0]
     return np.where(total > 0, weights / np.where(total > 0, total, 1.0), only_work)
-
-
-def bound_by_relaxation_ms(
-    classes: Sequence[PipelineClass],
-    batch: Batch,
-    relaxation: Relaxation,
-    low_ms: float,
-    high_ms: float,
-    gpus: int | None = None,
-    guess_ms: float | None = None,
-) -> float:
-    """Find the largest time in [``low_ms``, ``high_ms``] that the relaxation's values refute.
-
-    ``low_ms`` is returned when nothing above it is refuted: it must be a bound already. With
-    ``gpus``, the bound is over all strategies of these classes on that many GPUs. ``guess_ms``:
-    where the bound is expected; just below and above it are tried first.
-    """
-    needed = float(relaxation.values @ batch.multiplicity)
-    extra = list_fixed_mixes(relaxation)
-    if gpus is None:
-        extra = extra[:1]
-    held = [
-        HeldValue(pipeline_class, batch, relaxation, k, extra)
-        for k, pipeline_class in enumerate(classes)
-    ]
-    # Over all strategies one class that can hold too much refutes nothing: the one that last did
-    # is tried first.
-    order = list(range(len(classes)))
-
-    def refutes(time_ms: float) -> bool:
-        if gpus is None:
-            prices = [value.most(time_ms) for value in held]
-            offered = sum(k.count * price for k, price in zip(classes, prices, strict=True))
-            if needed > offered * (1 + ROUNDING):
-                return True
-        else:
-            prices = [float(pipeline_class.gpus) for pipeline_class in classes]
-            offered = float(gpus)
-        return _is_refuted(
-            relaxation.values, batch.multiplicity, held, prices, offered, time_ms, order
-        )
-
-    if refutes(high_ms):
-        return high_ms
-    low, high = low_ms, high_ms
-    tolerance = BISECTION_TOLERANCE if gpus is None else 10 * BISECTION_TOLERANCE
-    near = [] if guess_ms is None else [guess_ms * (1 + 2 * tolerance * side) for side in (1, -1)]
-    while high - low > tolerance * high:
-        middle = near.pop() if near else (low + high) / 2
-        if not low < middle < high:
-            continue
-        if refutes(middle):
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-def _is_refuted(
-    values: Floats,
-    counts: Ints,
-    held: Sequence[HeldValue],
-    prices: Sequence[float],
-    offered: float,
-    time_ms: float,
-    order: list[int],
-) -> bool:
-    """Return whether values exceed what pipelines of some ``prices`` can hold.
-
-    ``order``: of asking the classes; that which leaves nothing refuted comes first in it.
-    """
-    needed = float(values @ counts)
-    least = np.full(len(values), np.inf)
-    for place, k in enumerate(order):
-        if prices[k] > 0:  # no value can be in a pipeline of none
-            share = held[k].least_share(time_ms, prices[k] * needed / offered)
-            np.minimum(least, prices[k] * share, out=least)
-        if _surplus(values, least, counts, offered) <= needed * ROUNDING:
-            order.insert(0, order.pop(place))
-            return False
-    return True
-
-
-def _surplus(values: Floats, least: Floats, counts: Ints, offered: float) -> float:
-    """Return by how much values of ``counts`` sequences can exceed what pipelines then hold.
-
-    Of values that are cut (``cut_values``); 0 if nothing is gained at any weight.
-    """
-    cut, weight = cut_values(values, least, counts, offered)
-    return float(cut @ counts) - weight * offered
-
-
-def cut_values(values: Floats, least: Floats, counts: Ints, offered: float) -> tuple[Floats, float]:
-    """Cut values to w·``least``, at the weight w at which they exceed w·``offered`` by most.
-
-    A pipeline holds w times its price if no value is above w·``least``, the least that a
-    length takes of any pipeline, priced. Values that no pipeline can hold are not cut.
-    """
-    takes = np.isfinite(least)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        # The w from which a value is whole.
-        cut_at = np.where(takes & (values > 0), values / least, 0.0)
-    order = np.argsort(-cut_at, kind="stable")
-    growth = np.cumsum((counts * np.where(takes, least, 0.0))[order])
-    # Concave in w: the surplus grows with w as long as the values that are cut grow by more.
-    last = int(np.searchsorted(growth, offered))
-    weight = float(cut_at[order[last]]) if last < len(order) else 0.0
-    return np.where(takes, np.minimum(values, weight * np.where(takes, least, 0.0)), values), weight
-
-
-def certify(fleet: Fleet, batch: Batch, objective_ms: float) -> float:
-    """Prove a lower bound (ms) on the step's time with this fleet, by priced relaxation."""
-    low = single_bound_ms(fleet.classes, batch)
-    time = objective_ms / (1 + CERTIFY_GAP)
-    if low >= time:
-        return min(low, objective_ms)
-    for _ in range(2):
-        relaxed = relax(fleet.classes, batch, time)
-        if relaxed is None:
-            return low  # not solved: that proves nothing
-        low = bound_by_relaxation_ms(fleet.classes, batch, relaxed, low, objective_ms)
-        if low >= objective_ms / (1 + 2 * CERTIFY_GAP):
-            break
-        time = low * (1 + CERTIFY_GAP)
-    return low

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.relaxation import cut_values, relax
+from seqplan.planner.bounds.certificate import cut_values
+from seqplan.planner.bounds.relaxation import relax
 from seqplan.planner.bounds.resources import ROUNDING, HeldValue, Relaxation, list_fixed_mixes
 from seqplan.planner.placement.fleet import ClassMode, Fleet, Floats, PipelineClass
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from math import inf
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.gpu_time import area_bound_ms, cheap_bound_ms, single_bound_ms
-from seqplan.planner.bounds.relaxation import certify, relax
+from seqplan.planner.bounds.relaxation import relax
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.placement.assembly import Selected
 from seqplan.planner.placement.dispatch import TOLERANCE, balance, dispatch, level, probe

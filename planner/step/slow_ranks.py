@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.gpu_time import cheap_bound_ms
-from seqplan.planner.bounds.relaxation import certify
 from seqplan.planner.placement.assembly import Selected
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler, Placement

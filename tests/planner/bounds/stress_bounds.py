@@ -15,8 +15,9 @@ from instances import random_case, random_case_with_modes
 from oracles.exhaustive import any_strategy_optimum, step_optimum
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.certificate import bound_by_relaxation_ms
 from seqplan.planner.bounds.gpu_time import area_bound_ms, single_bound_ms
-from seqplan.planner.bounds.relaxation import bound_by_relaxation_ms, relax
+from seqplan.planner.bounds.relaxation import relax
 from seqplan.planner.bounds.resources import Mixes, Relaxation, count_resources
 from seqplan.planner.placement.fleet import Floats, PipelineClass
 

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from instances import Case, cases, fleet
 from oracles.exhaustive import step_optimum
 
+from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.gpu_time import single_bound_ms
-from seqplan.planner.bounds.relaxation import certify
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler
 

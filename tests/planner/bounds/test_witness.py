@@ -15,7 +15,7 @@ from instances import Case, cases, fleet, random_case_with_modes
 from oracles.exhaustive import step_optimum
 
 from seqplan import Plan, Planner, Workload, find_profile
-from seqplan.planner.bounds.relaxation import certify
+from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.witness import find_witness
 from seqplan.planner.step.check_bounds import find_unproven, witness_of
 from seqplan.plans.lint import lint

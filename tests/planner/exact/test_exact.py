@@ -21,8 +21,8 @@ from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
+from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.gpu_time import single_bound_ms
-from seqplan.planner.bounds.relaxation import certify
 from seqplan.planner.exact.close_gap import EXACT_GAP, close_gap
 from seqplan.planner.exact.instance import MOST_SEQUENCES, Instance
 from seqplan.planner.exact.model import LEAST_GAIN, ExactSolution, solve

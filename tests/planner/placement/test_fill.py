@@ -10,8 +10,9 @@ from instances import Case, cases, fleet, random_case
 from oracles.exhaustive import step_optimum
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.certificate import bound_by_relaxation_ms
 from seqplan.planner.bounds.gpu_time import area_bound_ms, single_bound_ms
-from seqplan.planner.bounds.relaxation import bound_by_relaxation_ms, relax
+from seqplan.planner.bounds.relaxation import relax
 from seqplan.planner.placement.dispatch import dispatch, level, probe
 from seqplan.planner.placement.fill import Filler, Filling
 from seqplan.planner.placement.fleet import PipelineClass

@@ -27,14 +27,14 @@ from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.simulation.timeline import simulate_plan_ms
-from seqplan.planner.step.selection import select
-from seqplan.planner.step.step_planner import (
+from seqplan.planner.step.regroup_planner import (
     REFORMING_GAIN,
-    StepPlanner,
     assemble_regrouping,
     find_regroup_layouts,
     with_regrouping,
 )
+from seqplan.planner.step.selection import select
+from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.strategies.regrouping import (
     RegroupFiller,
     RegroupLayout,

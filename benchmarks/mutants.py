@@ -60,6 +60,12 @@ MUTANTS = (
     Mutant(_U, "part[:, max(again, 0) :]", "part[:, :stop - covered]", (_RING,)),
     Mutant(_R, "attend(k, v, home, layout.local, ring.causal)", "pass", (_SUMS,)),
     Mutant(_R, "transfers.passing.add_home(home.flat(k))", "pass", (_RING,)),
+    Mutant(
+        "runtime/sequence_parallel/ring_transfers.py",
+        "self._home.view(shape).sum(0)",
+        "self._home.view(shape)[0]",
+        (_RING,),
+    ),
     Mutant(_R, "    lse = torch.logaddexp(lse, sinks.to(exact))", "    pass", (_MASKED,)),
     Mutant(_R, "return -(weights * (dout", "return (weights * (dout", (_MASKED,)),
     Mutant(_ATTENTION, "q.shape[2] ** -0.5 if scale", "q.shape[2] ** -0.4 if scale", (_SUMS,)),

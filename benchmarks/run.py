@@ -24,6 +24,7 @@ NAMES = (
     "drawn_settings",
     "regrouping",
     "window",
+    "degrees",
     "balance",
     "slow_rank",
     "integrations",

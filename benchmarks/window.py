@@ -57,7 +57,7 @@ def _row(source: Data, model: str, layout: str, gpus: int, context: int, tokens:
 def _mean_ms(batches: Iterable[Batch], models: Models, gpus: int) -> float:
     """Plan steps on the layout, groups that stay; the mean time of forward and backward (ms)."""
     times = []
-    (layout,) = LayoutSchemes.list_from_models(models)
+    layout = LayoutSchemes.list_from_models(models)[0]
     for batch in batches:
         placement = Constructive(layout, batch, gpus).place(np.inf)
         assert placement is not None

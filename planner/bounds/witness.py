@@ -19,7 +19,7 @@ from seqplan.planner.bounds.relaxation import relax
 from seqplan.planner.bounds.resources import ROUNDING, HeldValue, Relaxation, list_fixed_mixes
 from seqplan.planner.placement.fleet import ClassMode, Fleet, Floats, PipelineClass
 
-NEAR = (1.0, 1.002, 1.004, 1.01, 1.03)
+NEAR = (1.0, 1.002, 1.004, 0.9995, 0.998, 1.01, 1.03)
 """Multiples of a time at which the relaxation is solved for values that refute the time."""
 
 
@@ -47,9 +47,7 @@ class Witness:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the witness as JSON values; see ``examples/check_bound.py``."""
-        rows = zip(
-            self.fleet.strategy.counts, self.fleet.classes, self.prices, self.mixes, strict=True
-        )
+        rows = zip(self.fleet.schemes, self.fleet.classes, self.prices, self.mixes, strict=True)
         return {
             "bound_ms": self.time_ms,
             "lengths": self.batch.distinct.tolist(),
@@ -63,7 +61,7 @@ class Witness:
                     "price": price,
                     "mixes": mixes.tolist(),
                 }
-                for (scheme, _), k, price, mixes in rows
+                for scheme, k, price, mixes in rows
             ],
         }
 

@@ -101,24 +101,33 @@ def plan_micro_steps(
     searched further. Micro-steps of one degree throughout are tried first, which is all if there is
     no other. Then sequences of equal groups are assigned evenly, and groups split, widened or given
     a sequence of another micro-step until no rank is idle, or sequences are too few for that. All
-    this for each recomputation mode; then each micro-batch takes the cheapest that holds it.
-    ``ValueError`` if sequences are fewer than the required micro-steps.
+    this for each recomputation mode, and with groups of powers of two alone as well; then each
+    micro-batch takes the cheapest mode that holds it. ``ValueError`` if sequences are fewer than
+    the required micro-steps.
     """
     bounded = tuple(of_mode for model in models for of_mode in stage_class(model).by_mode)
     names = dict.fromkeys(mode.name for model in models for mode in model.modes)
-    if len(names) < 2:
-        return _plan_micro_steps(batch, models, bounded, gpus, multiple)
     whole = {model.scheme: stage_class(model) for model in models}
     best: MicroSteps | None = None
-    for name in names:
-        of_mode = [in_mode for model in models if (in_mode := model.find_mode(name)) is not None]
-        micro_steps = _plan_micro_steps(batch, of_mode, bounded, gpus, multiple)
-        if micro_steps is None:
-            continue
-        micro_steps = _choose_modes(micro_steps, batch, whole)
-        if best is None or micro_steps.objective_ms < best.objective_ms:
-            best = micro_steps
+    for some in _list_sizes(models):
+        for name in names if len(names) > 1 else (None,):
+            of_mode = [m for model in some if (m := model.find_mode(name) if name else model)]
+            if not of_mode:
+                continue
+            micro_steps = _plan_micro_steps(batch, of_mode, bounded, gpus, multiple)
+            if micro_steps is None:
+                continue
+            if name:
+                micro_steps = _choose_modes(micro_steps, batch, whole)
+            if best is None or micro_steps.objective_ms < best.objective_ms:
+                best = micro_steps
     return best
+
+
+def _list_sizes(models: Sequence[SchemeModel]) -> list[Sequence[SchemeModel]]:
+    """List all schemes, and if some groups are no power of two, those that are as well."""
+    powers = [m for m in models if m.scheme.sp & (m.scheme.sp - 1) == 0]
+    return [models, powers] if 0 < len(powers) < len(models) else [models]
 
 
 def _choose_modes(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from math import fsum, inf
 
 import numpy as np
@@ -212,7 +213,7 @@ class PipelineClass:
 
 @dataclass(frozen=True)
 class Fleet:
-    """A strategy on a cluster: one ``PipelineClass`` per scheme, in the strategy's order."""
+    """A strategy on a cluster: a class per scheme and slowdown, in the strategy's order."""
 
     strategy: Strategy
     classes: tuple[PipelineClass, ...]
@@ -226,6 +227,13 @@ class Fleet:
                 PipelineClass.from_model(models[scheme], count) for scheme, count in strategy.counts
             ),
         )
+
+    @property
+    def schemes(self) -> list[Scheme]:
+        """List the scheme of every class; slow pipelines are a class of their scheme."""
+        of_pipelines = list(self.strategy)
+        firsts = accumulate((k.count for k in self.classes[:-1]), initial=0)
+        return [of_pipelines[first] for first in firsts]
 
     @property
     def pipelines(self) -> list[PipelineClass]:

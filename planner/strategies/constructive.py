@@ -44,14 +44,19 @@ class LayoutSchemes:
     def list_from_models(cls, models: Models) -> list[LayoutSchemes]:
         """List the layouts of ``models``, ascending; those without room for a token are left out.
 
-        None of it depends on a batch: made once, it serves all.
+        A layout with groups of 3, 5 or 6 times as many ranks as others is there twice: with all,
+        and with groups of powers of two alone, as fewer sizes at times waste less. None of it
+        depends on a batch: made once, it serves all.
         """
         layouts = []
         usable = {scheme: model for scheme, model in models.items() if model.max_sequence > 0}
         for layout in sorted(layouts_of(usable)):
-            kept = drop_dominated({s: m for s, m in usable.items() if (s.tp, s.pp) == layout})
-            classes = tuple(PipelineClass.from_model(model, 1) for model in kept.values())
-            layouts.append(cls(layout, kept, classes))
+            of_layout = {s: m for s, m in usable.items() if (s.tp, s.pp) == layout}
+            powers = {s: m for s, m in of_layout.items() if s.sp & (s.sp - 1) == 0}
+            for some in [of_layout, powers] if 0 < len(powers) < len(of_layout) else [of_layout]:
+                kept = drop_dominated(some)
+                classes = tuple(PipelineClass.from_model(model, 1) for model in kept.values())
+                layouts.append(cls(layout, kept, classes))
         return layouts
 
     def holds(self, batch: Batch) -> bool:

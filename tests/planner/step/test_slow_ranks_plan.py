@@ -16,7 +16,7 @@ from seqplan.planner.errors import OptionError
 from seqplan.planner.placement.slowdown import Slowdown, make_slow_fleet
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.simulation.timeline import simulate_plan_ms
-from seqplan.planner.step.check_bounds import find_unproven
+from seqplan.planner.step.check_bounds import find_unproven, witness_of
 from seqplan.planner.step.slow_ranks import list_factors
 from seqplan.planner.workload import Workload
 from seqplan.plans.lint import lint
@@ -65,6 +65,10 @@ def test_plans_around_slow_ranks_are_sound(profile: str, gpus: int, tokens: int)
         assert list(lint(made, models)) == []
         assert from_json(to_json(made)) == made
         assert list(find_unproven(made, models)) == []
+        witness = witness_of(made, models)
+        if witness["proof"] == "prices":
+            pipelines = sum(entry["pipelines"] for entry in witness["classes"])
+            assert pipelines == len(made.pipelines)
         assert simulate_plan_ms(made, known.forward_fraction) <= made.predicted_ms + 0.01
         for pipeline in made.pipelines:
             assert pipeline.slowdown == max(factors[rank] for rank in pipeline.ranks)

@@ -48,7 +48,7 @@ def test_constructed_strategies_are_sound_and_not_below_the_optimum(
     case: tuple[Models, Batch, int],
 ) -> None:
     models, batch, gpus = case
-    (layout,) = LayoutSchemes.list_from_models(models)
+    layout = LayoutSchemes.list_from_models(models)[0]
     constructive = Constructive(layout, batch, gpus)
     assert layout.holds(batch)
     placement = constructive.place(np.inf)
@@ -69,7 +69,7 @@ def test_it_is_close_to_the_bound_without_any_candidate(layout: tuple[int, int],
     usable = load_shipped("llama-32b-a800-80gb").usable(1024, 32768)
     models = {m.scheme: m for m in usable if (m.scheme.tp, m.scheme.pp) == layout}
     batch = batch_of(seed, 1500)
-    (layout,) = LayoutSchemes.list_from_models(models)
+    layout = LayoutSchemes.list_from_models(models)[0]
     constructive = Constructive(layout, batch, 1024)
     placement = constructive.place(np.inf)
     assert placement is not None
@@ -87,7 +87,7 @@ def test_a_limit_just_above_the_result_does_not_hide_it() -> None:
     usable = load_shipped("llama-32b-a800-80gb").usable(1024, 32768)
     models = {m.scheme: m for m in usable if (m.scheme.tp, m.scheme.pp) == (8, 1)}
     batch = batch_of(2, 1500)
-    (layout,) = LayoutSchemes.list_from_models(models)
+    layout = LayoutSchemes.list_from_models(models)[0]
     constructive = Constructive(layout, batch, 1024)
     reached = constructive.place(np.inf)
     assert reached is not None
@@ -100,7 +100,7 @@ def test_a_limit_just_above_the_result_does_not_hide_it() -> None:
 def test_a_layout_that_holds_no_such_sequence_makes_none() -> None:
     scheme = Scheme(tp=2)
     models = {scheme: SchemeModel(scheme, Latency(0.0, 1.0, 0.0), 10)}
-    (layout,) = LayoutSchemes.list_from_models(models)
+    layout = LayoutSchemes.list_from_models(models)[0]
     batch = Batch.from_lengths([11])
     assert not layout.holds(batch)
     assert Constructive(layout, batch, 8).place(np.inf) is None
@@ -110,7 +110,7 @@ def test_with_stages_a_long_sequence_pays_for_its_bubble() -> None:
     # At prices of GPU-time alone it was 6 % above the bound over all strategies of the layout.
     usable = load_shipped("llama-32b-a800-80gb").usable(512, 32768)
     models = {m.scheme: m for m in usable if (m.scheme.tp, m.scheme.pp) == (8, 2)}
-    (layout,) = LayoutSchemes.list_from_models(models)
+    layout = LayoutSchemes.list_from_models(models)[0]
     batch = Batch.from_lengths(np.minimum(CODE[:600], 32768).tolist())
     placement = Constructive(layout, batch, 512).place(np.inf)
     assert placement is not None

@@ -1,0 +1,65 @@
+"""Groups of any size: plans with more sizes are never slower, and bounds hold for all of them."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from seqplan import Planner, Profile, Scheme
+from seqplan.costs.analytic.deployment import Deployment
+from seqplan.costs.analytic.derive import derive_profile
+from seqplan.costs.analytic.devices import DEVICES
+from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.model_sizes import MODELS, ModelSizes
+from seqplan.planner.execution import ExecutionKind
+from seqplan.planner.step.check_bounds import find_unproven
+from seqplan.planner.workload import Workload
+from seqplan.plans.lint import lint
+
+CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
+POWERS, ANY = (1, 2, 4, 8), (1, 2, 3, 4, 5, 6, 7, 8)
+
+
+@cache
+def derive(rings: tuple[int, ...]) -> Profile:
+    deployment = Deployment(
+        cluster=ClusterHardware(DEVICES["h100-80gb"], 4, 8),
+        sizes=ModelSizes.from_mapping(MODELS["llama3-8b"]),
+        zero=1,
+        recompute="none",
+    )
+    schemes = [Scheme(tp=2, ring=ring) for ring in rings]
+    return Profile.from_document(derive_profile(deployment, schemes, name="rings"), "rings")
+
+
+@pytest.mark.parametrize("execution", ["lockstep", "static"])
+@pytest.mark.parametrize(("gpus", "context"), [(32, 65_536), (24, 32_768)])
+def test_more_sizes_are_never_slower(execution: ExecutionKind, gpus: int, context: int) -> None:
+    faster = 0
+    for seed in range(4):
+        drawn = np.random.default_rng(seed).choice(CODE[context >= CODE], 5_000)
+        lengths = drawn[: int(np.searchsorted(np.cumsum(drawn), 12_000 * gpus))]
+        powers, every = (
+            Planner.from_profile(derive(rings), gpus, context, execution=execution, sync=None).plan(
+                lengths
+            )
+            for rings in (POWERS, ANY)
+        )
+        assert every.predicted_ms <= powers.predicted_ms * (1 + 1e-9)
+        faster += every.predicted_ms < powers.predicted_ms * 0.999
+        models = Workload(gpus, context, context).models(derive(ANY))
+        assert list(lint(every, models)) == []
+        assert list(find_unproven(every, models)) == []
+    assert faster or execution == "static"
+
+
+def test_a_bound_between_two_relaxations_is_proven_again() -> None:
+    """Prices at the bound and at later times do not refute it; those just before it do."""
+    drawn = np.random.default_rng(1).choice(CODE[CODE <= 32_768], 5_000)
+    lengths = drawn[: int(np.searchsorted(np.cumsum(drawn), 12_000 * 24))]
+    planner = Planner.from_profile(derive(POWERS), 24, 32_768, execution="static", sync=None)
+    models = Workload(24, 32_768, 32_768).models(derive(POWERS))
+    assert list(find_unproven(planner.plan(lengths), models)) == []

@@ -125,7 +125,7 @@ def plan_micro_steps(
 
 
 def _list_sizes(models: Sequence[SchemeModel]) -> list[Sequence[SchemeModel]]:
-    """List all schemes, and if some groups are no power of two, those that are as well."""
+    """List all schemes, and those of powers of two alone if there are others."""
     powers = [m for m in models if m.scheme.sp & (m.scheme.sp - 1) == 0]
     return [models, powers] if 0 < len(powers) < len(models) else [models]
 

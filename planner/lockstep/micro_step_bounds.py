@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, inf
+from typing import Literal
 
 import numpy as np
 
@@ -54,7 +55,8 @@ def micro_steps_bound_ms(
     filling and draining take (stages − 1) times L, or the mean micro-step if that is longer. And
     the longest micro-step counts ``stages`` times, every other as long as one of the shortest
     sequences alone. That GPU-time falls as L grows past the time that a sequence takes alone in a
-    cheaper group: of all such L the least counts.
+    cheaper group: of all such L the least counts. Groups that hold few tokens need more micro-steps
+    than the fewest: whatever their number, a token pays c/capacity of its group at least.
     """
     overhead = min(pipeline_class.c for pipeline_class in classes)
     longest_ms, area = _least_areas(classes, batch)
@@ -68,7 +70,10 @@ def micro_steps_bound_ms(
             drained_ms, spread_ms + counted * overhead + (stages - 1) * longest_or_mean
         )
     alone_ms = stages * longest_ms + _shortest_alone_ms(classes, batch, micro_steps - 1)
-    return float(np.maximum(drained_ms, alone_ms).min()) * (1 - 1e-9)
+    paid_ms, paid_area = _least_areas(classes, batch, overhead="shared")
+    by_tokens_ms = np.maximum(paid_ms, paid_area / ranks) + (stages - 1) * paid_ms
+    bound_ms = max(float(np.maximum(drained_ms, alone_ms).min()), float(by_tokens_ms.min()))
+    return bound_ms * (1 - 1e-9)
 
 
 def _shortest_alone_ms(classes: Sequence[PipelineClass], batch: Batch, number: int) -> float:
@@ -95,16 +100,20 @@ def one_by_one_bound_ms(classes: Sequence[PipelineClass], batch: Batch, ranks: i
     No sequence takes longer than the step. In groups in which none does, all of them take the least
     GPU-time with their overheads, spread over all ranks.
     """
-    longest_ms, area = _least_areas(classes, batch, one_each=True)
+    longest_ms, area = _least_areas(classes, batch, overhead="each")
     return float(np.maximum(longest_ms, area / ranks).min()) * (1 - 1e-9)
 
 
 def _least_areas(
-    classes: Sequence[PipelineClass], batch: Batch, *, one_each: bool = False
+    classes: Sequence[PipelineClass],
+    batch: Batch,
+    *,
+    overhead: Literal["none", "shared", "each"] = "none",
 ) -> tuple[Floats, Floats]:
     """List times of the longest micro-step, with the batch's least GPU-time then (ms).
 
-    ``one_each``: each sequence pays the overhead of a micro-batch.
+    ``overhead``: of a micro-batch, that sequences pay: none, their tokens' share of it, or all of
+    it each.
     """
     lengths, counts = batch.distinct, batch.multiplicity
     work = np.stack([pipeline_class.work_ms(lengths) for pipeline_class in classes])
@@ -114,7 +123,11 @@ def _least_areas(
     sizes = np.array([[pipeline_class.gpus] for pipeline_class in classes], dtype=np.float64)
     overheads = np.array([[pipeline_class.c] for pipeline_class in classes])
     alone_ms = np.where(holds, work + overheads, inf)
-    times_ms = work + overheads if one_each else work
+    times_ms = work
+    if overhead == "each":
+        times_ms = work + overheads
+    elif overhead == "shared":
+        times_ms = np.stack([k.work_with_overhead_ms(lengths) for k in classes])
     return least_areas(alone_ms, np.where(holds, sizes * times_ms, inf), counts)
 
 

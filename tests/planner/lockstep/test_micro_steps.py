@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.micro_steps import least_micro_steps_ms
 
+from seqplan import Planner
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import load_shipped
@@ -158,3 +159,21 @@ def test_equal_groups_are_chosen_with_their_overhead() -> None:
     assert micro_steps is not None
     alone = [plan_micro_steps(batch, [model], 4) for model in models]
     assert micro_steps.objective_ms == min(plan.objective_ms for plan in alone if plan)
+
+
+def test_the_bound_counts_the_micro_steps_of_groups_that_hold_few_tokens() -> None:
+    """A mode that keeps all is fast and holds a tenth: 16 micro-steps of it, or 2 that recompute."""
+    ranks, batch = 2, Batch.from_lengths([10] * 64)
+    light = PipelineClass(1, 0.0, 1.0, 5.0, 20, 1, 1, 1)
+    full = PipelineClass(1, 0.0, 1.4, 5.0, 200, 1, 1, 1)
+    of_light, of_full = 64 * 10 / 2 + 16 * 5, 64 * 10 * 1.4 / 2 + 2 * 5
+    bound_ms = micro_steps_bound_ms([light, full], batch, ranks, 2)
+    assert bound_ms <= min(of_light, of_full)
+    assert bound_ms == pytest.approx(of_light)
+
+
+def test_lockstep_of_several_modes_is_near_its_bound() -> None:
+    lengths = np.random.default_rng(1).choice(CODE[CODE <= 32_768], 4_000)
+    lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), 300_000))]
+    planner = Planner.from_profile("qwen3-32b-h100-80gb", 16, 32_768, execution="lockstep")
+    assert planner.plan(lengths).gap < 0.01

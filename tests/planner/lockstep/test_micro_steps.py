@@ -162,7 +162,7 @@ def test_equal_groups_are_chosen_with_their_overhead() -> None:
 
 
 def test_the_bound_counts_the_micro_steps_of_groups_that_hold_few_tokens() -> None:
-    """A mode that keeps all is fast and holds a tenth: 16 micro-steps of it, or 2 that recompute."""
+    """A mode that keeps all is faster and holds a tenth: 16 micro-steps, or 2 that recompute."""
     ranks, batch = 2, Batch.from_lengths([10] * 64)
     light = PipelineClass(1, 0.0, 1.0, 5.0, 20, 1, 1, 1)
     full = PipelineClass(1, 0.0, 1.4, 5.0, 200, 1, 1, 1)

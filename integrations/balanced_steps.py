@@ -11,6 +11,7 @@ import numpy.typing as npt
 from seqplan.costs.latency import Latency
 from seqplan.planner.balance.balance_ranks import balance
 from seqplan.planner.balance.mode import Mode
+from seqplan.planner.placement.slowdown import Slowdown
 from seqplan.plans.recomputation import split_mode
 
 
@@ -35,8 +36,9 @@ class BalancedSteps:
     switches to (``seqplan.Mode``), of which each micro-batch has the cheapest that holds it. Each
     epoch is a permutation fixed by (seed, epoch); its rest beyond whole steps is not used, as with
     a sampler that drops the last batch. The same on every rank, and for every epoch whatever came
-    before. ``ValueError`` for less data than a step, a sequence that no micro-batch holds, or an
-    unknown mode.
+    before. ``slowdown``: how many times as long each rank takes as ``cost``; slower ones get less.
+    ``ValueError`` for less data than a step, a sequence that no micro-batch holds, an unknown mode,
+    or a factor that cannot be.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class BalancedSteps:
         modes: Sequence[Mode] | None = None,
         seed: int = 0,
         pad_to: int = 1,
+        slowdown: Sequence[float] | None = None,
     ) -> None:
         self._lengths = np.asarray(lengths)
         if not 1 <= sequences <= len(self._lengths):
@@ -64,6 +67,12 @@ class BalancedSteps:
             split_mode(name)  # rejects unknown ones
         self._sequences, self._capacity, self._cost = sequences, capacity, cost
         self._given_modes, self._seed, self._pad_to = modes, seed, pad_to
+        self._slowdown = slowdown
+        if slowdown is not None:
+            factors = Slowdown.from_value(slowdown, len(slowdown)).factors
+            if None in factors:
+                lost = factors.index(None)
+                raise ValueError(f"slowdown: rank {lost} is lost. Start the trainer without it")
 
     def check_length(self, place: int, tokens: int) -> None:
         """Compare a sample with its planned length. ``ValueError`` if they differ."""
@@ -101,6 +110,7 @@ class BalancedSteps:
                 modes=self._given_modes,
                 execution="lockstep" if lockstep else "uniform",
                 pad_to=self._pad_to,
+                slowdown=self._slowdown,
             )
             chosen = [
                 [[int(places[i]) for i in micro] for micro in of_rank]

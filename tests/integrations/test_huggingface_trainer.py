@@ -272,3 +272,17 @@ def test_steps_are_the_same_on_every_rank_and_drawn_once_an_epoch() -> None:
         BalancedSteps(LENGTHS, 99, 160, Cost(0.0, 1.0, 0.0))
     with pytest.raises(ValueError, match="a micro-batch holds 100"):
         BalancedSteps(np.append(LENGTHS, 150), 12, 100, Cost(0.0, 1.0, 0.0))
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_slower_ranks_get_less(lockstep: bool) -> None:
+    cost, slowdown = Cost(0.0, 1.0, 0.0), [1.0, 2.0, 1.0]
+    steps = BalancedSteps(LENGTHS, SEQUENCES, 160, cost, seed=1, slowdown=slowdown)
+    tokens = [0, 0, 0]
+    for step in steps.epoch(0, 3, lockstep=lockstep):
+        for rank, of_rank in enumerate(step.micro_batches):
+            tokens[rank] += sum(int(LENGTHS[i]) for micro in of_rank for i in micro)
+    assert sum(tokens) == int(LENGTHS.sum())
+    assert tokens[1] < 0.75 * min(tokens[0], tokens[2])
+    with pytest.raises(ValueError, match="slowdown: rank 1 is lost"):
+        BalancedSteps(LENGTHS, SEQUENCES, 160, cost, slowdown=[1.0, None])  # type: ignore[list-item]

@@ -20,6 +20,7 @@ NAMES = (
     "compare",
     "table3",
     "whole",
+    "regret",
     "contexts",
     "drawn_settings",
     "regrouping",

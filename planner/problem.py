@@ -14,6 +14,9 @@ from seqplan.planner.workload import Workload
 from seqplan.plans.format.canonical import canonical_json, digest_of
 from seqplan.plans.scheme import Scheme, Strategy
 
+MOST_ROBUST = 0.5
+"""Share at most by which costs may be off."""
+
 PACKINGS = ("tight", "even")
 """Full micro-batches first, or all of about equal tokens; the predicted time is the same."""
 
@@ -27,7 +30,8 @@ class PlanningProblem:
     only ⟨tp, pp⟩ in which groups may change within a step, None for any. ``execution``: how ranks
     execute a step; in lockstep the number of micro-steps is a multiple of ``micro_step_multiple``.
     ``proposal_digest``: of the proposal, None without. ``OptionError`` if execution and profile
-    exclude each other.
+    exclude each other. ``uniform``: the best
+    homogeneous strategy for the data set, None if unknown.
     """
 
     profile: Profile
@@ -38,6 +42,7 @@ class PlanningProblem:
     execution: ExecutionKind
     micro_step_multiple: int = 1
     proposal_digest: str | None = None
+    uniform: Strategy | None = None
 
     def __post_init__(self) -> None:
         choose_execution(self.execution, self.profile, self.micro_step_multiple)
@@ -79,6 +84,9 @@ class PlanningOptions:
     whose proven gap is above 1 % by constraint programming (``planner.exact``), for seconds; their
     plan is then faster, or its bound higher, or both stay. ``slowdown``: ranks that are slower than
     the profile has it, each with its factor; steps are then planned with groups that stay.
+    ``robust``: share by which a, b or c may be off. Steps are planned at each corner of that
+    interval too. Of the plans that are at no corner slower than uniform execution, the one with the
+    least mean time is taken.
     """
 
     seed: int = 0
@@ -88,6 +96,7 @@ class PlanningOptions:
     prove_lockstep: bool = False
     exact: bool = False
     slowdown: tuple[tuple[int, float], ...] = ()
+    robust: float = 0.0
 
     def __post_init__(self) -> None:
         if self.packing not in PACKINGS:
@@ -102,6 +111,19 @@ class PlanningOptions:
         if self.exact and self.slowdown:
             raise OptionError(
                 "{0} solves pipelines of equal ranks. Leave {0} or {1} out", "exact", "slowdown"
+            )
+        if not 0 <= self.robust <= MOST_ROBUST:
+            raise OptionError(
+                "{0} must be a share from 0 to {most:g}: {share!r}",
+                "robust",
+                most=MOST_ROBUST,
+                share=self.robust,
+            )
+        if self.robust and self.exact:
+            raise OptionError("{0} solves at the profile's costs. Leave {1} out", "exact", "robust")
+        if self.robust and self.slowdown:
+            raise OptionError(
+                "{0} plans for equal ranks. Leave {0} or {1} out", "robust", "slowdown"
             )
 
     def resolve_execution(self, problem: PlanningProblem) -> ExecutionKind:
@@ -124,10 +146,11 @@ class PlanningOptions:
                 if problem.profile.lockstep
                 else "the problem is in lockstep"
             )
-            if self.exact:
-                raise OptionError(
-                    "{0} is for pipelines: {lockstep}. Leave {0} out", "exact", lockstep=lockstep
-                )
+            for name in ("exact", "robust"):
+                if getattr(self, name):
+                    raise OptionError(
+                        "{0} is for pipelines: {lockstep}. Leave {0} out", name, lockstep=lockstep
+                    )
             if self.packing != PACKINGS[0]:
                 raise OptionError(
                     "{0} {packing}: {lockstep}, with one micro-batch a group and micro-step. "

@@ -16,6 +16,7 @@ from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.options import (
     add_execution,
     add_planning_input,
+    add_robust,
     add_sync,
     add_usable_schemes,
     natural,
@@ -37,6 +38,7 @@ from seqplan.planner.comparison.compare import SYSTEMS, Options, check_systems, 
 from seqplan.planner.comparison.nearest import LEAST_STEPS
 from seqplan.planner.comparison.results import Comparison
 from seqplan.planner.comparison.sweep import AXES, sweep
+from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.backends import apply_backend
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.derive import OPTIMIZER_MS
@@ -130,6 +132,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         default={},
         help="change assumptions about compared systems (below), in one text",
     )
+    add_robust(parser)
     add("-o", "--output", metavar="FILE", type=Path, help="write report.html")
     add("--json", action="store_true", help="all figures as JSON on stdout")
     return parser
@@ -141,6 +144,7 @@ def run(args: argparse.Namespace) -> int:
     check_output(args.output, args.data, args.profile)
     _sync(args, profile, args.gpus)  # so that bad options fail before the data is read
     _options(args)
+    PlanningOptions(robust=args.robust)
     apply_backend(profile, args.gpus, args.execution, args.micro_step_multiple, args.trainer)
     lengths = read_lengths([args.data]).values
     with ProgressBar(sys.stderr) as progress:
@@ -216,6 +220,7 @@ def _compare(
         execution=args.execution,
         micro_step_multiple=args.micro_step_multiple,
         trainer=args.trainer,
+        robust=args.robust,
         progress=progress,
     )
 

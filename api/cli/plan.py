@@ -13,6 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.options import (
+    add_robust,
     add_trainer,
     add_workers,
     natural,
@@ -133,6 +134,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="ranks that take so many times as long as the profile has it, as 13=1.3,20=1.1; "
         "pipelines with them get less, and groups stay within a step",
     )
+    add_robust(parser)
     add_workers(parser, "planners")
     add_trainer(parser, "the trainer that runs the plans; a proposal must be made for it")
     add(
@@ -199,6 +201,7 @@ def _options(args: argparse.Namespace, *, proposed: bool = True) -> PlanningOpti
         execution=args.execution if proposed else None,
         exact=args.exact,
         slowdown=args.slowdown,
+        robust=args.robust,
     )
 
 
@@ -242,6 +245,7 @@ def _plan_from_data(args: argparse.Namespace) -> int:
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     check_output(plans, args.data, args.profile, args.model, args.hardware)
+    _options(args, proposed=False)  # so that bad options fail before the data is read
     with ProgressBar(sys.stderr) as progress:
         lengths = read_data(args.data, args.tokenizer).values
         first = propose_for_data(args, lengths, progress)

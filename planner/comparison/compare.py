@@ -14,6 +14,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.comparison.advice import advice, assumptions, judge_gain
 from seqplan.planner.comparison.results import Comparison, System
+from seqplan.planner.comparison.survival import Survival
 from seqplan.planner.execution import ExecutionKind
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.backends import TrainingBackend, apply_backend, find_backend
@@ -109,6 +110,7 @@ def compare(
     execution: ExecutionKind | None = None,
     micro_step_multiple: int = 1,
     trainer: str | None = None,
+    robust: float = 0.0,
     proposal: Proposal | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
@@ -118,7 +120,8 @@ def compare(
     in ``lockstep`` all systems run in lockstep, and those that cannot are left out.
     ``micro_step_multiple``: of our micro-steps, and of static strategies with our balancing;
     ``trainer``: only what it runs, next to what its users run today; see ``make_proposal``.
-    ``proposal``: made already for the same inputs. Raises ``Infeasible`` when nothing can run the
+    ``robust``: of our plans, see ``PlanningOptions``. ``proposal``: made already for the same
+    inputs. Raises ``Infeasible`` when nothing can run the
     data and ``ValueError`` for less data than a step.
     """
     chosen = options or Options()
@@ -150,12 +153,19 @@ def compare(
         lockstep,
         micro_step_multiple,
     )
-    ours = _set_up_ours(setting, proposal, seed)
+    ours = _set_up_ours(setting, proposal, seed, robust)
     others, left_out = _set_up_systems(
         _Offers(setting, proposal, chosen, seed, sampler.lengths), backend, report
     )
+    survival = Survival.start(setting, profile)
     systems = tuple(
-        _run(trainer, setting, profile if trainer is ours else setting.profile, report)
+        _run(
+            trainer,
+            setting,
+            profile if trainer is ours else setting.profile,
+            report,
+            survival,
+        )
         for trainer in [ours, *others]
     )
     return Comparison(
@@ -171,6 +181,7 @@ def compare(
         left_out=tuple(left_out),
         advice=advice(profile, systems, workload.max_len),
         pays=judge_gain(profile, systems).pays,
+        survival=survival.list_gains(),
         assumptions=_list_assumptions(setting, profile, sampler.truncated),
         optimizer_shards=workload.optimizer_shards,
         include_flagged=workload.include_flagged,
@@ -199,9 +210,9 @@ def _list_assumptions(setting: Setting, profile: Profile, truncated: int) -> tup
     )
 
 
-def _set_up_ours(setting: Setting, proposal: Proposal, seed: int) -> ComparedSystem:
+def _set_up_ours(setting: Setting, proposal: Proposal, seed: int, robust: float) -> ComparedSystem:
     """Set up our plans, with the close bound in lockstep."""
-    planner = StepPlanner(proposal, PlanningOptions(seed=seed, prove_lockstep=True))
+    planner = StepPlanner(proposal, PlanningOptions(seed=seed, prove_lockstep=True, robust=robust))
     return ComparedSystem(
         "ours",
         "seqplan",
@@ -321,23 +332,34 @@ def histogram(lengths: npt.NDArray[np.int64]) -> tuple[tuple[int, int, int], ...
     )
 
 
-def _run(trainer: ComparedSystem, setting: Setting, profile: Profile, report: Progress) -> System:
+def _run(
+    trainer: ComparedSystem,
+    setting: Setting,
+    profile: Profile,
+    report: Progress,
+    survival: Survival,
+) -> System:
     """Simulate every step of one system. Planning is timed for ours alone."""
     iterations: list[Iteration] = []
     for done, batch in enumerate(setting.batches):
         report(trainer.name, done, len(setting.batches))
-        iterations.append(_step(trainer, batch, setting, profile))
+        iteration, execution = _step(trainer, batch, setting, profile)
+        iterations.append(iteration)
+        survival.add(trainer.key, batch, execution, iteration)
     report(trainer.name, len(setting.batches), len(setting.batches))
     return System(
         trainer.key, trainer.name, trainer.description, trainer.balanced, tuple(iterations)
     )
 
 
-def _step(trainer: ComparedSystem, batch: Batch, setting: Setting, profile: Profile) -> Iteration:
+def _step(
+    trainer: ComparedSystem, batch: Batch, setting: Setting, profile: Profile
+) -> tuple[Iteration, Execution]:
     start = time.perf_counter()
     execution = trainer.step(batch)
     ours = trainer.key == "ours"
     took = (time.perf_counter() - start) * 1000
     gap = execution.gap if ours else None
     execution = replace(execution, gap=gap, planning_ms=took if ours else None)
-    return simulate_iteration(batch, execution, profile, setting.workload.gpus, setting.sync)
+    gpus, sync = setting.workload.gpus, setting.sync
+    return simulate_iteration(batch, execution, profile, gpus, sync), execution

@@ -73,6 +73,8 @@ class Comparison:
     optimizer_shards: int | None = None
     include_flagged: bool = False
     baseline: tuple[str, str, str] | None = None
+    survival: tuple[tuple[str, float], ...] = ()
+    """(error of the costs, our gain over the best static strategy with it), the profile's first."""
     pays: bool | None = None
     """Whether our plans pay off over the nearest rival; None if that depends on the profile."""
 

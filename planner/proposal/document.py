@@ -105,7 +105,14 @@ class Proposal:
             execution=self.execution,
             micro_step_multiple=self.micro_step_multiple,
             proposal_digest=self.digest,
+            uniform=self._uniform,
         )
+
+    @property
+    def _uniform(self) -> Strategy | None:
+        """Return the best static strategy of the layouts' choice, if its schemes are known."""
+        text = None if self.layouts is None else self.layouts.static
+        return None if text is None else Strategy.parse(text)
 
     def to_json(self) -> str:
         """Write the document with its digest, indented for people."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import replace
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.lockstep_planner import LockstepPlanner
@@ -10,16 +10,13 @@ from seqplan.planner.problem import PlanningOptions, PlanningProblem
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.step.pipeline_planner import PipelinePlanner
 from seqplan.planner.step.regroup_planner import RegroupPlanner
+from seqplan.planner.step.robust_planner import (
+    PlannerOfSteps,
+    RobustPlanner,
+    list_corner_problems,
+)
 from seqplan.plans.plan import Plan, Provenance
 from seqplan.plans.version import VERSION
-
-
-class _Planner(Protocol):
-    """A planner of one kind of execution."""
-
-    def plan(self, batch: Batch) -> Plan: ...
-
-    def prove(self, plan: Plan) -> Plan: ...
 
 
 class StepPlanner:
@@ -61,12 +58,22 @@ class StepPlanner:
         return self._planner.prove(plan)
 
 
-def make_planner(problem: PlanningProblem, options: PlanningOptions) -> _Planner:
+def make_planner(problem: PlanningProblem, options: PlanningOptions) -> PlannerOfSteps:
     """Make the planner of a problem's kind of execution."""
     execution = options.resolve_execution(problem)
     provenance = Provenance(VERSION, options.seed, problem.profile.digest, problem.digest)
     if problem.in_lockstep:
         return LockstepPlanner(problem, options, provenance)
+    if options.robust:
+        plain = replace(options, robust=0.0)
+        corners = list_corner_problems(problem, options.robust)
+        return RobustPlanner(
+            problem,
+            options,
+            provenance,
+            make_planner(problem, plain),
+            [(corner, make_planner(corner, plain)) for corner in corners],
+        )
     if execution == "regroup":
         return RegroupPlanner(problem, options, provenance)
     return PipelinePlanner(problem, options, provenance)

@@ -224,6 +224,18 @@ def add_execution(
     )
 
 
+def add_robust(parser: argparse.ArgumentParser) -> None:
+    """Add ``--robust``."""
+    parser.add_argument(
+        "--robust",
+        metavar="SHARE",
+        type=number,
+        default=0.0,
+        help="plans that are at no corner slower than uniform execution if a, b or c of the costs "
+        "are off by this share, as 0.1; planning takes about eight times as long; default 0",
+    )
+
+
 def workers_option(text: str) -> Workers:
     """An argparse type: ``W`` processes, or ``ray:W`` actors."""
     from seqplan.planner.workers.executor import Workers

@@ -9,6 +9,7 @@ from seqplan.api.cli.framework.terminal import percent, seconds, table
 from seqplan.planner.comparison.advice import ablation, rivals
 from seqplan.planner.comparison.nearest import nearest_rival
 from seqplan.planner.comparison.results import Comparison, System, mean_compute_ms
+from seqplan.planner.comparison.survival import ERROR
 from seqplan.planner.comparison.sweep import Sweep, SweptSystem
 from seqplan.planner.simulation.iteration import Iteration
 
@@ -91,9 +92,21 @@ def comparison_lines(comparison: Comparison) -> list[str]:
         label, system = comparison.today
         gain = f"{system.mean_ms / comparison.ours.mean_ms:.2f}×"
         lines.append(f"speed-up over {label} ({system.name}): {gain}")
+    if comparison.survival:
+        lines.append(describe_survival(comparison))
     if comparison.left_out:
         lines += ["", *(f"left out: {name}: {why}" for name, why in comparison.left_out)]
     return [*lines, "", *comparison.assumptions, "", comparison.advice]
+
+
+def describe_survival(comparison: Comparison) -> str:
+    """State what stays of the gain over the best static strategy if costs are off."""
+    (_, gain), *others = comparison.survival
+    name, least = min(others, key=lambda entry: entry[1])
+    return (
+        f"if a, b or c are off by {ERROR:.0%}: of a gain of {percent(gain)} over the best static "
+        f"strategy {percent(least)} survives at the worst ({name})"
+    )
 
 
 def _row(comparison: Comparison, system: System) -> tuple[str, ...]:
@@ -144,6 +157,7 @@ def comparison_fields(comparison: Comparison) -> dict[str, Any]:
             for system, gain in ablation(comparison.systems)
         ],
         "nearest_rival": _nearest_fields(comparison),
+        "survival": [{"costs": name, "gain": round(gain, 4)} for name, gain in comparison.survival],
         "baseline": None if comparison.baseline is None else comparison.baseline[2],
         "left_out": [{"name": name, "why": why} for name, why in comparison.left_out],
         "advice": comparison.advice,

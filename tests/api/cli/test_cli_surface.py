@@ -45,14 +45,14 @@ SURFACE = {
     "propose": "DATA --profile! --gpus! --max-len! --tokens --method --seed --optimizer-shards "
     "--schemes --trainer --sync --execution --micro-step-multiple -o/--output --json",
     "plan": "DATA --proposal --profile --model --hardware --gpus --max-len --tokenizer --tokens "
-    "--steps --seed --packing --execution --window --exact --slowdown --workers --trainer "
-    "-o/--output --json",
+    "--steps --seed --packing --execution --window --exact --slowdown --robust --workers "
+    "--trainer -o/--output --json",
     "export": "plans.jsonl -o/--output!",
     "check plans": "plans.jsonl --profile --proposal --prove --exact --json",
     "explain": "plans.jsonl --step! --rank --json --witness --profile --proposal",
     "compare": "DATA --profile! --gpus! --max-len! --tokens --steps --seed --systems --sweep "
     "--optimizer-shards --schemes --trainer --sync --execution --micro-step-multiple --assume "
-    "-o/--output --json",
+    "--robust -o/--output --json",
     "trace": "plans.jsonl --step! --profile -o/--output",
     "check training": "--plans! --ranks! --steps --data --seed --dtype --json",
     "serve": "--store! --files --host --allow-host --port --workers "
@@ -68,7 +68,7 @@ SURFACE = {
 """Arguments of each command as scripts use them; ``!``: must be given."""
 
 MOST_OPTIONS = 18
-LARGER = {"estimate": 28, "plan": 19, "profile derive": 19}
+LARGER = {"estimate": 28, "plan": 20, "profile derive": 19}
 """Commands with more options, and how many at most."""
 
 

@@ -85,7 +85,7 @@ class Fit:
         if self.device_spread is None or self.device_spread <= STEADY_SPREAD:
             return ()
         note = (
-            f"the device's speed varied by {self.device_spread:.0%} (quartiles), as it is shared "
+            f"the device's speed varied by {self.device_spread:.0%}, as it is shared "
             "or throttles: times are rescaled to its usual speed"
         )
         return (note,)

@@ -50,6 +50,10 @@ def merge_runs(files: list[Path]) -> tuple[MeasuredOn, list[Sample]]:
     return measured_on, pool_samples(samples)
 
 
+FAST = 0.05
+"""Quantile of the yardstick's readings that is taken as the speed of an undisturbed device."""
+
+
 def merge_sync_samples(files: Sequence[Path]) -> list[SyncSample]:
     """Read the syncs of several runs that ``merge_runs`` takes."""
     return [sync for path in files for sync in read_syncs(path)]
@@ -92,8 +96,13 @@ def rescale_to_usual_speed(samples: Sequence[Sample]) -> list[Sample]:
 def _usual_reading(samples: Sequence[Sample]) -> float | None:
     """Return the mean of the middle half of all readings; None without any."""
     readings = np.sort([ms for _, yardstick_ms in _iterate_timed(samples) for ms in yardstick_ms])
+    return _mean_middle_half(readings) if len(readings) else None
+
+
+def _mean_middle_half(readings: Floats) -> float:
+    """Return the mean of the middle half of sorted readings."""
     quarter = len(readings) // 4
-    return float(readings[quarter : len(readings) - quarter].mean()) if len(readings) else None
+    return float(readings[quarter : len(readings) - quarter].mean())
 
 
 def _read_as_in(first: Sequence[Sample], other: Sequence[Sample]) -> list[Sample]:
@@ -154,12 +163,18 @@ def _iterate_timed(
 
 
 def device_spread(samples: Iterable[Sample]) -> float | None:
-    """Compute the layers' yardstick's interquartile range over its median; None if not read."""
-    readings = [ms for sample in samples for ms in sample.layers_yardstick_ms]
-    if not readings:
+    """Compute how far the layers' yardstick varied, a share; None if not read.
+
+    The larger of its interquartile range over its median, and of how far its fast readings are
+    below the usual one, to which times are rescaled: a device that is slow for most of the time has
+    a narrow range around a slow speed.
+    """
+    readings = np.sort([ms for sample in samples for ms in sample.layers_yardstick_ms])
+    if not len(readings):
         return None
-    low, middle, high = np.quantile(readings, (0.25, 0.5, 0.75))
-    return float((high - low) / middle)
+    fast, low, middle, high = np.quantile(readings, (FAST, 0.25, 0.5, 0.75))
+    usual = _mean_middle_half(readings)
+    return float(max((high - low) / middle, (usual - fast) / usual))
 
 
 def pool_samples(samples: Iterable[Sample]) -> list[Sample]:

@@ -170,3 +170,31 @@ def test_steady_device_leaves_intervals_and_verdict() -> None:
     )
     assert read.intervals == unread.intervals
     assert read.verdict == unread.verdict == "usable"
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.8])
+@pytest.mark.parametrize(("least", "most"), [(1.05, 1.2), (1.1, 1.5), (1.3, 3.0), (1.5, 2.0)])
+def test_truth_is_within_intervals_whatever_part_of_repetitions_is_slowed(
+    share: float, least: float, most: float
+) -> None:
+    calm = [slowed(measured, 1.0) for measured in samples(Scheme())]
+    truth = fit_schemes(MEASURED_ON, pool_samples(calm))[Scheme()].latency
+    for seed in range(2):
+        rng = np.random.default_rng(seed)
+        run = []
+        for measured in 3 * calm:
+            count = len(measured.layers_ms)
+            slow = np.where(rng.random(count) < share, rng.uniform(least, most, count), 1.0)
+            slow *= np.exp(rng.normal(0, 0.01, count))
+            times = {
+                name: tuple(np.array(getattr(measured, name)) * slow)
+                for name in ("layers_ms", "forward_ms", "ends_ms")
+            }
+            read = tuple(0.4 * slow)
+            run.append(replace(measured, **times, layers_yardstick_ms=read, ends_yardstick_ms=read))
+        fit = fit_schemes(MEASURED_ON, pool_samples(rescale_to_usual_speed(run)))[Scheme()]
+        for name in "abc":
+            low, high = fit.intervals[name]
+            assert low <= getattr(truth, name) <= high
+        # No usable fit is too slow by more than a quarter.
+        assert fit.verdict == "suspect" or fit.latency.b < 1.26 * truth.b

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seqplan.api.cli.framework.command import add_command
@@ -14,11 +17,15 @@ from seqplan.api.cli.framework.terminal import percent, seconds, table
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from seqplan.api.loggers.destinations import Destination
+    from seqplan.api.loggers.step_metrics import StepMetrics
     from seqplan.api.store.rows import JobOutline
 
 _DESCRIPTION = """\
 List the jobs of a running service or of its SQLite store; with --job, the steps of one: predicted
 and measured times, optimality gap, planning time, and how many ranks have acknowledged each.
+--to writes a record a step to a file or an experiment logger, from a job or from plan files; with
+rates and MFU, which count the sync of the plan and no optimizer.
 """
 
 _EXAMPLES = """\
@@ -26,6 +33,10 @@ examples:
   seqplan log --server http://127.0.0.1:8400
   seqplan log --server http://127.0.0.1:8400 --job job --after 999
   seqplan log --store seqplan.db --job job --json
+  seqplan log --server http://127.0.0.1:8400 --job job --to tensorboard:runs/plan
+  seqplan log --plans plans.jsonl --measurements times.jsonl --profile profile.json \\
+    --to jsonl:steps.jsonl --to wandb:PROJECT --to mlflow:EXPERIMENT
+wandb and mlflow read WANDB_… and MLFLOW_… from the environment, as MLFLOW_TRACKING_URI.
 """
 
 _PAGE = 200
@@ -38,6 +49,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--server", metavar="URL", help="a running service, http://HOST:PORT")
     source.add_argument("--store", metavar="PATH", help="a SQLite file, in use or not")
+    source.add_argument("--plans", metavar="FILE", help="with --to: the plans that were run")
     parser.add_argument("--job", metavar="ID", help="the steps of this job")
     parser.add_argument(
         "--after", metavar="STEP", type=natural, help="with --job: only the steps beyond this one"
@@ -47,19 +59,127 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="for a service that requires one; better in SEQPLAN_TOKEN, which ps cannot show",
     )
     parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument(
+        "--to",
+        metavar="KIND:TARGET",
+        action="append",
+        type=_destination,
+        default=[],
+        help="write the steps' records: jsonl:FILE, tensorboard:FOLDER, wandb:PROJECT or "
+        "mlflow:EXPERIMENT; may be repeated",
+    )
+    parser.add_argument(
+        "--run", dest="run_name", metavar="NAME", help="with --to: the run; default the job or file"
+    )
+    parser.add_argument(
+        "--measurements", metavar="FILE", type=Path, help="with --plans: measured times"
+    )
+    parser.add_argument(
+        "--profile",
+        metavar="NAME|FILE",
+        help="with --to: the plans' profile, for MFU; of a job by default the one it has",
+    )
     return parser
+
+
+def _destination(text: str) -> Destination:
+    """An argparse type: a destination of records."""
+    from seqplan.api.loggers.destinations import Destination
+
+    try:
+        return Destination.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command. ``ValueError`` for a service, store or job that cannot be read."""
     if args.after is not None and args.job is None:
         raise ValueError("--after is for the steps of a job. Give --job")
+    _check_options(args)
+    if args.to:
+        return _write_records(args)
     rows = _read_service(args) if args.server is not None else _read_store(args)
     if args.json:
         print(json.dumps(rows, ensure_ascii=False))
     elif rows:
         print("\n".join(_job_lines(rows) if args.job is None else _step_lines(rows)))
     return 0
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Raise ``ValueError`` for options that do not belong together."""
+    if args.to and args.plans is None and args.job is None:
+        raise ValueError("--to is for the steps of a job or of plans. Give --job, or --plans")
+    if args.to and args.json:
+        raise ValueError("--json: --to writes records, and prints none. Leave one out")
+    if args.job is not None and args.plans is not None:
+        raise ValueError("--job is for --server and --store. Leave it out")
+    if args.measurements is not None and args.plans is None:
+        raise ValueError("--measurements requires --plans")
+    if not args.to:
+        for name in ("plans", "run_name", "profile"):
+            if getattr(args, name) is not None:
+                raise ValueError(f"--{name.removesuffix('_name')} requires --to")
+
+
+def _write_records(args: argparse.Namespace) -> int:
+    from seqplan.api.cli.framework.output_file import check_output
+
+    for destination in args.to:
+        destination.check_installed()
+        if destination.kind == "jsonl":
+            inputs = (args.plans, args.measurements, args.profile, args.store)
+            check_output(Path(destination.target), *inputs)
+    records = _read_records(args)
+    if not records:
+        print("no steps, nothing written", file=sys.stderr)
+        return 0
+    run = args.run_name or args.job or Path(args.plans).stem
+    for destination in args.to:
+        destination.write(records, run)
+        print(f"written: {len(records):,} steps to {destination}")
+    if any(record.predicted_mfu is None for record in records):
+        print(f"no MFU: {_explain_no_mfu(args)}", file=sys.stderr)
+    return 0
+
+
+def _explain_no_mfu(args: argparse.Namespace) -> str:
+    if args.plans is not None and args.profile is None:
+        return "give --profile, which has the model's sizes"
+    return "the profile states no sizes of the model, or a GPU of unknown peak"
+
+
+def _read_records(args: argparse.Namespace) -> list[StepMetrics]:
+    from seqplan.api.cli.parts.measured_steps import fetch_job, read_files, read_job
+    from seqplan.costs.shipped.catalogue import find_profile
+
+    profile = None if args.profile is None else find_profile(args.profile)
+    if args.plans is not None:
+        return read_files(args.plans, args.measurements, profile)
+    if args.server is not None:
+        from seqplan.api.cli.framework.service_client import ServiceClient
+
+        with ServiceClient(args.server, args.token) as client:
+            return fetch_job(client, args.job, args.after, profile)
+    with _open_store(args) as connection:
+        job = _find_job(connection, args)
+        return read_job(connection, job, -1 if args.after is None else args.after, profile)
+
+
+def _open_store(args: argparse.Namespace) -> AbstractContextManager[Connection]:
+    from seqplan.api.store.read_only import find_database, reading
+
+    return reading(find_database(args.store, "Give --server URL of a service that uses it"))
+
+
+def _find_job(connection: Connection, args: argparse.Namespace) -> JobOutline:
+    from seqplan.api.store.rows import JobOutline, get
+
+    job = get(connection, JobOutline, args.job)
+    if job is None:
+        raise ValueError(f"{args.store}: no job {args.job!r}. seqplan log lists the jobs")
+    return job
 
 
 def _read_service(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -75,20 +195,16 @@ def _read_service(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _read_store(args: argparse.Namespace) -> list[dict[str, Any]]:
-    from seqplan.api.store.read_only import find_database, reading
-    from seqplan.api.store.rows import JobOutline, get, page
+    from seqplan.api.store.rows import JobOutline, page
 
-    path = find_database(args.store, "Give --server URL of a service that uses it")
-    with reading(path) as connection:
+    with _open_store(args) as connection:
         if args.job is None:
             jobs, following = page(connection, JobOutline, "", _PAGE)
             while following is not None:
                 more, following = page(connection, JobOutline, following, _PAGE)
                 jobs += more
             return [_job_fields(connection, job) for job in jobs]
-        job = get(connection, JobOutline, args.job)
-        if job is None:
-            raise ValueError(f"{args.store}: no job {args.job!r}. seqplan log lists the jobs")
+        job = _find_job(connection, args)
         return _list_steps(connection, job, -1 if args.after is None else args.after)
 
 

@@ -169,7 +169,7 @@ def test_the_log_is_a_table(store: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "one of the arguments --server --store is required"),
+        ((), "one of the arguments --server --store --plans is required"),
         (("--store", "none.db"), "none.db: no such store. Name the file that serve --store has"),
         (("--store", "none.db", "--after", "1"), "--after is for the steps of a job. Give --job"),
         (("--store", "postgresql+psycopg://host/db"), "must be a SQLite store. Give --server URL"),

@@ -59,7 +59,8 @@ SURFACE = {
     "--keep-steps --abandon-hours --job-days --grace-days --add-token --list-tokens "
     "--revoke-token --scope",
     "sidecar": "--job!",
-    "log": "--server --store --job --after --token --json",
+    "log": "--server --store --plans --job --after --token --json --to --run --measurements "
+    "--profile",
     "backup": "STORE --files -o/--output!",
     "restore": "FILE --store! --files",
     "completion": "SHELL",

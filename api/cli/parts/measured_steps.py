@@ -1,0 +1,133 @@
+"""Plans with their measured times, from files, a service or a store: records of steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from seqplan.api.loggers.step_metrics import StepMetrics
+from seqplan.costs.fit.measurements import MeasurementError, read_measurements
+from seqplan.costs.profile import Profile
+from seqplan.plans.format.codec import from_json
+from seqplan.plans.format.plan_file import read_plans
+from seqplan.plans.plan import Plan
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from seqplan.api.cli.framework.service_client import ServiceClient
+    from seqplan.api.store.rows import JobOutline
+
+_PAGE = 200
+
+
+@dataclass(frozen=True)
+class _MeasuredStep:
+    """A plan, its planning time and the time of its slowest measured rank (ms)."""
+
+    plan: Plan
+    planning_ms: float | None
+    measured_ms: float | None
+    ranks_measured: int
+
+
+def read_files(plans: str, measurements: Path | None, profile: Profile | None) -> list[StepMetrics]:
+    """Read records from a plan file and a file of measured times.
+
+    ``MeasurementError`` for a time of a step or rank that the plans do not have.
+    """
+    times: dict[int, dict[int, float]] = {}
+    for measured in [] if measurements is None else read_measurements(measurements):
+        times.setdefault(measured.step, {})[measured.rank] = measured.measured_ms
+    steps = []
+    for plan in read_plans(plans):
+        by_rank = times.pop(plan.step, {})
+        if foreign := [rank for rank in by_rank if not 0 <= rank < plan.world_size]:
+            raise MeasurementError(
+                f"{measurements}: step {plan.step}: measured on rank {foreign[0]}, its plan has "
+                f"{plan.world_size}. Name the times of these plans"
+            )
+        steps.append(_MeasuredStep(plan, None, max(by_rank.values(), default=None), len(by_rank)))
+    if times:
+        raise MeasurementError(
+            f"{measurements}: step {min(times)} is not in {plans}. Name the times of these plans"
+        )
+    return _records(steps, profile)
+
+
+def fetch_job(
+    client: ServiceClient, job: str, after: int | None, profile: Profile | None
+) -> list[StepMetrics]:
+    """Fetch records of a service's job; without ``profile``, by the one that it is planned by."""
+    path = ("v1", "jobs", job)
+    if profile is None:
+        proposal = client.json(*path)["proposal"]
+        document = client.json("v1", "proposals", proposal)["document"]
+        profile = Profile.from_document(document["profile"], f"job {job}: profile")
+    return _records(_fetch_steps(client, job, after), profile)
+
+
+def _fetch_steps(client: ServiceClient, job: str, after: int | None) -> Iterator[_MeasuredStep]:
+    from seqplan.api.cli.framework.service_client import ServiceError
+
+    path = ("v1", "jobs", job)
+    for step in client.items(*path, "steps", cursor="after", limit=_PAGE, after=after):
+        try:
+            text = client.text(*path, "plans", step["step"])
+        except ServiceError as error:
+            if error.status != HTTPStatus.GONE:
+                raise
+            continue  # it has expired since the steps were listed
+        plan = from_json(text, strict=False, origin=f"job {job}: step {step['step']}")
+        measured = (step["planning_ms"], step["measured_ms"], step["ranks_measured"])
+        yield _MeasuredStep(plan, *measured)
+
+
+def read_job(
+    connection: Connection, job: JobOutline, after: int, profile: Profile | None
+) -> list[StepMetrics]:
+    """Read records of a store's job; without ``profile``, by the one that it is planned by."""
+    from seqplan.api.store.rows import JobRow, ProposalRow, get
+    from seqplan.api.store.tables.proposals import ready_document
+
+    if profile is None:
+        row = get(connection, JobRow, job.id)
+        proposal = None if row is None else get(connection, ProposalRow, row.proposal)
+        profile = None if proposal is None else ready_document(proposal).profile
+    return _records(_read_steps(connection, job.id, after), profile)
+
+
+def _read_steps(connection: Connection, job: str, after: int) -> Iterator[_MeasuredStep]:
+    from seqplan.api.store.tables.plans import plan_lines, read_planned_page
+
+    while steps := read_planned_page(connection, job, after, _PAGE):
+        lines = plan_lines(connection, job, [step.step for step in steps])
+        for step in steps:
+            plan = from_json(lines[step.step], strict=False, origin=f"step {step.step}")
+            yield _MeasuredStep(plan, step.planning_ms, step.measured_ms, step.ranks_measured)
+        after = steps[-1].step
+
+
+def _records(steps: Iterable[_MeasuredStep], profile: Profile | None) -> list[StepMetrics]:
+    """Compute the records. ``ValueError`` for a profile that a plan was not made by."""
+    records = []
+    for step in steps:
+        made_by = step.plan.provenance.profile
+        if profile is not None and profile.with_digest(made_by) is None:
+            raise ValueError(
+                f"profile {profile.name}: step {step.plan.step} was planned by another one, "
+                f"{made_by[:19]}. Name that one, or leave --profile out"
+            )
+        records.append(
+            StepMetrics.from_plan(
+                step.plan,
+                profile=profile,
+                planning_ms=step.planning_ms,
+                measured_ms=step.measured_ms,
+                ranks_measured=step.ranks_measured,
+            )
+        )
+    return records

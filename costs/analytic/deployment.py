@@ -76,6 +76,7 @@ class Deployment:
     - ``stack``: of the trainer's software, one of ``STACKS``.
     - ``optimizer_shards``: neighboring GPUs that ZeRO splits states over (hybrid ZeRO: all others
       hold copies); 0 for all GPUs.
+    - ``offload_optimizer``: whether the optimizer's states are in host memory and it steps there.
     - ``added_terms``: cost terms that packages add.
     """
 
@@ -96,6 +97,7 @@ class Deployment:
     sequence_parallel: bool = True
     stack: str = DEFAULT_STACK
     optimizer_shards: int = 0
+    offload_optimizer: bool = False
     added_terms: tuple[CostTerm, ...] = ()
 
     def __post_init__(self) -> None:
@@ -117,15 +119,18 @@ class Deployment:
                 )
         if not 0 <= self.offload_layers <= 1:
             raise ValueError(f"offload_layers must be a share from 0 to 1: {self.offload_layers!r}")
-        if self.offload_layers and not 1 <= self.host_memory_bytes <= 1e15:
-            raise ValueError(
-                f"host memory of mode {self.mode}: {self.host_memory_bytes:g} bytes a GPU. "
-                "State host_memory_gb in a device file, or leave the mode out"
-            )
         hardware = self.cluster.hardware
-        if self.offload_layers and not hardware.host_gb_s:
+        offloading = [f"mode {self.mode}"] if self.offload_layers else []
+        offloading += ["offload_optimizer"] if self.offload_optimizer else []
+        if offloading and not 1 <= self.host_memory_bytes <= 1e15:
             raise ValueError(
-                f"mode {self.mode}: the host link of {hardware.name} is not known. "
+                f"host memory of {offloading[0]}: {self.host_memory_bytes:g} bytes a GPU. "
+                "State host_memory_gb in a device file, or leave "
+                f"{'the mode' if self.offload_layers else 'it'} out"
+            )
+        if offloading and not hardware.host_gb_s:
+            raise ValueError(
+                f"{offloading[0]}: the host link of {hardware.name} is not known. "
                 "State host_gb_s in a device file"
             )
         if self.precision != "bf16" and hardware.generation == "ampere":
@@ -197,6 +202,8 @@ class Deployment:
             parts.append("norms and residuals whole on every rank of tp")
         if self.stack != DEFAULT_STACK:
             parts.append(f"stack {self.stack}")
+        if self.offload_optimizer:
+            parts.append("optimizer's states in host memory")
         if self.optimizer_shards:
             parts.append(f"states sharded over {self.optimizer_shards} GPUs")
         if self.added_terms:
@@ -236,6 +243,8 @@ class Deployment:
                 f"unchecked: offload at {hardware.host_gb_s:g} GB/s each way for each GPU, next to "
                 "90% of forward and backward"
             )
+        if self.offload_optimizer:
+            notes.append("unchecked: the optimizer's step on the host, at 25 GB/s for each GPU")
         if special.kv_rank:
             notes.append("unchecked: latent attention (MLA), whose keys and values are made whole")
         notes.extend(

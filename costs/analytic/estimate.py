@@ -20,6 +20,7 @@ from seqplan.costs.analytic.links import (
 from seqplan.costs.analytic.memory import (
     PARAMETER_BYTES,
     count_host_bytes,
+    count_host_state_bytes,
     peak_bytes,
     usable_bytes,
     verdict,
@@ -31,6 +32,9 @@ from seqplan.plans.scheme import Scheme
 
 OPTIMIZER_MOVED_BYTES = 30
 """Per parameter of a shard: master and moments read and written, gradient read, bf16 written."""
+
+HOST_STATES_GB_S = 25.0
+"""Rate at which an optimizer on the host reads and writes the states of one GPU: assumed."""
 
 
 LARGEST_LOAD = {"seq_len": 10**9, "batch": 10**9, "micro_batch": 4096}
@@ -158,7 +162,8 @@ def estimate(deployment: Deployment, scheme: Scheme, load: Load) -> Estimate:
     if deployment.zero < 3:
         terms["parameter sync"] = _sync_ms(deployment, scheme, dp, held, count, stage_ms)
     shard = held / split_replicas(scheme, dp, deployment.optimizer_shards)[0].size
-    terms["optimizer"] = float(memory_ms(cluster.hardware, OPTIMIZER_MOVED_BYTES * shard))
+    terms["optimizer"] = _optimizer_ms(deployment, shard)
+    ranks = deployment.optimizer_shards or cluster.gpus
     iteration_ms = sum(terms.values())
     needed = model_flops(sizes, load.seq_len) * load.batch
     per_gpu = needed / (iteration_ms / 1e3) / cluster.gpus
@@ -173,9 +178,19 @@ def estimate(deployment: Deployment, scheme: Scheme, load: Load) -> Estimate:
         terms_ms={name: value for name, value in terms.items() if value > 0},
         memory_bytes=peak_bytes(deployment, scheme, dp, tokens),
         capacity_bytes=cluster.hardware.memory_bytes,
-        host_bytes=count_host_bytes(deployment, scheme.tp) * tokens / (scheme.tp * scheme.sp),
+        host_bytes=count_host_bytes(deployment, scheme.tp) * tokens / (scheme.tp * scheme.sp)
+        + count_host_state_bytes(deployment) / ranks,
         host_capacity_bytes=deployment.host_memory_bytes,
     )
+
+
+def _optimizer_ms(deployment: Deployment, shard: float) -> float:
+    """Time the optimizer's step on ``shard`` parameters; on the host with copies both ways."""
+    hardware = deployment.cluster.hardware
+    if not deployment.offload_optimizer:
+        return float(memory_ms(hardware, OPTIMIZER_MOVED_BYTES * shard))
+    copied = (deployment.gradient_bytes + PARAMETER_BYTES) * shard / (hardware.host_gb_s * 1e6)
+    return copied + OPTIMIZER_MOVED_BYTES * shard / (HOST_STATES_GB_S * 1e6)
 
 
 def _sync_ms(

@@ -42,12 +42,13 @@ whole the answer is *tight*."""
 def state_bytes(deployment: Deployment) -> tuple[float, float, float]:
     """Count bytes of states: sharded over all ranks, resident of layers, resident of embeddings.
 
-    Before any division. ZeRO 1 shards the optimizer's states, 2 gradients too, 3 parameters too.
+    On the device, before any division. ZeRO 1 shards the optimizer's states, 2 gradients too, 3
+    parameters too.
     """
     sizes, zero, gradient = deployment.sizes, deployment.zero, deployment.gradient_bytes
     everything = sizes.parameters
     layers, embeddings = sizes.layers_parameters, sizes.embedding_parameters
-    sharded = OPTIMIZER_BYTES
+    sharded = 0 if deployment.offload_optimizer else OPTIMIZER_BYTES
     resident = PARAMETER_BYTES + gradient
     if zero >= 2:
         sharded, resident = sharded + gradient, resident - gradient
@@ -131,6 +132,12 @@ def count_transient_bytes(deployment: Deployment, tp: int) -> float:
     kept, recomputed = _split_recomputed(deployment, tp)
     moving = MOVING_LAYERS * kept if deployment.offload_layers else 0.0
     return moving + recomputed + count_logit_bytes(deployment)
+
+
+def count_host_state_bytes(deployment: Deployment) -> float:
+    """Count the bytes of states in host memory; before division over ranks."""
+    offloaded = OPTIMIZER_BYTES if deployment.offload_optimizer else 0
+    return float(offloaded * deployment.sizes.parameters)
 
 
 def count_logit_bytes(deployment: Deployment) -> float:

@@ -151,6 +151,11 @@ def add_training(parser: argparse.ArgumentParser, *, schedule: bool) -> None:
         help="GPUs that ZeRO splits states over, copies on the others (hybrid ZeRO); default all",
     )
     add(
+        "--offload-optimizer",
+        action="store_true",
+        help="the optimizer's states are in host memory, and it steps there",
+    )
+    add(
         "--virtual-stages",
         metavar="V",
         type=positive,
@@ -181,7 +186,7 @@ def _precision(text: str) -> tuple[str, float]:
     return name, times
 
 
-SCHEDULE = ("virtual_stages", "sync", "optimizer_shards")
+SCHEDULE = ("virtual_stages", "sync", "optimizer_shards", "offload_optimizer")
 """Options of estimates that a profile's pipelines do not have."""
 
 

@@ -40,8 +40,8 @@ SURFACE = {
     "estimate": "--model! --hardware! --nodes --gpus-per-node --tp --pp "
     "--ulysses --ring --seq-len! --batch --micro-batch --zero --recompute --loss "
     "--precision --context-parallel --tp-overlap --gradient-bytes "
-    "--sequence-parallel/--no-sequence-parallel --stack --optimizer-shards --virtual-stages "
-    "--sync --json",
+    "--sequence-parallel/--no-sequence-parallel --stack --optimizer-shards "
+    "--offload-optimizer --virtual-stages --sync --json",
     "propose": "DATA --profile! --gpus! --max-len! --tokens --method --seed --optimizer-shards "
     "--schemes --trainer --sync --execution --micro-step-multiple -o/--output --json",
     "plan": "DATA --proposal --profile --model --hardware --gpus --max-len --tokenizer --tokens "
@@ -69,7 +69,7 @@ SURFACE = {
 """Arguments of each command as scripts use them; ``!``: must be given."""
 
 MOST_OPTIONS = 18
-LARGER = {"estimate": 28, "plan": 20, "profile derive": 19}
+LARGER = {"estimate": 29, "plan": 20, "profile derive": 19}
 """Commands with more options, and how many at most."""
 
 

@@ -433,3 +433,28 @@ def test_the_stack_is_stated_with_its_figures(tmp_path: Path) -> None:
         c[stack] = [scheme["modes"]["none"]["c"] for scheme in profile["schemes"]]
     grown = [ring - alone for alone, ring in (c["compiled"], c["eager"])]
     assert grown[1] > 10 * max(grown[0], 1)  # ms by a further rank of the ring
+
+
+def test_the_optimizer_is_in_host_memory_by_an_option(tmp_path: Path) -> None:
+    big = device(tmp_path, base="h100-80gb", host_memory_gb=200)
+    arguments = ("estimate", "--model", "llama3-8b", "--hardware", big, "--seq-len", 8192)
+    load = ("--batch", 8, "--zero", 3, "--recompute", "full", "--json")
+
+    def run(*options: object) -> dict[str, Any]:
+        (estimated,) = json.loads(succeeded(call(*arguments, *load, *options)))["estimates"]
+        return cast("dict[str, Any]", estimated)
+
+    on_device, on_host = run(), run("--offload-optimizer")
+    parameters = 8_030_261_248
+    moved = on_device["peak_bytes"] - on_host["peak_bytes"]
+    assert moved == pytest.approx(12 * parameters / 8, rel=1e-3)
+    assert on_host["host_bytes"] == pytest.approx(moved, rel=1e-6)
+    # Gradients and parameters over 55 GB/s, and 30 bytes a parameter at 25 GB/s.
+    shard = parameters / 8
+    assert on_host["terms_ms"]["optimizer"] == pytest.approx(
+        shard * 6 / 55e6 + shard * 30 / 25e6, rel=1e-3
+    )
+    plain = ("estimate", "--model", "llama3-8b", "--hardware", "h100-80gb", "--seq-len", 8192)
+    assert "host memory of offload_optimizer: 0 bytes a GPU" in complaint(
+        call(*plain, "--offload-optimizer")
+    )

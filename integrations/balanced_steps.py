@@ -19,8 +19,8 @@ from seqplan.plans.recomputation import split_mode
 class RankedStep:
     """One optimizer step: places in the data set, by rank and micro-batch, and the prediction.
 
-    ``figures``: ``predicted_ms``, ``gap`` and ``imbalance``, for a trainer's metrics; ``modes``:
-    recomputation modes by rank and micro-batch, None if the trainer's settings apply.
+    ``figures``: ``predicted_ms``, ``gap``, ``imbalance`` and ``tokens``, for a trainer's metrics;
+    ``modes``: recomputation modes by rank and micro-batch, None if the trainer's settings apply.
     """
 
     micro_batches: list[list[list[int]]]
@@ -122,6 +122,7 @@ class BalancedSteps:
                     "predicted_ms": balanced.predicted_ms,
                     "gap": balanced.gap,
                     "imbalance": balanced.imbalance,
+                    "tokens": float(self._lengths[places].sum()),
                 },
                 balanced.recompute if self.modes else None,
             )

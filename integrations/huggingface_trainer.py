@@ -10,6 +10,7 @@ again. The epoch follows from the trainer's step, so that a resumed run continue
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -18,9 +19,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from seqplan.integrations.balanced_steps import BalancedSteps
+from seqplan.integrations.balanced_steps import BalancedSteps, RankedStep
 from seqplan.integrations.recomputation_limits import check_switchable
 from seqplan.runtime.huggingface.recomputation import RecomputationSwitch
+from seqplan.runtime.stopwatch import Stopwatch
 
 IGNORED = -100
 """A label that no loss counts."""
@@ -67,6 +69,7 @@ class PlannedTrainerMixin:
         self._planned = planned
         self._figures: Mapping[str, float] = {}
         self._isolated = False
+        self._watch: Stopwatch | None = None
         super().__init__(*args, **kwargs)
         self._recomputation = RecomputationSwitch(self.model)
         if reasons := [*self._reasons(), *self._recomputation_reasons()]:
@@ -194,6 +197,7 @@ class PlannedTrainerMixin:
         if not self._isolated:
             self._check_isolation(model)
             self._isolated = True
+        watch = self._watch = Stopwatch(self.args.device)
         total: Any = 0.0
         micro_batches = inputs["micro_batches"]
         every_time = self.sync_each_micro_batch and self.accelerator.is_fsdp2
@@ -206,6 +210,7 @@ class PlannedTrainerMixin:
             with nullcontext() if last or every_time else self.accelerator.no_sync(model):
                 total = total + trainer.training_step(model, micro_batch, num_items_in_batch)
         self._recomputation.switch(None)
+        watch.stop()
         return total
 
     def floating_point_ops(self, inputs: Any) -> int:
@@ -220,9 +225,14 @@ class PlannedTrainerMixin:
             trainer._track_num_input_tokens(micro_batch)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log predictions with the loss."""
+        """Log predictions and this rank's time of the last step with the loss."""
         if "loss" in logs:
-            logs.update({f"plan/{name}": value for name, value in self._figures.items()})
+            figures = dict(self._figures)
+            if self._watch is not None:
+                seconds = self._watch.seconds()
+                figures["measured_ms"] = 1e3 * seconds
+                figures["tokens_per_s"] = figures["tokens"] / seconds
+            logs.update({f"plan/{name}": value for name, value in figures.items()})
         trainer: Any = super()
         trainer.log(logs, *args, **kwargs)
 
@@ -274,7 +284,9 @@ class _StepsOfRank:
     def __iter__(self) -> Iterator[list[Any]]:
         epoch = self._global_step() // self._planned.steps
         lockstep = self._trainer._lockstep
-        for step in self._planned.epoch(epoch, self._ranks, lockstep=lockstep):
+        for step, planning_ms in _time_steps(
+            self._planned.epoch(epoch, self._ranks, lockstep=lockstep)
+        ):
             local = [micro for micro in step.micro_batches[self._rank] if micro]
             some = next(i for of_rank in step.micro_batches for micro in of_rank for i in micro)
             wanted = len(step.micro_batches[self._rank]) if lockstep else max(1, len(local))
@@ -285,7 +297,18 @@ class _StepsOfRank:
                 pairs = zip(step.micro_batches[self._rank], step.modes[self._rank], strict=True)
                 modes = [mode for micro, mode in pairs if micro]
                 modes += [self._planned.modes[0]] * fillers
-            yield [(parts, [False] * len(local) + [True] * fillers, modes, step.figures)]
+            figures = {**step.figures, "planning_ms": planning_ms}
+            yield [(parts, [False] * len(local) + [True] * fillers, modes, figures)]
+
+
+def _time_steps(steps: Iterator[RankedStep]) -> Iterator[tuple[RankedStep, float]]:
+    """Yield steps, each with the time that its planning took (ms)."""
+    while True:
+        begun = time.perf_counter()
+        step = next(steps, None)
+        if step is None:
+            return
+        yield step, 1e3 * (time.perf_counter() - begun)
 
 
 class _SamplesOfStep(Dataset[Any]):

@@ -92,6 +92,11 @@ def test_losses_and_norms_are_those_of_one_process(ranks: int, options: dict[str
     assert_equal_logs(logs)
     assert all(entry["plan/predicted_ms"] > 0 for entry in logs)
     assert all(0 <= entry["plan/gap"] < 1 for entry in logs)
+    assert all(entry["plan/planning_ms"] > 0 for entry in logs)
+    for entry in logs:
+        seconds = entry["plan/measured_ms"] / 1000
+        assert entry["plan/tokens"] == pytest.approx(entry["plan/tokens_per_s"] * seconds)
+        assert entry["plan/tokens"] > 0
 
 
 RECOMPUTE = {"none": 60, "elementwise": 110, "full": 160}

@@ -197,9 +197,8 @@ class HttpSource:
             except (OSError, http.client.HTTPException) as error:
                 trouble = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0]
             if time.monotonic() >= deadline:
-                raise PlanTimeout(
-                    f"{subject}: no answer within {deadline - begun:.3g} s, at last {trouble}"
-                )
+                waited_s = round(deadline - begun, 2)
+                raise PlanTimeout(f"{subject}: no answer within {waited_s:g} s, at last {trouble}")
             self._pause(min(pause, max(0.0, deadline - time.monotonic())), subject)
 
     def _pause(self, seconds: float, subject: str) -> None:

@@ -32,7 +32,7 @@ def explain(plan: Plan, costs: Mapping[Scheme, SchemeCost] | None = None) -> str
     instead of its tokens. Works on a plan that ``lint`` rejects, as far as its positions are
     in range. Lines end in ``\\n``, all but the last.
     """
-    times = schedule(plan.pipelines)
+    times = schedule(plan.pipelines, expert_parallel=plan.expert_parallel)
     lines = [*_headline(plan, times), ""]
     lines += [*_pipelines(plan, times, costs or {}), ""]
     lines += [*_binding(plan, times, costs or {}), *_long(plan, costs or {})]
@@ -75,6 +75,8 @@ def _headline(plan: Plan, times: Schedule) -> Iterable[str]:
     changes = _changes(plan.pipelines)
     if changes:
         notes += ", ranks regroup within the step"
+    if plan.expert_parallel > 1:
+        notes += f", experts on {plan.expert_parallel} ranks"
     room = WIDTH - len("pipelines ") - len(notes)
     yield f"pipelines {_cut(str(strategy) or 'none', room)}{notes}"
     if changes and not micro_steps and times.makespan_ms > 0:

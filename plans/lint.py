@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import count, pairwise
 from typing import Protocol
 
+from seqplan.plans.experts import holds_whole_blocks
 from seqplan.plans.groups import Coordinates, process_groups
 from seqplan.plans.plan import Plan, PlannedPipeline
 from seqplan.plans.recomputation import window_share
@@ -49,7 +50,7 @@ def lint(plan: Plan, costs: Mapping[Scheme, SchemeCost] | None) -> list[str]:
     linear in the sequences and in Σ ranks of the pipelines.
     """
     faults = [*_sequences(plan), *_micro_batches(plan)]
-    placement = [*_placement(plan), *_micro_steps(plan)]
+    placement = [*_placement(plan), *_micro_steps(plan), *_check_experts(plan)]
     faults += placement
     if not placement:
         # Derived from the placement: on an unsound one these would only repeat its faults.
@@ -175,6 +176,26 @@ def _micro_steps(plan: Plan) -> Iterator[str]:
             places.add((pipeline.micro_step, rank))
 
 
+def _check_experts(plan: Plan) -> Iterator[str]:
+    degree = plan.expert_parallel
+    if degree < 1 or plan.world_size % degree:
+        yield f"expert_parallel: {degree} does not divide the {plan.world_size} ranks"
+        return
+    for index, pipeline in enumerate(plan.pipelines):
+        whole = holds_whole_blocks(pipeline.scheme, pipeline.ranks, degree)
+        if pipeline.scheme.pp > 1 and not whole:
+            yield (
+                f"pipeline {index}: a stage of {pipeline.scheme} does not consist of whole blocks "
+                f"of {degree} ranks"
+            )
+        for number, batch in enumerate(pipeline.micro_batches):
+            if batch.shared_ms and (whole or degree == 1):
+                yield f"pipeline {index} micro-batch {number}: shared_ms, but it has whole blocks"
+            if not 0 <= batch.shared_ms <= batch.cost_ms:
+                place = f"pipeline {index} micro-batch {number}"
+                yield f"{place}: shared_ms {batch.shared_ms} is outside 0 … {batch.cost_ms}"
+
+
 def _check_shared_ranks(plan: Plan) -> Iterator[str]:
     # A rank keeps its shard of the parameters for the whole step: the tp and pp degrees and its
     # place on both axes.
@@ -293,7 +314,7 @@ def _form_s_ms(pipeline: PlannedPipeline) -> float:
 def _step_times(plan: Plan) -> Iterator[str]:
     # Every duration lowered by its rounding: what remains is a bound on the unrounded schedule.
     durations = [max(0.0, pipeline.predicted_ms - ROUNDING_MS) for pipeline in plan.pipelines]
-    makespan = schedule(plan.pipelines, durations).makespan_ms
+    makespan = schedule(plan.pipelines, durations, plan.expert_parallel).makespan_ms
     predicted, bound = plan.predicted_ms, plan.lower_bound_ms
     if not predicted >= makespan - 2 * ROUNDING_MS - 1e-9 * makespan:
         yield f"predicted_ms: {predicted} is below the schedule of the pipelines, {makespan:.3f}"

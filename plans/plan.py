@@ -25,6 +25,8 @@ class MicroBatch:
     """Sequences that run together: positions in ``Plan.ids``/``lengths``, in packed order.
 
     ``recompute``: its recomputation mode (``recomputation``), None if the profile has one.
+    ``shared_ms``: the part of ``cost_ms`` that a block of expert parallelism spreads over its
+    ranks, if the pipeline holds a part of a block only.
     """
 
     sequences: tuple[int, ...]
@@ -32,6 +34,7 @@ class MicroBatch:
     padded_tokens: int
     cost_ms: float
     recompute: str | None = None
+    shared_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class Plan:
     plans of its layout, if ranks regroup within the step) and ``gap`` = predicted / bound − 1.
     ``layout_lower_bound_ms`` is one over all plans of its layouts ⟨tp, pp⟩, whatever their groups,
     and ``layout_gap`` follows from it; None in plans that no planner made.
+    ``expert_parallel``: the degree E by which experts are split, see ``experts``.
     None of the five holds ``sync_ms``: the time of the gradient sync next to it, as far as nothing
     hides it; None if strategies were chosen by computation alone.
     """
@@ -94,6 +98,7 @@ class Plan:
     selection: tuple[Considered, ...]
     sync_ms: float | None = None
     layout_lower_bound_ms: float | None = None
+    expert_parallel: int = 1
 
     def __repr__(self) -> str:
         return (

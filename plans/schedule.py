@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
+from seqplan.plans.experts import ExpertSchedule
 from seqplan.plans.plan import Plan, PlannedPipeline
 
 
@@ -24,18 +26,24 @@ class Schedule:
 
 
 def schedule(
-    pipelines: Sequence[PlannedPipeline], durations_ms: Sequence[float] | None = None
+    pipelines: Sequence[PlannedPipeline],
+    durations_ms: Sequence[float] | None = None,
+    expert_parallel: int = 1,
 ) -> Schedule:
     """Find when each pipeline runs if every rank runs its pipelines in list order.
 
     A pipeline starts when its last rank is free and lasts its ``predicted_ms``, or its entry of
     ``durations_ms``. If pipelines carry micro-steps, a micro-step starts when the one before it has
     ended on every rank; with stages it follows through them as 1F1B does, see ``_through_stages``.
+    With ``expert_parallel`` above 1, pipelines that hold parts of a block wait for each other in
+    every micro-step, see ``_in_components``.
     """
     if durations_ms is None:
         durations_ms = [pipeline.predicted_ms for pipeline in pipelines]
     if (stages := stages_of_micro_steps(pipelines)) > 1:
         return _through_stages(pipelines, durations_ms, stages)
+    if expert_parallel > 1:
+        return _in_components(pipelines, durations_ms, expert_parallel)
     count = len(pipelines)
     starts, ends, slacks = [0.0] * count, [0.0] * count, [0.0] * count
     makespan = 0.0
@@ -57,6 +65,47 @@ def schedule(
             bound = min((latest.get(rank, makespan) for rank in ranks), default=makespan)
             slacks[index] = bound - ends[index]
             latest.update(dict.fromkeys(ranks, bound - durations_ms[index]))
+    return Schedule(tuple(starts), tuple(ends), tuple(slacks), makespan)
+
+
+def _in_components(
+    pipelines: Sequence[PlannedPipeline], durations_ms: Sequence[float], expert_parallel: int
+) -> Schedule:
+    """Schedule components of expert parallelism next to each other.
+
+    A coupled one lasts as long as its micro-steps (``ExpertSchedule.time_micro_steps``), of which
+    a pipeline takes those of its micro-batches; others are as without expert parallelism.
+    """
+    steps = ExpertSchedule(pipelines, expert_parallel)
+    starts, ends, slacks = ([0.0] * len(pipelines) for _ in range(3))
+    free = [
+        index
+        for component in steps.components
+        if not component.coupled
+        for index in component.pipelines
+    ]
+    free.sort()
+    alone = schedule([pipelines[index] for index in free], [durations_ms[index] for index in free])
+    for place, index in enumerate(free):
+        starts[index], ends[index] = alone.start_ms[place], alone.end_ms[place]
+        slacks[index] = alone.slack_ms[place]
+    makespans = dict.fromkeys(free, alone.makespan_ms)
+    stretch = [
+        duration / pipeline.predicted_ms if pipeline.predicted_ms else 1.0
+        for duration, pipeline in zip(durations_ms, pipelines, strict=True)
+    ]
+    for component in steps.components:
+        if not component.coupled:
+            continue
+        clock = list(accumulate(steps.time_micro_steps(component, stretch), initial=0.0))
+        for index in component.pipelines:
+            first = steps.first[index]
+            starts[index] = clock[min(first, len(clock) - 1)]
+            last = first + len(pipelines[index].micro_batches)
+            ends[index] = max(clock[min(last, len(clock) - 1)], starts[index])
+            makespans[index] = clock[-1]
+    makespan = max(makespans.values(), default=0.0)
+    slacks = [slack + makespan - makespans[index] for index, slack in enumerate(slacks)]
     return Schedule(tuple(starts), tuple(ends), tuple(slacks), makespan)
 
 
@@ -91,7 +140,7 @@ def _through_stages(
 
 def makespan_ms(plan: Plan) -> float:
     """Return the end of the step in the list-order schedule of the plan's pipelines."""
-    return schedule(plan.pipelines).makespan_ms
+    return schedule(plan.pipelines, expert_parallel=plan.expert_parallel).makespan_ms
 
 
 def _micro_steps(pipelines: Sequence[PlannedPipeline]) -> list[list[int]]:

@@ -64,6 +64,7 @@ def _to_fields(plan: Plan) -> dict[str, Any]:
     return {
         **_sync_fields(plan.sync_ms),
         **_layout_fields(plan),
+        **({} if plan.expert_parallel == 1 else {"expert_parallel": plan.expert_parallel}),
         "schema": SCHEMA,
         "step": plan.step,
         "provenance": {
@@ -118,6 +119,7 @@ def _pipeline_fields(pipeline: PlannedPipeline) -> dict[str, Any]:
                 "padded_tokens": batch.padded_tokens,
                 "cost_ms": float(batch.cost_ms),
                 **write_mode(batch.recompute),
+                **({"shared_ms": float(batch.shared_ms)} if batch.shared_ms else {}),
             }
             for batch in pipeline.micro_batches
         ],

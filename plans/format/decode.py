@@ -24,8 +24,10 @@ _PIPELINE = frozenset({"scheme", "ranks", "micro_batches", "predicted_ms"})
 _OF_SOME = frozenset({"micro_step", "slowdown"})
 _SYNC = frozenset({"sync_ms"})
 _LAYOUT = frozenset({"layout_lower_bound_ms", "layout_gap"})
+_EXPERTS = frozenset({"expert_parallel"})
 _MICRO_BATCH = frozenset({"sequences", "tokens", "padded_tokens", "cost_ms"})
 _RECOMPUTE = frozenset({"recompute", "offload_layers"})
+_SHARED = frozenset({"shared_ms"})
 _CONSIDERED = frozenset({"strategy", "lower_bound_ms", "predicted_ms"})
 _SCHEME = frozenset({"tp", "pp", "ulysses", "ring"})
 _COUNTED = _SCHEME | {"count"}
@@ -48,7 +50,7 @@ class PlanReader(FieldReader):
                 "schema",
                 f"is {shown(raw['schema'])}, this version reads {SCHEMA}. Plan the steps again",
             )
-        self.fields(raw, "", _PLAN, _SYNC | _LAYOUT)
+        self.fields(raw, "", _PLAN, _SYNC | _LAYOUT | _EXPERTS)
         self.integer(raw, "schema", "", 1)
         self.text(raw, "digest", "")
         maker = raw["provenance"]
@@ -99,10 +101,20 @@ class PlanReader(FieldReader):
                 if "layout_lower_bound_ms" in raw
                 else None
             ),
+            expert_parallel=self.expert_parallel(raw),
         )
         if (stated := raw.get("layout_gap")) != plan.layout_gap:
             self.fail("layout_gap", f"is {shown(stated)}, its bound gives {plan.layout_gap}")
         return plan
+
+    def expert_parallel(self, raw: dict[str, Any]) -> int:
+        """Return the degree by which experts are split; 1 if it is not stated."""
+        if "expert_parallel" not in raw:
+            return 1
+        degree = self.integer(raw, "expert_parallel", "", 1)
+        if degree == 1:
+            self.fail("expert_parallel", "is 1. Leave it out")
+        return degree
 
     def pipeline(self, raw: Any, place: str) -> PlannedPipeline:
         self.fields(raw, place, _PIPELINE, _OF_SOME)
@@ -126,13 +138,14 @@ class PlanReader(FieldReader):
         return factor
 
     def micro_batch(self, raw: Any, place: str) -> MicroBatch:
-        self.fields(raw, place, _MICRO_BATCH, _RECOMPUTE)
+        self.fields(raw, place, _MICRO_BATCH, _RECOMPUTE | _SHARED)
         return MicroBatch(
             sequences=self.integers(raw, "sequences", place),
             tokens=self.integer(raw, "tokens", place),
             padded_tokens=self.integer(raw, "padded_tokens", place),
             cost_ms=self.number(raw, "cost_ms", place),
             recompute=self.recompute(raw, place),
+            shared_ms=self.number(raw, "shared_ms", place) if "shared_ms" in raw else 0.0,
         )
 
     def recompute(self, raw: dict[str, Any], place: str) -> str | None:

@@ -60,6 +60,7 @@ def plan_json_schema() -> _Node:
                     "milliseconds, over all plans of the same tp and pp"
                 ),
                 "layout_gap": _time("predicted_ms / layout_lower_bound_ms − 1"),
+                "expert_parallel": _integer(2, "degree by which experts are split; absent if 1"),
                 "sync_ms": _time(
                     "milliseconds of the gradient sync next to predicted_ms, as "
                     "far as nothing hides it; where strategies were chosen with it"
@@ -140,6 +141,10 @@ def _micro_batch() -> _Node:
                 "description": "share of the layers whose activations go to host memory; absent "
                 "if none",
             },
+            "shared_ms": _time(
+                "milliseconds of cost_ms that a block of expert parallelism spreads over its "
+                "ranks; absent if none"
+            ),
         },
     )
 

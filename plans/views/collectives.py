@@ -15,6 +15,9 @@ In micro-steps of one stage every rank, also one without work, takes part in the
 micro-step. Micro-steps with stages follow each other as the micro-batches of one pipeline do: a
 stage runs their passes in 1F1B order, and a rank leaves out those of the micro-steps in which it
 has no work.
+
+With expert parallelism the ranks of a block also exchange tokens in every layer, forward and
+backward. A rank without a micro-batch in a micro-step of its component does only that.
 """
 
 from __future__ import annotations
@@ -22,11 +25,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from seqplan.plans.experts import expert_group
 from seqplan.plans.groups import Group
 from seqplan.plans.one_f_one_b import stage_order
 from seqplan.plans.views.rank_view import PipelineView, RankView
 
-Phase = Literal["micro_step", "activations", "forward", "gradients", "backward"]
+Phase = Literal["micro_step", "activations", "forward", "experts", "gradients", "backward"]
 
 
 class Event(NamedTuple):
@@ -37,6 +41,8 @@ class Event(NamedTuple):
       back; the group is the two ranks, the earlier stage first.
     - ``micro_step``: the gathers of a micro-step over the world, as under ZeRO-3, if there is one
       stage; ``pipeline`` is None and ``micro_batch`` is the micro-step's number.
+    - ``experts``: the exchanges of a block in forward or in backward; ``pipeline`` is None if there
+      is one stage, and ``micro_batch`` then is the micro-step's number.
     """
 
     pipeline: int | None
@@ -47,19 +53,54 @@ class Event(NamedTuple):
 
 def collectives(view: RankView) -> tuple[Event, ...]:
     """List every event of the rank, in order."""
-    if view.micro_steps is None:
-        return tuple(event for pipeline in view.pipelines for event in _pipeline_events(pipeline))
     stages = max((placed.scheme.pp for placed in view.placement), default=1)
+    if view.experts is not None and stages == 1:
+        return tuple(_events_with_experts(view))
+    block = expert_group(view.rank, view.expert_parallel)
+    if view.micro_steps is None:
+        return tuple(
+            event for pipeline in view.pipelines for event in _pipeline_events(pipeline, block)
+        )
     if stages > 1:
-        return tuple(_events(_in_lockstep(view.pipelines, view.micro_steps)))
+        return tuple(_events(_in_lockstep(view.pipelines, view.micro_steps), block))
     world = tuple(range(view.world_size))
     events: list[Event] = []
     for number in range(view.micro_steps):
         events.append(Event(None, number, "micro_step", world))
         for pipeline in view.pipelines:
             if pipeline.micro_step == number:
-                events += _pipeline_events(pipeline)
+                events += _pipeline_events(pipeline, block)
     return tuple(events)
+
+
+def _events_with_experts(view: RankView) -> list[Event]:
+    """List the events of one stage, micro-step by micro-step."""
+    micro_steps, total, _ = view.experts or ((), 0, 0)
+    runs = [
+        (pipeline, number)
+        for pipeline in view.pipelines
+        for number in range(len(pipeline.micro_batches))
+    ]
+    run_in = dict(zip(micro_steps, runs, strict=True))
+    block = expert_group(view.rank, view.expert_parallel)
+    world = tuple(range(view.world_size))
+    events: list[Event] = []
+    for micro_step in range(total):
+        if view.micro_steps is not None:
+            events.append(Event(None, micro_step, "micro_step", world))
+        exchange = Event(None, micro_step, "experts", block)
+        run = run_in.get(micro_step)
+        for phase in _PASSES:
+            if run is not None:
+                pipeline, number = run
+                events += [
+                    Event(pipeline.index, number, phase, group) for group in _list_groups(pipeline)
+                ]
+            events.append(exchange)
+    return events
+
+
+_PASSES: tuple[Phase, Phase] = ("forward", "backward")
 
 
 _Run = tuple[PipelineView, int]
@@ -75,12 +116,15 @@ def _in_lockstep(pipelines: Sequence[PipelineView], micro_steps: int) -> list[_R
     return runs
 
 
-def _pipeline_events(view: PipelineView) -> list[Event]:
-    return _events([(view, number) for number in range(len(view.micro_batches))])
+def _pipeline_events(view: PipelineView, block: Group) -> list[Event]:
+    return _events([(view, number) for number in range(len(view.micro_batches))], block)
 
 
-def _events(runs: Sequence[_Run | None]) -> list[Event]:
-    """List the events of micro-batches that go through the stages one after another."""
+def _events(runs: Sequence[_Run | None], block: Group) -> list[Event]:
+    """List the events of micro-batches that go through the stages one after another.
+
+    ``block``: the ranks that exchange tokens of experts, the rank alone if none do.
+    """
     first = next((run for run in runs if run is not None), None)
     if first is None:
         return []
@@ -103,6 +147,8 @@ def _events(runs: Sequence[_Run | None]) -> list[Event]:
             events.extend(
                 Event(view.index, micro_batch, phase, group) for group in _list_groups(view)
             )
+            if len(block) > 1:
+                events.append(Event(view.index, micro_batch, "experts", block))
 
     order = stage_order(pp, at, len(runs))
     received_early = None  # the forward pass whose activations came before the last gradients

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
+from seqplan.plans.experts import ExpertSteps
 from seqplan.plans.format.decode import PlanReader
 from seqplan.plans.groups import Coordinates, Group
 from seqplan.plans.views.placement import PlacedPipeline, Placement, ranks_of_runs
@@ -15,6 +16,8 @@ _VIEW = frozenset(
     {"step", "rank", "world_size", "tokens", "loss_tokens", "micro_steps", "digest"}
     | {"placement", "pipelines"}
 )
+_EXPERTS = frozenset({"experts"})
+_EXPERT_STEPS = frozenset({"expert_parallel", "micro_steps", "total", "world"})
 _PLACED = frozenset({"scheme", "ranks"})
 
 MAX_PLACED = 1 << 20
@@ -46,7 +49,7 @@ def decode_view(document: Any, *, strict: bool = True, origin: str = "view") -> 
 
 class _ViewReader(PlanReader):
     def view(self, raw: Any) -> RankView:
-        self.fields(raw, "", _VIEW)
+        self.fields(raw, "", _VIEW, _EXPERTS)
         world_size = self.integer(raw, "world_size", "", 1)
         rank = self.integer(raw, "rank", "")
         if rank >= world_size:
@@ -72,7 +75,27 @@ class _ViewReader(PlanReader):
             digest=None if raw["digest"] is None else self.text(raw, "digest", ""),
             placement=placement,
             pipelines=pipelines,
+            **self.experts(raw, world_size, sum(len(view.micro_batches) for view in pipelines)),
         )
+
+    def experts(self, raw: dict[str, Any], world_size: int, count: int) -> dict[str, Any]:
+        """Read the micro-steps with experts of a rank with ``count`` micro-batches, if stated."""
+        if "experts" not in raw:
+            return {}
+        stated, place = raw["experts"], ".experts"
+        self.fields(stated, place, _EXPERT_STEPS)
+        degree = self.integer(stated, "expert_parallel", place, 2)
+        if world_size % degree:
+            self.fail(f"{place}.expert_parallel", f"{degree} does not divide {world_size} ranks")
+        numbers = self.integers(stated, "micro_steps", place)
+        total, world = (self.integer(stated, name, place) for name in ("total", "world"))
+        if len(numbers) != count:
+            self.fail(f"{place}.micro_steps", f"has {len(numbers)} micro-steps for {count} micro-batches")
+        if any(later <= earlier for earlier, later in pairwise((-1, *numbers, total))):
+            self.fail(f"{place}.micro_steps", f"must ascend below {total}")
+        if world < total:
+            self.fail(f"{place}.world", f"is {world}, below the total {total}")
+        return {"expert_parallel": degree, "experts": ExpertSteps(numbers, total, world)}
 
     def placement(self, raw: Any, world_size: int) -> Placement:
         placed = []

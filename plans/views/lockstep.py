@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from seqplan.plans.experts import place_micro_steps
 from seqplan.plans.views.placement import Placement
 
 
@@ -25,12 +26,12 @@ def lockstep_micro_steps(
     placement: Placement, counts: Sequence[int], rank: int
 ) -> LockstepSchedule:
     """Put the micro-batches of a step into micro-steps; ``counts``: how many each pipeline has."""
-    free: dict[int, int] = {}
-    micro_steps: list[int] = []
-    for pipeline, count in zip(placement, counts, strict=True):
-        first = max(free.get(member, 0) for member in pipeline.ranks)
-        if count:
-            free.update(dict.fromkeys(pipeline.ranks, first + count))
-            if rank in pipeline.ranks:
-                micro_steps.extend(range(first, first + count))
-    return LockstepSchedule(tuple(micro_steps), max(free.values(), default=0))
+    first = place_micro_steps([pipeline.ranks for pipeline in placement], counts)
+    placed = [
+        start + number
+        for pipeline, start, count in zip(placement, first, counts, strict=True)
+        if rank in pipeline.ranks
+        for number in range(count)
+    ]
+    lasts = [start + count for start, count in zip(first, counts, strict=True) if count]
+    return LockstepSchedule(tuple(placed), max(lasts, default=0))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from seqplan.plans.experts import ExpertSchedule, ExpertSteps
 from seqplan.plans.format.codec import digest as plan_digest
 from seqplan.plans.groups import Coordinates, Group
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline
@@ -121,7 +122,8 @@ class RankView:
     ``loss_tokens``: of the whole step, the divisor of every loss; ``micro_steps``: number of them
     on every rank, None without lockstep; ``digest``: the plan's, if the caller gave it,
     so that ranks can check that they follow the same plan; ``placement``: of all pipelines of
-    the step, the same for every rank.
+    the step, the same for every rank; ``experts``: micro-steps with experts on other ranks, None
+    if ``expert_parallel`` (by how many ranks experts are split) is 1.
     """
 
     step: int
@@ -133,6 +135,8 @@ class RankView:
     digest: str | None
     placement: Placement
     pipelines: tuple[PipelineView, ...]
+    expert_parallel: int = 1
+    experts: ExpertSteps | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the view as JSON values; all cu_seqlens are written out."""
@@ -144,6 +148,7 @@ class RankView:
             "loss_tokens": self.loss_tokens,
             "micro_steps": self.micro_steps,
             "digest": self.digest,
+            **_experts_dict(self.expert_parallel, self.experts),
             "placement": _placement_list(self.placement),
             "pipelines": [
                 {
@@ -173,6 +178,7 @@ def rank_view(plan: Plan, rank: int, *, digest: str | None = None) -> RankView:
             for index, pipeline in enumerate(plan.pipelines)
             if rank in pipeline.ranks
         ],
+        _schedule_experts(plan),
     )
 
 
@@ -184,8 +190,9 @@ def rank_views(plan: Plan, *, digest: str | None = None) -> list[RankView]:
         for place, rank in enumerate(pipeline.ranks):
             pipelines_of[rank].append(_pipeline_view(plan, index, pipeline, place, shared))
     placement, digest = placement_of(plan.pipelines), digest or plan_digest(plan)
+    experts = _schedule_experts(plan)
     return [
-        _view(plan, rank, digest, placement, pipelines)
+        _view(plan, rank, digest, placement, pipelines, experts)
         for rank, pipelines in enumerate(pipelines_of)
     ]
 
@@ -228,6 +235,7 @@ def _view(
     digest: str | None,
     placement: Placement,
     pipelines: Iterable[PipelineView],
+    experts: ExpertSchedule | None,
 ) -> RankView:
     micro_steps = [
         pipeline.micro_step for pipeline in plan.pipelines if pipeline.micro_step is not None
@@ -242,7 +250,22 @@ def _view(
         digest=digest,
         placement=placement,
         pipelines=tuple(pipelines),
+        expert_parallel=plan.expert_parallel,
+        experts=None if experts is None else experts.steps_of(rank),
     )
+
+
+def _schedule_experts(plan: Plan) -> ExpertSchedule | None:
+    if plan.expert_parallel == 1:
+        return None
+    return ExpertSchedule(plan.pipelines, plan.expert_parallel)
+
+
+def _experts_dict(expert_parallel: int, experts: ExpertSteps | None) -> dict[str, Any]:
+    if experts is None:
+        return {}
+    steps = {"micro_steps": list(experts.micro_steps), "total": experts.total, "world": experts.world}
+    return {"experts": {"expert_parallel": expert_parallel, **steps}}
 
 
 _Shared = dict[tuple[int, int], tuple[MicroBatchView, ...]]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Outcome, call, complaint, succeeded
+from planned_files import PlannedFiles
 from service_process import PATIENCE_S, serving_here
 from stocked_service import Stocked
 
@@ -75,7 +76,7 @@ def test_tokens_come_and_go_while_a_service_runs(tmp_path: Path) -> None:
         assert served.send("GET", "/readyz").status == 200
 
 
-def test_labels_of_metrics_are_escaped(tmp_path: Path) -> None:
+def test_labels_of_metrics_are_escaped(tmp_path: Path, dense: PlannedFiles) -> None:
     from prometheus_client.parser import text_string_to_metric_families
 
     from seqplan.api.rest.state.metrics import Metrics
@@ -88,11 +89,11 @@ def test_labels_of_metrics_are_escaped(tmp_path: Path) -> None:
 
     store, odd = Store(str(tmp_path / "s.db")), 'x"} 1\nevil{job="y'
     with store.writing() as connection:  # as release 0.1.0's sidecar could
-        proposals.put_proposal(connection, "p", {}, "{}")
-        row = JobRow(id=odd, proposal="p", seed=0, look_ahead=1, world_size=1)
+        proposals.put_proposal(connection, "p", {}, dense.proposal.read_text())
+        row = JobRow(id=odd, proposal="p", seed=0, look_ahead=1, world_size=4)
         add_job(connection, row)
     service = Service(store)
-    service.start()
+    service.start()  # the job waits for batches
     text = Metrics(service, CalibrationWatch(store, PlanSummaries())).text()
     service.stop()
     families = {family.name: family for family in text_string_to_metric_families(text)}

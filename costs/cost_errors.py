@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from seqplan.costs.profile import Profile
-from seqplan.costs.profiled_scheme import DEGREES
+from seqplan.costs.profiled_scheme import DEGREES, SHARED
 
 COEFFICIENTS = ("a", "b", "c")
 DIGITS = 12
@@ -55,7 +55,11 @@ class CostError:
             ]
             values[2] += added
             rounded = [float(f"{value:.{DIGITS}g}") for value in values]
-            return {**coefficients, **dict(zip(COEFFICIENTS, rounded, strict=True))}
+            changed = dict(zip(COEFFICIENTS, rounded, strict=True))
+            if SHARED in coefficients:
+                share = coefficients[SHARED] / (coefficients["b"] or 1.0)
+                changed[SHARED] = min(share, 1.0) * changed["b"]
+            return {**coefficients, **changed}
 
         if "modes" in raw:
             return {**raw, "modes": {name: change(mode) for name, mode in raw["modes"].items()}}

@@ -20,15 +20,18 @@ class Latency:
     """Forward + backward of one pipeline stage: ``a`` ms/token², ``b`` ms/token, ``c`` ms.
 
     c, the launch overhead, is paid once per micro-batch: a micro-batch costs
-    ``Σ(a·l² + b·l) + c``. Raises ``ValueError`` for a negative or non-finite coefficient.
+    ``Σ(a·l² + b·l) + c``. ``b_shared``: the part of b that the ranks of an expert-parallel block
+    share (products of experts and their all-to-alls); 0 without expert parallelism. Raises
+    ``ValueError`` for a negative or non-finite coefficient, and for a ``b_shared`` above b.
     """
 
     a: float
     b: float
     c: float
+    b_shared: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("a", "b", "c"):
+        for name in ("a", "b", "c", "b_shared"):
             value = getattr(self, name)
             if (
                 not isinstance(value, (int, float))
@@ -39,10 +42,23 @@ class Latency:
                 raise ValueError(
                     f"coefficient {name} must be a number from 0 to {MOST_MS:,.0f}, not {value!r}"
                 )
+        if self.b_shared > self.b:
+            raise ValueError(
+                f"coefficient b_shared {self.b_shared} is a part of b and must not exceed {self.b}"
+            )
         if self.a == 0 and self.b == 0:
             raise ValueError(
                 "coefficients a and b are both 0: the scheme would take no time. State one above 0"
             )
+
+    def scale(self, factor: float) -> Latency:
+        """Return all coefficients times ``factor``."""
+        return Latency(self.a * factor, self.b * factor, self.c * factor, self.b_shared * factor)
+
+    def as_dict(self) -> dict[str, float]:
+        """Return the coefficients by name, ``b_shared`` only if it is above 0."""
+        shared = {"b_shared": self.b_shared} if self.b_shared else {}
+        return {"a": self.a, "b": self.b, "c": self.c, **shared}
 
     def work_ms(self, lengths: npt.ArrayLike) -> npt.NDArray[np.float64]:
         """Compute a·l² + b·l per sequence, without c; shape as ``lengths`` (tokens)."""

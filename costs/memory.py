@@ -19,6 +19,8 @@ class Memory:
       states, ascending; the first whose context suffices applies. One entry where the context does
       not matter. Divided by the number of optimizer shards.
     - ``resident_layer_bytes``: 16-bit parameters and gradients of all layers; divided by tp·pp.
+    - ``resident_expert_bytes``: the same of experts, which ``resident_layer_bytes`` then does not
+      have; divided by pp and by the degree of expert parallelism, or by tp·pp if that is 1.
     - ``resident_embedding_bytes``: the same for both embeddings; the first and the last stage hold
       one each, a single stage holds both. Divided by tp. ``tied``: there is one, and each of those
       stages holds it.
@@ -39,18 +41,24 @@ class Memory:
     tied: bool = False
     loss_bytes: float = 0.0
     host_memory_bytes: float = 0.0
+    resident_expert_bytes: float = 0.0
 
-    def count_fixed_bytes(self, scheme: Scheme, shards: int, context: int) -> float:
+    def count_fixed_bytes(
+        self, scheme: Scheme, shards: int, context: int, expert_parallel: int = 1
+    ) -> float:
         """Count bytes that do not depend on the micro-batch, with states split into ``shards``.
 
+        ``expert_parallel``: ranks that hold all experts together; 1 for those of tp.
         Raises ``ValueError`` when the profile states no model size for ``context`` tokens.
         """
         sharded = self._count_sharded_bytes(context)
         embeddings = 1.0 if scheme.pp == 1 or self.tied else 0.5
+        holders = expert_parallel if expert_parallel > 1 else scheme.tp
         return (
             self.context_bytes
             + sharded / shards
             + self.resident_layer_bytes / (scheme.tp * scheme.pp)
+            + self.resident_expert_bytes / (holders * scheme.pp)
             + (self.resident_embedding_bytes * embeddings + self.loss_bytes) / scheme.tp
         )
 
@@ -74,9 +82,11 @@ class Memory:
         per_token = (activation or self.activation_bytes_per_token).get(scheme.tp)
         return None if per_token is None else per_token / (scheme.tp * scheme.sp)
 
-    def room_bytes(self, scheme: Scheme, shards: int, context: int) -> float:
+    def room_bytes(
+        self, scheme: Scheme, shards: int, context: int, expert_parallel: int = 1
+    ) -> float:
         """Count the bytes of a GPU that are left for activations; negative without any."""
-        fixed = self.count_fixed_bytes(scheme, shards, context)
+        fixed = self.count_fixed_bytes(scheme, shards, context, expert_parallel)
         return self.capacity_bytes - self.margin_bytes - fixed
 
     def max_len(
@@ -86,6 +96,7 @@ class Memory:
         context: int,
         activation: Mapping[int, float] | None = None,
         host: Mapping[int, float] | None = None,
+        expert_parallel: int = 1,
     ) -> int:
         """Return MaxLen(P), tokens of a micro-batch that fit; 0 when not even the states do.
 
@@ -96,7 +107,7 @@ class Memory:
         per_token = self.bytes_per_token(scheme, activation)
         if per_token is None:
             return 0
-        tokens = self.room_bytes(scheme, shards, context) / per_token
+        tokens = self.room_bytes(scheme, shards, context, expert_parallel) / per_token
         if host:
             tokens = min(tokens, self.host_memory_bytes * scheme.tp * scheme.sp / host[scheme.tp])
         return max(0, math.floor(tokens))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, combinations
@@ -13,13 +13,19 @@ from typing import Any
 
 from seqplan.costs.memory import Memory
 from seqplan.costs.model_sizes import ModelShape
-from seqplan.costs.profile_reader import HOST_BYTES, HOST_MEMORY, ProfileReader
-from seqplan.costs.profiled_scheme import DEGREES, MeasuredSync, ProfiledScheme, ProfileError
+from seqplan.costs.profile_document import keep_modes, key_of, select_entries
+from seqplan.costs.profile_reader import ProfileReader
+from seqplan.costs.profiled_scheme import (
+    DEGREES,
+    MeasuredSync,
+    ProfiledScheme,
+    ProfileError,
+    SchemeKey,
+)
 from seqplan.costs.recomputation_mode import ModeModel, RecomputationMode
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.plans.format.canonical import canonical_json, digest_of
 from seqplan.plans.format.fields import read_text
-from seqplan.plans.recomputation import MODES
 from seqplan.plans.scheme import Scheme
 
 
@@ -34,14 +40,6 @@ def _subsets(axes: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 _EXPECTED, _PUBLISHED = "expected error: ", "published: "
 """How a note and a statement of residuals begin that are about measured times."""
-
-
-def _entries(document: Mapping[str, Any], schemes: Collection[Scheme]) -> list[dict[str, Any]]:
-    return [raw for raw in document["schemes"] if _scheme_of(raw) in schemes]
-
-
-def _scheme_of(raw: Mapping[str, Any]) -> Scheme:
-    return Scheme(**{name: raw[name] for name in DEGREES if name in raw})
 
 
 _NO_SCHEMES = '"schemes":[]'
@@ -78,98 +76,6 @@ def _replaces(other: ModeModel, mode: ModeModel) -> bool:
     )
 
 
-def keep_modes(document: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return a profile's document with these of its modes.
-
-    That of one mode has no ``modes``, unless the mode offloads.
-    """
-    modes = [mode for mode in document["modes"] if mode["name"] in names]
-    schemes = [
-        {**entry, "modes": {name: entry["modes"][name] for name in names}}
-        for entry in document["schemes"]
-    ]
-    if len(modes) > 1 or HOST_BYTES in modes[0]:
-        return {**document, "modes": modes, "schemes": schemes}
-    (mode,) = modes
-    kept, transient = mode["kept_bytes_per_token"], mode["transient_bytes_per_token"]
-    activation = {tp: kept[tp] + transient[tp] for tp in kept}
-    flat = [
-        {
-            **{key: value for key, value in entry.items() if key != "modes"},
-            **entry["modes"][mode["name"]],
-        }
-        for entry in schemes
-    ]
-    memory = {key: value for key, value in document["memory"].items() if key != HOST_MEMORY}
-    return {
-        **{key: value for key, value in document.items() if key != "modes"},
-        "recompute": mode["name"],
-        "forward_fraction": mode["forward_fraction"],
-        "memory": {**memory, "activation_bytes_per_token": activation},
-        "schemes": flat,
-    }
-
-
-def combine_modes(documents: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
-    """Combine documents of one recomputation mode each, measured in one way.
-
-    With the schemes that all of them have. A mode that keeps no fewer bytes than one that
-    recomputes less is left out, and named in the list. Bytes that were measured count as kept.
-    """
-    activations = {
-        document["recompute"]: document["memory"]["activation_bytes_per_token"]
-        for document in documents
-    }
-    degrees = set.intersection(*(set(of_mode) for of_mode in activations.values()))
-    kept: list[Mapping[str, Any]] = []
-    for document in sorted(documents, key=lambda one: MODES.index(one["recompute"])):
-        mine = activations[document["recompute"]]
-        if all(mine[tp] < activations[other["recompute"]][tp] for other in kept for tp in degrees):
-            kept.append(document)
-    names, widths = [document["recompute"] for document in kept], sorted(degrees, key=int)
-    left_out = [name for name in activations if name not in names]
-    if len(kept) == 1:
-        return dict(kept[0]), left_out
-    entries = [
-        {tuple(raw.get(axis, 1) for axis in DEGREES): raw for raw in document["schemes"]}
-        for document in kept
-    ]
-    schemes = []
-    for place, raw in entries[0].items():
-        if not all(place in of_mode and place[0] in map(int, degrees) for of_mode in entries):
-            continue
-        modes = {
-            name: {key: of_mode[place][key] for key in "abc"}
-            for name, of_mode in zip(names, entries, strict=True)
-        }
-        rest = {key: value for key, value in raw.items() if key not in "abc"}
-        schemes.append({**rest, "modes": modes})
-    first = dict(kept[0])
-    for field_of_one in ("recompute", "forward_fraction"):
-        first.pop(field_of_one, None)
-    memory = {
-        key: value for key, value in first["memory"].items() if key != "activation_bytes_per_token"
-    }
-    memory["margin_bytes"] = max(document["memory"]["margin_bytes"] for document in kept)
-    return {
-        **first,
-        "residuals": "; ".join(
-            f"{name}: {document['residuals']}" for name, document in zip(names, kept, strict=True)
-        ),
-        "modes": [
-            {
-                "name": name,
-                "forward_fraction": document["forward_fraction"],
-                "kept_bytes_per_token": {tp: activations[name][tp] for tp in widths},
-                "transient_bytes_per_token": dict.fromkeys(widths, 0.0),
-            }
-            for name, document in zip(names, kept, strict=True)
-        ],
-        "memory": memory,
-        "schemes": schemes,
-    }, left_out
-
-
 @dataclass(frozen=True)
 class Profile:
     """The costs of one model on one kind of GPU. Built by ``Profile.from_json``.
@@ -193,8 +99,39 @@ class Profile:
 
     @cached_property
     def by_scheme(self) -> dict[Scheme, ProfiledScheme]:
-        """Profiled schemes by scheme."""
+        """Profiled schemes by scheme; ``ProfileError`` with several degrees of EP."""
+        _ = self.expert_parallel
         return {entry.scheme: entry for entry in self.schemes}
+
+    @cached_property
+    def expert_degrees(self) -> tuple[int, ...]:
+        """Degrees of expert parallelism of its entries, ascending."""
+        return tuple(sorted({entry.expert_parallel for entry in self.schemes}))
+
+    @property
+    def expert_parallel(self) -> int:
+        """The one degree of expert parallelism; ``ProfileError`` if there are several."""
+        if len(self.expert_degrees) > 1:
+            raise ProfileError(
+                f"profile {self.name}: has expert_parallel {self._degrees}. State one of them"
+            )
+        return self.expert_degrees[0]
+
+    @property
+    def _degrees(self) -> str:
+        return ", ".join(map(str, self.expert_degrees))
+
+    def at_expert_parallel(self, degree: int) -> Profile:
+        """Return the profile with the entries of one degree of EP; itself if they are all.
+
+        ``ProfileError`` if it has none of them.
+        """
+        if degree not in self.expert_degrees:
+            raise ProfileError(
+                f"profile {self.name}: has no expert_parallel {degree}, only {self._degrees}. "
+                "State one of them or derive the profile with this degree"
+            )
+        return self._keep({e.key for e in self.schemes if e.expert_parallel == degree})
 
     @property
     def mode_names(self) -> str:
@@ -260,7 +197,7 @@ class Profile:
         ``ProfileError`` if none is left.
         """
         chosen = {
-            entry.scheme
+            entry.key
             for entry in self.schemes
             if not (measured and entry.origin == "derived")
             and layout in (None, (entry.scheme.tp, entry.scheme.pp))
@@ -274,21 +211,32 @@ class Profile:
                 f"profile {self.name}: has no {wanted_schemes}; its layouts are "
                 f"{', '.join(str(Scheme(*other)) for other in there)}"
             )
-        return self.keep_schemes(chosen)
+        return self._keep(chosen)
 
     def keep_schemes(self, schemes: Collection[Scheme]) -> Profile:
         """Return the profile with these of its schemes; itself if they are all."""
-        if len(schemes) == len(self.schemes):
+        return self._keep({entry.key for entry in self.schemes if entry.scheme in schemes})
+
+    def _keep(self, keys: Collection[SchemeKey]) -> Profile:
+        if len(keys) == len(self.schemes):
             return self
-        document = {**self.document, "schemes": self.entries_of(schemes)}
+        document = {**self.document, "schemes": select_entries(self.document, keys)}
         return Profile.from_document(document, self.name)
 
     def with_digest(self, digest: str) -> Profile | None:
         """Return the profile or the restriction of it that has this digest; None without one.
 
-        Restrictions are those to one recomputation mode, and of each those to measured schemes, to
-        a layout, to what a trainer runs (schemes of some axes, or one scheme), and both together.
+        Restrictions are those to one degree of expert parallelism, to one recomputation mode, and
+        of each those to measured schemes, to a layout, to what a trainer runs (schemes of some
+        axes, or one scheme), and both together.
         """
+        degrees = self.expert_degrees if len(self.expert_degrees) > 1 else ()
+        for whole in (self, *(self.at_expert_parallel(degree) for degree in degrees)):
+            if (part := whole._find_part(digest)) is not None:
+                return part
+        return None
+
+    def _find_part(self, digest: str) -> Profile | None:
         if self.digest == digest:
             return self
         parts = self._parts()
@@ -303,28 +251,29 @@ class Profile:
             )
             # Entries are written once: a part's canonical JSON is put together from them.
             head, mark, tail = canonical_json({**document, "schemes": []}).partition(_NO_SCHEMES)
-            written = [(_scheme_of(raw), canonical_json(raw)) for raw in document["schemes"]]
-            for schemes in parts:
-                listed = ",".join(text for scheme, text in written if scheme in schemes)
+            written = [(key_of(raw), canonical_json(raw)) for raw in document["schemes"]]
+            for keys in parts:
+                listed = ",".join(text for key, text in written if key in keys)
                 if digest_of(f"{head}{mark[:-1]}{listed}]{tail}") == digest:
-                    part = {**document, "schemes": _entries(document, schemes)}
+                    part = {**document, "schemes": select_entries(document, keys)}
                     return Profile.from_document(part, self.name)
         return None
 
-    def _parts(self) -> list[frozenset[Scheme]]:
-        """List the sets of schemes that restrictions have, the largest first."""
+    def _parts(self) -> list[frozenset[SchemeKey]]:
+        """List the sets of entries that restrictions have, the largest first."""
         schemes = {entry.scheme for entry in self.schemes}
-        measured = {entry.scheme for entry in self.schemes if entry.origin != "derived"}
+        measured = {entry.key for entry in self.schemes if entry.origin != "derived"}
         layouts = {frozenset(s for s in schemes if (s.tp, s.pp) == (t.tp, t.pp)) for t in schemes}
         axes = {frozenset(s for s in schemes if _grows(s) <= set(of)) for of in _subsets(DEGREES)}
         parts = {frozenset(schemes), *layouts, *axes, *(a & b for a in layouts for b in axes)}
         parts |= {frozenset({scheme}) for scheme in schemes}
-        parts |= {part & measured for part in parts}
-        return sorted(parts - {frozenset()}, key=lambda part: (-len(part), sorted(part)))
+        of_entries = {frozenset(e.key for e in self.schemes if e.scheme in part) for part in parts}
+        of_entries |= {part & measured for part in of_entries}
+        return sorted(of_entries - {frozenset()}, key=lambda part: (-len(part), sorted(part)))
 
-    def entries_of(self, schemes: Collection[Scheme]) -> list[dict[str, Any]]:
-        """Return the document's entries of these schemes, in its order."""
-        return _entries(self.document, schemes)
+    def entries_of(self, entries: Iterable[ProfiledScheme]) -> list[dict[str, Any]]:
+        """Return the document's entries of these, in its order."""
+        return select_entries(self.document, {entry.key for entry in entries})
 
     def usable(
         self,
@@ -338,11 +287,13 @@ class Profile:
 
         ``context``: the longest sequence (tokens) that the model is built for;
         ``optimizer_shards``: over how many ranks the states are split, by default all.
-        Raises ``ProfileError`` when the memory model does not cover the context.
+        Raises ``ProfileError`` when the memory model does not cover the context, and with several
+        degrees of expert parallelism.
         """
+        _ = self.expert_parallel
         models = []
         for entry in self.schemes:
-            if entry.scheme.gpus > gpus or (entry.flag and not include_flagged):
+            if entry.least_gpus > gpus or (entry.flag and not include_flagged):
                 continue
             model = self.model(entry, gpus, context, optimizer_shards)
             if model.capacity > 0:
@@ -357,7 +308,9 @@ class Profile:
         scheme, memory = entry.scheme, self.memory
         try:
             max_lens = [
-                memory.max_len(scheme, shards, context, mode.activation, mode.host)
+                memory.max_len(
+                    scheme, shards, context, mode.activation, mode.host, entry.expert_parallel
+                )
                 for mode in self.modes
             ]
         except ValueError as error:

@@ -15,6 +15,7 @@ from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profiled_scheme import (
     ORIGINS,
     PROFILE_SCHEMA,
+    SHARED,
     MeasuredSync,
     ProfiledScheme,
     ProfileError,
@@ -53,9 +54,10 @@ _HARDWARE = frozenset({"gpu", "gpus_per_node"})
 _MODEL = frozenset({"hidden", "layers"})
 _MODEL_OPTIONAL = frozenset({"vocab", "heads", "kv_heads", "ffn", "head_dim"})
 _COEFFICIENTS = frozenset({"a", "b", "c"})
+_SHARED = frozenset({SHARED})
 _DEGREES = frozenset({"tp", "pp", "ulysses", "ring"})
 _MODES = frozenset({"modes"})
-_SCHEME_OPTIONAL = _DEGREES | {"flag", "origin", "fit"}
+_SCHEME_OPTIONAL = _DEGREES | {"expert_parallel", "flag", "origin", "fit"}
 _SYNC_COUNTS = ("tp", "pp", "gpus")
 _SYNC_TIMES = ("ms", "optimizer_ms")
 _MEMORY_BYTES = frozenset(
@@ -64,7 +66,7 @@ _MEMORY_BYTES = frozenset(
 )
 _MEMORY = _MEMORY_BYTES | {"sharded_state_bytes"}
 _ACTIVATION = frozenset({"activation_bytes_per_token"})
-_LOSS = frozenset({"loss_bytes"})
+_MEMORY_OPTIONAL = frozenset({"loss_bytes", "resident_expert_bytes"})
 HOST_MEMORY = "host_memory_bytes"
 
 
@@ -116,7 +118,7 @@ class ProfileReader(FieldReader):
             "zero_stage": zero_stage,
             "modes": modes,
             "memory": memory,
-            "schemes": tuple(sorted(schemes, key=lambda entry: entry.scheme)),
+            "schemes": tuple(sorted(schemes, key=lambda entry: entry.key)),
             "sync": self.sync(raw),
             "digest": self.digest(document),
             "document": document,
@@ -163,7 +165,7 @@ class ProfileReader(FieldReader):
         raw.setdefault("forward_fraction", 1 / 3)
         raw.setdefault("recompute", "none")
         memory = raw["memory"]
-        self.fields(memory, ".memory", _MEMORY | _ACTIVATION, _LOSS)
+        self.fields(memory, ".memory", _MEMORY | _ACTIVATION, _MEMORY_OPTIONAL)
         per_token = self.activations(memory, "activation_bytes_per_token", ".memory")
         mode = RecomputationMode(
             self.name(raw, "recompute", ""),
@@ -178,7 +180,7 @@ class ProfileReader(FieldReader):
         for name in ("forward_fraction", "recompute"):
             if name in raw:
                 self.fail(f".{name}", "is stated by each of modes. Leave it out")
-        self.fields(raw["memory"], ".memory", _MEMORY, _LOSS | {HOST_MEMORY})
+        self.fields(raw["memory"], ".memory", _MEMORY, _MEMORY_OPTIONAL | {HOST_MEMORY})
         modes: list[RecomputationMode] = []
         for index, entry in enumerate(self.items(raw, "modes", "")):
             place = f".modes[{index}]"
@@ -255,11 +257,12 @@ class ProfileReader(FieldReader):
             self.scheme(entry, f".schemes[{index}]", shape, modes)
             for index, entry in enumerate(entries)
         ]
-        schemes = [entry.scheme for entry in profiled]
-        if len(set(schemes)) < len(schemes):
-            twice = next(scheme for scheme in schemes if schemes.count(scheme) > 1)
-            self.fail(".schemes", f"{twice} is listed twice")
-        if zero_stage == 3 and any(scheme.tp > 1 or scheme.pp > 1 for scheme in schemes):
+        keys = [entry.key for entry in profiled]
+        if len(set(keys)) < len(keys):
+            scheme, degree = next(key for key in keys if keys.count(key) > 1)
+            of_degree = f" with expert_parallel {degree}" if degree > 1 else ""
+            self.fail(".schemes", f"{scheme}{of_degree} is listed twice")
+        if zero_stage == 3 and any(scheme.tp > 1 or scheme.pp > 1 for scheme, _ in keys):
             self.fail(".schemes", "under ZeRO-3 every scheme must have tp = pp = 1")
         return profiled
 
@@ -267,16 +270,21 @@ class ProfileReader(FieldReader):
         self, raw: Any, place: str, shape: ModelShape, modes: Sequence[str]
     ) -> ProfiledScheme:
         """Read one scheme with its coefficients and their origin."""
-        self.fields(raw, place, _MODES if modes else _COEFFICIENTS, _SCHEME_OPTIONAL)
+        optional = _SCHEME_OPTIONAL if modes else _SCHEME_OPTIONAL | _SHARED
+        self.fields(raw, place, _MODES if modes else _COEFFICIENTS, optional)
         degrees = {
             name: self.integer(raw, name, place, 1) for name in sorted(_DEGREES & raw.keys())
         }
         scheme = Scheme(**degrees)
         here = f"{place} ({scheme})"
-        if problem := scheme_problem(scheme, shape):
+        experts = "expert_parallel"
+        degree = self.integer(raw, experts, place, 1) if experts in raw else 1
+        if problem := scheme_problem(scheme, shape, expert_parallel=degree):
             self.fail(here, problem)
         latencies = self.latencies(raw["modes"], here, modes) if modes else {}
         latency = latencies[modes[-1]] if modes else self.latency(raw, here)
+        if degree == 1 and any(of.b_shared for of in (latency, *latencies.values())):
+            self.fail(here, f"{SHARED} above 0 requires expert_parallel above 1")
         flag = None if raw.get("flag") is None else self.name(raw, "flag", place)
         origin = raw.get("origin", ORIGINS[0])
         if origin not in ORIGINS:
@@ -286,13 +294,15 @@ class ProfileReader(FieldReader):
         fit = raw.get("fit")
         if fit is not None and type(fit) is not dict:
             self.fail(f"{place}.fit", f"must be an object: {shown(fit)}")
-        return ProfiledScheme(scheme, latency, flag, origin, fit, latencies)
+        return ProfiledScheme(scheme, latency, flag, origin, fit, latencies, degree)
 
     def latency(self, raw: dict[str, Any], place: str) -> Latency:
         """Read the coefficients of one scheme and mode."""
-        coefficients = (self.number(raw, name, place, LARGEST) for name in "abc")
+        stated = _COEFFICIENTS | (_SHARED & raw.keys())
         try:
-            return Latency(*coefficients)
+            return Latency(
+                **{name: self.number(raw, name, place, LARGEST) for name in sorted(stated)}
+            )
         except ValueError as error:
             if isinstance(error, ProfileError):
                 raise
@@ -304,7 +314,7 @@ class ProfileReader(FieldReader):
         latencies = {}
         for name in modes:
             here = f"{place}.modes.{name}"
-            self.fields(raw[name], here, _COEFFICIENTS)
+            self.fields(raw[name], here, _COEFFICIENTS, _SHARED)
             latencies[name] = self.latency(raw[name], here)
         times = {
             name: latency.micro_batch_ms([COMPARED_LENGTH]) for name, latency in latencies.items()
@@ -344,14 +354,12 @@ class ProfileReader(FieldReader):
     def memory(self, raw: Any, activation: dict[int, float], *, tied: bool) -> Memory:
         """Read the memory model; ``tied``: whether the model's embeddings are one."""
         place = ".memory"
-        host = self.number(raw, HOST_MEMORY, place, LARGEST) if HOST_MEMORY in raw else 0
+        stated = _MEMORY_BYTES | ((_MEMORY_OPTIONAL | {HOST_MEMORY}) & raw.keys())
         return Memory(
             sharded_state_bytes=self.read_sharded_states(raw, place),
             activation_bytes_per_token=activation,
             tied=tied,
-            loss_bytes=self.number(raw, "loss_bytes", place, LARGEST) if _LOSS & raw.keys() else 0,
-            host_memory_bytes=host,
-            **{name: self.number(raw, name, place, LARGEST) for name in sorted(_MEMORY_BYTES)},
+            **{name: self.number(raw, name, place, LARGEST) for name in sorted(stated)},
         )
 
     def read_sharded_states(self, raw: Any, place: str) -> tuple[tuple[int | None, float], ...]:

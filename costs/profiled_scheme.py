@@ -14,6 +14,12 @@ PROFILE_SCHEMA = 2
 DEGREES = ("tp", "pp", "ulysses", "ring")
 """Fields of a scheme's entry that may be left out if they are 1."""
 
+SHARED = "b_shared"
+"""Field of a scheme's coefficients: the part of b that a block of expert parallelism shares."""
+
+SchemeKey = tuple[Scheme, int]
+"""A scheme and its degree of expert parallelism: what a profile has one entry of."""
+
 ORIGINS = ("published", "measured", "derived")
 """Where a scheme's coefficients come from: a source, samples, or the analytic model."""
 
@@ -28,6 +34,7 @@ class ProfiledScheme:
 
     ``origin``: one of ``ORIGINS``; ``fit``: facts of a measured fit (see ``fit``). ``latency``: of
     the mode that keeps least; ``modes``: of each mode, empty in a profile of one.
+    ``expert_parallel``: ranks that hold all experts together; 1: each rank of tp has a part of all.
     """
 
     scheme: Scheme
@@ -36,6 +43,28 @@ class ProfiledScheme:
     origin: str = "published"
     fit: Mapping[str, Any] | None = None
     modes: Mapping[str, Latency] = field(default_factory=dict)
+    expert_parallel: int = 1
+
+    @property
+    def key(self) -> SchemeKey:
+        """Scheme and degree of expert parallelism."""
+        return self.scheme, self.expert_parallel
+
+    @property
+    def least_gpus(self) -> int:
+        """GPUs that it requires: those of a replica, and of a block of experts on each stage."""
+        return max(self.scheme.gpus, self.expert_parallel * self.scheme.pp)
+
+    @property
+    def label(self) -> str:
+        """Scheme for tables, with its degree of expert parallelism above 1: ``tp2 ep8``."""
+        experts = f" ep{self.expert_parallel}" if self.expert_parallel > 1 else ""
+        return f"{self.scheme}{experts}"
+
+    @property
+    def b_shared(self) -> float:
+        """Part of b that a block's ranks share (ms/token), in the mode that keeps least."""
+        return self.latency.b_shared
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,11 @@ class SchemeModel:
         return self.latency.c
 
     @property
+    def b_shared(self) -> float:
+        """Part of b that the ranks of an expert-parallel block share (ms/token)."""
+        return self.latency.b_shared
+
+    @property
     def capacity(self) -> int:
         """Largest Σ padded lengths of a micro-batch (tokens)."""
         return self.scheme.usable_capacity(self.max_len)

@@ -19,6 +19,7 @@ def scheme_problem(
     *,
     gpus_per_node: int | None = None,
     equal_stages: bool = True,
+    expert_parallel: int = 1,
 ) -> str | None:
     """Why ``shape`` cannot run ``scheme``, or None when it can.
 
@@ -27,6 +28,8 @@ def scheme_problem(
     reject tensor parallelism across nodes (leave it out for schemes that were measured).
     ``equal_stages``: reject a pp that does not divide the layers, as a profile's memory is of equal
     ones. Linear attention's heads are split likewise, and no ring passes its state on.
+    ``expert_parallel`` above 1 requires experts, a multiple of it. More ranks than a stage has may
+    share them: those of several replicas then.
     """
     split = scheme.tp * scheme.ulysses
     if shape.heads is not None and shape.heads % split:
@@ -43,8 +46,20 @@ def scheme_problem(
         return f"no ring passes on the state of {special.linear_layers} linear-attention layers"
     if special.linear_layers and special.linear_key_heads % split:
         return f"tp·ulysses = {split} does not divide the {special.linear_key_heads} linear heads"
+    if problem := expert_problem(expert_parallel, shape):
+        return problem
     if gpus_per_node is not None and scheme.tp > gpus_per_node:
         return f"tp = {scheme.tp} spans nodes of {gpus_per_node} GPUs"
+    return None
+
+
+def expert_problem(expert_parallel: int, shape: ModelShape) -> str | None:
+    """Why experts cannot be split over ``expert_parallel`` ranks, or None when they can."""
+    experts = shape.architecture.experts
+    if expert_parallel > 1 and not experts:
+        return f"expert_parallel = {expert_parallel} requires a model with experts"
+    if expert_parallel > 1 and experts % expert_parallel:
+        return f"expert_parallel = {expert_parallel} does not divide the {experts} experts"
     return None
 
 

@@ -91,6 +91,7 @@ def _points(measured: Measured, summary_of: Mapping[int, PlanSummary]) -> dict[S
 
 def _of_scheme(scheme: Scheme, points: Points, profile: Profile) -> CalibrationError:
     predicted, took = [point[0] for point in points], [point[1] for point in points]
-    return measure_calibration_error(
-        scheme, predicted, took, find_stated_error(profile.by_scheme.get(scheme))
-    )
+    entries = [entry for entry in profile.schemes if entry.scheme == scheme]
+    # Errors that several degrees of expert parallelism state are of other coefficients.
+    stated = find_stated_error(entries[0]) if len(entries) == 1 else None
+    return measure_calibration_error(scheme, predicted, took, stated)

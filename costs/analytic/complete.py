@@ -15,7 +15,6 @@ from seqplan.costs.analytic.derived_scheme import (
     count_gathered_bytes,
     fit_residuals,
     fit_terms,
-    write_coefficients,
     write_derived_entry,
 )
 from seqplan.costs.analytic.hardware import ClusterHardware
@@ -91,9 +90,9 @@ def complete(
     }
     document = dict(profile.document)
     document["schemes"] = [
-        *profile.entries_of({entry.scheme for entry in unchanged}),
+        *profile.entries_of(unchanged),
         *(
-            write_derived_entry(scheme, write_coefficients(latency))
+            write_derived_entry(scheme, latency.as_dict())
             for scheme, (latency, _) in fitted.items()
         ),
     ]

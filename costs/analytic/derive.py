@@ -15,7 +15,6 @@ from seqplan.costs.analytic.derived_scheme import (
     count_gathered_bytes,
     fit_residuals,
     fit_terms,
-    write_coefficients,
     write_derived_entry,
 )
 from seqplan.costs.analytic.memory import (
@@ -30,7 +29,7 @@ from seqplan.costs.analytic.memory import (
 from seqplan.costs.analytic.terms import stage_terms
 from seqplan.costs.fit.latency_fit import Errors
 from seqplan.costs.latency import Latency
-from seqplan.costs.profile import keep_modes
+from seqplan.costs.profile_document import keep_modes
 from seqplan.costs.profile_reader import COMPARED_LENGTH, HOST_BYTES
 from seqplan.costs.profiled_scheme import PROFILE_SCHEMA
 from seqplan.plans.recomputation import rank_mode
@@ -119,7 +118,7 @@ def derive_profile(
                 scheme,
                 {
                     "modes": {
-                        mode["name"]: write_coefficients(fitted[mode["name"]][scheme][0])
+                        mode["name"]: fitted[mode["name"]][scheme][0].as_dict()
                         for mode in described
                     }
                 },

@@ -81,11 +81,6 @@ def write_derived_entry(scheme: Scheme, fields: Mapping[str, Any]) -> dict[str, 
     return {**degrees, **fields, "origin": "derived"}
 
 
-def write_coefficients(latency: Latency) -> dict[str, float]:
-    """Write coefficients as the profile document has them."""
-    return {"a": latency.a, "b": latency.b, "c": latency.c}
-
-
 def count_gathered_bytes(hidden: int, tp: int) -> float:
     """Count a tp block's gathered input, per token and before division over tp·sp."""
     return 0.0 if tp == 1 else 2.0 * hidden * tp

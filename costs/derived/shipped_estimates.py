@@ -55,11 +55,11 @@ def document_of(name: str) -> dict[str, Any]:
     schemes = list_schemes(sizes.shape, cluster)
     shape = derive_profile(deployment, schemes, name=name, modes=MODES)
     profile = Profile.from_document(shape, name)
-    roomy = {
-        entry.scheme
+    roomy = [
+        entry
         for entry in profile.schemes
         if profile.model(entry, cluster.gpus, 1).max_len >= LEAST_TOKENS
-    }
+    ]
     notes = [*shape.get("notes", ()), describe_expected_error("h100-80gb")]
     return {**shape, "schemes": profile.entries_of(roomy), "notes": notes}
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from seqplan.costs.fit.latency_fit import Observed
 from seqplan.costs.latency import Latency
+from seqplan.plans.experts import holds_whole_blocks
 from seqplan.plans.plan import Plan, PlannedPipeline
 from seqplan.plans.scheme import Scheme
 
@@ -87,13 +88,14 @@ class Observations:
     """The pipelines that were measured on all of their ranks, by scheme, in plan order.
 
     ``rank_times``: how many measurements those are; ``unplanned``: how many are of steps without a
-    plan, ``unplanned_steps``, ascending.
+    plan, ``unplanned_steps``, ascending; ``expert_parallel``: the degree of the plans.
     """
 
     by_scheme: Mapping[Scheme, Sequence[Observed]]
     rank_times: int
     unplanned: int
     unplanned_steps: tuple[int, ...]
+    expert_parallel: int = 1
 
 
 def read_measurements(path: Path) -> list[Measurement]:
@@ -137,7 +139,10 @@ def measurement(fields: Mapping[str, Any]) -> Measurement:
 
 
 def measurable(plan: Plan) -> tuple[Measurable, ...]:
-    """Return the one-stage pipelines with work that share no ranks, without slow ones."""
+    """Return the one-stage pipelines with work that share no ranks, without slow ones.
+
+    Nor do their ranks share experts with others, whose work their times would contain.
+    """
     busy: dict[int, int] = {}
     for pipeline in plan.pipelines:
         for rank in pipeline.ranks:
@@ -160,6 +165,7 @@ def measurable(plan: Plan) -> tuple[Measurable, ...]:
         and pipeline.scheme.pp == 1
         and pipeline.slowdown == 1
         and all(busy[rank] == 1 for rank in pipeline.ranks)
+        and holds_whole_blocks(pipeline.scheme, pipeline.ranks, plan.expert_parallel)
     )
 
 
@@ -182,6 +188,7 @@ def match_measurements(plans: Iterable[Plan], measurements: Iterable[Measurement
     for measured in measurements:
         by_step.setdefault(measured.step, {})[measured.rank] = measured.measured_ms
     by_scheme: dict[Scheme, list[Observed]] = {}
+    degrees: set[int] = set()
     rank_times = 0
     unplanned = set(by_step)
     for plan in plans:
@@ -189,6 +196,12 @@ def match_measurements(plans: Iterable[Plan], measurements: Iterable[Measurement
         if by_rank is None:
             continue
         unplanned.discard(plan.step)
+        degrees.add(plan.expert_parallel)
+        if len(degrees) > 1:
+            raise MeasurementError(
+                f"step {plan.step}: expert_parallel is {plan.expert_parallel}, of steps before it "
+                "another. Give plans of one degree"
+            )
         if foreign := [rank for rank in by_rank if not 0 <= rank < plan.world_size]:
             raise MeasurementError(
                 f"step {plan.step}: measured on rank {foreign[0]}, its plan has {plan.world_size}"
@@ -200,4 +213,5 @@ def match_measurements(plans: Iterable[Plan], measurements: Iterable[Measurement
                 rank_times += len(pipeline.ranks)
                 by_scheme.setdefault(pipeline.scheme, []).append(pipeline.observe(measured_ms))
     steps = tuple(sorted(unplanned))
-    return Observations(by_scheme, rank_times, sum(len(by_step[step]) for step in steps), steps)
+    left_out = sum(len(by_step[step]) for step in steps)
+    return Observations(by_scheme, rank_times, left_out, steps, max(degrees, default=1))

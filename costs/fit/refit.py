@@ -14,6 +14,7 @@ from seqplan.costs.fit.latency_fit import Errors, Observed, features, fit_latenc
 from seqplan.costs.fit.measurements import MeasurementError, MixedPipeline
 from seqplan.costs.latency import Latency
 from seqplan.costs.profile import Profile
+from seqplan.costs.profile_document import scheme_of
 from seqplan.costs.profiled_scheme import ProfiledScheme
 from seqplan.plans.scheme import Scheme
 
@@ -88,10 +89,10 @@ def refit(latency: Latency, scheme: Scheme, samples: Sequence[Observed]) -> Refi
         return Refitted(scheme, before, few, "kept", reason, latency)
     made_from, held_out = samples[::2], samples[1::2]
     factor = float(np.median(times(made_from) / _predict(latency, made_from)))
-    scaled = _scale(latency, factor)
+    scaled = latency.scale(factor)
     candidates = [("scaled", f"all coefficients times {factor:.3f}", scaled)]
     if len(samples) >= LEAST_TO_FIT:
-        fitted = fit_latency(made_from, held_out, held_out).latency
+        fitted = _with_share(fit_latency(made_from, held_out, held_out).latency, latency)
         candidates.append(("fitted", f"to {len(made_from)} pipelines", fitted))
     candidates.append(("kept", "predicts the held-out half best", latency))
     how, reason, best = min(candidates, key=lambda candidate: _mean_error(candidate[2], held_out))
@@ -108,7 +109,8 @@ def refit_profile(
     factor of the others, the confirmed ones among them, unless their few samples are predicted
     better without. ``by_scheme``: of schemes that the profile has. With several recomputation modes
     a pipeline's time is of a mixture of them: all of a scheme are scaled by one factor.
-    ``MeasurementError`` for a pipeline with a mode that the profile lacks.
+    ``MeasurementError`` for a pipeline with a mode that the profile lacks, ``ProfileError`` for a
+    profile with several degrees of expert parallelism.
     """
     measured: dict[Scheme, Refitted] = {}
     factors = []
@@ -149,8 +151,8 @@ class _SchemeTimes:
 
     def scale(self, factor: float) -> _SchemeTimes:
         """Return all coefficients times a factor."""
-        modes = {mode: _scale(latency, factor) for mode, latency in self.modes.items()}
-        return _SchemeTimes(self.scheme, _scale(self.latency, factor), modes)
+        modes = {mode: latency.scale(factor) for mode, latency in self.modes.items()}
+        return _SchemeTimes(self.scheme, self.latency.scale(factor), modes)
 
     def check_modes(self, samples: Sequence[Observed], profile: str) -> None:
         """Raise ``MeasurementError`` for a sample of other modes than the profile's."""
@@ -208,8 +210,9 @@ class _SchemeTimes:
         )
 
 
-def _scale(latency: Latency, factor: float) -> Latency:
-    return Latency(latency.a * factor, latency.b * factor, latency.c * factor)
+def _with_share(fitted: Latency, of: Latency) -> Latency:
+    """Return ``fitted`` with the share of b between ranks that ``of`` has."""
+    return replace(fitted, b_shared=min(1.0, of.b_shared / of.b) * fitted.b) if of.b else fitted
 
 
 def _extrapolate(
@@ -239,14 +242,13 @@ def write_refit(profile: Profile, results: Sequence[Refitted], source: str) -> d
     document: dict[str, Any] = copy.deepcopy(dict(profile.document))
     changed = {result.scheme: result for result in results if result.how != "kept"}
     for fields in document["schemes"]:
-        degrees = {axis: fields.get(axis, 1) for axis in ("tp", "pp", "ulysses", "ring")}
-        result = changed.get(Scheme(**degrees))
+        result = changed.get(scheme_of(fields))
         if result is None:
             continue
         if result.modes:
-            fields["modes"] = {mode: _coefficients(of) for mode, of in result.modes.items()}
+            fields["modes"] = {mode: of.as_dict() for mode, of in result.modes.items()}
         else:
-            fields.update(_coefficients(result.latency))
+            fields.update(result.latency.as_dict())
         if result.how == "extrapolated":
             fields["fit"] = {"refitted": f"extrapolated: {result.reason}"}
             continue
@@ -262,10 +264,6 @@ def write_refit(profile: Profile, results: Sequence[Refitted], source: str) -> d
         }
     document["source"] = f"{profile.source}; {source}"
     return document
-
-
-def _coefficients(latency: Latency) -> dict[str, float]:
-    return {"a": latency.a, "b": latency.b, "c": latency.c}
 
 
 def _predict(latency: Latency, samples: Sequence[Observed]) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from seqplan.costs.latency import Latency
 from seqplan.planner.placement.fleet import Models
 from seqplan.planner.sync.times import Layout, layout_text, layouts_of
 from seqplan.plans.scheme import Scheme, Strategy
@@ -135,19 +134,13 @@ def _raise_cp_costs(models: Models, factor: float, derived: frozenset[Scheme]) -
     return {
         scheme: replace(
             model,
-            latency=_slow_down(model.latency, factor),
-            modes=tuple(
-                replace(mode, latency=_slow_down(mode.latency, factor)) for mode in model.modes
-            ),
+            latency=model.latency.scale(factor),
+            modes=tuple(replace(mode, latency=mode.latency.scale(factor)) for mode in model.modes),
         )
         if scheme.sp > 1 and scheme in derived
         else model
         for scheme, model in models.items()
     }
-
-
-def _slow_down(latency: Latency, factor: float) -> Latency:
-    return Latency(factor * latency.a, factor * latency.b, factor * latency.c)
 
 
 def _usual(excess: Mapping[Layout, float], layout: Layout) -> float:

@@ -18,7 +18,8 @@ from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.model_sizes import MODELS, ModelSizes
-from seqplan.costs.profile import Profile, ProfileError, combine_modes, keep_modes
+from seqplan.costs.profile import Profile, ProfileError
+from seqplan.costs.profile_document import combine_modes, keep_modes
 from seqplan.plans.recomputation import MODES, is_offloaded, join_mode, split_mode
 from seqplan.plans.scheme import Scheme
 

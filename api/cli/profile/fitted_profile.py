@@ -24,7 +24,8 @@ from seqplan.costs.fit.measured_profile import (
 )
 from seqplan.costs.fit.samples import MeasuredOn, Sample
 from seqplan.costs.fit.sync_samples import SyncSample
-from seqplan.costs.profile import Profile, combine_modes
+from seqplan.costs.profile import Profile
+from seqplan.costs.profile_document import combine_modes
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.scheme import Scheme
 

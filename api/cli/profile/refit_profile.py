@@ -101,7 +101,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         material = _of_files(args)
         observations = match_measurements(material.plans, material.measurements)
-    profile, by_scheme = material.profile, observations.by_scheme
+    profile = material.profile.at_expert_parallel(observations.expert_parallel)
+    by_scheme = observations.by_scheme
     if lacking := sorted(set(by_scheme) - set(profile.by_scheme)):
         raise ValueError(f"{material.where}: has scheme {lacking[0]}, which {profile.name} lacks")
     if not by_scheme:

@@ -11,8 +11,10 @@ from typing import Any
 from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.options import positive
 from seqplan.api.cli.framework.terminal import table
+from seqplan.costs.latency import Latency
 from seqplan.costs.profile import Profile
 from seqplan.costs.profiled_scheme import ProfiledScheme
+from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.scheme_rules import doubts
 from seqplan.costs.shipped.catalogue import find_profile
 
@@ -66,23 +68,30 @@ def run(args: argparse.Namespace) -> int:
 
 
 def scheme_rows(
-    profile: Profile, gpus: int, max_len: int, optimizer_shards: int | None = None
+    profile: Profile, gpus: int, max_len: int, shards: int | None = None
 ) -> list[dict[str, Any]]:
     """Each scheme of a profile with MaxLen and UtilLen on a cluster, as JSON objects."""
     rows = []
     by_mode = {mode.name: profile.keep_modes({mode.name}) for mode in profile.modes}
-    for entry in profile.schemes:
-        model = profile.model(entry, gpus, max_len, optimizer_shards)
+    experts = profile.expert_degrees != (1,)
+    for place, entry in enumerate(profile.schemes):
+        model = profile.model(entry, gpus, max_len, shards)
+        of_modes = {
+            name: (
+                latency,
+                by_mode[name].model(by_mode[name].schemes[place], gpus, max_len, shards),
+            )
+            for name, latency in entry.modes.items()
+        }
         rows.append(
             {
-                "scheme": str(entry.scheme),
+                "scheme": entry.label,
                 **entry.scheme.as_dict(),
-                "gpus": entry.scheme.gpus,
-                "a": entry.latency.a,
-                "b": entry.latency.b,
-                "c": entry.latency.c,
-                "max_len": model.max_len if entry.scheme.gpus <= gpus else 0,
-                **_mode_fields(by_mode, entry, gpus, max_len, optimizer_shards),
+                **({"expert_parallel": entry.expert_parallel} if experts else {}),
+                "gpus": entry.least_gpus,
+                **entry.latency.as_dict(),
+                "max_len": model.max_len if entry.least_gpus <= gpus else 0,
+                **_mode_fields(entry, of_modes, gpus),
                 "util_len": entry.latency.util_len(),
                 "flag": entry.flag,
                 "origin": entry.origin,
@@ -92,26 +101,17 @@ def scheme_rows(
 
 
 def _mode_fields(
-    by_mode: Mapping[str, Profile],
-    entry: ProfiledScheme,
-    gpus: int,
-    max_len: int,
-    shards: int | None,
+    entry: ProfiledScheme, of_modes: Mapping[str, tuple[Latency, SchemeModel]], gpus: int
 ) -> dict[str, Any]:
     """Return coefficients and MaxLen of each recomputation mode, if there are several."""
-    if not entry.modes:
-        return {}
-    fields = {}
-    for name, latency in entry.modes.items():
-        profile = by_mode[name]
-        model = profile.model(profile.by_scheme[entry.scheme], gpus, max_len, shards)
-        fields[name] = {
-            "a": latency.a,
-            "b": latency.b,
-            "c": latency.c,
-            "max_len": model.max_len if entry.scheme.gpus <= gpus else 0,
+    fields = {
+        name: {
+            **latency.as_dict(),
+            "max_len": model.max_len if entry.least_gpus <= gpus else 0,
         }
-    return {"modes": fields}
+        for name, (latency, model) in of_modes.items()
+    }
+    return {"modes": fields} if fields else {}
 
 
 def mode_table(rows: list[dict[str, Any]]) -> list[str]:
@@ -166,7 +166,7 @@ def _names(rows: list[dict[str, Any]]) -> str:
 
 def scheme_notes(profile: Profile) -> list[str]:
     """Return flags, doubts and the origin of derived coefficients, wrapped."""
-    notes = [f"* {entry.scheme}: {entry.flag}" for entry in profile.schemes if entry.flag]
+    notes = [f"* {entry.label}: {entry.flag}" for entry in profile.schemes if entry.flag]
     notes += [f"? {scheme}: {doubt}" for scheme, doubt in doubts(profile.schemes).items()]
     if any(entry.origin == "derived" for entry in profile.schemes):
         notes.append("° derived, not measured; the profile's notes state their sources")
@@ -191,8 +191,8 @@ def profile_fields(profile: Profile) -> dict[str, Any]:
         "modes": [mode.name for mode in profile.modes],
         "source": profile.source,
         "residuals": profile.residuals,
-        "schemes": [str(entry.scheme) for entry in profile.schemes],
-        "flagged": {str(e.scheme): e.flag for e in profile.schemes if e.flag},
+        "schemes": [entry.label for entry in profile.schemes],
+        "flagged": {e.label: e.flag for e in profile.schemes if e.flag},
         "doubts": {str(scheme): doubt for scheme, doubt in doubts(profile.schemes).items()},
     }
 

@@ -144,6 +144,13 @@ class ModelSizes:
         norms = 2 * self.hidden * self.layers
         return attention + dense + special.expert_layers * (router + sparse) + norms
 
+    @property
+    def expert_parameters(self) -> int:
+        """Those of all experts that tokens are sent to, of all layers."""
+        special, matrices = self.architecture, 2 if self.architecture.ungated else 3
+        of_layer = matrices * self.hidden * special.experts * special.expert_ffn
+        return special.expert_layers * of_layer
+
     def _attention_parameters(self) -> int:
         special = self.architecture
         sinks = self.heads if special.sinks else 0

@@ -31,7 +31,8 @@ class PlanningProblem:
     execute a step; in lockstep the number of micro-steps is a multiple of ``micro_step_multiple``.
     ``proposal_digest``: of the proposal, None without. ``OptionError`` if execution and profile
     exclude each other. ``uniform``: the best
-    homogeneous strategy for the data set, None if unknown.
+    homogeneous strategy for the data set, None if unknown. ``whole_blocks``: only schemes whose
+    stages consist of whole blocks of experts.
     """
 
     profile: Profile
@@ -43,6 +44,7 @@ class PlanningProblem:
     micro_step_multiple: int = 1
     proposal_digest: str | None = None
     uniform: Strategy | None = None
+    whole_blocks: bool = False
 
     def __post_init__(self) -> None:
         choose_execution(self.execution, self.profile, self.micro_step_multiple)
@@ -55,7 +57,11 @@ class PlanningProblem:
     @cached_property
     def models(self) -> dict[Scheme, SchemeModel]:
         """Models of the schemes that fit the cluster."""
-        return self.workload.models(self.profile)
+        models = self.workload.models(self.profile)
+        if not self.whole_blocks:
+            return models
+        degree = self.profile.expert_parallel
+        return {s: model for s, model in models.items() if s.stage_gpus % degree == 0}
 
     @cached_property
     def digest(self) -> str:
@@ -140,6 +146,15 @@ class PlanningOptions:
                 "execution",
                 kind="lockstep" if problem.in_lockstep else execution,
             )
+        if problem.profile.expert_parallel > 1:
+            for name in ("exact", "robust", "slowdown"):
+                if getattr(self, name):
+                    raise OptionError(
+                        "{0} is for models whose experts are not split, and the profile's are on "
+                        "{degree} ranks. Leave {0} out",
+                        name,
+                        degree=problem.profile.expert_parallel,
+                    )
         if problem.in_lockstep:
             lockstep = (
                 f"profile {problem.profile.name} is of ZeRO-3, which runs in lockstep"

@@ -43,11 +43,21 @@ class Workload:
             )
 
     def models(self, profile: Profile) -> dict[Scheme, SchemeModel]:
-        """Return the models of the profile's schemes that fit this cluster, in scheme order."""
+        """Return the models of the profile's schemes that fit this cluster, in scheme order.
+
+        With experts on E ranks, a stage of several has to consist of whole blocks of E.
+        """
+        degree = profile.expert_parallel
+        if self.gpus % degree:
+            return {}
         usable = profile.usable(
             self.gpus,
             self.max_len,
             optimizer_shards=self.optimizer_shards,
             include_flagged=self.include_flagged,
         )
-        return {model.scheme: model for model in usable}
+        return {
+            model.scheme: model
+            for model in usable
+            if model.scheme.pp == 1 or model.scheme.stage_gpus % degree == 0
+        }

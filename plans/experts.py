@@ -115,8 +115,8 @@ def find_components(
 class ExpertSteps(NamedTuple):
     """The micro-steps in which a rank exchanges tokens with the other ranks of its block.
 
-    ``micro_steps``: that of each of its micro-batches, in the order of running; ``total``: how many it
-    takes part in, with no tokens if it has no micro-batch; ``world``: the largest total.
+    ``micro_steps``: that of each of its micro-batches, in the order of running; ``total``: how many
+    it takes part in, with no tokens if it has no micro-batch; ``world``: the largest total.
     """
 
     micro_steps: tuple[int, ...]
@@ -183,7 +183,7 @@ class ExpertSchedule:
                 steps.setdefault(self.first[index] + number, []).append((index, micro))
         return [
             max(
-                _block_times(self._shares(steps.get(number, ()), stretch), self.expert_parallel),
+                time_blocks(self._shares(steps.get(number, ()), stretch), self.expert_parallel),
                 default=0.0,
             )
             for number in range(max(steps, default=-1) + 1)
@@ -198,7 +198,7 @@ class ExpertSchedule:
             yield self.pipelines[index].ranks, local, micro.shared_ms * factor
 
 
-def _block_times(
+def time_blocks(
     running: Iterable[tuple[Ranks, float, float]], expert_parallel: int
 ) -> Iterator[float]:
     """Compute each block's time in one micro-step, ms, from ranks, local and shared work."""

@@ -25,7 +25,8 @@ class SchemeCost(Protocol):
     """Coefficients of one scheme in a profile: a·l² + b·l per sequence, c per micro-batch.
 
     ``a`` ms/token², ``b`` ms/token, ``c`` ms, ``max_len`` (MaxLen) tokens. ``kept_share``: the part
-    of a token's bytes that is kept until backward.
+    of a token's bytes that is kept until backward. ``b_shared``: the part of b (ms/token) that a
+    block of experts shares.
     """
 
     @property
@@ -38,6 +39,8 @@ class SchemeCost(Protocol):
     def max_len(self) -> int: ...
     @property
     def kept_share(self) -> float: ...
+    @property
+    def b_shared(self) -> float: ...
     def find_mode(self, name: str | None, /) -> SchemeCost | None:
         """Return the costs of one recomputation mode; None for one that the profile lacks."""
 
@@ -247,6 +250,7 @@ def _profile(plan: Plan, costs: Mapping[Scheme, SchemeCost]) -> Iterator[str]:
             yield f"pipeline {index}: the profile has no scheme {pipeline.scheme}"
             continue
         yield from _check_windows(index, pipeline, scheme_cost)
+        whole = holds_whole_blocks(pipeline.scheme, pipeline.ranks, plan.expert_parallel)
         for number, batch in enumerate(pipeline.micro_batches):
             place = f"pipeline {index} micro-batch {number}"
             cost = scheme_cost.find_mode(batch.recompute)
@@ -271,6 +275,9 @@ def _profile(plan: Plan, costs: Mapping[Scheme, SchemeCost]) -> Iterator[str]:
             expected *= pipeline.slowdown
             if not abs(batch.cost_ms - expected) <= 3 * ROUNDING_MS + 1e-9 * expected:
                 yield f"{place}: cost_ms {batch.cost_ms}, but the profile gives {expected:.3f}"
+            shared = 0.0 if whole else cost.b_shared * batch.tokens
+            if not abs(batch.shared_ms - shared) <= 2 * ROUNDING_MS + 1e-9 * shared:
+                yield f"{place}: shared_ms {batch.shared_ms}, but the profile gives {shared:.3f}"
 
 
 def _check_windows(index: int, pipeline: PlannedPipeline, scheme_cost: SchemeCost) -> Iterator[str]:

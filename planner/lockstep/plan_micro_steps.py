@@ -105,23 +105,46 @@ def plan_micro_steps(
     micro-batch takes the cheapest mode that holds it. ``ValueError`` if sequences are fewer than
     the required micro-steps.
     """
-    bounded = tuple(of_mode for model in models for of_mode in stage_class(model).by_mode)
+    planned = [
+        plan_choice(batch, models, choice, gpus, multiple) for choice in list_choices(models)
+    ]
+    found = [micro_steps for micro_steps in planned if micro_steps is not None]
+    return min(found, key=lambda micro_steps: micro_steps.objective_ms, default=None)
+
+
+Choice = tuple[tuple[Scheme, ...], str | None]
+"""Schemes of the groups of a search, and the recomputation mode that it is for."""
+
+
+def list_choices(models: Sequence[SchemeModel]) -> list[Choice]:
+    """List what is searched for one after another; the mode is None if there is one."""
     names = dict.fromkeys(mode.name for model in models for mode in model.modes)
+    return [
+        (tuple(model.scheme for model in some if not name or model.find_mode(name)), name)
+        for some in _list_sizes(models)
+        for name in (names if len(names) > 1 else (None,))
+    ]
+
+
+def plan_choice(
+    batch: Batch, models: Sequence[SchemeModel], choice: Choice, gpus: int, multiple: int = 1
+) -> MicroSteps | None:
+    """Find good micro-steps with some of the schemes, as ``plan_micro_steps``; one search of it."""
+    schemes, name = choice
+    by_scheme = {model.scheme: model for model in models}
+    of_mode = [
+        model
+        for scheme in schemes
+        if (model := by_scheme[scheme].find_mode(name) if name else by_scheme[scheme])
+    ]
+    if not of_mode:
+        return None
+    bounded = tuple(of_mode for model in models for of_mode in stage_class(model).by_mode)
+    micro_steps = _plan_micro_steps(batch, of_mode, bounded, gpus, multiple)
+    if micro_steps is None or not name:
+        return micro_steps
     whole = {model.scheme: stage_class(model) for model in models}
-    best: MicroSteps | None = None
-    for some in _list_sizes(models):
-        for name in names if len(names) > 1 else (None,):
-            of_mode = [m for model in some if (m := model.find_mode(name) if name else model)]
-            if not of_mode:
-                continue
-            micro_steps = _plan_micro_steps(batch, of_mode, bounded, gpus, multiple)
-            if micro_steps is None:
-                continue
-            if name:
-                micro_steps = _choose_modes(micro_steps, batch, whole)
-            if best is None or micro_steps.objective_ms < best.objective_ms:
-                best = micro_steps
-    return best
+    return _choose_modes(micro_steps, batch, whole)
 
 
 def _list_sizes(models: Sequence[SchemeModel]) -> list[Sequence[SchemeModel]]:

@@ -8,6 +8,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.lockstep_planner import LockstepPlanner
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
 from seqplan.planner.proposal.document import Proposal
+from seqplan.planner.step.expert_planner import ExpertPlanner, keep_whole_blocks
 from seqplan.planner.step.pipeline_planner import PipelinePlanner
 from seqplan.planner.step.regroup_planner import RegroupPlanner
 from seqplan.planner.step.robust_planner import (
@@ -62,6 +63,11 @@ def make_planner(problem: PlanningProblem, options: PlanningOptions) -> PlannerO
     """Make the planner of a problem's kind of execution."""
     execution = options.resolve_execution(problem)
     provenance = Provenance(VERSION, options.seed, problem.profile.digest, problem.digest)
+    if problem.profile.expert_parallel > 1 and not problem.whole_blocks:
+        whole = keep_whole_blocks(problem)
+        independent = bool(whole.models) and not problem.in_lockstep
+        planner = make_planner(whole, options) if independent else None
+        return ExpertPlanner(problem, provenance, planner, execution)
     if problem.in_lockstep:
         return LockstepPlanner(problem, options, provenance)
     if options.robust:

@@ -14,6 +14,8 @@ between equal replicas, which were 4×tp16 (Table 3), and 1,710 ms between diffe
 the paper does not identify; tp·pp = 8 at the smallest is assumed, as with 4 the bytes alone would
 take longer than that. Bytes at the links' rates and latencies are 560 and 1,100 ms of them. The
 rest of both is about the same, and is taken as fixed (``FIXED_MS_PER_UNIT``).
+
+With experts on E ranks a rank holds the E-th part of them, whatever its tp.
 """
 
 from __future__ import annotations
@@ -113,7 +115,8 @@ def _scale_measured(
 
 
 def _derive_ms(profile: Profile, layout: Layout, gpus: int, links: Hardware) -> float:
-    return _layout_ms(profile.shape, layout, gpus, profile.gpus_per_node, links)
+    degree = profile.expert_degrees[0]
+    return _layout_ms(profile.shape, layout, gpus, profile.gpus_per_node, links, degree)
 
 
 def optimizer_of(profile: Profile, gpus: int) -> float:
@@ -142,7 +145,9 @@ def hardware_of(profile: Profile) -> Hardware | None:
     return DEVICES[best[0]] if len(best) == 1 else None
 
 
-def count_parameters(shape: ModelShape, layout: Layout) -> tuple[float, int]:
+def count_parameters(
+    shape: ModelShape, layout: Layout, expert_parallel: int = 1
+) -> tuple[float, int]:
     """Count parameters and their units on the fullest rank of a layout."""
     tp, pp = layout
     attention = 4 * shape.hidden * shape.attention_width
@@ -156,16 +161,26 @@ def count_parameters(shape: ModelShape, layout: Layout) -> tuple[float, int]:
         of_layers = layers * (attention + ffn)
     embeddings = 1 if shape.tied or pp > 1 else 2
     in_embeddings = embeddings * (shape.vocab or 0) * shape.hidden
-    return (of_layers + in_embeddings) / tp, layers + embeddings
+    units = layers + embeddings
+    if expert_parallel == 1 or (sizes := shape.sizes) is None:
+        return (of_layers + in_embeddings) / tp, units
+    in_experts = layers * sizes.expert_parameters / shape.layers
+    held = (of_layers - in_experts + in_embeddings) / tp + in_experts / expert_parallel
+    return held, units + layers
 
 
 def _layout_ms(
-    shape: ModelShape, layout: Layout, gpus: int, gpus_per_node: int, links: Hardware
+    shape: ModelShape,
+    layout: Layout,
+    gpus: int,
+    gpus_per_node: int,
+    links: Hardware,
+    expert_parallel: int = 1,
 ) -> float:
     """Time all-gather and reduce-scatter of the fullest rank, none of it hidden."""
     if gpus == 1:
         return 0.0
-    held, units = count_parameters(shape, layout)
+    held, units = count_parameters(shape, layout, expert_parallel)
     near = min(gpus, gpus_per_node)
     gigabytes = held * (GATHERED_BYTES + REDUCED_BYTES) / 1e9
     across = gigabytes * (1 - near / gpus) / (links.inter_gb_s * LINK_EFFICIENCY)

@@ -90,7 +90,9 @@ class _ViewReader(PlanReader):
         numbers = self.integers(stated, "micro_steps", place)
         total, world = (self.integer(stated, name, place) for name in ("total", "world"))
         if len(numbers) != count:
-            self.fail(f"{place}.micro_steps", f"has {len(numbers)} micro-steps for {count} micro-batches")
+            self.fail(
+                f"{place}.micro_steps", f"has {len(numbers)} micro-steps for {count} micro-batches"
+            )
         if any(later <= earlier for earlier, later in pairwise((-1, *numbers, total))):
             self.fail(f"{place}.micro_steps", f"must ascend below {total}")
         if world < total:

@@ -23,6 +23,7 @@ class Cost:
     c: float
     max_len: int
     kept_share: float = 1.0
+    b_shared: float = 0.0
 
     def find_mode(self, name: str | None, /) -> Cost:
         """All modes cost the same."""

@@ -1,0 +1,46 @@
+"""Bounds where a block of experts spreads a part of its pipelines' work over its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from seqplan.costs.latency import Latency
+from seqplan.costs.scheme_model import SchemeModel
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.gpu_time import area_only_bound_ms, gpu_time_bound_ms
+from seqplan.planner.placement.fleet import PipelineClass
+
+
+def expert_bound_ms(
+    models: Collection[SchemeModel], expert_parallel: int, batch: Batch, gpus: int
+) -> float:
+    """Bound every plan of these schemes whose experts are split (ms); inf if none holds a sequence.
+
+    All ranks together do the work at its full cost. A single pipeline can end earlier, as others of
+    its block take a part of it: one at a time it counts at the cost of ``relax_sharing``.
+    """
+    full = [PipelineClass.from_model(model, 1) for model in models]
+    relaxed = [PipelineClass.from_model(relax_sharing(m, expert_parallel), 1) for m in models]
+    return max(area_only_bound_ms(full, batch, gpus), gpu_time_bound_ms(relaxed, batch, gpus))
+
+
+def relax_sharing(model: SchemeModel, expert_parallel: int) -> SchemeModel:
+    """Return a model whose costs bound a pipeline's time from below, whatever its block does.
+
+    Shared work takes a block the mean of its ranks, so at least the pipeline's part of it.
+    """
+    return reduce_sharing(model, min(model.scheme.stage_gpus / expert_parallel, 1.0))
+
+
+def reduce_sharing(model: SchemeModel, part: float) -> SchemeModel:
+    """Return a model of whose shared work only a part counts."""
+
+    def reduce(latency: Latency) -> Latency:
+        return Latency(latency.a, latency.b - latency.b_shared * (1 - part), latency.c)
+
+    return replace(
+        model,
+        latency=reduce(model.latency),
+        modes=tuple(replace(mode, latency=reduce(mode.latency)) for mode in model.modes),
+    )

@@ -1,0 +1,221 @@
+"""Steps of experts over several replicas: components of blocks, each in lockstep by itself.
+
+A component is a number of consecutive ranks, whole blocks of expert parallelism. Its ranks run
+equally many micro-steps, whose groups are formed anew; components do not wait for each other.
+Sequences go to components by their GPU-time, and some move from slow to fast ones.
+
+What the ranks of a block share takes each of them the mean. If a component is one block, all
+micro-steps together take the same for it, however sequences are grouped, and groups are chosen by
+the other costs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heapreplace
+from math import inf
+
+import numpy as np
+
+from seqplan.costs.scheme_model import SchemeModel
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.expert_sharing import reduce_sharing
+from seqplan.planner.bounds.gpu_time import gpu_ms
+from seqplan.planner.lockstep.plan_micro_steps import (
+    Choice,
+    MicroSteps,
+    list_choices,
+    plan_choice,
+)
+from seqplan.planner.placement.fleet import Floats, PipelineClass
+from seqplan.plans.experts import time_blocks
+
+SIZES = 2
+"""Sizes of components that are tried, from the smallest that hold the longest sequence on, and that
+of all ranks."""
+
+REBALANCED = 3
+"""Times that sequences move from slow to fast components at most."""
+
+LEVEL = 1.003
+"""Slowest component over the mean at which sequences stay."""
+
+
+@dataclass(frozen=True)
+class ComponentSteps:
+    """Micro-steps of the component whose first rank is ``first``.
+
+    ``positions``: those of its sequences in the step's batch; ``batch`` has them in this order.
+    """
+
+    first: int
+    positions: tuple[int, ...]
+    batch: Batch
+    micro_steps: MicroSteps
+
+
+def plan_components(
+    batch: Batch,
+    models: Sequence[SchemeModel],
+    gpus: int,
+    expert_parallel: int,
+    *,
+    one: bool = False,
+    multiple: int = 1,
+) -> list[ComponentSteps] | None:
+    """Plan components of the size that is fastest; None if no size holds the longest sequence.
+
+    ``models``: schemes of one layout without stages. ``one``: one component of all ranks, whose
+    number of micro-steps is a multiple of ``multiple``. Deterministic.
+    """
+    sizes = [
+        size
+        for size in range(expert_parallel, gpus + 1, expert_parallel)
+        if gpus % size == 0
+        and any(m.scheme.gpus <= size and m.max_sequence >= batch.longest for m in models)
+    ]
+    chosen = dict.fromkeys([*([] if one else sizes[:SIZES]), *sizes[-1:]])
+    trials = [
+        trial
+        for size in chosen
+        if (trial := _Trial(batch, models, gpus, size, expert_parallel, multiple)).fits
+    ]
+    # The mean is what an even assignment may reach.
+    for trial in sorted(trials, key=lambda trial: trial.mean_ms):
+        for _ in range(REBALANCED):
+            if trial.mean_ms >= min(other.best_ms for other in trials) or not trial.rebalance():
+                break
+    best = min(trials, key=lambda trial: trial.best_ms, default=None)
+    return None if best is None else best.best
+
+
+class _Trial:
+    """Components of one size: the best assignment so far and the last one."""
+
+    def __init__(
+        self,
+        batch: Batch,
+        models: Sequence[SchemeModel],
+        gpus: int,
+        size: int,
+        expert_parallel: int,
+        multiple: int,
+    ) -> None:
+        self._batch, self._size, self._multiple = batch, size, multiple
+        self._degree = expert_parallel
+        fitting = [model for model in models if model.scheme.gpus <= size]
+        self._full = {model.scheme: model for model in fitting}
+        part = 0.0 if size == expert_parallel else 1.0
+        self._models = [reduce_sharing(model, part) for model in fitting]
+        classes = [PipelineClass.from_model(model, 1) for model in fitting]
+        self._weights = gpu_ms(classes, np.array(batch.lengths, dtype=np.int64)).min(axis=0)
+        self._choices: dict[int, list[Choice]] = {}
+        self._known: dict[tuple[int, ...], MicroSteps | None] = {}
+        self._count = gpus // size
+        self._parts = assign_evenly(self._weights, self._count)
+        self.best: list[ComponentSteps] = []
+        self.best_ms, self.mean_ms = inf, inf
+        self.fits = self._plan()
+
+    def rebalance(self) -> bool:
+        """Move sequences from slow to fast components; whether that changed something."""
+        if max(self._times) <= LEVEL * self.mean_ms:
+            return False
+        moved = _move_sequences(self._parts, self._weights, np.array(self._times) * self._size)
+        if moved == self._parts:
+            return False
+        self._parts = moved
+        return self._plan()
+
+    def _plan(self) -> bool:
+        """Plan the parts; whether all fit."""
+        components = []
+        for number, part in enumerate(self._parts):
+            held = Batch(
+                self._batch.step,
+                tuple(self._batch.ids[i] for i in part),
+                tuple(self._batch.lengths[i] for i in part),
+            )
+            if part not in self._known:
+                self._known[part] = self._plan_component(number, held)
+            micro_steps = self._known[part]
+            if micro_steps is None:
+                return False
+            components.append(ComponentSteps(number * self._size, part, held, micro_steps))
+        self._times = [self._time_ms(component) for component in components]
+        self.mean_ms = sum(self._times) / self._count
+        if max(self._times) < self.best_ms:
+            self.best, self.best_ms = components, max(self._times)
+        return True
+
+    def _plan_component(self, number: int, held: Batch) -> MicroSteps | None:
+        """Plan the micro-steps of one component; its first assignment shows what to search for."""
+        planned = {
+            choice: micro_steps
+            for choice in self._choices.get(number) or list_choices(self._models)
+            if (micro_steps := plan_choice(held, self._models, choice, self._size, self._multiple))
+        }
+        if not planned:
+            return None
+        best = min(planned, key=lambda choice: planned[choice].objective_ms)
+        self._choices[number] = [best]
+        return planned[best]
+
+    def _time_ms(self, component: ComponentSteps) -> float:
+        """Time a component: Σ over micro-steps of the slowest block (ms)."""
+        total = 0.0
+        for micro_step in component.micro_steps.micro_steps:
+            running, first = [], 0
+            for k, positions in micro_step.groups:
+                lengths = [component.batch.lengths[i] for i in positions]
+                mode = component.micro_steps.classes[k].choose_mode(lengths)
+                scheme = component.micro_steps.schemes[k]
+                model = self._full[scheme].find_mode(mode.name) or self._full[scheme]
+                shared = model.b_shared * sum(lengths)
+                cost = model.latency.micro_batch_ms(lengths)
+                ranks = tuple(range(first, first + scheme.gpus))
+                running.append((ranks, cost - shared, shared))
+                first += scheme.gpus
+            total += max(time_blocks(running, self._degree))
+        return total
+
+
+def assign_evenly(weights: Floats, count: int) -> list[tuple[int, ...]]:
+    """Assign positions to ``count`` parts of about equal weight, the heaviest first.
+
+    At most ``count`` parts, none of them empty.
+    """
+    parts: list[list[int]] = [[] for _ in range(min(count, len(weights)))]
+    least = [(0.0, number) for number in range(len(parts))]
+    heapify(least)
+    for position in sorted(range(len(weights)), key=lambda i: (-weights[i], i)):
+        weight, number = least[0]
+        parts[number].append(position)
+        heapreplace(least, (weight + float(weights[position]), number))
+    return [tuple(sorted(part)) for part in parts]
+
+
+def _move_sequences(
+    parts: Sequence[tuple[int, ...]], weights: Floats, gpu_time: Floats
+) -> list[tuple[int, ...]]:
+    """Move sequences from parts above the mean GPU-time (ms) to those below it.
+
+    The heaviest that fit into the excess leave; each goes to the part that lacks most.
+    """
+    excess = gpu_time - gpu_time.mean()
+    kept = [list(part) for part in parts]
+    leaving: list[int] = []
+    for number, part in enumerate(kept):
+        room = float(excess[number])
+        for position in sorted(part, key=lambda i: (-weights[i], i)):
+            if len(part) > 1 and weights[position] <= room:
+                part.remove(position)
+                leaving.append(position)
+                room -= float(weights[position])
+    lacking = {number: float(-excess[number]) for number in range(len(parts)) if excess[number] < 0}
+    for position in sorted(leaving, key=lambda i: (-weights[i], i)):
+        number = max(lacking, key=lambda k: (lacking[k], -k))
+        kept[number].append(position)
+        lacking[number] -= float(weights[position])
+    return [tuple(sorted(part)) for part in kept]

@@ -1,0 +1,226 @@
+"""Planning of steps whose experts are split over ranks (expert parallelism E).
+
+Two kinds of plans are made, and the faster one is taken. In the first every stage of a pipeline
+consists of whole blocks of E ranks, so that pipelines run independently, as without experts. In the
+second groups may be smaller than a block: components of blocks run in lockstep
+(``lockstep.expert_components``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from seqplan.costs.scheme_model import SchemeModel
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.expert_sharing import expert_bound_ms
+from seqplan.planner.errors import Infeasible
+from seqplan.planner.execution import ExecutionKind
+from seqplan.planner.lockstep.assemble import assemble_micro_steps
+from seqplan.planner.lockstep.best_layout import of_layouts
+from seqplan.planner.lockstep.expert_components import ComponentSteps, plan_components
+from seqplan.planner.placement.assembly import floor_us, gap, plan_of
+from seqplan.planner.problem import PlanningProblem
+from seqplan.planner.step.robust_planner import PlannerOfSteps
+from seqplan.planner.sync.times import NO_SYNC, Layout, layouts_of
+from seqplan.plans.experts import holds_whole_blocks
+from seqplan.plans.plan import Considered, Plan, PlannedPipeline, Provenance
+from seqplan.plans.schedule import schedule
+from seqplan.plans.scheme import Strategy
+
+
+def keep_whole_blocks(problem: PlanningProblem) -> PlanningProblem:
+    """Return the problem with the schemes whose stages consist of whole blocks of experts."""
+    degree = problem.profile.expert_parallel
+    strategies = tuple(
+        strategy
+        for strategy in problem.strategies
+        if all(scheme.stage_gpus % degree == 0 for scheme, _ in strategy.counts)
+    )
+    return replace(
+        problem, whole_blocks=True, strategies=strategies, proposal_digest=problem.digest
+    )
+
+
+class ExpertPlanner:
+    """Plans steps of a problem whose profile has experts on several ranks.
+
+    ``whole``: planner of pipelines of whole blocks, None if no scheme has them. Components whose
+    groups change are planned only if ``execution`` is ``regroup``.
+    """
+
+    def __init__(
+        self,
+        problem: PlanningProblem,
+        provenance: Provenance,
+        whole: PlannerOfSteps | None,
+        execution: ExecutionKind,
+    ) -> None:
+        self._problem, self._provenance, self._whole = problem, provenance, whole
+        self._execution = execution
+        self._degree = problem.profile.expert_parallel
+        self._layouts = of_layouts(problem.models)
+
+    def plan(self, batch: Batch) -> Plan:
+        """Plan a batch; ``Infeasible`` if no scheme holds a sequence."""
+        best, error = None, None
+        if self._whole is not None:
+            try:
+                best = self._bound_layout(self._whole.plan(batch), batch)
+            except Infeasible as why:
+                error = why
+        for plan in self._plan_coupled(batch, () if best is None else best.selection):
+            if best is None or _total_ms(plan) < _total_ms(best):
+                best = plan
+        if best is None:
+            raise error or Infeasible(self._describe_longest(batch))
+        return best
+
+    def prove(self, plan: Plan) -> Plan:
+        """Return the plan with the closest bound that can be proven."""
+        coupled = any(
+            not holds_whole_blocks(pipeline.scheme, pipeline.ranks, self._degree)
+            for pipeline in plan.pipelines
+        )
+        if coupled or self._whole is None:
+            return plan
+        return replace(self._whole.prove(plan), expert_parallel=self._degree)
+
+    def _plan_coupled(self, batch: Batch, candidates: tuple[Considered, ...]) -> Iterator[Plan]:
+        """Plan components in lockstep, of each layout without stages that has smaller groups."""
+        problem, sync = self._problem, self._problem.sync
+        for layout, models in self._list_choices():
+            components = plan_components(
+                batch,
+                models,
+                problem.workload.gpus,
+                self._degree,
+                one=problem.in_lockstep,
+                multiple=problem.micro_step_multiple,
+            )
+            if components is None:
+                continue
+            pipelines = [p for component in components for p in self._assemble(component)]
+            if len(models) == 1 and not problem.in_lockstep:
+                pipelines = merge_pipelines(pipelines)
+            predicted = round(schedule(pipelines, expert_parallel=self._degree).makespan_ms, 3)
+            bound = self._layout_bound_ms({layout}, batch)
+            strategy = Strategy.from_counts(Counter(pipeline.scheme for pipeline in pipelines))
+            exposed = (sync or NO_SYNC).compute_exposed_ms([layout], regrouping=True)
+            plan = plan_of(
+                batch,
+                self._provenance,
+                problem.workload.gpus,
+                pipelines,
+                predicted_ms=predicted,
+                bound_ms=min(floor_us(bound), predicted),
+                selection=tuple(c for c in candidates if c.strategy != strategy),
+                sync_ms=None if sync is None else round(exposed, 3),
+                layout_bound_ms=bound,
+            )
+            yield replace(plan, expert_parallel=self._degree)
+
+    def _list_choices(self) -> Iterator[tuple[Layout, list[SchemeModel]]]:
+        """Yield the schemes that groups of components may have, with their layout.
+
+        All of a layout, or each alone if groups stay. Without those that planners of whole blocks
+        plan.
+        """
+        for layout, models in self._layouts.items():
+            if layout[1] > 1:
+                continue
+            small = [model for model in models if model.scheme.gpus % self._degree]
+            if self._problem.in_lockstep:
+                yield layout, models
+            elif self._execution != "regroup":
+                for model in small:
+                    yield layout, [model]
+            elif small and self._problem.regroup_layout in (None, layout):
+                yield layout, models
+
+    def _assemble(self, component: ComponentSteps) -> Iterator[PlannedPipeline]:
+        """Make the pipelines of a component, in the order of its micro-steps.
+
+        Those with idle ranks come last. Groups take the first ranks, so that each is in the first
+        micro-step in which its ranks are free.
+        """
+        plan = assemble_micro_steps(
+            component.batch,
+            component.micro_steps,
+            self._provenance,
+            self._problem.workload.gpus,
+            forward_fraction=self._problem.profile.forward_fraction,
+        )
+        busy = Counter(p.micro_step for p in plan.pipelines for _ in p.ranks)
+        for pipeline in sorted(
+            plan.pipelines, key=lambda p: (-busy[p.micro_step], p.micro_step or 0)
+        ):
+            ranks = tuple(component.first + rank for rank in pipeline.ranks)
+            whole = holds_whole_blocks(pipeline.scheme, ranks, self._degree)
+            model = self._problem.models[pipeline.scheme]
+            batches = []
+            for micro in pipeline.micro_batches:
+                of_mode = model.find_mode(micro.recompute) or model
+                lengths = [component.batch.lengths[i] for i in micro.sequences]
+                batches.append(
+                    replace(
+                        micro,
+                        sequences=tuple(component.positions[i] for i in micro.sequences),
+                        cost_ms=round(of_mode.latency.micro_batch_ms(lengths), 3),
+                        shared_ms=0.0 if whole else round(of_mode.b_shared * micro.tokens, 3),
+                    )
+                )
+            yield replace(
+                pipeline,
+                ranks=ranks,
+                micro_step=pipeline.micro_step if self._problem.in_lockstep else None,
+                micro_batches=tuple(batches),
+                predicted_ms=round(sum(micro.cost_ms for micro in batches), 3),
+            )
+
+    def _bound_layout(self, plan: Plan, batch: Batch) -> Plan:
+        """Return a plan of whole blocks with a bound over smaller groups, too."""
+        layouts = layouts_of(scheme for scheme, _ in plan.strategy.counts)
+        layout_ms = min(floor_us(self._layout_bound_ms(layouts, batch)), plan.predicted_ms)
+        bound_ms = max(layout_ms, 0.0 if plan.regroups else plan.lower_bound_ms)
+        return replace(
+            plan,
+            expert_parallel=self._degree,
+            lower_bound_ms=bound_ms,
+            gap=gap(plan.predicted_ms, bound_ms),
+            layout_lower_bound_ms=layout_ms,
+        )
+
+    def _layout_bound_ms(self, layouts: set[Layout] | frozenset[Layout], batch: Batch) -> float:
+        models = [m for layout in layouts for m in self._layouts[layout]]
+        return expert_bound_ms(models, self._degree, batch, self._problem.workload.gpus)
+
+    def _describe_longest(self, batch: Batch) -> str:
+        longest = batch.longest
+        sample = batch.ids[batch.lengths.index(longest)]
+        return (
+            f"step {batch.step}: sequence {sample} has {longest} tokens, but no scheme holds it "
+            f"with experts on {self._degree} ranks; truncate it or use more GPUs"
+        )
+
+
+def merge_pipelines(pipelines: Sequence[PlannedPipeline]) -> list[PlannedPipeline]:
+    """Merge pipelines on the same ranks into one that runs their micro-batches in order."""
+    merged: dict[tuple[int, ...], PlannedPipeline] = {}
+    for pipeline in pipelines:
+        before = merged.get(pipeline.ranks)
+        merged[pipeline.ranks] = (
+            pipeline
+            if before is None
+            else replace(
+                before,
+                micro_batches=before.micro_batches + pipeline.micro_batches,
+                predicted_ms=round(before.predicted_ms + pipeline.predicted_ms, 3),
+            )
+        )
+    return list(merged.values())
+
+
+def _total_ms(plan: Plan) -> float:
+    return plan.predicted_ms + (plan.sync_ms or 0.0)

@@ -57,11 +57,9 @@ class PlanningProblem:
     @cached_property
     def models(self) -> dict[Scheme, SchemeModel]:
         """Models of the schemes that fit the cluster."""
-        models = self.workload.models(self.profile)
-        if not self.whole_blocks:
-            return models
-        degree = self.profile.expert_parallel
-        return {s: model for s, model in models.items() if s.stage_gpus % degree == 0}
+        if self.whole_blocks:
+            return self.workload.list_whole_blocks(self.profile)
+        return self.workload.models(self.profile)
 
     @cached_property
     def digest(self) -> str:

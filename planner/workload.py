@@ -61,3 +61,8 @@ class Workload:
             for model in usable
             if model.scheme.pp == 1 or model.scheme.stage_gpus % degree == 0
         }
+
+    def list_whole_blocks(self, profile: Profile) -> dict[Scheme, SchemeModel]:
+        """Return those of the models whose stages consist of whole blocks of experts."""
+        degree = profile.expert_parallel
+        return {s: m for s, m in self.models(profile).items() if s.stage_gpus % degree == 0}

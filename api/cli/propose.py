@@ -23,6 +23,7 @@ from seqplan.api.cli.framework.terminal import ProgressBar, percent, seconds, ta
 from seqplan.costs.lengths import read_lengths
 from seqplan.planner.proposal.backends import apply_backend
 from seqplan.planner.proposal.document import Proposal
+from seqplan.planner.proposal.expert_rows import explain_degrees
 from seqplan.planner.proposal.make_proposal import METHODS, make_proposal
 from seqplan.planner.proposal.proposal_sync import choose_proposal_sync
 from seqplan.planner.workload import TOKENS_PER_GPU, Workload
@@ -131,6 +132,8 @@ def proposal_lines(proposal: Proposal) -> list[str]:
     best = "best candidate per batch"
     if proposal.sync is not None and proposal.execution == "regroup":
         best += ", or groups that regroup within the step if that is faster"
+        if proposal.experts:
+            best += ", or smaller groups than a block of experts, in lockstep"
     if proposal.in_lockstep:
         best = "micro-steps of groups chosen per step (the rows above: one degree throughout)"
     lines += [
@@ -145,6 +148,8 @@ def proposal_lines(proposal: Proposal) -> list[str]:
         ),
     ]
     notes = [] if proposal.layouts is None else [*proposal.layouts.why]
+    if proposal.experts:
+        notes += explain_degrees(proposal.experts, proposal.profile.expert_parallel)
     if proposal.sync is not None:
         notes.append(f"All with the sync, {proposal.sync.source}.")
     if derived := count_derived_schemes(proposal):

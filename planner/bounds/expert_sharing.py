@@ -8,21 +8,27 @@ from dataclasses import replace
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.gpu_time import area_only_bound_ms, gpu_time_bound_ms
+from seqplan.planner.bounds.gpu_time import Demand, bound_demand_ms, gpu_time_bound_ms
 from seqplan.planner.placement.fleet import PipelineClass
 
 
 def expert_bound_ms(
     models: Collection[SchemeModel], expert_parallel: int, batch: Batch, gpus: int
 ) -> float:
-    """Bound every plan of these schemes whose experts are split (ms); inf if none holds a sequence.
+    """Bound every plan of these schemes (ms), however experts are split.
 
+    Infinite if no scheme holds a sequence. Without expert parallelism it is ``gpu_time_bound_ms``.
     All ranks together do the work at its full cost. A single pipeline can end earlier, as others of
     its block take a part of it: one at a time it counts at the cost of ``relax_sharing``.
     """
-    full = [PipelineClass.from_model(model, 1) for model in models]
-    relaxed = [PipelineClass.from_model(relax_sharing(m, expert_parallel), 1) for m in models]
-    return max(area_only_bound_ms(full, batch, gpus), gpu_time_bound_ms(relaxed, batch, gpus))
+    full = tuple(PipelineClass.from_model(model, 1) for model in models)
+    if expert_parallel == 1:
+        return gpu_time_bound_ms(full, batch, gpus)
+    relaxed = tuple(
+        PipelineClass.from_model(relax_sharing(model, expert_parallel), 1) for model in models
+    )
+    all_work = Demand.from_batch(full, batch, gpus).gpu_ms
+    return bound_demand_ms(replace(Demand.from_batch(relaxed, batch, gpus), gpu_ms=all_work))
 
 
 def relax_sharing(model: SchemeModel, expert_parallel: int) -> SchemeModel:

@@ -70,7 +70,11 @@ def gpu_ms(classes: Sequence[PipelineClass], lengths: Ints) -> Floats:
 
 def gpu_time_bound_ms(classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> float:
     """Bound every plan of these classes on ``gpus`` GPUs (ms); inf if none holds a sequence."""
-    demand = Demand.from_batch(tuple(classes), batch, gpus)
+    return bound_demand_ms(Demand.from_batch(tuple(classes), batch, gpus))
+
+
+def bound_demand_ms(demand: Demand) -> float:
+    """Bound every plan of a demand (ms); inf if no class holds a sequence."""
     by_area = demand.area_ms()
     if not np.isfinite(by_area):
         return by_area

@@ -124,6 +124,11 @@ def compare(
     inputs. Raises ``Infeasible`` when nothing can run the
     data and ``ValueError`` for less data than a step.
     """
+    if profile.expert_degrees != (1,):
+        raise ValueError(
+            f"profile {profile.name}: its experts are split over ranks, which the compared systems "
+            "do not model. Use seqplan propose and seqplan plan, or a profile without it"
+        )
     chosen = options or Options()
     backend = None if trainer is None else find_backend(trainer)
     profile, kind = apply_backend(profile, workload.gpus, execution, micro_step_multiple, trainer)

@@ -11,6 +11,7 @@ from typing import Any
 from seqplan.costs.profile import Profile
 from seqplan.planner.execution import EXECUTIONS, ExecutionKind, choose_execution
 from seqplan.planner.problem import PlanningProblem
+from seqplan.planner.proposal.expert_rows import ExpertRow
 from seqplan.planner.proposal.layouts import LayoutChoice, LayoutRow
 from seqplan.planner.sync.times import (
     GivenSyncTimes,
@@ -33,7 +34,8 @@ _FIELDS = frozenset(
     | {"optimizer_shards", "lengths", "expected_ms", "lower_bound_ms", "judged_batches"}
     | {"candidates", "profile", "execution"}
 )
-_OPTIONAL = frozenset({"sync", "layouts", "micro_step_multiple", "trainer"})
+_OPTIONAL = frozenset({"sync", "layouts", "micro_step_multiple", "trainer", "experts"})
+_EXPERT_ROW = frozenset({"expert_parallel", "expected_ms", "sync_ms", "longest"})
 _CANDIDATE = frozenset({"strategy", "gpus", "max_sequence", "expected_ms", "runs", "wins"})
 _SYNC = frozenset({"overlap", "optimizer_ms", "source"})
 _GIVEN = frozenset({"homogeneous_ms", "heterogeneous_ms"})
@@ -69,7 +71,8 @@ class Proposal:
     layout the candidates have, and why. ``execution``: how ranks execute a step; with ``regroup``
     expected times hold the gain of regrouping. In lockstep the number of micro-steps is a multiple
     of ``micro_step_multiple``. ``trainer``: the backend that it was made for, of which the profile
-    has the schemes.
+    has the schemes. ``experts``: what each degree of expert parallelism costs; the profile has the
+    entries of the chosen one.
     """
 
     method: str
@@ -86,6 +89,7 @@ class Proposal:
     execution: ExecutionKind = "regroup"
     micro_step_multiple: int = 1
     trainer: str | None = None
+    experts: tuple[ExpertRow, ...] = ()
 
     @property
     def in_lockstep(self) -> bool:
@@ -136,6 +140,8 @@ class Proposal:
             weighed["micro_step_multiple"] = self.micro_step_multiple
         if self.trainer is not None:
             weighed["trainer"] = self.trainer
+        if self.experts:
+            weighed["experts"] = [asdict(row) for row in self.experts]
         return {
             **weighed,
             "schema": PROPOSAL_SCHEMA,
@@ -226,6 +232,7 @@ class _ProposalReader(FieldReader):
                 else 1
             ),
             trainer=self.text(raw, "trainer", "") if "trainer" in raw else None,
+            experts=self.expert_rows(raw) if "experts" in raw else (),
         )
         try:
             choose_execution(document.execution, document.profile, document.micro_step_multiple)
@@ -233,6 +240,25 @@ class _ProposalReader(FieldReader):
             self.fail("", str(error))
         self.check_candidates(document)
         return document
+
+    def expert_rows(self, raw: dict[str, Any]) -> tuple[ExpertRow, ...]:
+        rows = []
+        for number, entry in enumerate(self.items(raw, "experts", "")):
+            place = f".experts[{number}]"
+            self.fields(entry, place, _EXPERT_ROW)
+            expected_ms, sync_ms = (
+                None if entry[name] is None else self.number(entry, name, place)
+                for name in ("expected_ms", "sync_ms")
+            )
+            rows.append(
+                ExpertRow(
+                    self.integer(entry, "expert_parallel", place, 1),
+                    expected_ms,
+                    sync_ms,
+                    self.integer(entry, "longest", place),
+                )
+            )
+        return tuple(rows)
 
     def digest(self, raw: dict[str, Any]) -> str:
         try:

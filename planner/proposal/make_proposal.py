@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import inf
 from typing import Literal
 
 import numpy as np
@@ -14,6 +15,7 @@ from seqplan.costs.lengths.digest import lengths_digest
 from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch, whole_lengths
 from seqplan.planner.batches.sampler import Sampler
+from seqplan.planner.bounds.expert_sharing import expert_bound_ms
 from seqplan.planner.errors import Infeasible, OptionError
 from seqplan.planner.execution import ExecutionKind
 from seqplan.planner.placement.fleet import Models
@@ -28,10 +30,16 @@ from seqplan.planner.proposal.candidates import (
 )
 from seqplan.planner.proposal.document import Candidate, Proposal
 from seqplan.planner.proposal.eq4 import continuous_proposal, integer_strategies
+from seqplan.planner.proposal.expert_choice import (
+    PRICED_BATCHES,
+    choose_degree,
+    price_degree,
+)
+from seqplan.planner.proposal.expert_rows import ExpertRow
 from seqplan.planner.proposal.micro_steps_proposal import propose_micro_steps
 from seqplan.planner.proposal.proposal_sync import choose_proposal_sync
 from seqplan.planner.proposal.uniform import keep_best_scheme
-from seqplan.planner.sync.times import NO_SYNC, SyncTimes
+from seqplan.planner.sync.times import NO_SYNC, LayoutSyncTimes, SyncTimes
 from seqplan.planner.workload import Workload
 from seqplan.plans.scheme import Strategy
 
@@ -66,11 +74,85 @@ def make_proposal(
     number of micro-steps is a multiple of ``micro_step_multiple``. Raises ``Infeasible`` when no
     scheme fits the GPUs or holds the longest sequence; ``OptionError`` for options that exclude
     each other, ``ValueError`` for lengths that are no whole numbers above 0.
+
+    If the profile has experts on several degrees of ranks, each degree is proposed for, and the one
+    is taken with which a few batches are planned fastest.
     """
     lengths = whole_lengths(lengths)
     profile, kind = apply_backend(profile, workload.gpus, execution, micro_step_multiple, trainer)
+    request = _Request(
+        workload, lengths, seed, method, kind, micro_step_multiple, trainer, progress
+    )
+    if profile.expert_degrees != (1,):
+        return _propose_degrees(profile, sync, request)
     if sync == "derived":
         sync = choose_proposal_sync(profile, workload.gpus, method=method)
+    return _propose(profile, sync, request)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What is proposed for, in addition to profile and sync."""
+
+    workload: Workload
+    lengths: npt.NDArray[np.integer]
+    seed: int
+    method: str
+    kind: ExecutionKind
+    micro_step_multiple: int
+    trainer: str | None
+    progress: Progress | None
+
+
+def _propose_degrees(
+    profile: Profile, sync: SyncTimes | Literal["derived"] | None, request: _Request
+) -> Proposal:
+    """Propose with each degree of expert parallelism; return the fastest with all rows."""
+    workload, lengths = request.workload, request.lengths
+    sampler = Sampler(lengths, workload.tokens, workload.max_len, request.seed + _SAMPLE_SEED)
+    batches = list(sampler.batches(PRICED_BATCHES))
+    rows: list[ExpertRow] = []
+    proposals: dict[int, Proposal] = {}
+    error: Infeasible | None = None
+    for degree in profile.expert_degrees:
+        at_degree = profile.at_expert_parallel(degree)
+        times = sync
+        if sync == "derived" or isinstance(sync, LayoutSyncTimes):
+            overlap = sync.overlap if isinstance(sync, LayoutSyncTimes) else 0.0
+            times = choose_proposal_sync(
+                at_degree, workload.gpus, overlap=overlap, method=request.method
+            )
+        assert times != "derived"
+        try:
+            proposal = _propose(at_degree, times, request)
+            rows.append(price_degree(proposal.problem, batches))
+        except Infeasible as why:
+            error = why
+            models = workload.models(at_degree).values()
+            longest = max((model.max_sequence for model in models), default=0)
+            rows.append(ExpertRow(degree, None, None, longest))
+            continue
+        proposals[degree] = proposal
+    chosen = choose_degree(rows)
+    if chosen is None:
+        raise error or Infeasible(f"{workload.gpus} GPUs are too few for {profile.name}; add GPUs")
+    # Steps may be faster than the best candidate, in groups smaller than a block.
+    (best,) = (row.expected_ms for row in rows if row.expert_parallel == chosen)
+    expected_ms = min(proposals[chosen].expected_ms, best or inf)
+    bound_ms = min(proposals[chosen].lower_bound_ms, expected_ms)
+    return replace(
+        proposals[chosen],
+        experts=tuple(rows),
+        expected_ms=expected_ms,
+        lower_bound_ms=bound_ms,
+    )
+
+
+def _propose(profile: Profile, sync: SyncTimes | None, request: _Request) -> Proposal:
+    """Propose for a profile of one degree of expert parallelism."""
+    workload, lengths, kind = request.workload, request.lengths, request.kind
+    method, seed, trainer = request.method, request.seed, request.trainer
+    micro_step_multiple, progress = request.micro_step_multiple, request.progress
     check_method(profile, method, sync, lockstep=kind == "lockstep" or profile.lockstep)
     check_feasible(profile, workload, workload.models(profile), lengths)
     sampler = Sampler(lengths, workload.tokens, workload.max_len, seed + _SAMPLE_SEED)
@@ -79,6 +161,9 @@ def make_proposal(
     )
     profile = search.keep_uniform(profile)
     pool = search.find(profile)
+    bound_ms = pool.lower_bound_ms
+    if profile.expert_parallel > 1:
+        bound_ms = min(bound_ms, search.bound_experts_ms(profile))
     return Proposal(
         method=method,
         seed=seed,
@@ -93,7 +178,7 @@ def make_proposal(
         },
         candidates=tuple(_round_candidate(proposed) for proposed in pool.candidates),
         expected_ms=round(pool.expected_ms, 3),
-        lower_bound_ms=round(pool.lower_bound_ms - 5e-4, 3),
+        lower_bound_ms=round(bound_ms - 5e-4, 3),
         judged=pool.judged,
         sync=None if profile.lockstep else sync,
         layouts=pool.layouts,
@@ -151,7 +236,7 @@ class _CandidateSearch:
 
     def find(self, profile: Profile) -> CandidatePool:
         """Find the candidates."""
-        models, workload = self.workload.models(profile), self.workload
+        models, workload = self._find_models(profile), self.workload
         derived = [entry.scheme for entry in profile.schemes if entry.origin == "derived"]
         if self._in_lockstep(profile):
             return propose_micro_steps(
@@ -177,6 +262,27 @@ class _CandidateSearch:
             progress=self.progress,
             regroup=self.kind == "regroup",
         )
+
+    def _find_models(self, profile: Profile) -> Models:
+        """Return the schemes of candidates: of whole blocks of experts, if those hold the data.
+
+        Steps may be planned with smaller groups all the same.
+        """
+        whole = self.workload.list_whole_blocks(profile)
+        if max((model.max_sequence for model in whole.values()), default=0) >= self.longest:
+            return whole
+        return self.workload.models(profile)
+
+    def bound_experts_ms(self, profile: Profile) -> float:
+        """Bound the mean of the batches over all groups whose experts are split (ms)."""
+        models = self.workload.models(profile)
+        layouts = {(scheme.tp, scheme.pp) for scheme in models}
+        exposed = [self.sync.compute_exposed_ms([k]) for k in layouts] if self.sync else [0.0]
+        bounds = [
+            expert_bound_ms(models.values(), profile.expert_parallel, batch, self.workload.gpus)
+            for batch in self.batches[: self.effort.judged]
+        ]
+        return sum(bounds) / len(bounds) + min(exposed)
 
     def _find_by_eq4(self, models: Models) -> CandidatePool:
         """Find Eq. 4's strategies, judged like ours."""
@@ -234,6 +340,12 @@ def check_feasible(
     profile: Profile, workload: Workload, models: Models, lengths: npt.NDArray[np.integer]
 ) -> None:
     """Raise ``Infeasible`` when no scheme fits the GPUs or holds the longest sequence."""
+    degree = profile.expert_parallel
+    if workload.gpus % degree:
+        raise Infeasible(
+            f"experts on {degree} ranks: {degree} does not divide {workload.gpus} GPUs. Use "
+            "another number of GPUs, or a profile with another degree"
+        )
     if not models:
         smallest = min((entry.scheme for entry in profile.schemes), key=lambda s: s.gpus)
         fitting = [e for e in profile.schemes if e.scheme.gpus <= workload.gpus]

@@ -103,11 +103,17 @@ class Execution:
     switch_ms: float = 0.0
     gap: float | None = None
     planning_ms: float | None = None
+    expert_parallel: int = 1
 
     @classmethod
     def from_plan(cls, plan: Plan, planning_ms: float | None = None) -> Execution:
         """Make the execution of a plan, which is one phase."""
-        return cls((plan.pipelines,), gap=plan.gap, planning_ms=planning_ms)
+        return cls(
+            (plan.pipelines,),
+            gap=plan.gap,
+            planning_ms=planning_ms,
+            expert_parallel=plan.expert_parallel,
+        )
 
     @property
     def pipelines(self) -> Iterator[PlannedPipeline]:
@@ -151,7 +157,13 @@ def simulate_iteration(
             switched += execution.switch_ms
             clock += execution.switch_ms
         clock = _run_phase(
-            phase, profile, clock, switched, spans=spans, ranks=(busy, end, occupied)
+            phase,
+            profile,
+            clock,
+            switched,
+            spans=spans,
+            ranks=(busy, end, occupied),
+            expert_parallel=execution.expert_parallel,
         )
     compute = clock - switched
     exposed = max(
@@ -226,13 +238,14 @@ def _run_phase(
     switched: float,
     spans: list[Span],
     ranks: tuple[list[float], list[float], list[float]],
+    expert_parallel: int,
 ) -> float:
     """Simulate one phase from ``begin``; adds to the spans and to the ranks' busy, end and taken.
 
     Returns its end.
     """
     busy, end, occupied = ranks
-    times = pipelines_timeline(phase, profile.forward_fraction)
+    times = pipelines_timeline(phase, profile.forward_fraction, expert_parallel)
     in_stages = stages_of_micro_steps(phase) > 1
     micro_step_end: dict[int | None, float] = {}
     for pipeline, placed in zip(phase, times.pipelines, strict=True):

@@ -7,6 +7,7 @@ from typing import Any
 
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.expert_sharing import expert_bound_ms, relax_sharing
 from seqplan.planner.bounds.gpu_time import cheap_bound_ms, gpu_time_bound_ms
 from seqplan.planner.bounds.witness import describe_class, find_witness
 from seqplan.planner.exact.close_gap import closer_bound_ms
@@ -63,6 +64,7 @@ def witness_of(plan: Plan, models: Models) -> dict[str, Any]:
     as for an exact solver's bound.
     """
     batch = Batch(plan.step, plan.ids, plan.lengths, plan.loss_tokens)
+    models = _relax_models(models, plan)
     of_layouts = _of_layouts(models, plan.strategy)
     claim_ms = plan.lower_bound_ms - ROUNDING_MS
     named = [
@@ -91,6 +93,13 @@ def witness_of(plan: Plan, models: Models) -> dict[str, Any]:
     return {"proof": "prices", **witness.to_dict()}
 
 
+def _relax_models(models: Models, plan: Plan) -> Models:
+    """Return costs that bound a pipeline from below, as blocks of experts share work."""
+    if plan.expert_parallel == 1:
+        return models
+    return {s: relax_sharing(model, plan.expert_parallel) for s, model in models.items()}
+
+
 def _of_layouts(models: Models, strategy: Strategy) -> dict[Scheme, SchemeModel]:
     """Return the models of a strategy's layouts."""
     layouts = layouts_of(scheme for scheme, _ in strategy.counts)
@@ -116,8 +125,7 @@ class _Proven:
     def of_layouts(self, strategy: Strategy) -> float:
         """Bound all plans of a strategy's layouts (ms)."""
         of_layouts = _of_layouts(self._models, strategy).values()
-        classes = [PipelineClass.from_model(model, 1) for model in of_layouts]
-        return gpu_time_bound_ms(classes, self._batch, self._gpus)
+        return expert_bound_ms(of_layouts, self._plan.expert_parallel, self._batch, self._gpus)
 
     def of_groups(self, strategy: Strategy, predicted_ms: float, bound_ms: float) -> float:
         """Bound all plans of a strategy's layout on aligned groups, by an exact solver (ms)."""
@@ -130,6 +138,8 @@ class _Proven:
 
     def of_micro_steps(self, strategy: Strategy, predicted_ms: float, stated_ms: float) -> float:
         """Bound all micro-steps of a strategy's layout (ms)."""
+        if self._plan.expert_parallel > 1:
+            return min(self.of_layouts(strategy), predicted_ms)
         of_layouts = list(_of_layouts(self._models, strategy).values())
         micro_steps = plan_micro_steps(self._batch, of_layouts, self._gpus, self._multiple)
         if micro_steps is None:
@@ -148,10 +158,11 @@ class _Proven:
     def _proves(self, strategy: Strategy, stated_ms: float, reached_ms: float) -> bool:
         if any(scheme not in self._models for scheme, _ in strategy.counts):
             return False
+        models = _relax_models(self._models, self._plan)
         fleet = (
-            make_fleet_of(self._plan, self._models)
+            make_fleet_of(self._plan, models)
             if strategy == self._plan.strategy
-            else Fleet.from_strategy(strategy, self._models)
+            else Fleet.from_strategy(strategy, models)
         )
         claim_ms = stated_ms - ROUNDING_MS
         if claim_ms <= max(cheap_bound_ms(fleet.classes, self._batch), self.of_layouts(strategy)):

@@ -47,7 +47,7 @@ class ExpertPlanner:
     """Plans steps of a problem whose profile has experts on several ranks.
 
     ``whole``: planner of pipelines of whole blocks, None if no scheme has them. Components whose
-    groups change are planned only if ``execution`` is ``regroup``.
+    groups change are planned only if ``execution`` is ``regroup``. ``quick``: one component alone.
     """
 
     def __init__(
@@ -56,9 +56,11 @@ class ExpertPlanner:
         provenance: Provenance,
         whole: PlannerOfSteps | None,
         execution: ExecutionKind,
+        *,
+        quick: bool = False,
     ) -> None:
         self._problem, self._provenance, self._whole = problem, provenance, whole
-        self._execution = execution
+        self._execution, self._quick = execution, quick
         self._degree = problem.profile.expert_parallel
         self._layouts = of_layouts(problem.models)
 
@@ -96,7 +98,7 @@ class ExpertPlanner:
                 models,
                 problem.workload.gpus,
                 self._degree,
-                one=problem.in_lockstep,
+                one=problem.in_lockstep or self._quick,
                 multiple=problem.micro_step_multiple,
             )
             if components is None:

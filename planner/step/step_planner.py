@@ -67,7 +67,7 @@ def make_planner(problem: PlanningProblem, options: PlanningOptions) -> PlannerO
         whole = keep_whole_blocks(problem)
         independent = bool(whole.models) and not problem.in_lockstep
         planner = make_planner(whole, options) if independent else None
-        return ExpertPlanner(problem, provenance, planner, execution)
+        return ExpertPlanner(problem, provenance, planner, execution, quick=not options.prove)
     if problem.in_lockstep:
         return LockstepPlanner(problem, options, provenance)
     if options.robust:

@@ -1,0 +1,44 @@
+"""What each degree of expert parallelism costs and saves, in a proposal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ExpertRow:
+    """One degree E: the mean time of a step with it (ms), of which ``sync_ms`` is sync.
+
+    Both are None if no scheme holds the data. ``longest``: tokens of the longest sequence that some
+    scheme holds.
+    """
+
+    expert_parallel: int
+    expected_ms: float | None
+    sync_ms: float | None
+    longest: int
+
+
+def explain_degrees(rows: Sequence[ExpertRow], chosen: int) -> list[str]:
+    """Describe what each degree costs and saves compared with the chosen one, as sentences."""
+    (best,) = (row for row in rows if row.expert_parallel == chosen)
+    texts = [
+        (
+            f"Experts on {chosen} ranks: {best.expected_ms or 0:,.0f} ms a step, of which "
+            f"{best.sync_ms or 0:,.0f} ms sync; the longest sequence is {best.longest:,} tokens."
+        )
+    ]
+    for row in rows:
+        if row is best:
+            continue
+        place = "Experts not split" if row.expert_parallel == 1 else f"On {row.expert_parallel}"
+        if row.expected_ms is None or best.expected_ms is None:
+            texts.append(f"{place}: no scheme holds the data (longest {row.longest:,} tokens).")
+            continue
+        sync = (row.sync_ms or 0.0) - (best.sync_ms or 0.0)
+        texts.append(
+            f"{place}: {row.expected_ms / best.expected_ms - 1:+.1%} time, {sync:+,.0f} ms of it "
+            f"sync, longest {row.longest:,} tokens."
+        )
+    return texts

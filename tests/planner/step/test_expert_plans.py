@@ -1,0 +1,171 @@
+"""Steps whose experts are split over ranks: bounds by enumeration, plans, and their proposal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+from math import inf
+
+import numpy as np
+import pytest
+from expert_profiles import make_expert_profile
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seqplan.api.cli.propose import proposal_lines
+from seqplan.costs.latency import Latency
+from seqplan.costs.scheme_model import SchemeModel
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.batches.sampler import Sampler
+from seqplan.planner.bounds.expert_sharing import expert_bound_ms
+from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
+from seqplan.planner.errors import Infeasible, OptionError
+from seqplan.planner.lockstep.expert_components import plan_components
+from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.planner.problem import PlanningOptions, PlanningProblem
+from seqplan.planner.proposal.document import Proposal
+from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.planner.simulation.timeline import plan_timeline, simulate_plan_ms
+from seqplan.planner.step.check_bounds import find_unproven
+from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.planner.sync.choice import choose_sync
+from seqplan.planner.workload import Workload
+from seqplan.plans.format.codec import to_json
+from seqplan.plans.lint import lint
+from seqplan.plans.plan import MicroBatch, PlannedPipeline
+from seqplan.plans.schedule import schedule
+from seqplan.plans.scheme import Scheme
+
+RANKS, DEGREE, CAPACITY = 4, 2, 12
+MODELS = [
+    SchemeModel(Scheme(ulysses=1), Latency(0.02, 1.0, 1.0, 0.6), CAPACITY),
+    SchemeModel(Scheme(ulysses=2), Latency(0.011, 0.55, 1.2, 0.3), 2 * CAPACITY),
+    SchemeModel(Scheme(ulysses=4), Latency(0.006, 0.3, 1.5, 0.15), 4 * CAPACITY),
+]
+SLOTS = [(0, (0,)), (0, (1,)), (0, (2,)), (0, (3,)), (1, (0, 1)), (1, (2, 3)), (2, (0, 1, 2, 3))]
+"""Groups of four ranks in two blocks: model and ranks."""
+
+
+def find_optimum_ms(lengths: tuple[int, ...], steps: int) -> float:
+    """Enumerate every plan of up to ``steps`` micro-steps on two blocks; the least time (ms)."""
+    best = inf
+    for places in product(product(range(steps), range(len(SLOTS))), repeat=len(lengths)):
+        held: dict[tuple[int, int], list[int]] = {}
+        for length, place in zip(lengths, places, strict=True):
+            held.setdefault(place, []).append(length)
+        used = [(step, rank) for step, slot in held for rank in SLOTS[slot][1]]
+        if len(set(used)) < len(used):
+            continue
+        pipelines = []
+        for (_, slot), group in sorted(held.items()):
+            model, ranks = MODELS[SLOTS[slot][0]], SLOTS[slot][1]
+            if sum(group) > model.max_sequence:
+                break
+            cost = model.latency.micro_batch_ms(group)
+            whole = len(ranks) >= DEGREE
+            shared = 0.0 if whole else model.b_shared * sum(group)
+            micro = MicroBatch((), sum(group), sum(group), cost, shared_ms=shared)
+            pipelines.append(PlannedPipeline(model.scheme, ranks, (micro,), cost))
+        else:
+            best = min(best, schedule(pipelines, expert_parallel=DEGREE).makespan_ms)
+    return best
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.lists(st.integers(1, 14), min_size=1, max_size=3).map(tuple))
+def test_bound_and_plan_against_every_plan(lengths: tuple[int, ...]) -> None:
+    batch = Batch.from_lengths(list(lengths))
+    optimum = find_optimum_ms(lengths, 2)
+    assert expert_bound_ms(MODELS, DEGREE, batch, RANKS) <= optimum + 1e-9
+    components = plan_components(batch, MODELS, RANKS, DEGREE)
+    assert components is not None
+
+
+def test_full_costs_of_one_pipeline_are_no_bound() -> None:
+    """An error that the enumeration catches: a block's other rank takes a part of the work."""
+    batch = Batch.from_lengths([12])
+    models = MODELS[:1]
+    classes = [PipelineClass.from_model(model, 1) for model in models]
+    alone = MicroBatch((), 12, 12, 15.88, shared_ms=7.2)
+    pipeline = PlannedPipeline(Scheme(), (0,), (alone,), 15.88)
+    reached = schedule([pipeline], expert_parallel=DEGREE).makespan_ms
+    assert gpu_time_bound_ms(classes, batch, RANKS) > reached
+    assert expert_bound_ms(models, DEGREE, batch, RANKS) == pytest.approx(reached, rel=1e-6)
+
+
+GPUS, CONTEXT, TOKENS = 8, 16384, 400_000
+LENGTHS = np.random.default_rng(3).lognormal(7, 1.1, 4000).astype(int).clip(16, CONTEXT)
+WORKLOAD = Workload(gpus=GPUS, max_len=CONTEXT, tokens=TOKENS)
+
+
+def draw_batch() -> Batch:
+    return next(iter(Sampler(LENGTHS, TOKENS, CONTEXT, 5).batches(1)))
+
+
+@pytest.mark.parametrize("degree", [2, 4, 8])
+@pytest.mark.parametrize("execution", ["static", "regroup", "lockstep"])
+def test_plans_are_sound_and_proven(degree: int, execution: str) -> None:
+    profile = make_expert_profile({degree: 0.4})
+    problem = PlanningProblem(
+        profile=profile,
+        workload=WORKLOAD,
+        sync=choose_sync(profile, GPUS),
+        execution=execution,  # type: ignore[arg-type]
+    )
+    batch = draw_batch()
+    plan = StepPlanner(problem).plan(batch)
+    assert plan.expert_parallel == degree
+    assert lint(plan, problem.models) == []
+    assert list(find_unproven(plan, problem.models)) == []
+    assert simulate_plan_ms(plan, profile.forward_fraction) <= plan.predicted_ms + 1e-2
+    ends = [
+        event.end_ms
+        for placed in plan_timeline(plan, profile.forward_fraction).pipelines
+        for event in placed.events
+    ]
+    assert max(ends) <= plan.predicted_ms + 1e-2
+    if execution == "regroup":
+        assert plan.gap < 0.06
+    assert to_json(StepPlanner(problem).plan(batch)) == to_json(plan)
+
+
+def test_components_beat_whole_blocks_if_sequences_are_short() -> None:
+    """Eight ranks of one block, each with sequences of its share, need no groups of eight."""
+    profile = make_expert_profile({GPUS: 0.4})
+    problem = PlanningProblem(profile=profile, workload=WORKLOAD, sync=None, execution="regroup")
+    planner = StepPlanner(problem)
+    plan = planner.plan(draw_batch())
+    whole = StepPlanner(replace(problem, whole_blocks=True)).plan(draw_batch())
+    assert any(pipeline.scheme.gpus < GPUS for pipeline in plan.pipelines)
+    assert plan.predicted_ms < whole.predicted_ms
+    assert planner.prove(plan) == plan
+
+
+def test_a_proposal_weighs_the_degrees() -> None:
+    profile = make_expert_profile({2: 0.3, 8: 0.4}, slower={8: 1.05})
+    proposal = make_proposal(profile, WORKLOAD, LENGTHS)
+    chosen = proposal.profile.expert_parallel
+    rows = {row.expert_parallel: row for row in proposal.experts}
+    assert set(rows) == {2, 8}
+    assert rows[chosen].expected_ms == min(row.expected_ms or inf for row in rows.values())
+    assert rows[8].sync_ms < rows[2].sync_ms  # type: ignore[operator]
+    assert rows[8].longest > rows[2].longest
+    assert Proposal.from_json(proposal.to_json(), "proposal") == proposal
+    text = "\n".join(proposal_lines(proposal))
+    assert f"Experts on {chosen} ranks:" in text
+    assert "of it sync, longest" in text.replace("\n", " ")
+
+
+def test_bad_input_is_named() -> None:
+    profile = make_expert_profile({4: 0.4})
+    workload = Workload(gpus=6, max_len=CONTEXT, tokens=TOKENS)
+    with pytest.raises(Infeasible, match="experts on 4 ranks: 4 does not divide 6 GPUs"):
+        make_proposal(profile, workload, LENGTHS)
+    problem = PlanningProblem(profile=profile, workload=WORKLOAD, sync=None, execution="static")
+    for options in (
+        PlanningOptions(exact=True),
+        PlanningOptions(robust=0.1),
+        PlanningOptions(slowdown=((1, 2.0),)),
+    ):
+        with pytest.raises(OptionError, match="experts are not split"):
+            StepPlanner(problem, options)

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.planner.balance.cost import Cost
 from seqplan.plans.scheme import Scheme
 
+Costs = Cost | Mapping[int, Cost] | Callable[[], Mapping[int, Cost]]
+"""Of a micro-batch on one rank, by degree, or a function that returns them when planning."""
+
 PROFILE, SCHEME, COST = "SEQPLAN_PROFILE", "SEQPLAN_SCHEME", "SEQPLAN_COST"
 """Environment: a profile with a scheme of it, or a cost as ``a,b,c``."""
 
 
-def ring_costs(profile: Profile | str, scheme: Scheme | str) -> dict[int, Cost]:
+def ring_costs(
+    profile: Profile | str, scheme: Scheme | str, expert_parallel: int | None = None
+) -> dict[int, Cost]:
     """Take the costs of a profile by ring degree, all else as in ``scheme`` (``tp4``).
 
-    ``ValueError`` as ``Cost.from_profile``.
+    ``expert_parallel``: the trainer's degree, of which the profile must have entries; by default
+    the profile's smallest. ``ValueError`` as ``Cost.from_profile``.
     """
     known = find_profile(profile) if isinstance(profile, str) else profile
+    known = known.at_expert_parallel(expert_parallel or known.expert_degrees[0])
     wanted = Scheme.parse(scheme) if isinstance(scheme, str) else scheme
     costs = {1: Cost.from_profile(known, wanted)}
     for entry in known.schemes:
@@ -29,13 +36,15 @@ def ring_costs(profile: Profile | str, scheme: Scheme | str) -> dict[int, Cost]:
     return costs
 
 
-def by_degree(known: Cost | Mapping[int, Cost], ranks: int, smallest: int = 1) -> dict[int, Cost]:
+def by_degree(known: Costs, ranks: int, smallest: int = 1) -> dict[int, Cost]:
     """Give every degree of ``ranks`` a cost: powers of two that divide them, and all of them.
 
     A degree that is not known costs what the next smaller one does, its work divided evenly:
     nothing is lost by communication. ``ValueError`` if degree 1 is not known.
     """
-    costs = dict(known) if isinstance(known, Mapping) else {1: known}
+    if callable(known):
+        known = known()
+    costs = {1: known} if isinstance(known, Cost) else dict(known)
     if 1 not in costs:
         raise ValueError(f"costs of degrees {sorted(costs)}: that of one rank is missing")
     degrees = {ranks, *(2**i for i in range(ranks.bit_length()) if ranks % 2**i == 0)}
@@ -59,11 +68,11 @@ def add_padding(costs: Mapping[int, Cost], alignment: int) -> dict[int, Cost]:
     }
 
 
-def costs_of_environment() -> dict[int, Cost]:
+def costs_of_environment(expert_parallel: int | None = None) -> dict[int, Cost]:
     """Read costs from the environment: ``SEQPLAN_PROFILE`` and ``SEQPLAN_SCHEME``, or
     ``SEQPLAN_COST``.
 
-    ``ValueError`` if neither is set, or one is invalid.
+    ``expert_parallel``: as in ``ring_costs``. ``ValueError`` if neither is set, or one is invalid.
     """
     if text := os.environ.get(COST):
         try:
@@ -77,4 +86,4 @@ def costs_of_environment() -> dict[int, Cost]:
             f"no costs: set {PROFILE} and {SCHEME} (a profile and what a rank runs, as tp4), or "
             f"{COST} (a,b,c)"
         )
-    return ring_costs(profile, scheme)
+    return ring_costs(profile, scheme, expert_parallel)

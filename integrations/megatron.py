@@ -12,11 +12,13 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from itertools import groupby
 from typing import Any
 
 from seqplan.integrations.degree_costs import (
+    Costs,
     add_padding,
     by_degree,
     costs_of_environment,
@@ -44,19 +46,21 @@ figures: dict[str, float] = {}
 
 
 def install(
-    costs: Cost | Mapping[int, Cost] | None = None,
+    costs: Costs | None = None,
     recompute: Mapping[str, int] | RecomputationLimits | None = None,
 ) -> list[str]:
     """Replace Megatron's schedulers by planned ones; return the names of the replaced.
 
     ``costs``: of a micro-batch on one rank of data and context parallelism, or by degree
-    (``ring_costs``); by default from the environment (``degree_costs.costs_of_environment``).
+    (``ring_costs``); by default from the environment (``degree_costs.costs_of_environment``), with
+    the entries of Megatron's degree of expert parallelism.
     ``recompute``: tokens on a rank by recomputation mode, by default ``SEQPLAN_RECOMPUTE`` of the
     environment, else Megatron's settings apply (``install_recomputation``). ``UnsupportedVersion``
     if Megatron has no place for a scheduler.
     """
-    known = costs_of_environment() if costs is None else costs
-    by_degree(known, 1)  # rejects costs without degree 1, before anything is replaced
+    # Costs without degree 1 are rejected before anything is replaced.
+    by_degree(costs_of_environment() if costs is None else costs, 1)
+    known = cache(read_costs) if costs is None else costs
     limits = RecomputationLimits.from_value(recompute) or RecomputationLimits.from_environment()
     if limits is not None:
         install_recomputation(limits)
@@ -86,12 +90,28 @@ def install(
     return replaced
 
 
+def read_costs() -> dict[int, Cost]:
+    """Read the environment's costs at Megatron's degree of expert parallelism.
+
+    ``ValueError`` if the profile has no entries of this degree.
+    """
+    return costs_of_environment(find_expert_parallel())
+
+
+def find_expert_parallel() -> int | None:
+    """Return Megatron's degree of expert parallelism; None before it has formed its groups."""
+    parallel_state: Any = import_module("megatron.core.parallel_state")
+    if not parallel_state.model_parallel_is_initialized():
+        return None
+    return int(parallel_state.get_expert_model_parallel_world_size())
+
+
 def _original(scheduler: Any) -> Any:
     """Return Megatron's class, also if ours has replaced it already."""
     return getattr(scheduler, "host_class", scheduler)
 
 
-def _dynamic(host_class: Any, costs: Cost | Mapping[int, Cost]) -> Any:
+def _dynamic(host_class: Any, costs: Costs) -> Any:
     """Make a scheduler that chooses groups and packs for each micro-batch."""
 
     class PlannedDynamicCPScheduler(host_class):  # type: ignore[misc]
@@ -143,7 +163,7 @@ def _stages() -> int:
     return int(parallel_state.get_pipeline_model_parallel_world_size())
 
 
-def _static(host_class: Any, costs: Cost | Mapping[int, Cost]) -> Any:
+def _static(host_class: Any, costs: Costs) -> Any:
     """Make a scheduler that balances over data-parallel ranks of one degree."""
 
     class PlannedBalancedScheduler(host_class):  # type: ignore[misc]
@@ -165,7 +185,7 @@ def _static(host_class: Any, costs: Cost | Mapping[int, Cost]) -> Any:
     return _name_samples(PlannedBalancedScheduler, host_class)
 
 
-def _hybrid(host_class: Any, costs: Cost | Mapping[int, Cost]) -> Any:
+def _hybrid(host_class: Any, costs: Costs) -> Any:
     """Make a scheduler whose groups run samples one by one, with barriers between."""
 
     class PlannedHybridCPScheduler(host_class):  # type: ignore[misc]

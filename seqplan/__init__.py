@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from seqplan.planner.errors import Infeasible
     from seqplan.planner.proposal.document import Proposal
     from seqplan.planner.proposal.make_proposal import make_proposal
-    from seqplan.planner.step.in_process import Planner
     from seqplan.planner.step.step_planner import StepPlanner
+    from seqplan.planner.workers.in_process import Planner
     from seqplan.planner.workload import Workload
     from seqplan.plans.construct import construct_plan
     from seqplan.plans.explain import explain
@@ -56,7 +56,7 @@ _HOMES = {
     "planner.errors": ("Infeasible",),
     "planner.proposal.document": ("Proposal",),
     "planner.proposal.make_proposal": ("make_proposal",),
-    "planner.step.in_process": ("Planner",),
+    "planner.workers.in_process": ("Planner",),
     "planner.step.step_planner": ("StepPlanner",),
     "plans.construct": ("construct_plan",),
     "plans.explain": ("explain",),

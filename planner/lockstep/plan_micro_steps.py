@@ -117,7 +117,7 @@ Choice = tuple[tuple[Scheme, ...], str | None]
 
 
 def list_choices(models: Sequence[SchemeModel]) -> list[Choice]:
-    """List what is searched for one after another; the mode is None if there is one."""
+    """List the searches of a step; the mode is None if there is one."""
     names = dict.fromkeys(mode.name for model in models for mode in model.modes)
     return [
         (tuple(model.scheme for model in some if not name or model.find_mode(name)), name)

@@ -92,7 +92,7 @@ def make_proposal(
 
 @dataclass(frozen=True)
 class _Request:
-    """What is proposed for, in addition to profile and sync."""
+    """Inputs of a proposal in addition to profile and sync."""
 
     workload: Workload
     lengths: npt.NDArray[np.integer]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Protocol
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.lockstep_planner import LockstepPlanner
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
-from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.step.expert_planner import ExpertPlanner, keep_whole_blocks
 from seqplan.planner.step.pipeline_planner import PipelinePlanner
 from seqplan.planner.step.regroup_planner import RegroupPlanner
@@ -20,6 +20,13 @@ from seqplan.plans.plan import Plan, Provenance
 from seqplan.plans.version import VERSION
 
 
+class HasProblem(Protocol):
+    """A proposal: its problem is what steps are planned for."""
+
+    @property
+    def problem(self) -> PlanningProblem: ...
+
+
 class StepPlanner:
     """Plans steps of one problem or proposal; the same batch always gives the same plan.
 
@@ -29,9 +36,9 @@ class StepPlanner:
     """
 
     def __init__(
-        self, source: PlanningProblem | Proposal, options: PlanningOptions | None = None
+        self, source: PlanningProblem | HasProblem, options: PlanningOptions | None = None
     ) -> None:
-        self.problem = source.problem if isinstance(source, Proposal) else source
+        self.problem = source if isinstance(source, PlanningProblem) else source.problem
         self._planner = make_planner(self.problem, options or PlanningOptions())
 
     def plan(self, batch: Batch) -> Plan:

@@ -78,7 +78,7 @@ def test_installed_package_is_used_inside_checkout(installed: PlainInstall) -> N
         assert Path(installed.run(installed.python, *arguments)).is_relative_to(site)
     names = "import seqplan; print(seqplan.Planner.__module__, seqplan.__file__)"
     module, file = installed.run(installed.python, "-c", names).split()
-    assert module == "seqplan.planner.step.in_process"
+    assert module == "seqplan.planner.workers.in_process"
     assert Path(file).is_relative_to(site)
     assert installed.run(installed.python, "-m", "seqplan", "--version").startswith("seqplan ")
 

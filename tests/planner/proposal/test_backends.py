@@ -13,9 +13,9 @@ from seqplan.planner.errors import Infeasible
 from seqplan.planner.proposal.backends import BACKENDS, find_backend
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.planner.step.in_process import Planner
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.sync.choice import choose_sync
+from seqplan.planner.workers.in_process import Planner
 from seqplan.planner.workload import Workload
 from seqplan.plans.lint import lint
 from seqplan.plans.scheme import Scheme

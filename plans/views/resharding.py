@@ -18,7 +18,7 @@ All ranges are half-open and count elements. No torch: numbers in, lists of mess
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -48,6 +48,21 @@ class UnitMoves:
     gather_from: tuple[Message, ...] = ()
     reduce_to: tuple[Message, ...] = ()
     reduce_from: tuple[Message, ...] = ()
+
+    def renumber(self, rank_of: Callable[[int], int]) -> UnitMoves:
+        """Return the same messages between other ranks: ``rank_of`` each of these."""
+
+        def renumber_all(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+            return tuple(
+                Message(tuple(map(rank_of, message.ranks)), message.pieces) for message in messages
+            )
+
+        return UnitMoves(
+            renumber_all(self.gather_to),
+            renumber_all(self.gather_from),
+            renumber_all(self.reduce_to),
+            renumber_all(self.reduce_from),
+        )
 
 
 def shards_of(placement: Iterable[PlacedPipeline]) -> dict[int, Shard]:

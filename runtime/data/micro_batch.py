@@ -17,7 +17,8 @@ class MicroBatchWork:
 
     ``tokens`` and ``labels``: int64 (local tokens,), labels shifted within each document and −100
     at its end; ``last``: the rank's last of the step, after which no gradient changes, if
-    gradients may then leave during its backward (``can_overlap_reduction``), else never. If the
+    gradients may then leave during its backward (``can_overlap_reduction``), else never. Under
+    expert parallelism some may have no tokens and no sequences (``is_empty``). If the
     data has targets: ``weights`` (local tokens,) of the labels, float64, 0 without one, and
     ``extras`` by name, (local tokens, …), both shifted as labels are. ``shares``: the sequences,
     and what the rank holds of each.
@@ -32,6 +33,11 @@ class MicroBatchWork:
     shares: tuple[SequenceShare, ...] = ()
     labeled: int = 0
     weight: float = 0.0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is a micro-step of expert parallelism in which this rank has no tokens."""
+        return not self.context.lengths
 
     @property
     def sequences_ended(self) -> int:

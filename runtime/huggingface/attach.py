@@ -15,7 +15,7 @@ from seqplan.runtime.huggingface.inspection import inspect_on_all_ranks, make_at
 from seqplan.runtime.huggingface.job import Job, JobParts, count_rank_bytes
 from seqplan.runtime.huggingface.launch import join_ranks
 from seqplan.runtime.huggingface.report import StepReport
-from seqplan.runtime.huggingface.router_loss import RoutedLoss
+from seqplan.runtime.losses.router_loss import RoutedLoss
 from seqplan.runtime.losses.token_losses import LossOf, compute_chunked_loss, label_loss
 from seqplan.runtime.sequence_parallel.kernels import find_kernel
 from seqplan.runtime.states.gradient_reduction import Reduce

@@ -24,7 +24,7 @@ from seqplan.runtime.huggingface.attached import AttachedModel, copy_state
 from seqplan.runtime.huggingface.evaluation import compute_token_values, evaluation_mode
 from seqplan.runtime.huggingface.progress import progress, restore_progress
 from seqplan.runtime.huggingface.report import StepReport
-from seqplan.runtime.huggingface.router_loss import RoutedLoss
+from seqplan.runtime.losses.router_loss import RoutedLoss
 from seqplan.runtime.losses.token_losses import LossOf, log_probabilities
 from seqplan.runtime.sources.consumer import Step
 from seqplan.runtime.sources.iterate_steps import Plans, Steps, steps

@@ -27,8 +27,9 @@ from seqplan.runtime.huggingface.probe_rows import (
     make_documents,
 )
 from seqplan.runtime.huggingface.rotary import rope_limit
-from seqplan.runtime.huggingface.router_loss import RouterLoss, router_loss
+from seqplan.runtime.huggingface.router_loss import router_loss
 from seqplan.runtime.huggingface.row_numbers import numbers_rows
+from seqplan.runtime.losses.router_loss import RouterLoss
 from seqplan.runtime.recomputation import SELECTIVE_MODES
 from seqplan.runtime.sequence_parallel.kernels import Kernel, Scores
 from seqplan.runtime.sequence_parallel.masks import Mask

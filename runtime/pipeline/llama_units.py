@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from seqplan.plans.views.optimizer_sharding import NamedUnit
 from seqplan.plans.views.parameter_layout import Block, ParameterLayout
+
+if TYPE_CHECKING:
+    from seqplan.runtime.models.llama import ModelConfig
 
 NORMS, EMBEDDING, HEAD = "norms", "embedding", "head"
 """Units other than those of the layers."""
@@ -51,7 +55,6 @@ def llama_units(config: LlamaSizes) -> list[tuple[str, list[ParameterLayout]]]:
     ]
     queries = Block(config.heads, width)
     keys = Block(config.kv_heads, width, config.heads // config.kv_heads)
-    rows = Block(config.ffn)
     words = Block(config.vocab)
     units = [
         (NORMS, [*norms, _norm("norm.weight", hidden, layers)]),
@@ -74,14 +77,66 @@ def llama_units(config: LlamaSizes) -> list[tuple[str, list[ParameterLayout]]]:
                     ParameterLayout(
                         f"{prefix}output.weight", (queries,), hidden, at, transposed=True
                     ),
-                    ParameterLayout(f"{prefix}gate_up.weight", (rows, rows), hidden, at),
-                    ParameterLayout(f"{prefix}down.weight", (rows,), hidden, at, transposed=True),
+                    *(_feed_forward(prefix, config.ffn, hidden, at) if config.ffn else ()),
                 ],
             )
         )
     if not config.tied:
         units.append((HEAD, [ParameterLayout("head.weight", (words,), hidden, (layers,))]))
     return units
+
+
+def list_units(config: ModelConfig, parts: int = 1) -> list[NamedUnit]:
+    """List the units of a model that may have experts; those of one of ``parts`` of each layer.
+
+    A layer's router is a unit that every rank holds, as norms are; so are its experts, of this
+    part, on the stage of the layer: tp cuts neither.
+    """
+    units: list[NamedUnit] = []
+    places = {layer_unit(layer): layer for layer in range(config.layers)}
+    for name, layouts in llama_units(config):
+        units.append((name, layouts))
+        if config.experts and name in places:
+            layer = places[name]
+            held = config.experts // parts
+            gate_up = Block(held, 2 * config.expert_ffn), config.hidden
+            down = Block(held, config.hidden), config.expert_ffn
+            router = Block(config.experts), config.hidden
+            units.append((router_unit(layer), [_whole(f"{name}.router.weight", *router, layer)]))
+            units.append(
+                (
+                    expert_unit(layer),
+                    [
+                        _whole(f"{name}.experts.gate_up", *gate_up, layer),
+                        _whole(f"{name}.experts.down", *down, layer),
+                    ],
+                )
+            )
+    return units
+
+
+def router_unit(layer: int) -> str:
+    """Name the unit of a layer's router."""
+    return f"{layer_unit(layer)}.router"
+
+
+def expert_unit(layer: int) -> str:
+    """Name the unit of a layer's experts."""
+    return f"{layer_unit(layer)}.experts"
+
+
+def _whole(name: str, block: Block, columns: int, layer: int) -> ParameterLayout:
+    return ParameterLayout(name, (block,), columns, (layer,), "partial")
+
+
+def _feed_forward(
+    prefix: str, ffn: int, hidden: int, at: tuple[int, ...]
+) -> tuple[ParameterLayout, ParameterLayout]:
+    rows = Block(ffn)
+    return (
+        ParameterLayout(f"{prefix}gate_up.weight", (rows, rows), hidden, at),
+        ParameterLayout(f"{prefix}down.weight", (rows,), hidden, at, transposed=True),
+    )
 
 
 def _norm(name: str, hidden: int, layer: int) -> ParameterLayout:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from seqplan.plans.one_f_one_b import stage_order
 from seqplan.plans.views.rank_view import PipelineView
+from seqplan.runtime.losses.router_loss import AddedTerm, RouterCounts
 from seqplan.runtime.pipeline.stage import Stage, StageInput
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.training.run_step import SavedBytesCounter
@@ -29,7 +30,7 @@ class PipelinePasses:
     """One pipeline's micro-batches ``works`` on this rank; ``peers``: over all ranks.
 
     ``scale``: what losses are multiplied by before backward; ``counter``: of bytes that forwards
-    keep; ``dtype``: of hidden states.
+    keep; ``dtype``: of hidden states; ``routers``: of the step's routers, if they have a loss.
     """
 
     def __init__(
@@ -43,10 +44,11 @@ class PipelinePasses:
         counter: SavedBytesCounter,
         dtype: torch.dtype,
         device: torch.device,
+        routers: RouterCounts | None = None,
     ) -> None:
         self._view, self._works, self._stage = view, works, stage
         self._peers, self._scale, self._counter = peers, scale, counter
-        self._dtype, self._device = dtype, device
+        self._dtype, self._device, self._routers = dtype, device, routers
         self._arrived: dict[int, Tensor] = {}
         self._gradients: dict[int, Tensor] = {}
         self._kept: dict[int, tuple[Tensor | None, Tensor]] = {}
@@ -71,6 +73,19 @@ class PipelinePasses:
                 after = following[1] if following[0] == "F" else None
                 self._backward(index, after, backward, last)
 
+    def count_routed(self, routers: RouterCounts) -> None:
+        """Count the tokens of each expert, by a forward of all micro-batches without gradients."""
+        previous, following = self._view.pp_previous, self._view.pp_next
+        for index, work in enumerate(self._works):
+            hidden = None
+            if previous is not None:
+                hidden = self._empty(index)
+                self._peers.transfer([], [(hidden, previous)]).wait()
+            out = self._stage.forward(hidden, work)
+            routers.add(self._stage.router_logits)
+            if following is not None:
+                self._peers.transfer([(out.contiguous(), following)], []).wait()
+
     def _forward(self, index: int, gradient_of: int | None) -> None:
         previous, following = self._view.pp_previous, self._view.pp_next
         hidden = None
@@ -86,6 +101,11 @@ class PipelinePasses:
                 out = out * self._scale
         if self._stage.last and self._view.at.tp == 0:
             self.loss = self.loss + out.detach().double()
+        if self._routers is not None:
+            # On every stage and tp rank: of its layers and rows.
+            term = self._routers.term(self._stage.router_logits)
+            self.loss = self.loss + term.detach().double()
+            out = AddedTerm.apply(out, term)  # type: ignore[no-untyped-call]
         self._kept[index] = hidden, out
         if following is not None:
             receives = []

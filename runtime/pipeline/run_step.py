@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from seqplan.plans.views.parameter_layout import Shard
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.data.prepared_step import PreparedStep
 from seqplan.runtime.errors import RankLost
+from seqplan.runtime.experts.blocks import ExpertBlocks
+from seqplan.runtime.experts.micro_steps import align_modes
+from seqplan.runtime.losses.router_loss import RouterCounts, RouterLoss
 from seqplan.runtime.models.llama import ModelConfig
 from seqplan.runtime.pipeline.one_f_one_b import PipelinePasses
-from seqplan.runtime.pipeline.prepare import PreparedPipeline
+from seqplan.runtime.pipeline.prepare import (
+    EmptyMicroStep,
+    PreparedMicroBatch,
+    PreparedPipeline,
+    PreparedWork,
+)
 from seqplan.runtime.pipeline.stage import Stage, StageInput
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.optimizers import check_optimizer
@@ -24,13 +36,15 @@ from seqplan.runtime.training.run_step import SavedBytesCounter, StepResult, app
 
 def run_staged_step(
     view: RankView,
-    work: PreparedStep[PreparedPipeline],
+    work: PreparedStep[PreparedWork],
     config: ModelConfig,
     states: StagedStates,
     optimizer: torch.optim.Optimizer,
     *,
     peers: Peers,
     tensor_groups: TensorGroups,
+    blocks: ExpertBlocks | None = None,
+    control_group: dist.ProcessGroup | None = None,
     clip_norm: float | None = None,
     count_saved: bool = False,
     non_blocking: bool = False,
@@ -38,9 +52,10 @@ def run_staged_step(
     """Run a rank's part of a step with any ⟨tp, pp, ulysses, ring⟩.
 
     Called by every rank, also by those without work. ``peers``: for transfers between stages, which
-    attention may share; ``count_saved``, ``non_blocking``: as of ``run_step``. ``RankLost`` if
-    another rank died; ``ValueError`` if the optimizer needs whole parameters and the sharding is
-    ``flat``.
+    attention may share; ``blocks``: of the experts, None if each rank has all; ``control_group``:
+    of all ranks on the CPU, if the model has a router loss; ``count_saved``, ``non_blocking``: as
+    of ``run_step``. ``RankLost`` if another rank died; ``ValueError`` if the optimizer needs whole
+    parameters and the sharding is ``flat``.
     """
     try:
         whole_step = Stopwatch(states.device)
@@ -51,10 +66,16 @@ def run_staged_step(
         total: Tensor | float = 0.0
         held = [leaf for unit in states.units for leaf in unit.parameters]
         counter = SavedBytesCounter(held, enabled=count_saved)
-        for prepared in work:
-            total = total + _run_pipeline(
-                view, prepared, config, states, peers, tensor_groups, counter
-            )
+        runner = _Runner(view, config, states, peers, tensor_groups, blocks, counter)
+        items, modes = _align_recomputation(view, list(work), states)
+        if config.router_loss:
+            assert control_group is not None
+            runner.count_routed(items, control_group)
+        for item in items:
+            if isinstance(item, EmptyMicroStep):
+                runner.run_empty(item, modes[item.number])
+            else:
+                total = total + runner.run_pipeline(item)
         computing.stop()
         states.reduce_scatter()
         totals = apply_gradients(states, optimizer, total, clip_norm, non_blocking=non_blocking)
@@ -64,42 +85,103 @@ def run_staged_step(
     return StepResult(view.step, totals, computing, whole_step, counter.report())
 
 
-def _run_pipeline(
-    view: RankView,
-    prepared: PreparedPipeline,
-    config: ModelConfig,
-    states: StagedStates,
-    peers: Peers,
-    tensor_groups: TensorGroups,
-    counter: SavedBytesCounter,
-) -> Tensor | float:
-    """Run one pipeline; the part of the loss that this rank counts."""
-    pipeline = prepared.view
-    group = tensor_groups.of(pipeline.tp_group)
-    works = [
-        StageInput(
-            batch.tokens,
-            batch.labels,
-            batch.context,
-            TensorSplit(len(batch.context.positions), group),
+class _Runner:
+    """Runs the items of a step's work on this rank."""
+
+    def __init__(
+        self,
+        view: RankView,
+        config: ModelConfig,
+        states: StagedStates,
+        peers: Peers,
+        tensor_groups: TensorGroups,
+        blocks: ExpertBlocks | None,
+        counter: SavedBytesCounter,
+    ) -> None:
+        self._view, self._config, self._states = view, config, states
+        self._peers, self._tensor_groups, self._blocks = peers, tensor_groups, blocks
+        self._counter = counter
+        self._routers: RouterCounts | None = None
+
+    def count_routed(self, items: Sequence[PreparedWork], group: dist.ProcessGroup) -> None:
+        """Count the tokens of each expert in the global batch, without gradients; collective."""
+        config = self._config
+        loss = RouterLoss(config.experts, config.experts_per_token, config.router_loss)
+        routers = RouterCounts(loss)
+        with torch.no_grad():
+            for item in items:
+                if isinstance(item, EmptyMicroStep):
+                    self._stage(item.shard).run_empty(None)
+                else:
+                    self._passes(item).count_routed(routers)
+        routers.add_up(self._view.tokens, group, layers=config.layers)
+        self._routers = routers
+
+    def run_pipeline(self, prepared: PreparedPipeline) -> Tensor | float:
+        """Run one pipeline; the part of the loss that this rank counts."""
+
+        def backward(tensor: Tensor, gradient: Tensor | None, last: bool) -> None:
+            self._states.backward(tensor, gradient, last=last and prepared.overlap)
+
+        passes = self._passes(prepared)
+        passes.run(backward)
+        return passes.loss
+
+    def run_empty(self, item: EmptyMicroStep, mode: str | None) -> None:
+        """Run a micro-step without tokens under a recomputation mode."""
+        self._states.backward(self._stage(item.shard).run_empty(mode), last=item.overlap)
+
+    def _passes(self, prepared: PreparedPipeline) -> PipelinePasses:
+        pipeline = prepared.view
+        group = self._tensor_groups.of(pipeline.tp_group)
+        works = [
+            StageInput(
+                batch.tokens,
+                batch.labels,
+                batch.context,
+                TensorSplit(len(batch.context.positions), group),
+            )
+            for batch in prepared.micro_batches
+        ]
+        scheme, at = pipeline.scheme, pipeline.at
+        return PipelinePasses(
+            pipeline,
+            works,
+            self._stage(Shard(scheme.tp, scheme.pp, at.tp, at.pp)),
+            self._peers,
+            scale=1.0 / max(self._view.loss_tokens, 1),
+            counter=self._counter,
+            dtype=self._states.dtype,
+            device=self._states.device,
+            routers=self._routers,
         )
-        for batch in prepared.micro_batches
-    ]
-    scheme, at = pipeline.scheme, pipeline.at
-    stage = Stage(config, Shard(scheme.tp, scheme.pp, at.tp, at.pp), states)
-    passes = PipelinePasses(
-        pipeline,
-        works,
-        stage,
-        peers,
-        scale=1.0 / max(view.loss_tokens, 1),
-        counter=counter,
-        dtype=states.dtype,
-        device=states.device,
-    )
 
-    def backward(tensor: Tensor, gradient: Tensor | None, last: bool) -> None:
-        states.backward(tensor, gradient, last=last and prepared.overlap)
+    def _stage(self, shard: Shard) -> Stage:
+        return Stage(self._config, shard, self._states, self._blocks)
 
-    passes.run(backward)
-    return passes.loss
+
+def _align_recomputation(
+    view: RankView, items: Sequence[PreparedWork], states: StagedStates
+) -> tuple[list[PreparedWork], list[str | None]]:
+    """Give micro-batches the recomputation that they have in common with those of other ranks.
+
+    Also returns that of each micro-step of expert parallelism.
+    """
+    pipelines = [item for item in items if isinstance(item, PreparedPipeline)]
+    local = [batch.context.recompute for item in pipelines for batch in item.micro_batches]
+    modes = align_modes(view, local, states.start_sums)
+    numbers = range(len(local)) if view.experts is None else view.experts.micro_steps
+    aligned = iter([modes[number] for number in numbers])
+
+    def align(batch: PreparedMicroBatch) -> PreparedMicroBatch:
+        context, mode = batch.context, next(aligned)
+        if context.recompute == mode:
+            return batch
+        return replace(batch, context=replace(context, recompute=mode))
+
+    return [
+        replace(item, micro_batches=tuple(map(align, item.micro_batches)))
+        if isinstance(item, PreparedPipeline)
+        else item
+        for item in items
+    ], modes

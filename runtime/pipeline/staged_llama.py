@@ -16,9 +16,10 @@ from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.prepared_step import PreparedStep
 from seqplan.runtime.data.tokens import TokenData
 from seqplan.runtime.errors import communicating
-from seqplan.runtime.models.llama import Llama
-from seqplan.runtime.pipeline.llama_units import llama_units
-from seqplan.runtime.pipeline.prepare import PreparedPipeline, make_stage_preparer
+from seqplan.runtime.experts.blocks import ExpertBlocks
+from seqplan.runtime.models.llama import Llama, check_experts
+from seqplan.runtime.pipeline.llama_units import expert_unit, list_units
+from seqplan.runtime.pipeline.prepare import PreparedWork, make_stage_preparer
 from seqplan.runtime.pipeline.run_step import run_staged_step
 from seqplan.runtime.sequence_parallel.kernels import choose_kernel_for_heads, find_kernel
 from seqplan.runtime.sequence_parallel.peers import Peers
@@ -46,6 +47,10 @@ class StagedLlama:
     ``kernel``: of attention, by name, the first that supports the model's heads if None;
     ``ValueError`` if it is unknown or does not support them.
 
+    ``expert_parallel``: how many consecutive ranks hold all experts together, the degree of all
+    plans; no rank then ever has more than one part of a layer's experts. ``ValueError`` if it does
+    not divide the experts and the ranks.
+
     ``states`` has the optimizer's parameters, the export and what checkpoints are of.
     """
 
@@ -60,8 +65,12 @@ class StagedLlama:
         sharding: Sharding = "flat",
         weights: str | os.PathLike[str] | None = None,
         kernel: str | None = None,
+        expert_parallel: int = 1,
     ) -> None:
         self.config = model.config
+        self._control_group = groups.control
+        self._blocks = ExpertBlocks.create(expert_parallel, groups)
+        check_experts(model.config, self._blocks)
         values = dict(model.named_parameters())
         self._kernel = None if kernel is None else find_kernel(kernel)
         if self._kernel is not None:
@@ -69,13 +78,15 @@ class StagedLlama:
             dtype = model.head.weight.dtype
             choose_kernel_for_heads(model.config.head_dim, dtype, where, self._kernel)
         self.states = StagedStates(
-            llama_units(model.config),
+            list_units(model.config, expert_parallel),
             model.config.layers,
             values,
             groups.states,
             device,
             sharding=sharding,
             without_values=weights is not None,
+            experts=[expert_unit(layer) for layer in range(model.config.layers)],
+            blocks=self._blocks,
         )
         if weights is not None:
             load_weights(weights, self.states, groups.control)
@@ -87,9 +98,7 @@ class StagedLlama:
             timeout_s=groups.timeout_s,
         )
 
-    def make_preparer(
-        self, data: TokenData
-    ) -> Callable[[RankView], PreparedStep[PreparedPipeline]]:
+    def make_preparer(self, data: TokenData) -> Callable[[RankView], PreparedStep[PreparedWork]]:
         """Return what a consumer does ahead of a step, see ``make_stage_preparer``."""
         return make_stage_preparer(
             data,
@@ -98,12 +107,13 @@ class StagedLlama:
             self.states,
             device=self.states.device,
             kernel=self._kernel,
+            blocks=self._blocks,
         )
 
     def run_step(
         self,
         view: RankView,
-        work: PreparedStep[PreparedPipeline],
+        work: PreparedStep[PreparedWork],
         optimizer: torch.optim.Optimizer,
         *,
         clip_norm: float | None = None,
@@ -123,6 +133,8 @@ class StagedLlama:
             optimizer,
             peers=self._peers,
             tensor_groups=self._tensor_groups,
+            blocks=self._blocks,
+            control_group=self._control_group,
             clip_norm=clip_norm,
             count_saved=count_saved,
             non_blocking=non_blocking,

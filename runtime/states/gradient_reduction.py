@@ -221,7 +221,13 @@ class ReduceEachMicroBatch:
         counts = copy_to_device(known, device)
         with communicating("agreeing on the step's micro-batches"):
             dist.all_reduce(counts, op=dist.ReduceOp.MAX, group=self._group)
-        return lockstep_micro_steps(view.placement, counts.tolist(), view.rank)
+        micro_steps = lockstep_micro_steps(view.placement, counts.tolist(), view.rank)
+        experts = view.experts
+        if experts is not None and experts.total > len(experts.micro_steps):
+            # In micro-steps without tokens too the rank runs a backward.
+            total = max(micro_steps.total, experts.world)
+            return LockstepSchedule(tuple(range(experts.total)), total)
+        return micro_steps
 
 
 def _count_down(unit: Unit) -> None:

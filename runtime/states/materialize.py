@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import cast
 
 import torch
@@ -25,13 +26,20 @@ def find_device(model: nn.Module, device: torch.device | None) -> torch.device:
     return device
 
 
-def materialize_model(model: nn.Module, group: dist.ProcessGroup, device: torch.device) -> None:
+def materialize_model(
+    model: nn.Module,
+    group: dist.ProcessGroup,
+    device: torch.device,
+    split: Collection[str] = (),
+) -> None:
     """Give every rank's model the first rank's values, on ``device``, if any has none.
 
-    Collective. Parameters, tied ones once, are then other objects than before. ``ValueError`` on
+    Collective. Parameters, tied ones once, are then other objects than before. ``split``: names of
+    parameters of which each rank has its part already, which stay. ``ValueError`` on
     every rank if the first rank's model is on the meta device too, or names or shapes differ.
     """
-    named = [*model.named_parameters(), *model.named_buffers()]
+    parameters = [entry for entry in model.named_parameters() if entry[0] not in split]
+    named = [*parameters, *model.named_buffers()]
     lacks = torch.tensor([any(tensor.is_meta for _, tensor in named)], device=device)
     everyone = [torch.empty_like(lacks) for _ in range(dist.get_world_size(group))]
     with communicating("comparing the ranks' models"):
@@ -41,15 +49,20 @@ def materialize_model(model: nn.Module, group: dist.ProcessGroup, device: torch.
     if everyone[0]:
         raise ValueError("the model of the first rank is on the meta device: load its values there")
     check_equal_tensors([(name, tensor, True) for name, tensor in named], group, device)
-    _move(model, device)
+    kept = {id(parameter) for name, parameter in model.named_parameters() if name in split}
+    _move(model, device, kept)
     first = dist.get_global_rank(group, 0)
-    for tensor in (*model.parameters(), *model.buffers()):
+    moved = (parameter for parameter in model.parameters() if id(parameter) not in kept)
+    for tensor in (*moved, *model.buffers()):
         with communicating("taking over the first rank's model"), torch.no_grad():
             dist.broadcast(tensor.detach(), first, group=group)
 
 
-def _move(model: nn.Module, device: torch.device) -> None:
-    """Put all tensors on a device, without values those that had none."""
+def _move(model: nn.Module, device: torch.device, kept: Collection[int]) -> None:
+    """Put all tensors on a device but those ``kept``, by id.
+
+    Those on the meta device have no values then either.
+    """
     moved: dict[int, Tensor] = {}
 
     def move(tensor: Tensor) -> Tensor:
@@ -58,7 +71,7 @@ def _move(model: nn.Module, device: torch.device) -> None:
 
     for module in model.modules():
         for name, parameter in module._parameters.items():
-            if parameter is None:
+            if parameter is None or id(parameter) in kept:
                 continue
             if id(parameter) not in moved:
                 moved[id(parameter)] = nn.Parameter(move(parameter), parameter.requires_grad)

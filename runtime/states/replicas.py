@@ -8,7 +8,7 @@ error.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -33,13 +33,19 @@ def check_no_batch_norm(model: nn.Module) -> None:
             )
 
 
-def check_equal_models(model: nn.Module, group: dist.ProcessGroup) -> None:
+def check_equal_models(
+    model: nn.Module, group: dist.ProcessGroup, split: Collection[str] = ()
+) -> None:
     """Compare the ranks' models: names, shapes and dtypes of all, values of the frozen.
 
     Collective. ``ValueError`` on every rank, naming the first tensor that differs and the first
-    rank that differs. Values are compared by a 64-bit checksum of their bytes.
+    rank that differs. Values are compared by a 64-bit checksum of their bytes. ``split``: names of
+    parameters whose values differ, as each rank has its part of the first rank's.
     """
-    check_equal_tensors(list(_tensors(model)), group)
+    tensors = [
+        (name, tensor, trained or name in split) for name, tensor, trained in _tensors(model)
+    ]
+    check_equal_tensors(tensors, group)
 
 
 def check_equal_tensors(

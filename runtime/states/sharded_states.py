@@ -8,7 +8,7 @@ the optimizer's) / ranks; with 4 / ranks of summed gradients from the last backw
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from seqplan.plans.views.optimizer_sharding import Sharding, unit_layouts
 from seqplan.plans.views.parameter_layout import Block, ParameterLayout
 from seqplan.plans.views.unit_layout import UnitLayout
 from seqplan.runtime.errors import communicating
+from seqplan.runtime.experts.blocks import SplitExperts
 from seqplan.runtime.states.gradient_reduction import Reduce
 from seqplan.runtime.states.materialize import find_device, materialize_model
 from seqplan.runtime.states.replicas import check_equal_models, check_no_batch_norm
@@ -39,7 +40,8 @@ class ShardedStates(UnitStates):
     each ``micro-batch``, so that no rank keeps all of them and all go through the step in lockstep.
 
     ``device``: where ranks compute, by default that of the model. Ranks but the first may have the
-    model on the meta device, and take all of its values, frozen ones and buffers too.
+    model on the meta device, and take all of its values, frozen ones and buffers too. ``experts``:
+    those that are split, whose units are synchronized between the ranks that hold the same part.
 
     After a step the model holds the parameters that the step computed with; ``materialize``
     brings it up to date.
@@ -53,12 +55,15 @@ class ShardedStates(UnitStates):
         sharding: Sharding = "flat",
         reduce: Reduce = "step",
         device: torch.device | None = None,
+        experts: SplitExperts | None = None,
     ) -> None:
         check_no_batch_norm(model)
-        materialize_model(model, group, find_device(model, device))
-        check_equal_models(model, group)
+        split = frozenset[str]() if experts is None else experts.names
+        materialize_model(model, group, find_device(model, device), split)
+        check_equal_models(model, group, split)
         modules = _unit_modules(model)
         contents: list[tuple[str, dict[str, nn.Parameter]]] = []
+        split_units: set[int] = set()
         unit_of: dict[int, int] = {}
         for name, module in modules:
             owned = [
@@ -66,32 +71,47 @@ class ShardedStates(UnitStates):
                 for key, parameter in module.named_parameters()
                 if parameter.requires_grad and id(parameter) not in unit_of
             ]
-            for dtype in dict.fromkeys(parameter.dtype for _, parameter in owned):
-                same = [entry for entry in owned if entry[1].dtype == dtype]
+            kinds = dict.fromkeys((parameter.dtype, key in split) for key, parameter in owned)
+            for dtype, is_split in kinds:
+                same = [
+                    (key, parameter)
+                    for key, parameter in owned
+                    if (parameter.dtype, key in split) == (dtype, is_split)
+                ]
+                if is_split:
+                    split_units.add(len(contents))
                 unit_of.update((id(parameter), len(contents)) for _, parameter in same)
-                contents.append((name or "the model itself", dict(same)))
-        layouts = unit_layouts(
-            [(name, _layouts(parameters)) for name, parameters in contents],
-            1,
-            dist.get_world_size(group),
-            sharding,
-        )
+                label = name or "the model itself"
+                contents.append((f"{label} (experts)" if is_split else label, dict(same)))
+        groups = [
+            experts.blocks.replicas if experts is not None and at in split_units else group
+            for at in range(len(contents))
+        ]
+        layouts = _lay_out(contents, groups, sharding)
         units = [
-            _unit(layout, parameters, dist.get_rank(group), keeps_gradient=reduce == "step")
-            for layout, (_, parameters) in zip(layouts, contents, strict=True)
+            _unit(
+                layout,
+                parameters,
+                dist.get_rank(over),
+                keeps_gradient=reduce == "step",
+                part=(0, 1) if over is group or experts is None else experts.blocks.part,
+            )
+            for layout, (_, parameters), over in zip(layouts, contents, groups, strict=True)
         ]
         super().__init__(units, group, reduce=reduce)
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-        self.syncs = [collective_sync(group, layout) for layout in layouts]
+        self.syncs = [
+            collective_sync(over, layout) for over, layout in zip(groups, layouts, strict=True)
+        ]
         for name, module in modules:
             # Shared parameters belong to an earlier unit; the root waits for what only it has.
             parameters = module.parameters() if name else module.parameters(recurse=False)
             needed = {unit_of[id(p)] for p in parameters if id(p) in unit_of}
             if needed:
                 module.register_forward_pre_hook(self._waits_for(sorted(needed)))
-        for unit in units:
+        for unit, over in zip(units, groups, strict=True):
             with communicating("taking over the first rank's parameters"):
-                dist.broadcast(unit.flat, dist.get_global_rank(group, 0), group=group)
+                dist.broadcast(unit.flat, dist.get_global_rank(over, 0), group=over)
             unit.master[: unit.stop - unit.start] = unit.flat[unit.start : unit.stop]
             for index, parameter in enumerate(unit.parameters):
                 hook = self.watch(unit, index)
@@ -108,7 +128,10 @@ class ShardedStates(UnitStates):
 
     def in_model(self, layout: ParameterLayout, elements: Tensor) -> Tensor:
         """As ``UnitStates.in_model``, of any number of axes."""
-        return elements.view(self._shapes[layout.name])
+        shape = self._shapes[layout.name]
+        # Of split experts all parts, of which the shape is one.
+        whole = elements.numel() > layout.numel
+        return elements.view(-1, *shape[1:]) if whole else elements.view(shape)
 
     def _waits_for(self, units: list[int]) -> Any:
         def wait(module: nn.Module, arguments: Any) -> None:
@@ -116,6 +139,21 @@ class ShardedStates(UnitStates):
                 self.finish_all_gather(at)
 
         return wait
+
+
+def _lay_out(
+    contents: Sequence[tuple[str, Mapping[str, nn.Parameter]]],
+    groups: Sequence[dist.ProcessGroup],
+    sharding: Sharding,
+) -> list[UnitLayout]:
+    """Lay out units over the ranks of their groups, those of one group together."""
+    layouts: dict[int, UnitLayout] = {}
+    for group in dict.fromkeys(groups):
+        places = [at for at, over in enumerate(groups) if over is group]
+        named = [(contents[at][0], _layouts(contents[at][1])) for at in places]
+        laid_out = unit_layouts(named, 1, dist.get_world_size(group), sharding)
+        layouts.update(zip(places, laid_out, strict=True))
+    return [layouts[at] for at in range(len(contents))]
 
 
 def _layouts(parameters: Mapping[str, nn.Parameter]) -> list[ParameterLayout]:
@@ -133,11 +171,24 @@ def _layouts(parameters: Mapping[str, nn.Parameter]) -> list[ParameterLayout]:
 
 
 def _unit(
-    layout: UnitLayout, parameters: Mapping[str, nn.Parameter], rank: int, *, keeps_gradient: bool
+    layout: UnitLayout,
+    parameters: Mapping[str, nn.Parameter],
+    rank: int,
+    *,
+    keeps_gradient: bool,
+    part: tuple[int, int],
 ) -> Unit:
     """Make a unit that holds whole parameters, as views of its buffer from now on."""
     first = next(iter(parameters.values()))
-    unit = Unit(layout, rank, first.dtype, first.device, keeps_gradient=keeps_gradient)
+    unit = Unit(
+        layout,
+        rank,
+        first.dtype,
+        first.device,
+        keeps_gradient=keeps_gradient,
+        part=part[0],
+        parts=part[1],
+    )
     unit.reserve(unit.padded)
     for of_parameter, at in zip(layout.parameters, layout.offsets, strict=True):
         parameter = parameters[of_parameter.name]

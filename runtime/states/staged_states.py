@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from seqplan.plans.views.optimizer_sharding import Sharding, unit_layouts
+from seqplan.plans.views.optimizer_sharding import NamedUnit, Sharding, unit_layouts
 from seqplan.plans.views.parameter_layout import ParameterLayout, Shard
 from seqplan.plans.views.placement import Placement
 from seqplan.plans.views.resharding import UnitMoves, all_whole, shards_of, unit_moves
+from seqplan.plans.views.unit_layout import UnitLayout
 from seqplan.runtime.errors import communicating
+from seqplan.runtime.experts.blocks import ExpertBlocks
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.replicas import check_equal_tensors
 from seqplan.runtime.states.sync import MessageSync, ParameterSync, collective_sync
-from seqplan.runtime.states.unit import Unit, flatten_to_storage, natural
+from seqplan.runtime.states.unit import Unit, flatten_to_storage
 from seqplan.runtime.states.unit_states import UnitStates
 
 WHOLE = Shard(1, 1, 0, 0)
@@ -35,7 +37,8 @@ class StagedStates(UnitStates):
     a time, so that the others' may be on the meta device. ``ValueError`` if names, shapes or
     dtypes differ. ``group`` carries nothing else. ``device``: where ranks compute, by default that
     of the values. ``sharding``: how ranks share a unit. ``without_values``: none are taken, and
-    masters are zero until they are loaded.
+    masters are zero until they are loaded. ``experts``: names of units of experts, whose layouts
+    are of a part of the values' first axis; ``blocks``: the ranks that they are split over.
     """
 
     def __init__(
@@ -48,6 +51,8 @@ class StagedStates(UnitStates):
         *,
         sharding: Sharding = "flat",
         without_values: bool = False,
+        experts: Collection[str] = (),
+        blocks: ExpertBlocks | None = None,
     ) -> None:
         first = next(iter(values.values()))
         dtype, device = first.dtype, first.device if device is None else device
@@ -58,23 +63,64 @@ class StagedStates(UnitStates):
         check_equal_tensors(trained, group, device)
         self._rank = dist.get_rank(group)
         self._peers = Peers(group, "syncing parameters or gradients")
-        ranks = dist.get_world_size(group)
-        layouts = unit_layouts(units, layers, ranks, sharding)
-        self.dtype = dtype
-        super().__init__([Unit(layout, self._rank, dtype, device) for layout in layouts], group)
+        self.dtype, self._experts, self._blocks = dtype, frozenset(experts), blocks
+        self._shapes = {
+            layout.name: values[layout.name].shape
+            for name, layouts in units
+            if name in self._experts
+            for layout in layouts
+        }
+        laid_out = self._lay_out_units(units, layers, dist.get_world_size(group), sharding)
+        super().__init__([self._make_unit(layout, device) for layout in laid_out], group)
         for unit in () if without_values else self.units:
-            whole = torch.empty(unit.elements, dtype=dtype, device=device)
-            if self._rank == 0:
-                for layout, part in unit.of_whole(whole):
-                    part.copy_(flatten_to_storage(layout, values[layout.name].detach()))
-            with communicating("taking over the first rank's parameters"):
-                dist.broadcast(whole, dist.get_global_rank(group, 0), group=group)
-            unit.master[: unit.stop - unit.start] = whole[unit.start : unit.stop]
+            self._take_values(unit, values)
         self._by_name = {unit.name: at for at, unit in enumerate(self.units)}
         self._held: dict[str, list[tuple[ParameterLayout, Tensor]]] = {}
         self._laid_out: Placement | None = None
         self._last_held = -1
         self.moves = lru_cache(maxsize=PLACEMENTS)(self._moves)
+
+    def _lay_out_units(
+        self, units: Sequence[NamedUnit], layers: int, ranks: int, sharding: Sharding
+    ) -> list[UnitLayout]:
+        """Lay out units over their owners: all ranks, or those with one part of the experts."""
+        if self._blocks is None:
+            return unit_layouts(units, layers, ranks, sharding)
+        shared = [unit for unit in units if unit[0] not in self._experts]
+        of_experts = [unit for unit in units if unit[0] in self._experts]
+        laid_out = [
+            *unit_layouts(shared, layers, ranks, sharding),
+            *unit_layouts(of_experts, layers, ranks // self._blocks.degree, sharding),
+        ]
+        by_name = {layout.name: layout for layout in laid_out}
+        return [by_name[name] for name, _ in units]
+
+    def _make_unit(self, layout: UnitLayout, device: torch.device) -> Unit:
+        if self._blocks is None or layout.name not in self._experts:
+            return Unit(layout, self._rank, self.dtype, device)
+        part, parts = self._blocks.part
+        return Unit(layout, self._rank // parts, self.dtype, device, part=part, parts=parts)
+
+    def _take_values(self, unit: Unit, values: Mapping[str, Tensor]) -> None:
+        """Take the first rank's values of a unit, one part at a time."""
+        layout = unit.layout
+        for part in range(unit.parts):
+            whole = torch.empty(layout.elements, dtype=self.dtype, device=unit.device)
+            if self._rank == 0:
+                for parameter, at in zip(layout.parameters, layout.offsets, strict=True):
+                    stored = flatten_to_storage(parameter, values[parameter.name].detach())
+                    whole[at : at + parameter.numel] = stored.view(unit.parts, -1)[part]
+            with communicating("taking over the first rank's parameters"):
+                dist.broadcast(whole, dist.get_global_rank(self._group, 0), group=self._group)
+            if part == unit.part:
+                unit.master[: unit.stop - unit.start] = whole[unit.start : unit.stop]
+
+    def in_model(self, layout: ParameterLayout, elements: Tensor) -> Tensor:
+        """As ``UnitStates.in_model``; experts have one more axis."""
+        shape = self._shapes.get(layout.name)
+        return (
+            super().in_model(layout, elements) if shape is None else elements.view(-1, *shape[1:])
+        )
 
     def begin(self, placement: Placement) -> None:
         """Lay out what this rank holds in a step and start all transfers of parameters.
@@ -86,13 +132,14 @@ class StagedStates(UnitStates):
         if self._laid_out != placement:
             syncs: list[ParameterSync] = []
             for at, unit in enumerate(self.units):
-                if moves is None or unit.layout.everywhere:
+                of_unit = None if moves is None else moves[at]
+                if of_unit is None:
                     self._lay_out(unit, WHOLE, unit.padded)
-                    syncs.append(collective_sync(self._group, unit.layout))
+                    syncs.append(collective_sync(self._group_of(unit), unit.layout))
                 else:
                     held = () if shard is None else unit.layout.held_ranges(shard)
                     self._lay_out(unit, shard, sum(part.numel for part in held))
-                    syncs.append(MessageSync(self._peers, self._rank, moves[at]))
+                    syncs.append(MessageSync(self._peers, self._rank, of_unit))
             self.syncs = syncs
             held_units = [at for at, unit in enumerate(self.units) if unit.parameters]
             self._last_held = max(held_units, default=-1)
@@ -109,14 +156,47 @@ class StagedStates(UnitStates):
         if at == self._last_held:  # what this rank only sends would else stay until the step's end
             for other in range(len(self.units)):
                 self.finish_all_gather(other)
-        return {layout.name: natural(layout, leaf) for layout, leaf in self._held[unit]}
+        return {layout.name: self.in_model(layout, leaf) for layout, leaf in self._held[unit]}
 
-    def _moves(self, placement: Placement) -> list[UnitMoves] | None:
-        """List the messages of a placement, None if all parameters are whole everywhere."""
+    def _group_of(self, unit: Unit) -> dist.ProcessGroup:
+        """Return the group of a unit's owners."""
+        if self._blocks is None or unit.name not in self._experts:
+            return self._group
+        return self._blocks.replicas
+
+    def _moves(self, placement: Placement) -> list[UnitMoves | None] | None:
+        """List the messages of a placement, None if all parameters are whole everywhere.
+
+        None of a unit that every rank holds.
+        """
         shards = shards_of(placement)
         if all_whole(shards):
             return None
-        return unit_moves([unit.layout for unit in self.units], shards, self._rank)
+        staged = any(shard.pp > 1 for shard in shards.values())
+        moves: list[UnitMoves | None] = [None] * len(self.units)
+        shared = [at for at, unit in enumerate(self.units) if not unit.layout.everywhere]
+        found = unit_moves([self.units[at].layout for at in shared], shards, self._rank)
+        for at, of_unit in zip(shared, found, strict=True):
+            moves[at] = of_unit
+        if staged:  # experts are on the stages of their layers only
+            for at, of_unit in self._expert_moves(shards):
+                moves[at] = of_unit
+        return moves
+
+    def _expert_moves(self, shards: Mapping[int, Shard]) -> Iterator[tuple[int, UnitMoves]]:
+        """Yield the messages of units of experts, between the ranks that hold the same ones."""
+        part, parts = (0, 1) if self._blocks is None else self._blocks.part
+        places = [at for at, unit in enumerate(self.units) if unit.name in self._experts]
+        holders = {
+            rank // parts: Shard(1, shard.pp, 0, shard.stage)
+            for rank, shard in shards.items()
+            if rank % parts == part
+        }
+        layouts = [self.units[at].layout for at in places]
+        for at, of_unit in zip(
+            places, unit_moves(layouts, holders, self._rank // parts), strict=True
+        ):
+            yield at, of_unit.renumber(lambda place: place * parts + part)
 
     def _lay_out(self, unit: Unit, shard: Shard | None, elements: int) -> None:
         unit.reserve(elements)

@@ -21,6 +21,9 @@ class Unit:
     master's; ``parameters``: the parts of ``flat`` that autograd knows as leaves, whose gradients
     ``accumulate`` adds to ``gradient``. Without ``keeps_gradient`` that is there from the first of
     them on, until ``forget_gradient``.
+
+    Of experts that are split over ``parts`` ranks, the layout is of part ``part`` of each parameter
+    along its first axis, and its ranks are those that hold it.
     """
 
     def __init__(
@@ -31,8 +34,11 @@ class Unit:
         device: torch.device,
         *,
         keeps_gradient: bool = True,
+        part: int = 0,
+        parts: int = 1,
     ) -> None:
         self.layout = layout
+        self.part, self.parts = part, parts
         self.dtype, self.device = dtype, device
         self.exact = accumulation_dtype(dtype)
         self.start, self.stop = layout.iterate_owned(rank)
@@ -52,12 +58,12 @@ class Unit:
 
     @property
     def elements(self) -> int:
-        """Elements of the whole unit."""
-        return self.layout.elements
+        """Elements of the whole unit, all parts of it."""
+        return self.layout.elements * self.parts
 
     @property
     def padded(self) -> int:
-        """Elements of the whole unit with what makes all ranks' slices equally long."""
+        """Elements of this part with what makes all ranks' slices equally long."""
         return self.layout.padded
 
     def reserve(self, elements: int) -> None:
@@ -115,18 +121,27 @@ class Unit:
             parameter.grad = total if in_place else None
 
     def iterate_owned(self) -> Iterator[tuple[ParameterLayout, int, Tensor, Tensor]]:
-        """Yield the owned parts: parameter, first element, flat master and its gradient."""
+        """Yield the owned parts: parameter, first element, flat master and its gradient.
+
+        The first element counts in the whole parameter.
+        """
         for parameter, at in zip(self.layout.parameters, self.layout.offsets, strict=True):
             start = max(at, self.start)
             stop = min(at + parameter.numel, self.stop)
             if start < stop:
                 part = slice(start - self.start, stop - self.start)
-                yield parameter, start - at, self.master[part], self.reduced[part]
+                first = self.part * parameter.numel + start - at
+                yield parameter, first, self.master[part], self.reduced[part]
 
     def of_whole(self, whole: Tensor) -> Iterator[tuple[ParameterLayout, Tensor]]:
-        """Yield each parameter's part of a flat tensor of the whole unit, in storage order."""
+        """View each parameter in a flat tensor of the whole unit, in storage order.
+
+        (elements,), or (parts, elements of each) if the unit is split: its parts follow each other.
+        """
+        of_parts = whole.view(self.parts, -1)
         for parameter, at in zip(self.layout.parameters, self.layout.offsets, strict=True):
-            yield parameter, whole[at : at + parameter.numel]
+            stored = of_parts[:, at : at + parameter.numel]
+            yield parameter, stored if self.parts > 1 else stored[0]
 
 
 def natural(parameter: ParameterLayout, stored: Tensor) -> Tensor:

@@ -117,7 +117,10 @@ class UnitStates:
         return self.in_model(layout, elements) if self.whole_owners else elements
 
     def in_model(self, layout: ParameterLayout, elements: Tensor) -> Tensor:
-        """View a whole parameter's elements, in storage order, as the model has them."""
+        """View a parameter's elements, in storage order, as the model has them.
+
+        All of them, or, of experts that are split, those of this rank.
+        """
         return natural(layout, elements)
 
     def all_gather(self, view: RankView | None = None) -> None:
@@ -250,7 +253,7 @@ class UnitStates:
         whole = torch.empty(unit.elements if rank == source else 0, dtype=unit.exact)
         if rank == source:
             for layout, stored in unit.of_whole(whole):
-                stored.copy_(flatten_to_storage(layout, values[layout.name]))
+                stored.copy_(flatten_to_storage(layout, values[layout.name]).view(stored.shape))
         for owner, part in self._iterate_owners(unit):
             if owner == source:
                 if rank == owner:
@@ -264,14 +267,16 @@ class UnitStates:
     def view_unit(self, unit: Unit, whole: Tensor) -> Iterator[tuple[str, Tensor]]:
         """View a whole unit's elements, in storage order, as the model's parameters by name."""
         for layout, stored in unit.of_whole(whole):
-            yield layout.name, self.in_model(layout, stored)
+            yield layout.name, self.in_model(layout, stored.reshape(-1))
 
     def _iterate_owners(self, unit: Unit) -> Iterator[tuple[int, slice]]:
-        """Yield each rank that owns a part of a unit, and the part."""
-        for owner in range(unit.layout.ranks):
-            start, stop = unit.layout.iterate_owned(owner)
-            if start < stop:
-                yield owner, slice(start, stop)
+        """Yield each rank that owns elements of a unit, and their place in the whole."""
+        for part in range(unit.parts):
+            first = part * unit.layout.elements
+            for owner in range(unit.layout.ranks):
+                start, stop = unit.layout.iterate_owned(owner)
+                if start < stop:
+                    yield owner * unit.parts + part, slice(first + start, first + stop)
 
     def watch(self, unit: Unit, index: int) -> Callable[[Tensor], None]:
         """Return the hook that a held parameter calls when backward has added its gradient."""

@@ -34,6 +34,12 @@ class TensorSplit:
         """Rows of a hidden state here, padding included."""
         return self.tokens if self.group is None else -(-self.tokens // self.group.degree)
 
+    @property
+    def token_rows(self) -> int:
+        """Rows here that are tokens, not padding."""
+        first = 0 if self.group is None else self.group.index * self.rows
+        return min(self.rows, max(0, self.tokens - first))
+
     def column(self, hidden: Tensor, weight: Tensor) -> Tensor:
         """Multiply hidden states here by this rank's rows of a weight (outputs, inputs).
 

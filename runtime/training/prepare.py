@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,8 +17,10 @@ from seqplan.runtime.data.targets import TargetData, load_targets
 from seqplan.runtime.data.tokens import NO_LABEL, TokenData, Tokens, load_share
 from seqplan.runtime.device_copy import TOKEN_BYTES, PackedCopy, index_device
 from seqplan.runtime.errors import DataError, PlanError
+from seqplan.runtime.experts.blocks import ExpertBlocks, check_expert_parallel
+from seqplan.runtime.experts.micro_steps import fill_micro_steps
 from seqplan.runtime.recomputation import check_modes
-from seqplan.runtime.sequence_parallel.context import attention_context
+from seqplan.runtime.sequence_parallel.context import attention_context, local_context
 from seqplan.runtime.sequence_parallel.kernels import Kernel, find_kernel
 from seqplan.runtime.sequence_parallel.masks import Mask
 from seqplan.runtime.sequence_parallel.peers import Peers
@@ -55,6 +58,7 @@ def make_preparer(
     modes: Collection[str] = (),
     model: str = "the model",
     kernel: Kernel | str | None = None,
+    blocks: ExpertBlocks | None = None,
 ) -> Callable[[RankView], PreparedStep[MicroBatchWork]]:
     """Return what a consumer does with a view ahead: check it, load its tokens, lay it out.
 
@@ -62,9 +66,10 @@ def make_preparer(
     below it, unchecked if None; ``masks``: of the model's layers, see ``attention_context``;
     ``modes``: recomputation modes that ``model``, by its name, applies to its layers, and
     ``OFFLOAD`` if it offloads them; ``kernel``: attention's, or its name, which supports all
-    layers, or the first that supports a layer if None. ``ValueError`` for an unknown name. The
-    returned function raises ``PlanError`` for a plan that cannot run here and ``DataError`` for one
-    that the data set does not match; it communicates with no other rank.
+    layers, or the first that supports a layer if None; ``blocks``: of the model's experts, None if
+    every rank has all. ``ValueError`` for an unknown name. The returned function raises
+    ``PlanError`` for a plan that cannot run here and ``DataError`` for one that the data set does
+    not match; it communicates with no other rank.
     """
 
     has_targets, device = isinstance(data, TargetData), index_device(device)
@@ -73,15 +78,16 @@ def make_preparer(
     def prepare(view: RankView) -> PreparedStep[MicroBatchWork]:
         check_sequence_parallel(view, heads, kv_heads)
         check_modes(view, modes, model)
+        check_expert_parallel(view, blocks)
         batches = [
             (pipeline, micro_batch)
             for pipeline in view.pipelines
             for micro_batch in pipeline.micro_batches
         ]
         overlap = can_overlap_reduction(view.placement)
-        work = []
+        work: list[MicroBatchWork] = []
         copy = PackedCopy(device, TOKEN_BYTES * sum(batch.local_tokens for _, batch in batches))
-        for index, (pipeline, micro_batch) in enumerate(batches, start=1):
+        for pipeline, micro_batch in batches:
             share = load_share(data, micro_batch, step=view.step)
             labels, targets = share.labels, None
             if isinstance(data, TargetData):
@@ -105,7 +111,7 @@ def make_preparer(
                         kernel=chosen,
                         masks=masks,
                     ),
-                    last=overlap and index == len(batches),
+                    last=False,
                     weights=weights,
                     extras={name: copy.add(values) for name, values in extras.items()},
                     shares=micro_batch.sequences,
@@ -113,10 +119,30 @@ def make_preparer(
                     weight=float(counts.sum() if targets is None else targets.weights.sum()),
                 )
             )
+        work = fill_micro_steps(view, work, lambda: _make_empty(work, has_targets, device))
+        if work and overlap:
+            work[-1] = replace(work[-1], last=True)
         copy.start()
         return PreparedStep(work, copy, has_targets=has_targets)
 
     return DataPreparer(data, prepare)
+
+
+def _make_empty(
+    others: Sequence[MicroBatchWork], has_targets: bool, device: torch.device
+) -> MicroBatchWork:
+    """Make a micro-step without tokens, with the per-token columns of the rank's others."""
+    nothing = torch.empty(0, dtype=torch.int64, device=device)
+    weights = torch.empty(0, dtype=torch.float64, device=device) if has_targets else None
+    columns = others[0].extras if others else {}
+    return MicroBatchWork(
+        tokens=nothing,
+        labels=nothing,
+        context=local_context([], device=device),
+        last=False,
+        weights=weights,
+        extras={name: values[:0] for name, values in columns.items()},
+    )
 
 
 def _check_known_tokens(

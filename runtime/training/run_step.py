@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -18,6 +18,7 @@ from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.data.prepared_step import PreparedStep
 from seqplan.runtime.errors import RankLost
+from seqplan.runtime.experts.micro_steps import align_modes
 from seqplan.runtime.losses.token_losses import LossDivisor, LossOf, label_loss
 from seqplan.runtime.saved_tensors import SavedBytes
 from seqplan.runtime.states.optimizers import check_optimizer
@@ -159,7 +160,7 @@ def run_step(
         states.all_gather(view)
         total: Tensor | float = 0.0
         computing = states.stopwatch = Stopwatch(states.device)
-        batches = list(work)
+        batches = _align_recomputation(view, list(work), states)
         if before is not None:
             before(view, batches, divisor.check())
         calls: int | None = None
@@ -168,7 +169,12 @@ def run_step(
         )
         for micro_batch in batches:
             states.next_micro_batch()
-            with counter.count(micro_batch.context.recompute):
+            counting = (
+                nullcontext()
+                if micro_batch.is_empty
+                else counter.count(micro_batch.context.recompute)
+            )
+            with counting:
                 output = model(micro_batch.tokens, micro_batch.context)
                 calls = micro_batch.context.attention_calls(calls)
                 loss = divisor.divide(loss_of(output, micro_batch))
@@ -184,6 +190,20 @@ def run_step(
     except RankLost as loss_of_rank:
         raise loss_of_rank.in_step(view.step) from None
     return StepResult(view.step, totals, computing, whole_step, counter.report())
+
+
+def _align_recomputation(
+    view: RankView, batches: Sequence[MicroBatchWork], states: ShardedStates
+) -> list[MicroBatchWork]:
+    """Give micro-batches the recomputation that they have in common with those of other ranks."""
+    local = [batch.context.recompute for batch in batches if not batch.is_empty]
+    modes = align_modes(view, local, states.start_sums)
+    return [
+        batch
+        if batch.context.recompute == mode
+        else replace(batch, context=replace(batch.context, recompute=mode))
+        for batch, mode in zip(batches, modes, strict=True)
+    ]
 
 
 def apply_gradients(

@@ -11,12 +11,16 @@ import torch
 from random_plans import one_pipeline_plan, random_plan, random_staged_plan
 
 from seqplan.plans.plan import Plan
+from seqplan.plans.recomputation import MODES
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.optimizer_sharding import Sharding
 from seqplan.plans.views.rank_view import rank_view
-from seqplan.runtime.check.reference import dense_attention, reference_step
+from seqplan.runtime.check.reference import dense_attention, dense_experts, reference_step
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens
+from seqplan.runtime.experts.blocks import ExpertBlocks
+from seqplan.runtime.losses.router_loss import RoutedLoss, RouterLoss
+from seqplan.runtime.losses.token_losses import label_loss
 from seqplan.runtime.models.llama import Llama, ModelConfig
 from seqplan.runtime.pipeline.staged_llama import StagedLlama
 from seqplan.runtime.sequence_parallel.peers import Peers
@@ -53,6 +57,7 @@ class Case:
     sharding: Sharding = "flat"
     optimizer: Optimizers = adamw
     reduce: Reduce = "step"
+    expert_parallel: int = 1
 
     def plans(self) -> list[Plan]:
         """``whole``: the same batches on one rank, each sequence in a separate micro-batch."""
@@ -97,6 +102,7 @@ def staged(rank: int, world_size: int, case: Case) -> Outcome:
         tensor_degrees=(2,),
         by_messages=case.by_messages,
         sharding=case.sharding,
+        expert_parallel=case.expert_parallel,
     )
     optimizer = case.optimizer(job.states.master_parameters())
     prepare = job.make_preparer(SeededTokens(case.config.vocab, 5))
@@ -123,26 +129,50 @@ class SequenceParallelCase(Case):
 def sequence_parallel(rank: int, world_size: int, case: Case) -> Outcome:
     groups = Communicators.create()
     model = case.model(case.seed + rank)
-    states = ShardedStates(model, groups.states, sharding=case.sharding, reduce=case.reduce)
-    optimizer = case.optimizer(states.master_parameters())
     config = case.config
+    blocks = ExpertBlocks.create(case.expert_parallel, groups)
+    experts = None
+    if blocks is not None:
+        experts = model.split_experts(blocks, groups.states, torch.device("cpu"))
+    states = ShardedStates(
+        model, groups.states, sharding=case.sharding, reduce=case.reduce, experts=experts
+    )
+    optimizer = case.optimizer(states.master_parameters())
     prepare = make_preparer(
         SeededTokens(config.vocab, 5),
         Peers(groups.attention),
         heads=config.heads,
         kv_heads=config.kv_heads,
+        modes=MODES,
+        blocks=blocks,
     )
+    loss, before = label_loss, None
+    if config.router_loss:
+        router = RouterLoss(config.experts, config.experts_per_token, config.router_loss)
+        loss = routed = RoutedLoss(router, model, label_loss, groups.control)
+        before = routed.count
     results = []
     for plan in case.plans():
         view = rank_view(plan, rank)
-        results.append(run_step(view, prepare(view), model, states, optimizer, clip_norm=CLIP))
+        results.append(
+            run_step(
+                view,
+                prepare(view),
+                model,
+                states,
+                optimizer,
+                clip_norm=CLIP,
+                loss_of=loss,
+                before=before,
+            )
+        )
     losses = [result.loss for result in results]
     return losses, [result.gradient_norm for result in results], dict(states.export())
 
 
 @cache
 def reference(case: Case) -> Outcome:
-    model = case.model(case.seed, attend=dense_attention)
+    model = case.model(case.seed, attend=dense_attention, run=dense_experts)
     if case.dtype == torch.bfloat16:
         model = model.float()
     optimizer = case.optimizer(list(model.named_parameters()))

@@ -16,7 +16,7 @@ from staged_runs import CONFIG, GATES, Case, Outcome, differences, staged
 from seqplan.plans.views.parameter_layout import ParameterLayout
 from seqplan.plans.views.sharding import Range
 from seqplan.runtime.pipeline import staged_llama
-from seqplan.runtime.pipeline.llama_units import llama_units
+from seqplan.runtime.pipeline.llama_units import list_units
 from seqplan.runtime.pipeline.one_f_one_b import PipelinePasses
 from seqplan.runtime.states.sync import Finish, MessageSync
 from seqplan.runtime.states.unit import Unit
@@ -36,13 +36,13 @@ def nothing() -> Iterator[None]:
 def norms_as_equal() -> Iterator[None]:
     """As if every tp rank had seen all rows."""
 
-    def units(config: Any) -> Any:
+    def units(config: Any, parts: int) -> Any:
         return [
             (name, [replace(p, gradient="equal") if p.vector else p for p in parameters])
-            for name, parameters in llama_units(config)
+            for name, parameters in list_units(config, parts)
         ]
 
-    with patch.object(staged_llama, "llama_units", units):
+    with patch.object(staged_llama, "list_units", units):
         yield
 
 

@@ -1,0 +1,113 @@
+"""Runs of random strategies with split experts on real ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from random_plans import plan_of, random_plan, random_staged_plan
+from staged_runs import Case, Outcome, sizes_of
+
+from seqplan.plans.construct import construct_plan
+from seqplan.plans.lint import lint
+from seqplan.plans.plan import Plan
+from seqplan.plans.recomputation import MODES
+from seqplan.runtime.models.llama import Llama, ModelConfig
+
+ROUTED = ModelConfig(
+    hidden=32,
+    layers=2,
+    heads=8,
+    kv_heads=2,
+    ffn=24,
+    vocab=61,
+    experts=8,
+    experts_per_token=2,
+    expert_ffn=12,
+    router_loss=0.02,
+)
+DEAD = 5
+"""An expert that no token chooses."""
+
+
+@dataclass(frozen=True)
+class RoutedCase(Case):
+    """Random pipelines of one stage, tp as well if ``tensor``, some ranks idle or regrouped.
+
+    ``modes``: each micro-batch has a random recomputation mode; ``staged``: aligned stages instead.
+    """
+
+    config: ModelConfig = ROUTED
+    steps: int = 10
+    tensor: bool = False
+    modes: bool = False
+    staged: bool = False
+
+    def plans(self) -> list[Plan]:
+        rng = np.random.default_rng(self.seed)
+        if self.staged:
+            plans = [staged_plan(rng, step) for step in range(self.steps)]
+        elif self.tensor:
+            sizes = {**sizes_of(self.config), "layers": 1, "ffn": 24}
+            plans = [
+                random_staged_plan(rng, self.ranks, sizes, step=step, longest=40)
+                for step in range(self.steps)
+            ]
+        else:
+            plans = [
+                random_plan(rng, self.ranks, step=step, heads=8, longest=40)
+                for step in range(self.steps)
+            ]
+        if self.modes:
+            plans = [with_modes(rng, plan) for plan in plans]
+        plans = [replace(plan, expert_parallel=self.expert_parallel) for plan in plans]
+        assert not [fault for plan in plans for fault in lint(plan, None) if "expert" in fault]
+        return plans
+
+    def model(self, seed: int, **options: object) -> Llama:
+        """Uneven routing, with an expert that is never chosen."""
+        model = super().model(seed, **options)
+        with torch.no_grad():
+            for layer in model.layers:
+                router = layer.router.weight
+                router *= 4.0
+                # Three pairs of opposite rows: some two logits are above 0, that of DEAD.
+                router[4:] = -router[:4]
+                router[DEAD] = 0.0
+        return model
+
+
+def with_modes(rng: np.random.Generator, plan: Plan) -> Plan:
+    """The plan with a random mode for each micro-batch."""
+    return replace(
+        plan,
+        pipelines=tuple(
+            replace(
+                pipeline,
+                micro_batches=tuple(
+                    replace(batch, recompute=str(rng.choice(MODES)))
+                    for batch in pipeline.micro_batches
+                ),
+            )
+            for pipeline in plan.pipelines
+        ),
+    )
+
+
+SHAPES = (
+    {"pp2.u2": [[[0, 1], [2], [3, 4], [5]], [[6], [7, 8]]]},
+    {"tp2.pp2": [[[0, 1], [2], [3, 4], [5]]], "u4": [[[6], [7, 8]]]},
+    {"pp2.r2": [[[0, 1], [2], [3]]], "u2": [[[4], [5, 6]], [[7, 8]]]},
+    {"tp2": [[[0, 1], [2]], [[3]], [[4], [5], [6]], [[7, 8]]]},
+)
+
+
+def staged_plan(rng: np.random.Generator, step: int) -> Plan:
+    """Pipelines on 8 ranks, whose stages are whole blocks of 2 ranks."""
+    lengths = [int(length) for length in rng.integers(1, 40, 9)]
+    shape = SHAPES[step % len(SHAPES)]
+    return construct_plan(lengths, shape, ids=range(step, 90 + step, 10), step=step)
+
+
+__all__ = ["Outcome", "RoutedCase", "plan_of", "staged_plan"]

@@ -1,0 +1,215 @@
+"""Training with split experts compared with one process, and faults put in on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from expert_runs import DEAD, ROUTED, RoutedCase
+from nccl_rules import Trace, recorded, replay
+from ranks import run_ranks
+from staged_runs import GATES, Case, Outcome, differences, sequence_parallel, staged
+
+from seqplan.plans.experts import find_components
+from seqplan.plans.plan import Plan
+from seqplan.plans.views.placement import can_overlap_reduction, placement_of
+from seqplan.runtime.losses.router_loss import RouterCounts
+from seqplan.runtime.states import sync
+from seqplan.runtime.states.sync import CollectiveSync, Finish
+from seqplan.runtime.states.unit import Unit
+
+Run = Callable[[int, int, Case], Outcome]
+
+CASES: dict[str, tuple[Run, RoutedCase]] = {
+    "E 2 of 2": (staged, RoutedCase(2, 3, expert_parallel=2)),
+    "E 2 of 4, module": (sequence_parallel, RoutedCase(4, 3, expert_parallel=2)),
+    "E 4 of 4, tp, modes": (
+        staged,
+        RoutedCase(4, 4, expert_parallel=4, tensor=True, modes=True),
+    ),
+    "E 4 of 4, module, modes": (
+        sequence_parallel,
+        RoutedCase(4, 3, expert_parallel=4, modes=True),
+    ),
+    "E 2 of 4, each micro-batch": (
+        sequence_parallel,
+        RoutedCase(4, 3, expert_parallel=2, reduce="micro-batch"),
+    ),
+    "E 2 of 4, whole parameters": (
+        staged,
+        RoutedCase(4, 3, expert_parallel=2, sharding="by_parameter", steps=4),
+    ),
+    "E 4 of 4, no shared expert": (
+        staged,
+        RoutedCase(4, 7, expert_parallel=4, config=replace(ROUTED, ffn=0), tensor=True, steps=4),
+    ),
+    "E 2 of 8, stages": (staged, RoutedCase(8, 4, expert_parallel=2, staged=True)),
+    "E 8 of 8, fp32": (staged, RoutedCase(8, 3, torch.float32, expert_parallel=8)),
+    "E 1 of 4, tp": (staged, RoutedCase(4, 4, tensor=True, steps=4)),
+}
+
+
+@pytest.mark.parametrize(("run", "case"), CASES.values(), ids=CASES)
+def test_training_is_that_of_one_process(run: Run, case: RoutedCase) -> None:
+    outcomes = run_ranks(run, case.ranks, case, timeout_s=150)
+    worst = differences(case, outcomes)
+    assert all(error <= gate for error, gate in zip(worst, GATES[case.dtype], strict=True)), worst
+
+
+def _couples(plan: Plan) -> bool:
+    """Whether ranks of the plan have micro-steps without tokens, for others of their block."""
+    components = find_components(
+        [pipeline.scheme for pipeline in plan.pipelines],
+        [pipeline.ranks for pipeline in plan.pipelines],
+        plan.expert_parallel,
+    )
+    return any(component.coupled for component in components)
+
+
+def test_the_cases_have_what_is_hard() -> None:
+    plans = [plan for _, case in CASES.values() for plan in case.plans()]
+    assert sum(map(_couples, plans)) > 20
+    assert any(plan.idle_ranks and _couples(plan) for plan in plans)
+    placements = [placement_of(plan.pipelines) for plan in plans if _couples(plan)]
+    assert {can_overlap_reduction(placement) for placement in placements} == {False, True}
+
+
+def test_an_expert_without_tokens_keeps_its_values_but_for_decay() -> None:
+    case = RoutedCase(2, 3, expert_parallel=2, steps=1, optimizer=_sgd)
+    before = dict(case.model(case.seed).named_parameters())
+    ((_, _, after), _) = run_ranks(staged, 2, case)
+    name = "layers.0.experts.down"
+    assert torch.equal(after[name][DEAD], before[name][DEAD])
+    assert not torch.equal(after[name][0], before[name][0])
+
+
+def _sgd(named: list[tuple[str, torch.nn.Parameter]]) -> torch.optim.Optimizer:
+    return torch.optim.SGD([value for _, value in named], lr=0.1)
+
+
+def _run_twice(rank: int, world_size: int, case: RoutedCase) -> list[Outcome]:
+    return [staged(rank, world_size, case) for _ in range(2)]
+
+
+def test_the_same_run_is_equal_bit_for_bit() -> None:
+    case = RoutedCase(4, 5, torch.float32, expert_parallel=4, steps=3)
+    ((first, second), *_) = run_ranks(_run_twice, 4, case)
+    assert first[:2] == second[:2]
+    assert all(torch.equal(first[2][name], second[2][name]) for name in first[2])
+
+
+def _count_synced(rank: int, world_size: int, degree: int) -> int:
+    """Count the elements of experts that a rank gives to collectives in one step."""
+    counted = 0
+    gather, scatter = sync._ALL_GATHER, sync._REDUCE_SCATTER
+    experts: set[int] = set()
+    start = CollectiveSync.all_gather, CollectiveSync.reduce_scatter
+
+    def counting(collective: Any, place: int) -> Any:
+        def call(out: Any, source: Any, **options: Any) -> Any:
+            nonlocal counted
+            if experts:
+                counted += (out, source)[place].numel()
+            return collective(out, source, **options)
+
+        return call
+
+    def marking(method: Any) -> Any:
+        def call(self: CollectiveSync, unit: Unit, **options: Any) -> Finish:
+            if "experts" in unit.name:
+                experts.add(1)
+            try:
+                finish: Finish = method(self, unit, **options)
+            finally:
+                experts.clear()
+            return finish
+
+        return call
+
+    with (
+        patch.object(sync, "_ALL_GATHER", counting(gather, 0)),
+        patch.object(sync, "_REDUCE_SCATTER", counting(scatter, 1)),
+        patch.object(CollectiveSync, "all_gather", marking(start[0])),
+        patch.object(CollectiveSync, "reduce_scatter", marking(start[1])),
+    ):
+        sequence_parallel(rank, world_size, RoutedCase(8, 3, expert_parallel=degree, steps=1))
+    return counted
+
+
+def test_experts_of_8_ranks_sync_an_eighth() -> None:
+    split = run_ranks(_count_synced, 8, 8)
+    # Without split experts a layer's are in its unit: all of them.
+    experts = 2 * ROUTED.layers * ROUTED.experts * 3 * ROUTED.expert_ffn * ROUTED.hidden
+    assert split == [experts // 8] * 8
+    assert run_ranks(_count_synced, 8, 2) == [experts // 2] * 8
+
+
+TRACED = {
+    "module": (sequence_parallel, RoutedCase(4, 3, expert_parallel=2, steps=12, modes=True)),
+    "staged": (staged, RoutedCase(4, 4, expert_parallel=4, steps=8, tensor=True)),
+    "each micro-batch": (
+        sequence_parallel,
+        RoutedCase(4, 5, expert_parallel=4, steps=6, reduce="micro-batch"),
+    ),
+}
+
+
+def _trace(rank: int, world_size: int) -> dict[str, Trace]:
+    traces = {}
+    for name, (run, case) in TRACED.items():
+        traces[name] = Trace(rank)
+        with recorded(traces[name]):
+            run(rank, world_size, case)
+    return traces
+
+
+def test_steps_come_to_their_end_with_one_exchange_at_a_time() -> None:
+    traces: list[dict[str, Trace]] = run_ranks(_trace, 4, timeout_s=120)
+    for name in TRACED:
+        for one_queue in (False, True):
+            assert replay([of_rank[name] for of_rank in traces], one_queue=one_queue) is None
+
+
+@contextmanager
+def _divided_by_replicas() -> Iterator[None]:
+    """As if gradients of experts were means over the ranks that hold them."""
+    reduce = CollectiveSync.reduce_scatter
+
+    def divided(self: CollectiveSync, unit: Unit, **options: bool) -> Finish:
+        if unit.parts > 1:
+            unit.gradient.div_(self._group.size())
+        return reduce(self, unit, **options)
+
+    with patch.object(CollectiveSync, "reduce_scatter", divided):
+        yield
+
+
+@contextmanager
+def _counted_on_one_rank() -> Iterator[None]:
+    """As if the tokens of one rank were the batch, for the share of each expert."""
+
+    def add_up(self: RouterCounts, tokens: int, *_: Any, **options: Any) -> None:
+        self.weights = self.loss.weights(self._counts, 2 * tokens)
+
+    with patch.object(RouterCounts, "add_up", add_up):
+        yield
+
+
+FAULTS = {"divided": _divided_by_replicas, "counted": _counted_on_one_rank}
+
+
+def _run_with(rank: int, world_size: int, fault: str, case: RoutedCase) -> Outcome:
+    with FAULTS[fault]():
+        return staged(rank, world_size, case)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_program_is_seen(fault: str) -> None:
+    case = RoutedCase(4, 3, expert_parallel=2, steps=1)
+    outcomes = run_ranks(_run_with, 4, fault, case)
+    assert differences(case, outcomes)[1] > 1e-4

@@ -25,7 +25,7 @@ def usable_profile(profile: Profile, request: dict[str, Any]) -> Profile:
     schemes = SchemeFilter.parse(request.get("schemes", ()))
     if (trainer := request.get("trainer")) is not None:
         profile = find_backend(trainer).usable_profile(profile, request["gpus"])
-    return profile.restrict(measured=schemes.measured, layout=schemes.layout)
+    return schemes.apply(profile)
 
 
 def parse_request(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:

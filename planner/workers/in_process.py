@@ -66,6 +66,7 @@ class Planner:
         prove: bool = True,
         exact: bool = False,
         slowdown: Sequence[float] | None = None,
+        expert_parallel: int | None = None,
     ) -> Planner:
         """Plan from a profile, its name or its file.
 
@@ -80,13 +81,16 @@ class Planner:
         ``prove`` makes it close later. ``exact``: solve steps of few sequences that keep a large
         gap, which takes seconds for each. ``packing``: see ``PlanningOptions``. ``slowdown``: how
         many times as long each rank takes as the profile has it; pipelines with a slow rank get
-        less, and groups stay within a step. ``TypeError`` and ``ValueError`` name the argument;
-        ``Infeasible`` if no scheme fits.
+        less, and groups stay within a step. ``expert_parallel``: over how many ranks experts are
+        split, if the profile has several degrees. ``TypeError`` and ``ValueError`` name the
+        argument; ``Infeasible`` if no scheme fits.
         """
         if isinstance(profile, str):
             profile = find_profile(profile)
         if not isinstance(profile, Profile):
             raise TypeError(f"profile: {profile!r:.60}. Give a profile, its name or its file")
+        if expert_parallel is not None:
+            profile = profile.at_expert_parallel(expert_parallel)
         if layout is not None and not isinstance(layout, str):
             raise TypeError(f"layout: {layout!r}. Give text, such as 'tp4' or 'tp2.pp2'")
         if type(max_len) is int and max_len > MOST_TOKENS:

@@ -92,7 +92,8 @@ def add_usable_schemes(parser: argparse.ArgumentParser) -> None:
         type=scheme_filter,
         default=SchemeFilter(),
         help="measured: only schemes whose coefficients are not derived; flagged: also those "
-        "marked as unsound; tp4.pp2: only schemes of this tp and pp",
+        "marked as unsound; tp4.pp2: only schemes of this tp and pp; ep8: only entries of this "
+        "expert parallelism",
     )
     add_trainer(parser, "only what this trainer runs: its schemes, ZeRO stage and execution")
 
@@ -137,7 +138,8 @@ def filter_schemes(profile: Profile, args: argparse.Namespace) -> Profile:
         from seqplan.planner.proposal.backends import find_backend
 
         profile = find_backend(args.trainer).usable_profile(profile, args.gpus)
-    return profile.restrict(measured=args.schemes.measured, layout=args.schemes.layout)
+    schemes: SchemeFilter = args.schemes
+    return schemes.apply(profile)
 
 
 def number(text: str) -> float:

@@ -12,6 +12,7 @@ from expert_profiles import make_expert_profile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seqplan import Planner
 from seqplan.api.cli.propose import proposal_lines
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
@@ -25,6 +26,7 @@ from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.planner.proposal.scheme_filter import SchemeFilter
 from seqplan.planner.simulation.timeline import plan_timeline, simulate_plan_ms
 from seqplan.planner.step.check_bounds import find_unproven
 from seqplan.planner.step.step_planner import StepPlanner
@@ -169,3 +171,16 @@ def test_bad_input_is_named() -> None:
     ):
         with pytest.raises(OptionError, match="experts are not split"):
             StepPlanner(problem, options)
+
+
+def test_a_filter_chooses_the_degree() -> None:
+    profile = make_expert_profile({2: 0.3, 8: 0.4})
+    assert SchemeFilter.parse(["ep8"]).apply(profile).expert_parallel == 8
+    with pytest.raises(ValueError, match="has no expert_parallel 4, only 2, 8"):
+        SchemeFilter.parse(["ep4"]).apply(profile)
+    with pytest.raises(ValueError, match="must have one degree of experts: ep2, ep8"):
+        SchemeFilter.parse(["ep2", "ep8"])
+    with pytest.raises(ValueError, match="has expert_parallel 2, 8"):
+        Planner.from_profile(profile, gpus=GPUS, max_len=CONTEXT)
+    planner = Planner.from_profile(profile, gpus=GPUS, max_len=CONTEXT, expert_parallel=8)
+    assert planner.plan([900, 700, 1200]).expert_parallel == 8

@@ -69,7 +69,8 @@ def install(costs: dict[int, Cost] | None = None) -> None:
         for module in _holding(name, originals[name]):
             setattr(module, name, planned)
     if find_spec(DYNAMIC):
-        _install_dynamic(import_module(DYNAMIC), known)
+        # Megatron's degree of expert parallelism chooses among the environment's costs.
+        _install_dynamic(import_module(DYNAMIC), costs)
 
 
 def _original(function: Any) -> Any:
@@ -249,7 +250,7 @@ def _switch_of(engine: Any, limits: RecomputationLimits) -> Any:
     return switch
 
 
-def _install_dynamic(dynamic: Any, costs: dict[int, Cost]) -> None:
+def _install_dynamic(dynamic: Any, costs: dict[int, Cost] | None) -> None:
     """Plan dynamic context parallelism when verl requests Megatron's scheduler."""
     original = _original(dynamic.get_megatron_dynamic_cp_scheduler_cls)
 

@@ -98,6 +98,7 @@ class ExpertPlanner:
                 models,
                 problem.workload.gpus,
                 self._degree,
+                bound_ms=self._layout_bound_ms({layout}, batch),
                 one=problem.in_lockstep or self._quick,
                 multiple=problem.micro_step_multiple,
             )

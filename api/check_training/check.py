@@ -9,6 +9,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 from seqplan.costs.analytic.memory import layer_activation_bytes
+from seqplan.costs.architecture import DENSE, Architecture
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.format.plan_file import read_plans
 from seqplan.plans.lint import lint
@@ -121,7 +122,10 @@ def has_modes(plan: Plan) -> bool:
 
 
 def size_model(plans: Sequence[Plan]) -> ModelSizes:
-    """Size a small Llama with grouped heads that all of the plans' schemes can run."""
+    """Size a small Llama with grouped heads that all of the plans' schemes can run.
+
+    With experts if the plans split them.
+    """
     schemes = {pipeline.scheme for plan in plans for pipeline in plan.pipelines}
     common = math.lcm(*(scheme.tp for scheme in schemes))
     widest = max((scheme.tp * scheme.ulysses for scheme in schemes), default=1)
@@ -132,13 +136,24 @@ def size_model(plans: Sequence[Plan]) -> ModelSizes:
         if heads % shared == 0
         and all(shared % scheme.tp == 0 or scheme.tp % shared == 0 for scheme in schemes)
     )
+    hidden = heads * max(8, 64 // heads // 2 * 2)
+    layers = max((2, *(scheme.pp for scheme in schemes)))
+    degree = plans[0].expert_parallel
+    experts = Architecture(
+        expert_layers=layers,
+        experts=2 * degree,
+        experts_per_token=2,
+        expert_ffn=hidden,
+        shared_ffn=2 * hidden,
+    )
     return ModelSizes(
-        hidden=heads * max(8, 64 // heads // 2 * 2),
-        layers=max((2, *(scheme.pp for scheme in schemes))),
+        hidden=hidden,
+        layers=layers,
         heads=heads,
         kv_heads=kv_heads,
-        ffn=2 * heads * max(8, 64 // heads // 2 * 2),
+        ffn=2 * hidden,
         vocab=256,
+        architecture=DENSE if degree == 1 else experts,
     )
 
 
@@ -158,13 +173,20 @@ def count_expected_bytes(sizes: ModelSizes, dtype: str, scheme: Scheme, mode: st
 
 def count_step_gathered(plan: Plan, sizes: ModelSizes) -> AllGathered:
     """Count the parameters that the fullest rank gathers in a step."""
-    from seqplan.runtime.pipeline.llama_units import llama_units  # not for help and planning
+    from seqplan.runtime.pipeline.llama_units import list_expert_units, list_units
 
+    degree, layers, special = plan.expert_parallel, sizes.layers, sizes.architecture
     units = [
-        UnitLayout(name, parameters, sizes.layers, plan.world_size)
-        for name, parameters in llama_units(sizes)
+        UnitLayout(name, parameters, layers, plan.world_size)
+        for name, parameters in list_units(sizes, special.experts)
     ]
-    return count_gathered(units, placement_of(plan.pipelines))
+    experts = [
+        UnitLayout(name, parameters, layers, plan.world_size // degree)
+        for name, parameters in list_expert_units(
+            sizes, special.experts // degree, special.expert_ffn
+        )
+    ]
+    return count_gathered(units, placement_of(plan.pipelines), experts, degree)
 
 
 def relative(measured: float, expected: float) -> float:
@@ -191,6 +213,11 @@ def first_plans(path: Path, ranks: int, steps: int) -> list[Plan]:
             )
         if broken := lint(plan, None):
             raise ValueError(f"{where} breaks a rule: {broken[0]}")
+        if plans and plan.expert_parallel != plans[0].expert_parallel:
+            raise ValueError(
+                f"{where} has expert_parallel {plan.expert_parallel}, the steps before "
+                f"{plans[0].expert_parallel}. Plan all steps with one degree"
+            )
         plans.append(plan)
     if not plans:
         raise ValueError(f"{path}: no plans")

@@ -21,6 +21,9 @@ from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.format.plan_file import write_plans
 from seqplan.plans.plan import Plan
 
+ROUTER_LOSS = 0.01
+"""Coefficient of the load-balancing loss of a model with experts."""
+
 Progress = Callable[[str, int, int], None]
 StepSeen = Callable[[CheckedStep], None]
 """Callback for each step, in order, as soon as both runs have done it."""
@@ -184,6 +187,21 @@ def _settings(
             "kv_heads": sizes.kv_heads,
             "ffn": sizes.ffn,
             "vocab": sizes.vocab,
+            **_experts(sizes),
         },
-        "count_saved": any(map(has_modes, plans)),
+        # What experts keep depends on the tokens that they receive.
+        "count_saved": any(map(has_modes, plans)) and sizes.architecture.dense,
+    }
+
+
+def _experts(sizes: ModelSizes) -> dict[str, object]:
+    """Return the sizes of experts as ``ModelConfig`` has them; none if there are none."""
+    special = sizes.architecture
+    if not special.experts:
+        return {}
+    return {
+        "experts": special.experts,
+        "experts_per_token": special.experts_per_token,
+        "expert_ffn": special.expert_ffn,
+        "router_loss": ROUTER_LOSS,
     }

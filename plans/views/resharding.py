@@ -83,6 +83,20 @@ def shards_of(placement: Iterable[PlacedPipeline]) -> dict[int, Shard]:
     return shards
 
 
+def expert_holders(
+    shards: Mapping[int, Shard], part: int, expert_parallel: int
+) -> dict[int, Shard]:
+    """Return the shards of the ranks with one part of the experts.
+
+    By their place among these ranks. Experts are cut by stages only.
+    """
+    return {
+        rank // expert_parallel: Shard(1, shard.pp, 0, shard.stage)
+        for rank, shard in shards.items()
+        if rank % expert_parallel == part
+    }
+
+
 def all_whole(shards: Mapping[int, Shard]) -> bool:
     """Whether every rank in use holds whole parameters: tp = pp = 1 everywhere.
 

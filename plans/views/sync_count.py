@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from seqplan.plans.views.placement import Placement
-from seqplan.plans.views.resharding import Message, all_whole, shards_of, unit_moves
+from seqplan.plans.views.resharding import Message, all_whole, expert_holders, shards_of, unit_moves
 from seqplan.plans.views.unit_layout import UnitLayout
 
 
@@ -38,19 +38,42 @@ def count_moved(messages: Sequence[Message], rank: int) -> Moved:
     return Moved(sum(counts), total)
 
 
-def count_gathered(units: Sequence[UnitLayout], placement: Placement) -> AllGathered:
-    """Count the all-gather of a step with this placement; ``ValueError`` as ``shards_of``."""
+def count_gathered(
+    units: Sequence[UnitLayout],
+    placement: Placement,
+    experts: Sequence[UnitLayout] = (),
+    expert_parallel: int = 1,
+) -> AllGathered:
+    """Count the all-gather of a step with this placement; ``ValueError`` as ``shards_of``.
+
+    ``experts``: units of experts that are split over ``expert_parallel`` ranks, each owned by the
+    ranks that hold the same part.
+    """
     shards = shards_of(placement)
     whole = all_whole(shards)
+    staged = any(shard.pp > 1 for shard in shards.values())
     gathered = [unit for unit in units if whole or unit.everywhere]
     moved_units = [unit for unit in units if not (whole or unit.everywhere)]
     elements = messages = 0
     for rank in range(units[0].ranks):
+        part, place = rank % expert_parallel, rank // expert_parallel
         counts = [
             count_moved(move.gather_from, rank) for move in unit_moves(moved_units, shards, rank)
         ]
-        owned = [unit.iterate_owned(rank) for unit in gathered]
-        foreign = sum(unit.elements for unit in gathered) - sum(stop - at for at, stop in owned)
+        foreign = _count_foreign(gathered, rank)
+        if staged:
+            holders = expert_holders(shards, part, expert_parallel)
+            counts += [
+                count_moved(move.gather_from, place) for move in unit_moves(experts, holders, place)
+            ]
+        else:
+            foreign += _count_foreign(experts, place)
         elements = max(elements, foreign + sum(count.elements for count in counts))
         messages = max(messages, sum(count.messages for count in counts))
     return AllGathered(elements, None if whole else messages)
+
+
+def _count_foreign(units: Sequence[UnitLayout], rank: int) -> int:
+    """Count the elements of whole units that come from other ranks."""
+    held = [unit.iterate_owned(rank) for unit in units]
+    return sum(unit.elements for unit in units) - sum(stop - start for start, stop in held)

@@ -24,7 +24,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from seqplan.plans.format.plan_file import read_plans
 from seqplan.plans.views.rank_view import RankView
-from seqplan.runtime.check.reference import dense_attention, reference_step
+from seqplan.runtime.check.reference import dense_attention, dense_experts, reference_step
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.files import FoldedTokens, token_file
 from seqplan.runtime.data.tokens import SeededTokens, TokenData
@@ -114,7 +114,12 @@ def _run_rank(settings: CheckSettings, rank: int, pipe: Connection) -> None:
     groups = Communicators.create(WAIT_S)
     plans = FileSource(settings.plans, world_size=settings.ranks)
     model = _model(settings, settings.seed + rank)  # rank 0's values must win
-    job = StagedLlama(model, groups, tensor_degrees=plans.tensor_degrees())
+    job = StagedLlama(
+        model,
+        groups,
+        tensor_degrees=plans.tensor_degrees(),
+        expert_parallel=plans.expert_parallel(),
+    )
     optimizer = _optimizer([master for _, master in job.states.master_parameters()])
     with PlanConsumer(
         plans,
@@ -167,7 +172,7 @@ def _number_micro_batches(
 
 def _run_reference(settings: CheckSettings, pipe: Connection) -> None:
     # The initial values of the ranks; bfloat16 is compared with fp32 from there on.
-    model = _model(settings, settings.seed, attend=dense_attention)
+    model = _model(settings, settings.seed, attend=dense_attention, run=dense_experts)
     if settings.dtype == "bfloat16":
         model = model.float()
     optimizer = _optimizer(list(model.parameters()))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 from seqplan.plans.views.optimizer_sharding import NamedUnit
 from seqplan.plans.views.parameter_layout import Block, ParameterLayout
-
-if TYPE_CHECKING:
-    from seqplan.runtime.models.llama import ModelConfig
 
 NORMS, EMBEDDING, HEAD = "norms", "embedding", "head"
 """Units other than those of the layers."""
@@ -86,33 +84,53 @@ def llama_units(config: LlamaSizes) -> list[tuple[str, list[ParameterLayout]]]:
     return units
 
 
-def list_units(config: ModelConfig, parts: int = 1) -> list[NamedUnit]:
-    """List the units of a model that may have experts; those of one of ``parts`` of each layer.
+def list_units(config: LlamaSizes, experts: int) -> list[NamedUnit]:
+    """List a model's units but for those of experts.
 
-    A layer's router is a unit that every rank holds, as norms are; so are its experts, of this
-    part, on the stage of the layer: tp cuts neither.
+    ``experts``: in each layer, 0 for none. A layer's router is a unit that every rank holds, as norms are.
     """
     units: list[NamedUnit] = []
-    places = {layer_unit(layer): layer for layer in range(config.layers)}
+    layers = {layer_unit(layer): layer for layer in range(config.layers)}
     for name, layouts in llama_units(config):
         units.append((name, layouts))
-        if config.experts and name in places:
-            layer = places[name]
-            held = config.experts // parts
-            gate_up = Block(held, 2 * config.expert_ffn), config.hidden
-            down = Block(held, config.hidden), config.expert_ffn
-            router = Block(config.experts), config.hidden
-            units.append((router_unit(layer), [_whole(f"{name}.router.weight", *router, layer)]))
-            units.append(
-                (
-                    expert_unit(layer),
-                    [
-                        _whole(f"{name}.experts.gate_up", *gate_up, layer),
-                        _whole(f"{name}.experts.down", *down, layer),
-                    ],
-                )
-            )
+        if experts and name in layers:
+            at = layers[name]
+            router = _whole(f"{name}.router.weight", Block(experts), config.hidden, at)
+            units.append((router_unit(at), [router]))
     return units
+
+
+def list_expert_units(config: LlamaSizes, held: int, width: int) -> list[NamedUnit]:
+    """List the units of a layer's ``held`` experts on a rank, each ``width`` wide; none for 0.
+
+    Every rank on the stage of a layer holds all of its unit, whatever its tp.
+    """
+    if not held:
+        return []
+    hidden = config.hidden
+    return [
+        (
+            expert_unit(layer),
+            [
+                _whole(f"{name}.experts.gate_up", Block(held, 2 * width), hidden, layer),
+                _whole(f"{name}.experts.down", Block(held, hidden), width, layer),
+            ],
+        )
+        for layer in range(config.layers)
+        for name in (layer_unit(layer),)
+    ]
+
+
+def interleave_units(units: Sequence[NamedUnit], experts: Sequence[NamedUnit]) -> list[NamedUnit]:
+    """Put units of experts after those of their routers, in the order of use."""
+    of_layer = {name.removesuffix(".experts"): (name, layouts) for name, layouts in experts}
+    ordered: list[NamedUnit] = []
+    for unit in units:
+        ordered.append(unit)
+        layer = unit[0].removesuffix(".router")
+        if layer != unit[0] and layer in of_layer:
+            ordered.append(of_layer[layer])
+    return ordered
 
 
 def router_unit(layer: int) -> str:

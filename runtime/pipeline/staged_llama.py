@@ -18,7 +18,7 @@ from seqplan.runtime.data.tokens import TokenData
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.experts.blocks import ExpertBlocks
 from seqplan.runtime.models.llama import Llama, check_experts
-from seqplan.runtime.pipeline.llama_units import expert_unit, list_units
+from seqplan.runtime.pipeline.llama_units import interleave_units, list_expert_units, list_units
 from seqplan.runtime.pipeline.prepare import PreparedWork, make_stage_preparer
 from seqplan.runtime.pipeline.run_step import run_staged_step
 from seqplan.runtime.sequence_parallel.kernels import choose_kernel_for_heads, find_kernel
@@ -71,6 +71,8 @@ class StagedLlama:
         self._control_group = groups.control
         self._blocks = ExpertBlocks.create(expert_parallel, groups)
         check_experts(model.config, self._blocks)
+        held = model.config.experts // expert_parallel
+        experts = list_expert_units(model.config, held, model.config.expert_ffn)
         values = dict(model.named_parameters())
         self._kernel = None if kernel is None else find_kernel(kernel)
         if self._kernel is not None:
@@ -78,14 +80,14 @@ class StagedLlama:
             dtype = model.head.weight.dtype
             choose_kernel_for_heads(model.config.head_dim, dtype, where, self._kernel)
         self.states = StagedStates(
-            list_units(model.config, expert_parallel),
+            interleave_units(list_units(model.config, model.config.experts), experts),
             model.config.layers,
             values,
             groups.states,
             device,
             sharding=sharding,
             without_values=weights is not None,
-            experts=[expert_unit(layer) for layer in range(model.config.layers)],
+            experts=[name for name, _ in experts],
             blocks=self._blocks,
         )
         if weights is not None:

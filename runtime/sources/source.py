@@ -60,6 +60,7 @@ class JobSource(PlanSource, Protocol):
 
 
 _STEP = re.compile(rb'"step"\s*:\s*(\d+)')
+_EXPERT_DEGREE = re.compile(rb'"expert_parallel"\s*:\s*(\d+)')
 _TENSOR_DEGREE = re.compile(rb'"tp"\s*:\s*(\d+)')
 _DIGEST = re.compile(rb'"digest"\s*:\s*"([^"]*)"')
 
@@ -78,6 +79,7 @@ class FileSource:
         self._lock = threading.Lock()
         self._last: tuple[Plan, str] | None = None
         self._tensor_degrees: set[int] = set()
+        self._expert_degrees: set[int] = set()
         try:
             self._file: BinaryIO = open(path, "rb")  # noqa: SIM115 - closed by close()
         except OSError as error:
@@ -94,6 +96,19 @@ class FileSource:
         Ascending; read off the text, plans are not decoded.
         """
         return sorted(self._tensor_degrees)
+
+    def expert_parallel(self) -> int:
+        """Return the degree of expert parallelism of the file's plans, for ``StagedLlama``.
+
+        Read off the text. ``PlanError`` if the plans have several degrees.
+        """
+        degrees = sorted(self._expert_degrees)
+        if len(degrees) > 1:
+            raise PlanError(
+                f"{self._path}: expert_parallel: plans have several degrees: "
+                f"{', '.join(map(str, degrees))}. Plan all steps with one"
+            )
+        return degrees[0] if degrees else 1
 
     def view(self, step: int, rank: int, timeout_s: float) -> RankView:
         plan, digest = self.plan(step, timeout_s)
@@ -135,6 +150,8 @@ class FileSource:
                 # What selection considered comes after the pipelines.
                 placed, _, _ = line.partition(b'"selection"')
                 self._tensor_degrees.update(map(int, set(_TENSOR_DEGREE.findall(placed))))
+                expert = _EXPERT_DEGREE.search(line)
+                self._expert_degrees.add(1 if expert is None else int(expert[1]))
                 offset += len(line)
         except OSError as error:
             raise PlanError(f"{self._path}: {error.strerror}") from None

@@ -12,7 +12,13 @@ from torch import Tensor
 from seqplan.plans.views.optimizer_sharding import NamedUnit, Sharding, unit_layouts
 from seqplan.plans.views.parameter_layout import ParameterLayout, Shard
 from seqplan.plans.views.placement import Placement
-from seqplan.plans.views.resharding import UnitMoves, all_whole, shards_of, unit_moves
+from seqplan.plans.views.resharding import (
+    UnitMoves,
+    all_whole,
+    expert_holders,
+    shards_of,
+    unit_moves,
+)
 from seqplan.plans.views.unit_layout import UnitLayout
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.experts.blocks import ExpertBlocks
@@ -187,11 +193,7 @@ class StagedStates(UnitStates):
         """Yield the messages of units of experts, between the ranks that hold the same ones."""
         part, parts = (0, 1) if self._blocks is None else self._blocks.part
         places = [at for at, unit in enumerate(self.units) if unit.name in self._experts]
-        holders = {
-            rank // parts: Shard(1, shard.pp, 0, shard.stage)
-            for rank, shard in shards.items()
-            if rank % parts == part
-        }
+        holders = expert_holders(shards, part, parts)
         layouts = [self.units[at].layout for at in places]
         for at, of_unit in zip(
             places, unit_moves(layouts, holders, self._rank // parts), strict=True

@@ -213,11 +213,18 @@ def setting_lines(plans: Sequence[Plan], data: str | None, dtype: str) -> list[s
     source = "made from the seed and each sample's id"
     if data is not None:
         source = f"of {data}, ids modulo {sizes.vocab}"
+    special = sizes.architecture
+    experts = (
+        f"; {special.experts} experts in each layer, {special.experts_per_token} a token, over "
+        f"{plans[0].expert_parallel} ranks, with a router loss"
+        if special.experts
+        else ""
+    )
     return [
         (
             f"{plans[0].world_size} ranks ({dtype}) against one process ({reference}): Llama of "
             f"{sizes.layers} layers, hidden {sizes.hidden}, {sizes.heads} heads "
-            f"({sizes.kv_heads} KV), vocabulary {sizes.vocab}"
+            f"({sizes.kv_heads} KV), vocabulary {sizes.vocab}{experts}"
         ),
         f"tokens {source}; AdamW, clipped to a gradient norm of 1",
     ]

@@ -36,10 +36,10 @@ def nothing() -> Iterator[None]:
 def norms_as_equal() -> Iterator[None]:
     """As if every tp rank had seen all rows."""
 
-    def units(config: Any, parts: int) -> Any:
+    def units(config: Any, experts: int) -> Any:
         return [
             (name, [replace(p, gradient="equal") if p.vector else p for p in parameters])
-            for name, parameters in list_units(config, parts)
+            for name, parameters in list_units(config, experts)
         ]
 
     with patch.object(staged_llama, "list_units", units):

@@ -1,0 +1,65 @@
+"""Training checks of plans that split experts, and the sync that they report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from expert_runs import RoutedCase
+from random_plans import one_pipeline_plan
+
+from seqplan.api.check_training.check import count_step_gathered, first_plans, size_model
+from seqplan.api.check_training.processes import rank_server
+from seqplan.api.check_training.runs import check_training
+from seqplan.api.cli.check.check_training import setting_lines
+from seqplan.plans.format.plan_file import write_plans
+from seqplan.plans.plan import Plan
+from seqplan.plans.scheme import Scheme
+
+
+def write(path: Path, plans: list[Plan]) -> Path:
+    with write_plans(path) as add:
+        for plan in plans:
+            add(plan)
+    return path
+
+
+def test_split_experts_agree_with_one_process(tmp_path: Path) -> None:
+    case = RoutedCase(4, 4, expert_parallel=2, steps=3, tensor=True, modes=True)
+    plans = first_plans(write(tmp_path / "plans.jsonl", case.plans()), 4, 3)
+    with rank_server() as server:
+        check = check_training(
+            plans, server=server, data=None, seed=0, dtype="float64", progress=lambda *_: None
+        )
+    assert check.agrees
+    assert len(check.steps) == 3
+    assert check.sizes.architecture.experts == 4
+    assert "4 experts in each layer, 2 a token, over 2 ranks" in setting_lines(plans, None, "")[0]
+
+
+def test_steps_of_several_degrees_are_rejected(tmp_path: Path) -> None:
+    plans = RoutedCase(4, 4, expert_parallel=2, steps=2).plans()
+    path = write(tmp_path / "plans.jsonl", [plans[0], replace(plans[1], expert_parallel=4)])
+    with pytest.raises(ValueError, match="expert_parallel 4, the steps before 2"):
+        first_plans(path, 4, 2)
+
+
+def test_a_rank_gathers_its_part_of_the_experts() -> None:
+    plan = replace(one_pipeline_plan(Scheme(ulysses=4), [9, 4]), expert_parallel=4)
+    sizes = size_model([plan])
+    special = sizes.architecture
+    assert special.experts == 8
+    # All four ranks hold different experts, which no one else owns: nothing of them moves.
+    shared = sizes.parameters - sizes.expert_parameters
+    assert count_step_gathered(plan, sizes).elements == pytest.approx(shared * 3 / 4, rel=1e-3)
+    halves = replace(plan, expert_parallel=2)
+    sizes = size_model([halves])
+    shared = sizes.parameters - sizes.expert_parameters
+    experts = sizes.expert_parameters / 2 / 2
+    expected = shared * 3 / 4 + experts
+    assert count_step_gathered(halves, sizes).elements == pytest.approx(expected, rel=1e-3)
+    staged = replace(one_pipeline_plan(Scheme(ulysses=2, pp=2), [9, 4]), expert_parallel=2)
+    gathered = count_step_gathered(staged, size_model([staged]))
+    assert gathered.messages
+    assert gathered.elements < count_step_gathered(halves, sizes).elements

@@ -87,7 +87,8 @@ def llama_units(config: LlamaSizes) -> list[tuple[str, list[ParameterLayout]]]:
 def list_units(config: LlamaSizes, experts: int) -> list[NamedUnit]:
     """List a model's units but for those of experts.
 
-    ``experts``: in each layer, 0 for none. A layer's router is a unit that every rank holds, as norms are.
+    ``experts``: in each layer, 0 for none. A layer's router is a unit that every rank holds, as
+    norms are.
     """
     units: list[NamedUnit] = []
     layers = {layer_unit(layer): layer for layer in range(config.layers)}

@@ -9,7 +9,7 @@ from typing import Any
 LARGEST_SIZE = 10**7
 """Of any size; products of them stay finite."""
 
-FLAGS = frozenset({"ungated", "sinks", "attention_gate"})
+FLAGS = frozenset({"ungated", "sinks", "attention_gate", "expert_bias"})
 """Which of an ``Architecture`` are yes or no."""
 
 
@@ -28,7 +28,9 @@ class Architecture:
       elements, queries from ``query_rank`` (0: from the hidden state); heads are of ``nope_dim`` +
       ``rope_dim`` elements in queries and keys, and of ``value_dim`` in values.
     - ``expert_layers`` have ``experts`` feed-forwards of ``expert_ffn``, of which a token runs
-      through ``experts_per_token``, and one of ``shared_ffn`` (0: none) for all tokens.
+      through ``experts_per_token``, and one of ``shared_ffn`` (0: none) for all tokens. With
+      ``expert_groups`` a token's experts are of ``groups_per_token`` groups at most; with
+      ``expert_bias`` their products have biases, and their activation function clamps.
     """
 
     ungated: bool = False
@@ -55,6 +57,9 @@ class Architecture:
     experts_per_token: int = 0
     expert_ffn: int = 0
     shared_ffn: int = 0
+    expert_groups: int = 0
+    groups_per_token: int = 0
+    expert_bias: bool = False
 
     def __post_init__(self) -> None:
         for name in NAMES:
@@ -70,6 +75,7 @@ class Architecture:
             ("linear_layers", LINEAR),
             ("kv_rank", ("nope_dim", "value_dim")),
             ("expert_layers", ("experts", "experts_per_token", "expert_ffn")),
+            ("expert_groups", ("experts", "groups_per_token")),
         ):
             if getattr(self, of) and (missing := [n for n in needed if not getattr(self, n)]):
                 raise ValueError(

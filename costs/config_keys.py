@@ -107,7 +107,7 @@ MODELLED = frozenset(
     | {"num_shared_experts", "decoder_sparse_step", "mlp_only_layers", "first_k_dense_replace"}
     | {"moe_layer_freq", "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval"}
     | {"interleave_moe_layer_step", "intermediate_size_mlp", "moe_layers"}
-    | {"attn_output_gate"}
+    | {"attn_output_gate", "n_group", "topk_group"}
 )
 
 _WITHOUT_EFFECT = frozenset(
@@ -120,7 +120,7 @@ _WITHOUT_EFFECT = frozenset(
     | {"rope_type", "rope_interleave", "rotary_emb_base", "rotary_dim", "partial_rotary_factor"}
     | {"rope_local_base_freq", "clip_qkv", "qkv_bias", "attn_logit_softcapping"}
     | {"final_logit_softcapping", "query_pre_attn_scalar", "swiglu_limit", "swiglu_alpha"}
-    | {"norm_topk_prob", "norm_type", "topk_group", "topk_method", "n_group", "scoring_func"}
+    | {"norm_topk_prob", "norm_type", "topk_method", "scoring_func"}
     | {"seq_aux", "aux_loss_alpha", "ep_size", "output_router_logits", "router_jitter_noise"}
     | {"input_jitter_noise", "use_qk_norm", "qk_layernorm", "use_parallel_residual"}
     | {"parallel_attn", "scale_emb", "dim_model_base", "scale_depth", "mup_denominator"}

@@ -172,7 +172,15 @@ class ConfigLayers:
             "experts_per_token": chosen,
             "expert_ffn": width,
             "shared_ffn": self.whole("shared_expert_intermediate_size") or shared * width,
+            "expert_bias": self.kind == "gpt_oss",
+            **self._groups(),
         }
+
+    def _groups(self) -> dict[str, int]:
+        """Return the groups that routing limits a token's experts to, if there are several."""
+        groups, chosen = self.whole("n_group"), self.whole("topk_group")
+        limited = 0 < chosen < groups
+        return {"expert_groups": groups, "groups_per_token": chosen} if limited else {}
 
     def _sparse(self, layer: int) -> bool:
         """Whether a layer, counted from 0, has experts."""

@@ -254,6 +254,7 @@ MODELS: dict[str, dict[str, int]] = {
                 "experts": 32,
                 "experts_per_token": 4,
                 "expert_ffn": 2880,
+                "expert_bias": True,
             },
         ),
         "gpt-7b": ((4096, 32, 64, 64, 10944, 50304), {}),

@@ -28,6 +28,11 @@ class ProfileError(ValueError):
     """A profile that cannot be used; the message names the field and the reason."""
 
 
+def label_entry(scheme: Scheme, expert_parallel: int) -> str:
+    """Write a scheme with its degree of expert parallelism above 1: ``tp2 ep8``."""
+    return f"{scheme} ep{expert_parallel}" if expert_parallel > 1 else str(scheme)
+
+
 @dataclass(frozen=True)
 class ProfiledScheme:
     """A scheme's latency with its provenance; ``flag`` explains a coefficient not to be trusted.
@@ -58,8 +63,7 @@ class ProfiledScheme:
     @property
     def label(self) -> str:
         """Scheme for tables, with its degree of expert parallelism above 1: ``tp2 ep8``."""
-        experts = f" ep{self.expert_parallel}" if self.expert_parallel > 1 else ""
-        return f"{self.scheme}{experts}"
+        return label_entry(self.scheme, self.expert_parallel)
 
     @property
     def b_shared(self) -> float:

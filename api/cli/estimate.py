@@ -6,6 +6,7 @@ import argparse
 import itertools
 import json
 import textwrap
+from dataclasses import replace
 from typing import Any
 
 from seqplan.api.cli.framework.command import add_command
@@ -14,7 +15,9 @@ from seqplan.api.cli.framework.model_options import (
     add_cluster,
     add_model,
     add_training,
+    degrees,
     deployment_of,
+    experts_of,
     parse_mode,
 )
 from seqplan.api.cli.framework.options import positive
@@ -23,6 +26,7 @@ from seqplan.costs.analytic.deployment import LOSSES, Deployment
 from seqplan.costs.analytic.estimate import Estimate, Load, estimate, problem
 from seqplan.costs.analytic.hardware import GIB
 from seqplan.costs.analytic.memory import VERDICTS
+from seqplan.costs.profiled_scheme import label_entry
 from seqplan.plans.recomputation import MODES
 from seqplan.plans.scheme import Scheme
 
@@ -61,8 +65,22 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     add_cluster(parser)
     for axis in ("tp", "pp", "ulysses", "ring"):
         parser.add_argument(
-            f"--{axis}", metavar="N,N", type=_degrees, default=(1,), help="default 1"
+            f"--{axis}", metavar="N,N", type=degrees, default=(1,), help="default 1"
         )
+    parser.add_argument(
+        "--expert-parallel",
+        metavar="N,N",
+        type=degrees,
+        default=(1,),
+        help="ranks that hold all experts together; default 1: each rank of tp a part of all",
+    )
+    parser.add_argument(
+        "--expert-tensor-parallel",
+        metavar="N",
+        type=positive,
+        default=1,
+        help="ranks that each expert is split over, with --expert-parallel above 1; default 1",
+    )
     parser.add_argument("--seq-len", metavar="L", type=positive, required=True, help="tokens")
     parser.add_argument(
         "--batch", metavar="B", type=positive, default=1, help="sequences an iteration; default 1"
@@ -90,12 +108,17 @@ def run(args: argparse.Namespace) -> int:
     deployment = deployment_of(args, longest=args.seq_len)
     load = Load(seq_len=args.seq_len, batch=args.batch, micro_batch=args.micro_batch)
     estimates, rejected = [], {}
-    for degrees in itertools.product(args.tp, args.pp, args.ulysses, args.ring):
-        scheme = Scheme(*degrees)
-        if reason := problem(deployment, scheme, load):
-            rejected[str(scheme)] = reason
+    of_degree = {
+        degree: replace(deployment, experts=experts_of(args, degree))
+        for degree in args.expert_parallel
+    }
+    axes = (args.tp, args.pp, args.ulysses, args.ring)
+    for degree, *axis_degrees in itertools.product(of_degree, *axes):
+        scheme, chosen = Scheme(*axis_degrees), of_degree[degree]
+        if reason := problem(chosen, scheme, load):
+            rejected[label_entry(scheme, degree)] = reason
         else:
-            estimates.append(estimate(deployment, scheme, load))
+            estimates.append(estimate(chosen, scheme, load))
     if not estimates:
         reasons = "; ".join(f"{scheme}: {reason}" for scheme, reason in rejected.items())
         raise ValueError(f"no scheme can run: {reasons}")
@@ -104,6 +127,7 @@ def run(args: argparse.Namespace) -> int:
             VERDICTS.index(estimated.verdict),
             estimated.iteration_ms,
             estimated.scheme,
+            estimated.expert_parallel,
         )
     )
     if args.json:
@@ -131,6 +155,7 @@ def as_json(estimated: Estimate) -> dict[str, Any]:
     """An estimate as JSON, bytes as whole numbers."""
     return {
         "scheme": estimated.scheme.as_dict(),
+        "expert_parallel": estimated.expert_parallel,
         "dp": estimated.dp,
         "micro_batches": estimated.micro_batches,
         "iteration_ms": estimated.iteration_ms,
@@ -158,7 +183,7 @@ def _rank_rows(deployment: Deployment, estimates: list[Estimate]) -> list[str]:
         ),
         [
             (
-                str(estimated.scheme),
+                estimated.label,
                 str(estimated.dp),
                 _time(estimated.iteration_ms),
                 f"{estimated.tokens_per_s:,.0f}",
@@ -184,7 +209,7 @@ def _none_fits(estimates: list[Estimate]) -> list[str]:
     if any(estimated.fits for estimated in estimates):
         return []
     least = min(estimates, key=lambda estimated: estimated.peak_bytes)
-    needed = f"none fits: {least.scheme} needs least, {_room(least)}"
+    needed = f"none fits: {least.label} needs least, {_room(least)}"
     return [f"{needed}; try more GPUs, --recompute full or a higher --zero"]
 
 
@@ -210,7 +235,7 @@ def _largest(estimated: Estimate) -> str:
 def _describe_model(deployment: Deployment, estimated: Estimate) -> list[str]:
     cluster = deployment.cluster
     setup = (
-        f"{estimated.scheme} × dp {estimated.dp} on {cluster.nodes} × {cluster.gpus_per_node} "
+        f"{estimated.label} × dp {estimated.dp} on {cluster.nodes} × {cluster.gpus_per_node} "
         f"{cluster.hardware.name}, {estimated.micro_batches} micro-batches a replica"
     )
     result = (
@@ -243,8 +268,3 @@ def _describe_model(deployment: Deployment, estimated: Estimate) -> list[str]:
 
 def _time(ms: float) -> str:
     return f"{ms:,.1f} ms" if ms < 1e5 else f"{ms / 1e3:,.1f} s"
-
-
-def _degrees(text: str) -> tuple[int, ...]:
-    """Degrees as ``1,2,4``, each once."""
-    return tuple(dict.fromkeys(positive(part) for part in text.split(",")))

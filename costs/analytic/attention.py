@@ -94,7 +94,7 @@ def attention_terms(
         (AttentionMask(window=special.window), special.window_layers),
         (AttentionMask(chunk=special.chunk), special.chunk_layers),
     )
-    forwards = Passes.from_mode(deployment.recompute).core
+    forwards = Passes.from_deployment(deployment).core
     names = {"attention": "kernel", "ulysses": "ulysses", "ring transfer": "ring"}
     names["ring merge"] = "merge"
     terms = {name: np.zeros_like(sequences.sum(axis=-1)) for name in names}

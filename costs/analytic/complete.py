@@ -29,7 +29,10 @@ from seqplan.plans.scheme import Scheme
 
 Floats = npt.NDArray[np.float64]
 
-WORK = ("matrix products", "memory-bound", "attention", "linear attention", "head and loss")
+WORK = (
+    *("matrix products", "memory-bound", "attention", "linear attention", "experts"),
+    "head and loss",
+)
 """Terms that one device has too and that grow with tokens: measurements give their speed."""
 
 LEAST_WORK = 0.25

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from seqplan.costs.analytic.expert_parallel import ExpertParallelism
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.analytic.stacks import DEFAULT_STACK, STACKS, Stack
 from seqplan.costs.model_sizes import ModelSizes
+from seqplan.costs.scheme_rules import expert_problem
 from seqplan.plans.recomputation import MODES, join_mode, split_mode
 from seqplan.plans.scheme import Scheme
 
@@ -25,8 +27,18 @@ CHUNK_ROWS = 1024
 PRECISIONS = ("bf16", "fp8", "mxfp8", "nvfp4")
 """Of the products of the layers; attention, norms, head and loss are in bf16 in all of them."""
 
+ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0, "mxfp8": 33 / 32, "nvfp4": 9 / 16}
+"""Bytes of an element that a product reads and keeps, its block's scale among them."""
+
 SYNC_OVERLAPS = ("exposed", "hidden")
 """Sync under ZeRO 1 and 2: after all forward and backward, or next to them."""
+
+RECOMPUTED_MODULES = (
+    *("layernorm", "core_attn", "mla_up_proj", "moe_act", "mlp", "shared_experts", "moe"),
+)
+"""Parts of a layer that are recomputed alone, as Megatron names them: norms, the attention kernel,
+what makes queries, keys and values of latent attention, the experts' activation function, a dense
+feed-forward, shared experts, a whole layer of experts."""
 
 CONTEXT_PARALLEL = ("ring", "all-gather")
 """How keys and values reach the ranks of ``ring``: passed on step by step, or gathered at once."""
@@ -42,6 +54,8 @@ of an even hash on GB200 and GB300."""
 
 
 Floats = npt.NDArray[np.float64]
+
+NO_EXPERT_PARALLELISM = ExpertParallelism()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +79,8 @@ class Deployment:
 
     - ``zero``: ZeRO stage 1, 2 or 3; ``recompute``: recomputation mode; ``loss``,
       ``precision``, ``sync``, ``context_parallel``: see the constants above.
+    - ``recompute_modules``: parts of a layer that are recomputed although ``recompute`` is none, by
+      Megatron's names, see ``RECOMPUTED_MODULES``.
     - ``offload_layers``: share of the layers whose activations go to host memory, of
       which each GPU has ``host_memory_bytes``.
     - ``gradient_bytes``: of a gradient's sum during a step, 4 in fp32, 2 in bf16.
@@ -78,12 +94,14 @@ class Deployment:
       hold copies); 0 for all GPUs.
     - ``offload_optimizer``: whether the optimizer's states are in host memory and it steps there.
     - ``added_terms``: cost terms that packages add.
+    - ``experts``: how experts are split over ranks and reached.
     """
 
     cluster: ClusterHardware
     sizes: ModelSizes
     zero: int = 1
     recompute: str = "none"
+    recompute_modules: tuple[str, ...] = ()
     offload_layers: float = 0.0
     host_memory_bytes: float = 0.0
     loss: str = "whole"
@@ -99,6 +117,7 @@ class Deployment:
     optimizer_shards: int = 0
     offload_optimizer: bool = False
     added_terms: tuple[CostTerm, ...] = ()
+    experts: ExpertParallelism = NO_EXPERT_PARALLELISM
 
     def __post_init__(self) -> None:
         if self.zero not in (1, 2, 3):
@@ -117,6 +136,16 @@ class Deployment:
                 raise ValueError(
                     f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}"
                 )
+        if unknown := set(self.recompute_modules) - set(RECOMPUTED_MODULES):
+            known = ", ".join(RECOMPUTED_MODULES)
+            raise ValueError(f"recompute_modules must be of {known}, not {min(unknown)!r}")
+        if self.recompute_modules and self.recompute != "none":
+            raise ValueError(
+                f"recompute_modules {','.join(self.recompute_modules)}: recompute "
+                f"{self.recompute!r} must be none. Use one of both"
+            )
+        if problem := expert_problem(self.experts.degree, self.sizes.shape):
+            raise ValueError(problem)
         if not 0 <= self.offload_layers <= 1:
             raise ValueError(f"offload_layers must be a share from 0 to 1: {self.offload_layers!r}")
         hardware = self.cluster.hardware
@@ -206,6 +235,8 @@ class Deployment:
             parts.append("optimizer's states in host memory")
         if self.optimizer_shards:
             parts.append(f"states sharded over {self.optimizer_shards} GPUs")
+        if experts := self.experts.description:
+            parts.append(experts)
         if self.added_terms:
             parts.append(f"added cost terms {', '.join(term.name for term in self.added_terms)}")
         return ", ".join(parts)
@@ -224,11 +255,8 @@ class Deployment:
             )
         if self.precision != "bf16" and hardware.generation != "hopper":
             notes.append(f"unchecked: products in {self.precision} on {hardware.name}")
-        if special.expert_layers:
-            notes.append(
-                "unchecked: experts. Every rank of tp holds its part of all of them (no expert "
-                "parallelism), and tokens are taken as spread evenly over them"
-            )
+        if self.expert_note is not None:
+            notes.append(self.expert_note)
         if special.window_layers or special.chunk_layers:
             notes.append(
                 "unchecked: attention within windows or chunks is taken as fast as full attention "
@@ -252,6 +280,21 @@ class Deployment:
             for term in self.added_terms
         )
         return tuple(notes)
+
+    @property
+    def expert_note(self) -> str | None:
+        """Caveat of its figures that is about experts; None without them."""
+        if not self.sizes.architecture.expert_layers:
+            return None
+        if self.experts.degree == 1:
+            return (
+                "unchecked: experts. Every rank of tp holds its part of all of them (no expert "
+                "parallelism), and tokens are taken as spread evenly over them"
+            )
+        return (
+            "unchecked: experts, and exchanges between their ranks; the fullest rank of a block "
+            f"has {self.experts.imbalance:g} times the mean of tokens (assumed)"
+        )
 
     def stage_layers(self, pp: int) -> int:
         """Count the layers of the longest of ``pp`` stages: all its virtual stages together."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from seqplan.costs.analytic.deployment import Deployment
+from seqplan.costs.analytic.deployment import NO_EXPERT_PARALLELISM, Deployment
 from seqplan.costs.analytic.derived_scheme import (
     check_schemes,
     count_gathered_bytes,
@@ -17,9 +18,12 @@ from seqplan.costs.analytic.derived_scheme import (
     fit_terms,
     write_derived_entry,
 )
+from seqplan.costs.analytic.expert_parallel import ExpertParallelism
+from seqplan.costs.analytic.experts import SHARED_TERMS, block_problem, expert_terms
 from seqplan.costs.analytic.memory import (
     CONTEXT_BYTES,
     FRAGMENTATION,
+    count_expert_bytes,
     count_fixed_loss_bytes,
     count_host_bytes,
     count_kept_bytes,
@@ -31,7 +35,8 @@ from seqplan.costs.fit.latency_fit import Errors
 from seqplan.costs.latency import Latency
 from seqplan.costs.profile_document import keep_modes
 from seqplan.costs.profile_reader import COMPARED_LENGTH, HOST_BYTES
-from seqplan.costs.profiled_scheme import PROFILE_SCHEMA
+from seqplan.costs.profiled_scheme import PROFILE_SCHEMA, SchemeKey
+from seqplan.costs.scheme_rules import expert_problem
 from seqplan.plans.recomputation import rank_mode
 from seqplan.plans.scheme import Scheme
 
@@ -49,36 +54,45 @@ def derive_profile(
     name: str,
     longest: int = 131072,
     modes: Sequence[str] = (),
+    expert_degrees: Sequence[int] = (1,),
 ) -> dict[str, Any]:
     """Derive the profile document (schema 2) of a model on a cluster, every scheme ``derived``.
 
     ``modes``: recomputation modes, that of the deployment alone if empty. ``longest``: tokens up to
     which T(l) is fitted. Parameter traffic of ZeRO 1 and 2 is left to the sync, as in measured
     profiles; ZeRO 3 gathers over the whole cluster. MaxLen counts logits on every stage, which is
-    above the need of a first stage. ``ValueError`` for a scheme that the model or the cluster
-    cannot run, or none.
+    above the need of a first stage. ``expert_degrees``: of expert parallelism, of which each scheme
+    has an entry if its stages are whole blocks. ``ValueError`` for a scheme or a degree that the
+    model or the cluster cannot run, or none.
     """
+    degrees = _check_degrees(deployment, schemes, expert_degrees)
     check_schemes(deployment.sizes, deployment.cluster, schemes, deployment.zero)
-    cluster, sizes = deployment.cluster, deployment.sizes
+    cluster, sizes, options = deployment.cluster, deployment.sizes, deployment.experts
+    deployment = _with_degree(deployment, options, 1)
     by_mode = {
         mode: deployment.with_mode(mode)
         for mode in sorted(modes or (deployment.mode,), key=rank_mode)
     }
+    keys = [
+        (scheme, degree)
+        for scheme in sorted(set(schemes))
+        for degree in degrees
+        if block_problem(_with_degree(deployment, options, degree), scheme) is None
+    ]
     fitted = {
         mode: {
-            scheme: fit_terms(
-                partial(_stage_ms, chosen),
-                scheme,
-                longest,
-                packed=not sizes.architecture.dense,
-            )
-            for scheme in sorted(set(schemes))
+            key: _fit_entry(_with_degree(chosen, options, key[1]), key[0], longest) for key in keys
         }
         for mode, chosen in by_mode.items()
     }
     widths = sorted({scheme.tp for scheme in schemes})
     described = [
-        _describe_mode(chosen, widths, fitted[mode], fitted[next(iter(by_mode))])
+        _describe_mode(
+            _with_degree(chosen, options, max(degrees)),
+            widths,
+            fitted[mode],
+            fitted[next(iter(by_mode))],
+        )
         for mode, chosen in by_mode.items()
     ]
     # Those that keep most first; of two that keep as much the one that recomputes less.
@@ -88,7 +102,11 @@ def derive_profile(
     hardware = cluster.hardware
     errors = [errors for of_mode in fitted.values() for _, errors in of_mode.values()]
     notes = list(dict.fromkeys(note for chosen in by_mode.values() for note in chosen.notes))
+    if max(degrees) > 1:
+        notes = [note for note in notes if note != deployment.expert_note]
+        notes.append(describe_degrees(options, degrees))
     sharded, layers, embeddings = state_bytes(deployment)
+    experts = count_expert_bytes(deployment) if max(degrees) > 1 else 0.0
     document = {
         "schema": PROFILE_SCHEMA,
         "name": name,
@@ -108,7 +126,8 @@ def derive_profile(
             "context_bytes": float(CONTEXT_BYTES),
             "margin_bytes": FRAGMENTATION * hardware.memory_bytes,
             "sharded_state_bytes": [[None, sharded]],
-            "resident_layer_bytes": layers,
+            "resident_layer_bytes": layers - experts,
+            **({"resident_expert_bytes": experts} if experts else {}),
             "resident_embedding_bytes": embeddings,
             **({"loss_bytes": loss} if (loss := count_fixed_loss_bytes(deployment)) else {}),
             **({"host_memory_bytes": deployment.host_memory_bytes} if offloads else {}),
@@ -117,16 +136,64 @@ def derive_profile(
             write_derived_entry(
                 scheme,
                 {
+                    **({"expert_parallel": degree} if degree > 1 else {}),
                     "modes": {
-                        mode["name"]: fitted[mode["name"]][scheme][0].as_dict()
+                        mode["name"]: fitted[mode["name"]][scheme, degree][0].as_dict()
                         for mode in described
-                    }
+                    },
                 },
             )
-            for scheme in sorted(set(schemes))
+            for scheme, degree in keys
         ],
     }
     return keep_modes(document, [mode["name"] for mode in described])
+
+
+def describe_degrees(experts: ExpertParallelism, degrees: Sequence[int]) -> str:
+    """Describe what entries of several degrees of expert parallelism assume."""
+    listed = ", ".join(map(str, degrees))
+    hidden = f"{experts.overlap:.0%} of it hidden" if experts.overlap else "none of it hidden"
+    return (
+        f"unchecked: experts. expert_parallel {listed}: above 1 tokens reach their experts by "
+        f"{experts.dispatcher}, {hidden}, and the fullest rank of experts has "
+        f"{experts.imbalance:g} times the mean of tokens (assumed)"
+    )
+
+
+def _check_degrees(
+    deployment: Deployment, schemes: Sequence[Scheme], degrees: Sequence[int]
+) -> list[int]:
+    """Return the degrees ascending; ``ValueError`` for one that the model or cluster cannot run."""
+    gpus, shape = deployment.cluster.gpus, deployment.sizes.shape
+    for degree in degrees:
+        if problem := expert_problem(degree, shape):
+            raise ValueError(problem)
+        chosen = _with_degree(deployment, deployment.experts, degree)
+        blocks = [block_problem(chosen, scheme) for scheme in schemes]
+        if schemes and None not in blocks:
+            raise ValueError(f"expert_parallel = {degree}: {blocks[0]} of {gpus}. Add nodes")
+    return sorted(set(degrees))
+
+
+def _with_degree(deployment: Deployment, options: ExpertParallelism, degree: int) -> Deployment:
+    """Return the deployment with a degree of expert parallelism, above 1 by ``options``."""
+    experts = replace(options, degree=degree) if degree > 1 else NO_EXPERT_PARALLELISM
+    return replace(deployment, experts=experts)
+
+
+def _fit_entry(deployment: Deployment, scheme: Scheme, longest: int) -> Fitted:
+    """Fit the coefficients of a scheme, ``b_shared`` to the terms that blocks share."""
+    packed = not deployment.sizes.architecture.dense
+    latency, errors = fit_terms(partial(_stage_ms, deployment), scheme, longest, packed=packed)
+    if deployment.experts.degree > 1:
+        lengths = np.array([[longest / 2], [longest]])
+        terms = expert_terms(
+            deployment, scheme, float(deployment.stage_layers(scheme.pp)), lengths.sum(axis=-1)
+        )
+        half, whole = np.sum([terms[name] for name in SHARED_TERMS], axis=0)
+        share = float(whole - half) / (longest / 2)
+        latency = replace(latency, b_shared=min(share, latency.b))
+    return latency, errors
 
 
 def _stage_ms(deployment: Deployment, scheme: Scheme, micro_batches: Floats) -> Floats:
@@ -140,15 +207,15 @@ def _stage_ms(deployment: Deployment, scheme: Scheme, micro_batches: Floats) -> 
 def _describe_mode(
     deployment: Deployment,
     widths: Sequence[int],
-    fitted: Mapping[Scheme, Fitted],
-    plain: Mapping[Scheme, Fitted],
+    fitted: Mapping[SchemeKey, Fitted],
+    plain: Mapping[SchemeKey, Fitted],
 ) -> dict[str, Any]:
     """Write a recomputation mode as the profile's document has it.
 
     Forward takes as long as in ``plain``, which recomputes least.
     """
-    scheme = min(fitted)
-    time, least = (of[scheme][0].micro_batch_ms([COMPARED_LENGTH]) for of in (fitted, plain))
+    key = min(fitted)
+    time, least = (of[key][0].micro_batch_ms([COMPARED_LENGTH]) for of in (fitted, plain))
     hidden = deployment.sizes.hidden
     host = {str(tp): count_host_bytes(deployment, tp) for tp in widths}
     return {

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from seqplan.costs.analytic.attention import AttentionMask
 from seqplan.costs.analytic.deployment import Deployment
+from seqplan.costs.analytic.experts import Replicated, block_problem, split_parameters
 from seqplan.costs.analytic.kernels import memory_ms
 from seqplan.costs.analytic.links import (
     placement,
     rank_latency_ms,
     ring_collective_ms,
     shift_ms,
-    split_replicas,
 )
 from seqplan.costs.analytic.memory import (
     PARAMETER_BYTES,
@@ -27,6 +27,7 @@ from seqplan.costs.analytic.memory import (
 )
 from seqplan.costs.analytic.terms import stage_terms
 from seqplan.costs.model_sizes import ModelSizes
+from seqplan.costs.profiled_scheme import label_entry
 from seqplan.costs.scheme_rules import scheme_problem
 from seqplan.plans.scheme import Scheme
 
@@ -64,6 +65,7 @@ class Estimate:
     """
 
     scheme: Scheme
+    expert_parallel: int
     dp: int
     micro_batches: int
     iteration_ms: float
@@ -75,6 +77,11 @@ class Estimate:
     capacity_bytes: float
     host_bytes: float
     host_capacity_bytes: float
+
+    @property
+    def label(self) -> str:
+        """Its scheme with its degree of expert parallelism above 1."""
+        return label_entry(self.scheme, self.expert_parallel)
 
     @property
     def usable_bytes(self) -> float:
@@ -105,6 +112,8 @@ def problem(deployment: Deployment, scheme: Scheme, load: Load) -> str | None:
     if gpus % scheme.gpus:
         return f"its {scheme.gpus} GPUs do not divide the cluster's {gpus}"
     if reason := scheme_problem(scheme, deployment.sizes.shape, equal_stages=False):
+        return reason
+    if reason := block_problem(deployment, scheme):
         return reason
     if deployment.zero == 3 and scheme.pp > 1:
         return "ZeRO-3 gathers every layer on every rank; use it with pp = 1"
@@ -156,12 +165,14 @@ def estimate(deployment: Deployment, scheme: Scheme, load: Load) -> Estimate:
         # Interleaved stages send next to the next stage's kernels, but when filling and draining.
         steady = count if virtual == 1 else 0
         terms["pipeline sends"] = 2 * (steady + scheme.pp - 1) * shift
-    held = deployment.stage_layers(scheme.pp) / sizes.layers * sizes.layers_parameters
-    held += (sizes.count_stored_parameters(scheme.pp) - sizes.layers_parameters) / scheme.pp
-    held /= scheme.tp
+    share = deployment.stage_layers(scheme.pp) / sizes.layers
+    experts = share * sizes.expert_parameters
+    dense = share * sizes.layers_parameters - experts
+    dense += (sizes.count_stored_parameters(scheme.pp) - sizes.layers_parameters) / scheme.pp
+    held = split_parameters(deployment, scheme, dp, dense, experts)
     if deployment.zero < 3:
-        terms["parameter sync"] = _sync_ms(deployment, scheme, dp, held, count, stage_ms)
-    shard = held / split_replicas(scheme, dp, deployment.optimizer_shards)[0].size
+        terms["parameter sync"] = _sync_ms(deployment, scheme, held, count, stage_ms)
+    shard = sum(part.parameters / part.group.size for part in held)
     terms["optimizer"] = _optimizer_ms(deployment, shard)
     ranks = deployment.optimizer_shards or cluster.gpus
     iteration_ms = sum(terms.values())
@@ -169,6 +180,7 @@ def estimate(deployment: Deployment, scheme: Scheme, load: Load) -> Estimate:
     per_gpu = needed / (iteration_ms / 1e3) / cluster.gpus
     return Estimate(
         scheme=scheme,
+        expert_parallel=deployment.experts.degree,
         dp=dp,
         micro_batches=count,
         iteration_ms=iteration_ms,
@@ -194,9 +206,13 @@ def _optimizer_ms(deployment: Deployment, shard: float) -> float:
 
 
 def _sync_ms(
-    deployment: Deployment, scheme: Scheme, dp: int, held: float, count: int, stage_ms: float
+    deployment: Deployment,
+    scheme: Scheme,
+    held: Sequence[Replicated],
+    count: int,
+    stage_ms: float,
 ) -> float:
-    """Time the exposed sync of gradients and parameters of ``held`` parameters a rank.
+    """Time the exposed sync of gradients and parameters that a rank holds, experts' by themselves.
 
     ``exposed``: gradients are scattered and parameters gathered after all backward; ZeRO 2
     scatters after every micro-batch. ``hidden``: gradients are summed on the rank (also under ZeRO
@@ -205,12 +221,14 @@ def _sync_ms(
     the latency by ranks of each layer's two collectives. Copies of a shard sum their gradients.
     """
     cluster, layers = deployment.cluster, deployment.sizes.layers
-    group, copies = split_replicas(scheme, dp, deployment.optimizer_shards)
-    gradients = deployment.gradient_bytes * held
-    scattered = float(ring_collective_ms(cluster, group, gradients))
-    scattered += 2 * float(ring_collective_ms(cluster, copies, gradients / group.size))
-    gathered = float(ring_collective_ms(cluster, group, PARAMETER_BYTES * held))
-    ranks_ms = rank_latency_ms(cluster, group) + rank_latency_ms(cluster, copies)
+    scattered = gathered = ranks_ms = 0.0
+    for part in held:
+        group, copies = part.group, part.copies
+        gradients = deployment.gradient_bytes * part.parameters
+        scattered += float(ring_collective_ms(cluster, group, gradients))
+        scattered += 2 * float(ring_collective_ms(cluster, copies, gradients / group.size))
+        gathered += float(ring_collective_ms(cluster, group, PARAMETER_BYTES * part.parameters))
+        ranks_ms += rank_latency_ms(cluster, group) + rank_latency_ms(cluster, copies)
     if deployment.sync == "exposed":
         scatters = count if deployment.zero == 2 else 1
         return scatters * (scattered + ranks_ms) + gathered + ranks_ms

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from seqplan.costs.analytic.deployment import Deployment
+from seqplan.costs.analytic.deployment import ELEMENT_BYTES, Deployment
 from seqplan.costs.analytic.kernels import matmul_ms, memory_ms
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.scheme import Scheme
@@ -17,9 +17,6 @@ Floats = npt.NDArray[np.float64]
 
 LINEAR_CHUNK = 64
 """Tokens that a linear-attention kernel takes at once (flash-linear-attention's default)."""
-
-ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0, "mxfp8": 33 / 32, "nvfp4": 9 / 16}
-"""Bytes of an element that a product reads, its block's scale among them."""
 
 LINEAR_EFFICIENCY = 0.25
 """Of the rate of large products that it reaches: assumed, compared with no measurement."""
@@ -30,7 +27,8 @@ class Passes:
     """How often forward runs; backward runs once.
 
     ``attention``: attention's products; ``core``: its kernel; ``feed_forward``: its products;
-    ``between``: norms, positions and activation functions of each half.
+    ``between``: norms, positions and activation functions of each half; ``again``: modules that
+    are recomputed alone.
     """
 
     attention: float
@@ -38,9 +36,21 @@ class Passes:
     feed_forward: float
     between: tuple[int, int]
 
+    again: frozenset[str] = frozenset()
+
+    def count(self, module: str) -> int:
+        """Count the further passes of a module that is recomputed alone."""
+        return int(module in self.again)
+
     @classmethod
-    def from_mode(cls, recompute: str) -> Passes:
-        """Those of a recomputation mode."""
+    def from_deployment(cls, deployment: Deployment) -> Passes:
+        """Those of its recomputation mode, and of the modules that it recomputes alone."""
+        again = frozenset(deployment.recompute_modules)
+        passes = cls._from_mode(deployment.recompute)
+        return replace(passes, core=passes.core + ("core_attn" in again), again=again)
+
+    @classmethod
+    def _from_mode(cls, recompute: str) -> Passes:
         return {
             "none": cls(1, 1, 1, (1, 1)),
             "elementwise": cls(1, 1, 1, (2, 2)),
@@ -53,16 +63,11 @@ class Passes:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """``count`` products of a layer, of weights (inner × columns), over ``share`` of the tokens.
-
-    The tokens of a product are those of one of them: a token runs through ``share``·``count``.
-    """
+    """A product of a layer: weights (inner × columns), and how often forward runs."""
 
     inner: float
     columns: float
     forwards: float
-    count: float = 1
-    share: float = 1.0
 
 
 def products_ms(deployment: Deployment, scheme: Scheme, layers: float, tokens: Floats) -> Floats:
@@ -74,42 +79,37 @@ def products_ms(deployment: Deployment, scheme: Scheme, layers: float, tokens: F
     width = ELEMENT_BYTES[deployment.precision]
     total = np.zeros_like(tokens)
     for layers_with, product in layer_products(deployment, scheme):
-        rows = tokens / scheme.sp * product.share  # gathered over tp
-        count, k, n = product.count, product.inner, product.columns
-        once = matmul_ms(hardware, rows, k, n, count=count, gain=gain, element_bytes=width)
-        ms = product.forwards * once
-        ms += matmul_ms(hardware, rows, n, k, count=count, gain=gain, element_bytes=width)
-        ms += matmul_ms(hardware, k, rows, n, count=count, gain=gain, element_bytes=width)
+        rows = tokens / scheme.sp  # gathered over tp
+        k, n = product.inner, product.columns
+        ms = product.forwards * matmul_ms(hardware, rows, k, n, gain=gain, element_bytes=width)
+        ms += matmul_ms(hardware, rows, n, k, gain=gain, element_bytes=width)
+        ms += matmul_ms(hardware, k, rows, n, gain=gain, element_bytes=width)
         total += layers / deployment.sizes.layers * layers_with * ms
     return total
 
 
 def layer_products(deployment: Deployment, scheme: Scheme) -> Iterator[tuple[int, Product]]:
-    """Yield every product of the model with how many of its layers have it."""
+    """Yield the products of the model without experts, and how many layers have each."""
     sizes, special = deployment.sizes, deployment.sizes.architecture
-    passes = Passes.from_mode(deployment.recompute)
+    passes = Passes.from_deployment(deployment)
     for inner, columns in _attention_weights(sizes, scheme.tp):
-        yield sizes.attending_layers, Product(inner, columns, passes.attention)
+        expands = inner in (special.query_rank, special.kv_rank)
+        again = passes.count("mla_up_proj") if expands else 0
+        yield sizes.attending_layers, Product(inner, columns, passes.attention + again)
     for inner, columns in _linear_weights(sizes, scheme.tp):
         yield special.linear_layers, Product(inner, columns, passes.attention)
     expanded = 1 if special.ungated else 2
-    forwards = passes.feed_forward
-    for layers, ffn, share, count in (
-        (sizes.layers - special.expert_layers, sizes.ffn, 1.0, 1),
-        (special.expert_layers, special.shared_ffn, 1.0, 1),
-        (
-            special.expert_layers,
-            special.expert_ffn,
-            special.experts_per_token / max(special.experts, 1),
-            special.experts,
-        ),
+    for layers, ffn, module in (
+        (sizes.layers - special.expert_layers, sizes.ffn, "mlp"),
+        (special.expert_layers, special.shared_ffn, "shared_experts"),
     ):
         if layers and ffn:
             split = ffn / scheme.tp
-            yield layers, Product(sizes.hidden, expanded * split, forwards, count, share)
-            yield layers, Product(split, sizes.hidden, forwards, count, share)
+            forwards = passes.feed_forward + passes.count(module)
+            yield layers, Product(sizes.hidden, expanded * split, forwards)
+            yield layers, Product(split, sizes.hidden, forwards)
     if special.expert_layers:
-        yield special.expert_layers, Product(sizes.hidden, special.experts, forwards)
+        yield special.expert_layers, Product(sizes.hidden, special.experts, passes.feed_forward)
 
 
 def _attention_weights(sizes: ModelSizes, tp: int) -> list[tuple[float, float]]:
@@ -151,10 +151,11 @@ def memory_bound_ms(
 
     Backward moves twice as much. Norms and sums are split over tp by tokens, the rest by width.
     If tp does not split by tokens (``Deployment.sequence_parallel``) every rank does them all.
-    Experts: every token's hidden state is copied to each of its experts and summed from them.
+    Without experts, whose rows are among the terms of experts.
     """
     sizes, special = deployment.sizes, deployment.sizes.architecture
-    passes = Passes.from_mode(deployment.recompute).between
+    again = Passes.from_deployment(deployment)
+    passes = again.between
     norms = 10.0 * sizes.hidden * (1 if deployment.sequence_parallel else scheme.tp)
     expanded = 2 if special.ungated else 3
     positions = 4.0 * (sizes.attention_width + sizes.kv_width)
@@ -163,13 +164,12 @@ def memory_bound_ms(
     linear = 4.0 * special.linear_conv * _linear_width(sizes)
     per_layer = special.linear_layers * linear + sizes.attending_layers * positions
     attention = sizes.layers * norms + per_layer
-    chosen = special.experts_per_token
-    sparse = 2.0 * expanded * (chosen * special.expert_ffn + special.shared_ffn)
-    sparse += (6.0 * chosen + 2.0) * sizes.hidden * (scheme.tp if chosen else 1)
+    sparse = 2.0 * expanded * special.shared_ffn
     dense = 2.0 * expanded * sizes.ffn
     feed_forward = sizes.layers * norms + special.expert_layers * sparse
     feed_forward += (sizes.layers - special.expert_layers) * dense
     moved = (passes[0] + 2) * attention + (passes[1] + 2) * feed_forward
+    moved += again.count("layernorm") * 2 * sizes.layers * 4.0 * sizes.hidden
     moved *= layers / sizes.layers * deployment.rates.memory_bound
     return memory_ms(deployment.cluster.hardware, moved * tokens / (scheme.sp * scheme.tp))
 
@@ -197,7 +197,7 @@ def linear_attention_ms(
     )
     hardware = deployment.cluster.hardware
     rate = hardware.peak_tflops * 1e9 * hardware.matmul_efficiency * LINEAR_EFFICIENCY
-    passes = Passes.from_mode(deployment.recompute).core + 2
+    passes = Passes.from_deployment(deployment).core + 2
     share = layers / sizes.layers * special.linear_layers / (scheme.tp * scheme.sp)
     moved = 4.0 * _linear_width(sizes)
     return np.asarray(

@@ -73,6 +73,26 @@ def all_to_all_ms(cluster: ClusterHardware, group: Group, payload_bytes: npt.Arr
     return _ms(payload, max(within, between, bridge)) + _latency_ms(cluster, group)
 
 
+def exchange_ms(
+    cluster: ClusterHardware,
+    group: Group,
+    within_bytes: npt.ArrayLike,
+    between_bytes: npt.ArrayLike,
+    rate: float,
+) -> Floats:
+    """Time an exchange of a rank within its node and with other nodes.
+
+    Both go on at once. ``rate``: share of the links' rates that it reaches.
+    """
+    within, between = (np.asarray(b, dtype=np.float64) for b in (within_bytes, between_bytes))
+    if group.size == 1:
+        return np.zeros_like(within)
+    slowest = np.maximum(
+        _ms(within, 1 / (rate * _intra(cluster))), _ms(between, 1 / (rate * _inter(cluster)))
+    )
+    return np.asarray(slowest + _latency_ms(cluster, group))
+
+
 def shift_ms(cluster: ClusterHardware, group: Group, payload_bytes: npt.ArrayLike) -> Floats:
     """Time a shift: every rank sends ``payload_bytes`` to the next of its group, as in a ring."""
     payload = np.asarray(payload_bytes, dtype=np.float64)

@@ -6,10 +6,10 @@ residuals by tokens are the deployment's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import ceil, inf
 
-from seqplan.costs.analytic.deployment import CHUNK_ROWS, Deployment
+from seqplan.costs.analytic.deployment import CHUNK_ROWS, ELEMENT_BYTES, Deployment
 from seqplan.costs.analytic.hardware import GIB
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.scheme import Scheme
@@ -57,8 +57,21 @@ def state_bytes(deployment: Deployment) -> tuple[float, float, float]:
     return float(sharded * everything), float(resident * layers), float(resident * embeddings)
 
 
+def count_expert_bytes(deployment: Deployment) -> float:
+    """Count the resident part of the experts' states, which those of layers contain."""
+    sizes = deployment.sizes
+    return state_bytes(deployment)[1] * sizes.expert_parameters / sizes.layers_parameters
+
+
 def layer_activation_bytes(
-    sizes: ModelSizes, recompute: str, tp: int, *, sequence_parallel: bool = True
+    sizes: ModelSizes,
+    recompute: str,
+    tp: int,
+    *,
+    sequence_parallel: bool = True,
+    imbalance: float = 1.0,
+    modules: Collection[str] = (),
+    input_bytes: float = 2.0,
 ) -> float:
     """Count the saved bytes of one layer per token, before division over tp·ulysses·ring.
 
@@ -67,7 +80,9 @@ def layer_activation_bytes(
     runs through. ``elementwise`` keeps the outputs of products and attention, ``half_products``
     those of attention and of every second product, which is most with fused projections: the first
     of attention and of the feed-forward. ``attention_core`` drops nothing but the sums of softmax:
-    a fused kernel keeps no scores. The mean of all layers.
+    a fused kernel keeps no scores. The mean of all layers. ``imbalance``: tokens of the fullest
+    rank of experts over the mean; ``modules``: parts that ``none`` recomputes, of
+    ``RECOMPUTED_MODULES``; ``input_bytes``: of an element that a product keeps, in its precision.
     """
     special = sizes.architecture
     attended = 2 * sizes.attention_width + 2 * sizes.kv_width
@@ -79,20 +94,30 @@ def layer_activation_bytes(
     linear = 2 * special.linear_key_heads * special.linear_key_dim + 3 * values
     layers = sizes.layers
     inner = (sizes.attending_layers * attended + special.linear_layers * linear) / layers
-    sparse = special.experts_per_token * (
-        special.expert_ffn + (sizes.hidden if special.experts else 0)
-    )
-    sparse += special.shared_ffn
     sparse_share = special.expert_layers / layers
-    ffn = (1 - sparse_share) * sizes.ffn + sparse_share * sparse
+    chosen = special.experts_per_token * imbalance * sparse_share
+    ffn = (1 - sparse_share) * sizes.ffn + sparse_share * special.shared_ffn
+    ffn += chosen * special.expert_ffn
+    rows = chosen * sizes.hidden  # to experts, and as many back
     unsplit = 0.0 if sequence_parallel else UNSPLIT_BYTES * tp * sizes.hidden
-    attention = 2.0 * (3 * sizes.hidden + inner) + unsplit
+    attention = 2.0 * (2 * sizes.hidden + inner) + input_bytes * sizes.hidden + unsplit
     expanded = 1 if special.ungated else 2
-    feed_forward = 2 * (sizes.hidden + (expanded + 1) * ffn)
-    put_out = 2.0 * (2 * sizes.hidden + inner + expanded * ffn) + unsplit
+    feed_forward = 2 * (expanded * ffn + rows) + input_bytes * (sizes.hidden + ffn + rows)
+    put_out = 2.0 * (2 * sizes.hidden + inner + expanded * ffn + 2 * rows) + unsplit
+    of_width = 2.0 * expanded + input_bytes
     statistics = 4.0 * sizes.heads * sizes.attending_layers / layers
+    dropped = {
+        "layernorm": 2 * input_bytes * sizes.hidden,
+        "core_attn": statistics,
+        "mla_up_proj": 2.0 * sizes.heads * (2 * (special.nope_dim + special.rope_dim))
+        + 2.0 * sizes.heads * special.value_dim,
+        "moe_act": input_bytes * chosen * special.expert_ffn,
+        "mlp": of_width * (1 - sparse_share) * sizes.ffn,
+        "shared_experts": of_width * sparse_share * special.shared_ffn,
+        "moe": of_width * chosen * special.expert_ffn + (2 + input_bytes) * rows,
+    }
     return {
-        "none": float(attention + feed_forward),
+        "none": float(attention + feed_forward) - sum(dropped[name] for name in modules),
         "elementwise": float(put_out),
         "attention_core": float(attention + feed_forward - statistics),
         "half_products": put_out - 2.0 * sizes.hidden,
@@ -158,9 +183,18 @@ def _split_recomputed(deployment: Deployment, tp: int) -> tuple[float, float]:
     """Count a layer's bytes per token that stay, and those that recomputing it adds."""
     kept_bytes, whole = (
         layer_activation_bytes(
-            deployment.sizes, recompute, tp, sequence_parallel=deployment.sequence_parallel
+            deployment.sizes,
+            recompute,
+            tp,
+            sequence_parallel=deployment.sequence_parallel,
+            imbalance=deployment.experts.imbalance,
+            modules=modules,
+            input_bytes=ELEMENT_BYTES[deployment.precision],
         )
-        for recompute in (deployment.recompute, "none")
+        for recompute, modules in (
+            (deployment.recompute, deployment.recompute_modules),
+            ("none", ()),
+        )
     )
     return kept_bytes + _count_added_bytes(deployment, tp), whole - kept_bytes
 
@@ -187,6 +221,7 @@ def peak_bytes(
     """
     sizes = deployment.sizes
     sharded, layers, embeddings = state_bytes(deployment)
+    per_parameter = layers / sizes.layers_parameters
     held = 1.0 if scheme.pp == 1 or sizes.tied else 0.5
     spread = scheme.tp * scheme.sp
     layer_bytes, recomputed = _split_recomputed(deployment, scheme.tp)
@@ -209,13 +244,23 @@ def peak_bytes(
         activations = last
     return {
         "optimizer and sharded states": sharded / (deployment.optimizer_shards or scheme.gpus * dp),
-        "parameters and gradients": layers * held_layers / (sizes.layers * scheme.tp)
+        "parameters and gradients": per_parameter
+        * count_held_parameters(deployment, scheme)
+        * held_layers
         + held * embeddings / scheme.tp,
         "activations": activations,
         "logits": logits,
         "buffers": _buffer_bytes(deployment, scheme, tokens),
         "context": float(CONTEXT_BYTES),
     }
+
+
+def count_held_parameters(deployment: Deployment, scheme: Scheme) -> float:
+    """Count the parameters of a layer on a rank, states not sharded."""
+    sizes, experts = deployment.sizes, deployment.experts
+    holders = experts.ranks if experts.degree > 1 else scheme.tp
+    dense = (sizes.layers_parameters - sizes.expert_parameters) / scheme.tp
+    return (dense + sizes.expert_parameters / holders) / sizes.layers
 
 
 def _buffer_bytes(deployment: Deployment, scheme: Scheme, tokens: float) -> float:
@@ -228,7 +273,7 @@ def _buffer_bytes(deployment: Deployment, scheme: Scheme, tokens: float) -> floa
         held = tokens / (scheme.ring * scheme.tp * scheme.ulysses)
         buffers += 2 * held * sizes.kv_width * (2 + 4)
     if deployment.zero == 3:
-        buffers += 2 * (PARAMETER_BYTES + 2) * sizes.layers_parameters / sizes.layers / scheme.tp
+        buffers += 2 * (PARAMETER_BYTES + 2) * count_held_parameters(deployment, scheme)
     return buffers
 
 

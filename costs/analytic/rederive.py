@@ -6,8 +6,9 @@ from collections.abc import Callable
 from itertools import product
 
 from seqplan.costs.analytic.deployment import LOSSES, Deployment
-from seqplan.costs.analytic.derive import derive_profile
+from seqplan.costs.analytic.derive import derive_profile, describe_degrees
 from seqplan.costs.analytic.devices import DEVICES
+from seqplan.costs.analytic.expert_parallel import ExpertParallelism
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.analytic.stacks import DEFAULT_STACK, STACKS
 from seqplan.costs.profile import Profile
@@ -40,6 +41,11 @@ def rederive_profile(
         ),
         loss=next((loss for loss in LOSSES if f"loss {loss}" in profile.source), "whole"),
     )
+    degrees = profile.expert_degrees
+    if degrees != (1,) and describe_degrees(ExpertParallelism(), degrees) not in (
+        profile.document.get("notes", ())
+    ):
+        return None
     derived = all(entry.origin == "derived" for entry in profile.schemes)
     if not derived or f"{deployment.description}; nothing was measured" not in profile.source:
         return None
@@ -59,5 +65,6 @@ def rederive_profile(
         schemes,
         name=f"{profile.name}-zero{zero}",
         modes=[mode.name for mode in profile.modes],
+        expert_degrees=degrees,
     )
     return Profile.from_document(document, profile.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +61,12 @@ are set by Megatron's published benchmark of dynamic context parallelism (12 lay
 takes 19 ms a micro-batch and 25.4 ms more for each further rank of a ring. The rate of products on
 A100 was set with rows of an even hash; the factor of memory-bound kernels is assumed."""
 
-STACKS = {stack.name: stack for stack in (EAGER, COMPILED, MEGATRON)}
+MEGATRON_GRAPHS = replace(
+    MEGATRON, name="megatron-graphs", launch_us=0.5, checked=frozenset({"blackwell"})
+)
+"""Megatron with the whole iteration in a CUDA graph: the host launches nothing."""
+
+STACKS = {stack.name: stack for stack in (EAGER, COMPILED, MEGATRON, MEGATRON_GRAPHS)}
 """Stacks by the names of ``--stack``."""
 
 DEFAULT_STACK = COMPILED.name

@@ -9,20 +9,23 @@ import numpy.typing as npt
 
 from seqplan.costs.analytic.attention import TRANSFER_MULTIPROCESSORS, attention_terms
 from seqplan.costs.analytic.deployment import CostTerm, Deployment
+from seqplan.costs.analytic.experts import LAUNCHES, expert_terms, split_parameters
 from seqplan.costs.analytic.kernels import matmul_ms, memory_ms
 from seqplan.costs.analytic.layers import Passes, linear_attention_ms, memory_bound_ms, products_ms
 from seqplan.costs.analytic.links import (
     placement,
     rank_latency_ms,
     ring_collective_ms,
-    split_replicas,
 )
 from seqplan.costs.analytic.memory import count_host_bytes
 from seqplan.plans.scheme import Scheme
 
 Floats = npt.NDArray[np.float64]
 
-HIDING = ("matrix products", "memory-bound", "attention", "linear attention", "ring transfer")
+HIDING = (
+    *("matrix products", "memory-bound", "attention", "linear attention", "experts"),
+    "ring transfer",
+)
 """Terms that hide ZeRO-3's collectives: kernels, and transfers of a ring that exceed their kernels.
 Gathering goes on while attention waits for the ring; each is counted at the rate of its links."""
 
@@ -50,10 +53,12 @@ def stage_terms(
         "matrix products": products_ms(deployment, scheme, layers, tokens),
         "memory-bound": memory_bound_ms(deployment, scheme, layers, tokens),
         **attention_terms(deployment, scheme, sequences, layers),
-        "tp communication": layers * _tp_ms(deployment, scheme, tokens),
+        "tp communication": _tp_ms(deployment, scheme, layers, tokens),
         "head and loss": _head_ms(deployment, scheme, tokens),
         "launch": np.full_like(tokens, _launch_ms(deployment, scheme, layers)),
     }
+    if deployment.sizes.architecture.expert_layers:
+        terms |= expert_terms(deployment, scheme, layers, tokens)
     if deployment.sizes.architecture.linear_layers:
         terms["linear attention"] = linear_attention_ms(deployment, scheme, layers, tokens)
     if deployment.offload_layers:
@@ -82,20 +87,26 @@ def _time_added_term(
     return np.broadcast_to(term, sequences.shape[:-1])
 
 
-def _tp_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floats:
+def _tp_ms(deployment: Deployment, scheme: Scheme, layers: float, tokens: Floats) -> Floats:
     """Time a layer's four all-gathers and reduce-scatters (USP, table 2), more when recomputing.
 
     Two blocks, attention and feed-forward, each gather and scatter once forward and once backward.
+    Tokens of experts that a block of ranks holds are exchanged, not gathered.
     ``Deployment.tp_overlap`` of it is hidden behind products.
     """
-    passes = Passes.from_mode(deployment.recompute)
+    special = deployment.sizes.architecture
+    gathered = deployment.sizes.layers
+    if deployment.experts.degree > 1 and not special.shared_ffn:
+        gathered -= special.expert_layers
+    passes = Passes.from_deployment(deployment)
     once = ring_collective_ms(
         deployment.cluster,
         placement(scheme, 1)["tp"],
         2 * tokens / scheme.sp * deployment.sizes.hidden,
     )
     exposed = 1 - deployment.tp_overlap
-    return exposed * 2 * (passes.attention + passes.feed_forward + 2) * once
+    feed_forward = (passes.feed_forward + 1) * gathered / deployment.sizes.layers
+    return exposed * 2 * (passes.attention + 1 + feed_forward) * layers * once
 
 
 def _head_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floats:
@@ -125,7 +136,7 @@ def _offload_ms(
     moved = count_host_bytes(deployment, scheme.tp) / (scheme.tp * scheme.sp * scheme.pp) * tokens
     copy_ms = moved / (deployment.cluster.hardware.host_gb_s * 1e6)
     whole = np.sum(list(terms.values()), axis=0)
-    passes = Passes.from_mode(deployment.recompute)
+    passes = Passes.from_deployment(deployment)
     forward = whole / (2 + (passes.attention + passes.feed_forward) / 2)
     return np.asarray(
         np.maximum(copy_ms - HIDES_COPIES * forward, 0.0)
@@ -134,11 +145,13 @@ def _offload_ms(
 
 
 def _launch_ms(deployment: Deployment, scheme: Scheme, layers: float) -> float:
-    passes, stack = Passes.from_mode(deployment.recompute), deployment.rates
+    passes, stack = Passes.from_deployment(deployment), deployment.rates
     forwards = (passes.attention + passes.feed_forward) / 2
     kernels = forwards * stack.forward + stack.backward
     if deployment.context_parallel == "ring":
         kernels += (passes.core + 1) * stack.ring_step * (scheme.ring - 1)
+    of_experts = deployment.sizes.architecture.expert_layers / deployment.sizes.layers
+    kernels += of_experts * LAUNCHES * (min(passes.feed_forward, 2.0) + 2) / 3
     return layers * kernels * stack.launch_us / 1e3
 
 
@@ -156,15 +169,17 @@ def _gathering_ms(
     gradients' scattering. So is the latency by ranks of each layer's three collectives.
     """
     sizes = deployment.sizes
-    group, _ = split_replicas(scheme, dp, deployment.optimizer_shards)
+    experts = layers / sizes.layers * sizes.expert_parameters
+    dense = layers / sizes.layers * sizes.layers_parameters - experts
+    parts = split_parameters(deployment, scheme, dp, dense, experts)
     hiding = sum(
         (terms[name] for name in HIDING if name in terms), start=np.zeros_like(terms["launch"])
     )
-    moved = 3 * ring_collective_ms(
-        deployment.cluster,
-        group,
-        2 * layers * sizes.layers_parameters / sizes.layers / scheme.tp,
+    moved = 3 * sum(
+        float(ring_collective_ms(deployment.cluster, part.group, 2 * part.parameters))
+        for part in parts
     )
+    ranks_ms = sum(rank_latency_ms(deployment.cluster, part.group) for part in parts)
     transfer_share = TRANSFER_MULTIPROCESSORS / deployment.cluster.hardware.multiprocessors
-    ends = 2 / 3 * moved / layers + 3 * layers * rank_latency_ms(deployment.cluster, group)
+    ends = 2 / 3 * moved / layers + 3 * layers * ranks_ms
     return np.asarray(np.maximum(moved - hiding, transfer_share * np.minimum(moved, hiding)) + ends)

@@ -73,6 +73,7 @@ def test_deepseek_without_its_further_layer(tmp_path: Path) -> None:
                 "window_layers": 18,
                 "window": 128,
                 "sinks": True,
+                "expert_bias": True,
                 "expert_layers": 36,
                 "experts": 128,
                 "experts_per_token": 4,

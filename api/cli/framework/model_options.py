@@ -13,6 +13,7 @@ from seqplan.api.cli.framework.options import number, positive
 
 if TYPE_CHECKING:
     from seqplan.costs.analytic.deployment import Deployment
+    from seqplan.costs.analytic.expert_parallel import ExpertParallelism
     from seqplan.costs.analytic.hardware import ClusterHardware
     from seqplan.costs.model_sizes import ModelSizes
 
@@ -96,6 +97,7 @@ def add_training(parser: argparse.ArgumentParser, *, schedule: bool) -> None:
         FP8_GAIN,
         SYNC_OVERLAPS,
     )
+    from seqplan.costs.analytic.expert_parallel import DEFAULT_DISPATCHER, DISPATCHERS
     from seqplan.costs.analytic.stacks import DEFAULT_STACK, STACKS
 
     group = parser.add_argument_group("training")
@@ -140,6 +142,21 @@ def add_training(parser: argparse.ArgumentParser, *, schedule: bool) -> None:
         default=DEFAULT_STACK,
         help="software of the trainer: products, memory-bound kernels, launches; default "
         f"{DEFAULT_STACK}",
+    )
+    add(
+        "--dispatcher",
+        metavar="NAME[:SHARE]",
+        type=_dispatcher,
+        default=(DEFAULT_DISPATCHER, 0.0),
+        help=f"how tokens reach experts on other ranks: {', '.join(DISPATCHERS)}; with the share "
+        f"of it that other kernels hide; default {DEFAULT_DISPATCHER}, none hidden",
+    )
+    add(
+        "--expert-imbalance",
+        metavar="TIMES",
+        type=number,
+        default=1.0,
+        help="tokens of the fullest rank of experts over the mean of its block; default 1",
     )
     if not schedule:
         return
@@ -186,6 +203,33 @@ def _precision(text: str) -> tuple[str, float]:
     return name, times
 
 
+def _dispatcher(text: str) -> tuple[str, float]:
+    """Read a dispatcher, and the share of its exchanges that is hidden."""
+    name, colon, share = text.partition(":")
+    return name, number(share) if colon else 0.0
+
+
+def degrees(text: str) -> tuple[int, ...]:
+    """Read degrees as ``1,2,4``, each once."""
+    return tuple(dict.fromkeys(positive(part) for part in text.split(",")))
+
+
+def experts_of(args: argparse.Namespace, degree: int) -> ExpertParallelism:
+    """Return the requested expert parallelism of a degree; ``ValueError`` for bad values."""
+    from seqplan.costs.analytic.expert_parallel import ExpertParallelism
+
+    if degree == 1 < max(args.expert_parallel):
+        return ExpertParallelism()
+    dispatcher, overlap = args.dispatcher
+    return ExpertParallelism(
+        degree=degree,
+        tensor=getattr(args, "expert_tensor_parallel", 1),
+        dispatcher=dispatcher,
+        imbalance=args.expert_imbalance,
+        overlap=overlap,
+    )
+
+
 SCHEDULE = ("virtual_stages", "sync", "optimizer_shards", "offload_optimizer")
 """Options of estimates that a profile's pipelines do not have."""
 
@@ -211,6 +255,7 @@ def deployment_of(args: argparse.Namespace, longest: int | None = None) -> Deplo
         stack=args.stack,
         added_terms=load_cost_terms(cluster.hardware.cost_terms),
         host_memory_bytes=cluster.hardware.host_memory_bytes,
+        experts=experts_of(args, max(args.expert_parallel)),
         **schedule,
     ).with_mode(args.recompute if isinstance(args.recompute, str) else "none")
 

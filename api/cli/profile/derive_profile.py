@@ -18,6 +18,7 @@ from seqplan.api.cli.framework.model_options import (
     add_model,
     add_training,
     cluster_of,
+    degrees,
     deployment_of,
     name_part,
     parse_modes,
@@ -27,6 +28,7 @@ from seqplan.api.cli.framework.output_file import check_output
 from seqplan.costs.analytic.complete import complete
 from seqplan.costs.analytic.deployment import FP8_GAIN, LOSSES
 from seqplan.costs.analytic.derive import derive_profile
+from seqplan.costs.analytic.expert_parallel import DEFAULT_DISPATCHER
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.analytic.stacks import DEFAULT_STACK
 from seqplan.costs.derived.model_profiles import OFFLOADING, list_schemes
@@ -57,6 +59,9 @@ _AS_MEASURED = {
     "gradient_bytes": 4,
     "sequence_parallel": True,
     "stack": DEFAULT_STACK,
+    "dispatcher": (DEFAULT_DISPATCHER, 0.0),
+    "expert_imbalance": 1.0,
+    "expert_parallel": (1,),
     "zero": 1,
     "recompute": None,
     "loss": None,
@@ -76,6 +81,14 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     add_cluster(parser)
     add_training(parser, schedule=False)
+    parser.add_argument(
+        "--expert-parallel",
+        metavar="LIST",
+        type=degrees,
+        default=(1,),
+        help="degrees, of which each scheme has an entry: ranks that hold all experts together; "
+        "default 1: each rank of tp a part of all",
+    )
     parser.add_argument("--zero", type=int, choices=(1, 2, 3), default=1, help="stage; default 1")
     parser.add_argument(
         "--recompute",
@@ -109,7 +122,13 @@ def _derive_all(args: argparse.Namespace) -> dict[str, Any]:
     name = args.name or f"{name_part(args.model)}-{name_part(args.hardware)}-estimate"
     schemes = _schemes(args, deployment.sizes.shape, deployment.cluster, zero=args.zero)
     modes = (*MODES, *OFFLOADING) if deployment.host_memory_bytes else MODES
-    return derive_profile(deployment, schemes, name=name, modes=args.recompute or modes)
+    return derive_profile(
+        deployment,
+        schemes,
+        name=name,
+        modes=args.recompute or modes,
+        expert_degrees=args.expert_parallel,
+    )
 
 
 def _complete(args: argparse.Namespace) -> dict[str, Any]:

@@ -46,6 +46,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
+    from seqplan.costs.analytic.validation.expert_runs import check_odd_experts
     from seqplan.costs.analytic.validation.held_out import check_odd_rows, leave_sources_out
     from seqplan.costs.analytic.validation.tables import checks
 
@@ -55,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     lines = summary(tables)
     lines += ["", "Rows that have set no constant (odd hash), by stack and device", ""]
-    lines += summary(check_odd_rows(tables))[:-3]
+    lines += summary([*check_odd_rows(tables), check_odd_experts(tables)])[:-3]
     lines += ["", "Stack megatron on H100, its rate of products fitted without a source", ""]
     lines += _left_out(leave_sources_out())
     notes: set[str] = set()

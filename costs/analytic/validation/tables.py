@@ -19,6 +19,7 @@ from seqplan.costs.analytic.kernels import memory_ms
 from seqplan.costs.analytic.links import Group, all_to_all_ms
 from seqplan.costs.analytic.memory import activation_bytes_per_token, state_bytes
 from seqplan.costs.analytic.terms import stage_terms
+from seqplan.costs.analytic.validation.expert_runs import expert_checks
 from seqplan.costs.analytic.validation.kernel_tables import kernel_checks
 from seqplan.costs.analytic.validation.published import read_published
 from seqplan.costs.analytic.validation.table_check import TableCheck, ValidatedRow
@@ -46,6 +47,7 @@ def checks() -> list[TableCheck]:
         *(_max_len_check(name) for name in A800_PROFILES),
         _all_to_all_check(),
         *training_checks(),
+        *expert_checks(),
         *kernel_checks(),
     ]
 

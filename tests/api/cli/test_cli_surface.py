@@ -30,17 +30,19 @@ SURFACE = {
     "--gpus-per-node --name --plot -o/--output! --json",
     "profile derive": "--model --profile --hardware! --nodes --gpus-per-node "
     "--precision --context-parallel --tp-overlap --gradient-bytes "
-    "--sequence-parallel/--no-sequence-parallel --stack --zero --recompute "
-    "--loss --schemes --name -o/--output! --json",
+    "--sequence-parallel/--no-sequence-parallel --stack --dispatcher --expert-imbalance "
+    "--expert-parallel --zero --recompute --loss --schemes --name -o/--output! --json",
     "profile merge": "samples.jsonl --capacity-gib! --gpus-per-node --name --plot -o/--output! "
     "--json",
     "profile refit": "--profile --plans --server --measurements --job --token -o/--output --json",
     "profile verify": "--device --checks --kernel --minutes --quick -o/--output --json",
     "profile validate": "--rows --json",
     "estimate": "--model! --hardware! --nodes --gpus-per-node --tp --pp "
-    "--ulysses --ring --seq-len! --batch --micro-batch --zero --recompute --loss "
+    "--ulysses --ring --expert-parallel --expert-tensor-parallel --seq-len! --batch "
+    "--micro-batch --zero --recompute --loss "
     "--precision --context-parallel --tp-overlap --gradient-bytes "
-    "--sequence-parallel/--no-sequence-parallel --stack --optimizer-shards "
+    "--sequence-parallel/--no-sequence-parallel --stack --dispatcher --expert-imbalance "
+    "--optimizer-shards "
     "--offload-optimizer --virtual-stages --sync --json",
     "propose": "DATA --profile! --gpus! --max-len! --tokens --method --seed --optimizer-shards "
     "--schemes --trainer --sync --execution --micro-step-multiple -o/--output --json",
@@ -69,7 +71,7 @@ SURFACE = {
 """Arguments of each command as scripts use them; ``!``: must be given."""
 
 MOST_OPTIONS = 18
-LARGER = {"estimate": 29, "plan": 20, "profile derive": 19}
+LARGER = {"estimate": 33, "plan": 20, "profile derive": 22}
 """Commands with more options, and how many at most."""
 
 

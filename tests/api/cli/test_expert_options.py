@@ -1,0 +1,66 @@
+"""Options of expert parallelism of ``seqplan estimate`` and ``profile derive``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import call, complaint, succeeded
+
+from seqplan.costs.profile import Profile
+
+MOE = ("--model", "qwen3-30b-a3b", "--hardware", "h100-80gb", "--nodes", "2")
+
+
+def test_expert_parallelism_is_estimated_by_degree() -> None:
+    options = ("--expert-parallel", "1,8,16", "--dispatcher", "hybridep:0.5")
+    load = ("--seq-len", "4096", "--batch", "64")
+    text = succeeded(call("estimate", *MOE, *options, *load))
+    assert "tp1 ep16" in text
+    assert "1 times the mean of tokens (assumed)" in " ".join(text.split())
+    document = json.loads(succeeded(call("estimate", *MOE, *options, *load, "--json")))
+    degrees = {found["expert_parallel"]: found for found in document["estimates"]}
+    assert sorted(degrees) == [1, 8, 16]
+    assert degrees[16]["peak_bytes"] < degrees[8]["peak_bytes"] < degrees[1]["peak_bytes"]
+    assert "expert exchange" not in degrees[1]["terms_ms"]
+    split = call(
+        *("estimate", *MOE, "--expert-parallel", "8", "--expert-tensor-parallel", "2"),
+        *("--expert-imbalance", "1.5", *load),
+    )
+    assert "1.5 times the mean" in " ".join(succeeded(split).split())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--expert-parallel", "3"), "expert_parallel = 3 does not divide the 128 experts"),
+        (("--expert-parallel", "8", "--expert-imbalance", "0.5"), "from 1 to 1000: 0.5"),
+        (("--dispatcher", "mpi"), "dispatcher must be one of nccl, deepep, hybridep, not 'mpi'"),
+        (("--expert-tensor-parallel", "2"), "requires expert_parallel above 1"),
+    ],
+)
+def test_bad_expert_parallelism_is_one_line(options: tuple[str, ...], message: str) -> None:
+    for command in (
+        ("estimate", *MOE, "--seq-len", "4096"),
+        ("profile", "derive", *MOE, "-o", "never-written.json"),
+    ):
+        if command[0] == "profile" and "--expert-tensor-parallel" in options:
+            continue
+        assert message in complaint(call(*command, *options))
+    dense = call(
+        *("estimate", "--model", "llama3-8b", "--hardware", "h100-80gb"),
+        *("--seq-len", "4096", "--expert-parallel", "8"),
+    )
+    assert "expert_parallel = 8 requires a model with experts" in complaint(dense)
+
+
+def test_a_profile_is_derived_by_degree_of_expert_parallelism(tmp_path: Path) -> None:
+    output = tmp_path / "moe.json"
+    options = ("--expert-parallel", "1,8", "--dispatcher", "deepep", "--expert-imbalance", "1.2")
+    text = succeeded(
+        call(*("profile", "derive", *MOE, *options, "--schemes", "tp1,tp2", "-o", str(output)))
+    )
+    assert "1.2 times the mean of tokens (assumed)" in " ".join(text.split())
+    assert Profile.load(output).expert_degrees == (1, 8)
+    assert "tp2 ep8" in succeeded(call("profile", "show", str(output), "--gpus", "16"))

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from itertools import count, pairwise
 from typing import Protocol
 
-from seqplan.plans.experts import holds_whole_blocks
+from seqplan.plans.experts import ExpertSchedule, holds_whole_blocks
 from seqplan.plans.groups import Coordinates, process_groups
 from seqplan.plans.plan import Plan, PlannedPipeline
-from seqplan.plans.recomputation import window_share
+from seqplan.plans.recomputation import repeats_exchanges, window_share
 from seqplan.plans.schedule import schedule
 from seqplan.plans.scheme import Scheme
 
@@ -57,7 +57,7 @@ def lint(plan: Plan, costs: Mapping[Scheme, SchemeCost] | None) -> list[str]:
     faults += placement
     if not placement:
         # Derived from the placement: on an unsound one these would only repeat its faults.
-        faults += [*_check_shared_ranks(plan), *_groups(plan)]
+        faults += [*_check_shared_ranks(plan), *_groups(plan), *_check_exchanges(plan)]
     if costs is not None:
         faults += _profile(plan, costs)
     faults += [*_pipeline_times(plan), *_step_times(plan), *_selection(plan)]
@@ -197,6 +197,26 @@ def _check_experts(plan: Plan) -> Iterator[str]:
             if not 0 <= batch.shared_ms <= batch.cost_ms:
                 place = f"pipeline {index} micro-batch {number}"
                 yield f"{place}: shared_ms {batch.shared_ms} is outside 0 … {batch.cost_ms}"
+
+
+def _check_exchanges(plan: Plan) -> Iterator[str]:
+    """Check that ranks of a component repeat exchanges of experts' tokens together."""
+    if plan.expert_parallel == 1:
+        return
+    steps = ExpertSchedule(plan.pipelines, plan.expert_parallel)
+    for component in steps.components:
+        repeating: dict[int, set[bool]] = {}
+        for index in component.pipelines if component.coupled else ():
+            for number, batch in enumerate(plan.pipelines[index].micro_batches):
+                if batch.recompute is not None:
+                    of_step = repeating.setdefault(steps.first[index] + number, set())
+                    of_step.add(repeats_exchanges(batch.recompute))
+        for micro_step, kinds in sorted(repeating.items()):
+            if len(kinds) > 1:
+                yield (
+                    f"block {component.blocks[0]} micro-step {micro_step}: some recomputation "
+                    "modes repeat the exchanges of experts' tokens, others do not"
+                )
 
 
 def _check_shared_ranks(plan: Plan) -> Iterator[str]:

@@ -60,6 +60,17 @@ def read_mode(fields: Mapping[str, Any]) -> str | None:
     return None if name is None else join_mode(name, fields.get("offload_layers", 0.0))
 
 
+REPEATING = {"none": "mlp", "attention_core": "full"}
+"""Modes that repeat no exchange of experts' tokens, with those that do the same and repeat them.
+
+All others compute a layer's feed-forward again, with its exchanges."""
+
+
+def repeats_exchanges(mode: str | None) -> bool:
+    """Return whether a mode repeats the exchanges of experts' tokens; not without a mode."""
+    return mode is not None and split_mode(mode)[0] not in REPEATING
+
+
 def rank_mode(mode: str) -> tuple[int, float]:
     """Return a key that sorts modes from keeping everything to keeping least."""
     name, share = split_mode(mode)

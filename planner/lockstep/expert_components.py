@@ -30,6 +30,7 @@ from seqplan.planner.lockstep.plan_micro_steps import (
 )
 from seqplan.planner.placement.fleet import Floats, PipelineClass
 from seqplan.plans.experts import time_blocks
+from seqplan.plans.recomputation import repeats_exchanges
 
 SIZES = 2
 """Sizes of components that are tried, from the smallest that hold the longest sequence on, and that
@@ -174,11 +175,16 @@ class _Trial:
         total = 0.0
         for micro_step in component.micro_steps.micro_steps:
             running, first = [], 0
-            for k, positions in micro_step.groups:
-                lengths = [component.batch.lengths[i] for i in positions]
-                mode = component.micro_steps.classes[k].choose_mode(lengths)
-                scheme = component.micro_steps.schemes[k]
-                model = self._full[scheme].find_mode(mode.name) or self._full[scheme]
+            held = [
+                (
+                    self._full[component.micro_steps.schemes[k]],
+                    [component.batch.lengths[i] for i in positions],
+                )
+                for k, positions in micro_step.groups
+            ]
+            for (model_of_all, lengths), mode in zip(held, choose_modes(held), strict=True):
+                scheme = model_of_all.scheme
+                model = model_of_all.find_mode(mode) or model_of_all
                 shared = model.b_shared * sum(lengths)
                 cost = model.latency.micro_batch_ms(lengths)
                 ranks = tuple(range(first, first + scheme.gpus))
@@ -186,6 +192,26 @@ class _Trial:
                 first += scheme.gpus
             total += max(time_blocks(running, self._degree))
         return total
+
+
+def choose_modes(held: Sequence[tuple[SchemeModel, Sequence[int]]]) -> list[str | None]:
+    """Choose the recomputation mode of each group of a micro-step: the cheapest that holds it.
+
+    ``held``: schemes and lengths. If one repeats the exchanges of experts' tokens, all do, as the
+    ranks of a component take part in every exchange.
+    """
+    classes = [PipelineClass.from_model(model, 1) for model, _ in held]
+    chosen = [k.choose_mode(lengths).name for k, (_, lengths) in zip(classes, held, strict=True)]
+    if not any(map(repeats_exchanges, chosen)):
+        return chosen
+    modes: list[str | None] = []
+    for k, (_, lengths), name in zip(classes, held, chosen, strict=True):
+        repeating = [mode for mode in k.all_modes if repeats_exchanges(mode.name)]
+        padded = sum(k.pad(length) for length in lengths)
+        holding = [mode for mode in repeating if padded <= mode.capacity]
+        best = min(holding, key=lambda mode: mode.micro_batch_ms(lengths), default=None)
+        modes.append(name if repeats_exchanges(name) or best is None else best.name)
+    return modes
 
 
 def assign_evenly(weights: Floats, count: int) -> list[tuple[int, ...]]:

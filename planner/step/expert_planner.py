@@ -19,7 +19,11 @@ from seqplan.planner.errors import Infeasible
 from seqplan.planner.execution import ExecutionKind
 from seqplan.planner.lockstep.assemble import assemble_micro_steps
 from seqplan.planner.lockstep.best_layout import of_layouts
-from seqplan.planner.lockstep.expert_components import ComponentSteps, plan_components
+from seqplan.planner.lockstep.expert_components import (
+    ComponentSteps,
+    choose_modes,
+    plan_components,
+)
 from seqplan.planner.placement.assembly import floor_us, gap, plan_of
 from seqplan.planner.problem import PlanningProblem
 from seqplan.planner.step.robust_planner import PlannerOfSteps
@@ -156,21 +160,24 @@ class ExpertPlanner:
             forward_fraction=self._problem.profile.forward_fraction,
         )
         busy = Counter(p.micro_step for p in plan.pipelines for _ in p.ranks)
-        for pipeline in sorted(
-            plan.pipelines, key=lambda p: (-busy[p.micro_step], p.micro_step or 0)
+        modes = self._choose_modes(plan.pipelines, component)
+        for place, pipeline in sorted(
+            enumerate(plan.pipelines),
+            key=lambda entry: (-busy[entry[1].micro_step], entry[1].micro_step or 0),
         ):
             ranks = tuple(component.first + rank for rank in pipeline.ranks)
             whole = holds_whole_blocks(pipeline.scheme, ranks, self._degree)
             model = self._problem.models[pipeline.scheme]
             batches = []
             for micro in pipeline.micro_batches:
-                of_mode = model.find_mode(micro.recompute) or model
+                of_mode = model.find_mode(modes[place]) or model
                 lengths = [component.batch.lengths[i] for i in micro.sequences]
                 batches.append(
                     replace(
                         micro,
                         sequences=tuple(component.positions[i] for i in micro.sequences),
                         cost_ms=round(of_mode.latency.micro_batch_ms(lengths), 3),
+                        recompute=modes[place],
                         shared_ms=0.0 if whole else round(of_mode.b_shared * micro.tokens, 3),
                     )
                 )
@@ -181,6 +188,30 @@ class ExpertPlanner:
                 micro_batches=tuple(batches),
                 predicted_ms=round(sum(micro.cost_ms for micro in batches), 3),
             )
+
+    def _choose_modes(
+        self, pipelines: Sequence[PlannedPipeline], component: ComponentSteps
+    ) -> list[str | None]:
+        """Choose the recomputation mode of each pipeline's one micro-batch."""
+        of_step: dict[int | None, list[int]] = {}
+        for place, pipeline in enumerate(pipelines):
+            of_step.setdefault(pipeline.micro_step, []).append(place)
+        modes: list[str | None] = [None] * len(pipelines)
+        for places in of_step.values():
+            held = [
+                (
+                    self._problem.models[pipelines[place].scheme],
+                    [
+                        component.batch.lengths[i]
+                        for micro in pipelines[place].micro_batches
+                        for i in micro.sequences
+                    ],
+                )
+                for place in places
+            ]
+            for place, mode in zip(places, choose_modes(held), strict=True):
+                modes[place] = mode
+        return modes
 
     def _bound_layout(self, plan: Plan, batch: Batch) -> Plan:
         """Return a plan of whole blocks with a bound over smaller groups, too."""

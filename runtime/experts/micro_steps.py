@@ -13,14 +13,11 @@ from typing import TypeVar
 from torch import Tensor
 
 from seqplan.plans.experts import find_components, holds_whole_blocks
-from seqplan.plans.recomputation import join_mode, split_mode
+from seqplan.plans.recomputation import REPEATING, join_mode, repeats_exchanges, split_mode
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.errors import PlanError
 
 Item = TypeVar("Item")
-
-_REPEATED_BY = {"none": "mlp", "attention_core": "full"}
-"""Modes that repeat no exchange, and those that do what they do and repeat them."""
 
 
 def fill_micro_steps(
@@ -68,7 +65,7 @@ def align_modes(
         for micro_step, mode in zip(view.experts.micro_steps, local, strict=True):
             if mode is not None:
                 at = 2 * (place * world + micro_step)
-                flags[at], flags[at + 1] = 1.0, float(split_mode(mode)[0] not in _REPEATED_BY)
+                flags[at], flags[at + 1] = 1.0, float(repeats_exchanges(mode))
     sums = sum_over_ranks(flags).tolist()
     if place is None:
         return list(local)
@@ -80,7 +77,7 @@ def align_modes(
         mode = of_step.get(micro_step, "none" if stated else None)
         if mode is not None and repeats:
             name, share = split_mode(mode)
-            mode = join_mode(_REPEATED_BY.get(name, name), share)
+            mode = join_mode(REPEATING.get(name, name), share)
         modes.append(mode)
     return modes
 

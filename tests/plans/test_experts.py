@@ -201,3 +201,16 @@ def test_lint_rejects_degrees_that_do_not_fit() -> None:
     )
     wrong = replace(whole, pipelines=(shared,), expert_parallel=2, predicted_ms=2.0)
     assert any("shared_ms" in line for line in lint(wrong, None))
+
+
+def test_lint_rejects_modes_that_exchange_differently() -> None:
+    plan = coupled()
+    mixed = [
+        replace(
+            pipeline,
+            micro_batches=tuple(replace(b, recompute=mode) for b in pipeline.micro_batches),
+        )
+        for pipeline, mode in zip(plan.pipelines, ("none", "elementwise"), strict=True)
+    ]
+    (line,) = lint(replace(plan, pipelines=tuple(mixed)), None)
+    assert line.startswith("block 0 micro-step 0: some recomputation modes repeat the exchanges")

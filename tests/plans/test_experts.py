@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_strategies import Cost
 
 from seqplan.plans.construct import construct_plan
 from seqplan.plans.experts import ExpertSchedule, expert_group, expert_replicas, holds_whole_blocks
@@ -212,5 +213,6 @@ def test_lint_rejects_modes_that_exchange_differently() -> None:
         )
         for pipeline, mode in zip(plan.pipelines, ("none", "elementwise"), strict=True)
     ]
-    (line,) = lint(replace(plan, pipelines=tuple(mixed)), None)
+    costs = {Scheme(): Cost(0.0, 0.0, 0.0, 100)}
+    (line,) = lint(replace(plan, pipelines=tuple(mixed)), costs)
     assert line.startswith("block 0 micro-step 0: some recomputation modes repeat the exchanges")

@@ -58,6 +58,19 @@ class ExpertBlocks:
             peers=Peers(groups.attention, "exchanging tokens of experts"),
         )
 
+    def gather(self, part: Tensor) -> Tensor:
+        """Join the parts of the block's ranks along the first axis; collective."""
+        whole = part.new_empty(self.degree * part.shape[0], *part.shape[1:])
+        parts = whole.chunk(self.degree)
+        parts[self.index].copy_(part)
+        others = [place for place in range(self.degree) if place != self.index]
+        sent = part.contiguous()
+        self.peers.transfer(
+            [(sent, self.ranks[place]) for place in others],
+            [(parts[place], self.ranks[place]) for place in others],
+        ).wait()
+        return whole
+
     @property
     def part(self) -> tuple[int, int]:
         """The part of each expert parameter that is here, and the number of parts."""

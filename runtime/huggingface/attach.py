@@ -11,10 +11,13 @@ from torch import nn
 from seqplan.plans.views.optimizer_sharding import Sharding
 from seqplan.runtime.communicators import Communicators, raise_on_all_ranks
 from seqplan.runtime.data.tokens import TokenData
+from seqplan.runtime.experts.blocks import ExpertBlocks, SplitExperts
+from seqplan.runtime.huggingface.experts import AttachedExperts
 from seqplan.runtime.huggingface.inspection import inspect_on_all_ranks, make_attached_preparer
 from seqplan.runtime.huggingface.job import Job, JobParts, count_rank_bytes
 from seqplan.runtime.huggingface.launch import join_ranks
 from seqplan.runtime.huggingface.report import StepReport
+from seqplan.runtime.huggingface.support import causal_lm
 from seqplan.runtime.losses.router_loss import RoutedLoss
 from seqplan.runtime.losses.token_losses import LossOf, compute_chunked_loss, label_loss
 from seqplan.runtime.sequence_parallel.kernels import find_kernel
@@ -45,6 +48,7 @@ def attach(
     reduce: Reduce = "step",
     device: torch.device | None = None,
     kernel: str | None = None,
+    expert_parallel: int = 1,
 ) -> Job:
     """Prepare a causal language model and return the job that trains it. Collective.
 
@@ -59,12 +63,15 @@ def attach(
     activations (``Planner.resident_bytes``); a model that takes far more is rejected. ``reduce``:
     after what gradients are summed at their owners (``ShardedStates``). ``device``: this rank's, if
     its model is on the meta device and takes the first rank's values. ``kernel``: attention's, by
-    name, which supports all layers, or the first that supports a layer if None. ``groups``: made
+    name, which supports all layers, or the first that supports a layer if None.
+    ``expert_parallel``: how many consecutive ranks hold all experts together, the degree of all
+    plans; only the first rank ever has all experts, if it loads them. ``groups``: made
     here if None, after the default process group if there is none either: of torchrun's ranks,
     or of this process alone.
 
     ``UnsupportedModel``, on every rank, for a model that is not computed exactly,
-    or whose attention ``kernel`` does not support; ``ValueError`` if frozen values differ between
+    whose attention ``kernel`` does not support, or whose experts are not in transformers' registry
+    or do not divide; ``ValueError`` if frozen values differ between
     ranks, more is held than that, ``kernel`` is unknown, or the optimizer needs whole parameters
     and ``sharding`` is ``flat``.
     """
@@ -72,9 +79,17 @@ def attach(
     device = find_device(model, device)
     joined = join_ranks(device)
     groups = groups or Communicators.create()
-    materialize_model(model, groups.states, device)
+    blocks = ExpertBlocks.create(expert_parallel, groups)
+    experts, split = None, None
+    if blocks is not None:
+        experts = AttachedExperts(model, causal_lm(model), blocks, groups, device)
+        names = experts.split.names
+        split = SplitExperts(blocks, frozenset(_PREFIX + name for name in names))
+        materialize_model(model, groups.states, device, names)
+    else:
+        materialize_model(model, groups.states, device)
     attached, attends = inspect_on_all_ranks(model, autocast, groups, chosen)
-    states = ShardedStates(attached, groups.states, sharding=sharding, reduce=reduce)
+    states = ShardedStates(attached, groups.states, sharding=sharding, reduce=reduce, experts=split)
     if resident_bytes is not None:
         count_rank_bytes(model, states).check_limit(resident_bytes, groups.control)
     masters = [(name.removeprefix(_PREFIX), p) for name, p in states.master_parameters()]
@@ -94,7 +109,10 @@ def attach(
             routed=routed,
             loss_rows=loss_rows,
             callbacks=tuple(callbacks),
-            prepare=make_attached_preparer(attached, attends, data, groups, states.device, chosen),
+            prepare=make_attached_preparer(
+                attached, attends, data, groups, states.device, chosen, blocks
+            ),
+            experts=experts,
             groups=groups,
             ends_process_group=joined,
         )

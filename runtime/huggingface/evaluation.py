@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -12,23 +12,27 @@ from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.huggingface.attached import AttachedModel
 from seqplan.runtime.huggingface.attention import IMPLEMENTATION
+from seqplan.runtime.huggingface.experts import AttachedExperts
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.training.sequence_values import SequenceValues, token_values
 
 
 @contextmanager
 def evaluation_mode(
-    model: nn.Module, attached: AttachedModel, states: ShardedStates
+    model: nn.Module,
+    attached: AttachedModel,
+    states: ShardedStates,
+    experts: AttachedExperts | None = None,
 ) -> Iterator[nn.Module]:
     """Yield ``model`` with its original attention, current values and no gradients.
 
-    Collective, between steps.
+    Collective, between steps. Every rank has all experts within.
     """
     states.materialize()
     attached.lm.set_attn_implementation(attached.own_attention)
     attached.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), nullcontext() if experts is None else experts.gather():
             yield model
     finally:
         attached.lm.set_attn_implementation(IMPLEMENTATION)

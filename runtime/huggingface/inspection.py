@@ -15,6 +15,7 @@ from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.data.prepared_step import PreparedStep
 from seqplan.runtime.data.tokens import TokenData
 from seqplan.runtime.errors import UnsupportedModel, communicating
+from seqplan.runtime.experts.blocks import ExpertBlocks
 from seqplan.runtime.huggingface.attached import AttachedModel
 from seqplan.runtime.huggingface.attention import IMPLEMENTATION
 from seqplan.runtime.huggingface.probe import Attends, probe
@@ -81,6 +82,7 @@ def make_attached_preparer(
     groups: Communicators,
     device: torch.device,
     kernel: Kernel | None = None,
+    blocks: ExpertBlocks | None = None,
 ) -> Callable[[RankView], PreparedStep[MicroBatchWork]]:
     """Return the function that prepares an attached model's steps, see ``make_preparer``."""
     (heads, kv_heads), *others = sorted(attends.heads)
@@ -95,6 +97,7 @@ def make_attached_preparer(
         modes=attached.recomputation.applied,
         model=type(attached.lm).__name__,
         kernel=kernel,
+        blocks=blocks,
     )
 
     def prepare_checked(view: RankView) -> PreparedStep[MicroBatchWork]:

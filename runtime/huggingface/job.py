@@ -22,6 +22,7 @@ from seqplan.runtime.data.prepared_step import PreparedStep
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.huggingface.attached import AttachedModel, copy_state
 from seqplan.runtime.huggingface.evaluation import compute_token_values, evaluation_mode
+from seqplan.runtime.huggingface.experts import AttachedExperts
 from seqplan.runtime.huggingface.progress import progress, restore_progress
 from seqplan.runtime.huggingface.report import StepReport
 from seqplan.runtime.losses.router_loss import RoutedLoss
@@ -41,7 +42,8 @@ class JobParts:
     """What a job is made of; ``attach.attach`` makes them for a model.
 
     ``loss_of``: of hidden states, ``loss_rows`` tokens at a time; ``routed``: the same with the
-    routers' loss, if there is one; ``prepare``: prepares a view's step.
+    routers' loss, if there is one; ``prepare``: prepares a view's step; ``experts``: those that are
+    split over ranks.
     """
 
     model: nn.Module
@@ -55,6 +57,7 @@ class JobParts:
     callbacks: tuple[Callable[[StepReport], None], ...]
     prepare: Callable[[RankView], Work]
     groups: Communicators
+    experts: AttachedExperts | None
     ends_process_group: bool
 
 
@@ -178,9 +181,11 @@ class Job:
         With the attention that it was loaded with, and not the job's kernel, as batches may be
         padded and generation keeps keys; ``token_values`` evaluates with the job's. In evaluation
         mode and without gradients, to evaluate on other batches or to generate. All ranks enter it
-        together, between steps; inside, each rank works independently.
+        together, between steps; inside, each rank works independently, and has all experts if they
+        are split.
         """
-        with evaluation_mode(self.model, self._parts.attached, self.states) as model:
+        parts = self._parts
+        with evaluation_mode(self.model, parts.attached, self.states, parts.experts) as model:
             yield model
 
     def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> None:

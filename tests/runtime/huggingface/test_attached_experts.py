@@ -1,0 +1,111 @@
+"""Models of transformers with split experts on four ranks, compared with one process."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attached_experts import (
+    EXPERTS,
+    MODELS,
+    RANKS,
+    STEPS,
+    largest_difference,
+    reject_on_ranks,
+    relative,
+    resume_on_ranks,
+    train_adapters,
+    train_on_ranks,
+    train_plainly,
+)
+from staged_runs import GATES
+from transformers_ranks import Program, needs_transformers, run_with_transformers
+
+pytestmark = needs_transformers
+
+DEGREES = dict(zip(MODELS, (2, 4, 2, 4), strict=True))
+LOSS, NORM, PARAMETER = GATES[torch.float32]
+"""Routers of transformers compute in fp32 whatever the model's dtype."""
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+@pytest.fixture(scope="module")
+def outcomes(folder: Path) -> Any:
+    programs = []
+    for name, degree in DEGREES.items():
+        # Into the checkpoint's folder, which the next program goes on from with another degree.
+        where = str(folder / name)
+        plainly = partial(train_plainly, name)
+        programs += [
+            Program(train_on_ranks, RANKS, (name, degree, where), meanwhile=plainly),
+            Program(resume_on_ranks, RANKS, (name, 6 - degree, where)),
+        ]
+    programs += [Program(train_adapters, RANKS, (degree,)) for degree in (1, 2)]
+    programs.append(Program(reject_on_ranks, RANKS, ()))
+    return run_with_transformers(programs)
+
+
+def of(outcomes: Any, name: str) -> tuple[Any, Any, Any]:
+    """The ranks' results, those of plain code, and those of the ranks that went on."""
+    at = 2 * list(DEGREES).index(name)
+    return outcomes[at][0], outcomes[at][1], outcomes[at + 1][0]
+
+
+@pytest.mark.parametrize("name", DEGREES)
+def test_training_is_that_of_plain_code(outcomes: Any, name: str) -> None:
+    ranks, plain, _ = of(outcomes, name)
+    assert len(plain["losses"]) == STEPS
+    for mine in ranks:
+        assert relative(mine["losses"], plain["losses"]) <= LOSS
+        assert relative(mine["norms"], plain["norms"]) <= NORM
+        assert set(mine["held"]) == {EXPERTS // DEGREES[name]}
+    assert largest_difference(ranks[0]["parameters"], plain["parameters"]) <= PARAMETER
+
+
+@pytest.mark.parametrize("name", DEGREES)
+def test_values_and_logits_are_those_of_all_experts(outcomes: Any, name: str) -> None:
+    ranks, plain, _ = of(outcomes, name)
+    for mine in ranks:
+        assert [id for id, _ in mine["values"]] == [id for id, _ in plain["values"]]
+        for (_, values), (_, known) in zip(mine["values"], plain["values"], strict=True):
+            np.testing.assert_allclose(values, known, atol=1e-5)
+        np.testing.assert_allclose(mine["logits"], plain["logits"], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", DEGREES)
+def test_a_checkpoint_is_read_with_another_degree(outcomes: Any, folder: Path, name: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    _, plain, resumed = of(outcomes, name)
+    assert relative(resumed[0]["losses"], plain["losses"][STEPS // 2 :]) <= LOSS
+    assert largest_difference(resumed[0]["parameters"], plain["parameters"]) <= PARAMETER
+    stored = AutoModelForCausalLM.from_pretrained(folder / name / "model", dtype=torch.float64)
+    saved = {f"model.{key}": value.detach().numpy() for key, value in stored.named_parameters()}
+    assert largest_difference(saved, resumed[0]["parameters"]) == 0.0
+
+
+def test_adapters_next_to_frozen_experts(outcomes: Any) -> None:
+    whole, split = (outcomes[2 * len(DEGREES) + at][0][0] for at in (0, 1))
+    assert relative(split[0], whole[0]) <= 1e-8
+    assert relative(split[1], whole[1]) <= 1e-7
+
+
+def test_models_whose_experts_cannot_be_split_are_rejected(outcomes: Any) -> None:
+    for messages in outcomes[-1][0]:
+        assert "3 does not divide the job's 4 ranks" in messages["ranks"]
+        for kind in ("dense", "unregistered"):
+            assert "has no experts that transformers' registry runs" in messages[kind]
+        assert "JetMoeForCausalLM: expert_parallel 2" in messages["unregistered"]
+        assert "has adapters on its experts" in messages["adapted"]
+        assert all(len(message.splitlines()) == 1 for message in messages.values())

@@ -226,13 +226,14 @@ class Profile:
     def with_digest(self, digest: str) -> Profile | None:
         """Return the profile or the restriction of it that has this digest; None without one.
 
-        Restrictions are those to one degree of expert parallelism, to one recomputation mode, and
-        of each those to measured schemes, to a layout, to what a trainer runs (schemes of some
-        axes, or one scheme), and both together.
+        Restrictions are those to one degree of expert parallelism, of these to one recomputation
+        mode, and of each those to measured schemes, to a layout, to what a trainer runs (schemes of
+        some axes, or one scheme), and both together.
         """
-        degrees = self.expert_degrees if len(self.expert_degrees) > 1 else ()
-        for whole in (self, *(self.at_expert_parallel(degree) for degree in degrees)):
-            if (part := whole._find_part(digest)) is not None:
+        if self.digest == digest:
+            return self
+        for degree in self.expert_degrees:
+            if (part := self.at_expert_parallel(degree)._find_part(digest)) is not None:
                 return part
         return None
 

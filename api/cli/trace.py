@@ -94,7 +94,10 @@ def _forward_fraction(plan: Plan, args: argparse.Namespace) -> tuple[ForwardFrac
         return part.forward_fraction, f"profile {profile.name}"
     for name in list_shipped():
         profile = load_shipped(name)
-        part = profile.with_digest(plan.provenance.profile)
+        if plan.expert_parallel not in profile.expert_degrees:
+            continue
+        of_degree = profile.at_expert_parallel(plan.expert_parallel)
+        part = of_degree.with_digest(plan.provenance.profile)
         if part is not None:
             return part.forward_fraction, f"profile {name}"
     return FORWARD_FRACTION, ASSUMED

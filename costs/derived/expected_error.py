@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from seqplan.costs.analytic.validation.expert_runs import check_odd_experts, expert_checks
 from seqplan.costs.analytic.validation.training_tables import training_checks
 
 
@@ -16,4 +17,14 @@ def describe_expected_error(device: str) -> str | None:
         f"{len(check.rows)} published training runs on {device.partition('-')[0].upper()} in bf16 "
         f"({check.name}; seqplan profile validate), none of them with sequence parallelism between "
         "nodes; more where something here is unchecked"
+    )
+
+
+def describe_expert_error() -> str:
+    """Describe how far published runs with expert parallelism are from their predictions."""
+    check = check_odd_experts(expert_checks())
+    return (
+        f"expected error: {check.median_error:.0%} (median) and {check.p90_error:.0%} (p90), as of "
+        f"{len(check.rows)} published training runs with expert parallelism by Megatron, which "
+        "have set no constant (seqplan profile validate); more where something here is unchecked"
     )

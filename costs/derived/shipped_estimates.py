@@ -15,7 +15,7 @@ from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import ClusterHardware
-from seqplan.costs.derived.expected_error import describe_expected_error
+from seqplan.costs.derived.expected_error import describe_expected_error, describe_expert_error
 from seqplan.costs.derived.model_profiles import list_schemes
 from seqplan.costs.model_sizes import MODELS, ModelSizes
 from seqplan.costs.profile import Profile
@@ -23,44 +23,64 @@ from seqplan.costs.shipped import catalogue
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.recomputation import MODES
 
-MODEL_NAMES = (
-    "llama3-8b",
-    "llama3-70b",
-    "qwen3-8b",
-    "qwen3-32b",
-    "qwen3-30b-a3b",
-    "gpt-oss-20b",
-)
+DENSE_NAMES = ("llama3-8b", "llama3-70b", "qwen3-8b", "qwen3-32b")
+DENSE_DEVICES = ("h100-80gb", "h200-141gb")
 
-DEVICE_NAMES = ("h100-80gb", "h200-141gb")
-NODES = 8
+EXPERT_DEGREES = {
+    "qwen3-30b-a3b": (1, 8, 16, 32, 64),
+    "gpt-oss-20b": (1, 8, 16, 32),
+    "gpt-oss-120b": (1, 8, 16, 32, 64),
+    "qwen3-235b-a22b": (1, 8, 16, 32, 64),
+    "deepseek-v3": (8, 16, 32, 64, 128, 256),
+}
+"""Degrees of expert parallelism by model, those of published recipes among them."""
+
+EXPERT_DEVICES = ("h100-80gb", "h200-141gb", "b200-180gb")
+
+NODES, LARGE_NODES = 8, 32
+LARGE = ("qwen3-235b-a22b", "deepseek-v3")
+"""Models whose profiles are of ``LARGE_NODES``."""
 
 LEAST_TOKENS = 8192
 """MaxLen of a scheme that ships, at least, on all nodes."""
 
 
+def _models() -> dict[str, tuple[str, str]]:
+    """Return model and device by the profile's name."""
+    pairs = [
+        *((model, device) for model in DENSE_NAMES for device in DENSE_DEVICES),
+        *((model, device) for model in EXPERT_DEGREES for device in EXPERT_DEVICES),
+    ]
+    return {f"{model}-{device}": (model, device) for model, device in pairs}
+
+
 def names() -> list[str]:
     """List the profiles, model and device."""
-    return [f"{model}-{device}" for model in MODEL_NAMES for device in DEVICE_NAMES]
+    return list(_models())
 
 
 def document_of(name: str) -> dict[str, Any]:
-    """Derive the profile of this name, on eight nodes of eight; ``KeyError`` for another one."""
-    model, device = {f"{m}-{d}": (m, d) for m in MODEL_NAMES for d in DEVICE_NAMES}[name]
+    """Derive the profile of this name, on nodes of eight GPUs; ``KeyError`` for another one."""
+    model, device = _models()[name]
+    nodes = LARGE_NODES if model in LARGE else NODES
     sizes, cluster = (
         ModelSizes.from_mapping(MODELS[model]),
-        ClusterHardware(DEVICES[device], NODES, 8),
+        ClusterHardware(DEVICES[device], nodes, 8),
     )
     deployment = Deployment(cluster=cluster, sizes=sizes, loss="chunked")
     schemes = list_schemes(sizes.shape, cluster)
-    shape = derive_profile(deployment, schemes, name=name, modes=MODES)
+    degrees = EXPERT_DEGREES.get(model, (1,))
+    shape = derive_profile(deployment, schemes, name=name, modes=MODES, expert_degrees=degrees)
     profile = Profile.from_document(shape, name)
     roomy = [
         entry
         for entry in profile.schemes
         if profile.model(entry, cluster.gpus, 1).max_len >= LEAST_TOKENS
     ]
-    notes = [*shape.get("notes", ()), describe_expected_error("h100-80gb")]
+    expected = (
+        describe_expert_error() if model in EXPERT_DEGREES else describe_expected_error("h100-80gb")
+    )
+    notes = [*shape.get("notes", ()), expected]
     return {**shape, "schemes": profile.entries_of(roomy), "notes": notes}
 
 

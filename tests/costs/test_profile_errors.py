@@ -303,10 +303,15 @@ def test_the_names_that_ship() -> None:
     )
     estimated = (
         f"{model}-{device}"
-        for model in (
-            *("gpt-oss-20b", "llama3-70b", "llama3-8b"),
-            *("qwen3-30b-a3b", "qwen3-32b", "qwen3-8b"),
-        )
+        for model in ("llama3-70b", "llama3-8b", "qwen3-32b", "qwen3-8b")
         for device in ("h100-80gb", "h200-141gb")
     )
-    assert list_shipped() == tuple(sorted((*published, *estimated)))
+    of_experts = (
+        f"{model}-{device}"
+        for model in (
+            *("deepseek-v3", "gpt-oss-120b", "gpt-oss-20b"),
+            *("qwen3-235b-a22b", "qwen3-30b-a3b"),
+        )
+        for device in ("h100-80gb", "h200-141gb", "b200-180gb")
+    )
+    assert list_shipped() == tuple(sorted((*published, *estimated, *of_experts)))

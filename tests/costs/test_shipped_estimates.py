@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
-from seqplan.costs.derived.shipped_estimates import document_of, names, text_of
+from seqplan.costs.derived.shipped_estimates import EXPERT_DEGREES, document_of, names, text_of
 from seqplan.costs.model_sizes import MODELS, ModelSizes
 from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
 from seqplan.plans.scheme import Scheme
 
 
 def test_all_of_them_ship() -> None:
-    assert len(names()) == 12
+    assert len(names()) == 8 + 15
     assert set(names()) <= set(list_shipped())
 
 
@@ -42,16 +43,31 @@ def test_shipped_profiles_equal_derived_ones(name: str) -> None:
 def test_each_states_that_it_is_derived_and_its_error(name: str) -> None:
     profile = load_shipped(name)
     assert {entry.origin for entry in profile.schemes} == {"derived"}
-    assert profile.shape.sizes == ModelSizes.from_mapping(MODELS[name.rpartition("-h")[0]])
+    device = re.findall(r"[hb][0-9]+-[0-9]+gb", name)[-1]
+    model = name.removesuffix(f"-{device}")
+    assert profile.shape == ModelSizes.from_mapping(MODELS[model]).shape
     notes = profile.document["notes"]
-    assert any(note.startswith("expected error: 4% (median) and 9% (p90)") for note in notes)
-    assert any("unchecked: that h200-141gb" in note for note in notes) == ("h200" in name)
-    experts = "a3b" in name or "oss" in name
+    experts = model in EXPERT_DEGREES
+    expected = "8% (median) and 20% (p90)" if experts else "4% (median) and 9% (p90)"
+    assert any(note.startswith(f"expected error: {expected}") for note in notes)
+    assert any(f"unchecked: that {device}" in note for note in notes) == (device[:4] != "h100")
     assert any(note.startswith("unchecked: experts") for note in notes) == experts
     assert [mode.name for mode in profile.modes] == [
         "none", "attention_core", "elementwise", "half_products", "mlp", "full"
     ]  # fmt: skip
     assert any(entry.scheme.ulysses > 1 and entry.scheme.ring > 1 for entry in profile.schemes)
+
+
+def test_profiles_of_experts_have_the_degrees_that_fit() -> None:
+    profile = load_shipped("qwen3-30b-a3b-h100-80gb")
+    assert profile.expert_degrees == EXPERT_DEGREES["qwen3-30b-a3b"]
+    # tp1 holds the experts of a block, but not all of them.
+    of_one = {scheme.tp for scheme in profile.at_expert_parallel(1).by_scheme}
+    of_eight = {scheme.tp for scheme in profile.at_expert_parallel(8).by_scheme}
+    assert min(of_eight) == 1 < min(of_one)
+    least = {"h100-80gb": 128, "h200-141gb": 64, "b200-180gb": 32}
+    for device, degree in least.items():
+        assert load_shipped(f"deepseek-v3-{device}").expert_degrees[0] == degree
 
 
 def test_larger_memory_holds_more_schemes_and_longer_sequences() -> None:

@@ -26,6 +26,7 @@ NAMES = (
     "regrouping",
     "window",
     "degrees",
+    "experts",
     "balance",
     "slow_rank",
     "integrations",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.gpu_time import Demand, bound_demand_ms, gpu_time_bound_ms
+from seqplan.planner.bounds.resources import ROUNDING
 from seqplan.planner.placement.fleet import PipelineClass
 
 
@@ -28,7 +31,22 @@ def expert_bound_ms(
         PipelineClass.from_model(relax_sharing(model, expert_parallel), 1) for model in models
     )
     all_work = Demand.from_batch(full, batch, gpus).gpu_ms
-    return bound_demand_ms(replace(Demand.from_batch(relaxed, batch, gpus), gpu_ms=all_work))
+    demand = replace(Demand.from_batch(relaxed, batch, gpus), gpu_ms=all_work)
+    return max(bound_demand_ms(demand), _bound_one_micro_step_ms(full, batch, gpus))
+
+
+def _bound_one_micro_step_ms(classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> float:
+    """Bound by the work of the mean rank and the overhead of one micro-batch (ms).
+
+    Some component has at least the mean work a rank, and runs at least one micro-step.
+    """
+    lengths = batch.distinct
+    work_ms = [
+        np.where(k.padded(lengths) <= k.capacity, k.gpus * k.work_ms(lengths), np.inf)
+        for k in classes
+    ]
+    mean_ms = float(np.min(work_ms, axis=0) @ batch.multiplicity) / gpus
+    return (mean_ms + min(k.least_c for k in classes)) * (1 - ROUNDING)
 
 
 def relax_sharing(model: SchemeModel, expert_parallel: int) -> SchemeModel:

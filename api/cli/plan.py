@@ -233,6 +233,7 @@ def _plan_from_data(args: argparse.Namespace) -> int:
     """Propose for the data, plan steps of it, and compare them."""
     from seqplan.api.cli.parts.first_proposal import propose_for_data, write_parts
     from seqplan.api.cli.parts.pay_output import pay_fields, pay_lines
+    from seqplan.planner.proposal.expert_rows import explain_degrees
 
     if (args.model is None) != (args.hardware is None):
         raise ValueError("--model and --hardware go together. Give both, or a --profile")
@@ -253,13 +254,19 @@ def _plan_from_data(args: argparse.Namespace) -> int:
     source = _draw(args, first.proposal, lengths)
     rows, source = _plan(args, source, plans, to_stdout=False, proposed=False)
     with ProgressBar(sys.stderr) as progress:
-        comparison = _compare(args, first.proposal, first.profile, lengths, progress)
+        split = first.proposal.profile.expert_parallel > 1
+        comparison = (
+            None if split else _compare(args, first.proposal, first.profile, lengths, progress)
+        )
     if folder is not None:
         write_parts(folder, first, lengths)
-        _write_report(folder / "report.html", comparison, first.profile)
+        if comparison is not None:
+            _write_report(folder / "report.html", comparison, first.profile)
     if args.json:
         fields = {"profile": first.origin, **_fields(rows, source)}
-        print(json.dumps(fields | pay_fields(comparison, first.profile), ensure_ascii=False))
+        if comparison is not None:
+            fields |= pay_fields(comparison, first.profile)
+        print(json.dumps(fields, ensure_ascii=False))
         return 0
     workload = first.proposal.workload
     lines = [
@@ -271,8 +278,14 @@ def _plan_from_data(args: argparse.Namespace) -> int:
         first.origin,
         *_lines(args, rows, source),
         "",
-        *pay_lines(comparison, first.profile),
+        *(
+            explain_degrees(first.proposal.experts, first.proposal.profile.expert_parallel)
+            if comparison is None
+            else pay_lines(comparison, first.profile)
+        ),
     ]
+    if comparison is None:
+        lines.append("Plans whose experts are split are not compared with other systems.")
     if args.output is not None:
         lines += ["", f"written: {folder if folder is not None else plans}"]
     print("\n".join(lines))

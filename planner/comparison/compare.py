@@ -124,17 +124,19 @@ def compare(
     inputs. Raises ``Infeasible`` when nothing can run the
     data and ``ValueError`` for less data than a step.
     """
-    if profile.expert_degrees != (1,):
+    split = profile.expert_degrees != (1,)
+    if 1 not in profile.expert_degrees:
         raise ValueError(
             f"profile {profile.name}: its experts are split over ranks, which the compared systems "
             "do not model. Use seqplan propose and seqplan plan, or a profile without it"
         )
+    profile = profile.at_expert_parallel(1)
     chosen = options or Options()
     backend = None if trainer is None else find_backend(trainer)
     profile, kind = apply_backend(profile, workload.gpus, execution, micro_step_multiple, trainer)
     report = progress or (lambda stage, done, total: None)
     sampler = Sampler(lengths, workload.tokens, workload.max_len, seed)
-    if proposal is None:
+    if proposal is None or proposal.profile.expert_parallel > 1:
         proposal = make_proposal(
             profile,
             workload,
@@ -187,13 +189,22 @@ def compare(
         advice=advice(profile, systems, workload.max_len),
         pays=judge_gain(profile, systems).pays,
         survival=survival.list_gains(),
-        assumptions=_list_assumptions(setting, profile, sampler.truncated),
+        assumptions=(
+            *_list_assumptions(setting, profile, sampler.truncated),
+            *((WHOLE_EXPERTS,) if split else ()),
+        ),
         optimizer_shards=workload.optimizer_shards,
         include_flagged=workload.include_flagged,
         baseline=None
         if backend is None
         else (backend.name, backend.baseline_name, backend.baseline),
     )
+
+
+WHOLE_EXPERTS = (
+    "Experts are not split over ranks, by any system: seqplan propose weighs the profile's degrees "
+    "of expert parallelism, which comparisons do not model."
+)
 
 
 def _weighs(sync: SyncTimes, profile: Profile) -> bool:

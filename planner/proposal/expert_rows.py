@@ -34,7 +34,8 @@ def explain_degrees(rows: Sequence[ExpertRow], chosen: int) -> list[str]:
             continue
         place = "Experts not split" if row.expert_parallel == 1 else f"On {row.expert_parallel}"
         if row.expected_ms is None or best.expected_ms is None:
-            texts.append(f"{place}: no scheme holds the data (longest {row.longest:,} tokens).")
+            why = f"the longest sequence is {row.longest:,} tokens" if row.longest else "no scheme"
+            texts.append(f"{place}: not possible on these GPUs, {why}.")
             continue
         sync = (row.sync_ms or 0.0) - (best.sync_ms or 0.0)
         texts.append(

@@ -32,12 +32,7 @@ TOKENS = (1_000_000, 8_000_000)
 
 def run(data: Sequence[Data]) -> None:
     """Print time, gap and planning time by degree."""
-    rows = [
-        row
-        for source in data
-        for tokens in TOKENS
-        for row in _compare_degrees(source, tokens)
-    ]
+    rows = [row for source in data for tokens in TOKENS for row in _compare_degrees(source, tokens)]
     print(f"### Experts over ranks: {PROFILE}, {GPUS} GPUs, {CONTEXT // 1024}K, {STEPS} steps\n")
     head = ["lengths, tokens a step", "E", "step, sync included", "of it sync", "gap"]
     print(markdown([*head, "without blocks / ours", "planning, CPU s"], rows) + "\n")

@@ -2,10 +2,11 @@
 
 Read ``sources`` first (a rank's views of the plans), then ``data`` (their tokens),
 ``sequence_parallel`` (attention over ranks), ``states`` (parameters, gradients and optimizer
-states), ``training`` (a step with whole parameters) and ``losses``, ``tensor_parallel`` and
-``pipeline`` (steps of any strategies), ``models`` and ``checkpoint``; ``check`` compares all of it
-with plain torch. ``communicators``, ``dtypes``, ``errors``, ``stopwatch``, ``recomputation`` (modes
-of layers) and ``saved_tensors`` (the bytes that they keep) are shared.
+states), ``training`` (a step with whole parameters) and ``losses``, ``experts``,
+``tensor_parallel`` and ``pipeline`` (steps of any strategies), ``models`` and ``checkpoint``;
+``check`` compares all of it with plain torch. ``communicators``, ``dtypes``, ``errors``,
+``stopwatch``, ``recomputation`` (modes of layers) and ``saved_tensors`` (the bytes that they keep)
+are shared.
 
 The names that every trainer needs are here, the rest in the namespaces ``checkpoint``, ``data``,
 ``errors``, ``losses``, ``models``, ``sequence_parallel``, ``sources`` and ``training``. All load on

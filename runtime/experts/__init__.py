@@ -4,3 +4,28 @@ Read ``blocks`` (a rank's place in its block, and the split of a model's experts
 (tokens to the ranks of their experts and back), then ``micro_steps`` (micro-steps in which a rank
 has no tokens). Rank r holds the experts of index r mod E for the whole job (``plans.experts``).
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from seqplan.plans.lazy_exports import lazy_names
+
+if TYPE_CHECKING:
+    from seqplan.runtime.experts.blocks import ExpertBlocks, SplitExperts, split_experts
+    from seqplan.runtime.experts.dispatch import dispatch_tokens
+
+_HOMES = {
+    "blocks": ("ExpertBlocks", "SplitExperts", "split_experts"),
+    "dispatch": ("dispatch_tokens",),
+}
+
+__all__ = [
+    "ExpertBlocks",
+    "SplitExperts",
+    "dispatch_tokens",
+    "split_experts",
+]
+
+if not TYPE_CHECKING:  # names that are not here are errors to type checkers
+    __getattr__ = lazy_names(__name__, _HOMES)

@@ -45,7 +45,7 @@ def dispatch_tokens(
     counts = torch.searchsorted(chosen, borders).diff()
     rows: Tensor = _Copies.apply(tokens, order, inverse, top_k)  # type: ignore[no-untyped-call]
     if blocks is None:
-        results = products(rows, counts.tolist())
+        results = products(rows, read_counts(counts, len(rows)))
     else:
         results = _run_on_block(rows, counts, products, blocks)
     back: Tensor = _Permuted.apply(results, inverse, order)  # type: ignore[no-untyped-call]
@@ -59,18 +59,30 @@ def _run_on_block(rows: Tensor, counts: Tensor, products: Products, blocks: Expe
     degree, local = blocks.degree, len(counts) // blocks.degree
     arriving = blocks.exchange(counts, [local] * degree, [local] * degree)
     # One wait for the device in each layer.
-    both = torch.stack((counts, arriving)).view(2, degree, local).tolist()
-    sent, received = ([sum(of_rank) for of_rank in of_ranks] for of_ranks in both)
+    both = read_counts(torch.cat((counts, arriving)), len(rows))
+    sent, received = (
+        [sum(both[first : first + local]) for first in range(start, start + len(counts), local)]
+        for start in (0, len(counts))
+    )
     there: Tensor = _Exchanged.apply(rows, blocks, sent, received)  # type: ignore[no-untyped-call]
     expert = torch.arange(local, device=rows.device).repeat(degree)
     expert = torch.repeat_interleave(expert, arriving, output_size=sum(received))
     order = torch.argsort(expert, stable=True)
     inverse = _invert(order)
     by_expert: Tensor = _Permuted.apply(there, order, inverse)  # type: ignore[no-untyped-call]
-    results = products(by_expert, [sum(of_one) for of_one in zip(*both[1], strict=True)])
+    results = products(by_expert, [sum(both[len(counts) + at :: local]) for at in range(local)])
     by_rank: Tensor = _Permuted.apply(results, inverse, order)  # type: ignore[no-untyped-call]
     back: Tensor = _Exchanged.apply(by_rank, blocks, received, sent)  # type: ignore[no-untyped-call]
     return back
+
+
+def read_counts(counts: Tensor, rows: int) -> list[int]:
+    """Read rows of experts on the host, which waits for the device.
+
+    ``rows``: sent from here, the sum of the first counts.
+    """
+    numbers: list[int] = counts.tolist()
+    return numbers
 
 
 def _invert(order: Tensor) -> Tensor:

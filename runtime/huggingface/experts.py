@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from seqplan.runtime.communicators import Communicators, raise_on_all_ranks
+from seqplan.runtime.device_copy import copy_to_device
 from seqplan.runtime.errors import UnsupportedModel
 from seqplan.runtime.experts.blocks import ExpertBlocks, SplitExperts, split_experts
 from seqplan.runtime.experts.dispatch import dispatch_tokens
@@ -126,12 +127,16 @@ def run_attached_experts(
     module: nn.Module, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
 ) -> Tensor:
     """Compute the experts of a block's tokens, for transformers' registry."""
-    placed: _Placed = getattr(module, ATTRIBUTE)
+    placed: _Placed | None = getattr(module, ATTRIBUTE, None)
+    if placed is None:  # of another model that shares the configuration
+        eager: Any = type(module).forward
+        whole: Tensor = eager.__wrapped__(module, hidden_states, top_k_index, top_k_weights)
+        return whole
 
     def compute_products(rows: Tensor, counts: Sequence[int]) -> Tensor:
         count = len(rows)
         local = torch.arange(len(counts), device=rows.device)
-        repeats = torch.tensor(counts, device=rows.device)
+        repeats = copy_to_device(torch.tensor(counts), rows.device)
         index = torch.repeat_interleave(local, repeats, output_size=count)[:, None]
         if not count:
             # A row of zeros that depends on the rows: without rows some implementations return a

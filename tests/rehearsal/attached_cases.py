@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from cases import DEVICE, LENGTHS, SIZES, Result, count, make_plan, rehearsal
+from cases import DEVICE, LENGTHS, SIZES, Result, count, make_plan, rehearsal, spread_rows
 
 from seqplan import huggingface, runtime
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.data.tokens import SeededTokens
+from seqplan.runtime.experts import dispatch
 from seqplan.runtime.huggingface import inspection
 from seqplan.runtime.huggingface.attached import AttachedModel
 from seqplan.runtime.sources.consumer import Step
+
+EXPERTS = 4
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "Llama": {},
     "Mistral": {"sliding_window": 256},
     "Gemma2": {"sliding_window": 256, "query_pre_attn_scalar": 64},
-    "Qwen3Moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256},
-    "GptOss": {"sliding_window": 128, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "Qwen3Moe": {"num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": 256},
+    "GptOss": {"sliding_window": 128, "num_local_experts": EXPERTS, "num_experts_per_tok": 2},
 }
 
 
-def run_attached(kind: str, scheme: str = "u2", world: int = 2, layers: int = 2) -> Result:
+def run_attached(
+    kind: str, scheme: str = "u2", world: int = 2, layers: int = 2, *, expert_parallel: int = 1
+) -> Result:
     """Three steps of an attached model on rank 0."""
     import transformers
 
@@ -40,7 +47,7 @@ def run_attached(kind: str, scheme: str = "u2", world: int = 2, layers: int = 2)
         **OPTIONS[kind],
     )
     make = getattr(transformers, f"{kind}ForCausalLM")
-    twin = make(config)
+    twin = make(copy.deepcopy(config))
     probe = inspection.probe
 
     def probe_twin(attached: AttachedModel) -> Any:
@@ -52,6 +59,7 @@ def run_attached(kind: str, scheme: str = "u2", world: int = 2, layers: int = 2)
     inspection.probe = probe_twin
     try:
         with rehearsal(0, world) as (recording, distributed):
+            dispatch.read_counts = spread_rows(recording, EXPERTS)
             groups = runtime.Communicators.create()
             with DEVICE:
                 model = make(config).to(torch.bfloat16)
@@ -60,11 +68,12 @@ def run_attached(kind: str, scheme: str = "u2", world: int = 2, layers: int = 2)
                 SeededTokens(SIZES["vocab"], 0),
                 optimizer=lambda named: torch.optim.AdamW([p for _, p in named], foreach=True),
                 groups=groups,
+                expert_parallel=expert_parallel,
             )
             result: Result = {"layers": layers, "micro_batches": 1}
             for number in range(3):
                 plan = make_plan(scheme, world, [length - number for length in LENGTHS], [""])
-                view = rank_view(plan, 0)
+                view = rank_view(replace(plan, expert_parallel=expert_parallel), 0)
                 recording.restart()
                 before = recording.bytes_now
                 work = job._parts.prepare(view)
@@ -84,5 +93,6 @@ def run_attached(kind: str, scheme: str = "u2", world: int = 2, layers: int = 2)
 
 
 ATTACHED: dict[str, Callable[[], Result]] = {
-    f"attached {kind}": partial(run_attached, kind) for kind in OPTIONS
+    **{f"attached {kind}": partial(run_attached, kind) for kind in OPTIONS},
+    "attached experts": partial(run_attached, "Qwen3Moe", expert_parallel=2),
 }

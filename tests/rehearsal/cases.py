@@ -25,6 +25,8 @@ from seqplan.profiler.measure.bench import make_full_plan
 from seqplan.runtime.checkpoint import stored_slices
 from seqplan.runtime.data.targets import Targets
 from seqplan.runtime.data.tokens import SeededTokens
+from seqplan.runtime.experts import dispatch
+from seqplan.runtime.experts.blocks import ExpertBlocks
 from seqplan.runtime.models.llama import Llama, ModelConfig
 from seqplan.runtime.pipeline.staged_llama import StagedLlama
 from seqplan.runtime.recomputation import OFFLOAD
@@ -38,6 +40,7 @@ Result = dict[str, Any]
 
 DEVICE = torch.device("cuda", 0)
 SIZES = {"hidden": 512, "heads": 8, "kv_heads": 8, "ffn": 1408, "vocab": 1000}
+ROUTED = {**SIZES, "experts": 8, "experts_per_token": 2, "expert_ffn": 256}
 LAYERS = 4
 LENGTHS = (1024, 256, 700, 68)
 """2,048 tokens, some of lengths that blocks do not divide."""
@@ -94,6 +97,22 @@ def make_plan(scheme: str, world: int, lengths: Sequence[int], modes: Sequence[s
     )
 
 
+def spread_rows(recording: Recording, experts: int) -> Callable[[Tensor, int], list[int]]:
+    """Read counts as if all ranks had as many tokens, evenly spread over the experts."""
+
+    def read(counts: Tensor, rows: int) -> list[int]:
+        recording.wait("tolist")
+        each = [rows * (at + 1) // experts - rows * at // experts for at in range(experts)]
+        arriving = len(counts) - experts
+        local = each[: experts // EXPERT_PARALLEL] * EXPERT_PARALLEL
+        return each + local[:arriving]
+
+    return read
+
+
+EXPERT_PARALLEL = 2
+
+
 def run(
     scheme: str,
     *,
@@ -113,18 +132,21 @@ def run(
     """Steps of one rank, each of lengths that those before had not."""
     with rehearsal(rank, world) as (recording, distributed):
         config = ModelConfig(**sizes, layers=layers)
+        degree = EXPERT_PARALLEL if config.experts else 1
+        dispatch.read_counts = spread_rows(recording, config.experts)
         groups = runtime.Communicators.create()
         data = (SeededTargets if targets else SeededTokens)(config.vocab, 0)
         step: Callable[[Any, Any], Any]
         with DEVICE:
             model = Llama(config).to(torch.bfloat16)
         if staged:
-            degree = Scheme.parse(scheme).tp
+            tp = Scheme.parse(scheme).tp
             job = StagedLlama(
                 model,
                 groups,
                 device=DEVICE,
-                tensor_degrees=[degree] if degree > 1 else [],
+                tensor_degrees=[tp] if tp > 1 else [],
+                expert_parallel=degree,
                 **options,
             )
             del model
@@ -135,6 +157,9 @@ def run(
                 view, work, optimizer, clip_norm=1.0, non_blocking=non_blocking
             )
         else:
+            blocks = ExpertBlocks.create(degree, groups)
+            if blocks is not None:
+                options["experts"] = model.split_experts(blocks, groups.states, DEVICE)
             states = ShardedStates(model, groups.states, **options)
             prepare = make_preparer(
                 data,
@@ -143,6 +168,7 @@ def run(
                 kv_heads=config.kv_heads,
                 device=DEVICE,
                 modes=(*MODES, OFFLOAD),
+                blocks=blocks,
             )
             optimizer = make_optimizer(states)
             step = lambda view, work: run_step(  # noqa: E731
@@ -151,7 +177,8 @@ def run(
         result: Result = {"layers": layers, "micro_batches": len(modes)}
         for number in range(steps):
             shifted = [length - number for length in lengths]
-            view = rank_view(make_plan(scheme, world, shifted, modes), rank)
+            plan = make_plan(scheme, world, shifted, modes)
+            view = rank_view(replace(plan, expert_parallel=degree), rank)
             states.forget_gradients()
             recording.restart()
             before = result["at rest"] = recording.bytes_now
@@ -297,6 +324,9 @@ CASES: dict[str, Callable[[], Result]] = {
     "staged pp2.r2": partial(run, "pp2.r2", staged=True, modes=("", "")),
     "staged by parameter": partial(run, "tp2", staged=True, sharding="by_parameter"),
     "staged modes": partial(run, "tp2", staged=True, modes=(*MODES, "none+1")),
+    "module experts": partial(run, "u4", sizes=ROUTED, modes=("none", "full")),
+    "module experts alone": partial(run, "u1", world=4, sizes=ROUTED, layers=2),
+    "staged experts": partial(run, "tp2.u2", staged=True, sizes=ROUTED, modes=("mlp",)),
     "restore fused": partial(restore, fused=True),
     "restore foreach": partial(restore, foreach=True),
     "launches u1": partial(count_of_layer, "u1"),
@@ -306,5 +336,8 @@ CASES: dict[str, Callable[[], Result]] = {
     "groups": partial(make_groups, 1024),
     "match r4": partial(match, "r4", 4),
     "match tp2.u2": partial(match, "tp2.u2", 4, staged=True),
+    "match experts u4": partial(match, "u4", 4, sizes=ROUTED),
+    "match experts u1": partial(match, "u1", 4, sizes=ROUTED),
+    "match experts pp2.u2": partial(match, "pp2.u2", 4, staged=True, modes=("", ""), sizes=ROUTED),
     "match pp2.u2": partial(match, "pp2.u2", 4, staged=True, modes=("", "")),
 }

@@ -26,19 +26,20 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "a rehearsa
 QUICK = (
     *("module u1", "module r8", "module modes", "staged tp4.pp2", "restore fused"),
     *("module non-blocking", "groups", "match r4", "peak tp1 none"),
-    *("verify rates", "values", "example"),
+    *("verify rates", "values", "example", "module experts", "match experts u1"),
 )
 OTHERS = (
     *("module u8", "module u2.r4", "module by parameter", "module by micro-batch"),
     *("module targets", "staged non-blocking"),
     *("staged u1", "staged u8", "staged r8", "staged tp2.u4", "staged tp2.u2.r2", "staged pp2.r2"),
     *("staged by parameter", "staged modes", "restore foreach", "match tp2.u2", "match pp2.u2"),
+    *("module experts alone", "staged experts", "match experts u4", "match experts pp2.u2"),
     *("peak tp1 full", "peak u8 none", "peak u8 full", "peak r8 none", "peak r8 full"),
     *("peak tp4.pp2 none", "peak tp4.pp2 full"),
     *("peak tp4.pp2 last stage none", "peak tp4.pp2 last stage full"),
     *("verify attention", "verify profile", "verify memory", "verify step", "verify ranks", "sync"),
     *("attached Llama", "attached Mistral", "attached Gemma2", "attached Qwen3Moe"),
-    "attached GptOss",
+    *("attached GptOss", "attached experts"),
     *("launches u1", "launches u8", "launches r8", "launches r8 gathered"),
     *("staged by fa3", "staged by fa4", "staged by cudnn", "staged by flex", "staged by magi"),
 )
@@ -51,11 +52,21 @@ ALLOWED_WAITS = {
     "runtime/losses/token_losses.py": "the count of labels, at the end of a step",
     "runtime/stopwatch.py": "the time that an attached model's job reports",
     "runtime/states/gradient_reduction.py": "the micro-batches of the step's ranks",
+    "runtime/experts/micro_steps.py": "the recomputation of other ranks with the same experts",
+    "runtime/experts/dispatch.py": "the rows of each expert, in each layer",
 }
-"""Files whose lines may let the host wait for the device, once a step."""
+"""Files whose lines may let the host wait for the device, once a step, or as stated."""
 
-TWO_WAITS = ("module targets", "module by micro-batch", "attached")
-"""Cases that wait for counts of labels or micro-batches as well, or for the end of a step."""
+TWO_WAITS = ("module targets", "module by micro-batch", "module experts alone", "attached")
+"""Cases that wait for counts of labels or micro-batches, for modes, or for the end of a step."""
+
+MOST_OF_EXPERTS = {
+    "module experts": 4 * (1 + 2),
+    "module experts alone": 2,
+    "staged experts": 4 * 2,
+    "attached experts": 2,
+}
+"""Waits for counts of experts: once a layer and micro-batch, again if it is recomputed."""
 
 MOST_LAUNCHES = {
     "module u1": 77,
@@ -135,7 +146,10 @@ def test_the_host_waits_at_the_end_of_a_step_alone(
     """Lengths are new in every step, as in training."""
     assert find_waits(recorded[name]) == []
     most = 0 if "non-blocking" in name else 2 if name.startswith(TWO_WAITS) else 1
-    assert sum(recorded[name]["step"]["waits"].values()) <= most
+    waits = recorded[name]["step"]["waits"]
+    of_layers = sum(n for wait, n in waits.items() if "experts/dispatch" in wait)
+    assert sum(waits.values()) - of_layers <= most
+    assert of_layers == MOST_OF_EXPERTS.get(name, 0)
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -275,6 +289,7 @@ def test_counts_of_steps_are_where_the_optimizer_needs_them(
         ("sync", "sync"),
         ("example", "example"),
         ("sizes", "match r4"),
+        ("tokens", "match experts u1"),
     ],
 )
 def test_planted_errors_are_found(libraries: Path, mutation: str, case: str) -> None:
@@ -300,5 +315,6 @@ def test_planted_errors_are_found(libraries: Path, mutation: str, case: str) -> 
         "sync": lambda: result["times"] != TIMES,
         "example": lambda: list_trained(result) != [0],
         "sizes": lambda: result["mismatches"],
+        "tokens": lambda: result["mismatches"],
     }[mutation]()
     assert found

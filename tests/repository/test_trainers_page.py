@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +138,25 @@ def test_the_page_names_existing_functions() -> None:
         for name in filter(None, names):
             assert name in getattr(public, "__all__", dir(public))
             public = getattr(public, name)
+
+
+def trained_with_experts(rank: int, world_size: int, paths: list[str]) -> list[list[float]]:
+    groups = runtime.Communicators.create()
+    losses = []
+    for path in paths:
+        torch.manual_seed(0)
+        losses.append(code_of_the_page()["train_with_experts"](path, groups))
+    return losses
+
+
+def test_experts_of_the_page_train_whole_and_split(tmp_path: Path) -> None:
+    paths = []
+    for degree in (1, 2):
+        path = tmp_path / f"plans-{degree}.jsonl"
+        with write_plans(path) as write:
+            for plan in plans(2):
+                write(replace(plan, expert_parallel=degree))
+        paths.append(str(path))
+    for whole, split in run_ranks(trained_with_experts, 2, paths):
+        assert len(whole) == len(LENGTHS)
+        assert split == pytest.approx(whole, rel=1e-6)

@@ -7,7 +7,7 @@ feed-forward again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 from torch import Tensor
@@ -41,6 +41,22 @@ def check_stages(view: RankView) -> None:
                 f"step {view.step}, pipeline {index}: expert_parallel {degree} does not divide the "
                 f"{placed.scheme.stage_gpus} ranks of a stage into whole blocks. Plan with a "
                 "divisor, or with pp 1"
+            )
+
+
+def check_repeated_modes(view: RankView, applied: Collection[str], model: str) -> None:
+    """Reject modes if ``model`` cannot repeat the exchanges of other ranks. ``PlanError``.
+
+    ``applied``: names of modes that it applies.
+    """
+    modes = [batch.recompute for p in view.pipelines for batch in p.micro_batches]
+    if view.experts is None or not any(modes) or not _find_component(view)[1]:
+        return
+    for mode in REPEATING.values():
+        if mode not in applied:
+            raise PlanError(
+                f"step {view.step}: {model} cannot apply recomputation mode: {mode}, which other "
+                "ranks of its blocks may need. Plan without modes, or with whole blocks"
             )
 
 

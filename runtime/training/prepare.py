@@ -18,7 +18,7 @@ from seqplan.runtime.data.tokens import NO_LABEL, TokenData, Tokens, load_share
 from seqplan.runtime.device_copy import TOKEN_BYTES, PackedCopy, index_device
 from seqplan.runtime.errors import DataError, PlanError
 from seqplan.runtime.experts.blocks import ExpertBlocks, check_expert_parallel
-from seqplan.runtime.experts.micro_steps import fill_micro_steps
+from seqplan.runtime.experts.micro_steps import check_repeated_modes, fill_micro_steps
 from seqplan.runtime.recomputation import check_modes
 from seqplan.runtime.sequence_parallel.context import attention_context, local_context
 from seqplan.runtime.sequence_parallel.kernels import Kernel, find_kernel
@@ -79,6 +79,7 @@ def make_preparer(
         check_sequence_parallel(view, heads, kv_heads)
         check_modes(view, modes, model)
         check_expert_parallel(view, blocks)
+        check_repeated_modes(view, modes, model)
         batches = [
             (pipeline, micro_batch)
             for pipeline in view.pipelines

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from random_plans import plan_of, random_plan, random_staged_plan
-from staged_runs import Case, Outcome, sizes_of
+from random_plans import random_plan, random_staged_plan
+from staged_runs import Case, sizes_of
 
 from seqplan.plans.construct import construct_plan
 from seqplan.plans.lint import lint
@@ -115,6 +115,3 @@ def staged_plan(rng: np.random.Generator, step: int) -> Plan:
     lengths = [int(length) for length in rng.integers(1, 40, 9)]
     shape = SHAPES[step % len(SHAPES)]
     return construct_plan(lengths, shape, ids=range(step, 90 + step, 10), step=step)
-
-
-__all__ = ["Outcome", "RoutedCase", "plan_of", "staged_plan"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -10,12 +11,18 @@ from expert_runs import ROUTED
 from ranks import run_ranks, run_ranks_expecting_failure
 
 from seqplan.plans.construct import construct_plan
+from seqplan.plans.format.codec import from_json, to_json
+from seqplan.plans.plan import Plan
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens
-from seqplan.runtime.errors import PlanError
+from seqplan.runtime.errors import PlanError, RankLost
+from seqplan.runtime.experts.blocks import ExpertBlocks
+from seqplan.runtime.experts.dispatch import dispatch_tokens
 from seqplan.runtime.models.llama import Llama, ModelConfig
 from seqplan.runtime.pipeline.staged_llama import StagedLlama
+from seqplan.runtime.sequence_parallel.peers import Peers
+from seqplan.runtime.training.prepare import make_preparer
 
 
 def _make(rank: int, world_size: int, config: ModelConfig, degree: int) -> None:
@@ -63,6 +70,73 @@ def test_plans_of_another_degree_are_rejected() -> None:
         assert "expert_parallel 1, the job 2" in messages[0]
         assert "expert_parallel 4, the job 2" in messages[1]
         assert "does not divide the 1 ranks of a stage" in messages[2]
+
+
+def _prepare_modes(rank: int, world_size: int) -> list[str]:
+    """Prepare pipelines of one rank each, whose blocks they share, and one of a whole block."""
+    groups = Communicators.create()
+    blocks = ExpertBlocks.create(2, groups)
+    prepare = make_preparer(
+        SeededTokens(ROUTED.vocab, 0),
+        Peers(groups.attention),
+        heads=8,
+        kv_heads=2,
+        modes=["none", "full"],
+        model="Some",
+        blocks=blocks,
+    )
+    messages = []
+    for shape in ({"u1": [[[0]], [[1]]]}, {"u2": [[[0, 1]]]}):
+        plan = with_mode(construct_plan([4, 5], shape), "none")
+        try:
+            prepare(rank_view(replace(plan, expert_parallel=2), rank))
+            messages.append("prepared")
+        except PlanError as error:
+            messages.append(str(error))
+    return messages
+
+
+def with_mode(plan: Plan, mode: str) -> Plan:
+    """The plan with a recomputation mode for every micro-batch."""
+    return replace(
+        plan,
+        pipelines=tuple(
+            replace(p, micro_batches=tuple(replace(b, recompute=mode) for b in p.micro_batches))
+            for p in plan.pipelines
+        ),
+    )
+
+
+def test_a_model_that_cannot_repeat_exchanges_is_rejected() -> None:
+    for messages in run_ranks(_prepare_modes, 2):
+        assert messages[0].startswith("step 0: Some cannot apply recomputation mode: mlp")
+        assert messages[1] == "prepared"
+
+
+def _lose_a_rank(rank: int, world_size: int) -> str:
+    """End one rank before its tokens go to the others; the error of the others."""
+    groups = Communicators.create()
+    blocks = ExpertBlocks.create(2, groups)
+    if rank == 1:
+        os._exit(3)
+    tokens, index = torch.randn(3, 4), torch.zeros(3, 1, dtype=torch.int64)
+    with pytest.raises(RankLost) as lost:
+        dispatch_tokens(tokens, index, torch.ones(3, 1), 2, lambda rows, counts: rows, blocks)
+    return str(lost.value)
+
+
+def test_a_lost_rank_of_the_block_is_named() -> None:
+    message, _ = run_ranks(_lose_a_rank, 2, dying=frozenset({1}))
+    assert "while exchanging tokens of experts" in message
+
+
+def test_a_plan_with_tensor_parallel_experts_is_rejected_by_name() -> None:
+    plan = replace(construct_plan([4, 5], {"u2": [[[0, 1]]]}), expert_parallel=2)
+    text = to_json(plan).replace(
+        '"expert_parallel"', '"expert_tensor_parallel":2,"expert_parallel"'
+    )
+    with pytest.raises(PlanError, match="expert_tensor_parallel"):
+        from_json(text)
 
 
 @pytest.mark.parametrize(

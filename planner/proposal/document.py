@@ -35,7 +35,7 @@ _FIELDS = frozenset(
     | {"candidates", "profile", "execution"}
 )
 _OPTIONAL = frozenset({"sync", "layouts", "micro_step_multiple", "trainer", "experts"})
-_EXPERT_ROW = frozenset({"expert_parallel", "expected_ms", "sync_ms", "longest"})
+_EXPERT_ROW = frozenset({"expert_parallel", "expected_ms", "sync_ms", "longest", "lower_bound_ms"})
 _CANDIDATE = frozenset({"strategy", "gpus", "max_sequence", "expected_ms", "runs", "wins"})
 _SYNC = frozenset({"overlap", "optimizer_ms", "source"})
 _GIVEN = frozenset({"homogeneous_ms", "heterogeneous_ms"})
@@ -246,9 +246,9 @@ class _ProposalReader(FieldReader):
         for number, entry in enumerate(self.items(raw, "experts", "")):
             place = f".experts[{number}]"
             self.fields(entry, place, _EXPERT_ROW)
-            expected_ms, sync_ms = (
+            expected_ms, sync_ms, bound_ms = (
                 None if entry[name] is None else self.number(entry, name, place)
-                for name in ("expected_ms", "sync_ms")
+                for name in ("expected_ms", "sync_ms", "lower_bound_ms")
             )
             rows.append(
                 ExpertRow(
@@ -256,6 +256,7 @@ class _ProposalReader(FieldReader):
                     expected_ms,
                     sync_ms,
                     self.integer(entry, "longest", place),
+                    bound_ms,
                 )
             )
         return tuple(rows)

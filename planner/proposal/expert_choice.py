@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.expert_sharing import expert_bound_ms
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
 from seqplan.planner.proposal.expert_rows import ExpertRow
 from seqplan.planner.step.step_planner import StepPlanner
@@ -25,6 +27,21 @@ def price_degree(problem: PlanningProblem, batches: Sequence[Batch]) -> ExpertRo
         round(sync_ms, 3),
         max(model.max_sequence for model in problem.models.values()),
     )
+
+
+def bound_degree(problem: PlanningProblem, batches: Sequence[Batch]) -> float:
+    """Bound the mean time of the batches with a problem's degree, sync included (ms).
+
+    Infinite if no scheme holds a sequence.
+    """
+    models, gpus = problem.models, problem.workload.gpus
+    if not models:
+        return inf
+    degree, sync = problem.profile.expert_parallel, problem.sync
+    bounds = [expert_bound_ms(models.values(), degree, batch, gpus) for batch in batches]
+    layouts = {(scheme.tp, scheme.pp) for scheme in models}
+    exposed = [0.0] if sync is None else [sync.compute_exposed_ms([k]) for k in layouts]
+    return sum(bounds) / len(bounds) + min(exposed)
 
 
 def choose_degree(rows: Sequence[ExpertRow]) -> int | None:

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 class ExpertRow:
     """One degree E: the mean time of a step with it (ms), of which ``sync_ms`` is sync.
 
-    Both are None if no scheme holds the data. ``longest``: tokens of the longest sequence that some
-    scheme holds.
+    Both are None if no scheme holds the data, or if ``lower_bound_ms`` shows that another degree
+    is faster. ``longest``: tokens of the longest sequence that some scheme holds.
     """
 
     expert_parallel: int
     expected_ms: float | None
     sync_ms: float | None
     longest: int
+    lower_bound_ms: float | None = None
 
 
 def explain_degrees(rows: Sequence[ExpertRow], chosen: int) -> list[str]:
@@ -33,6 +34,10 @@ def explain_degrees(rows: Sequence[ExpertRow], chosen: int) -> list[str]:
         if row is best:
             continue
         place = "Experts not split" if row.expert_parallel == 1 else f"On {row.expert_parallel}"
+        if row.lower_bound_ms is not None and best.expected_ms is not None:
+            least = row.lower_bound_ms / best.expected_ms - 1
+            texts.append(f"{place}: at least {least:+.1%} time, longest {row.longest:,} tokens.")
+            continue
         if row.expected_ms is None or best.expected_ms is None:
             why = f"the longest sequence is {row.longest:,} tokens" if row.longest else "no scheme"
             texts.append(f"{place}: not possible on these GPUs, {why}.")

@@ -19,6 +19,7 @@ from seqplan.planner.bounds.expert_sharing import expert_bound_ms
 from seqplan.planner.errors import Infeasible, OptionError
 from seqplan.planner.execution import ExecutionKind
 from seqplan.planner.placement.fleet import Models
+from seqplan.planner.problem import PlanningProblem
 from seqplan.planner.proposal.backends import apply_backend, find_backend
 from seqplan.planner.proposal.candidates import (
     CandidatePool,
@@ -32,6 +33,7 @@ from seqplan.planner.proposal.document import Candidate, Proposal
 from seqplan.planner.proposal.eq4 import continuous_proposal, integer_strategies
 from seqplan.planner.proposal.expert_choice import (
     PRICED_BATCHES,
+    bound_degree,
     choose_degree,
     price_degree,
 )
@@ -111,9 +113,7 @@ def _propose_degrees(
     workload, lengths = request.workload, request.lengths
     sampler = Sampler(lengths, workload.tokens, workload.max_len, request.seed + _SAMPLE_SEED)
     batches = list(sampler.batches(PRICED_BATCHES))
-    rows: list[ExpertRow] = []
-    proposals: dict[int, Proposal] = {}
-    error: Infeasible | None = None
+    problems: list[tuple[float, PlanningProblem]] = []
     for degree in profile.expert_degrees:
         at_degree = profile.at_expert_parallel(degree)
         times = sync
@@ -123,26 +123,38 @@ def _propose_degrees(
                 at_degree, workload.gpus, overlap=overlap, method=request.method
             )
         assert times != "derived"
+        problem = PlanningProblem(
+            profile=at_degree, workload=workload, sync=times, execution=request.kind
+        )
+        problems.append((bound_degree(problem, batches), problem))
+    rows: dict[int, ExpertRow] = {}
+    proposals: dict[int, Proposal] = {}
+    error: Infeasible | None = None
+    best_ms = inf
+    for bound_ms, problem in sorted(problems, key=lambda entry: entry[0]):
+        degree = problem.profile.expert_parallel
+        longest = max((model.max_sequence for model in problem.models.values()), default=0)
+        if best_ms <= bound_ms < inf:
+            rows[degree] = ExpertRow(degree, None, None, longest, round(bound_ms, 3))
+            continue
         try:
-            proposal = _propose(at_degree, times, request)
-            rows.append(price_degree(proposal.problem, batches))
+            proposals[degree] = _propose(problem.profile, problem.sync, request)
+            rows[degree] = price_degree(proposals[degree].problem, batches)
+            best_ms = min(best_ms, rows[degree].expected_ms or inf)
         except Infeasible as why:
             error = why
-            models = workload.models(at_degree).values()
-            longest = max((model.max_sequence for model in models), default=0)
-            rows.append(ExpertRow(degree, None, None, longest))
-            continue
-        proposals[degree] = proposal
-    chosen = choose_degree(rows)
+            rows[degree] = ExpertRow(degree, None, None, longest)
+    in_order = [rows[degree] for degree in profile.expert_degrees]
+    chosen = choose_degree(in_order)
     if chosen is None:
         raise error or Infeasible(f"{workload.gpus} GPUs are too few for {profile.name}; add GPUs")
     # Steps may be faster than the best candidate, in groups smaller than a block.
-    (best,) = (row.expected_ms for row in rows if row.expert_parallel == chosen)
+    best = rows[chosen].expected_ms
     expected_ms = min(proposals[chosen].expected_ms, best or inf)
     bound_ms = min(proposals[chosen].lower_bound_ms, expected_ms)
     return replace(
         proposals[chosen],
-        experts=tuple(rows),
+        experts=tuple(in_order),
         expected_ms=expected_ms,
         lower_bound_ms=bound_ms,
     )

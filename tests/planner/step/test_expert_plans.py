@@ -150,12 +150,19 @@ def test_a_proposal_weighs_the_degrees() -> None:
     rows = {row.expert_parallel: row for row in proposal.experts}
     assert set(rows) == {2, 8}
     assert rows[chosen].expected_ms == min(row.expected_ms or inf for row in rows.values())
-    assert rows[8].sync_ms < rows[2].sync_ms  # type: ignore[operator]
+    left_out = rows[2 if chosen == 8 else 8]
+    assert (left_out.lower_bound_ms or 0.0) >= (rows[chosen].expected_ms or inf)
     assert rows[8].longest > rows[2].longest
     assert Proposal.from_json(proposal.to_json(), "proposal") == proposal
     text = "\n".join(proposal_lines(proposal))
     assert f"Experts on {chosen} ranks:" in text
-    assert "of it sync, longest" in text.replace("\n", " ")
+    assert "at least +" in text
+    both = make_expert_profile({2: 0.3, 4: 0.3})
+    equal = make_proposal(both, WORKLOAD, LENGTHS, sync=None)
+    assert None not in [row.expected_ms for row in equal.experts]
+    syncs = [choose_sync(both.at_expert_parallel(degree), GPUS) for degree in (2, 4)]
+    assert syncs[0].whole_ms([(1, 1)]) > syncs[1].whole_ms([(1, 1)])
+    assert "of it sync, longest" in "\n".join(proposal_lines(equal)).replace("\n", " ")
 
 
 def test_bad_input_is_named() -> None:

@@ -121,6 +121,18 @@ def resume_on_ranks(rank: int, world: int, name: str, degree: int, folder: str) 
     return {"losses": losses, "parameters": parameters}
 
 
+def train_modes(
+    rank: int, world: int, degree: int, modes: bool
+) -> tuple[list[float], list[float], dict[str, Any]]:
+    """A few steps, each micro-batch under a random recomputation mode if ``modes``."""
+    job = attach("qwen3_moe", rank, degree)
+    case = RoutedCase(RANKS, 3, expert_parallel=degree, steps=6, modes=modes)
+    results = [job.run(step, clip_norm=CLIP) for step in job.steps(iter(case.plans()))]
+    parameters = {name: value.numpy() for name, value in job.states.export()}
+    job.close()
+    return [r.loss for r in results], [r.gradient_norm for r in results], parameters
+
+
 def train_plainly(name: str) -> dict[str, Any]:
     """The same by plain code, each document alone, and the routers' loss of all together."""
     plain = make_model(name, 0)

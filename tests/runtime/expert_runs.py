@@ -10,6 +10,7 @@ from random_plans import random_plan, random_staged_plan
 from staged_runs import Case, sizes_of
 
 from seqplan.plans.construct import construct_plan
+from seqplan.plans.groups import process_groups
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan
 from seqplan.plans.recomputation import MODES
@@ -75,6 +76,32 @@ class RoutedCase(Case):
                 router[4:] = -router[:4]
                 router[DEAD] = 0.0
         return model
+
+
+class LockstepCase(RoutedCase):
+    """Micro-steps of 4 ranks whose pipelines differ, with ranks that have no work in one."""
+
+    def plans(self) -> list[Plan]:
+        shape = {"u2": [[[0]], [[1]]], "u4": [[[2, 3]]], "u1": [[[4]]], "u3": [[[5]]]}
+        ranks = ((0, 1), (2, 3), (0, 1, 2, 3), (0,), (1, 2, 3))
+        plans = []
+        for step in range(self.steps):
+            plan = construct_plan([9, 4, 17, 6 + step, 3, 8], shape, step=step)
+            pipelines = tuple(
+                replace(pipeline, ranks=of_pipeline, micro_step=micro_step)
+                for pipeline, of_pipeline, micro_step in zip(
+                    plan.pipelines, ranks, (0, 0, 1, 2, 2), strict=True
+                )
+            )
+            plan = replace(
+                plan,
+                pipelines=pipelines,
+                world_size=4,
+                idle_ranks=(),
+                groups=process_groups(pipelines),
+            )
+            plans.append(split_plan(plan, self.expert_parallel))
+        return plans
 
 
 def split_plan(plan: Plan, degree: int) -> Plan:

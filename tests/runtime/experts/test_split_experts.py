@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from expert_runs import DEAD, ROUTED, RoutedCase
+from expert_runs import DEAD, ROUTED, LockstepCase, RoutedCase
 from nccl_rules import Trace, recorded, replay
 from ranks import run_ranks
 from staged_runs import GATES, Case, Outcome, differences, sequence_parallel, staged
@@ -50,6 +50,11 @@ CASES: dict[str, tuple[Run, RoutedCase]] = {
     ),
     "E 2 of 8, stages": (staged, RoutedCase(8, 4, expert_parallel=2, staged=True)),
     "E 8 of 8, fp32": (staged, RoutedCase(8, 3, torch.float32, expert_parallel=8)),
+    "E 4 of 4, lockstep": (
+        sequence_parallel,
+        LockstepCase(4, 3, expert_parallel=4, steps=3, reduce="micro-batch"),
+    ),
+    "E 2 of 4, staged lockstep": (staged, LockstepCase(4, 3, expert_parallel=2, steps=3)),
     "E 1 of 4, tp": (staged, RoutedCase(4, 4, tensor=True, steps=4)),
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -72,13 +72,14 @@ class MeasuredFit:
     """All that is fitted to samples of one device and model.
 
     ``latencies``: of every scheme that could be fitted; ``forward_fraction``: of forward and
-    backward of the layers.
+    backward of the layers; ``shared``: ms per token of experts and their exchanges, by scheme.
     """
 
     measured_on: MeasuredOn
     latencies: dict[Scheme, Fit]
     memory: MemoryFit
     forward_fraction: float
+    shared: Mapping[Scheme, float] = field(default_factory=dict)
 
 
 def fit_all(measured_on: MeasuredOn, samples: Sequence[Sample]) -> MeasuredFit:
@@ -88,7 +89,27 @@ def fit_all(measured_on: MeasuredOn, samples: Sequence[Sample]) -> MeasuredFit:
     fractions = [
         median(sample.forward_ms) / median(sample.layers_ms) for sample in samples if not sample.oom
     ]
-    return MeasuredFit(measured_on, latencies, memory, median(fractions))
+    shared = fit_shared(measured_on, samples) if measured_on.expert_parallel > 1 else {}
+    return MeasuredFit(measured_on, latencies, memory, median(fractions), shared)
+
+
+def fit_shared(measured_on: MeasuredOn, samples: Sequence[Sample]) -> dict[Scheme, float]:
+    """Fit the time per token of experts and their exchanges, by scheme (ms).
+
+    The slope of a line through the medians of their times over tokens, at least 0.
+    """
+    layers = measured_on.sizes()["layers"]
+    shared = {}
+    for scheme in {sample.scheme for sample in samples}:
+        mine = [s for s in samples if s.scheme == scheme and s.experts_ms and not s.oom]
+        if len({sample.tokens for sample in mine}) < 2:
+            continue
+        times = [
+            median(sample.experts_ms) * layers / (sample.layers * scheme.pp) for sample in mine
+        ]
+        slope, _ = np.polyfit([sample.tokens for sample in mine], times, 1)
+        shared[scheme] = max(0.0, float(slope))
+    return shared
 
 
 def fit_schemes(measured_on: MeasuredOn, samples: Sequence[Sample]) -> dict[Scheme, Fit]:
@@ -185,6 +206,7 @@ def profile_document(
     sizes = fit.measured_on.sizes()
     model = ModelSizes.from_mapping(sizes)
     dtype_bytes = _DTYPE_BYTES[fit.measured_on.dtype]
+    experts = model.expert_parameters
     document = {
         "schema": PROFILE_SCHEMA,
         "name": name,
@@ -201,7 +223,14 @@ def profile_document(
             "context_bytes": devices.context_bytes,
             "margin_bytes": fit.memory.margin * devices.capacity_bytes,
             "sharded_state_bytes": [[None, float(MASTER_BYTES * model.parameters)]],
-            "resident_layer_bytes": float((dtype_bytes + GRADIENT_BYTES) * model.layers_parameters),
+            "resident_layer_bytes": float(
+                (dtype_bytes + GRADIENT_BYTES) * (model.layers_parameters - experts)
+            ),
+            **(
+                {"resident_expert_bytes": float((dtype_bytes + GRADIENT_BYTES) * experts)}
+                if experts
+                else {}
+            ),
             "resident_embedding_bytes": float(
                 (dtype_bytes + GRADIENT_BYTES) * model.embedding_parameters
             ),
@@ -209,7 +238,7 @@ def profile_document(
                 str(tp): per_token for tp, per_token in fit.memory.bytes_per_token.items()
             },
         },
-        "schemes": [_scheme(scheme, latency) for scheme, latency in fit.latencies.items()],
+        "schemes": [_scheme(scheme, fit) for scheme in fit.latencies],
     }
     if syncs:
         document["sync"] = fit_sync(syncs, model.layers)
@@ -251,15 +280,15 @@ def residuals(latencies: dict[Scheme, Fit], memory: MemoryFit) -> str:
     return "measured, worst scheme: " + ", ".join(parts)
 
 
-def _scheme(scheme: Scheme, fit: Fit) -> dict[str, Any]:
+def _scheme(scheme: Scheme, measured: MeasuredFit) -> dict[str, Any]:
     degrees = {axis: degree for axis, degree in scheme.as_dict().items() if degree > 1}
-    latency = fit.latency
-    document: dict[str, Any] = {
+    if (experts := measured.measured_on.expert_parallel) > 1:
+        degrees["expert_parallel"] = experts
+    fit = measured.latencies[scheme]
+    shared = min(measured.shared.get(scheme, 0.0), fit.latency.b)
+    return {
         **degrees,
-        "a": latency.a,
-        "b": latency.b,
-        "c": latency.c,
+        **replace(fit.latency, b_shared=shared).as_dict(),
         "origin": "measured",
         "fit": fit.document(),
     }
-    return document

@@ -212,4 +212,5 @@ def _pool(same: list[Sample]) -> Sample:
         allocated_bytes=largest(sample.allocated_bytes for sample in same),
         reserved_bytes=largest(sample.reserved_bytes for sample in same),
         layers_cpu_ms=tuple(ms for sample in same for ms in sample.layers_cpu_ms),
+        experts_ms=tuple(ms for sample in same for ms in sample.experts_ms),
     )

@@ -168,6 +168,7 @@ def _list_hardware_fields(measured_on: MeasuredOn) -> dict[str, Any]:
         "model": measured_on.sizes(),
         "tensor_parallel": measured_on.tensor_parallel,
         "kernel": measured_on.kernel,
+        **({"expert_parallel": degree} if (degree := measured_on.expert_parallel) > 1 else {}),
     }
 
 
@@ -187,7 +188,14 @@ def _find_hardware(fields: Mapping[str, Any]) -> MeasuredOn:
         tuple(fields["model"].items()),
         fields.get("tensor_parallel", PLAIN_TENSOR_PARALLEL),
         fields.get("kernel", UNRECORDED_KERNEL),
+        _degree(fields.get("expert_parallel", 1)),
     )
+
+
+def _degree(value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"expert_parallel must be a whole number of 1 or more, not {value!r}")
+    return value
 
 
 def _sample_fields(sample: Sample) -> dict[str, Any]:
@@ -210,6 +218,7 @@ def _sample_fields(sample: Sample) -> dict[str, Any]:
         "allocated_bytes": sample.allocated_bytes,
         "reserved_bytes": sample.reserved_bytes,
         "layers_cpu_ms": list(sample.layers_cpu_ms),
+        **({"experts_ms": list(sample.experts_ms)} if sample.experts_ms else {}),
     }
 
 
@@ -227,6 +236,8 @@ def _sample(fields: Mapping[str, Any]) -> Sample:
     cpu = fields.get("layers_cpu_ms", [])
     if cpu and not (len(cpu) == len(fields["layers_ms"]) and all(0 <= ms < inf for ms in cpu)):
         raise ValueError(f"layers_cpu_ms must be as many times as layers_ms has, not {cpu}")
+    if not all(0 < ms < inf for ms in fields.get("experts_ms", [])):
+        raise ValueError(f"experts_ms must be positive times, not {fields['experts_ms']}")
     if type(fields.get("turn", 0)) is not int:
         raise ValueError(f"turn must be an integer, not {fields['turn']!r}")
     return Sample(
@@ -249,4 +260,5 @@ def _sample(fields: Mapping[str, Any]) -> Sample:
         allocated_bytes=fields.get("allocated_bytes"),
         reserved_bytes=fields.get("reserved_bytes"),
         layers_cpu_ms=tuple(fields.get("layers_cpu_ms", ())),
+        experts_ms=tuple(fields.get("experts_ms", ())),
     )

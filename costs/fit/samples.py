@@ -36,6 +36,8 @@ class MeasuredOn:
     """How tp ranks hold activations that tp does not cut."""
     kernel: str = UNRECORDED_KERNEL
     """Attention kernel that ran."""
+    expert_parallel: int = 1
+    """Ranks that held all experts together."""
 
     def sizes(self) -> dict[str, int]:
         """Return ``model`` as a dictionary."""
@@ -66,6 +68,9 @@ class Sample:
 
     ``layers_cpu_ms``: processor time that a rank's threads had in each repetition of the layers;
     empty if the work is not the processor's, or was not read.
+
+    ``experts_ms``: forward and backward of the layers' experts and their exchanges alone; empty
+    without expert parallelism.
     """
 
     scheme: Scheme
@@ -86,6 +91,7 @@ class Sample:
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     layers_cpu_ms: tuple[float, ...] = ()
+    experts_ms: tuple[float, ...] = ()
 
     @classmethod
     def out_of_memory(
@@ -134,7 +140,15 @@ class Sample:
 
 def require_same(measured_on: MeasuredOn, wanted: MeasuredOn, origin: str) -> None:
     """Raise ``SampleError`` where samples of ``origin`` were measured on something else."""
-    for name in ("device", "dtype", "recompute", "model", "tensor_parallel", "kernel"):
+    for name in (
+        "device",
+        "dtype",
+        "recompute",
+        "model",
+        "tensor_parallel",
+        "kernel",
+        "expert_parallel",
+    ):
         has, expected = getattr(measured_on, name), getattr(wanted, name)
         if has != expected:
             raise SampleError(

@@ -21,6 +21,7 @@ from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.profiler.measure.saved_memory import Allocator
 from seqplan.profiler.measure.stage import MeasuredStage, Neighbours, StageWork
+from seqplan.runtime.experts.blocks import ExpertBlocks
 from seqplan.runtime.models.llama import ModelConfig
 from seqplan.runtime.sequence_parallel.context import attention_context
 from seqplan.runtime.sequence_parallel.kernels import Kernel
@@ -35,7 +36,7 @@ class Bench:
     ``tensor_groups``: with those of all schemes' tp degrees; ``allocator``: read for the peak of
     every micro-batch, None if only what autograd keeps is counted; ``out_of_memory``: called
     when this rank is; ``processor_time``: see ``Task``; ``kernel``: of attention, the first that
-    supports it if None.
+    supports it if None; ``blocks``: of experts, None if each rank has all.
     """
 
     config: ModelConfig
@@ -51,6 +52,7 @@ class Bench:
     out_of_memory: Callable[[], None] = lambda: None
     processor_time: bool = False
     kernel: Kernel | None = None
+    blocks: ExpertBlocks | None = None
 
 
 class RankWork:
@@ -92,7 +94,7 @@ class RankWork:
             bench = self._bench
             group = None if bench.tensor_groups is None else bench.tensor_groups.of(tp_group)
             self._stages[tp] = MeasuredStage(
-                bench.config, bench.layers, group, bench.device, bench.dtype
+                bench.config, bench.layers, group, bench.device, bench.dtype, bench.blocks
             )
         return self._stages[tp]
 

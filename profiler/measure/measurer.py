@@ -85,6 +85,10 @@ class Measurer:
         try:
             layers = timer.times(None if work is None else work.layers, warm_up, repeats)
             ends = timer.times(None if work is None else work.ends, warm_up, repeats)
+            experts: tuple[float, ...] = ()
+            if self._bench.blocks is not None:
+                call = None if work is None else work.experts
+                experts = timer.times(call, warm_up, repeats).whole_ms
             return Sample(
                 scheme=scheme,
                 role=point.role,
@@ -103,6 +107,7 @@ class Measurer:
                 ends_peak_bytes=int(timer.largest(memory.ends_peak)) if peaks else None,
                 allocated_bytes=int(timer.largest(memory.allocated)) if peaks else None,
                 reserved_bytes=int(timer.largest(memory.reserved)) if peaks else None,
+                experts_ms=experts,
             )
         except RuntimeError as error:
             if not is_out_of_memory(error):

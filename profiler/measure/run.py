@@ -14,6 +14,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from seqplan.costs.architecture import Architecture
 from seqplan.costs.fit.pooling import pool_samples, rescale_to_usual_speed
 from seqplan.costs.fit.sample_file import SampleFile
 from seqplan.costs.fit.samples import SEQUENCE_PARALLEL, MeasuredOn, Sample
@@ -28,6 +29,7 @@ from seqplan.profiler.measure.measurer import Measurer
 from seqplan.profiler.measure.saved_memory import CudaAllocator
 from seqplan.profiler.measure.sync import Key, list_sync_measurements, measure_sync
 from seqplan.runtime.communicators import Communicators
+from seqplan.runtime.experts.blocks import ExpertBlocks
 from seqplan.runtime.models.llama import ModelConfig
 from seqplan.runtime.sequence_parallel.kernels import (
     Kernel,
@@ -43,7 +45,8 @@ class Task:
 
     ``repeats``: of each point, at most, over all rounds; ``processor_time``: count processor time
     of CPU ranks, for ranks that share cores: the time of a rank that has a core without others;
-    ``kernel``: attention kernel by name, the first that supports the model's heads if None.
+    ``kernel``: attention kernel by name, the first that supports the model's heads if None;
+    ``expert_parallel``: ranks that hold all experts together.
     """
 
     config: ModelConfig
@@ -55,6 +58,7 @@ class Task:
     repeats: int
     processor_time: bool = False
     kernel: str | None = None
+    expert_parallel: int = 1
 
     def choose_kernel(self, device: torch.device) -> Kernel:
         """Return the attention kernel; ``ValueError`` if the one by name does not support it."""
@@ -242,6 +246,7 @@ class _Run:
             out_of_memory=(lambda: None) if alarm is None else alarm.sound,
             processor_time=task.processor_time,
             kernel=kernel,
+            blocks=None if groups is None else ExpertBlocks.create(task.expert_parallel, groups),
         )
         known_syncs = None if file is None else {sync.key for sync in file.syncs}
         syncs = list_sync_measurements(task.schemes, bench)
@@ -278,18 +283,32 @@ class _Run:
 def _describe_hardware(task: Task, device: torch.device, kernel: Kernel) -> MeasuredOn:
     """Return the facts on which the samples of a task must agree."""
     config = task.config
-    sizes = ModelSizes(
-        **{name: getattr(config, name) for name in SIZES},
+    sizes = {name: getattr(config, name) for name in SIZES}
+    experts = {}
+    if config.experts:
+        experts = {
+            "expert_layers": config.layers,
+            "experts": config.experts,
+            "experts_per_token": config.experts_per_token,
+            "expert_ffn": config.expert_ffn,
+            "shared_ffn": config.ffn,
+        }
+        # No layer has this feed-forward; sizes state a width all the same.
+        sizes["ffn"] = config.ffn or config.expert_ffn
+    model = ModelSizes(
+        **sizes,
         head_dim=config.head_dim,
         tied=config.tied,
+        architecture=Architecture.split(experts)[0],
     )
     return MeasuredOn(
         device_name(device) + ", processor time" * task.processor_time,
         task.dtype,
         config.recompute,
-        tuple(sizes.as_dict().items()),
+        tuple(model.as_dict().items()),
         SEQUENCE_PARALLEL,
         kernel.name,
+        task.expert_parallel,
     )
 
 

@@ -13,8 +13,16 @@ from torch import Tensor, nn
 
 from seqplan.plans.views.parameter_layout import Shard
 from seqplan.plans.views.unit_layout import UnitLayout
+from seqplan.runtime.experts.blocks import ExpertBlocks
 from seqplan.runtime.models.llama import ModelConfig, rotations
-from seqplan.runtime.pipeline.llama_units import llama_units
+from seqplan.runtime.models.moe import ExpertWeights, RoutedFeedForward, run_experts
+from seqplan.runtime.pipeline.llama_units import (
+    expert_unit,
+    layer_unit,
+    list_expert_units,
+    list_units,
+    router_unit,
+)
 from seqplan.runtime.pipeline.stage import Stage, StageInput
 from seqplan.runtime.sequence_parallel.context import AttentionContext
 from seqplan.runtime.sequence_parallel.peers import Peers
@@ -43,7 +51,8 @@ class Neighbours:
 class StageWork:
     """This rank's part of a micro-batch: its stage and the calls on it.
 
-    ``alone``: the stage's end without the transfers; ``whole``: a layer that recomputes nothing.
+    ``alone``: the stage's end without the transfers; ``whole``: a layer that recomputes nothing;
+    ``experts``: the layers' experts alone, None if they are not split over ranks.
     """
 
     stage: MeasuredStage
@@ -51,24 +60,37 @@ class StageWork:
     whole: Call | None
     alone: Call
     ends: Call
+    experts: Call | None = None
 
 
 class RandomParameters:
-    """The parameters of ``shard`` in a model of ``config``, drawn at random on ``device``."""
+    """The parameters of ``shard`` in a model of ``config``, drawn at random on ``device``.
+
+    ``held``: experts of each layer that are here.
+    """
 
     def __init__(
-        self, config: ModelConfig, shard: Shard, device: torch.device, dtype: torch.dtype
+        self,
+        config: ModelConfig,
+        shard: Shard,
+        device: torch.device,
+        dtype: torch.dtype,
+        held: int = 0,
     ) -> None:
         self.leaves: list[nn.Parameter] = []
         self._units: dict[str, dict[str, Tensor]] = {}
-        for name, layouts in llama_units(config):
-            held = UnitLayout(name, layouts, config.layers, 1).held_ranges(shard)
+        experts = list_expert_units(config, held, config.expert_ffn)
+        for name, layouts in (*list_units(config, config.experts), *experts):
+            ranges = UnitLayout(name, layouts, config.layers, 1).held_ranges(shard)
             unit = self._units[name] = {}
-            for part in held:
+            for part in ranges:
                 stored = torch.randn(part.numel, device=device, dtype=dtype)
                 leaf = nn.Parameter(stored if part.layout.vector else 0.02 * stored)
                 self.leaves.append(leaf)
-                unit[part.layout.name] = natural(part.layout, leaf)
+                whole = natural(part.layout, leaf)
+                of_experts = ".experts." in part.layout.name
+                shape = (held, -1, whole.shape[1]) if of_experts else whole.shape
+                unit[part.layout.name] = whole.view(shape)
 
     def parameters(self, unit: str) -> Mapping[str, Tensor]:
         """See ``ParameterSource``."""
@@ -78,7 +100,8 @@ class RandomParameters:
 class MeasuredStage:
     """``layers`` decoder layers with embedding, norm and head, of one rank of ``group``.
 
-    ``group``: this rank's tp group, None if tp is 1.
+    ``group``: this rank's tp group, None if tp is 1; ``blocks``: of experts, None if each rank has
+    all.
     """
 
     def __init__(
@@ -88,13 +111,15 @@ class MeasuredStage:
         group: TensorGroup | None,
         device: torch.device,
         dtype: torch.dtype,
+        blocks: ExpertBlocks | None = None,
     ) -> None:
-        self.config = replace(config, layers=layers)
+        self.config, self._blocks = replace(config, layers=layers), blocks
         self._group, self._device, self._dtype = group, device, dtype
         tp, tp_rank = (1, 0) if group is None else (group.degree, group.index)
         self._shard = Shard(tp, 1, tp_rank, 0)
-        self._source = RandomParameters(self.config, self._shard, device, dtype)
-        self._stage = Stage(self.config, self._shard, self._source)
+        held = config.experts if blocks is None else blocks.count_local(config.experts)
+        self._source = RandomParameters(self.config, self._shard, device, dtype, held)
+        self._stage = Stage(self.config, self._shard, self._source, blocks)
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the trained parameters of the stage on this rank."""
@@ -116,6 +141,7 @@ class MeasuredStage:
             whole=self.whole_layer_call(context),
             alone=alone,
             ends=alone if single else ends,
+            experts=self.experts_call(context),
         )
 
     def layers_call(self, context: AttentionContext) -> Call:
@@ -127,7 +153,33 @@ class MeasuredStage:
         if self.config.recompute == "none":
             return None
         keeping = replace(self.config, recompute="none")
-        return self._through(Stage(keeping, self._shard, self._source), [0], context)
+        stage = Stage(keeping, self._shard, self._source, self._blocks)
+        return self._through(stage, [0], context)
+
+    def experts_call(self, context: AttentionContext) -> Call | None:
+        """Prepare the layers' experts and their exchanges alone; None if no ranks share them."""
+        if self._blocks is None:
+            return None
+        rows = self._split(context).token_rows
+        hidden, gradient = self.hidden(context).requires_grad_(), self.hidden(context)
+        routed = [self._find_experts(layer) for layer in self._stage.layers]
+
+        def forward() -> Tensor:
+            out: Tensor = hidden
+            for experts in routed:
+                out = experts.forward(out, rows)[0]
+            return out
+
+        return Call(forward, lambda out: torch.autograd.backward(out, gradient))
+
+    def _find_experts(self, layer: int) -> RoutedFeedForward:
+        name = layer_unit(layer)
+        router = self._source.parameters(router_unit(layer))[f"{name}.router.weight"]
+        held = self._source.parameters(expert_unit(layer))
+        weights = ExpertWeights(
+            router, held[f"{name}.experts.gate_up"], held[f"{name}.experts.down"]
+        )
+        return RoutedFeedForward(weights, self.config.experts_per_token, run_experts, self._blocks)
 
     def _through(self, stage: Stage, layers: Iterable[int], context: AttentionContext) -> Call:
         work = self._input(context)

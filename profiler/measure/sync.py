@@ -30,9 +30,9 @@ Key = tuple[int, int, int, int]
 def list_sync_measurements(schemes: Iterable[Scheme], bench: Bench) -> list[Key]:
     """List what to measure: each layout ⟨tp, pp⟩ of the schemes at two numbers of layers.
 
-    Nothing on a single rank.
+    Nothing on a single rank, and of models with experts, whose sync is derived.
     """
-    if bench.world_size == 1:
+    if bench.world_size == 1 or bench.config.experts:
         return []
     keys = []
     for tp, pp in sorted({(scheme.tp, scheme.pp) for scheme in schemes}):

@@ -24,7 +24,7 @@ from seqplan.api.cli.profile.fitted_profile import (
 from seqplan.costs.fit.busy import busy
 from seqplan.costs.fit.samples import Sample
 from seqplan.costs.model_sizes import SIZES, ModelSizes
-from seqplan.costs.scheme_rules import scheme_problem
+from seqplan.costs.scheme_rules import expert_problem, scheme_problem
 from seqplan.plans.recomputation import split_mode
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.measure.design import FIT_POINTS, design
@@ -37,6 +37,9 @@ BUSY_MACHINE = 1
 
 LONGEST = 10**9
 """Most tokens of a micro-batch."""
+
+_EXPERTS = ("expert_layers", "experts", "experts_per_token", "expert_ffn", "shared_ffn")
+"""Sizes of experts that the measured layers have."""
 
 _RANGE = re.compile(r" *([0-9]{1,99}) *\.\. *([0-9]{1,99}) *")
 
@@ -68,6 +71,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     add("--dtype", choices=("float32", "bfloat16", "float64"), help="default by device")
     add("--schemes", metavar="LIST", default="u1", help="as u1,u2,u2.r2,tp2,tp2.pp2; default u1")
     add("--lengths", metavar="FROM..TO", default="64..4096", help="tokens; default %(default)s")
+    add(
+        "--expert-parallel",
+        metavar="N",
+        type=positive,
+        default=1,
+        help="ranks that hold all experts together; default 1",
+    )
     add("--points", metavar="N", type=positive, default=FIT_POINTS)
     add("--kernel", metavar="NAME", help="of attention; default the first that supports the heads")
     add("--measured-layers", metavar="K", type=positive, default=2, help="layers that are run")
@@ -107,6 +117,8 @@ def run(args: argparse.Namespace) -> int:
             f"--recompute {offloading[0]}: offload is not measured. Derive it, or leave it out"
         )
     sizes = sizes_of(args.model)
+    if problem := expert_problem(args.expert_parallel, sizes.shape):
+        raise ValueError(problem)
     shortest, longest = _range(args.lengths)
     points = design(shortest, longest, points=args.points)
     schemes = _possible_schemes(args, sizes)
@@ -141,6 +153,7 @@ def run(args: argparse.Namespace) -> int:
                 points=tuple(points),
                 repeats=args.repeats,
                 kernel=args.kernel,
+                expert_parallel=args.expert_parallel,
             )
             of_mode = path
             if len(args.recompute) > 1:
@@ -186,14 +199,25 @@ def _build_measured_model(sizes: ModelSizes, recompute: str) -> ModelConfig:
     """Return the model whose layers are run."""
     from seqplan.runtime.models.llama import ModelConfig
 
-    if special := sizes.architecture.as_dict():
+    special = sizes.architecture.as_dict()
+    experts = {name: special.pop(name) for name in _EXPERTS if name in special}
+    # Routing that limits a token to groups of experts is not measured, nor does it change products.
+    for name in ("expert_groups", "groups_per_token"):
+        special.pop(name, None)
+    if experts.pop("expert_layers", sizes.layers) != sizes.layers:
+        special["expert_layers"] = sizes.architecture.expert_layers
+    if special:
         listed = ", ".join(f"{name} {value}" for name, value in special.items())
         raise ValueError(
             f"model: {listed}: the layers that are measured have none of these; derive a profile "
             "with seqplan profile derive"
         )
+    of_model = {name: getattr(sizes, name) for name in SIZES}
+    if experts:
+        of_model["ffn"] = experts.pop("shared_ffn", 0)
     return ModelConfig(
-        **{name: getattr(sizes, name) for name in SIZES},
+        **of_model,
+        **experts,
         head_dim=sizes.head_width,
         tied=sizes.tied,
         recompute=recompute,
@@ -207,6 +231,7 @@ def _possible_schemes(args: argparse.Namespace, sizes: ModelSizes) -> list[Schem
     for text in args.schemes.split(","):
         scheme = Scheme.parse(text)
         problem = scheme_problem(scheme, shape, gpus_per_node=args.gpus_per_node)
+        problem = problem or _split_problem(scheme, sizes, args.expert_parallel)
         if problem is not None:
             if os.environ.get("RANK", "0") == "0":  # torchrun's; one rank prints it
                 print(f"{scheme}: {problem}: left out", file=sys.stderr)
@@ -217,11 +242,31 @@ def _possible_schemes(args: argparse.Namespace, sizes: ModelSizes) -> list[Schem
     return possible
 
 
+def _split_problem(scheme: Scheme, sizes: ModelSizes, degree: int) -> str | None:
+    """Why experts of this scheme are not measured, or None."""
+    if degree == 1 < scheme.tp and sizes.architecture.experts:
+        return "the runtime does not split experts over tp. Add --expert-parallel"
+    if scheme.pp > 1 and scheme.stage_gpus % degree:
+        return f"its stages of {scheme.stage_gpus} ranks are no whole blocks of {degree}"
+    return None
+
+
 def _runnable(
     args: argparse.Namespace, schemes: Sequence[Scheme], rank: int, world_size: int
 ) -> tuple[Scheme, ...]:
     """Return the schemes that there are ranks for; the others are named and left out."""
-    runnable = tuple(scheme for scheme in schemes if scheme.gpus <= world_size)
+    degree = args.expert_parallel
+    if world_size % degree:
+        raise ValueError(
+            f"--expert-parallel {degree}: does not divide the {world_size} ranks. Start it with "
+            "torchrun on a multiple"
+        )
+    runnable = tuple(
+        scheme
+        for scheme in schemes
+        # Ranks without work would leave their block waiting.
+        if scheme.gpus <= world_size and (degree == 1 or world_size % scheme.gpus == 0)
+    )
     for scheme in schemes:
         if scheme not in runnable and rank == 0:
             print(

@@ -18,11 +18,11 @@ from seqplan.api.cli.framework.model_options import (
     degrees,
     deployment_of,
     experts_of,
-    parse_mode,
+    parse_mode_or_modules,
 )
 from seqplan.api.cli.framework.options import positive
 from seqplan.api.cli.framework.terminal import percent, table
-from seqplan.costs.analytic.deployment import LOSSES, Deployment
+from seqplan.costs.analytic.deployment import LOSSES, RECOMPUTED_MODULES, Deployment
 from seqplan.costs.analytic.estimate import Estimate, Load, estimate, problem
 from seqplan.costs.analytic.hardware import GIB
 from seqplan.costs.analytic.memory import VERDICTS
@@ -92,10 +92,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--recompute",
         metavar="MODE",
-        type=parse_mode,
+        type=parse_mode_or_modules,
         default="none",
-        help=f"{', '.join(MODES)}; with +SHARE that part of the layers goes to host memory; "
-        "default none",
+        help=f"{', '.join(MODES)}; with +SHARE that part of the layers goes to host memory; or "
+        f"parts by Megatron's names: {','.join(RECOMPUTED_MODULES)}; default none",
     )
     parser.add_argument("--loss", choices=LOSSES, default="chunked", help="default chunked")
     add_training(parser, schedule=True)

@@ -225,6 +225,8 @@ class Deployment:
             parts.append(f"gradients of {self.gradient_bytes} bytes")
         if self.tp_overlap:
             parts.append(f"{self.tp_overlap:.0%} of tp's collectives hidden")
+        if self.recompute_modules:
+            parts.append(f"recomputed alone: {', '.join(self.recompute_modules)}")
         if self.context_parallel != CONTEXT_PARALLEL[0]:
             parts.append("keys and values gathered, not passed on")
         if not self.sequence_parallel:

@@ -256,6 +256,9 @@ def deployment_of(args: argparse.Namespace, longest: int | None = None) -> Deplo
         added_terms=load_cost_terms(cluster.hardware.cost_terms),
         host_memory_bytes=cluster.hardware.host_memory_bytes,
         experts=experts_of(args, max(args.expert_parallel)),
+        recompute_modules=tuple(sorted(args.recompute))
+        if isinstance(args.recompute, frozenset)
+        else (),
         **schedule,
     ).with_mode(args.recompute if isinstance(args.recompute, str) else "none")
 
@@ -269,6 +272,20 @@ def parse_mode(text: str) -> str:
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
+
+
+def parse_mode_or_modules(text: str) -> str | frozenset[str]:
+    """Read a recomputation mode, or the parts of a layer that are recomputed alone."""
+    from seqplan.costs.analytic.deployment import RECOMPUTED_MODULES
+
+    parts = frozenset(text.split(","))
+    if parts & set(RECOMPUTED_MODULES) - {"mlp"} or len(parts) > 1:
+        if unknown := sorted(parts - set(RECOMPUTED_MODULES)):
+            raise argparse.ArgumentTypeError(
+                f"parts must be of {', '.join(RECOMPUTED_MODULES)}: {unknown[0]!r}"
+            )
+        return parts
+    return parse_mode(text)
 
 
 def parse_modes(text: str) -> tuple[str, ...]:

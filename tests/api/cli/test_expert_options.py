@@ -64,3 +64,15 @@ def test_a_profile_is_derived_by_degree_of_expert_parallelism(tmp_path: Path) ->
     assert "1.2 times the mean of tokens (assumed)" in " ".join(text.split())
     assert Profile.load(output).expert_degrees == (1, 8)
     assert "tp2 ep8" in succeeded(call("profile", "show", str(output), "--gpus", "16"))
+
+
+def test_parts_of_a_layer_are_recomputed_alone() -> None:
+    load = ("--expert-parallel", "8", "--seq-len", "4096", "--batch", "64", "--json")
+    peaks = []
+    for recompute in ("none", "layernorm,moe_act", "moe"):
+        found = json.loads(succeeded(call("estimate", *MOE, *load, "--recompute", recompute)))
+        peaks.append((found["estimates"][0]["peak_bytes"], found["estimates"][0]["iteration_ms"]))
+    assert peaks[0][0] > peaks[1][0] > peaks[2][0]
+    assert peaks[0][1] < peaks[1][1] < peaks[2][1]
+    wrong = call("estimate", *MOE, "--seq-len", "4096", "--recompute", "moe,norms")
+    assert "parts must be of layernorm, core_attn" in complaint(wrong)

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from seqplan.costs.analytic.deployment import Deployment
@@ -254,3 +255,16 @@ def test_runs_that_set_nothing_are_predicted() -> None:
     assert {run["release"] for run in list_expert_runs() if is_newest(run)} >= {"26.08", "26.06"}
     assert all(not row.identifier for row in tables[-1].rows)
     assert any(not judges(run["id"]) for run in list_expert_runs())
+
+
+@pytest.mark.parametrize("degree", [1, 8, 64])
+@pytest.mark.parametrize("dispatcher", ["nccl", "deepep"])
+@pytest.mark.parametrize("scheme", ["tp1", "tp4", "u2.r2"])
+def test_a_longer_sequence_never_takes_less_time(degree: int, dispatcher: str, scheme: str) -> None:
+    options = ExpertParallelism(degree=degree, dispatcher=dispatcher)
+    lengths = np.arange(64, 4096, 31)[:, None]
+    found = stage_terms(replace(DEPLOYMENT, experts=options), Scheme.parse(scheme), lengths, 8)
+    times = np.sum([np.broadcast_to(ms, len(lengths)) for ms in found.values()], axis=0)
+    assert (np.diff(times) >= -1e-9 * times[1:]).all()
+    empty = stage_terms(replace(DEPLOYMENT, experts=options), Scheme.parse(scheme), [[0, 0]], 8)
+    assert all((ms == 0).all() for ms in empty.values())

@@ -26,8 +26,8 @@ from seqplan.plans.experts import holds_whole_blocks
 from seqplan.plans.plan import PlannedPipeline, Provenance
 from seqplan.plans.schedule import schedule
 
-PROFILE, GPUS, CONTEXT, STEPS = "qwen3-30b-a3b-h100-80gb", 64, 32_768, 4
-TOKENS = (1_000_000, 8_000_000)
+PROFILE, GPUS, CONTEXT, STEPS = "qwen3-30b-a3b-h100-80gb", 64, 32_768, 2
+TOKENS = (1_000_000, 4_000_000)
 
 
 def run(data: Sequence[Data]) -> None:

@@ -84,11 +84,12 @@ def plan_components(
     ]
     trials: list[_Trial] = []
     for size in dict.fromkeys([*sizes[-1:], *([] if one else sizes[:SIZES])]):
-        trial = _Trial(batch, models, gpus, size, expert_parallel, multiple)
-        if trial.fits:
-            trials.append(trial)
-            if trial.best_ms <= NEAR * bound_ms:
-                return trial.best
+        for part in _list_parts(size, gpus, expert_parallel):
+            trial = _Trial(batch, models, gpus, size, expert_parallel, multiple, part)
+            if trial.fits:
+                trials.append(trial)
+                if trial.best_ms <= NEAR * bound_ms:
+                    return trial.best
     # The mean is what an even assignment may reach.
     for trial in sorted(trials, key=lambda trial: trial.mean_ms):
         for _ in range(REBALANCED):
@@ -96,6 +97,13 @@ def plan_components(
                 break
     best = min(trials, key=lambda trial: trial.best_ms, default=None)
     return None if best is None else best.best
+
+
+def _list_parts(size: int, gpus: int, expert_parallel: int) -> tuple[float, ...]:
+    """List the parts of shared costs that groups are chosen with, one search for each."""
+    if size != expert_parallel:
+        return (1.0,)
+    return (0.0, 1.0) if size == gpus else (0.0,)
 
 
 class _Trial:
@@ -109,12 +117,12 @@ class _Trial:
         size: int,
         expert_parallel: int,
         multiple: int,
+        part: float,
     ) -> None:
         self._batch, self._size, self._multiple = batch, size, multiple
         self._degree = expert_parallel
         fitting = [model for model in models if model.scheme.gpus <= size]
         self._full = {model.scheme: model for model in fitting}
-        part = 0.0 if size == expert_parallel else 1.0
         self._models = [reduce_sharing(model, part) for model in fitting]
         classes = [PipelineClass.from_model(model, 1) for model in fitting]
         self._weights = gpu_ms(classes, np.array(batch.lengths, dtype=np.int64)).min(axis=0)

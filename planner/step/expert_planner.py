@@ -25,11 +25,12 @@ from seqplan.planner.lockstep.expert_components import (
     plan_components,
 )
 from seqplan.planner.placement.assembly import floor_us, gap, plan_of
-from seqplan.planner.problem import PlanningProblem
+from seqplan.planner.problem import PlanningOptions, PlanningProblem
+from seqplan.planner.step.pipeline_planner import PipelinePlanner
 from seqplan.planner.step.robust_planner import PlannerOfSteps
 from seqplan.planner.sync.times import NO_SYNC, Layout, layouts_of
-from seqplan.plans.experts import holds_whole_blocks
-from seqplan.plans.plan import Considered, Plan, PlannedPipeline, Provenance
+from seqplan.plans.experts import ExpertSchedule, holds_whole_blocks
+from seqplan.plans.plan import Considered, MicroBatch, Plan, PlannedPipeline, Provenance
 from seqplan.plans.schedule import schedule
 from seqplan.plans.scheme import Strategy
 
@@ -65,6 +66,10 @@ class ExpertPlanner:
     ) -> None:
         self._problem, self._provenance, self._whole = problem, provenance, whole
         self._execution, self._quick = execution, quick
+        self._independent = None
+        if not problem.in_lockstep:
+            plain = PlanningOptions(seed=provenance.seed, prove=False)
+            self._independent = PipelinePlanner(problem, plain, provenance)
         self._degree = problem.profile.expert_parallel
         self._layouts = of_layouts(problem.models)
 
@@ -76,7 +81,10 @@ class ExpertPlanner:
                 best = self._bound_layout(self._whole.plan(batch), batch)
             except Infeasible as why:
                 error = why
-        for plan in self._plan_coupled(batch, () if best is None else best.selection):
+        others = [*self._plan_coupled(batch, () if best is None else best.selection)]
+        if self._independent is not None:
+            others += self._couple(self._independent, batch)
+        for plan in others:
             if best is None or _total_ms(plan) < _total_ms(best):
                 best = plan
         if best is None:
@@ -128,6 +136,85 @@ class ExpertPlanner:
             )
             yield replace(plan, expert_parallel=self._degree)
 
+    def _couple(self, planner: PipelinePlanner, batch: Batch) -> Iterator[Plan]:
+        """Plan pipelines as if they ran by themselves, then in micro-steps of their components.
+
+        The most expensive micro-batches of each pipeline come first, so that similar ones meet.
+        """
+        try:
+            plan = planner.plan(batch)
+        except Infeasible:
+            return
+        pipelines = [
+            replace(
+                pipeline,
+                micro_batches=tuple(
+                    sorted(pipeline.micro_batches, key=lambda micro: -micro.cost_ms)
+                )
+                if pipeline.scheme.pp == 1
+                else pipeline.micro_batches,
+            )
+            for pipeline in plan.pipelines
+        ]
+        if any(
+            pipeline.scheme.pp > 1
+            and not holds_whole_blocks(pipeline.scheme, pipeline.ranks, self._degree)
+            for pipeline in pipelines
+        ):
+            return  # stages after pipelines of fewer ranks do not begin with a block
+        pipelines = self._price(pipelines, batch)
+        predicted = round(schedule(pipelines, expert_parallel=self._degree).makespan_ms, 3)
+        coupled = replace(plan, pipelines=tuple(pipelines), predicted_ms=predicted, selection=())
+        layouts = layouts_of(pipeline.scheme for pipeline in pipelines)
+        bound_ms = min(floor_us(self._layout_bound_ms(layouts, batch)), predicted)
+        yield replace(
+            coupled,
+            expert_parallel=self._degree,
+            lower_bound_ms=bound_ms,
+            gap=gap(predicted, bound_ms),
+            layout_lower_bound_ms=bound_ms,
+        )
+
+    def _price(self, pipelines: list[PlannedPipeline], batch: Batch) -> list[PlannedPipeline]:
+        """Choose modes by micro-step in coupled components, and state what micro-batches share."""
+        steps = ExpertSchedule(pipelines, self._degree)
+        priced = [list(pipeline.micro_batches) for pipeline in pipelines]
+        for component in steps.components:
+            of_step: dict[int, list[tuple[int, int]]] = {}
+            for index in component.pipelines if component.coupled else ():
+                for number in range(len(priced[index])):
+                    of_step.setdefault(steps.first[index] + number, []).append((index, number))
+            for places in of_step.values():
+                held = [
+                    (
+                        self._problem.models[pipelines[index].scheme],
+                        [batch.lengths[i] for i in priced[index][number].sequences],
+                    )
+                    for index, number in places
+                ]
+                for (index, number), (model, lengths), mode in zip(
+                    places, held, choose_modes(held), strict=True
+                ):
+                    ranks = pipelines[index].ranks
+                    priced[index][number] = price_micro_batch(
+                        priced[index][number],
+                        model.find_mode(mode) or model,
+                        lengths,
+                        mode,
+                        whole=holds_whole_blocks(model.scheme, ranks, self._degree),
+                    )
+        return [
+            replace(
+                pipeline,
+                micro_batches=tuple(micro_batches),
+                predicted_ms=max(
+                    pipeline.predicted_ms if pipeline.scheme.pp > 1 else 0.0,
+                    round(sum(micro.cost_ms for micro in micro_batches), 3),
+                ),
+            )
+            for pipeline, micro_batches in zip(pipelines, priced, strict=True)
+        ]
+
     def _list_choices(self) -> Iterator[tuple[Layout, list[SchemeModel]]]:
         """Yield the schemes that groups of components may have, with their layout.
 
@@ -172,15 +259,9 @@ class ExpertPlanner:
             for micro in pipeline.micro_batches:
                 of_mode = model.find_mode(modes[place]) or model
                 lengths = [component.batch.lengths[i] for i in micro.sequences]
-                batches.append(
-                    replace(
-                        micro,
-                        sequences=tuple(component.positions[i] for i in micro.sequences),
-                        cost_ms=round(of_mode.latency.micro_batch_ms(lengths), 3),
-                        recompute=modes[place],
-                        shared_ms=0.0 if whole else round(of_mode.b_shared * micro.tokens, 3),
-                    )
-                )
+                priced = price_micro_batch(micro, of_mode, lengths, modes[place], whole=whole)
+                positions = tuple(component.positions[i] for i in micro.sequences)
+                batches.append(replace(priced, sequences=positions))
             yield replace(
                 pipeline,
                 ranks=ranks,
@@ -237,6 +318,21 @@ class ExpertPlanner:
             f"step {batch.step}: sequence {sample} has {longest} tokens, but no scheme holds it "
             f"with experts on {self._degree} ranks; truncate it or use more GPUs"
         )
+
+
+def price_micro_batch(
+    micro: MicroBatch, model: SchemeModel, lengths: Sequence[int], mode: str | None, *, whole: bool
+) -> MicroBatch:
+    """Return a micro-batch in a mode, with the costs of the mode's ``model``.
+
+    ``whole``: its pipeline consists of whole blocks, and shares nothing with others.
+    """
+    return replace(
+        micro,
+        cost_ms=round(model.latency.micro_batch_ms(lengths), 3),
+        recompute=mode,
+        shared_ms=0.0 if whole else round(model.b_shared * micro.tokens, 3),
+    )
 
 
 def merge_pipelines(pipelines: Sequence[PlannedPipeline]) -> list[PlannedPipeline]:

@@ -143,15 +143,17 @@ class Stage:
         ``mode``: recomputation mode. Every parameter here gets a gradient of 0, in the order of
         other micro-steps, and takes part in what other ranks send to its experts. For one stage.
         """
-        hidden = self._touch(EMBEDDING)
+        # Norms are on every rank, also on one without a shard: tokens of the first layer then have
+        # gradients here as on other ranks, whose exchanges of backward would wait.
+        hidden = self._touch(NORMS) + self._touch(EMBEDDING)
         hidden = hidden.new_zeros(0, self.config.hidden) + hidden
         for layer in self.layers:
             routed = self._find_experts(layer)
             assert routed is not None
             hidden = hidden + self._touch(layer_unit(layer))
             hidden = hidden + run_part("feed_forward", _of_part(mode), routed.run_empty, hidden)
-        for unit in (NORMS, EMBEDDING if self.config.tied else HEAD):
-            hidden = hidden + self._touch(unit)
+        if not self.config.tied:
+            hidden = hidden + self._touch(HEAD)
         return hidden.sum()
 
     def _touch(self, unit: str) -> Tensor:

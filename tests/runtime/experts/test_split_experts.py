@@ -50,6 +50,10 @@ CASES: dict[str, tuple[Run, RoutedCase]] = {
     ),
     "E 2 of 8, stages": (staged, RoutedCase(8, 4, expert_parallel=2, staged=True)),
     "E 8 of 8, fp32": (staged, RoutedCase(8, 3, torch.float32, expert_parallel=8)),
+    "E 2 of 8, tp, idle ranks": (
+        staged,
+        RoutedCase(8, 23, torch.float32, expert_parallel=2, tensor=True),
+    ),
     "E 4 of 4, lockstep": (
         sequence_parallel,
         LockstepCase(4, 3, expert_parallel=4, steps=3, reduce="micro-batch"),

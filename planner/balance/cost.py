@@ -33,13 +33,17 @@ class Cost(Latency):
     """
 
     @classmethod
-    def from_profile(cls, profile: Profile | str, scheme: Scheme | str) -> Cost:
+    def from_profile(
+        cls, profile: Profile | str, scheme: Scheme | str, expert_parallel: int | None = None
+    ) -> Cost:
         """Take the costs of a profile for a scheme such as ``tp2.u2``.
 
-        ``profile``: itself, its name or file. ``ValueError`` for an unknown profile or scheme, and
-        for stages: trainers that have them run micro-batches through all of them.
+        ``profile``: itself, its name or file; ``expert_parallel``: over how many ranks experts are
+        split, by default the profile's smallest degree. ``ValueError`` for an unknown profile or
+        scheme, and for stages: trainers that have them run micro-batches through all of them.
         """
         known = find_profile(profile) if isinstance(profile, str) else profile
+        known = known.at_expert_parallel(expert_parallel or known.expert_degrees[0])
         wanted = Scheme.parse(scheme) if isinstance(scheme, str) else scheme
         if wanted.pp > 1:
             raise ValueError(f"scheme {wanted} has stages; a cost is of ranks without")

@@ -23,15 +23,23 @@ class Mode:
 
     @classmethod
     def list_from_profile(
-        cls, profile: Profile | str, scheme: Scheme | str, gpus: int, *, max_len: int = 32768
+        cls,
+        profile: Profile | str,
+        scheme: Scheme | str,
+        gpus: int,
+        *,
+        max_len: int = 32768,
+        expert_parallel: int | None = None,
     ) -> list[Mode]:
         """List the modes of a profile on ranks of a scheme, such as ``tp2.u2``.
 
         ``profile``: itself, its name or file; ``gpus``: of the whole job; ``max_len``: tokens of
-        the longest sequence that the model is built for. ``ValueError`` for an unknown profile or
-        scheme, for one of several stages, and if no mode holds a token.
+        the longest sequence that the model is built for; ``expert_parallel``: over how many ranks
+        experts are split, by default the profile's smallest degree. ``ValueError`` for an unknown
+        profile or scheme, for one of several stages, and if no mode holds a token.
         """
         known = find_profile(profile) if isinstance(profile, str) else profile
+        known = known.at_expert_parallel(expert_parallel or known.expert_degrees[0])
         wanted = Scheme.parse(scheme) if isinstance(scheme, str) else scheme
         if wanted.pp > 1:
             raise ValueError(f"scheme {wanted}: has stages. Name one of ranks without")

@@ -12,7 +12,7 @@ from expert_profiles import make_expert_profile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seqplan import Planner
+from seqplan import Cost, Mode, Planner
 from seqplan.api.cli.propose import proposal_lines
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
@@ -191,3 +191,13 @@ def test_a_filter_chooses_the_degree() -> None:
         Planner.from_profile(profile, gpus=GPUS, max_len=CONTEXT)
     planner = Planner.from_profile(profile, gpus=GPUS, max_len=CONTEXT, expert_parallel=8)
     assert planner.plan([900, 700, 1200]).expert_parallel == 8
+
+
+def test_costs_are_of_the_named_degree() -> None:
+    profile = make_expert_profile({1: 0.0, 8: 0.4}, slower={8: 1.5})
+    whole, split = (Cost.from_profile(profile, "tp1", degree) for degree in (None, 8))
+    assert split.b == pytest.approx(1.5 * whole.b)
+    modes = Mode.list_from_profile(profile, "tp1", GPUS, expert_parallel=8)
+    assert modes[-1].cost.b == pytest.approx(split.b)
+    with pytest.raises(ValueError, match="has no expert_parallel 4, only 1, 8"):
+        Cost.from_profile(profile, "tp1", 4)

@@ -234,8 +234,8 @@ def test_measurements_on_ranks_complete_a_profile(
         (("--recompute", "selective"), "unknown recomputation mode: selective. Give one of none"),
         (("--recompute", "none,none"), "must name each mode once: 'none,none'"),
         (
-            ("--model", "qwen3-30b-a3b"),
-            "expert_layers 48, experts 128, experts_per_token 8, expert_ffn 768: the layers that",
+            ("--model", "gpt-oss-20b"),
+            "window_layers 12, window 128, sinks True, expert_bias True: the layers that",
         ),
     ],
 )

@@ -315,7 +315,6 @@ CASES: dict[str, Callable[[], Result]] = {
     "module targets": partial(run, "u1", world=1, targets=True),
     "module non-blocking": partial(run, "u2", targets=True, non_blocking=True),
     "staged non-blocking": partial(run, "tp2", staged=True, non_blocking=True, layers=2),
-    "staged u1": partial(run, "u1", staged=True),
     "staged u8": partial(run, "u8", staged=True),
     "staged r8": partial(run, "r8", staged=True, lengths=GATHERED),
     "staged tp2.u4": partial(run, "tp2.u4", staged=True),

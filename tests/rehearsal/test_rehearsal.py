@@ -31,7 +31,7 @@ QUICK = (
 OTHERS = (
     *("module u8", "module u2.r4", "module by parameter", "module by micro-batch"),
     *("module targets", "staged non-blocking"),
-    *("staged u1", "staged u8", "staged r8", "staged tp2.u4", "staged tp2.u2.r2", "staged pp2.r2"),
+    *("staged u8", "staged r8", "staged tp2.u4", "staged tp2.u2.r2", "staged pp2.r2"),
     *("staged by parameter", "staged modes", "restore foreach", "match tp2.u2", "match pp2.u2"),
     *("module experts alone", "staged experts", "match experts u4", "match experts pp2.u2"),
     *("peak tp1 full", "peak u8 none", "peak u8 full", "peak r8 none", "peak r8 full"),
@@ -72,7 +72,6 @@ MOST_LAUNCHES = {
     "module u1": 77,
     "module u8": 90,
     "module r8": 193,
-    "staged u1": 82,
     "staged u8": 95,
     "staged r8": 229,
 }

@@ -245,9 +245,9 @@ def _move_sequences(
     The heaviest that fit into the excess leave; each goes to the part that lacks most.
     """
     excess = gpu_time - gpu_time.mean()
-    kept = [list(part) for part in parts]
+    remaining = [list(part) for part in parts]
     leaving: list[int] = []
-    for number, part in enumerate(kept):
+    for number, part in enumerate(remaining):
         room = float(excess[number])
         for position in sorted(part, key=lambda i: (-weights[i], i)):
             if len(part) > 1 and weights[position] <= room:
@@ -257,6 +257,6 @@ def _move_sequences(
     lacking = {number: float(-excess[number]) for number in range(len(parts)) if excess[number] < 0}
     for position in sorted(leaving, key=lambda i: (-weights[i], i)):
         number = max(lacking, key=lambda k: (lacking[k], -k))
-        kept[number].append(position)
+        remaining[number].append(position)
         lacking[number] -= float(weights[position])
-    return [tuple(sorted(part)) for part in kept]
+    return [tuple(sorted(part)) for part in remaining]

@@ -108,8 +108,8 @@ def plan_micro_steps(
     planned = [
         plan_choice(batch, models, choice, gpus, multiple) for choice in list_choices(models)
     ]
-    found = [micro_steps for micro_steps in planned if micro_steps is not None]
-    return min(found, key=lambda micro_steps: micro_steps.objective_ms, default=None)
+    fitting = [micro_steps for micro_steps in planned if micro_steps is not None]
+    return min(fitting, key=lambda micro_steps: micro_steps.objective_ms, default=None)
 
 
 Choice = tuple[tuple[Scheme, ...], str | None]

@@ -264,11 +264,7 @@ def _schedule_experts(plan: Plan) -> ExpertSchedule | None:
 def _experts_dict(expert_parallel: int, experts: ExpertSteps | None) -> dict[str, Any]:
     if experts is None:
         return {}
-    steps = {
-        "micro_steps": list(experts.micro_steps),
-        "total": experts.total,
-        "world": experts.world,
-    }
+    steps = {**experts._asdict(), "micro_steps": list(experts.micro_steps)}
     return {"experts": {"expert_parallel": expert_parallel, **steps}}
 
 

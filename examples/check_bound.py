@@ -128,6 +128,9 @@ def check_prices(witness):
             *even_states(k, time, lengths, even, several),
             *peaked_states(k, time, lengths, levels, even, several),
         ]
+        if k.get("runs_longest"):
+            longest = lengths.index(max(lengths))
+            states = [[None] * len(lengths) if s[longest] is None else s for s in states]
         for number, (shares, mix) in enumerate(zip(states, k["mixes"], strict=True)):
             if min(mix) < 0 or sum(mix) > SLACK:
                 return f"{k['scheme']}, state {number}: a mix is of parts that sum to 1"
@@ -139,6 +142,37 @@ def check_prices(witness):
     needed = sum(v * n for v, n in zip(values, witness["counts"], strict=True))
     offered = sum(k["pipelines"] * k["price"] for k in witness["classes"])
     return None if needed > offered else f"values {needed} do not exceed prices {offered}"
+
+
+def describe(k):
+    """A class by its costs and limits alone, as text."""
+    return json.dumps(
+        [k[x] for x in ("stages", "a", "b", "c", "max_tokens", "pad_to")] + [k.get("modes")]
+    )
+
+
+def check_cases(witness):
+    """One case for each scheme that holds the longest sequence, all of the same pipelines."""
+    steps, runs_longest = set(), []
+    for case in witness["cases"]:
+        if case["bound_ms"] != witness["bound_ms"]:
+            return "cases have different bounds"
+        pipelines = {}
+        for k in case["classes"]:
+            pipelines[describe(k)] = pipelines.get(describe(k), 0) + k["pipelines"]
+        steps.add(json.dumps([case["lengths"], case["counts"], sorted(pipelines.items())]))
+        assumed = [k for k in case["classes"] if k.get("runs_longest")]
+        if len(assumed) != 1 or assumed[0]["pipelines"] != 1:
+            return "a case is of one pipeline that runs the longest sequence"
+        runs_longest.append(describe(assumed[0]))
+    if len(steps) != 1:
+        return "cases are of different steps"
+    first = witness["cases"][0]
+    for k in first["classes"]:
+        holds = padded(k, max(first["lengths"])) <= k["max_tokens"]
+        if holds and describe(k) not in runs_longest:
+            return f"no case has the longest sequence on {k['scheme']}"
+    return next((failed for failed in map(check_prices, witness["cases"]) if failed), None)
 
 
 def fits_in_counts(witness, time, ending):
@@ -247,7 +281,7 @@ def check_gpu_time(witness):
     return f"all sequences could end by {time} ms as far as GPU-time says"
 
 
-CHECKS = {"prices": check_prices, "gpu_time": check_gpu_time}
+CHECKS = {"prices": check_prices, "cases": check_cases, "gpu_time": check_gpu_time}
 
 if __name__ == "__main__":
     with open(sys.argv[1]) if len(sys.argv) > 1 else sys.stdin as file:

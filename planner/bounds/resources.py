@@ -26,6 +26,8 @@ are of different modes, such classes have one more resource, in which they are j
 micro-batch. For M in [low, high) what remains for work and micro-batches, whatever V is, is
 E = τ − (pp − 1)·(low + c). V is at least 2, tokens/MaxLen, and the number of sequences above half
 of MaxLen or of ``high``; each of these, times c, and the work together are at most E.
+
+A pipeline that is known to run the longest sequence is in one of the states in which that can be.
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ class ClassLengths:
     """Properties of ``lengths`` on a class that do not depend on the time.
 
     ``levels``: of the peaked states (lengths in tokens), from 0, ascending; ``number``: of
-    resources.
+    resources. ``lengths``: descending, from the longest of the batch.
     """
 
     pipeline_class: PipelineClass
@@ -155,6 +157,8 @@ class ClassLengths:
         if states > even:
             _fill_peaked(self, int(micro_batches[-1]), time_ms, share[even:], eligible[even:])
         eligible &= self.held
+        if self.pipeline_class.runs_longest:
+            eligible &= eligible[:, :1]
         return Resources(share, eligible)
 
 
@@ -178,9 +182,8 @@ def _even(
         offered, large = v * budget, v
     work, padded = of_class.work, of_class.padded
     np.less_equal(work, budget[:, None] * (1 + ROUNDING), out=eligible)
-    if v[-1] >= MOST:  # the V of the most work may lie beyond: assume the most
-        offered[-1] = time_ms
-        eligible[-1] = work * pipeline_class.pp <= time_ms * (1 + ROUNDING)
+    if v[-1] >= MOST and pipeline_class.pp > 1:  # the V of the most work may lie beyond
+        offered[-1] = max(offered[-1], _most_work_ms(pipeline_class, time_ms))
     tokens = v * pipeline_class.capacity
     # Padding may take many more tokens than a larger V's work suggests: as many as fit its work.
     tokens[-1] = max(tokens[-1], offered[-1] * of_class.most_padded_per_work)
@@ -193,6 +196,12 @@ def _even(
         whole = time_ms * v / (v + pipeline_class.pp - 1)
         whole[-1] = time_ms
         np.divide(of_class.cost, whole[:, None], out=share[:, 4])
+
+
+def _most_work_ms(pipeline_class: PipelineClass, time_ms: float) -> float:
+    """Bound V·β over all V, at pp > 1 (ms): its maximum over real numbers, √τ − √((pp − 1)·c)."""
+    root = time_ms**0.5 - ((pipeline_class.pp - 1) * pipeline_class.least_c) ** 0.5
+    return max(root, 0.0) ** 2
 
 
 def _fill_peaked(

@@ -4,6 +4,9 @@ A pipeline of class k that ends by T is in some state (``resources``). In each o
 that its sequences take of a resource sum to at most 1, and so do those of a mix of resources. If
 for one mix each value is at most the class's price times its share, the pipeline holds at most its
 price in value. So no placement ends by T if all values together exceed the prices of all pipelines.
+
+Or there is such a proof for each class on which the longest sequence may run, which assumes that
+one of its pipelines runs it.
 """
 
 from __future__ import annotations
@@ -77,6 +80,7 @@ def describe_class(scheme: str, k: PipelineClass) -> dict[str, Any]:
         "max_tokens": k.capacity,
         "pad_to": k.unit,
         **({"modes": [_describe_mode(mode) for mode in k.modes]} if k.modes else {}),
+        **({"runs_longest": True} if k.runs_longest else {}),
     }
 
 
@@ -84,11 +88,38 @@ def _describe_mode(mode: ClassMode) -> dict[str, float]:
     return {"a": mode.a, "b": mode.b, "c": mode.c, "max_tokens": mode.capacity}
 
 
-def find_witness(fleet: Fleet, batch: Batch, time_ms: float) -> Witness | None:
+def find_witness(
+    fleet: Fleet, batch: Batch, time_ms: float
+) -> Witness | tuple[Witness, ...] | None:
     """Find what proves that no placement on the fleet ends by a time (ms); None if nothing does.
 
-    The relaxation is solved at some times from that one on.
+    The relaxation is solved at some times from that one on. Several witnesses: one for each class
+    on which the longest sequence may run (``Fleet.assume_longest``).
     """
+    whole = _find_one(fleet, batch, time_ms)
+    if whole is not None:
+        return whole
+    of_cases = []
+    for assumed in fleet.assume_longest(batch.longest):
+        witness = _find_one(assumed, batch, time_ms)
+        if witness is None:
+            return None
+        of_cases.append(witness)
+    return tuple(of_cases) or None
+
+
+def write_witness(witness: Witness | tuple[Witness, ...]) -> dict[str, Any]:
+    """Return what proves a bound as JSON values; see ``examples/check_bound.py``."""
+    if isinstance(witness, Witness):
+        return {"proof": "prices", **witness.to_dict()}
+    return {
+        "proof": "cases",
+        "bound_ms": witness[0].time_ms,
+        "cases": [of_case.to_dict() for of_case in witness],
+    }
+
+
+def _find_one(fleet: Fleet, batch: Batch, time_ms: float) -> Witness | None:
     for near in NEAR:
         relaxation = relax(fleet.classes, batch, time_ms * near)
         if relaxation is not None:

@@ -64,7 +64,8 @@ class PipelineClass:
     ``capacity``: Σ padded lengths of a micro-batch (tokens), a multiple of ``unit``, to which each
     sequence is padded. ``modes``: at least two recomputation modes by ascending capacity, of which
     each micro-batch has the cheapest that holds it, the last as a, b, c and capacity; or none:
-    then ``mode`` is the name of the only one, None if the profile has no more.
+    then ``mode`` is the name of the only one, None if the profile has no more. ``runs_longest``:
+    bounds assume that each of these pipelines runs a sequence of the batch's greatest length.
     """
 
     pp: int
@@ -77,6 +78,7 @@ class PipelineClass:
     gpus: int
     modes: tuple[ClassMode, ...] = ()
     mode: str | None = None
+    runs_longest: bool = False
 
     @classmethod
     def from_model(cls, model: SchemeModel, count: int) -> PipelineClass:
@@ -246,3 +248,21 @@ class Fleet:
     def max_sequence(self) -> int:
         """Return the longest sequence (tokens) that some pipeline can hold."""
         return max(pipeline_class.capacity for pipeline_class in self.classes)
+
+    def assume_longest(self, batch_longest: int) -> tuple[Fleet, ...]:
+        """Return a fleet of each class that may run the longest sequence, and there surely does.
+
+        Without stages on one of them nothing follows from that: none are returned then.
+        """
+        holding = [k for k, of in enumerate(self.classes) if of.capacity >= batch_longest]
+        if any(self.classes[k].pp == 1 for k in holding):
+            return ()
+        return tuple(self._assume_longest_on(k) for k in holding)
+
+    def _assume_longest_on(self, place: int) -> Fleet:
+        """Return the fleet with one pipeline of a class apart, which runs the longest sequence."""
+        pipeline_class = self.classes[place]
+        one = replace(pipeline_class, count=1, runs_longest=True)
+        others = replace(pipeline_class, count=pipeline_class.count - 1)
+        apart = (one, others) if others.count else (one,)
+        return replace(self, classes=(*self.classes[:place], *apart, *self.classes[place + 1 :]))

@@ -9,7 +9,7 @@ from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.expert_sharing import expert_bound_ms, relax_sharing
 from seqplan.planner.bounds.gpu_time import cheap_bound_ms, gpu_time_bound_ms
-from seqplan.planner.bounds.witness import describe_class, find_witness
+from seqplan.planner.bounds.witness import describe_class, find_witness, write_witness
 from seqplan.planner.exact.close_gap import closer_bound_ms
 from seqplan.planner.exact.regrouping import close_regrouping_gap
 from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
@@ -90,7 +90,7 @@ def witness_of(plan: Plan, models: Models) -> dict[str, Any]:
             f"step {plan.step}: no prices prove its bound of {plan.lower_bound_ms} ms, as for one "
             "of an exact solver. Give seqplan check plans --prove"
         )
-    return {"proof": "prices", **witness.to_dict()}
+    return write_witness(witness)
 
 
 def _relax_models(models: Models, plan: Plan) -> Models:

@@ -7,7 +7,7 @@ from typing import Any
 
 from seqplan.costs.profile_reader import HOST_BYTES, HOST_MEMORY
 from seqplan.costs.profiled_scheme import DEGREES, SHARED, SchemeKey
-from seqplan.plans.recomputation import MODES
+from seqplan.plans.recomputation import MODES, split_mode
 from seqplan.plans.scheme import Scheme
 
 COEFFICIENTS = ("a", "b", "c", SHARED)
@@ -63,11 +63,17 @@ def keep_modes(document: Mapping[str, Any], names: Sequence[str]) -> dict[str, A
     }
 
 
+def _order_by_mode(document: Mapping[str, Any]) -> tuple[int, float]:
+    mode, offload_layers = split_mode(document["recompute"])
+    return MODES.index(mode), offload_layers
+
+
 def combine_modes(documents: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
     """Combine documents of one recomputation mode each, measured in one way.
 
     With the schemes that all of them have. A mode that keeps no fewer bytes than one that
-    recomputes less is left out, and named in the list. Bytes that were measured count as kept.
+    recomputes less is left out, and named in the list; one that offloads is compared with the same
+    mode without. Bytes that were measured count as kept.
     """
     activations = {
         document["recompute"]: document["memory"]["activation_bytes_per_token"]
@@ -75,13 +81,18 @@ def combine_modes(documents: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any
     }
     degrees = set.intersection(*(set(of_mode) for of_mode in activations.values()))
     kept: list[Mapping[str, Any]] = []
-    for document in sorted(documents, key=lambda one: MODES.index(one["recompute"])):
+    for document in sorted(documents, key=_order_by_mode):
+        mode, offloads = split_mode(document["recompute"])
+        lighter = [other["recompute"] for other in kept]
+        lighter = [of for of in lighter if (split_mode(of)[0] == mode or not offloads)]
+        if not offloads:
+            lighter = [of for of in lighter if not split_mode(of)[1]]
         mine = activations[document["recompute"]]
-        if all(mine[tp] < activations[other["recompute"]][tp] for other in kept for tp in degrees):
+        if all(mine[tp] < activations[other][tp] for other in lighter for tp in degrees):
             kept.append(document)
     names, widths = [document["recompute"] for document in kept], sorted(degrees, key=int)
     left_out = [name for name in activations if name not in names]
-    if len(kept) == 1:
+    if len(kept) == 1 and HOST_BYTES not in kept[0]["memory"]:
         return dict(kept[0]), left_out
     entries = [{key_of(raw): raw for raw in document["schemes"]} for document in kept]
     schemes = []
@@ -99,7 +110,10 @@ def combine_modes(documents: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any
     for field_of_one in ("recompute", "forward_fraction"):
         first.pop(field_of_one, None)
     memory = {
-        key: value for key, value in first["memory"].items() if key != "activation_bytes_per_token"
+        key: value
+        for document in kept
+        for key, value in document["memory"].items()
+        if key not in ("activation_bytes_per_token", HOST_BYTES)
     }
     memory["margin_bytes"] = max(document["memory"]["margin_bytes"] for document in kept)
     return {
@@ -113,6 +127,11 @@ def combine_modes(documents: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any
                 "forward_fraction": document["forward_fraction"],
                 "kept_bytes_per_token": {tp: activations[name][tp] for tp in widths},
                 "transient_bytes_per_token": dict.fromkeys(widths, 0.0),
+                **(
+                    {HOST_BYTES: {tp: document["memory"][HOST_BYTES][tp] for tp in widths}}
+                    if HOST_BYTES in document["memory"]
+                    else {}
+                ),
             }
             for name, document in zip(names, kept, strict=True)
         ],

@@ -14,6 +14,7 @@ from seqplan.costs.fit.pooling import device_spread
 from seqplan.costs.fit.samples import PLAIN_TENSOR_PARALLEL, MeasuredOn, Sample, SampleError
 from seqplan.costs.fit.sync_samples import SyncSample, fit_sync
 from seqplan.costs.model_sizes import ModelSizes
+from seqplan.costs.profile_reader import HOST_BYTES, HOST_MEMORY
 from seqplan.costs.profiled_scheme import PROFILE_SCHEMA
 from seqplan.plans.scheme import Scheme
 
@@ -41,6 +42,7 @@ _TP_NOTE = (
 class MemoryFit:
     """Activation bytes per token by tp, before division over ranks, and the samples' distance.
 
+    ``host_bytes_per_token``: in host memory, likewise; empty if nothing is offloaded.
     ``of_allocator``: whether they are peaks of the device's allocator; else what autograd keeps.
     ``fragmentation``: share of what the allocator had taken that was not in use at the highest of
     these peaks; None if it was not read, or of too little memory.
@@ -50,6 +52,7 @@ class MemoryFit:
     errors: Errors
     of_allocator: bool = False
     fragmentation: float | None = None
+    host_bytes_per_token: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def margin(self) -> float:
@@ -59,12 +62,13 @@ class MemoryFit:
 
 @dataclass(frozen=True, slots=True)
 class ProfiledDevices:
-    """A profile's facts of the devices; bytes of one."""
+    """A profile's facts of the devices; bytes of one, and of host memory for its activations."""
 
     gpu: str
     gpus_per_node: int
     capacity_bytes: float
     context_bytes: float = 0.0
+    host_memory_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +183,19 @@ def fit_memory(measured_on: MeasuredOn, samples: Sequence[Sample]) -> MemoryFit:
         Errors.from_times(np.concatenate(predicted), np.concatenate(measured)),
         of_allocator=any(sample.layers_peak_bytes is not None for sample in samples),
         fragmentation=_fragmentation(samples),
+        host_bytes_per_token=_fit_host(samples, layers),
     )
+
+
+def _fit_host(samples: Sequence[Sample], layers: int) -> dict[int, float]:
+    """Return the most bytes per token in host memory by tp, before division over ranks."""
+    slopes: dict[int, float] = {}
+    for sample in samples:
+        if sample.host_bytes:
+            tp, sp = sample.scheme.tp, sample.scheme.sp
+            per_token = sample.host_bytes * layers / sample.layers * tp * sp / sample.tokens
+            slopes[tp] = max(slopes.get(tp, 0.0), per_token)
+    return slopes
 
 
 def _fragmentation(samples: Sequence[Sample]) -> float | None:
@@ -237,6 +253,7 @@ def profile_document(
             "activation_bytes_per_token": {
                 str(tp): per_token for tp, per_token in fit.memory.bytes_per_token.items()
             },
+            **_describe_host(fit.memory, devices),
         },
         "schemes": [_scheme(scheme, fit) for scheme in fit.latencies],
     }
@@ -252,6 +269,14 @@ def profile_document(
     if notes:
         document["notes"] = notes
     return document
+
+
+def _describe_host(memory: MemoryFit, devices: ProfiledDevices) -> dict[str, Any]:
+    """Return host bytes per token and host memory, of a mode that offloads."""
+    if not memory.host_bytes_per_token:
+        return {}
+    per_token = {str(tp): of_tp for tp, of_tp in memory.host_bytes_per_token.items()}
+    return {HOST_BYTES: per_token, HOST_MEMORY: devices.host_memory_bytes}
 
 
 def _margin_note(memory: MemoryFit) -> str:

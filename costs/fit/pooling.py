@@ -213,4 +213,5 @@ def _pool(same: list[Sample]) -> Sample:
         reserved_bytes=largest(sample.reserved_bytes for sample in same),
         layers_cpu_ms=tuple(ms for sample in same for ms in sample.layers_cpu_ms),
         experts_ms=tuple(ms for sample in same for ms in sample.experts_ms),
+        host_bytes=max(sample.host_bytes for sample in same),
     )

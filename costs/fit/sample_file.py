@@ -219,6 +219,7 @@ def _sample_fields(sample: Sample) -> dict[str, Any]:
         "reserved_bytes": sample.reserved_bytes,
         "layers_cpu_ms": list(sample.layers_cpu_ms),
         **({"experts_ms": list(sample.experts_ms)} if sample.experts_ms else {}),
+        **({"host_bytes": sample.host_bytes} if sample.host_bytes else {}),
     }
 
 
@@ -261,4 +262,5 @@ def _sample(fields: Mapping[str, Any]) -> Sample:
         reserved_bytes=fields.get("reserved_bytes"),
         layers_cpu_ms=tuple(fields.get("layers_cpu_ms", ())),
         experts_ms=tuple(fields.get("experts_ms", ())),
+        host_bytes=fields.get("host_bytes", 0),
     )

@@ -71,6 +71,8 @@ class Sample:
 
     ``experts_ms``: forward and backward of the layers' experts and their exchanges alone; empty
     without expert parallelism.
+
+    ``host_bytes``: kept by the layers in host memory, on the rank with most.
     """
 
     scheme: Scheme
@@ -92,6 +94,7 @@ class Sample:
     reserved_bytes: int | None = None
     layers_cpu_ms: tuple[float, ...] = ()
     experts_ms: tuple[float, ...] = ()
+    host_bytes: int = 0
 
     @classmethod
     def out_of_memory(

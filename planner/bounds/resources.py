@@ -199,7 +199,10 @@ def _even(
 
 
 def _most_work_ms(pipeline_class: PipelineClass, time_ms: float) -> float:
-    """Bound V·β over all V, at pp > 1 (ms): its maximum over real numbers, √τ − √((pp − 1)·c)."""
+    """Bound V·β over all V, at pp > 1 (ms).
+
+    Its maximum over real numbers is (√τ − √((pp − 1)·c))².
+    """
     root = time_ms**0.5 - ((pipeline_class.pp - 1) * pipeline_class.least_c) ** 0.5
     return max(root, 0.0) ** 2
 

@@ -65,8 +65,7 @@ def close_gap(
 ) -> tuple[Placement, float]:
     """Return the placement or a faster one of its strategy, and a bound (ms).
 
-    Both are returned as given if the gap is at most ``EXACT_GAP``, if too many sequences matter,
-    and for pipelines of several stages whose micro-batches may have several recomputation modes.
+    Both are returned as given if the gap is at most ``EXACT_GAP``, or if too many sequences matter.
     The bound is no lower than ``bound_ms``. ``limit``: work (``model.DETERMINISTIC_LIMIT``).
     """
     time_ms = placement.objective_ms

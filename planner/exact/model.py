@@ -46,8 +46,8 @@ def solve(
     """Search for a placement shorter than the time to beat; the same inputs give the same answer.
 
     ``lower_ms``: a bound known already. One worker, a fixed seed and a limit of work, not of time.
-    ``paths``: pipelines of one stage that run one after another on the same ranks, for each such
-    ranks; by default each pipeline has separate ranks.
+    ``paths``: pipelines that run one after another on the same ranks, for each such ranks; by
+    default each pipeline has separate ranks.
     """
     from ortools.sat.python import cp_model
 
@@ -65,9 +65,12 @@ def solve(
         formed = [pipeline.limit(step) for pipeline in models]
         _order_pipelines(model, instance, shares.placed)
     else:
-        times = [pipeline.time() for pipeline in models]
-        for path in paths:
-            model.add(sum(times[p] for p in path) <= step)
+        times = [pipeline.time_and_bubbles() for pipeline in models]
+        for number, path in enumerate(paths):
+            bubbles = model.new_int_var(0, highest, f"bubbles of path {number}")
+            for p in path:
+                model.add(times[p][1] <= bubbles)
+            model.add(sum(times[p][0] for p in path) + bubbles <= step)
     _order_sequences(model, instance, shares.placed)
     model.minimize(step)
     solver = _solver(cp_model, limit)

@@ -54,13 +54,24 @@ class PipelineModel:
         if self._class.pp == 1:
             self._model.add(work + self._overhead * count <= step)
             return []
-        largest = self._largest(work, count, most, step)
+        largest, used = self._largest(work, count, most)
+        bubbles = self._class.pp - 1
+        time = work + self._overhead * count + bubbles * (largest + self._overhead * used)
+        self._model.add(time <= step)
         return self._form(count, largest)
 
-    def time(self) -> Any:
-        """Return the time of a pipeline of one stage, in units."""
-        _, count, work = self._micro_batches()
-        return work + self._overhead * count
+    def time_and_bubbles(self) -> tuple[Any, Any]:
+        """Return the time of the pipeline's micro-batches, and of its bubbles, in units.
+
+        Of what shares its ranks only the largest bubbles count.
+        """
+        most, count, work = self._micro_batches()
+        time = work + self._overhead * count
+        if self._class.pp == 1:
+            return time, 0
+        largest, used = self._largest(work, count, most)
+        self._form(count, largest)
+        return time, (self._class.pp - 1) * (largest + self._overhead * used)
 
     def _micro_batches(self) -> tuple[int, Any, Any]:
         """Add V and the work; also the most that V can be."""
@@ -98,15 +109,13 @@ class PipelineModel:
             work += filler
         return work
 
-    def _largest(self, work: Any, count: Any, most: int, step: Any) -> Any:
-        """Add M, with the time of a pipeline of several stages: w + V·c + (pp − 1)·(M + c)."""
-        model, name, bubbles = self._model, self._name, self._class.pp - 1
+    def _largest(self, work: Any, count: Any, most: int) -> tuple[Any, Any]:
+        """Add M of a pipeline of several stages, and whether it has micro-batches."""
+        model, name = self._model, self._name
         used = model.new_bool_var(f"{name} is used")
         model.add(count >= used)
         model.add(count <= most * used)
         largest = model.new_int_var(0, self._highest, f"largest work of {name}")
-        time = work + self._overhead * count + bubbles * (largest + self._overhead * used)
-        model.add(time <= step)
         for units, var in zip(self._works, self._placed, strict=True):
             model.add(largest >= units * var)
         even = model.new_int_var(
@@ -115,7 +124,7 @@ class PipelineModel:
         model.add_multiplication_equality(even, [count, largest])
         # The largest is rounded down.
         model.add(work <= even + count)
-        return largest
+        return largest, used
 
     def _form(self, count: Any, largest: Any) -> list[list[Any]]:
         """Form up to ``MOST_FORMED`` micro-batches one by one; of more, none holds.

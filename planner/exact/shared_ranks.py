@@ -1,7 +1,8 @@
 """Pipelines that share ranks: blocks of several schemes, and a pipeline in each of its modes.
 
 What runs on the same ranks takes the sum of its times in any order. So a placement ends by T if the
-times of all that hold a rank sum to at most T, for each rank.
+times of all that hold a rank sum to at most T, for each rank. With stages the modes of a pipeline
+share its bubbles, those of its largest micro-batch.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MOST_PIPELINES = 64
 
 @dataclass(frozen=True)
 class SharedRanks:
-    """Pipelines of one stage and one mode; ``paths``: those that hold each of the ranks."""
+    """Pipelines of one mode; ``paths``: those that hold each of the ranks."""
 
     fleet: Fleet
     paths: tuple[tuple[int, ...], ...]
@@ -33,14 +34,12 @@ class SharedRanks:
     def from_modes(cls, fleet: Fleet) -> SharedRanks | None:
         """Split pipelines into one for each of their recomputation modes.
 
-        None if there are several stages, or too many pipelines then.
+        None if there are too many pipelines then.
         """
         classes: list[PipelineClass] = []
         paths: list[tuple[int, ...]] = []
         first = 0
         for k in fleet.classes:
-            if k.pp > 1:
-                return None
             classes += [replace(of_mode, count=k.count) for of_mode in k.by_mode]
             last = first + len(k.by_mode) * k.count
             paths += [tuple(range(first + p, last, k.count)) for p in range(k.count)]

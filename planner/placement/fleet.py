@@ -250,7 +250,7 @@ class Fleet:
         return max(pipeline_class.capacity for pipeline_class in self.classes)
 
     def assume_longest(self, batch_longest: int) -> tuple[Fleet, ...]:
-        """Return a fleet of each class that may run the longest sequence, and there surely does.
+        """List the fleet once for each class that holds the longest sequence, assumed there.
 
         Without stages on one of them nothing follows from that: none are returned then.
         """

@@ -10,7 +10,8 @@ from seqplan.planner.sync.times import Layout, SyncTimes, layout_text
 
 ONE_LAYOUT = 0.001
 """One layout is chosen where several together are not better by more than this share. On 32B on 64
-GPUs several gain 0.6 to 0.9 %, on 8B on 8 GPUs 0.2 % (``./run bench memory``): 0 to 1.3 % a step."""
+GPUs several gain 0.6 to 0.9 %; on 8B on 8 GPUs 0.2 %, 1.3 % on some steps (``./run bench memory``).
+"""
 
 STANDARD_ERRORS = 2.0
 """How many standard errors of the sampled batches a tie's edge is wide."""

@@ -108,6 +108,7 @@ class Measurer:
                 allocated_bytes=int(timer.largest(memory.allocated)) if peaks else None,
                 reserved_bytes=int(timer.largest(memory.reserved)) if peaks else None,
                 experts_ms=experts,
+                host_bytes=int(timer.largest(memory.host)),
             )
         except RuntimeError as error:
             if not is_out_of_memory(error):

@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from seqplan.plans.recomputation import split_mode
 from seqplan.profiler.measure.stage import Call, StageWork
 from seqplan.runtime.saved_tensors import SavedBytes
 
@@ -60,12 +61,17 @@ class CudaAllocator:
         return torch.cuda.max_memory_reserved(self._device)
 
 
-def count_saved_bytes(call: Call, parameters: Iterable[Tensor]) -> int:
+def count_saved(call: Call, parameters: Iterable[Tensor]) -> SavedBytes:
     """Count bytes kept for backward, which is not run; without what checkpointing drops."""
     saved = SavedBytes(parameters)
     with saved.hooks():
         call.forward()
-    return saved.total
+    return saved
+
+
+def count_saved_bytes(call: Call, parameters: Iterable[Tensor]) -> int:
+    """Count the bytes of ``count_saved`` on the device."""
+    return count_saved(call, parameters).total
 
 
 def peak_bytes(call: Call, allocator: Allocator) -> int:
@@ -84,7 +90,8 @@ def peak_bytes(call: Call, allocator: Allocator) -> int:
 class MicroBatchMemory:
     """Bytes of a micro-batch on this rank: kept for backward, and the allocator's peaks.
 
-    ``ends_saved`` includes what backward holds of one layer while it computes it again.
+    ``ends_saved`` includes what backward holds of one layer while it computes it again, and of a
+    second one that is on its way back from the host. ``host``: kept in host memory.
     ``allocated`` and ``reserved``: all that the process had in use and had taken from the device at
     the higher of the peaks.
     """
@@ -95,6 +102,7 @@ class MicroBatchMemory:
     ends_peak: float = 0.0
     allocated: float = 0.0
     reserved: float = 0.0
+    host: float = 0.0
 
     @classmethod
     def of(
@@ -104,11 +112,14 @@ class MicroBatchMemory:
         if work is None:
             return cls()
         stage = work.stage
-        layers_saved = count_saved_bytes(work.layers, stage.parameters())
+        saved = count_saved(work.layers, stage.parameters())
+        layers_saved = saved.total
         ends_saved = count_saved_bytes(work.alone, stage.parameters())
         again = 0.0
         if work.whole is not None:
             again = count_saved_bytes(work.whole, stage.parameters()) - layers_saved / layers
+        if offload_layers := split_mode(stage.config.recompute)[1]:
+            again += saved.offloaded / (layers * offload_layers)
         peaks = [0, 0]
         fullest = (0, 0)
         for index, call in enumerate((work.layers, work.alone)):
@@ -124,4 +135,5 @@ class MicroBatchMemory:
             ends_peak=peaks[1],
             allocated=fullest[0],
             reserved=fullest[1],
+            host=saved.offloaded,
         )

@@ -65,6 +65,7 @@ def write_measured(
     model: str,
     capacity_gib: float,
     context_bytes: int = 0,
+    host_memory_gib: float = 0.0,
     ranks: int = 1,
 ) -> None:
     """Fit the samples of each mode, write the profile and print its errors.
@@ -84,6 +85,7 @@ def write_measured(
                 model=model,
                 capacity_gib=capacity_gib,
                 context_bytes=context_bytes,
+                host_memory_gib=host_memory_gib,
                 ranks=ranks,
             )
         )
@@ -118,6 +120,7 @@ def _document(
     model: str,
     capacity_gib: float,
     context_bytes: int,
+    host_memory_gib: float,
     ranks: int,
 ) -> dict[str, Any]:
     """Return the profile of one recomputation mode."""
@@ -128,6 +131,7 @@ def _document(
         gpus_per_node=args.gpus_per_node,
         capacity_bytes=capacity_gib * 2**30,
         context_bytes=float(context_bytes),
+        host_memory_bytes=host_memory_gib * 2**30,
     )
     return profile_document(
         fit,
@@ -185,6 +189,8 @@ def fit_lines(fit: MeasuredFit) -> list[str]:
     counted = "peak of the allocator" if memory.of_allocator else "kept by autograd"
     for tp, per_token in memory.bytes_per_token.items():
         lines.append(f"memory: {per_token:,.0f} bytes a token at tp {tp}, {counted}")
+    for tp, per_token in memory.host_bytes_per_token.items():
+        lines.append(f"host memory: {per_token:,.0f} bytes a token at tp {tp}")
     lines.append(f"memory error: {_errors(memory.errors)}")
     return lines
 

@@ -87,13 +87,20 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         metavar="LIST",
         type=parse_modes,
         default=("none",),
-        help="recomputation modes, all or some; default none",
+        help="recomputation modes, all or some, also as elementwise+0.5, which offloads half of "
+        "the layers; default none",
     )
     add(
         "--capacity-gib",
         metavar="GIB",
         type=above_zero,
         help="memory of a rank; default the device's",
+    )
+    add(
+        "--host-memory-gib",
+        metavar="GIB",
+        type=above_zero,
+        help="host memory of a rank for modes that offload",
     )
     add(
         "--even-if-busy",
@@ -112,11 +119,9 @@ def run(args: argparse.Namespace) -> int:
     """
     check_output(args.output)
     check_output(args.plot, args.output)
-    if offloading := [mode for mode in args.recompute if split_mode(mode)[1]]:
-        raise ValueError(
-            f"--recompute {offloading[0]}: offload is not measured. Derive it, or leave it out"
-        )
     sizes = sizes_of(args.model)
+    for mode in args.recompute:
+        _check_offload(args, mode, min(args.measured_layers, sizes.layers))
     if problem := expert_problem(args.expert_parallel, sizes.shape):
         raise ValueError(problem)
     shortest, longest = _range(args.lengths)
@@ -178,12 +183,28 @@ def run(args: argparse.Namespace) -> int:
             if args.capacity_gib is None
             else args.capacity_gib,
             context_bytes=context_bytes(device),
+            host_memory_gib=args.host_memory_gib or 0.0,
             ranks=world_size,
         )
     if world_size > 1:
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
     return 0 if reason is None else BUSY_MACHINE
+
+
+def _check_offload(args: argparse.Namespace, mode: str, layers: int) -> None:
+    """Reject a mode that offloads without host memory, or no whole number of measured layers."""
+    share = split_mode(mode)[1]
+    if share and args.host_memory_gib is None:
+        raise ValueError(
+            f"--recompute {mode}: offloads {share:.0%} of the layers, and no host memory is "
+            "stated. Add --host-memory-gib"
+        )
+    if not (layers * share).is_integer():
+        raise ValueError(
+            f"--recompute {mode}: {layers * share:g} of {layers} measured layers would be "
+            "offloaded. Set --measured-layers so that it is a whole number"
+        )
 
 
 def _range(text: str) -> tuple[int, int]:

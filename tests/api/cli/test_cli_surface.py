@@ -26,8 +26,8 @@ SURFACE = {
     "profile list": "--json",
     "profile show": "NAME|FILE --gpus --max-len --optimizer-shards --json",
     "profile measure": "--model! --device --dtype --schemes --lengths --expert-parallel --points "
-    "--kernel --measured-layers --repeats --recompute --capacity-gib --even-if-busy --samples "
-    "--gpus-per-node --name --plot -o/--output! --json",
+    "--kernel --measured-layers --repeats --recompute --capacity-gib --host-memory-gib "
+    "--even-if-busy --samples --gpus-per-node --name --plot -o/--output! --json",
     "profile derive": "--model --profile --hardware! --nodes --gpus-per-node "
     "--precision --context-parallel --tp-overlap --gradient-bytes "
     "--sequence-parallel/--no-sequence-parallel --stack --dispatcher --expert-imbalance "
@@ -71,7 +71,7 @@ SURFACE = {
 """Arguments of each command as scripts use them; ``!``: must be given."""
 
 MOST_OPTIONS = 18
-LARGER = {"estimate": 33, "plan": 20, "profile derive": 22, "profile measure": 19}
+LARGER = {"estimate": 33, "plan": 20, "profile derive": 22, "profile measure": 20}
 """Commands with more options, and how many at most."""
 
 

@@ -330,8 +330,32 @@ def test_modes_that_offload_are_derived_with_host_memory(tmp_path: Path) -> None
         assert rejected.code == 2
         assert message in rejected.err
         assert not output.exists()
-    measured = call(
-        *("profile", "measure", "--model", "small", "--recompute", "none,none+1", "-o", output)
+    for modes, options, message in (
+        ("none,none+1", (), "--recompute none+1: offloads 100% of the layers, and no host memory"),
+        ("none,none+0.3", ("--host-memory-gib", 1), "--recompute none+0.3: 0.6 of 2 measured"),
+    ):
+        measured = call(
+            *("profile", "measure", "--model", "small", "--recompute", modes),
+            *("-o", output, *options),
+        )
+        assert measured.code == 2
+        assert message in measured.err
+        assert not output.exists()
+
+
+def test_modes_that_offload_are_measured(tmp_path: Path) -> None:
+    output = tmp_path / "p.json"
+    completed = call(
+        *("profile", "measure", "--model", "small", "--recompute", "none,none+0.5,full,full+1"),
+        *("--lengths", "64..512", "--points", 6, "--repeats", 3, "--host-memory-gib", 2),
+        *("--even-if-busy", "-o", output),
     )
-    assert measured.code == 2
-    assert "--recompute none+1: offload is not measured. Derive it, or leave it out" in measured.err
+    succeeded(completed)
+    profile = Profile.load(output)
+    none, half, full = profile.modes[:3]
+    assert [mode.name for mode in profile.modes] == ["none", "none+0.5", "full", "full+1"]
+    # Half of the layers keep their activations in host memory, but for small tensors.
+    assert none.kept[1] / 2 < half.kept[1] < none.kept[1]
+    assert half.host[1] == pytest.approx((none.kept[1] - full.kept[1]) / 2, rel=0.2)
+    assert profile.memory.host_memory_bytes == 2 * 2**30
+    assert "host memory: " in completed.out

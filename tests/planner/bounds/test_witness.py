@@ -28,7 +28,7 @@ CHECKS: dict[str, Callable[[dict[str, Any]], str | None]] = runpy.run_path(
 
 
 def convinces(written: dict[str, Any], optimum: float) -> None:
-    """Assert that the program without the planner accepts this, and not for what is reached."""
+    """Assert that the program without the planner accepts this, but for no time that is reached."""
     check = CHECKS[written["proof"]]
     assert check(written) is None
     beyond = {"bound_ms": optimum * (1 + 1e-6)}

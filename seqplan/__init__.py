@@ -20,6 +20,8 @@ from seqplan.plans.version import VERSION as __version__  # noqa: E402
 
 if TYPE_CHECKING:
     from seqplan import huggingface, runtime
+    from seqplan.api.client.client import AsyncClient, Client
+    from seqplan.api.client.exchange import ServiceError
     from seqplan.costs.lengths import read_lengths
     from seqplan.costs.profile import Profile
     from seqplan.costs.shipped.catalogue import find_profile
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     from seqplan.plans.views.rank_view import RankView, rank_view
 
 _HOMES = {
+    "api.client.client": ("AsyncClient", "Client"),
+    "api.client.exchange": ("ServiceError",),
     "planner.balance.balance_ranks": ("balance",),
     "planner.balance.balanced": ("Balanced",),
     "planner.balance.cost": ("Cost",),
@@ -73,8 +77,10 @@ _HOMES = {
 _NAMESPACES = ("huggingface", "runtime")
 
 __all__ = [
+    "AsyncClient",
     "Balanced",
     "Batch",
+    "Client",
     "Cost",
     "Infeasible",
     "Mode",
@@ -85,6 +91,7 @@ __all__ = [
     "Proposal",
     "RankView",
     "Scheme",
+    "ServiceError",
     "SlowRanks",
     "StepPlanner",
     "Strategy",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.options import natural
+from seqplan.api.cli.framework.server_options import add_credentials, add_server, connect
 from seqplan.api.cli.framework.terminal import percent, seconds, table
 
 if TYPE_CHECKING:
@@ -47,17 +48,14 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Register the command and its options."""
     parser = add_command(subparsers, "log", run, description=_DESCRIPTION, epilog=_EXAMPLES)
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--server", metavar="URL", help="a running service, http://HOST:PORT")
+    add_server(source)
     source.add_argument("--store", metavar="PATH", help="a SQLite file, in use or not")
     source.add_argument("--plans", metavar="FILE", help="with --to: the plans that were run")
     parser.add_argument("--job", metavar="ID", help="the steps of this job")
     parser.add_argument(
         "--after", metavar="STEP", type=natural, help="with --job: only the steps beyond this one"
     )
-    parser.add_argument(
-        "--token",
-        help="for a service that requires one; better in SEQPLAN_TOKEN, which ps cannot show",
-    )
+    add_credentials(parser)
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.add_argument(
         "--to",
@@ -158,9 +156,7 @@ def _read_records(args: argparse.Namespace) -> list[StepMetrics]:
     if args.plans is not None:
         return read_files(args.plans, args.measurements, profile)
     if args.server is not None:
-        from seqplan.api.cli.framework.service_client import ServiceClient
-
-        with ServiceClient(args.server, args.token) as client:
+        with connect(args) as client:
             return fetch_job(client, args.job, args.after, profile)
     with _open_store(args) as connection:
         job = _find_job(connection, args)
@@ -183,15 +179,13 @@ def _find_job(connection: Connection, args: argparse.Namespace) -> JobOutline:
 
 
 def _read_service(args: argparse.Namespace) -> list[dict[str, Any]]:
-    from seqplan.api.cli.framework.service_client import ServiceClient
-
-    with ServiceClient(args.server, args.token) as client:
+    with connect(args) as client:
         if args.job is None:
-            jobs = client.items("v1", "progress", cursor="cursor", limit=_PAGE)
-            return [{name: job[name] for name in _JOB_FIELDS} for job in jobs]
-        path = ("v1", "jobs", args.job, "steps")
-        steps = client.items(*path, cursor="after", limit=_PAGE, after=args.after)
-        return list(steps)
+            jobs = client.items(client.list_progress)
+            return [job.model_dump(include={*_JOB_FIELDS}) for job in jobs]
+        after = -1 if args.after is None else args.after
+        steps = client.items(client.list_steps, args.job, cursor=after)
+        return [step.model_dump() for step in steps]
 
 
 def _read_store(args: argparse.Namespace) -> list[dict[str, Any]]:

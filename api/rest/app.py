@@ -70,6 +70,7 @@ def make_app(
     app = FastAPI(
         title="seqplan",
         version=VERSION,
+        generate_unique_id_function=lambda route: route.name,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,  # a redirect would name the host of the proxy's request

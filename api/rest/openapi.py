@@ -8,8 +8,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from seqplan.api.rest.routes.acknowledgements import Acks
-from seqplan.api.rest.routes.job_bodies import PushedBatches
+from seqplan.api.rest.payloads.bodies import Acks, PushedBatches
 
 _LARGE: tuple[type[BaseModel], ...] = (Acks, PushedBatches)
 """Bodies that the framework does not read itself, and so does not describe."""

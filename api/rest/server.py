@@ -24,6 +24,8 @@ from seqplan.api.service.service import Service
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables.tokens import read_token_hashes
+from seqplan.plans.service_routes import VERSION_HEADER
+from seqplan.plans.version import VERSION
 
 _RETRY_S = 1.0
 _CANCELLED_S = 0.1
@@ -89,6 +91,7 @@ def make_server(
         access_log=False,
         timeout_graceful_shutdown=_GRACE_S,
         timeout_keep_alive=_KEEP_ALIVE_S,
+        headers=[(VERSION_HEADER, VERSION)],
         proxy_headers=False,  # answers name no host, and no client is trusted to name itself
         http=make_guarded_protocol(ConnectionLimits(files or open_files())),
     )

@@ -22,11 +22,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from seqplan.plans.service_routes import RETRIED
 from seqplan.runtime.errors import EndOfPlans, PlanError, PlanTimeout
 from seqplan.runtime.sources.http_connection import HttpResponse
-
-RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
-"""Statuses that pass: of proxies, of a service that starts, of too many requests."""
 
 OUTAGE_S = 420.0
 """How long a planning service may be away, in seconds, before the job ends with an error."""

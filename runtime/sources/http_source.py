@@ -20,18 +20,18 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 from zlib import crc32
 
 from seqplan.plans.format.codec import from_json
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan
+from seqplan.plans.service_routes import ACKS, ACKS_MANY, JOB, PLAN, RETRIED, VIEW, fill_route
 from seqplan.plans.views.decode_view import decode_view
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.errors import EndOfPlans, PlanError, PlanTimeout
 from seqplan.runtime.sources.acknowledgements import (
     OUTAGE_S,
-    RETRIED,
     Acknowledgement,
     AcknowledgementFile,
     AcknowledgementSender,
@@ -85,8 +85,9 @@ class HttpSource:
             raise ValueError(f"planning service: must be http://HOST:PORT, not {base_url!r}")
         if token is not None and not (token.isascii() and token.isprintable()):
             raise ValueError("planning service: the token has characters that no header can hold")
-        self._job = f"{parts.path.rstrip('/')}/v1/jobs/{quote(job, safe='')}"
-        self._where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{self._job}"
+        self._prefix, self._job = parts.path.rstrip("/"), job
+        where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{self._prefix}"
+        self._where = where + fill_route(JOB, job=job)
         self._headers = {"Accept": "application/json, application/problem+json"}
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
@@ -101,20 +102,25 @@ class HttpSource:
 
     def view(self, step: int, rank: int, timeout_s: float) -> RankView:
         subject = f"{self._where}: step {step} of rank {rank}"
-        return _view(self._get_plan(f"{step}/ranks/{rank}", subject, timeout_s), subject)
+        return _view(
+            self._get_plan(self._path(VIEW, step=step, rank=rank), subject, timeout_s), subject
+        )
 
     def plan(self, step: int, timeout_s: float) -> tuple[Plan, str]:
         subject = f"{self._where}: step {step}"
-        return _plan(self._get_plan(f"{step}", subject, timeout_s), subject)
+        return _plan(self._get_plan(self._path(PLAN, step=step), subject, timeout_s), subject)
 
-    def _get_plan(self, what: str, subject: str, timeout_s: float) -> HttpResponse:
+    def _path(self, route: str, **names: int) -> str:
+        return self._prefix + fill_route(route, job=self._job, **names)
+
+    def _get_plan(self, plan: str, subject: str, timeout_s: float) -> HttpResponse:
         """Return the answer with a plan or view, waiting for it to be planned."""
         deadline = time.monotonic() + timeout_s
         pause = _FIRST_PAUSE_S
         while True:
             longest = WAIT_WITH_QUEUED_S if self._sender.has_queued else LONGEST_WAIT_S
             wait = max(0.0, min(deadline - time.monotonic(), longest))
-            path = f"{self._job}/plans/{what}?wait={wait:.3f}"
+            path = f"{plan}?wait={wait:.3f}"
             begun = time.monotonic()
             answer = self._request(self._plans, "GET", path, subject, deadline, wait + GRACE_S)
             self._sender.send_queued()
@@ -135,7 +141,7 @@ class HttpSource:
         fields: dict[str, Any] = {"step": step, "rank": rank, "digest": digest}
         if measured_ms is not None:
             fields["measured_ms"] = measured_ms
-        self._acknowledge("acks", f"acknowledging step {step} of rank {rank}", fields, f"{rank}")
+        self._acknowledge(ACKS, f"acknowledging step {step} of rank {rank}", fields, f"{rank}")
 
     def acknowledge_all(
         self, step: int, digest: str | None, measured_ms: Mapping[int, float | None]
@@ -146,12 +152,12 @@ class HttpSource:
         if any(time_ms is not None for time_ms in times):
             fields["measured_ms"] = times
         subject = f"acknowledging step {step} of {len(ranks)} ranks"
-        self._acknowledge("acks/many", subject, fields, f"all-{crc32(repr(ranks).encode())}")
+        self._acknowledge(ACKS_MANY, subject, fields, f"all-{crc32(repr(ranks).encode())}")
 
-    def _acknowledge(self, where: str, subject: str, fields: dict[str, Any], who: str) -> None:
+    def _acknowledge(self, route: str, subject: str, fields: dict[str, Any], who: str) -> None:
         # The same key however often it is sent: a lost answer does not count twice.
         key = f"{fields['step']}-{who}-{fields['digest']}"
-        path, subject = f"{self._job}/{where}", f"{self._where}: {subject}"
+        path, subject = self._path(route), f"{self._where}: {subject}"
         self._sender.add(Acknowledgement(path, key, json.dumps(fields), subject))
 
     def _post(self, entry: Acknowledgement) -> HttpResponse:

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 import torch.distributed as dist
 
 from seqplan.plans.plan import Plan
+from seqplan.plans.service_routes import JOBS
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.communicators import raise_on_all_ranks
 from seqplan.runtime.errors import PlanError
@@ -203,7 +204,7 @@ def _open_on_all_ranks(
 def _open(plans: str | os.PathLike[str], world_size: int, service: dict[str, Any]) -> PlanSource:
     if not isinstance(plans, str) or "://" not in plans:
         return FileSource(plans, world_size=world_size)
-    base, separator, job = plans.rstrip("/").partition("/v1/jobs/")
+    base, separator, job = plans.rstrip("/").partition(f"{JOBS}/")
     if not base.startswith(("http://", "https://")) or not separator or not job or "/" in job:
         raise PlanError(f"{plans}: a job's URL must be http://HOST:PORT/v1/jobs/JOB")
     if service["token"] is None:

@@ -89,11 +89,15 @@ def test_the_page_of_the_service(tmp_path: Path, port: str) -> None:
     for written, here in (("ID2", "'$proposal'"), ('"step": 400', '"step": 2')):
         assert written in going_on
         going_on = going_on.replace(written, here)
-    outputs = typed(f"{walk}\n{sys.executable} {program}\n{going_on}", port, tmp_path)
+    client = tmp_path / "client.py"
+    client.write_text(block("docs/service.md", "python", "import Client").replace("8400", port))
+    programs = f"{sys.executable} {program}\n{sys.executable} {client}"
+    outputs = typed(f"{walk}\n{programs}\n{going_on}", port, tmp_path)
     assert '"state":"planning"' in outputs.replace(" ", "")
     assert view_in(outputs)["world_size"] == 4
     assert '{"step":0,"rank":3}' in outputs
     assert re.search(r"1 \[.*\]$", outputs, re.MULTILINE)
+    assert re.search(r"^ready\n\d+\.\d+ \d+\n0 ", outputs, re.MULTILINE)
     assert '{"id":"run1b"' in outputs.replace(" ", "")
 
 

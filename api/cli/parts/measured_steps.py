@@ -18,7 +18,7 @@ from seqplan.plans.plan import Plan
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from seqplan.api.cli.framework.service_client import ServiceClient
+    from seqplan.api.client.client import Client
     from seqplan.api.store.rows import JobOutline
 
 _PAGE = 200
@@ -59,31 +59,29 @@ def read_files(plans: str, measurements: Path | None, profile: Profile | None) -
 
 
 def fetch_job(
-    client: ServiceClient, job: str, after: int | None, profile: Profile | None
+    client: Client, job: str, after: int | None, profile: Profile | None
 ) -> list[StepMetrics]:
     """Fetch records of a service's job; without ``profile``, by the one that it is planned by."""
-    path = ("v1", "jobs", job)
     if profile is None:
-        proposal = client.json(*path)["proposal"]
-        document = client.json("v1", "proposals", proposal)["document"]
+        document = client.get_proposal(client.get_job(job).proposal).document
+        assert document is not None  # the job is planned by it
         profile = Profile.from_document(document["profile"], f"job {job}: profile")
     return _records(_fetch_steps(client, job, after), profile)
 
 
-def _fetch_steps(client: ServiceClient, job: str, after: int | None) -> Iterator[_MeasuredStep]:
-    from seqplan.api.cli.framework.service_client import ServiceError
+def _fetch_steps(client: Client, job: str, after: int | None) -> Iterator[_MeasuredStep]:
+    from seqplan.api.client.exchange import ServiceError
 
-    path = ("v1", "jobs", job)
-    for step in client.items(*path, "steps", cursor="after", limit=_PAGE, after=after):
+    cursor = -1 if after is None else after
+    for step in client.items(client.list_steps, job, cursor=cursor):
         try:
-            text = client.text(*path, "plans", step["step"])
+            plan = client.get_plan(job, step.step)
         except ServiceError as error:
             if error.status != HTTPStatus.GONE:
                 raise
             continue  # it has expired since the steps were listed
-        plan = from_json(text, strict=False, origin=f"job {job}: step {step['step']}")
-        measured = (step["planning_ms"], step["measured_ms"], step["ranks_measured"])
-        yield _MeasuredStep(plan, *measured)
+        if plan is not None:
+            yield _MeasuredStep(plan, step.planning_ms, step.measured_ms, step.ranks_measured)
 
 
 def read_job(

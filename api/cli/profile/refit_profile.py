@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.output_file import check_output
+from seqplan.api.cli.framework.server_options import add_credentials, add_server, connect
 from seqplan.api.cli.framework.terminal import percent, table
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.plans.format.atomic_file import atomic_write
-from seqplan.plans.format.codec import from_json
 from seqplan.plans.format.plan_file import read_plans
 from seqplan.plans.plan import Plan
 
 if TYPE_CHECKING:
-    from seqplan.api.cli.framework.service_client import ServiceClient
+    from seqplan.api.client.client import Client
     from seqplan.costs.fit.latency_fit import Errors
     from seqplan.costs.fit.measurements import Measurement, Observations
     from seqplan.costs.fit.refit import Refitted, RefittedProfile
@@ -43,8 +43,6 @@ examples:
     -o refitted.json
   seqplan profile refit --server http://127.0.0.1:8400 --job job -o refitted.json
 """
-
-_PAGE = 1000
 
 
 @dataclass(frozen=True)
@@ -73,13 +71,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--plans", metavar="FILE", help="the plans that were run")
-    source.add_argument("--server", metavar="URL", help="a running service, http://HOST:PORT")
+    add_server(source)
     parser.add_argument("--measurements", metavar="FILE", type=Path, help="with --plans")
     parser.add_argument("--job", metavar="ID", help="with --server")
-    parser.add_argument(
-        "--token",
-        help="for a service that requires one; better in SEQPLAN_TOKEN, which ps cannot show",
-    )
+    add_credentials(parser)
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="without: only compare")
     parser.add_argument("--json", action="store_true")
     return parser
@@ -87,7 +82,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command. ``ValueError`` for files, or a job, that do not fit together."""
-    from seqplan.api.cli.framework.service_client import ServiceClient
     from seqplan.costs.fit.measurements import match_measurements
     from seqplan.costs.fit.refit import refit_profile
 
@@ -95,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     if args.server is not None:
         if args.job is None:
             raise ValueError("--server requires --job")
-        with ServiceClient(args.server, args.token) as client:
+        with connect(args) as client:
             material = _of_job(client, args)
             observations = match_measurements(material.plans, material.measurements)
     else:
@@ -197,41 +191,38 @@ def _of_files(args: argparse.Namespace) -> _Material:
     )
 
 
-def _of_job(client: ServiceClient, args: argparse.Namespace) -> _Material:
-    from seqplan.costs.fit.measurements import MeasurementError, measurement
+def _of_job(client: Client, args: argparse.Namespace) -> _Material:
+    from seqplan.costs.fit.measurements import Measurement, MeasurementError
 
-    job, where = ("v1", "jobs", args.job), f"job {args.job} of {args.server}"
-    proposal = client.json(*job)["proposal"]
+    where = f"job {args.job} of {args.server}"
+    proposal = client.get_job(args.job).proposal
     if args.profile is None:
-        document = client.json("v1", "proposals", proposal)["document"]
+        document = client.get_proposal(proposal).document
+        assert document is not None  # a job is planned by it
         profile = Profile.from_document(document["profile"], f"{where}: profile")
     else:
         profile = find_profile(args.profile)
-    rows = client.items(*job, "measurements", cursor="after", limit=_PAGE)
-    try:
-        measurements = [measurement(row) for row in rows]
-    except (KeyError, TypeError) as error:
-        raise MeasurementError(f"{where}: a measurement cannot be read: {error}") from None
+    rows = client.items(client.list_measurements, args.job)
+    measurements = [Measurement(row.step, row.rank, row.measured_ms) for row in rows]
     if not measurements:
         raise MeasurementError(f"{where}: no rank has measured a step yet")
     steps = sorted({timed.step for timed in measurements})
-    return _Material(profile, _fetch_plans(client, args.job, steps, where), measurements, where)
+    return _Material(profile, _fetch_plans(client, args.job, steps), measurements, where)
 
 
-def _fetch_plans(
-    client: ServiceClient, job: str, steps: Sequence[int], where: str
-) -> Iterator[Plan]:
+def _fetch_plans(client: Client, job: str, steps: Sequence[int]) -> Iterator[Plan]:
     """Yield the plans of ``steps`` that the service still keeps; they expire meanwhile."""
-    from seqplan.api.cli.framework.service_client import ServiceError
+    from seqplan.api.client.exchange import ServiceError
 
     for step in steps:
         try:
-            text = client.text("v1", "jobs", job, "plans", step)
+            plan = client.get_plan(job, step)
         except ServiceError as error:
             if error.status != HTTPStatus.GONE:
                 raise
             continue
-        yield from_json(text, strict=False, origin=f"{where}: step {step}")
+        if plan is not None:
+            yield plan
 
 
 def _pair(errors: Errors) -> str:

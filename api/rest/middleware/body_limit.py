@@ -9,11 +9,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from seqplan.api.rest.payloads.problems import Problem, make_closing_response
 from seqplan.api.service.service import Limits
+from seqplan.plans.service_routes import (
+    ACKS_MANY,
+    BATCHES,
+    LENGTHS,
+    PROFILES,
+    PROPOSAL_DOCUMENTS,
+    route_pattern,
+)
 
-_UPLOADS = ("/v1/lengths",)
+_UPLOADS = (LENGTHS,)
 """Paths whose bodies are streamed to the disk, and may be larger for it."""
 
-_DOCUMENTS = re.compile(r"/v1/(?:profiles|proposals/documents|jobs/[^/]+/(?:batches|acks/many))/?")
+_LARGE = (PROFILES, PROPOSAL_DOCUMENTS, BATCHES, ACKS_MANY)
+_DOCUMENTS = re.compile(f"(?:{'|'.join(map(route_pattern, _LARGE))})/?")
 """Paths whose bodies are documents or many numbers; all others are a few fields."""
 
 

@@ -17,8 +17,9 @@ from seqplan.api.rest.payloads.fields import MOST
 from seqplan.api.rest.payloads.problems import Problem, answer_of, store_unavailable
 from seqplan.api.rest.state.ack_writer import Acknowledged, AckQueue
 from seqplan.api.store.errors import StoreUnavailable
+from seqplan.plans.service_routes import ACKS
 
-_PATH = re.compile(r"/v1/jobs/([^/\0]+)/acks")
+_PATH = re.compile(ACKS.format(job=r"([^/\0]+)"))
 _FIELDS = frozenset(("step", "rank", "digest"))
 _WITH_TIME = _FIELDS | {"measured_ms"}
 _LONGEST_MS = 1e15

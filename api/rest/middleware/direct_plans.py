@@ -13,16 +13,19 @@ from urllib.parse import parse_qsl
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from seqplan.api.rest.payloads.fields import LONGEST_WAIT_S
+from seqplan.api.rest.payloads.parameters import LONGEST_WAIT_S
 from seqplan.api.rest.payloads.plan_response import answer
 from seqplan.api.rest.payloads.problems import Problem, store_unavailable
 from seqplan.api.rest.state.plan_waiters import PlanWaiters
 from seqplan.api.store.errors import RowDamaged, StoreUnavailable
+from seqplan.plans.service_routes import PLAN, VIEW
 
 WAITED = "seqplan.waited"
 """Set in a request's scope when its plan was not at hand."""
 
-_PATH = re.compile(r"/v1/jobs/([^/]+)/plans/(0|[1-9][0-9]{0,14})(?:/ranks/(0|[1-9][0-9]{0,9}))?")
+_GROUPS = {"job": "([^/]+)", "step": "(0|[1-9][0-9]{0,14})", "rank": "(0|[1-9][0-9]{0,9})"}
+_PLAN, _VIEW = (route.format_map(_GROUPS) for route in (PLAN, VIEW))
+_PATH = re.compile(f"{_PLAN}(?:{_VIEW.removeprefix(_PLAN)})?")
 _WAIT = re.compile(r"[0-9]{1,4}(\.[0-9]{1,9})?")
 
 

@@ -17,10 +17,19 @@ from seqplan.api.rest.payloads.problems import Problem, make_closing_response, s
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables.tokens import read_token_hashes, scope_of
+from seqplan.plans.service_routes import (
+    ACKS,
+    ACKS_MANY,
+    HEALTH,
+    MEASUREMENTS,
+    READINESS,
+    RESTART,
+    route_pattern,
+)
 
-_OF_RANKS = re.compile(r"/v1/jobs/[^/]+/(acks|acks/many|measurements|restart)")
+_OF_RANKS = re.compile("|".join(map(route_pattern, (ACKS, ACKS_MANY, MEASUREMENTS, RESTART))))
 
-OPEN = ("/healthz", "/readyz")
+OPEN = (HEALTH, READINESS)
 """Paths of probes, which need no token and contain nothing of the jobs."""
 
 TOKENS_KEPT_S = 1.0

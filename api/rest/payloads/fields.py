@@ -1,10 +1,9 @@
-"""Numbers and names as requests give them, in bodies, paths and queries."""
+"""Numbers and names in the bodies of requests."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import Path, Query
 from pydantic import (
     AfterValidator,
     BeforeValidator,
@@ -16,8 +15,6 @@ from pydantic import (
     WrapValidator,
 )
 from pydantic_core import PydanticCustomError
-
-from seqplan.plans.format.fields import MAX_INTEGER
 
 MOST = 2**53 - 1
 """The largest integer that every JSON reader keeps exactly (RFC 7493, 2.2)."""
@@ -68,16 +65,6 @@ Positive = Annotated[int, Field(strict=True, ge=1, le=MOST), BeforeValidator(_in
 LookAhead = Annotated[int, Field(strict=True, ge=1, le=1024), BeforeValidator(_integral)]
 Milliseconds = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Step = Annotated[int, Path(ge=0, le=MOST)]
-StepOfPlan = Annotated[int, Path(ge=0, le=MAX_INTEGER)]
-"""A step within the plan format's range, for look-ups."""
-AfterStep = Annotated[int, Query(ge=-1, le=MAX_INTEGER)]
-AtStep = Annotated[int, Query(ge=0, le=MOST)]
-Limit = Annotated[int, Query(ge=1, le=1000)]
-
-LONGEST_WAIT_S = 3600
-"""Limit of a request's field; the service waits at most as long as its limit."""
-Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_S, description="seconds to wait for the plan")]
 
 
 def _sync_times(value: Any, check: ValidatorFunctionWrapHandler) -> Any:

@@ -15,6 +15,7 @@ from seqplan.api.rest.payloads.problems import Problem
 from seqplan.api.service.service import Service
 from seqplan.api.store.tables.answers import StoredAnswer, earlier_answer, keep_answer
 from seqplan.api.store.tables.jobs import job_key
+from seqplan.plans.service_routes import JOBS
 
 Effect = Callable[[Connection], tuple[int, dict[str, Any]]]
 
@@ -60,4 +61,4 @@ def _idempotency_path(connection: Connection, request: Request) -> str:
     """
     path, job = request.url.path, request.path_params.get("job")
     key = None if job is None else job_key(connection, job)
-    return path if key is None else path.replace(f"/v1/jobs/{job}/", f"/v1/jobs/{key}/", 1)
+    return path if key is None else path.replace(f"{JOBS}/{job}/", f"{JOBS}/{key}/", 1)

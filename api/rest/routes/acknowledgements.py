@@ -2,68 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-from pydantic_core import PydanticCustomError
 from sqlalchemy import Connection
 
 from seqplan.api.rest.payloads.answers import AcknowledgedAll, MeasuredRank, answers
 from seqplan.api.rest.payloads.answers import AcknowledgedResponse as AnsweredAck
-from seqplan.api.rest.payloads.fields import Milliseconds, Natural, Naturals, Text
+from seqplan.api.rest.payloads.bodies import Ack, Acks, MeasurementRequest
 from seqplan.api.rest.payloads.idempotency import once
 from seqplan.api.rest.payloads.large_bodies import describe_body, large_body
 from seqplan.api.rest.state.ack_writer import Acknowledged, PlannedSteps
 from seqplan.api.rest.state.shared import AcksOf, ServiceOf
 from seqplan.api.store.tables.measurements import MeasurementRow, add_measurements
-from seqplan.planner.workload import MOST_GPUS
+from seqplan.plans import service_routes
 
-routes = APIRouter(prefix="/v1/jobs/{job}", tags=["plans"])
-
-
-def _each_once(ranks: list[int]) -> list[int]:
-    if len(set(ranks)) != len(ranks):
-        again = next(rank for rank, count in Counter(ranks).items() if count > 1)
-        raise PydanticCustomError("rank_twice", "names rank {rank} twice", {"rank": again})
-    return ranks
+routes = APIRouter(tags=["plans"])
 
 
-class Ack(BaseModel):
-    """A rank has done a step by the plan with this digest, and its time."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    step: Natural
-    rank: Natural
-    digest: Text | None
-    measured_ms: Milliseconds | None = None
-
-
-class Acks(BaseModel):
-    """Several ranks have done a step; ``measured_ms``: one figure, or null, for each of them."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    step: Natural
-    ranks: Annotated[
-        Naturals, Field(min_length=1, max_length=MOST_GPUS), AfterValidator(_each_once)
-    ]
-    digest: Text | None
-    measured_ms: list[Milliseconds | None] | None = Field(default=None, max_length=MOST_GPUS)
-
-
-class MeasurementRequest(BaseModel):
-    """What a step took on a rank."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    step: Natural
-    rank: Natural
-    measured_ms: Milliseconds
-
-
-@routes.post("/acks", status_code=200, **answers(AnsweredAck))
-async def ack(acks: AcksOf, job: str, body: Ack) -> Response:
+@routes.post(service_routes.ACKS, status_code=200, **answers(AnsweredAck))
+async def acknowledge(acks: AcksOf, job: str, body: Ack) -> Response:
     """A rank has done a step. Saying it again changes nothing, with or without a key."""
     await acks.put([Acknowledged(job, body.step, body.rank, body.digest, body.measured_ms)])
     return JSONResponse({"step": body.step, "rank": body.rank})
@@ -73,9 +32,12 @@ ManyAcks = Annotated[Acks, Depends(large_body(Acks))]
 
 
 @routes.post(
-    "/acks/many", status_code=200, openapi_extra=describe_body(Acks), **answers(AcknowledgedAll)
+    service_routes.ACKS_MANY,
+    status_code=200,
+    openapi_extra=describe_body(Acks),
+    **answers(AcknowledgedAll),
 )
-async def ack_many(acks: AcksOf, job: str, body: ManyAcks) -> Response:
+async def acknowledge_many(acks: AcksOf, job: str, body: ManyAcks) -> Response:
     """Several ranks have done a step: all of them are kept, or none."""
     times = body.measured_ms or [None] * len(body.ranks)
     if len(times) != len(body.ranks):
@@ -89,8 +51,8 @@ async def ack_many(acks: AcksOf, job: str, body: ManyAcks) -> Response:
     return JSONResponse({"step": body.step, "ranks": body.ranks})
 
 
-@routes.post("/measurements", status_code=200, **answers(MeasuredRank))
-def measurement(
+@routes.post(service_routes.MEASUREMENTS, status_code=200, **answers(MeasuredRank))
+def add_measurement(
     service: ServiceOf, request: Request, job: str, body: MeasurementRequest
 ) -> Response:
     """What a step took on a rank (ms); a later figure replaces an earlier one."""

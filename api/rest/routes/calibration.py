@@ -15,6 +15,7 @@ from seqplan.api.service.calibration_watch import WINDOW
 from seqplan.api.service.job_calibration import MOST_POINTS
 from seqplan.api.store.rows import JobOutline, get
 from seqplan.costs.fit.calibration import CalibrationError
+from seqplan.plans import service_routes
 
 routes = APIRouter(tags=["progress"])
 
@@ -22,9 +23,9 @@ Window = Annotated[int, Query(ge=1, le=1000, description="measured steps to look
 Points = Annotated[int, Query(ge=0, le=MOST_POINTS, description="of each scheme, the latest")]
 
 
-@routes.get("/v1/jobs/{job}/calibration", **answers(CalibrationAnswer))
+@routes.get(service_routes.CALIBRATION, **answers(CalibrationAnswer))
 @read_off_loop
-def measure_calibration_error(
+def get_calibration(
     service: ServiceOf, watch: WatchOf, job: str, steps: Window = WINDOW, points: Points = 0
 ) -> dict[str, Any]:
     """Predicted and measured times by scheme over the last measured steps; ratios, not %.

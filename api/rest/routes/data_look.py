@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from seqplan.api.rest.payloads.bodies import Continued, NewJob
 from seqplan.api.rest.payloads.problems import Problem
-from seqplan.api.rest.routes.job_bodies import Continued, NewJob
 from seqplan.api.rest.routes.sampler_state import check_planned, proposal_of
 from seqplan.api.service.job_batches import state_before
 from seqplan.api.service.service import Service

@@ -20,13 +20,13 @@ from seqplan.api.rest.payloads.answers import (
     StoppedResponse,
     answers,
 )
-from seqplan.api.rest.payloads.fields import AtStep, Limit
+from seqplan.api.rest.payloads.bodies import NewJob, PushedBatch, PushedBatches
 from seqplan.api.rest.payloads.idempotency import add_location, once
 from seqplan.api.rest.payloads.large_bodies import describe_body, large_body
 from seqplan.api.rest.payloads.pages import read_page
+from seqplan.api.rest.payloads.parameters import AtStep, Limit
 from seqplan.api.rest.payloads.problems import Problem, not_found, require_found
 from seqplan.api.rest.routes.data_look import look_at_data
-from seqplan.api.rest.routes.job_bodies import NewJob, PushedBatch, PushedBatches
 from seqplan.api.rest.routes.new_job import check_room, describe_job, job_row
 from seqplan.api.rest.routes.sampler_state import proposal_of, sampler_state
 from seqplan.api.rest.state.readers import read_off_loop
@@ -37,14 +37,15 @@ from seqplan.api.store.tables.batches import add_batches, copy_batches, last_pus
 from seqplan.api.store.tables.jobs import add_job, settle_job
 from seqplan.api.store.tables.plans import count_planned_beyond, last_planned
 from seqplan.planner.batches.batch import Batch
+from seqplan.plans import service_routes
 
-routes = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+routes = APIRouter(tags=["jobs"])
 
 _STOPPABLE = ("planning", "failed", "abandoned")
 
 
-@routes.post("", status_code=201, **answers(JobBegun, 201))
-def create(service: ServiceOf, request: Request, body: NewJob) -> Response:
+@routes.post(service_routes.JOBS, status_code=201, **answers(JobBegun, 201))
+def create_job(service: ServiceOf, request: Request, body: NewJob) -> Response:
     """Begin a job; its plans can be requested at once."""
     begun: list[JobRow] = []  # stays empty if an earlier response is repeated
     look = look_at_data(service, body)  # which may take seconds, in which others write
@@ -60,19 +61,19 @@ def create(service: ServiceOf, request: Request, body: NewJob) -> Response:
     answer = once(service, request, body.model_dump_json(), effect)
     for row in begun:
         service.plan(row)
-    return add_location(answer, "/v1/jobs")
+    return add_location(answer, service_routes.JOBS)
 
 
-@routes.get("", **answers(JobsPage))
+@routes.get(service_routes.JOBS, **answers(JobsPage))
 @read_off_loop
 def list_jobs(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dict[str, Any]:
     """Jobs in order of id."""
     return read_page(service.store, ListedJob, cursor, limit)
 
 
-@routes.get("/{job}", **answers(JobResponse))
+@routes.get(service_routes.JOB, **answers(JobResponse))
 @read_off_loop
-def one(service: ServiceOf, job: str) -> Response:
+def get_job(service: ServiceOf, job: str) -> Response:
     """A job's state, the last planned step and what each rank has acknowledged."""
     with service.store.reading() as connection:
         row = require_found(get(connection, JobRow, job), f"job {job}")
@@ -86,16 +87,16 @@ def one(service: ServiceOf, job: str) -> Response:
     return JSONResponse(body)
 
 
-@routes.delete("/{job}", status_code=204, response_class=Response)
-def remove(service: ServiceOf, job: str) -> Response:
+@routes.delete(service_routes.JOB, status_code=204, response_class=Response)
+def delete_job(service: ServiceOf, job: str) -> Response:
     """Stop planning a job and remove it; its ranks get 404, its rows are deleted soon after."""
     if not service.remove(job):
         raise not_found(f"job {job}")
     return Response(status_code=204)
 
 
-@routes.post("/{job}/stop", status_code=200, **answers(StoppedResponse))
-def stop(service: ServiceOf, job: str) -> Response:
+@routes.post(service_routes.STOP, status_code=200, **answers(StoppedResponse))
+def stop_job(service: ServiceOf, job: str) -> Response:
     """Plan a job no further and keep all that it has; ranks get 424 beyond its last plan.
 
     It does not count as being planned; ``restart`` plans it further. 409 for one that is planned.
@@ -107,8 +108,8 @@ def stop(service: ServiceOf, job: str) -> Response:
     return JSONResponse({"id": job, "state": "stopped"})
 
 
-@routes.post("/{job}/restart", status_code=202, **answers(Restarted, 202))
-def restart(service: ServiceOf, request: Request, job: str) -> Response:
+@routes.post(service_routes.RESTART, status_code=202, **answers(Restarted, 202))
+def restart_job(service: ServiceOf, request: Request, job: str) -> Response:
     """Plan a failed, stopped or abandoned job again, from its first step without a plan.
 
     Also one whose planning has ended without being noted as failed; 409 for any other.
@@ -137,8 +138,8 @@ def restart(service: ServiceOf, request: Request, job: str) -> Response:
     return answer
 
 
-@routes.get("/{job}/state", **answers(SamplerStateResponse))
-def state(service: ServiceOf, job: str, step: AtStep) -> dict[str, Any]:
+@routes.get(service_routes.SAMPLER_STATE, **answers(SamplerStateResponse))
+def get_sampler_state(service: ServiceOf, job: str, step: AtStep) -> dict[str, Any]:
     """Return where a job that draws its batches is before ``step``.
 
     ``cursor``: sequences of the ``epoch`` used by earlier steps; ``carry_over``: those drawn
@@ -151,12 +152,12 @@ Batches = Annotated[PushedBatches, Depends(large_body(PushedBatches))]
 
 
 @routes.post(
-    "/{job}/batches",
+    service_routes.BATCHES,
     status_code=202,
     openapi_extra=describe_body(PushedBatches),
     **answers(Pushed, 202),
 )
-def push(service: ServiceOf, request: Request, job: str, body: Batches) -> Response:
+def push_batches(service: ServiceOf, request: Request, job: str, body: Batches) -> Response:
     """Batches for a job without lengths, in ascending order of step."""
 
     def effect(connection: Connection) -> tuple[int, dict[str, Any]]:

@@ -21,9 +21,9 @@ from seqplan.api.rest.payloads.answers import (
     answers,
     describe_upload,
 )
-from seqplan.api.rest.payloads.fields import Limit
 from seqplan.api.rest.payloads.idempotency import add_location, once
 from seqplan.api.rest.payloads.pages import read_page
+from seqplan.api.rest.payloads.parameters import Limit
 from seqplan.api.rest.payloads.problems import Problem, not_found, require_found
 from seqplan.api.rest.state.shared import ServiceOf
 from seqplan.api.service.service import Service
@@ -38,22 +38,23 @@ from seqplan.api.store.tables.lengths import (
     write_lengths,
 )
 from seqplan.costs.lengths import LengthsError, parse_histogram, read_lengths
+from seqplan.plans import service_routes
 
-routes = APIRouter(prefix="/v1/lengths", tags=["lengths"])
+routes = APIRouter(tags=["lengths"])
 
 _SUFFIXES = {"npy": ".npy", "jsonl": ".jsonl", "txt": ".txt", "histogram": ".json"}
 Format = Annotated[str, Query(json_schema_extra={"enum": list(_SUFFIXES)})]
 _ANSWERED = ("id", "sequences", "tokens", "longest")
 
 
-@routes.get("", **answers(LengthsPage))
-def all_lengths(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dict[str, Any]:
+@routes.get(service_routes.LENGTHS, **answers(LengthsPage))
+def list_lengths(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dict[str, Any]:
     """Length data sets in order of id."""
     return read_page(service.store, ListedLengths, cursor, limit)
 
 
-@routes.get("/{lengths}", **answers(LengthsResponse))
-def one_lengths(service: ServiceOf, lengths: str) -> Response:
+@routes.get(service_routes.LENGTHS_SET, **answers(LengthsResponse))
+def get_lengths(service: ServiceOf, lengths: str) -> Response:
     """A data set's figures and histogram: [over, up to, sequences, tokens] a bucket.
 
     ``kind``: sequences, or histogram if only that is known.
@@ -64,9 +65,12 @@ def one_lengths(service: ServiceOf, lengths: str) -> Response:
 
 
 @routes.post(
-    "", status_code=201, openapi_extra=describe_upload(UPLOADED), **answers(NewLengths, 201)
+    service_routes.LENGTHS,
+    status_code=201,
+    openapi_extra=describe_upload(UPLOADED),
+    **answers(NewLengths, 201),
 )
-async def new_lengths(service: ServiceOf, request: Request, format: Format = "npy") -> Response:
+async def upload_lengths(service: ServiceOf, request: Request, format: Format = "npy") -> Response:
     """Upload lengths, streamed to disk; ``format``: npy, jsonl, txt or histogram.
 
     Same data, same id. A histogram, JSON as [[over, up to, sequences, tokens or nothing], …],
@@ -90,11 +94,11 @@ async def new_lengths(service: ServiceOf, request: Request, format: Format = "np
         return 201, {name: getattr(row, name) for name in _ANSWERED}
 
     answer = await run_in_threadpool(once, service, request, row.id, effect)
-    return add_location(answer, "/v1/lengths")
+    return add_location(answer, service_routes.LENGTHS)
 
 
-@routes.delete("/{lengths}", status_code=204, response_class=Response)
-def no_lengths(service: ServiceOf, lengths: str) -> Response:
+@routes.delete(service_routes.LENGTHS_SET, status_code=204, response_class=Response)
+def delete_lengths(service: ServiceOf, lengths: str) -> Response:
     """Remove a data set; 409 while a job draws from it or a proposal is made from it."""
     if not remove_lengths(service.store, lengths):
         raise not_found(f"lengths {lengths}")

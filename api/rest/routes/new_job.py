@@ -8,9 +8,9 @@ from typing import Any
 
 from sqlalchemy import Connection
 
+from seqplan.api.rest.payloads.bodies import Continued, NewJob
 from seqplan.api.rest.payloads.problems import Problem
 from seqplan.api.rest.routes.data_look import DataLook, drawn_by
-from seqplan.api.rest.routes.job_bodies import Continued, NewJob
 from seqplan.api.rest.routes.sampler_state import check_planned, proposal_of
 from seqplan.api.service.service import Service
 from seqplan.api.store.rows import (

@@ -9,14 +9,15 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.concurrency import run_in_threadpool
 
 from seqplan.api.rest.payloads.answers import Simulated
-from seqplan.api.rest.payloads.fields import Step, Wait
+from seqplan.api.rest.payloads.parameters import Step, Wait
 from seqplan.api.rest.payloads.plan_response import answer
 from seqplan.api.rest.state.shared import WaitersOf
 from seqplan.api.service.plan_bytes import ReadyPlan
 from seqplan.planner.simulation.timeline import simulate_plan_ms
+from seqplan.plans import service_routes
 from seqplan.plans.explain import explain
 
-routes = APIRouter(prefix="/v1/jobs/{job}/plans/{step}", tags=["plans"])
+routes = APIRouter(tags=["plans"])
 
 _Responses = dict[int | str, dict[str, Any]]
 _NOT_CHANGED: _Responses = {304: {"description": "Not modified since If-None-Match"}}
@@ -26,16 +27,16 @@ _NOT_YET: _Responses = {204: {"description": "Not planned yet"}}
 
 
 # PlanAnswers handles these two first; here is what it leaves, and their description.
-@routes.get("", responses=_NOT_CHANGED | _NOT_YET | _DOCUMENT)
-async def plan(
+@routes.get(service_routes.PLAN, responses=_NOT_CHANGED | _NOT_YET | _DOCUMENT)
+async def get_plan(
     waiters: WaitersOf, request: Request, job: str, step: Step, wait: Wait = 0
 ) -> Response:
     """The plan; 204 not yet, 410 after the last step, 424 when planning failed."""
     return _response(request, await waiters.plan(job, step, wait), None)
 
 
-@routes.get("/ranks/{rank}", responses=_NOT_CHANGED | _NOT_YET | _DOCUMENT)
-async def view(
+@routes.get(service_routes.VIEW, responses=_NOT_CHANGED | _NOT_YET | _DOCUMENT)
+async def get_view(
     waiters: WaitersOf, request: Request, job: str, step: Step, rank: Step, wait: Wait = 0
 ) -> Response:
     """One rank's view of the plan; statuses as for the plan."""
@@ -45,7 +46,7 @@ async def view(
     return _response(request, ready, rank)
 
 
-@routes.get("/explain", response_class=PlainTextResponse, responses=_NOT_YET)
+@routes.get(service_routes.EXPLAIN, response_class=PlainTextResponse, responses=_NOT_YET)
 async def explain_step(waiters: WaitersOf, job: str, step: Step) -> Response:
     """Why the step takes as long as it does, as text."""
     ready = await waiters.plan(job, step, 0)
@@ -55,7 +56,7 @@ async def explain_step(waiters: WaitersOf, job: str, step: Step) -> Response:
     return PlainTextResponse(text + "\n")
 
 
-@routes.get("/simulate", responses=_NOT_YET | _SIMULATED)
+@routes.get(service_routes.SIMULATE, responses=_NOT_YET | _SIMULATED)
 async def simulate_step(waiters: WaitersOf, job: str, step: Step) -> Response:
     """The 1F1B simulation of the step with its prediction and bound (ms)."""
     ready = await waiters.plan(job, step, 0)

@@ -10,18 +10,19 @@ from fastapi.responses import HTMLResponse, PlainTextResponse, Response
 from seqplan.api.rest.middleware.dashboard import SECURITY_HEADERS
 from seqplan.api.rest.payloads.problems import Problem
 from seqplan.api.rest.state.shared import MetricsOf, ServiceOf, WatchOf
+from seqplan.plans import service_routes
 
 routes = APIRouter()
 
 
-@routes.get("/healthz", response_class=PlainTextResponse)
-async def healthz() -> str:
+@routes.get(service_routes.HEALTH, response_class=PlainTextResponse)
+async def get_health() -> str:
     """The process answers."""
     return "ok\n"
 
 
-@routes.get("/readyz", response_class=PlainTextResponse)
-def readyz(service: ServiceOf, watch: WatchOf) -> str:
+@routes.get(service_routes.READINESS, response_class=PlainTextResponse)
+def get_readiness(service: ServiceOf, watch: WatchOf) -> str:
     """The store can be written to, too, and all planning goes on; 503 otherwise, with the reason.
 
     It writes at most once a second, however often it is requested.
@@ -32,8 +33,8 @@ def readyz(service: ServiceOf, watch: WatchOf) -> str:
     return "ready\n"
 
 
-@routes.get("/metrics", response_class=PlainTextResponse)
-def metrics(figures: MetricsOf) -> str:
+@routes.get(service_routes.METRICS, response_class=PlainTextResponse)
+def get_metrics(figures: MetricsOf) -> str:
     """Figures in the Prometheus text format."""
     return figures.text()
 

@@ -16,7 +16,7 @@ from seqplan.api.rest.payloads.answers import (
     StepsPage,
     answers,
 )
-from seqplan.api.rest.payloads.fields import AfterStep, Limit
+from seqplan.api.rest.payloads.parameters import AfterStep, Limit
 from seqplan.api.rest.payloads.problems import Problem, require_found
 from seqplan.api.rest.state.readers import read_off_loop
 from seqplan.api.rest.state.shared import ServiceOf, SummariesOf, WatchOf
@@ -35,8 +35,9 @@ from seqplan.api.store.tables.plans import (
     read_planned_page,
 )
 from seqplan.planner.workload import MOST_GPUS
+from seqplan.plans import service_routes
 
-routes = APIRouter(prefix="/v1", tags=["progress"])
+routes = APIRouter(tags=["progress"])
 
 STUCK_STEPS, LEAST_STUCK_S = 3, 10.0
 """A step is taken for stuck after so many times its prediction, and this time at least."""
@@ -54,9 +55,9 @@ After = Annotated[
 ]
 
 
-@routes.get("/progress", **answers(ProgressPage))
+@routes.get(service_routes.PROGRESS, **answers(ProgressPage))
 @read_off_loop
-def everything(
+def list_progress(
     service: ServiceOf,
     watch: WatchOf,
     summaries: SummariesOf,
@@ -80,18 +81,20 @@ def everything(
     return {"items": progress, "next": following}
 
 
-@routes.get("/jobs/{job}/progress", **answers(Progress))
+@routes.get(service_routes.JOB_PROGRESS, **answers(Progress))
 @read_off_loop
-def one(service: ServiceOf, watch: WatchOf, summaries: SummariesOf, job: str) -> dict[str, Any]:
+def get_progress(
+    service: ServiceOf, watch: WatchOf, summaries: SummariesOf, job: str
+) -> dict[str, Any]:
     """How far one job is, as in ``/v1/progress``."""
     with service.store.reading() as connection:
         row = require_found(get(connection, JobOutline, job), f"job {job}")
         return _progress(connection, row, watch, summaries)
 
 
-@routes.get("/jobs/{job}/steps", **answers(StepsPage))
+@routes.get(service_routes.STEPS, **answers(StepsPage))
 @read_off_loop
-def steps(
+def list_steps(
     service: ServiceOf,
     summaries: SummariesOf,
     job: str,
@@ -117,9 +120,9 @@ def steps(
     }
 
 
-@routes.get("/jobs/{job}/measurements", **answers(MeasurementsPage))
+@routes.get(service_routes.MEASUREMENTS, **answers(MeasurementsPage))
 @read_off_loop
-def measurements(
+def list_measurements(
     service: ServiceOf, job: str, after: After = "", limit: Limit = 1000
 ) -> dict[str, Any]:
     """What ranks measured, in order of step and rank; ``after``: the last page's ``next``."""

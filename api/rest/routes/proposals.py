@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import secrets
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
@@ -20,9 +19,10 @@ from seqplan.api.rest.payloads.answers import (
     answers,
     describe_upload,
 )
-from seqplan.api.rest.payloads.fields import Limit, Natural, Positive, Share, SyncField, Text
+from seqplan.api.rest.payloads.bodies import NewProposal
 from seqplan.api.rest.payloads.idempotency import add_location, once
 from seqplan.api.rest.payloads.pages import read_page
+from seqplan.api.rest.payloads.parameters import Limit
 from seqplan.api.rest.payloads.problems import Problem, not_found, require_found
 from seqplan.api.rest.payloads.texts import body_text
 from seqplan.api.rest.state.shared import ServiceOf
@@ -41,47 +41,21 @@ from seqplan.api.store.tables.proposals import put_proposal, remove_proposal
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
 from seqplan.planner.batches.sampler import check_tokens
-from seqplan.planner.execution import ExecutionKind
 from seqplan.planner.proposal.document import Proposal
-from seqplan.planner.workload import MOST_GPUS, TOKENS_PER_GPU
+from seqplan.planner.workload import TOKENS_PER_GPU
+from seqplan.plans import service_routes
 
-routes = APIRouter(prefix="/v1/proposals", tags=["proposals"])
-
-
-class NewProposal(BaseModel):
-    """Options of ``seqplan propose``, by name, with its defaults.
-
-    ``profile``: id or name; ``lengths``: id; ``sync``: one time (ms), [equal replicas, different
-    layouts], ``derived`` for each layout, or ``none``; ``execution``: uniform, static, regroup or
-    lockstep, by default what the profile and the trainer run; ``schemes``: filters, of measured,
-    flagged and a layout such as tp4.pp2; ``trainer``: only what it runs.
-    """
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-    profile: Text
-    lengths: Text
-    gpus: Annotated[Positive, Field(le=MOST_GPUS)]
-    max_len: Positive
-    tokens: Positive | None = None
-    method: Literal["search", "eq4"] = "search"
-    seed: Natural = 0
-    optimizer_shards: Positive | None = None
-    sync: SyncField = "derived"
-    overlap: Share = 0.0
-    execution: ExecutionKind | None = None
-    micro_step_multiple: Positive = 1
-    schemes: list[Text] = []
-    trainer: Text | None = None
+routes = APIRouter(tags=["proposals"])
 
 
-@routes.get("", **answers(ProposalsPage))
-def proposals(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dict[str, Any]:
+@routes.get(service_routes.PROPOSALS, **answers(ProposalsPage))
+def list_proposals(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dict[str, Any]:
     """Proposals in order of id."""
     return read_page(service.store, ListedProposal, cursor, limit)
 
 
-@routes.get("/{proposal}", **answers(ProposalResponse))
-def one_proposal(service: ServiceOf, proposal: str) -> Response:
+@routes.get(service_routes.PROPOSAL, **answers(ProposalResponse))
+def get_proposal(service: ServiceOf, proposal: str) -> Response:
     """A proposal: its state, how far it is, and its document when it is ready."""
     with service.store.reading() as connection:
         row = require_found(get(connection, ProposalRow, proposal), f"proposal {proposal}")
@@ -94,8 +68,8 @@ def one_proposal(service: ServiceOf, proposal: str) -> Response:
     return JSONResponse({**body, "progress": progress, "document": document})
 
 
-@routes.get("/{proposal}/document", **answers(dict[str, Any]))
-def document(service: ServiceOf, proposal: str) -> Response:
+@routes.get(service_routes.PROPOSAL_DOCUMENT, **answers(dict[str, Any]))
+def get_proposal_document(service: ServiceOf, proposal: str) -> Response:
     """The file that ``seqplan propose -o`` writes; 409 while it is not ready."""
     with service.store.reading() as connection:
         row = require_found(get(connection, ProposalRow, proposal), f"proposal {proposal}")
@@ -104,8 +78,8 @@ def document(service: ServiceOf, proposal: str) -> Response:
     return Response(row.document, media_type="application/json")
 
 
-@routes.delete("/{proposal}", status_code=204, response_class=Response)
-def no_proposal(service: ServiceOf, proposal: str) -> Response:
+@routes.delete(service_routes.PROPOSAL, status_code=204, response_class=Response)
+def delete_proposal(service: ServiceOf, proposal: str) -> Response:
     """Remove a proposal, ready or not; 409 while a job is planned by it."""
     with service.store.writing() as connection:
         was_there = remove_proposal(connection, proposal)
@@ -115,8 +89,8 @@ def no_proposal(service: ServiceOf, proposal: str) -> Response:
     return Response(status_code=204)
 
 
-@routes.post("", status_code=202, **answers(NewProposalId, 202))
-def new_proposal(service: ServiceOf, request: Request, body: NewProposal) -> Response:
+@routes.post(service_routes.PROPOSALS, status_code=202, **answers(NewProposalId, 202))
+def create_proposal(service: ServiceOf, request: Request, body: NewProposal) -> Response:
     """Make a proposal; the response's Location shows its progress."""
     key = secrets.token_hex(8)
 
@@ -140,16 +114,16 @@ def new_proposal(service: ServiceOf, request: Request, body: NewProposal) -> Res
     answered_key = json.loads(bytes(answer.body))["id"]
     if answered_key == key:  # not an earlier answer
         service.proposals.add(key)
-    return add_location(answer, "/v1/proposals")
+    return add_location(answer, service_routes.PROPOSALS)
 
 
 @routes.post(
-    "/documents",
+    service_routes.PROPOSAL_DOCUMENTS,
     status_code=201,
     openapi_extra=describe_upload(DOCUMENT),
     **answers(NewProposalId, 201),
 )
-async def proposal_document(service: ServiceOf, request: Request) -> Response:
+async def upload_proposal(service: ServiceOf, request: Request) -> Response:
     """Upload a proposal that ``seqplan propose`` made."""
     text = body_text(await request.body())
 
@@ -159,7 +133,7 @@ async def proposal_document(service: ServiceOf, request: Request) -> Response:
         return 201, {"id": key, "state": "ready"}
 
     answer = await run_in_threadpool(once, service, request, text, effect)
-    return add_location(answer, "/v1/proposals")
+    return add_location(answer, service_routes.PROPOSALS)
 
 
 def _profile_id(connection: Connection, wanted: str) -> str:

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from seqplan.api.rest.payloads.answers import Timeline, answers
-from seqplan.api.rest.payloads.fields import StepOfPlan
+from seqplan.api.rest.payloads.parameters import StepOfPlan
 from seqplan.api.rest.payloads.problems import require_found
 from seqplan.api.rest.state.readers import read_off_loop
 from seqplan.api.rest.state.shared import ServiceOf, WatchOf
@@ -17,6 +17,7 @@ from seqplan.api.store.rows import ListedJob, get
 from seqplan.api.store.tables.plans import get_plan
 from seqplan.planner.simulation.one_f_one_b import ForwardFraction
 from seqplan.planner.simulation.timeline import plan_timeline
+from seqplan.plans import service_routes
 from seqplan.plans.plan import MicroBatch, Plan
 from seqplan.plans.recomputation import write_mode
 
@@ -26,9 +27,9 @@ _DIGITS = 3
 """Decimals of a timeline: microseconds, so that a large step is a small answer."""
 
 
-@routes.get("/v1/jobs/{job}/plans/{step}/timeline", **answers(Timeline))
+@routes.get(service_routes.TIMELINE, **answers(Timeline))
 @read_off_loop
-def timeline(
+def get_timeline(
     service: ServiceOf, watch: WatchOf, request: Request, job: str, step: StepOfPlan
 ) -> Response:
     """Return the simulated 1F1B times of each pass, ms from the step's start.

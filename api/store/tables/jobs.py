@@ -24,6 +24,7 @@ from seqplan.api.store.errors import InUse
 from seqplan.api.store.notices import notify, notify_removed
 from seqplan.api.store.rows import JobRow, columns, get_for_update
 from seqplan.api.store.tables.answers import forget_answers
+from seqplan.plans.service_routes import JOBS
 
 STATES = ("planning", "planned", "failed", "abandoned", "stopped")
 """What a job may be; ``abandoned``: planned no further, as no rank has requested anything."""
@@ -78,7 +79,7 @@ def remove_job(connection: Connection, job: str) -> bool:
     if not gone.rowcount:
         return False
     connection.execute(insert(schema.removals).values(job=key))
-    forget_answers(connection, ("/v1/jobs",), job)
+    forget_answers(connection, (JOBS,), job)
     notify_removed(connection, job)
     return True
 

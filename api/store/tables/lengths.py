@@ -23,6 +23,7 @@ from seqplan.api.store.tables.proposals import check_not_made_from
 from seqplan.costs.lengths import Bucket, longest, summarise
 from seqplan.costs.lengths.digest import lengths_digest
 from seqplan.plans.format.atomic_file import atomic_write
+from seqplan.plans.service_routes import LENGTHS
 
 
 def lengths_path(store: Store, key: str) -> Path:
@@ -163,7 +164,7 @@ def remove_lengths(store: Store, key: str) -> bool:
             check_unused(connection, f"lengths {key}", schema.jobs.c.lengths, key)
             check_not_made_from(connection, key)
             connection.execute(delete(schema.lengths).where(schema.lengths.c.id == key))
-            forget_answers(connection, ("/v1/lengths",), key)
+            forget_answers(connection, (LENGTHS,), key)
             # Before the end: whoever brings the same data after it finds that its file is gone.
             if path.exists():
                 path.rename(aside)

@@ -13,6 +13,7 @@ from seqplan.api.store.rows import ProposalRow, columns, get, lock_row
 from seqplan.api.store.tables.answers import forget_answers
 from seqplan.api.store.tables.jobs import check_unused
 from seqplan.planner.proposal.document import Proposal
+from seqplan.plans.service_routes import PROPOSAL_DOCUMENTS, PROPOSALS
 
 
 def put_proposal(
@@ -66,7 +67,7 @@ def remove_proposal(connection: Connection, key: str) -> bool:
         return False
     check_unused(connection, f"proposal {key}", schema.jobs.c.proposal, key)
     connection.execute(delete(schema.proposals).where(schema.proposals.c.id == key))
-    forget_answers(connection, ("/v1/proposals", "/v1/proposals/documents"), key)
+    forget_answers(connection, (PROPOSALS, PROPOSAL_DOCUMENTS), key)
     return True
 
 

@@ -34,7 +34,8 @@ SURFACE = {
     "--expert-parallel --zero --recompute --loss --schemes --name -o/--output! --json",
     "profile merge": "samples.jsonl --capacity-gib! --gpus-per-node --name --plot -o/--output! "
     "--json",
-    "profile refit": "--profile --plans --server --measurements --job --token -o/--output --json",
+    "profile refit": "--profile --plans --server --measurements --job --token --ca -o/--output "
+    "--json",
     "profile verify": "--device --checks --kernel --minutes --quick -o/--output --json",
     "profile validate": "--rows --json",
     "estimate": "--model! --hardware! --nodes --gpus-per-node --tp --pp "
@@ -61,7 +62,7 @@ SURFACE = {
     "--keep-steps --abandon-hours --job-days --grace-days --add-token --list-tokens "
     "--revoke-token --scope",
     "sidecar": "--job!",
-    "log": "--server --store --plans --job --after --token --json --to --run --measurements "
+    "log": "--server --store --plans --job --after --token --ca --json --to --run --measurements "
     "--profile",
     "backup": "STORE --files -o/--output!",
     "restore": "FILE --store! --files",

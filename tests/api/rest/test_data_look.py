@@ -9,8 +9,8 @@ from planned_files import PlannedFiles
 from service_process import serving_here
 from stocked_service import DATA, stock
 
+from seqplan.api.rest.payloads.bodies import NewJob
 from seqplan.api.rest.routes.data_look import look_at_data
-from seqplan.api.rest.routes.job_bodies import NewJob
 from seqplan.api.rest.routes.new_job import job_row
 from seqplan.api.service.service import Service
 from seqplan.api.store.errors import ArrayMissing, StoreUnavailable

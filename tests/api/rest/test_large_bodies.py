@@ -13,7 +13,7 @@ from service_process import serving_here
 from sqlalchemy import create_engine
 from stocked_service import WORLD, Stocked, stock
 
-from seqplan.api.rest.routes.job_bodies import PushedBatches
+from seqplan.api.rest.payloads.bodies import PushedBatches
 from seqplan.api.store import schema
 from seqplan.planner.workload import MOST_GPUS
 

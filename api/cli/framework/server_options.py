@@ -1,0 +1,39 @@
+"""Options of commands that read from a running service, and the client that they make."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from seqplan.api.client.client import Client
+
+RETRY_S = 1.0
+"""A person waits for the command: a service that is away for longer is an error."""
+
+
+def add_server(source: Any) -> None:
+    """Add ``--server`` to a group of sources."""
+    source.add_argument("--server", metavar="URL", help="a running service, http://HOST:PORT")
+
+
+def add_credentials(parser: argparse.ArgumentParser) -> None:
+    """Add ``--token`` and ``--ca``."""
+    parser.add_argument(
+        "--token",
+        help="for a service that requires one; better in SEQPLAN_TOKEN, which ps cannot show",
+    )
+    parser.add_argument(
+        "--ca", metavar="FILE", type=Path, help="trusted certificates (PEM) of an https server"
+    )
+
+
+def connect(args: argparse.Namespace) -> Client:
+    """Make the client of ``--server``. ``ValueError`` for options that cannot be used."""
+    from seqplan.api.client.client import Client
+
+    try:
+        return Client(args.server, args.token, ca=args.ca, retry_s=RETRY_S)
+    except ValueError as error:  # of a parameter, which here is the option of the same name
+        raise ValueError(f"--{error}") from None

@@ -1,0 +1,125 @@
+"""One request to the service and how its response is read; a method that sends it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from seqplan.plans.service_routes import fill_route
+
+if TYPE_CHECKING:
+    from seqplan.api.client.client import AsyncClient, Client
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Query = Mapping[str, str | int | float]
+
+_JSON = "application/json"
+
+
+@dataclass(frozen=True)
+class ServiceCall(Generic[T]):
+    """A request; ``decode`` reads the body of a success, ``wait_s`` is added to the time-out."""
+
+    method: str
+    path: str
+    decode: Callable[[bytes], T]
+    query: Query = field(default_factory=dict)
+    body: bytes | None = None
+    content_type: str = _JSON
+    wait_s: float = 0.0
+
+
+class Operation(Generic[P, T]):
+    """A method of both clients that sends the call which a function makes.
+
+    On ``Client`` it returns the response, on ``AsyncClient`` it is awaited.
+    """
+
+    def __init__(
+        self,
+        make: Callable[Concatenate[Any, P], ServiceCall[T]],
+        body: Callable[..., BaseModel] | None = None,
+        about: str | None = None,
+    ) -> None:
+        self._make = make
+        self.__doc__ = about or make.__doc__
+        parameters = list(inspect.signature(make).parameters.values())[1:]
+        if body is not None:  # its fields are the arguments
+            named = [p for p in parameters if p.kind is p.POSITIONAL_ONLY]
+            parameters = named + list(inspect.signature(body).parameters.values())
+        self.__signature__ = inspect.Signature(parameters)
+
+    @overload
+    def __get__(self, client: Client, kind: Any) -> Callable[P, T]: ...
+    @overload
+    def __get__(self, client: AsyncClient, kind: Any) -> Callable[P, Awaitable[T]]: ...
+    @overload
+    def __get__(self, client: None, kind: Any) -> Operation[P, T]: ...
+    def __get__(self, client: Any, kind: Any) -> Any:
+        if client is None:
+            return self
+
+        def send(*args: P.args, **kwargs: P.kwargs) -> Any:
+            return client.send(self._make(client, *args, **kwargs))
+
+        send.__doc__ = self.__doc__
+        send.__signature__ = self.__signature__  # type: ignore[attr-defined]
+        return send
+
+
+def get(kind: type[T], route: str, /, **names: str | int) -> ServiceCall[T]:
+    """Make a GET of a model."""
+    return ServiceCall("GET", fill_route(route, **names), read_model(kind))
+
+
+def get_page(
+    kind: type[T], route: str, cursor: str | int, limit: int, **names: str
+) -> ServiceCall[T]:
+    """Make a GET of one page of a list, which begins after ``cursor``."""
+    query: Query = {"cursor": cursor, "limit": limit}
+    return ServiceCall("GET", fill_route(route, **names), read_model(kind), query)
+
+
+def post(
+    kind: type[T], route: str, body: BaseModel | None = None, /, **names: str
+) -> ServiceCall[T]:
+    """Make a POST of a model."""
+    text = None if body is None else body.model_dump_json(exclude_unset=True).encode()
+    return ServiceCall("POST", fill_route(route, **names), read_model(kind), body=text)
+
+
+def delete(route: str, **names: str) -> ServiceCall[None]:
+    """Make a DELETE."""
+    return ServiceCall("DELETE", fill_route(route, **names), lambda body: None)
+
+
+def read_model(kind: type[T]) -> Callable[[bytes], T]:
+    """Return the function that reads a response of ``kind``; ``ValueError`` in one line."""
+
+    def read(body: bytes) -> T:
+        try:
+            return TypeAdapter(kind).validate_json(body)
+        except ValidationError as error:
+            raise ValueError(describe_first(error)) from None
+
+    return read
+
+
+def make_body(kind: Callable[P, BaseModel], *args: P.args, **kwargs: P.kwargs) -> BaseModel:
+    """Make a request's body; ``ValueError`` in one line for a value that it may not have."""
+    try:
+        return kind(*args, **kwargs)
+    except ValidationError as error:
+        raise ValueError(describe_first(error)) from None
+
+
+def describe_first(error: ValidationError) -> str:
+    """Return the first problem of a validation: its place and message."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}: {first['msg']}" if place else first["msg"]

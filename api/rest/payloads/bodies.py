@@ -1,0 +1,132 @@
+"""The bodies of requests, by which a client makes them, too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from seqplan.api.rest.payloads.fields import (
+    LookAhead,
+    Milliseconds,
+    Natural,
+    Naturals,
+    Positive,
+    Positives,
+    Share,
+    SyncField,
+    Text,
+)
+from seqplan.api.store.names import JOB_ID
+from seqplan.planner.execution import ExecutionKind
+from seqplan.planner.workload import MOST_GPUS
+
+
+class NewProposal(BaseModel):
+    """Options of ``seqplan propose``, by name, with its defaults.
+
+    ``profile``: id or name; ``lengths``: id; ``sync``: one time (ms), [equal replicas, different
+    layouts], ``derived`` for each layout, or ``none``; ``execution``: uniform, static, regroup or
+    lockstep, by default what the profile and the trainer run; ``schemes``: filters, of measured,
+    flagged and a layout such as tp4.pp2; ``trainer``: only what it runs.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    profile: Text
+    lengths: Text
+    gpus: Annotated[Positive, Field(le=MOST_GPUS)]
+    max_len: Positive
+    tokens: Positive | None = None
+    method: Literal["search", "eq4"] = "search"
+    seed: Natural = 0
+    optimizer_shards: Positive | None = None
+    sync: SyncField = "derived"
+    overlap: Share = 0.0
+    execution: ExecutionKind | None = None
+    micro_step_multiple: Positive = 1
+    schemes: list[Text] = []
+    trainer: Text | None = None
+
+
+class Continued(BaseModel):
+    """A job, and the step from which on its batches are planned by another proposal."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    job: Text
+    step: Natural
+
+
+class NewJob(BaseModel):
+    """Either ``lengths`` and ``steps``, or neither: then the trainer pushes its batches.
+
+    Or ``continues``: then lengths, tokens and seed are those of the job that is continued, and so
+    are ``steps`` unless given.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    id: Annotated[str, Field(pattern=JOB_ID)] | None = None
+    proposal: Text
+    lengths: Text | None = None
+    tokens: Positive | None = None
+    seed: Natural = 0
+    steps: Positive | None = None
+    look_ahead: LookAhead = 8
+    continues: Continued | None = None
+
+
+class PushedBatch(BaseModel):
+    """The sequences of one step."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    step: Natural
+    ids: Naturals
+    lengths: Positives
+    loss_tokens: Natural | None = None
+
+
+class PushedBatches(BaseModel):
+    """Batches in ascending order of step; ``end``: there are no more."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    batches: list[PushedBatch] = []
+    end: bool = False
+
+
+def _each_once(ranks: list[int]) -> list[int]:
+    if len(set(ranks)) != len(ranks):
+        again = next(rank for rank, count in Counter(ranks).items() if count > 1)
+        raise PydanticCustomError("rank_twice", "names rank {rank} twice", {"rank": again})
+    return ranks
+
+
+class Ack(BaseModel):
+    """A rank has done a step by the plan with this digest, and its time."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    step: Natural
+    rank: Natural
+    digest: Text | None
+    measured_ms: Milliseconds | None = None
+
+
+class Acks(BaseModel):
+    """Several ranks have done a step; ``measured_ms``: one figure, or null, for each of them."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    step: Natural
+    ranks: Annotated[
+        Naturals, Field(min_length=1, max_length=MOST_GPUS), AfterValidator(_each_once)
+    ]
+    digest: Text | None
+    measured_ms: list[Milliseconds | None] | None = Field(default=None, max_length=MOST_GPUS)
+
+
+class MeasurementRequest(BaseModel):
+    """What a step took on a rank."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    step: Natural
+    rank: Natural
+    measured_ms: Milliseconds

@@ -1,0 +1,73 @@
+"""Routes of the planning service and its version header, for service, client and ranks."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import quote
+
+from seqplan.plans.version import VERSION
+
+HEALTH = "/healthz"
+READINESS = "/readyz"
+METRICS = "/metrics"
+PROFILES = "/v1/profiles"
+PROFILE = f"{PROFILES}/{{profile}}"
+LENGTHS = "/v1/lengths"
+LENGTHS_SET = f"{LENGTHS}/{{lengths}}"
+PROPOSALS = "/v1/proposals"
+PROPOSAL_DOCUMENTS = f"{PROPOSALS}/documents"
+PROPOSAL = f"{PROPOSALS}/{{proposal}}"
+PROPOSAL_DOCUMENT = f"{PROPOSAL}/document"
+PROGRESS = "/v1/progress"
+JOBS = "/v1/jobs"
+JOB = f"{JOBS}/{{job}}"
+STOP = f"{JOB}/stop"
+RESTART = f"{JOB}/restart"
+SAMPLER_STATE = f"{JOB}/state"
+BATCHES = f"{JOB}/batches"
+PLAN = f"{JOB}/plans/{{step}}"
+VIEW = f"{PLAN}/ranks/{{rank}}"
+EXPLAIN = f"{PLAN}/explain"
+SIMULATE = f"{PLAN}/simulate"
+TIMELINE = f"{PLAN}/timeline"
+ACKS = f"{JOB}/acks"
+ACKS_MANY = f"{ACKS}/many"
+MEASUREMENTS = f"{JOB}/measurements"
+JOB_PROGRESS = f"{JOB}/progress"
+STEPS = f"{JOB}/steps"
+CALIBRATION = f"{JOB}/calibration"
+
+RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
+"""Statuses that pass: of proxies, of a service that starts, of too many requests."""
+
+VERSION_HEADER = "Seqplan-Version"
+"""Response header with the service's version."""
+
+
+def fill_route(route: str, **names: str | int) -> str:
+    """Return the path of a route, with ``names`` percent-encoded."""
+    return route.format_map({name: quote(str(value), safe="") for name, value in names.items()})
+
+
+def route_pattern(route: str) -> str:
+    """Return a regular expression without groups that a route's paths match."""
+    return re.sub(r"\{\w+\}", "[^/]+", route)
+
+
+def describe_mismatch(version: str | None) -> str | None:
+    """Return why a service of ``version`` cannot be used, with the fix; None if it can.
+
+    Releases of one minor version fit together. None: the response has no version header.
+    """
+    if version is None:
+        return "not a seqplan service, or one before 0.1. Check the URL"
+    try:
+        theirs, ours = (tuple(map(int, text.split(".")[:2])) for text in (version, VERSION))
+    except ValueError:
+        return f"service version {version!r} cannot be read. Check the URL"
+    if theirs == ours:
+        return None
+    wanted = f"{theirs[0]}.{theirs[1]}"
+    fix = f"Install this one here: pip install 'seqplan=={wanted}.*'"
+    age = "newer" if theirs > ours else "older"
+    return f"the service is seqplan {version}, {age} than {VERSION} here. {fix}"

@@ -13,11 +13,13 @@ from seqplan.plans.lazy_exports import lazy_names
 
 if TYPE_CHECKING:
     from seqplan.runtime.huggingface.attach import attach
+    from seqplan.runtime.huggingface.expert_loading import load_pretrained
     from seqplan.runtime.huggingface.job import Job
     from seqplan.runtime.huggingface.report import StepReport
 
 _HOMES = {
     "attach": ("attach",),
+    "expert_loading": ("load_pretrained",),
     "job": ("Job",),
     "report": ("StepReport",),
 }
@@ -26,6 +28,7 @@ __all__ = [
     "Job",
     "StepReport",
     "attach",
+    "load_pretrained",
 ]
 
 if not TYPE_CHECKING:  # names that are not here are errors to type checkers

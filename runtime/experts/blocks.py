@@ -17,13 +17,16 @@ from seqplan.runtime.errors import PlanError, communicating
 from seqplan.runtime.sequence_parallel.peers import Parts, Peers
 from seqplan.runtime.tensor_parallel.process_groups import group_maker_for
 
+_DISTRIBUTING = "distributing the first ranks' experts"
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertBlocks:
     """Expert parallelism of a job as one rank has it: ``degree`` ranks hold all experts together.
 
     ``index``: of the experts here, and the rank's place in its block; ``ranks``: of the block;
-    ``replicas``: group of the ranks with the same experts; ``peers``: for exchanges of tokens.
+    ``replicas``: group of the ranks with the same experts; ``peers``: for exchanges of tokens;
+    ``row_limit``: of rows that a rank receives in a layer, None without.
     """
 
     degree: int
@@ -31,12 +34,15 @@ class ExpertBlocks:
     ranks: tuple[int, ...]
     replicas: dist.ProcessGroup
     peers: Peers
+    row_limit: int | None = None
 
     @classmethod
-    def create(cls, degree: int, groups: Communicators) -> ExpertBlocks | None:
+    def create(
+        cls, degree: int, groups: Communicators, row_limit: int | None = None
+    ) -> ExpertBlocks | None:
         """Make the groups of all blocks; None if ``degree`` is 1. All ranks call it together.
 
-        ``ValueError`` for a degree that does not divide the ranks.
+        ``ValueError`` for a degree that does not divide the ranks, or a limit below 1.
         """
         world_size, rank = dist.get_world_size(groups.states), dist.get_rank(groups.states)
         if degree < 1 or world_size % degree:
@@ -44,6 +50,8 @@ class ExpertBlocks:
                 f"expert_parallel: {degree} does not divide the job's {world_size} ranks. Give a "
                 "divisor of the number of ranks"
             )
+        if row_limit is not None and row_limit < 1:
+            raise ValueError(f"expert_row_limit: {row_limit}. Give a number of rows above 0")
         if degree == 1:
             return None
         blocks = [expert_replicas(index, degree, world_size) for index in range(degree)]
@@ -56,10 +64,11 @@ class ExpertBlocks:
             ranks=expert_group(rank, degree),
             replicas=replicas,
             peers=Peers(groups.attention, "exchanging tokens of experts"),
+            row_limit=row_limit,
         )
 
     def gather(self, part: Tensor) -> Tensor:
-        """Join the parts of the block's ranks along the first axis; collective."""
+        """Join small parts of the block's ranks along the first axis; collective."""
         whole = part.new_empty(self.degree * part.shape[0], *part.shape[1:])
         parts = whole.chunk(self.degree)
         parts[self.index].copy_(part)
@@ -69,6 +78,25 @@ class ExpertBlocks:
             [(sent, self.ranks[place]) for place in others],
             [(parts[place], self.ranks[place]) for place in others],
         ).wait()
+        return whole
+
+    def gather_on_first(self, part: Tensor) -> Tensor | None:
+        """Join the parts of the first block on the CPU of its first rank; None on other ranks.
+
+        One part at a time is on the device. All ranks of the first block call it.
+        """
+        if self.ranks[0]:
+            return None
+        if self.index:
+            self.peers.transfer([(part.contiguous(), self.ranks[0])], []).wait()
+            return None
+        rows = part.shape[0]
+        whole = torch.empty(self.degree * rows, *part.shape[1:], dtype=part.dtype)
+        whole[:rows] = part
+        received = torch.empty_like(part, memory_format=torch.contiguous_format)
+        for place in range(1, self.degree):
+            self.peers.transfer([], [(received, self.ranks[place])]).wait()
+            whole[place * rows : (place + 1) * rows] = received
         return whole
 
     @property
@@ -84,6 +112,24 @@ class ExpertBlocks:
                 "Give a divisor of both the experts and the ranks"
             )
         return experts // self.degree
+
+    def check_received(self, counts: Tensor) -> None:
+        """Reject rows beyond ``row_limit`` before they are sent; collective if there is one.
+
+        ``counts``: of this rank's rows for each expert. ``PlanError`` on every rank of the block.
+        """
+        if self.row_limit is None:
+            return
+        sent = counts.view(self.degree, -1).sum(1)
+        received = self.gather(sent).view(self.degree, -1).sum(0).tolist()
+        most = max(received)
+        if most > self.row_limit:
+            rank = self.ranks[received.index(most)]
+            raise PlanError(
+                f"rank {rank} would receive {most} rows of its experts in a layer, more than "
+                f"expert_row_limit {self.row_limit}. Raise the limit, or plan fewer tokens a "
+                "micro-batch"
+            )
 
     def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """Send each rank of the block its rows, and return those received, in rank order.
@@ -124,18 +170,29 @@ def split_experts(
     blocks: ExpertBlocks,
     group: dist.ProcessGroup,
     device: torch.device,
+    *,
+    in_parts: bool = False,
 ) -> SplitExperts:
     """Keep this rank's part of every parameter of modules, by name, along its first dimension.
 
     Collective over ``group``, all ranks of the job. The first rank's values are taken, so that the
-    others' may be on the meta device; parts are on ``device``. ``ValueError`` if experts do not
-    divide.
+    others' may be on the meta device; parts are on ``device``. ``in_parts``: modules have the
+    rank's part only, which is that of the first rank that has the same. ``ValueError`` if experts
+    do not divide.
     """
     names = []
     for prefix, module in modules.items():
         for key, value in list(module.named_parameters(recurse=False)):
-            local = blocks.count_local(value.shape[0])
-            part = _take_part(value.detach(), local, blocks, group, device)
+            if in_parts:
+                # A copy: a part may be a view of its file.
+                part = torch.empty(value.shape, dtype=value.dtype, device=device)
+                part.copy_(value.detach())
+            else:
+                local = blocks.count_local(value.shape[0])
+                part = _take_part(value.detach(), local, blocks, group, device)
+            with communicating(_DISTRIBUTING):
+                first = dist.get_global_rank(blocks.replicas, 0)
+                dist.broadcast(part, first, group=blocks.replicas)
             setattr(module, key, nn.Parameter(part, value.requires_grad))
             names.append(f"{prefix}.{key}" if prefix else key)
     return SplitExperts(blocks, frozenset(names))
@@ -148,11 +205,10 @@ def _take_part(
     group: dist.ProcessGroup,
     device: torch.device,
 ) -> Tensor:
-    """Return this rank's part of the first rank's value."""
-    doing = "distributing the first rank's experts"
+    """Return this rank's part of the first rank's value, in the first block."""
     rank = dist.get_rank(group)
     part = torch.empty((local, *value.shape[1:]), dtype=value.dtype, device=device)
-    peers = Peers(group, doing)
+    peers = Peers(group, _DISTRIBUTING)
     if rank == 0:
         part.copy_(value[:local])
         for index in range(1, blocks.degree):
@@ -160,6 +216,4 @@ def _take_part(
             peers.transfer([(sent, dist.get_global_rank(group, index))], []).wait()
     elif rank < blocks.degree:
         peers.transfer([], [(part, dist.get_global_rank(group, 0))]).wait()
-    with communicating(doing):
-        dist.broadcast(part, dist.get_global_rank(blocks.replicas, 0), group=blocks.replicas)
     return part

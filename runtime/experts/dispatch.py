@@ -56,6 +56,7 @@ def dispatch_tokens(
 
 def _run_on_block(rows: Tensor, counts: Tensor, products: Products, blocks: ExpertBlocks) -> Tensor:
     """Compute the results of ``rows``, sorted by expert, on the ranks of the experts."""
+    blocks.check_received(counts)
     degree, local = blocks.degree, len(counts) // blocks.degree
     arriving = blocks.exchange(counts, [local] * degree, [local] * degree)
     # One wait for the device in each layer.

@@ -12,7 +12,7 @@ from seqplan.plans.views.optimizer_sharding import Sharding
 from seqplan.runtime.communicators import Communicators, raise_on_all_ranks
 from seqplan.runtime.data.tokens import TokenData
 from seqplan.runtime.experts.blocks import ExpertBlocks, SplitExperts
-from seqplan.runtime.huggingface.experts import AttachedExperts
+from seqplan.runtime.huggingface.experts import AttachedExperts, check_whole
 from seqplan.runtime.huggingface.inspection import inspect_on_all_ranks, make_attached_preparer
 from seqplan.runtime.huggingface.job import Job, JobParts, count_rank_bytes
 from seqplan.runtime.huggingface.launch import join_ranks
@@ -49,6 +49,7 @@ def attach(
     device: torch.device | None = None,
     kernel: str | None = None,
     expert_parallel: int = 1,
+    expert_row_limit: int | None = None,
 ) -> Job:
     """Prepare a causal language model and return the job that trains it. Collective.
 
@@ -65,7 +66,9 @@ def attach(
     its model is on the meta device and takes the first rank's values. ``kernel``: attention's, by
     name, which supports all layers, or the first that supports a layer if None.
     ``expert_parallel``: how many consecutive ranks hold all experts together, the degree of all
-    plans; only the first rank ever has all experts, if it loads them. ``groups``: made
+    plans; of a model of ``load_pretrained`` no rank ever has all experts. ``expert_row_limit``: of
+    rows that a rank receives for its experts in a layer; a step with more raises ``PlanError`` on
+    the ranks of its block. ``groups``: made
     here if None, after the default process group if there is none either: of torchrun's ranks,
     or of this process alone.
 
@@ -79,7 +82,7 @@ def attach(
     device = find_device(model, device)
     joined = join_ranks(device)
     groups = groups or Communicators.create()
-    blocks = ExpertBlocks.create(expert_parallel, groups)
+    blocks = ExpertBlocks.create(expert_parallel, groups, expert_row_limit)
     experts, split = None, None
     if blocks is not None:
         experts = AttachedExperts(model, causal_lm(model), blocks, groups, device)
@@ -87,6 +90,7 @@ def attach(
         split = SplitExperts(blocks, frozenset(_PREFIX + name for name in names))
         materialize_model(model, groups.states, device, names)
     else:
+        check_whole(model, groups)
         materialize_model(model, groups.states, device)
     attached, attends = inspect_on_all_ranks(model, autocast, groups, chosen)
     states = ShardedStates(attached, groups.states, sharding=sharding, reduce=reduce, experts=split)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -132,14 +132,16 @@ def _answering(decoder: nn.Module, hidden: Tensor) -> Iterator[None]:
             decoder.forward = original
 
 
-def copy_state(model: nn.Module) -> dict[str, Tensor]:
+def copy_state(model: nn.Module, left_out: Collection[str] = ()) -> dict[str, Tensor]:
     """Copy a model's tensors to the CPU: parameters are parts of buffers, which files cannot have.
 
-    Tied ones stay tied.
+    Tied ones stay tied. ``left_out``: names of tensors that are not copied.
     """
     copies: dict[tuple[int, torch.Size, torch.dtype], Tensor] = {}
     named = {}
     for name, tensor in model.state_dict().items():
+        if name in left_out:
+            continue
         key = (tensor.data_ptr(), tensor.shape, tensor.dtype)
         if key not in copies or not tensor.numel():
             copies[key] = tensor.detach().to("cpu", copy=True)

@@ -26,13 +26,13 @@ def evaluation_mode(
 ) -> Iterator[nn.Module]:
     """Yield ``model`` with its original attention, current values and no gradients.
 
-    Collective, between steps. Every rank has all experts within.
+    Collective, between steps. Split experts stay split: ranks take part in each other's calls.
     """
     states.materialize()
     attached.lm.set_attn_implementation(attached.own_attention)
     attached.eval()
     try:
-        with torch.no_grad(), nullcontext() if experts is None else experts.gather():
+        with torch.no_grad(), nullcontext() if experts is None else experts.evaluate():
             yield model
     finally:
         attached.lm.set_attn_implementation(IMPLEMENTATION)

@@ -22,6 +22,7 @@ from seqplan.runtime.data.prepared_step import PreparedStep
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.huggingface.attached import AttachedModel, copy_state
 from seqplan.runtime.huggingface.evaluation import compute_token_values, evaluation_mode
+from seqplan.runtime.huggingface.expert_saving import save_split_model
 from seqplan.runtime.huggingface.experts import AttachedExperts
 from seqplan.runtime.huggingface.progress import progress, restore_progress
 from seqplan.runtime.huggingface.report import StepReport
@@ -181,8 +182,9 @@ class Job:
         With the attention that it was loaded with, and not the job's kernel, as batches may be
         padded and generation keeps keys; ``token_values`` evaluates with the job's. In evaluation
         mode and without gradients, to evaluate on other batches or to generate. All ranks enter it
-        together, between steps; inside, each rank works independently, and has all experts if they
-        are split.
+        together, between steps; inside, each rank works independently. If experts are split, a
+        rank's calls need those of its block, which take part when they leave: no rank waits for
+        another by other means inside.
         """
         parts = self._parts
         with evaluation_mode(self.model, parts.attached, self.states, parts.experts) as model:
@@ -191,10 +193,14 @@ class Job:
     def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> None:
         """Write the model with its ``save_pretrained``, with the values after the last step.
 
-        All ranks call it; the first writes. Of a model wrapped by peft, its adapters.
+        All ranks call it; the first writes, of split experts a layer's at a time. Of a model
+        wrapped by peft, its adapters.
         """
-        with self.evaluation():
-            if self.rank == 0:
+        experts, attached = self._parts.experts, self._parts.attached
+        with evaluation_mode(self.model, attached, self.states, experts):
+            if experts is not None and attached.lm is self.model:
+                save_split_model(folder, attached.lm, experts, self.groups.control, options)
+            elif self.rank == 0:
                 writer: Any = self.model
                 writer.save_pretrained(folder, state_dict=copy_state(self.model), **options)
         with communicating("saving the model"):

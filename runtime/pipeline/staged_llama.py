@@ -49,7 +49,8 @@ class StagedLlama:
 
     ``expert_parallel``: how many consecutive ranks hold all experts together, the degree of all
     plans; no rank then ever has more than one part of a layer's experts. ``ValueError`` if it does
-    not divide the experts and the ranks.
+    not divide the experts and the ranks. ``expert_row_limit``: of rows that a rank receives for
+    its experts in a layer; a step with more raises ``PlanError`` on the ranks of its block.
 
     ``states`` has the optimizer's parameters, the export and what checkpoints are of.
     """
@@ -66,10 +67,11 @@ class StagedLlama:
         weights: str | os.PathLike[str] | None = None,
         kernel: str | None = None,
         expert_parallel: int = 1,
+        expert_row_limit: int | None = None,
     ) -> None:
         self.config = model.config
         self._control_group = groups.control
-        self._blocks = ExpertBlocks.create(expert_parallel, groups)
+        self._blocks = ExpertBlocks.create(expert_parallel, groups, expert_row_limit)
         check_experts(model.config, self._blocks)
         held = model.config.experts // expert_parallel
         experts = list_expert_units(model.config, held, model.config.expert_ffn)

@@ -52,11 +52,11 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_model(name: str, seed: int, dtype: torch.dtype = torch.float64) -> Any:
+def make_model(name: str, seed: int, dtype: torch.dtype = torch.float64, **sizes: Any) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)
-    config = AutoConfig.for_model(name, **{**SIZES, **MODELS[name]})
+    config = AutoConfig.for_model(name, **{**SIZES, **MODELS[name], **sizes})
     return AutoModelForCausalLM.from_config(
         config, attn_implementation="eager", dtype=dtype, experts_implementation="eager"
     )

@@ -154,7 +154,7 @@ def page(folder: Path) -> tuple[int, str]:
     from seqplan import huggingface
 
     text = (EXAMPLES.parent / "docs" / "huggingface.md").read_text(encoding="utf-8")
-    (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    program, _ = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names: dict[str, Any] = {
         "AutoModelForCausalLM": AutoModelForCausalLM,
         "huggingface": huggingface,

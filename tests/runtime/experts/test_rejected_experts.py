@@ -113,6 +113,28 @@ def test_a_model_that_cannot_repeat_exchanges_is_rejected() -> None:
         assert messages[1] == "prepared"
 
 
+def _exceed_row_limit(rank: int, world_size: int, limit: int) -> str:
+    """Send three rows from each rank to the expert of rank 1, and one to that of rank 0."""
+    blocks = ExpertBlocks.create(2, Communicators.create(), limit)
+    tokens, index = torch.randn(4, 4), torch.tensor([[1], [0], [1], [1]])
+    try:
+        dispatch_tokens(tokens, index, torch.ones(4, 1), 2, lambda rows, counts: rows, blocks)
+    except PlanError as error:
+        return str(error)
+    return "sent"
+
+
+def test_rows_beyond_a_limit_are_rejected() -> None:
+    messages = run_ranks(_exceed_row_limit, 2, 5)
+    assert len(set(messages)) == 1
+    assert messages[0].startswith(
+        "rank 1 would receive 6 rows of its experts in a layer, more than expert_row_limit 5"
+    )
+    assert run_ranks(_exceed_row_limit, 2, 6) == ["sent"] * 2
+    errors = run_ranks_expecting_failure(_exceed_row_limit, 2, 0)
+    assert errors == ["ValueError: expert_row_limit: 0. Give a number of rows above 0"] * 2
+
+
 def _lose_a_rank(rank: int, world_size: int) -> str:
     """End one rank before its tokens go to the others; the error of the others."""
     groups = Communicators.create()

@@ -25,12 +25,14 @@ from attached_experts import (
     train_on_ranks,
     train_plainly,
 )
+from loaded_experts import LAYERS, load_and_save, reject_loading, train_as_the_page
 from staged_runs import GATES
 from transformers_ranks import Program, needs_transformers, run_with_transformers
 
 pytestmark = needs_transformers
 
 DEGREES = dict(zip(MODELS, (2, 4, 2, 4), strict=True))
+LOADED = ("qwen3_moe", "mixtral", "gpt_oss")
 LOSS, NORM, PARAMETER = GATES[torch.float32]
 """Routers of transformers compute in fp32 whatever the model's dtype."""
 
@@ -54,6 +56,9 @@ def outcomes(folder: Path) -> Any:
         ]
     programs += [Program(train_modes, RANKS, (degree, degree > 1)) for degree in (1, 4)]
     programs += [Program(train_adapters, RANKS, (degree,)) for degree in (1, 2)]
+    programs += [Program(load_and_save, RANKS, (name, RANKS, str(folder))) for name in LOADED]
+    programs.append(Program(train_as_the_page, RANKS, (str(folder),)))
+    programs.append(Program(reject_loading, RANKS, (str(folder),)))
     programs.append(Program(reject_on_ranks, RANKS, ()))
     return run_with_transformers(programs)
 
@@ -109,6 +114,37 @@ def test_adapters_next_to_frozen_experts(outcomes: Any) -> None:
     whole, split = (outcomes[2 * len(DEGREES) + at][0][0] for at in (2, 3))
     assert relative(split[0], whole[0]) <= GATES[torch.float64][0]
     assert relative(split[1], whole[1]) <= GATES[torch.float64][1]
+
+
+@pytest.mark.parametrize("name", LOADED)
+def test_no_rank_holds_all_experts(outcomes: Any, name: str) -> None:
+    for rank, mine in enumerate(outcomes[LOADED.index(name) - len(LOADED) - 3][0]):
+        experts, rest = mine["experts"], mine["rest"]
+        layer = experts // LAYERS
+        assert mine["loaded"] == experts // RANKS
+        # A part of the files, and the parameters that are made of it.
+        assert mine["loading"] <= 3 * experts // RANKS
+        assert mine["evaluating"] < layer // 2
+        # A layer's at a time on the first rank.
+        assert mine["saving"] <= (rest + layer if rank == 0 else layer // RANKS)
+        assert mine["worst"] < 1e-5
+        assert mine["equal"]
+        assert "model.safetensors.index.json" in mine["files"]
+        assert sum(name.endswith(".safetensors") for name in mine["files"]) > LAYERS
+
+
+def test_the_page_trains_in_parts(outcomes: Any) -> None:
+    assert outcomes[-3][0] == ["torch.bfloat16"] * RANKS
+
+
+def test_models_that_cannot_be_loaded_in_parts_are_rejected(outcomes: Any) -> None:
+    for messages in outcomes[-2][0]:
+        assert "3 does not divide the job's 4 ranks" in messages["ranks"]
+        assert "has no experts that transformers' registry runs" in messages["dense"]
+        assert "was loaded in 2 parts. Attach it with expert_parallel" in messages["whole"]
+        assert "of 2 of its experts, not part" in messages["degree"]
+        assert "rank 0 has a part of the experts, rank 1 all" in messages["some"]
+        assert all(len(message.splitlines()) == 1 for message in messages.values())
 
 
 def test_models_whose_experts_cannot_be_split_are_rejected(outcomes: Any) -> None:

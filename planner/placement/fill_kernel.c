@@ -9,7 +9,7 @@
  * SOURCE is the digest of this file without the line that defines it. fill_kernel's caller compares
  * it with the file beside it: a kernel that was built from another text is not used.
  */
-#define SOURCE "c290a899ed892df7"
+#define SOURCE "786f6b49e9967d1c"
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -94,7 +94,7 @@ static int reserve(void **array, int64_t used, int64_t *room, size_t size) {
     if (used < *room) return 1;
     int64_t wanted = *room ? 2 * *room : 64;
     void *larger = NULL;
-    if ((size_t)wanted <= SIZE_MAX / size) larger = PyMem_RawRealloc(*array, (size_t)wanted * size);
+    if ((size_t)wanted <= SIZE_MAX / size) larger = PyMem_Realloc(*array, (size_t)wanted * size);
     if (larger == NULL) {
         PyErr_NoMemory();
         return 0;
@@ -395,7 +395,7 @@ static PyObject *packed(const Fill *fill) {
     if (words > PY_SSIZE_T_MAX / (int64_t)sizeof(int64_t)) return PyErr_NoMemory();
     PyObject *bytes = PyBytes_FromStringAndSize(NULL, words * (int64_t)sizeof(int64_t));
     if (bytes == NULL) return NULL;
-    char *end = PyBytes_AS_STRING(bytes);
+    char *end = PyBytes_AsString(bytes);
 #define WRITE(value)                                                                             \
     do {                                                                                         \
         int64_t word_ = (value);                                                                 \
@@ -428,7 +428,7 @@ static PyObject *times_ms(const Fill *fill) {
         if (time == NULL)
             Py_CLEAR(times);
         else
-            PyTuple_SET_ITEM(times, k, time);
+            PyTuple_SetItem(times, k, time);
     }
     return times;
 }
@@ -518,7 +518,7 @@ static const char *read_costs(Costs *costs) {
 static void free_costs(PyObject *capsule) {
     Costs *costs = PyCapsule_GetPointer(capsule, COSTS);
     for (int j = 0; j < ARRAYS; j++) PyBuffer_Release(&costs->arrays[j]);
-    PyMem_RawFree(costs);
+    PyMem_Free(costs);
 }
 
 PyDoc_STRVAR(make_costs_doc,
@@ -526,7 +526,7 @@ PyDoc_STRVAR(make_costs_doc,
              "capacities, pp)\n--\n\nCheck the arrays of fleet.ClassCosts, for fill_class.");
 
 static PyObject *make_costs(PyObject *Py_UNUSED(module), PyObject *args) {
-    Costs *costs = PyMem_RawCalloc(1, sizeof(Costs));
+    Costs *costs = PyMem_Calloc(1, sizeof(Costs));
     if (costs == NULL) return PyErr_NoMemory();
     Py_buffer *a = costs->arrays;
     long long pp;
@@ -544,7 +544,7 @@ static PyObject *make_costs(PyObject *Py_UNUSED(module), PyObject *args) {
         if (capsule != NULL) return capsule;
         for (int j = 0; j < ARRAYS; j++) PyBuffer_Release(&a[j]);
     }
-    PyMem_RawFree(costs);
+    PyMem_Free(costs);
     return NULL;
 }
 
@@ -553,9 +553,9 @@ static PyObject *run_fill(Fill *fill, int64_t reach, int64_t forced_above, doubl
                           double ceiling, int new_first) {
     PyObject *placement = NULL, *times = NULL, *result = NULL;
     int64_t with_sequences = 0;
-    fill->pool.next = PyMem_RawMalloc(((size_t)fill->pool.size + 1) * sizeof(int64_t));
+    fill->pool.next = PyMem_Malloc(((size_t)fill->pool.size + 1) * sizeof(int64_t));
     fill->pipelines = (uint64_t)fill->count < SIZE_MAX / sizeof(Pipeline)
-                          ? PyMem_RawMalloc((size_t)(fill->count ? fill->count : 1) *
+                          ? PyMem_Malloc((size_t)(fill->count ? fill->count : 1) *
                                             sizeof(Pipeline))
                           : NULL;
     if (fill->pool.next == NULL || fill->pipelines == NULL)
@@ -570,10 +570,10 @@ static PyObject *run_fill(Fill *fill, int64_t reach, int64_t forced_above, doubl
                                (long long)with_sequences);
     Py_XDECREF(placement);
     Py_XDECREF(times);
-    PyMem_RawFree(fill->entries);
-    PyMem_RawFree(fill->micro_batches);
-    PyMem_RawFree(fill->pipelines);
-    PyMem_RawFree(fill->pool.next);
+    PyMem_Free(fill->entries);
+    PyMem_Free(fill->micro_batches);
+    PyMem_Free(fill->pipelines);
+    PyMem_Free(fill->pool.next);
     return result;
 }
 
@@ -649,9 +649,9 @@ static PyObject *read_micro_batch(Reader *reader) {
             Py_XDECREF(second);
             Py_CLEAR(micro);
         } else {
-            PyTuple_SET_ITEM(entry, 0, first);
-            PyTuple_SET_ITEM(entry, 1, second);
-            PyList_SET_ITEM(micro, e, entry);
+            PyTuple_SetItem(entry, 0, first);
+            PyTuple_SetItem(entry, 1, second);
+            PyList_SetItem(micro, e, entry);
         }
     }
     return micro;
@@ -666,7 +666,7 @@ static PyObject *read_pipeline(Reader *reader) {
         if (micro == NULL)
             Py_CLEAR(pipeline);
         else
-            PyTuple_SET_ITEM(pipeline, m, micro);
+            PyTuple_SetItem(pipeline, m, micro);
     }
     return pipeline;
 }
@@ -690,7 +690,7 @@ static PyObject *unpack(PyObject *Py_UNUSED(module), PyObject *args) {
         if (pipeline == NULL)
             Py_CLEAR(pipelines);
         else
-            PyTuple_SET_ITEM(pipelines, k, pipeline);
+            PyTuple_SetItem(pipelines, k, pipeline);
     }
     PyBuffer_Release(&bytes);
     return pipelines;

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE", "examples")
+BUILT_FROM = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "examples")
 _TWO_STEPS = ("--tokens", "200000", "--steps", "2", "--workers", "2", "-o", "again.jsonl")
 LOCATE = "import seqplan.plans.plan as module; print(module.__file__)"
 

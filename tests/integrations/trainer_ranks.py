@@ -99,6 +99,27 @@ def model(dtype: torch.dtype = torch.float64) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).to(dtype)
 
 
+def expert_model() -> Any:
+    """A model with experts, of random weights."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=64,
+        hidden_size=32,
+        moe_intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=512,
+        experts_implementation="eager",  # which computes in fp64
+    )
+    return Qwen3MoeForCausalLM(config).double()
+
+
 def arguments(folder: str, **more: Any) -> TrainingArguments:
     from transformers import TrainingArguments
 

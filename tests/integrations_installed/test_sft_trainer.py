@@ -18,10 +18,11 @@ from peft import LoraConfig
 from test_huggingface_trainer import assert_equal_logs
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from trainer_ranks import SAMPLES, arguments, model, on_ranks, planned
+from trainer_ranks import SAMPLES, arguments, expert_model, model, on_ranks, planned
 from transformers import PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
 
+from seqplan.integrations.expert_trainer import PlannedExpertTrainerMixin
 from seqplan.integrations.huggingface_trainer import IGNORED, PlannedTrainerMixin
 
 
@@ -29,8 +30,12 @@ class PlannedSFTTrainer(PlannedTrainerMixin, SFTTrainer):
     """What a user writes."""
 
 
+class PlannedExpertSFTTrainer(PlannedExpertTrainerMixin, SFTTrainer):
+    """The same with experts over ranks."""
+
+
 def fine_tuned(
-    *, sharded: bool = False, adapters: bool = False, **more: Any
+    *, sharded: bool = False, adapters: bool = False, degree: int = 0, **more: Any
 ) -> list[dict[str, float]]:
     """Train; return the logs of each step."""
     if sharded:
@@ -66,8 +71,12 @@ def fine_tuned(
             # On CPUs accelerate takes plain data parallelism, for any setting.
             PartialState()
             PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
-        trainer = PlannedSFTTrainer(
-            model=model(torch.float32 if config.bf16 else torch.float64),
+        kind: Any = PlannedSFTTrainer
+        if degree:
+            kind = functools.partial(PlannedExpertSFTTrainer, expert_parallel=degree)
+        dense = model(torch.float32 if config.bf16 else torch.float64)
+        trainer = kind(
+            model=expert_model() if degree else dense,
             args=config,
             train_dataset=Dataset.from_list(rows),
             processing_class=tokenizer,
@@ -98,6 +107,13 @@ def test_adapters_on_two_ranks_are_those_of_one_process() -> None:
         for ours, theirs in zip(on_ranks(2, both, 300)[0], alone(adapters=True), strict=True):
             assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
             assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-5)
+
+
+def test_experts_over_two_ranks_are_those_of_one_process() -> None:
+    logs = on_ranks(2, functools.partial(fine_tuned, degree=2, router_aux_loss_coef=0.0), 300)[0]
+    for ours, theirs in zip(logs, alone(degree=1, router_aux_loss_coef=0.0), strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-6)
+        assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=3e-6)
 
 
 def test_bfloat16_under_fsdp2_is_within_twice_of_one_process() -> None:

@@ -61,7 +61,8 @@ class Scheme:
             match = _TEXT.fullmatch(part)
             if not match or _NAMES[match[1]] in degrees:
                 raise ValueError(
-                    f"scheme {text!r}: {part!r} is not understood; write tp4.pp2 or u8.r2"
+                    f"scheme {text!r}: {part!r} is not understood. Write degrees of tp, pp, u and "
+                    "r, as tp4.pp2 or u8.r2"
                 )
             degrees[_NAMES[match[1]]] = int(match[2])
         return cls(**degrees)

@@ -21,6 +21,7 @@ from seqplan.api.cli.profile.fitted_profile import (
     add_fitted_output,
     write_measured,
 )
+from seqplan.api.cli.profile.host_limits import find_host_problem
 from seqplan.costs.fit.busy import busy
 from seqplan.costs.fit.samples import Sample
 from seqplan.costs.model_sizes import SIZES, ModelSizes
@@ -40,6 +41,8 @@ LONGEST = 10**9
 
 _EXPERTS = ("expert_layers", "experts", "experts_per_token", "expert_ffn", "shared_ffn")
 """Sizes of experts that the measured layers have."""
+
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
 
 _RANGE = re.compile(r" *([0-9]{1,99}) *\.\. *([0-9]{1,99}) *")
 
@@ -68,7 +71,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     add_model(parser, required=True)
     add = parser.add_argument
     add("--device", choices=("cpu", "cuda"), default="cpu")
-    add("--dtype", choices=("float32", "bfloat16", "float64"), help="default by device")
+    add("--dtype", choices=tuple(_DTYPE_BYTES), help="default by device")
     add("--schemes", metavar="LIST", default="u1", help="as u1,u2,u2.r2,tp2,tp2.pp2; default u1")
     add("--lengths", metavar="FROM..TO", default="64..4096", help="tokens; default %(default)s")
     add(
@@ -136,6 +139,19 @@ def run(args: argparse.Namespace) -> int:
 
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: no CUDA device is there; use --device cpu")
+    if args.device == "cpu" and (
+        problem := find_host_problem(
+            sizes,
+            min(args.measured_layers, sizes.layers),
+            schemes,
+            points,
+            expert_parallel=args.expert_parallel,
+            ranks=int(os.environ.get("LOCAL_WORLD_SIZE", 1)),
+            dtype_bytes=_DTYPE_BYTES[args.dtype or "float32"],
+            memory_bytes=capacity_bytes(torch.device("cpu")),
+        )
+    ):
+        raise ValueError(problem)
     rank, world_size = start_ranks(args.device)
     runnable = _runnable(args, schemes, rank, world_size)
     path = args.samples or args.output.with_suffix(".samples.jsonl")

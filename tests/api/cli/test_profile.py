@@ -228,6 +228,12 @@ def test_measurements_on_ranks_complete_a_profile(
         (("--capacity-gib", "inf"), "must be a number above 0: 'inf'"),
         (("--schemes", "u3"), "tp·ulysses = 3 does not divide the 4 attention heads: left out"),
         (("--schemes", "x3"), "'x3' is not understood"),
+        (("--schemes", "ep0"), "'ep0' is not understood. Write degrees of tp, pp, u and r, as"),
+        (("--model", "deepseek-v3"), "2 layers with gradients need 177 GiB on 1 ranks, this host"),
+        (
+            ("--model", "llama3-8b", "--lengths", "64..10000000", "--measured-layers", "1"),
+            "one pass over the points takes 41 days or more on a CPU. Use seqplan profile derive",
+        ),
         (("--device", "cuda"), "no CUDA device is there"),
         (("--hardware", "h100-80gb"), "unrecognized arguments: --hardware h100-80gb"),
         (("--model", "nonesuch"), "neither a known model"),

@@ -27,18 +27,18 @@ Run = Callable[[int, int, Case], Outcome]
 
 CASES: dict[str, tuple[Run, RoutedCase]] = {
     "E 2 of 2": (staged, RoutedCase(2, 3, expert_parallel=2)),
-    "E 2 of 4, module": (sequence_parallel, RoutedCase(4, 3, expert_parallel=2)),
+    "E 2 of 4, module": (sequence_parallel, RoutedCase(4, 3, expert_parallel=2, steps=5)),
     "E 4 of 4, tp, modes": (
         staged,
         RoutedCase(4, 4, expert_parallel=4, tensor=True, modes=True),
     ),
     "E 4 of 4, module, modes": (
         sequence_parallel,
-        RoutedCase(4, 3, expert_parallel=4, modes=True),
+        RoutedCase(4, 3, expert_parallel=4, modes=True, steps=5),
     ),
     "E 2 of 4, each micro-batch": (
         sequence_parallel,
-        RoutedCase(4, 3, expert_parallel=2, reduce="micro-batch"),
+        RoutedCase(4, 3, expert_parallel=2, reduce="micro-batch", steps=5),
     ),
     "E 2 of 4, whole parameters": (
         staged,
@@ -48,11 +48,11 @@ CASES: dict[str, tuple[Run, RoutedCase]] = {
         staged,
         RoutedCase(4, 7, expert_parallel=4, config=replace(ROUTED, ffn=0), tensor=True, steps=4),
     ),
-    "E 2 of 8, stages": (staged, RoutedCase(8, 4, expert_parallel=2, staged=True)),
+    "E 2 of 8, stages": (staged, RoutedCase(8, 4, expert_parallel=2, staged=True, steps=4)),
     "E 8 of 8, fp32": (staged, RoutedCase(8, 3, torch.float32, expert_parallel=8)),
     "E 2 of 8, tp, idle ranks": (
         staged,
-        RoutedCase(8, 23, torch.float32, expert_parallel=2, tensor=True),
+        RoutedCase(8, 23, torch.float32, expert_parallel=2, tensor=True, steps=5),
     ),
     "E 4 of 4, lockstep": (
         sequence_parallel,
@@ -159,11 +159,11 @@ def test_experts_of_8_ranks_sync_an_eighth() -> None:
 
 
 TRACED = {
-    "module": (sequence_parallel, RoutedCase(4, 3, expert_parallel=2, steps=12, modes=True)),
-    "staged": (staged, RoutedCase(4, 4, expert_parallel=4, steps=8, tensor=True)),
+    "module": (sequence_parallel, RoutedCase(4, 3, expert_parallel=2, steps=5, modes=True)),
+    "staged": (staged, RoutedCase(4, 4, expert_parallel=4, steps=4, tensor=True)),
     "each micro-batch": (
         sequence_parallel,
-        RoutedCase(4, 5, expert_parallel=4, steps=6, reduce="micro-batch"),
+        RoutedCase(4, 5, expert_parallel=4, steps=3, reduce="micro-batch"),
     ),
 }
 

@@ -204,7 +204,7 @@ def _most_work_ms(pipeline_class: PipelineClass, time_ms: float) -> float:
     Its maximum over real numbers is (√τ − √((pp − 1)·c))².
     """
     root = time_ms**0.5 - ((pipeline_class.pp - 1) * pipeline_class.least_c) ** 0.5
-    return max(root, 0.0) ** 2
+    return float(max(root, 0.0) ** 2)
 
 
 def _fill_peaked(

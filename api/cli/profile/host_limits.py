@@ -29,7 +29,7 @@ def find_host_problem(
     """Return why this host cannot measure ``layers`` of a model, with what to do; None if it can.
 
     ``ranks``: processes on the host. Counts parameters with their gradients, and one forward and
-    backward of each point: what is measured needs more.
+    backward of each point, so that measuring needs more.
     """
     share = layers / sizes.layers
     rest = share * (sizes.layers_parameters - sizes.expert_parameters) + sizes.embedding_parameters

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from seqplan.costs.lengths import read_lengths
     from seqplan.costs.profile import Profile
     from seqplan.costs.shipped.catalogue import find_profile
+    from seqplan.costs.vision_tower import VisionTower
     from seqplan.planner.balance.balance_ranks import balance
     from seqplan.planner.balance.balanced import Balanced
     from seqplan.planner.balance.cost import Cost
@@ -71,6 +72,7 @@ _HOMES = {
     "plans.views.rank_view": ("RankView", "rank_view"),
     "costs.lengths": ("read_lengths",),
     "costs.profile": ("Profile",),
+    "costs.vision_tower": ("VisionTower",),
     "costs.shipped.catalogue": ("find_profile",),
 }
 
@@ -95,6 +97,7 @@ __all__ = [
     "SlowRanks",
     "StepPlanner",
     "Strategy",
+    "VisionTower",
     "Workload",
     "__version__",
     "balance",

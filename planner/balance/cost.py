@@ -19,7 +19,11 @@ from seqplan.costs.model_config import read_model_config
 from seqplan.costs.model_sizes import MODELS, SIZES, ModelSizes
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import find_profile
+from seqplan.costs.vision_tower import GATED_FFN, VisionTower
 from seqplan.plans.scheme import Scheme
+
+FORWARD_SHARE = 1 / 3
+"""Forward's part of forward and backward, in products."""
 
 
 @dataclass(frozen=True)
@@ -71,17 +75,65 @@ class Cost(Latency):
         ``model``: a known name or the path of its config.json; ``device``: of ``DEVICES``;
         ``gpus``: of the whole job. ``ValueError`` for an unknown name and an unsupported model.
         """
+        scheme = Scheme(tp=tp, ulysses=ulysses, ring=ring)
+        return cls._derive(
+            _sizes(str(model)), device, scheme, recompute=recompute, zero=zero, gpus=gpus
+        )
+
+    @classmethod
+    def from_vision_tower(
+        cls,
+        tower: VisionTower | Path | str,
+        device: str,
+        *,
+        recompute: str = "none",
+        trained: bool = True,
+        gpus: int = 8,
+    ) -> Cost:
+        """Derive a vision encoder's costs by the analytic model, per patch.
+
+        ``tower``: itself, or the path of a vision-language model's config.json; ``device`` and
+        ``gpus`` as in ``from_model``; ``trained``: a frozen encoder has a forward only. Attention
+        is of both directions, over a frame, or over windows in the layers that have them.
+        ``ValueError`` as ``VisionTower.from_config`` and ``from_model``.
+        """
+        if not isinstance(tower, VisionTower):
+            tower = VisionTower.from_config(tower)
+        sizes = ModelSizes(
+            hidden=tower.hidden,
+            layers=tower.layers,
+            heads=tower.heads,
+            kv_heads=tower.heads,
+            # As many products as with the three matrices that the analytic model has.
+            ffn=max(1, round(tower.ffn * tower.matrices / GATED_FFN)),
+            vocab=1,
+        )
+        causal = cls._derive(sizes, device, Scheme(), recompute=recompute, zero=1, gpus=gpus)
+        whole = tower.full_layers / tower.layers
+        projection = tower.projection_products / (tower.layer_products * tower.layers)
+        both_ways = 2 * causal.a
+        in_windows = both_ways * (1 - whole) * (tower.window or 0)
+        share = 1.0 if trained else FORWARD_SHARE
+        return cls(
+            share * both_ways * whole,
+            share * (causal.b * (1 + projection) + in_windows),
+            share * causal.c,
+        )
+
+    @classmethod
+    def _derive(
+        cls, sizes: ModelSizes, device: str, scheme: Scheme, *, recompute: str, zero: int, gpus: int
+    ) -> Cost:
         hardware = find_device(device)
         per_node = min(gpus, hardware.gpus_per_node)
         if gpus < 1 or gpus % per_node:
             raise ValueError(f"gpus {gpus}: must be whole nodes of {hardware.gpus_per_node}")
         deployment = Deployment(
             cluster=ClusterHardware(hardware, gpus // per_node, per_node),
-            sizes=_sizes(str(model)),
+            sizes=sizes,
             zero=zero,
             recompute=recompute,
         )
-        scheme = Scheme(tp=tp, ulysses=ulysses, ring=ring)
         document = derive_profile(deployment, [scheme], name="derived")
         return cls.from_profile(Profile.from_document(document, "derived"), scheme)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -11,6 +12,7 @@ import numpy as np
 
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import find_profile
+from seqplan.planner.balance.slow_ranks import SlowRanks, list_rank_ms
 from seqplan.planner.batches.batch import MOST_TOKENS, Batch, whole_lengths
 from seqplan.planner.errors import Infeasible, OptionError
 from seqplan.planner.problem import PACKINGS, PlanningOptions, PlanningProblem
@@ -35,9 +37,9 @@ class Planner:
 
     Ranks that give equal lengths get equal plans. From a proposal (its candidates, cluster and
     sync), or from a profile: strategies are then constructed for each step from all schemes, in
-    whichever layout is fastest with its sync. No state passes from step to step, so plans are equal
-    after a restart, too. Construction imports all that planning requires: the first step takes no
-    longer than others.
+    whichever layout is fastest with its sync. No state passes from step to step but the factors of
+    ``observe``, so plans are equal after a restart, too. Construction imports all that planning
+    requires: the first step takes no longer than others.
     """
 
     def __init__(self, problem: PlanningProblem, options: PlanningOptions | None = None) -> None:
@@ -46,7 +48,9 @@ class Planner:
                 f"problem: {problem!r:.60}. Give Planner.from_profile or Planner.from_proposal"
             )
         self._problem = problem
-        self._planner = StepPlanner(problem, options)
+        self._options = options or PlanningOptions()
+        self._planner = StepPlanner(problem, self._options)
+        self._slow_ranks: SlowRanks | None = None
         self._step = 0
 
     @classmethod
@@ -194,6 +198,26 @@ class Planner:
     def prove(self, plan: Plan) -> Plan:
         """Return a plan with the closest bound that can be proven; see ``StepPlanner.prove``."""
         return self._planner.prove(plan)
+
+    def observe(self, plan: Plan, measured_ms: Sequence[float | None]) -> tuple[float | None, ...]:
+        """Take the computing times of a step's ranks; plan around slow ones from now on.
+
+        ``plan``: of that step; ``measured_ms``: of each rank, without waits, 0 for one without
+        work. Returns the factors (``SlowRanks``), which all ranks have to agree upon: give each the
+        times of all. Groups then stay within a step. ``ValueError`` as ``SlowRanks.observe`` and
+        for a lost rank, ``OptionError`` for plans in lockstep.
+        """
+        if self._slow_ranks is None:
+            if self._options.slowdown:
+                raise OptionError("{0} is given. Leave it out, or do not observe", "slowdown")
+            replace(self._options, slowdown=((0, 2.0),)).resolve_execution(self._problem)
+            self._slow_ranks = SlowRanks(self.gpus)
+        before = self._slow_ranks.slowdown
+        factors = self._slow_ranks.observe(list_rank_ms(plan), measured_ms)
+        if factors != before:
+            slow = tuple((rank, f) for rank, f in enumerate(factors) if f != 1)
+            self._planner = StepPlanner(self._problem, replace(self._options, slowdown=slow))
+        return factors
 
     def _batch(
         self,

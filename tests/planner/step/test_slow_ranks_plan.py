@@ -193,3 +193,47 @@ def test_options_that_cannot_be(
 def test_ranks_that_cannot_be(slowdown: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         list_factors(slowdown, 8)
+
+
+def compute_times(planned: Plan, true: list[float], rng: np.random.Generator) -> list[float]:
+    """Times that ranks of these true factors compute, each group as long as its slowest."""
+    measured = [0.0] * planned.world_size
+    for pipeline in planned.pipelines:
+        alone = sum(batch.cost_ms for batch in pipeline.micro_batches) / pipeline.slowdown
+        taken = alone * max(true[rank] for rank in pipeline.ranks)
+        for rank in pipeline.ranks:
+            measured[rank] += taken * float(rng.normal(1, 0.03))
+    return measured
+
+
+def test_a_planner_plans_around_ranks_that_it_observes() -> None:
+    planner = Planner.from_profile("llama3-8b-h100-80gb", 8, 32_768)
+    rng, true = np.random.default_rng(0), [1.0] * 8
+    true[6] = 1.4
+    first = planner.plan(draw(200_000, 0))
+    for seed in range(64):
+        planned = planner.plan(draw(200_000, seed))
+        factors = planner.observe(planned, compute_times(planned, true, rng))
+    assert factors[6] == pytest.approx(1.4, rel=0.03)
+    after = planner.plan(draw(200_000, 0))
+    slow = [pipeline for pipeline in after.pipelines if pipeline.slowdown > 1]
+    assert any(6 in pipeline.ranks for pipeline in slow)
+    longest = max(
+        max(true[rank] for rank in pipeline.ranks)
+        * sum(batch.cost_ms for batch in pipeline.micro_batches)
+        for pipeline in first.pipelines
+    )
+    assert after.predicted_ms < longest
+    with pytest.raises(ValueError, match="lost"):
+        planner.observe(after, [*compute_times(after, true, rng)[:7], None])
+
+
+def test_what_cannot_be_observed_is_rejected() -> None:
+    given = Planner.from_profile("llama3-8b-h100-80gb", 8, 32_768, slowdown=[1.0] * 7 + [1.2])
+    planned = given.plan([4_000] * 8)
+    with pytest.raises(OptionError, match="slowdown is given"):
+        given.observe(planned, [1.0] * 8)
+    lockstep = Planner.from_profile("llama3-8b-h100-80gb", 8, 32_768, execution="lockstep")
+    planned = lockstep.plan([4_000] * 8)
+    with pytest.raises(OptionError, match="only groups that stay"):
+        lockstep.observe(planned, [1.0] * 8)

@@ -214,8 +214,13 @@ class Planner:
             self._slow_ranks = SlowRanks(self.gpus)
         before = self._slow_ranks.slowdown
         factors = self._slow_ranks.observe(list_rank_ms(plan), measured_ms)
+        if None in factors:
+            raise ValueError(
+                f"rank {factors.index(None)} is lost. Start the job without it, and plan for "
+                f"{self.gpus - 1} GPUs"
+            )
         if factors != before:
-            slow = tuple((rank, f) for rank, f in enumerate(factors) if f != 1)
+            slow = tuple((rank, f) for rank, f in enumerate(factors) if f is not None and f != 1)
             self._planner = StepPlanner(self._problem, replace(self._options, slowdown=slow))
         return factors
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 from typing import Any
 
 from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.options import (
     above_zero,
+    add_log,
     add_workers,
     check_port,
     natural,
@@ -67,6 +69,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--revoke-token", metavar="NAME", help="have a token open nothing any more, and end"
     )
     parser.add_argument("--scope", choices=("read", "write"), default="read", help="of that token")
+    parser.add_argument("--token-job", metavar="ID", help="the only job that it opens")
+    parser.add_argument(
+        "--token-days", metavar="DAYS", type=above_zero, help="after which it opens nothing"
+    )
+    add_log(parser)
     return parser
 
 
@@ -108,6 +115,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command. ``ValueError`` for a store or an address that cannot be used."""
     # Imported here: no other command needs the web framework or the database.
     from seqplan.api.rest.server import serve
+    from seqplan.api.rest.service_log import write_log
     from seqplan.api.service.service import Service
     from seqplan.api.service.upkeep import Keeping
     from seqplan.api.store.store import Store
@@ -115,8 +123,11 @@ def run(args: argparse.Namespace) -> int:
 
     check_port(args.port)
     args.workers.check_installed()
+    if args.add_token is None and (args.token_job is not None or args.token_days is not None):
+        raise ValueError("--token-job, --token-days: are for a new token. Give --add-token NAME")
     if args.list_tokens or args.add_token is not None or args.revoke_token is not None:
         return _tokens(args)
+    write_log(args.log_level, as_json=args.log_json)
     store = Store(args.store, args.files)
     try:
         keeping = Keeping(
@@ -140,14 +151,26 @@ def _tokens(args: argparse.Namespace) -> int:
     try:
         with store.writing() as connection:
             if args.add_token is not None:
-                token = add_token(connection, args.add_token, args.scope)
+                expires_at = None
+                if args.token_days is not None:
+                    expires_at = int(time.time() + args.token_days * 86400)
+                token = add_token(
+                    connection,
+                    args.add_token,
+                    args.scope,
+                    job=args.token_job,
+                    expires_at=expires_at,
+                )
             if args.revoke_token is not None:
                 revoke_token(connection, args.revoke_token)
-            names = list_tokens(connection) if args.list_tokens else []
+            listed = list_tokens(connection) if args.list_tokens else []
     finally:
         store.close()
     if args.add_token is not None:
         print(token)
-    for name, scope in names:
-        print(f"{scope}\t{name}")
+    for known in listed:
+        expires = None if known.expires_at is None else time.gmtime(known.expires_at)
+        limits = [] if known.job is None else [f"job {known.job}"]
+        limits += [] if expires is None else [time.strftime("until %Y-%m-%dT%H:%M:%SZ", expires)]
+        print("\t".join((known.scope, known.name, *limits)))
     return 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.job_file import JobFile, read_job_file
-from seqplan.api.cli.framework.options import check_port
+from seqplan.api.cli.framework.options import add_log, check_port
 from seqplan.api.cli.framework.terminal import ProgressBar
 from seqplan.costs.lengths import read_lengths
 from seqplan.costs.shipped.catalogue import find_profile
@@ -57,6 +57,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
     )
     parser.add_argument("--job", metavar="FILE", type=Path, required=True, help="job.toml")
+    add_log(parser)
     return parser
 
 
@@ -64,12 +65,14 @@ def run(args: argparse.Namespace) -> int:
     """Run the command. ``ValueError`` for an unusable file or one that is not the store's job."""
     # Imported here: no other command needs the web framework or the database.
     from seqplan.api.rest.server import serve
+    from seqplan.api.rest.service_log import write_log
     from seqplan.api.service.service import Service
     from seqplan.api.service.upkeep import Keeping
     from seqplan.api.store.store import Store
     from seqplan.api.store.tables.expiry import Retention
 
     job = read_job_file(args.job)
+    write_log(args.log_level, as_json=args.log_json)
     check_port(job.port)
     job.workers.check_installed()
     store = Store(job.store, Path(job.files) if job.files else None)
@@ -92,12 +95,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _write_token(store: Store, path: Path, job: str) -> None:
     """Make a token for the job's trainer, unless the file has a valid one."""
-    from seqplan.api.store.tables.tokens import add_token, read_token_hashes, scope_of
+    from seqplan.api.store.tables.tokens import add_token, find_token, list_tokens
 
     with store.writing() as connection:
-        if path.exists() and scope_of(
-            read_token_hashes(connection), path.read_text("utf-8").strip()
-        ):
+        if path.exists() and find_token(list_tokens(connection), path.read_text("utf-8").strip()):
             return
         token = add_token(connection, f"{job[:64]} {secrets.token_hex(8)}", "write")
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:

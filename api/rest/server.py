@@ -23,7 +23,7 @@ from seqplan.api.rest.middleware.origins import is_loopback
 from seqplan.api.service.service import Service
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.store import Store
-from seqplan.api.store.tables.tokens import read_token_hashes
+from seqplan.api.store.tables.tokens import list_tokens
 from seqplan.plans.service_routes import VERSION_HEADER
 from seqplan.plans.version import VERSION
 
@@ -87,6 +87,7 @@ def make_server(
     app = make_app(service, allowed_hosts, guarded=guarded, ranks_only=ranks_only)
     config = uvicorn.Config(
         app,
+        log_config=None,  # the command writes the log
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=_GRACE_S,
@@ -105,7 +106,7 @@ def _has_tokens(store: Store) -> bool:
     while True:
         try:
             with store.reading() as connection:
-                return bool(read_token_hashes(connection))
+                return bool(list_tokens(connection))
         except StoreUnavailable as error:
             print(f"waiting for the store: {error}", file=sys.stderr, flush=True)
             time.sleep(_RETRY_S)

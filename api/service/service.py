@@ -87,6 +87,7 @@ class Service:
         self._workers = workers
         self._running: dict[str, PlanningJob] = {}
         self._asked: dict[str, float] = {}
+        self._acknowledged: dict[str, float] = {}
         self.upkeep = Upkeep(
             store,
             keeping or Keeping(),
@@ -215,6 +216,14 @@ class Service:
         """Note that a rank of a job has requested something."""
         self._asked[job] = time.time()
 
+    def note_acknowledged(self, job: str) -> None:
+        """Note that a rank of a job has done a step."""
+        self._asked[job] = self._acknowledged[job] = time.time()
+
+    def last_acknowledgements(self) -> dict[str, float]:
+        """Return when ranks last acknowledged to this service (Unix time), by job."""
+        return dict(self._acknowledged)
+
     def _take_asked(self) -> dict[str, float]:
         requests, self._asked = self._asked, {}
         return requests
@@ -279,6 +288,7 @@ class Service:
     def _forget(self, job: str) -> None:
         """Stop planning a removed job, and release its waiting requests."""
         self._stop_planning(job)
+        self._acknowledged.pop(job, None)
         self._listener.on_removed(job)
 
     def _stop_planning(self, job: str) -> None:

@@ -84,6 +84,11 @@ def _fourth(connection: Connection) -> None:
     connection.execute(delete(schema.plans))
 
 
+def _fifth(connection: Connection) -> None:
+    """Add the job and the expiry of tokens."""
+    _add_columns(connection, {"tokens": {"job": "VARCHAR(128)", "expires_at": "BIGINT"}})
+
+
 def _add_columns(connection: Connection, added: Mapping[str, Mapping[str, str]]) -> None:
     """Add columns, by table and name, that a table lacks."""
     for table, columns in added.items():
@@ -94,7 +99,7 @@ def _add_columns(connection: Connection, added: Mapping[str, Mapping[str, str]])
                 connection.exec_driver_sql(f"ALTER TABLE {table} ADD COLUMN {name} {kind}")
 
 
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first, _second, _third, _fourth)
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first, _second, _third, _fourth, _fifth)
 """Migration k takes a store of version k to k + 1. Never changed once released, only added to."""
 
 

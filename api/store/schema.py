@@ -135,5 +135,7 @@ tokens = Table(
     Column("name", String(128), primary_key=True),
     Column("hash", String(64), nullable=False),
     Column("scope", String(16), nullable=False),  # read, write
+    Column("job", String(128)),  # the only job that it opens; null: every one
+    Column("expires_at", BigInteger),  # Unix time; null: never
 )
 Index("answers_by_time", answers.c.at)

@@ -64,6 +64,7 @@ class Store:
             files = default_files(database)
         self.files = files
         self._shared = database is None
+        self._database = database
         self._turns = Turns()
         self.health = Health(self.where)
         self._checking = threading.Lock()
@@ -162,6 +163,16 @@ class Store:
             with self.writing() as connection:
                 connection.execute(update(table).values(checks=table.c.checks + 1))
             self._checked_at = time.monotonic()
+
+    def size_bytes(self) -> int | None:
+        """Return the size of the SQLite files, with the log of changes; None for PostgreSQL."""
+        if self._database is None:
+            return None
+        total = 0
+        for end in ("", "-wal", "-shm"):
+            with suppress(OSError):
+                total += os.stat(f"{self._database}{end}").st_size
+        return total
 
     @contextmanager
     def claim(self, subject: str) -> Iterator[Claim | None]:

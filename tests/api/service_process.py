@@ -26,7 +26,7 @@ from seqplan.api.rest.server import make_server
 from seqplan.api.service.service import Limits, Service
 from seqplan.api.service.upkeep import Keeping
 from seqplan.api.store.store import Store
-from seqplan.api.store.tables.tokens import read_token_hashes
+from seqplan.api.store.tables.tokens import list_tokens
 
 PATIENCE_S = 60.0
 
@@ -114,7 +114,7 @@ def serving_here(
     Then nothing that it logged may be an error."""
     opened = Store(str(store), files)
     with opened.reading() as connection:
-        guarded = bool(read_token_hashes(connection))
+        guarded = bool(list_tokens(connection))
     service = Service(opened, keeping=keeping, limits=limits)
     server = make_server(service, hosts, guarded=guarded, files=open_files)
     errors: list[str] = []

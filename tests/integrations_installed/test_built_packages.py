@@ -129,7 +129,7 @@ def test_every_package_makes_the_same_plan(packages: dict[str, Path], tmp_path: 
 def test_the_extension_loads_in_later_pythons(
     packages: dict[str, Path], tmp_path: Path, version: str
 ) -> None:
-    """An environment with both installed, without numpy, which this environment has for one Python only."""
+    """If one is installed; without numpy, which this environment has for one Python only."""
     found = [shutil.which(f"python{version}"), *_pyenv(version)]
     pythons = [name for name in found if name and _runs(name)]
     if not pythons:

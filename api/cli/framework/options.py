@@ -55,6 +55,18 @@ def slow_ranks(text: str) -> tuple[tuple[int, float], ...]:
     return tuple(pairs)
 
 
+def add_log(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the service's log."""
+    parser.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="least level that goes to stderr; info: also who began, stopped or deleted something; "
+        "debug: every request; default info",
+    )
+    parser.add_argument("--log-json", action="store_true", help="log lines of JSON")
+
+
 def check_port(port: int) -> None:
     """Raise ``ValueError`` unless ``port`` is a TCP port."""
     if port > 65535:

@@ -16,14 +16,16 @@ from seqplan.api.rest.middleware.origins import check_host, check_origin
 from seqplan.api.rest.payloads.problems import Problem, make_closing_response, store_unavailable
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.store import Store
-from seqplan.api.store.tables.tokens import read_token_hashes, scope_of
+from seqplan.api.store.tables.tokens import Token, find_token, list_tokens
 from seqplan.plans.service_routes import (
     ACKS,
     ACKS_MANY,
     HEALTH,
+    JOB,
     MEASUREMENTS,
     READINESS,
     RESTART,
+    fill_route,
     route_pattern,
 )
 
@@ -31,6 +33,9 @@ _OF_RANKS = re.compile("|".join(map(route_pattern, (ACKS, ACKS_MANY, MEASUREMENT
 
 OPEN = (HEALTH, READINESS)
 """Paths of probes, which need no token and contain nothing of the jobs."""
+
+TOKEN = "seqplan.token"
+"""Name of a request's token in its scope."""
 
 TOKENS_KEPT_S = 1.0
 """How long the tokens read from the store are used; one taken away may work that long."""
@@ -57,7 +62,7 @@ class Tokens:
         self._app = app
         self._hosts = frozenset(host.lower() for host in hosts)
         self._store = store
-        self._tokens: list[tuple[str, str]] = []
+        self._tokens: list[Token] = []
         self._read_at = -math.inf
         self._reading = asyncio.Lock()
 
@@ -88,11 +93,14 @@ class Tokens:
                 _check_of_ranks(scope["method"], scope["path"])
             return
         kind, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
-        allowed = scope_of(self._tokens, token.strip()) if kind.lower() == "bearer" else None
+        allowed = find_token(self._tokens, token.strip()) if kind.lower() == "bearer" else None
         if allowed is None:
             raise Problem(401, "unauthorized", "a valid bearer token is required")
-        if scope["method"] not in ("GET", "HEAD") and allowed != "write":
+        scope[TOKEN] = allowed.name
+        if scope["method"] not in ("GET", "HEAD") and allowed.scope != "write":
             raise Problem(403, "forbidden", "this token may only read")
+        if allowed.job is not None:
+            _check_job(scope["path"], allowed.job)
 
     def _stale(self) -> bool:
         return time.monotonic() - self._read_at > TOKENS_KEPT_S
@@ -103,9 +111,15 @@ class Tokens:
                 self._tokens = await run_in_threadpool(self._read_tokens)
                 self._read_at = time.monotonic()
 
-    def _read_tokens(self) -> list[tuple[str, str]]:
+    def _read_tokens(self) -> list[Token]:
         with self._store.reading() as connection:
-            return read_token_hashes(connection)
+            return list_tokens(connection)
+
+
+def _check_job(path: str, job: str) -> None:
+    """Raise 403 unless the path is of this job. Its trainer begins no other and deletes none."""
+    if path != fill_route(JOB, job=job) and not path.startswith(fill_route(JOB, job=job) + "/"):
+        raise Problem(403, "forbidden", f"this token is for job {job} only")
 
 
 def _check_of_ranks(method: str, path: str) -> None:

@@ -102,7 +102,7 @@ class AckQueue:
         for ack in good:
             by_job.setdefault(ack.job, []).append((ack.step, ack.rank))
         for job, done in by_job.items():
-            self._service.note_request(job)
+            self._service.note_acknowledged(job)
             if planning := self._service.job(job):
                 planning.news.add_acknowledged(done)
         return problems

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -17,6 +17,7 @@ from seqplan.api.service.calibration_watch import CalibrationWatch
 from seqplan.api.service.service import Service
 from seqplan.api.store.tables.jobs import STATES
 from seqplan.costs.fit.calibration import CalibrationError
+from seqplan.plans.version import VERSION
 
 _BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
 KINDS = ("plan", "acknowledgement", "other")
@@ -43,6 +44,7 @@ class Metrics:
     def __init__(self, service: Service, watch: CalibrationWatch) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_Figures(service, watch))
+        ProcessCollector(registry=self._registry)
         seconds = Histogram(
             "seqplan_request_seconds",
             "Time until an answer begins, without requests that waited for a plan.",
@@ -93,6 +95,21 @@ class _Figures(Collector):
         for job, steps in self._service.look_aheads().items():
             by_job.add_metric([job], steps)
         yield by_job
+        acknowledged = GaugeMetricFamily(
+            "seqplan_last_acknowledgement_timestamp_seconds",
+            "When ranks last acknowledged a step to this service; Unix time.",
+            labels=["job"],
+        )
+        for job, moment in self._service.last_acknowledgements().items():
+            acknowledged.add_metric([job], moment)
+        yield acknowledged
+        size = GaugeMetricFamily("seqplan_store_bytes", "Size of the store's SQLite files.")
+        if (stored := self._service.store.size_bytes()) is not None:
+            size.add_metric([], stored)
+        yield size
+        build = GaugeMetricFamily("seqplan_build_info", "1, by version.", labels=["version"])
+        build.add_metric([VERSION], 1)
+        yield build
         health = self._service.store.health
         yield GaugeMetricFamily(
             "seqplan_store_writable",

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Table, delete, func, select, tuple_
 
 from seqplan.api.store import schema
-from seqplan.plans.service_routes import JOB, fill_route
+from seqplan.plans.service_routes import JOBS
 
 MOST_ROWS = 1000
 """Rows that one transaction deletes or changes in the background."""
@@ -37,7 +37,7 @@ def delete_batch(connection: Connection, key: str, limit: int) -> bool:
         left -= delete_rows(connection, table, table.c.job == key, left)
         if not left:
             return True
-    path, prefix = schema.answers.c.path, f"{fill_route(JOB, job=key)}/"
+    path, prefix = schema.answers.c.path, f"{JOBS}/{key}/"
     left -= delete_rows(
         connection, schema.answers, func.substr(path, 1, len(prefix)) == prefix, left
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+import time
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 
 from sqlalchemy import Connection, delete, insert, select
 
@@ -17,9 +19,28 @@ SCOPES = ("read", "write")
 """What a token allows; write includes read."""
 
 
-def add_token(connection: Connection, name: str, scope: str) -> str:
+@dataclass(frozen=True)
+class Token:
+    """A token as it is stored; ``job``: the only one it opens, ``expires_at``: Unix time."""
+
+    name: str
+    hash: str
+    scope: str
+    job: str | None = None
+    expires_at: int | None = None
+
+
+def add_token(
+    connection: Connection,
+    name: str,
+    scope: str,
+    *,
+    job: str | None = None,
+    expires_at: int | None = None,
+) -> str:
     """Make a token, which is shown once: the store keeps its hash. ``StoreError`` for a name used.
 
+    ``job``, ``expires_at``: see ``Token``.
     A token has 256 random bits, so that one round of SHA-256 is as good as a slow hash.
     """
     try:
@@ -31,37 +52,34 @@ def add_token(connection: Connection, name: str, scope: str) -> str:
     if connection.execute(select(schema.tokens).where(schema.tokens.c.name == name)).first():
         raise StoreError(f"there is a token {name!r} already; choose another name")
     token = "seqplan_" + secrets.token_urlsafe(32)
-    connection.execute(insert(schema.tokens).values(name=name, hash=_hash(token), scope=scope))
+    row = Token(name, _hash(token), scope, job, expires_at)
+    connection.execute(insert(schema.tokens).values(asdict(row)))
     return token
 
 
-def list_tokens(connection: Connection) -> list[tuple[str, str]]:
-    """Return name and scope of every token, in order of name."""
-    query = select(schema.tokens.c.name, schema.tokens.c.scope).order_by(schema.tokens.c.name)
-    return [(name, scope) for name, scope in connection.execute(query)]
+def list_tokens(connection: Connection) -> list[Token]:
+    """Return every token, in order of name; if there is any, every request needs one."""
+    query = select(schema.tokens).order_by(schema.tokens.c.name)
+    return [Token(**row) for row in connection.execute(query).mappings()]
 
 
 def revoke_token(connection: Connection, name: str) -> None:
     """Remove a token, so that it opens nothing any more; ``StoreError`` if there is none."""
     gone = connection.execute(delete(schema.tokens).where(schema.tokens.c.name == name))
     if not gone.rowcount:
-        names = ", ".join(repr(known) for known, _ in list_tokens(connection)) or "none"
+        names = ", ".join(repr(known.name) for known in list_tokens(connection)) or "none"
         raise StoreError(f"there is no token {name!r}; there are {names}")
 
 
-def read_token_hashes(connection: Connection) -> list[tuple[str, str]]:
-    """Return hash and scope of every token; if there is any, every request needs one."""
-    query = select(schema.tokens.c.hash, schema.tokens.c.scope)
-    return [(hashed, scope) for hashed, scope in connection.execute(query)]
-
-
-def scope_of(tokens: Iterable[tuple[str, str]], token: str) -> str | None:
-    """Return what the token allows, None when it is not among these. Compares in constant time."""
-    hashed, allowed = _hash(token), None
-    for known, scope in tokens:
-        if hmac.compare_digest(hashed, known):
-            allowed = scope
-    return allowed
+def find_token(tokens: Iterable[Token], text: str) -> Token | None:
+    """Return the valid token with this text, if it is among these. Compares in constant time."""
+    hashed, found = _hash(text), None
+    for token in tokens:
+        if hmac.compare_digest(hashed, token.hash):
+            found = token
+    if found is None or found.expires_at is None or found.expires_at > time.time():
+        return found
+    return None
 
 
 def _hash(token: str) -> str:

@@ -60,8 +60,8 @@ SURFACE = {
     "check training": "--plans! --ranks! --steps --data --seed --dtype --json",
     "serve": "--store! --files --host --allow-host --port --workers "
     "--keep-steps --abandon-hours --job-days --grace-days --add-token --list-tokens "
-    "--revoke-token --scope",
-    "sidecar": "--job!",
+    "--revoke-token --scope --token-job --token-days --log-level --log-json",
+    "sidecar": "--job! --log-level --log-json",
     "log": "--server --store --plans --job --after --token --ca --json --to --run --measurements "
     "--profile",
     "backup": "STORE --files -o/--output!",

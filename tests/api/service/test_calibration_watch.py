@@ -206,12 +206,13 @@ def test_summaries_are_read_once_and_forgotten_in_order(
 
 
 def test_the_service_logs_calibration_by_itself(tmp_path: Path) -> None:
-    with serving("--store", tmp_path / "s.db", "--port", 0) as served:
+    options = ("--store", tmp_path / "s.db", "--port", 0, "--log-level", "warning")
+    with serving(*options) as served:
         slower = stock(served).job("slower", 2 * STEPS, look_ahead=STEPS)
         report(served, slower, range(STEPS), 1.3)
         assert served.process.stderr is not None
         readable, _, _ = select([served.process.stderr], [], [], PATIENCE_S)
         assert readable, "the log has no line"
         line = served.process.stderr.readline()
-        assert line.startswith("job slower: ")
+        assert " WARNING seqplan.calibration: job slower: " in line
         assert "slower than predicted (median)" in line

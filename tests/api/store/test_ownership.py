@@ -13,7 +13,7 @@ import pytest
 from seqplan.api.store.errors import StoreError
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables.lengths import put_lengths, write_lengths
-from seqplan.api.store.tables.tokens import add_token, read_token_hashes
+from seqplan.api.store.tables.tokens import add_token, list_tokens
 
 
 @pytest.mark.parametrize("spelling", ["symbolic", "hard", "dots", "url", "other files"])
@@ -55,7 +55,7 @@ def test_tokens_are_changed_while_a_service_runs(tmp_path: Path) -> None:
         add_token(connection, "t", "read")
     other.close()
     with store.reading() as connection:
-        assert len(read_token_hashes(connection)) == 1
+        assert len(list_tokens(connection)) == 1
     # The second took no lock, and released none.
     with pytest.raises(StoreError, match="another service"):
         Store(str(tmp_path / "a.db"))

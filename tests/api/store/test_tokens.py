@@ -16,10 +16,14 @@ Opener = Callable[[], Store]
 def test_tokens(opened: Opener) -> None:
     store = opened()
     with store.writing() as connection:
-        assert tokens.read_token_hashes(connection) == []
-        token = tokens.add_token(connection, "a", "read")
-        known = tokens.read_token_hashes(connection)
-        assert tokens.scope_of(known, token) == "read"
-        assert tokens.scope_of(known, token + "x") is None
+        assert tokens.list_tokens(connection) == []
+        token = tokens.add_token(connection, "a", "read", job="j")
+        gone = tokens.add_token(connection, "old", "write", expires_at=1)
+        known = tokens.list_tokens(connection)
+        found = tokens.find_token(known, token)
+        assert found is not None
+        assert (found.scope, found.job, found.expires_at) == ("read", "j", None)
+        assert tokens.find_token(known, token + "x") is None
+        assert tokens.find_token(known, gone) is None
         with pytest.raises(StoreError, match="choose one of read, write"):
             tokens.add_token(connection, "b", "all")

@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command. ``ValueError`` for a store or an address that cannot be used."""
     # Imported here: no other command needs the web framework or the database.
     from seqplan.api.rest.server import serve
-    from seqplan.api.rest.service_log import write_log
+    from seqplan.api.rest.state.service_log import write_log
     from seqplan.api.service.service import Service
     from seqplan.api.service.upkeep import Keeping
     from seqplan.api.store.store import Store

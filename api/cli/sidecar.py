@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command. ``ValueError`` for an unusable file or one that is not the store's job."""
     # Imported here: no other command needs the web framework or the database.
     from seqplan.api.rest.server import serve
-    from seqplan.api.rest.service_log import write_log
+    from seqplan.api.rest.state.service_log import write_log
     from seqplan.api.service.service import Service
     from seqplan.api.service.upkeep import Keeping
     from seqplan.api.store.store import Store

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from seqplan.api.rest.middleware.direct_plans import WAITED
 from seqplan.api.rest.middleware.tokens import TOKEN
-from seqplan.api.rest.service_log import REQUEST
+from seqplan.api.rest.state.service_log import REQUEST
 from seqplan.plans.service_routes import ACKS, ACKS_MANY, BATCHES, JOB, MEASUREMENTS, route_pattern
 
 _log = logging.getLogger("seqplan.requests")

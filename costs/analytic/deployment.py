@@ -93,6 +93,8 @@ class Deployment:
     - ``optimizer_shards``: neighboring GPUs that ZeRO splits states over (hybrid ZeRO: all others
       hold copies); 0 for all GPUs.
     - ``offload_optimizer``: whether the optimizer's states are in host memory and it steps there.
+    - ``offload_parameters``: whether parameters and gradients are there too, under ZeRO 3.
+    - ``tiled_mlp``: whether feed-forwards run a tile of tokens at a time, and again in backward.
     - ``added_terms``: cost terms that packages add.
     - ``experts``: how experts are split over ranks and reached.
     """
@@ -116,6 +118,8 @@ class Deployment:
     stack: str = DEFAULT_STACK
     optimizer_shards: int = 0
     offload_optimizer: bool = False
+    offload_parameters: bool = False
+    tiled_mlp: bool = False
     added_terms: tuple[CostTerm, ...] = ()
     experts: ExpertParallelism = NO_EXPERT_PARALLELISM
 
@@ -143,6 +147,17 @@ class Deployment:
             raise ValueError(
                 f"recompute_modules {','.join(self.recompute_modules)}: recompute "
                 f"{self.recompute!r} must be none. Use one of both"
+            )
+        if self.offload_parameters and not (self.offload_optimizer and self.zero == 3):
+            raise ValueError(
+                "offload_parameters: needs ZeRO 3 and offload_optimizer. Use both, or leave it out"
+            )
+        if self.tiled_mlp and (
+            self.recompute not in ("mlp", "full") or self.sizes.architecture.expert_layers
+        ):
+            raise ValueError(
+                f"tiled_mlp: recompute {self.recompute!r} must be mlp or full, of layers without "
+                "experts. Change it, or leave tiled_mlp out"
             )
         if problem := expert_problem(self.experts.degree, self.sizes.shape):
             raise ValueError(problem)
@@ -234,7 +249,10 @@ class Deployment:
         if self.stack != DEFAULT_STACK:
             parts.append(f"stack {self.stack}")
         if self.offload_optimizer:
-            parts.append("optimizer's states in host memory")
+            states = "parameters, gradients and " if self.offload_parameters else ""
+            parts.append(f"{states}optimizer's states in host memory")
+        if self.tiled_mlp:
+            parts.append("feed-forward in tiles")
         if self.optimizer_shards:
             parts.append(f"states sharded over {self.optimizer_shards} GPUs")
         if experts := self.experts.description:

@@ -173,7 +173,7 @@ def estimate(deployment: Deployment, scheme: Scheme, load: Load) -> Estimate:
     if deployment.zero < 3:
         terms["parameter sync"] = _sync_ms(deployment, scheme, held, count, stage_ms)
     shard = sum(part.parameters / part.group.size for part in held)
-    terms["optimizer"] = _optimizer_ms(deployment, shard)
+    terms["optimizer"] = _optimizer_ms(deployment, shard, count)
     ranks = deployment.optimizer_shards or cluster.gpus
     iteration_ms = sum(terms.values())
     needed = model_flops(sizes, load.seq_len) * load.batch
@@ -196,12 +196,17 @@ def estimate(deployment: Deployment, scheme: Scheme, load: Load) -> Estimate:
     )
 
 
-def _optimizer_ms(deployment: Deployment, shard: float) -> float:
-    """Time the optimizer's step on ``shard`` parameters; on the host with copies both ways."""
+def _optimizer_ms(deployment: Deployment, shard: float, count: int) -> float:
+    """Time the optimizer's step on ``shard`` parameters; on the host with copies both ways.
+
+    Parameters on the host go to the device in forward and backward of ``count`` micro-batches.
+    """
     hardware = deployment.cluster.hardware
     if not deployment.offload_optimizer:
         return float(memory_ms(hardware, OPTIMIZER_MOVED_BYTES * shard))
     copied = (deployment.gradient_bytes + PARAMETER_BYTES) * shard / (hardware.host_gb_s * 1e6)
+    if deployment.offload_parameters:
+        copied += (2 * count - 1) * PARAMETER_BYTES * shard / (hardware.host_gb_s * 1e6)
     return copied + OPTIMIZER_MOVED_BYTES * shard / (HOST_STATES_GB_S * 1e6)
 
 

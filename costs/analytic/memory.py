@@ -23,7 +23,10 @@ by tokens: what it does not split. By this much the activations of a rank grow w
 in what Hydraulis (arXiv 2412.07894) publishes."""
 
 LOGIT_BYTES = 10
-"""bf16 logits, their fp32 copy and its gradient."""
+"""bf16 logits, their fp32 copy and its gradient; a stack may keep more, see ``Stack``."""
+
+TILE_PASSES = 7
+"""Elements of a tile's feed-forward that are there at once, per token and its width."""
 
 CONTEXT_BYTES = 3 * GIB
 """CUDA context, NCCL's buffers and cuBLAS's workspaces: assumed."""
@@ -54,6 +57,8 @@ def state_bytes(deployment: Deployment) -> tuple[float, float, float]:
         sharded, resident = sharded + gradient, resident - gradient
     if zero == 3:
         sharded, resident = sharded + PARAMETER_BYTES, resident - PARAMETER_BYTES
+    if deployment.offload_parameters:
+        sharded = 0
     return float(sharded * everything), float(resident * layers), float(resident * embeddings)
 
 
@@ -150,18 +155,21 @@ def count_host_bytes(deployment: Deployment, tp: int) -> float:
 
 
 def count_transient_bytes(deployment: Deployment, tp: int) -> float:
-    """Count one layer's recomputed part and the logits; before division over ranks.
+    """Count one layer's recomputed part or the logits; before division over ranks.
 
-    With offload also ``MOVING_LAYERS``, on their way to the host or back.
+    The larger, as logits are gone when a layer is recomputed. With offload also ``MOVING_LAYERS``,
+    on their way to the host or back.
     """
     kept, recomputed = _split_recomputed(deployment, tp)
     moving = MOVING_LAYERS * kept if deployment.offload_layers else 0.0
-    return moving + recomputed + count_logit_bytes(deployment)
+    return moving + max(recomputed, count_logit_bytes(deployment))
 
 
 def count_host_state_bytes(deployment: Deployment) -> float:
     """Count the bytes of states in host memory; before division over ranks."""
     offloaded = OPTIMIZER_BYTES if deployment.offload_optimizer else 0
+    if deployment.offload_parameters:
+        offloaded += PARAMETER_BYTES + deployment.gradient_bytes
     return float(offloaded * deployment.sizes.parameters)
 
 
@@ -169,7 +177,7 @@ def count_logit_bytes(deployment: Deployment) -> float:
     """Count the bytes of the loss that grow with tokens; before division over ranks."""
     sizes = deployment.sizes
     width = {"whole": sizes.vocab, "chunked": 0, "fused": sizes.hidden}[deployment.loss]
-    return float(LOGIT_BYTES * width)
+    return float(deployment.rates.logit_bytes * width)
 
 
 def count_fixed_loss_bytes(deployment: Deployment) -> float:
@@ -196,7 +204,39 @@ def _split_recomputed(deployment: Deployment, tp: int) -> tuple[float, float]:
             ("none", ()),
         )
     )
-    return kept_bytes + _count_added_bytes(deployment, tp), whole - kept_bytes
+    recomputed = _count_recomputed(deployment, tp, kept_bytes, whole)
+    return kept_bytes + _count_added_bytes(deployment, tp), recomputed
+
+
+def _count_recomputed(deployment: Deployment, tp: int, kept: float, whole: float) -> float:
+    """Count the bytes per token of a layer in backward beyond those it keeps, at most.
+
+    All that is recomputed; with the gradients of gate and up, if the stack keeps gradients, before
+    the feed-forward is gone and attention has its. Those are of FlashAttention 2: of the layer's
+    and attention's output, of queries in bf16 and summed in fp32, of keys and values for each query
+    head if they are fewer, and as they are. In tiles a feed-forward needs none that grow with
+    tokens.
+    """
+    sizes, mode = deployment.sizes, deployment.recompute
+    if mode not in ("mlp", "full"):
+        return whole - kept
+    attention = layer_activation_bytes(
+        sizes,
+        "mlp",
+        tp,
+        sequence_parallel=deployment.sequence_parallel,
+        input_bytes=ELEMENT_BYTES[deployment.precision],
+    )
+    in_attention, in_feed_forward = attention - kept, whole - kept
+    if deployment.rates.keeps_gradients:
+        special = sizes.architecture
+        width = (1 - special.expert_layers / sizes.layers) * sizes.ffn
+        in_feed_forward += 2 * (sizes.hidden + (1 if special.ungated else 2) * width)
+        fewer = 2 * sizes.attention_width if sizes.kv_heads < sizes.heads else 0
+        if mode == "full":
+            in_attention += 2 * sizes.hidden + 8 * sizes.attention_width
+            in_attention += 2 * (fewer + 2 * sizes.kv_width)
+    return max(in_attention, 0.0 if deployment.tiled_mlp else in_feed_forward)
 
 
 def _count_added_bytes(deployment: Deployment, tp: int) -> float:
@@ -217,7 +257,8 @@ def peak_bytes(
 
     1F1B's first stage keeps pp micro-batches of layers/pp layers, so activations of all layers,
     and where stages are interleaved (pp − 1)/(pp·v) more; the last keeps one, and the logits. The
-    fuller of the two counts.
+    fuller of the two counts. Logits are what they need beyond a recomputed layer, which is there
+    after them.
     """
     sizes = deployment.sizes
     sharded, layers, embeddings = state_bytes(deployment)
@@ -228,7 +269,7 @@ def peak_bytes(
     if deployment.offload_layers:
         recomputed += MOVING_LAYERS * layer_bytes
         layer_bytes *= 1 - deployment.offload_layers
-    logits = count_logit_bytes(deployment) * tokens / spread
+    logits = max(0.0, count_logit_bytes(deployment) - recomputed) * tokens / spread
     logits += (
         count_fixed_loss_bytes(deployment) / scheme.tp * min(1.0, tokens / scheme.sp / CHUNK_ROWS)
     )
@@ -272,6 +313,14 @@ def _buffer_bytes(deployment: Deployment, scheme: Scheme, tokens: float) -> floa
     if scheme.ring > 1:
         held = tokens / (scheme.ring * scheme.tp * scheme.ulysses)
         buffers += 2 * held * sizes.kv_width * (2 + 4)
+    if deployment.rates.keeps_gradients and scheme.ulysses > 1 and deployment.recompute == "full":
+        # Sent next to received: attention's output, its gradient, and those of q, k and v.
+        keys = sizes.head_width * max(sizes.kv_heads, scheme.ulysses)
+        exchanged = 6 * sizes.attention_width + 4 * keys
+        exchanged += 8 * (keys - sizes.kv_width)  # keys and values, copied to have a head a rank
+        buffers += exchanged * tokens / (scheme.tp * scheme.sp)
+    if deployment.tiled_mlp:
+        buffers += 2 * TILE_PASSES * sizes.hidden * sizes.ffn
     if deployment.zero == 3:
         buffers += 2 * (PARAMETER_BYTES + 2) * count_held_parameters(deployment, scheme)
     return buffers

@@ -16,6 +16,8 @@ class Stack:
       of kernels that fuse each of them.
     - ``launch_us``: from one kernel's end to the next one's start, if nothing hides it.
     - ``forward``, ``backward``: kernels of a layer; ``ring_step``: those of a ring step in a pass.
+    - ``logit_bytes``: of a logit of a whole or fused loss, at most at a time.
+    - ``keeps_gradients``: whether gradients of a recomputed layer are kept next to its activations.
     - ``checked``: generations of devices with published runs of this stack in the tables.
     """
 
@@ -26,6 +28,8 @@ class Stack:
     forward: int = 20
     backward: int = 40
     ring_step: int = 2
+    logit_bytes: int = 10
+    keeps_gradients: bool = False
     checked: frozenset[str] = frozenset()
 
     def is_checked(self, generation: str) -> bool:
@@ -54,12 +58,15 @@ EAGER = Stack(
     forward=60,
     backward=120,
     ring_step=118,
+    logit_bytes=14,
+    keeps_gradients=True,
     checked=frozenset({"ampere"}),
 )
 """PyTorch without a compiler: every operation is a kernel that the host launches in time. Launches
 are set by Megatron's published benchmark of dynamic context parallelism (12 layers of 2,048), which
 takes 19 ms a micro-batch and 25.4 ms more for each further rank of a ring. The rate of products on
-A100 was set with rows of an even hash; the factor of memory-bound kernels is assumed."""
+A100 was set with rows of an even hash; the factor of memory-bound kernels is assumed. A logit is in
+bf16 and fp32, with its log-softmax and the gradient of that in fp32."""
 
 MEGATRON_GRAPHS = replace(
     MEGATRON, name="megatron-graphs", launch_us=0.5, checked=frozenset({"blackwell"})

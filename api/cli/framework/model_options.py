@@ -173,6 +173,16 @@ def add_training(parser: argparse.ArgumentParser, *, schedule: bool) -> None:
         help="the optimizer's states are in host memory, and it steps there",
     )
     add(
+        "--offload-parameters",
+        action="store_true",
+        help="parameters and gradients are in host memory too, under ZeRO 3",
+    )
+    add(
+        "--tiled-mlp",
+        action="store_true",
+        help="feed-forwards run a tile of tokens at a time, and again in backward",
+    )
+    add(
         "--virtual-stages",
         metavar="V",
         type=positive,
@@ -230,7 +240,10 @@ def experts_of(args: argparse.Namespace, degree: int) -> ExpertParallelism:
     )
 
 
-SCHEDULE = ("virtual_stages", "sync", "optimizer_shards", "offload_optimizer")
+SCHEDULE = (
+    *("virtual_stages", "sync", "optimizer_shards", "offload_optimizer", "offload_parameters"),
+    "tiled_mlp",
+)
 """Options of estimates that a profile's pipelines do not have."""
 
 
@@ -238,8 +251,10 @@ def deployment_of(args: argparse.Namespace, longest: int | None = None) -> Deplo
     """Return the requested cluster, model and training; ``ValueError`` as the parts."""
     from seqplan.costs.analytic.added_terms import load_cost_terms
     from seqplan.costs.analytic.deployment import Deployment
+    from seqplan.plans.recomputation import split_mode
 
     schedule = {name: getattr(args, name) for name in SCHEDULE if hasattr(args, name)}
+    recompute, offloaded = split_mode(args.recompute if isinstance(args.recompute, str) else "none")
     cluster = cluster_of(args)
     return Deployment(
         cluster=cluster,
@@ -259,8 +274,10 @@ def deployment_of(args: argparse.Namespace, longest: int | None = None) -> Deplo
         recompute_modules=tuple(sorted(args.recompute))
         if isinstance(args.recompute, frozenset)
         else (),
+        recompute=recompute,
+        offload_layers=offloaded,
         **schedule,
-    ).with_mode(args.recompute if isinstance(args.recompute, str) else "none")
+    )
 
 
 def parse_mode(text: str) -> str:

@@ -44,7 +44,7 @@ SURFACE = {
     "--precision --context-parallel --tp-overlap --gradient-bytes "
     "--sequence-parallel/--no-sequence-parallel --stack --dispatcher --expert-imbalance "
     "--optimizer-shards "
-    "--offload-optimizer --virtual-stages --sync --json",
+    "--offload-optimizer --offload-parameters --tiled-mlp --virtual-stages --sync --json",
     "propose": "DATA --profile! --gpus! --max-len! --tokens --method --seed --optimizer-shards "
     "--schemes --trainer --sync --execution --micro-step-multiple -o/--output --json",
     "plan": "DATA --proposal --profile --model --hardware --gpus --max-len --tokenizer --tokens "

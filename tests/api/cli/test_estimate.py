@@ -356,9 +356,9 @@ def test_the_model_is_compared_with_published_results() -> None:
     rows = succeeded(call("profile", "validate", "--rows"))
     assert set(text.splitlines()) < set(rows.splitlines())
     tables = json.loads(succeeded(call("profile", "validate", "--json")))
-    assert len(tables) == 26
+    assert len(tables) == 27
     runs = 61 + 52 + 7 + 24 + 53 + 37 + 27 + 2
-    assert sum(len(table["rows"]) for table in tables) == 166 + runs + 133 + 23 + 84
+    assert sum(len(table["rows"]) for table in tables) == 179 + runs + 133 + 23 + 84
     assert "Rows that have set no constant" in text
     assert "assumed: no recomputation" in " ".join(text.split())
     judging = [row["judges"] for table in tables for row in table["rows"]]
@@ -458,3 +458,39 @@ def test_the_optimizer_is_in_host_memory_by_an_option(tmp_path: Path) -> None:
     assert "host memory of offload_optimizer: 0 bytes a GPU" in complaint(
         call(*plain, "--offload-optimizer")
     )
+
+
+def test_parameters_on_the_host_and_tiles_leave_memory_for_tokens(tmp_path: Path) -> None:
+    big = device(tmp_path, base="h100-80gb", host_memory_gb=200)
+    load = ("--seq-len", 262144, "--batch", 1, "--zero", 3, "--recompute", "full", "--ulysses", 8)
+    arguments = ("estimate", "--model", "llama3-8b", "--hardware", big, *load)
+    options = ("--offload-optimizer", "--offload-parameters", "--tiled-mlp")
+
+    def run(*options: object) -> dict[str, Any]:
+        outcome = call(*arguments, "--json", *options)
+        (estimated,) = json.loads(outcome.out)["estimates"]
+        return cast("dict[str, Any]", estimated)
+
+    without, parameters, tiles = (
+        run(*options[:1], *rest) for rest in ((), options[1:2], options[2:3])
+    )
+    states = 8_030_261_248 / 8 * (2 + 4)
+    assert without["peak_bytes"] - parameters["peak_bytes"] == pytest.approx(states, rel=1e-3)
+    assert parameters["terms_ms"]["optimizer"] > without["terms_ms"]["optimizer"]
+    # Gate, up, their product and the normed input of 32,768 tokens, but for a tile's.
+    rows = 262144 / 8 * (4096 * 2 + 3 * 14336 * 2)
+    tile = 2 * 7 * 4096 * 14336
+    assert without["peak_bytes"] - tiles["peak_bytes"] == pytest.approx(rows - tile, rel=0.01)
+    assert "host_bytes" in parameters
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--offload-parameters",), "offload_parameters: needs ZeRO 3 and offload_optimizer"),
+        (("--tiled-mlp",), "tiled_mlp: recompute 'none' must be mlp or full"),
+    ],
+)
+def test_options_that_contradict_are_named(options: tuple[str, ...], message: str) -> None:
+    plain = ("estimate", "--model", "llama3-8b", "--hardware", "h100-80gb", "--seq-len", 8192)
+    assert message in complaint(call(*plain, *options))

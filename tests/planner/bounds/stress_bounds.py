@@ -11,11 +11,11 @@ import time
 from dataclasses import replace
 
 import numpy as np
-from instances import random_case, random_case_with_modes
+from instances import fleet, random_case, random_case_with_modes
 from oracles.exhaustive import any_strategy_optimum, step_optimum
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.certificate import bound_by_relaxation_ms
+from seqplan.planner.bounds.certificate import bound_by_relaxation_ms, certify
 from seqplan.planner.bounds.gpu_time import area_bound_ms, single_bound_ms
 from seqplan.planner.bounds.relaxation import relax
 from seqplan.planner.bounds.resources import Mixes, Relaxation, count_resources
@@ -65,6 +65,7 @@ def worst_ratio(
             continue
         if within is None:
             worst = max(worst, area_bound_ms(classes, batch) / optimum)
+            worst = max(worst, worst_of_cases(classes, batch, optimum, rng) / optimum)
         worst = max(worst, single_bound_ms(classes, batch) / optimum)
         factors = (0.7, 1.0, 1.0 + 1e-6, 1.02, rng.uniform(0.8, 2.0), rng.uniform(1, 6))
         for factor in rng.choice(factors, 2):
@@ -75,6 +76,28 @@ def worst_ratio(
                     bound = bound_by_relaxation_ms(classes, batch, relaxation, low, high, within)
                     worst = max(worst, bound / optimum)
     return worst
+
+
+def worst_of_cases(
+    classes: tuple[PipelineClass, ...], batch: Batch, optimum: float, rng: np.random.Generator
+) -> float:
+    """The largest bound of a strategy, with a case for each class that runs the longest."""
+    some = fleet(classes)
+    worst = certify(some, batch, optimum * rng.uniform(1, 1.5))
+    cases = some.assume_longest(batch.longest)
+    if not cases:
+        return worst
+    least = np.inf
+    for assumed in cases:
+        relaxed = relax(assumed.classes, batch, optimum * rng.uniform(0.9, 1.2))
+        least = min(
+            least,
+            *(
+                bound_by_relaxation_ms(assumed.classes, batch, priced, 0.0, optimum * 1.5)
+                for priced in perturbed(relaxed, assumed.classes, batch, rng)
+            ),
+        )
+    return max(worst, least)
 
 
 def perturbed(

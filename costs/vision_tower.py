@@ -59,8 +59,10 @@ class VisionTower:
         """Read a release's config.json; ``ValueError`` with the path for an unknown encoder."""
         try:
             config: Any = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+        except ValueError as error:
+            raise ValueError(f"{path}: not JSON ({error}). Give a config.json") from None
         if not isinstance(config, dict) or not isinstance(config.get("vision_config"), dict):
             raise ValueError(f"{path}: has no vision_config. Give a vision-language model's")
         kind = str(config.get("model_type"))

@@ -207,6 +207,8 @@ class Planner:
         times of all. Groups then stay within a step. ``ValueError`` as ``SlowRanks.observe`` and
         for a lost rank, ``OptionError`` for plans in lockstep.
         """
+        if not isinstance(plan, Plan):
+            raise TypeError(f"plan: {plan!r:.60}. Give the plan of the step")
         if self._slow_ranks is None:
             if self._options.slowdown:
                 raise OptionError("{0} is given. Leave it out, or do not observe", "slowdown")

@@ -233,6 +233,9 @@ def test_what_cannot_be_observed_is_rejected() -> None:
     planned = given.plan([4_000] * 8)
     with pytest.raises(OptionError, match="slowdown is given"):
         given.observe(planned, [1.0] * 8)
+    nothing: Any = None
+    with pytest.raises(TypeError, match="plan: None"):
+        given.observe(nothing, [1.0] * 8)
     lockstep = Planner.from_profile("llama3-8b-h100-80gb", 8, 32_768, execution="lockstep")
     planned = lockstep.plan([4_000] * 8)
     with pytest.raises(OptionError, match="only groups that stay"):

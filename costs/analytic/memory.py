@@ -209,7 +209,7 @@ def _split_recomputed(deployment: Deployment, tp: int) -> tuple[float, float]:
 
 
 def _count_recomputed(deployment: Deployment, tp: int, kept: float, whole: float) -> float:
-    """Count the bytes per token of a layer in backward beyond those it keeps, at most.
+    """Count the most bytes per token of a layer in backward beyond those it keeps.
 
     All that is recomputed; with the gradients of gate and up, if the stack keeps gradients, before
     the feed-forward is gone and attention has its. Those are of FlashAttention 2: of the layer's

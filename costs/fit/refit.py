@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from seqplan.costs.fit.degree_overhead import DegreeOverhead, DegreeTimes, find_overhead_of
 from seqplan.costs.fit.latency_fit import Errors, Observed, features, fit_latency, times
 from seqplan.costs.fit.measurements import MeasurementError, MixedPipeline
 from seqplan.costs.latency import Latency
@@ -69,11 +70,13 @@ class RefittedProfile:
     """Results for a profile's schemes: the measured ones first, then all others.
 
     ``common``: the factor of the others; None if no measured scheme was corrected, and
-    then ``schemes`` are the measured ones alone.
+    then ``schemes`` are the measured ones alone. ``overhead``: of the others in place of it, if the
+    measured schemes show one that grows with ranks.
     """
 
     schemes: tuple[Refitted, ...]
     common: CommonFactor | None
+    overhead: DegreeOverhead | None = None
 
 
 def refit(latency: Latency, scheme: Scheme, samples: Sequence[Observed]) -> Refitted:
@@ -107,17 +110,29 @@ def refit_profile(
     A device that is slower is slower for every scheme: coefficients that were merely not measured
     would look faster than those that were. So schemes with too few samples are scaled by the common
     factor of the others, the confirmed ones among them, unless their few samples are predicted
-    better without. ``by_scheme``: of schemes that the profile has. With several recomputation modes
-    a pipeline's time is of a mixture of them: all of a scheme are scaled by one factor.
+    better without. If the measured schemes have several degrees of ulysses·ring, and an overhead by
+    degree predicts held-out pipelines better than one factor, it corrects the others, and those
+    measured ones that it predicts better. ``by_scheme``: of schemes that the profile has. With
+    several recomputation modes a pipeline's time is of a mixture of them: all of a scheme are
+    scaled by one factor.
     ``MeasurementError`` for a pipeline with a mode that the profile lacks, ``ProfileError`` for a
     profile with several degrees of expert parallelism.
     """
     measured: dict[Scheme, Refitted] = {}
     factors = []
+    models = {scheme: _SchemeTimes.from_scheme(profile.by_scheme[scheme]) for scheme in by_scheme}
+    for scheme, samples in by_scheme.items():
+        models[scheme].check_modes(samples, profile.name)
+    overhead = find_overhead_of(
+        {scheme: models[scheme].list_times(samples) for scheme, samples in by_scheme.items()},
+        LEAST_TO_SCALE,
+    )
     for scheme, samples in sorted(by_scheme.items()):
-        model = _SchemeTimes.from_scheme(profile.by_scheme[scheme])
-        model.check_modes(samples, profile.name)
-        measured[scheme] = result = model.refit(samples)
+        model = models[scheme]
+        result = model.refit(samples)
+        if overhead is not None and len(samples) >= LEAST_TO_SCALE:
+            result = model.refit_by_overhead(samples, result, overhead)
+        measured[scheme] = result
         if len(samples) >= LEAST_TO_SCALE:
             after = _SchemeTimes(scheme, result.latency, result.modes)
             factors.append(float(after.predict(samples).sum() / model.predict(samples).sum()))
@@ -130,11 +145,14 @@ def refit_profile(
         measured[scheme]
         if len(by_scheme.get(scheme, ())) >= LEAST_TO_SCALE
         else _extrapolate(
-            _SchemeTimes.from_scheme(profile.by_scheme[scheme]), by_scheme.get(scheme, ()), common
+            _SchemeTimes.from_scheme(profile.by_scheme[scheme]),
+            by_scheme.get(scheme, ()),
+            common,
+            overhead,
         )
         for scheme in (*measured, *others)
     ]
-    return RefittedProfile(tuple(schemes), common)
+    return RefittedProfile(tuple(schemes), common, overhead)
 
 
 @dataclass(frozen=True)
@@ -153,6 +171,41 @@ class _SchemeTimes:
         """Return all coefficients times a factor."""
         modes = {mode: latency.scale(factor) for mode, latency in self.modes.items()}
         return _SchemeTimes(self.scheme, self.latency.scale(factor), modes)
+
+    def correct(self, overhead: DegreeOverhead) -> _SchemeTimes:
+        """Return all coefficients with an overhead by degree."""
+        modes = {
+            mode: overhead.correct(latency, self.scheme) for mode, latency in self.modes.items()
+        }
+        return _SchemeTimes(self.scheme, overhead.correct(self.latency, self.scheme), modes)
+
+    def list_times(self, samples: Sequence[Observed]) -> DegreeTimes:
+        """List what samples are predicted to take and took."""
+        return DegreeTimes(
+            self.scheme, self.predict(samples), features(samples)[:, 2], times(samples)
+        )
+
+    def refit_by_overhead(
+        self, samples: Sequence[Observed], result: Refitted, overhead: DegreeOverhead
+    ) -> Refitted:
+        """Return the coefficients with the overhead, or ``result``.
+
+        Whichever predicts the held-out samples better.
+        """
+        held_out = samples[1::2]
+        corrected = self.correct(overhead)
+        now = _SchemeTimes(self.scheme, result.latency, result.modes)
+        if now.median_error(held_out) <= corrected.median_error(held_out):
+            return result
+        return Refitted(
+            self.scheme,
+            result.before,
+            corrected.errors(held_out),
+            "fitted",
+            f"with all schemes: {overhead}",
+            corrected.latency,
+            corrected.modes,
+        )
 
     def check_modes(self, samples: Sequence[Observed], profile: str) -> None:
         """Raise ``MeasurementError`` for a sample of other modes than the profile's."""
@@ -216,19 +269,25 @@ def _with_share(fitted: Latency, of: Latency) -> Latency:
 
 
 def _extrapolate(
-    model: _SchemeTimes, samples: Sequence[Observed], common: CommonFactor
+    model: _SchemeTimes,
+    samples: Sequence[Observed],
+    common: CommonFactor,
+    overhead: DegreeOverhead | None,
 ) -> Refitted:
-    """Scale a scheme as the measured ones, unless its few samples are predicted better without."""
+    """Correct a scheme as the measured ones, unless it is predicted better without."""
     few = f"{len(samples)} pipelines measured, {LEAST_TO_SCALE} are needed"
     if not samples:
         few = "not measured"
     scheme, factor = model.scheme, common.factor
-    scaled = model.scale(factor)
+    scaled = model.scale(factor) if overhead is None else model.correct(overhead)
     before = model.errors(samples)
     if samples and model.median_error(samples) < scaled.median_error(samples):
-        reason = f"{few}; the measured schemes' factor of {factor:.3f} predicts them worse"
+        by = f"factor of {factor:.3f}" if overhead is None else "overhead"
+        reason = f"{few}; the measured schemes' {by} predicts them worse"
         return Refitted(scheme, before, before, "kept", reason, model.latency, model.modes)
     reason = f"scaled by {factor:.3f}, as the measured schemes{common.disagreement}; {few}"
+    if overhead is not None:
+        reason = f"{overhead}, as the measured schemes; {few}"
     after = scaled.errors(samples)
     return Refitted(scheme, before, after, "extrapolated", reason, scaled.latency, scaled.modes)
 

@@ -142,10 +142,10 @@ def _write(path: Path, profile: Profile, refitted: RefittedProfile, rank_times: 
     corrected = "1 scheme by its times" if direct == 1 else f"{direct} schemes by their times"
     source = f"refitted to {rank_times:,} measured rank times of training: {corrected}"
     if others:
-        source += (
-            f", {others} without enough of them scaled by {common.factor:.3f}, as the measured "
-            f"schemes{common.disagreement}"
-        )
+        how = f"scaled by {common.factor:.3f}, as the measured schemes{common.disagreement}"
+        if refitted.overhead is not None:
+            how = f"{refitted.overhead}, as the measured schemes"
+        source += f", {others} without enough of them {how}"
     document = write_refit(profile, refitted.schemes, source)
     Profile.from_document(document, str(path))
     with atomic_write(path, "w") as file:

@@ -284,3 +284,46 @@ def test_modes_that_the_profile_lacks_are_rejected() -> None:
     plain = {Scheme(): [Observed((9,), 1.0)] * 8}
     with pytest.raises(MeasurementError, match="tp1: planned without recomputation modes, profile"):
         refit_profile(MODED, plain)
+
+
+def with_schemes(latencies: dict[Scheme, Latency]) -> Profile:
+    """A profile of these schemes alone."""
+    document = dict(LLAMA.document)
+    like = {name: value for name, value in document["schemes"][0].items() if name != "fit"}
+    document["schemes"] = [
+        {**like, **scheme.as_dict(), **latency.as_dict()} for scheme, latency in latencies.items()
+    ]
+    return Profile.from_document(document, "test")
+
+
+def test_overhead_that_grows_with_ranks_reaches_schemes_without_measurements() -> None:
+    """Of Megatron's published benchmark: 19 ms a micro-batch, 25.4 ms more a further rank."""
+    added = {Scheme(): 19.0, Scheme(ring=2): 19.0 + 25.4, Scheme(ring=4): 19.0 + 3 * 25.4}
+    wide = Scheme(ring=8)
+    profile = with_schemes(dict.fromkeys((*added, wide), BELIEVED))
+    by_scheme = {
+        scheme: samples(replace(BELIEVED, c=BELIEVED.c + ms), 2 * LEAST_TO_SCALE, 0.002)
+        for scheme, ms in added.items()
+    }
+    refitted = refit_profile(profile, by_scheme)
+    assert refitted.overhead is not None
+    assert refitted.overhead.factor == pytest.approx(1.0, abs=0.02)
+    assert refitted.overhead.rank_ms == pytest.approx(25.4, rel=0.05)
+    found = {result.scheme: result for result in refitted.schemes}
+    for scheme, ms in (*added.items(), (wide, 19.0 + 7 * 25.4)):
+        assert found[scheme].latency.c == pytest.approx(BELIEVED.c + ms, rel=0.1), scheme
+    assert found[wide].how == "extrapolated"
+    assert "25" in found[wide].reason
+    document = write_refit(profile, refitted.schemes, "times")
+    again = Profile.from_document(document, "again").by_scheme[wide]
+    assert again.latency.c == pytest.approx(3.0 + 19.0 + 7 * 25.4, rel=0.1)
+
+
+def test_a_device_that_is_slower_has_no_overhead_by_degree() -> None:
+    schemes = (Scheme(), Scheme(ring=2), Scheme(ring=4))
+    profile = with_schemes(dict.fromkeys(schemes, BELIEVED))
+    slower = BELIEVED.scale(1.3)
+    by_scheme = {scheme: samples(slower, LEAST_TO_SCALE, 0.01) for scheme in schemes}
+    refitted = refit_profile(profile, by_scheme)
+    assert refitted.overhead is None
+    assert {result.how for result in refitted.schemes} == {"scaled"}

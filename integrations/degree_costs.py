@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
+from seqplan.costs.fit.degree_overhead import DegreeOverhead, DegreeTimes, find_overhead_of
+from seqplan.costs.fit.refit import LEAST_TO_SCALE
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.planner.balance.cost import Cost
@@ -55,6 +59,43 @@ def by_degree(known: Costs, ranks: int, smallest: int = 1) -> dict[int, Cost]:
         if degree >= smallest:
             complete[degree] = Cost(cost.a / share, cost.b / share, cost.c)
     return complete
+
+
+def calibrate_by_degree(
+    costs: Mapping[int, Cost],
+    measured: Mapping[int, Sequence[tuple[Sequence[Sequence[int]], float]]],
+) -> tuple[dict[int, Cost], str]:
+    """Correct the costs of all degrees by a trainer's times of some, and describe how.
+
+    ``costs``: by degree, as of ``by_degree``; ``measured``: by degree, for steps of one group the
+    lengths (tokens) of its micro-batches and the milliseconds that it computed. Learns what each
+    micro-batch costs more by each further rank, from two degrees with 8 steps or more each, if that
+    predicts held-out steps better than one factor; else one factor, or none. ``ValueError`` for a
+    degree without cost, or a time that is not above 0.
+    """
+    samples = {}
+    for degree, steps in measured.items():
+        if degree not in costs:
+            raise ValueError(f"measured degree {degree}: has no cost. Give one of {sorted(costs)}")
+        cost, counted = costs[degree], [step for step in steps if step[0]]
+        times = np.array([float(ms) for _, ms in counted])
+        if bad := [ms for ms in times if not 0 < ms < float("inf")]:
+            raise ValueError(f"measured {bad[0]} ms: must be times above 0")
+        predicted = [sum(cost.micro_batch_ms(micro) for micro in micros) for micros, _ in counted]
+        counts = np.array([float(len(micros)) for micros, _ in counted])
+        ring = Scheme(ring=degree)
+        samples[ring] = DegreeTimes(ring, np.array(predicted, dtype=float), counts, times)
+    overhead = find_overhead_of(samples, LEAST_TO_SCALE)
+    if overhead is None:
+        ratios = [ratio for of in samples.values() for ratio in of.measured / of.predicted]
+        if len(ratios) < LEAST_TO_SCALE:
+            return dict(costs), f"kept: {len(ratios)} steps measured, {LEAST_TO_SCALE} are needed"
+        overhead = DegreeOverhead(float(np.median(ratios)), 0.0, 0.0)
+    corrected = {}
+    for degree, cost in costs.items():
+        latency = overhead.correct(cost, Scheme(ring=degree))
+        corrected[degree] = Cost(latency.a, latency.b, latency.c)
+    return corrected, f"fitted: {overhead}"
 
 
 def add_padding(costs: Mapping[int, Cost], alignment: int) -> dict[int, Cost]:

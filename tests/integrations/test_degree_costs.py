@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from seqplan import Cost
@@ -11,6 +12,7 @@ from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.integrations.degree_costs import (
     add_padding,
     by_degree,
+    calibrate_by_degree,
     costs_of_environment,
     ring_costs,
 )
@@ -73,3 +75,47 @@ def test_padding_of_packed_micro_batches_is_priced() -> None:
     assert _alignment(scheduler) == 128
     scheduler.config.cuda_graph_impl = "local"
     assert _alignment(scheduler) == 8192
+
+
+def steps_of(cost: Cost, count: int) -> list[tuple[list[list[int]], float]]:
+    """Steps of one to three micro-batches, as long as they take."""
+    rng = np.random.default_rng(0)
+    steps = []
+    for _ in range(count):
+        micros = [rng.integers(500, 9000, 3).tolist() for _ in range(int(rng.integers(1, 4)))]
+        steps.append((micros, sum(cost.micro_batch_ms(micro) for micro in micros)))
+    return steps
+
+
+def test_costs_of_all_degrees_follow_from_the_times_of_some() -> None:
+    """19 ms a micro-batch, and 25.4 ms for each further rank, as Megatron's benchmark has."""
+    believed = by_degree(Cost(1e-6, 0.05, 3.0), 8)
+    added = {degree: 19.0 + 25.4 * (degree - 1) for degree in believed}
+    truth = {
+        degree: Cost(cost.a, cost.b, cost.c + added[degree]) for degree, cost in believed.items()
+    }
+    measured = {degree: steps_of(truth[degree], 12) for degree in (1, 2, 4)}
+    learned, how = calibrate_by_degree(believed, measured)
+    assert how.startswith("fitted: times 1.000, and 19 ms a micro-batch with 25.4 ms")
+    for degree, cost in truth.items():
+        assert learned[degree].c == pytest.approx(cost.c, rel=1e-3)
+    # A group of all ranks paid before, and does not any more.
+    lengths = [6000]
+    assert believed[8].micro_batch_ms(lengths) < believed[1].micro_batch_ms(lengths) / 5
+    assert learned[8].micro_batch_ms(lengths) > learned[4].micro_batch_ms(lengths)
+
+
+def test_a_slower_device_is_one_factor_and_few_times_change_nothing() -> None:
+    believed = by_degree(Cost(1e-6, 0.05, 3.0), 4)
+    measured = {
+        degree: steps_of(Cost(cost.a * 1.3, cost.b * 1.3, cost.c * 1.3), 8)
+        for degree, cost in believed.items()
+    }
+    learned, _ = calibrate_by_degree(believed, measured)
+    assert learned[4].c == pytest.approx(believed[4].c * 1.3)
+    few = {1: steps_of(believed[1], 3)}
+    assert calibrate_by_degree(believed, few) == (believed, "kept: 3 steps measured, 8 are needed")
+    with pytest.raises(ValueError, match="measured degree 3: has no cost"):
+        calibrate_by_degree(believed, {3: []})
+    with pytest.raises(ValueError, match="must be times above 0"):
+        calibrate_by_degree(believed, {1: [([[5]], 0.0)]})

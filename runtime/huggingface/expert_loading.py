@@ -16,6 +16,9 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedMode
 from seqplan.runtime.errors import UnsupportedModel
 from seqplan.runtime.huggingface.experts import PART, find_experts, find_unsupported_experts
 
+_SOURCE = ("revision", "subfolder", "token", "cache_dir", "local_files_only", "force_download")
+"""Options of ``from_pretrained`` that name the files."""
+
 _NUMBERED = re.compile(r"\.experts\.(\d+)\.")
 """In the name of a stored tensor of one expert."""
 
@@ -37,7 +40,10 @@ def load_pretrained(name: str | os.PathLike[str], *, expert_parallel: int, **opt
             f"expert_parallel: {expert_parallel} does not divide the job's {world_size} ranks. "
             "Give a divisor of the number of ranks"
         )
-    config = options.pop("config", None) or AutoConfig.from_pretrained(name)
+    config = options.pop("config", None)
+    if config is None:
+        source = {option: options[option] for option in _SOURCE if option in options}
+        config = AutoConfig.from_pretrained(name, **source)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UnsupportedModel(f"{config.model_type} is no causal language model of transformers")
     kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
@@ -53,7 +59,13 @@ def load_pretrained(name: str | os.PathLike[str], *, expert_parallel: int, **opt
         names = _split_without_values(model, part)
         with ExitStack() as opened:
             read = dict(_iterate_part(model, files, settings, names, part, opened))
-            return kind._load_pretrained_model(model, read, files, settings)
+            loaded = kind._load_pretrained_model(model, read, files, settings)
+        lacking = names & {*loaded[0].missing_keys, *(key for key, *_ in loaded[0].mismatched_keys)}
+        if lacking:
+            raise UnsupportedModel(
+                f"{name}: has no part of {min(lacking)}. Load the whole model on the first rank"
+            )
+        return loaded
 
     reading = type(kind.__name__, (kind,), {"_load_pretrained_model": staticmethod(load)})
     model: Any = reading.from_pretrained(name, config=config, **options)  # type: ignore[attr-defined]

@@ -183,7 +183,7 @@ def find_unsupported_experts(
         if loaded not in (None, part):
             return (
                 f"{name}: {place} has part {loaded[0]} of {loaded[1]} of its experts, not part "
-                f"{index}. Load the model with the same expert_parallel"
+                f"{index} of {degree}. Load the model with the same expert_parallel"
             )
         rows = count // degree if loaded else count
         for key, value in module.named_parameters():

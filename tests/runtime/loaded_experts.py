@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -182,11 +183,22 @@ def reject_loading(rank: int, world: int, folder: str) -> dict[str, str]:
         LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4)).save_pretrained(dense)
     dist.barrier()
 
+    lacking = Path(folder) / "lacking"
+    if not rank:
+        from safetensors.torch import load_file, save_file
+
+        shutil.copytree(stored, lacking)
+        (weights,) = lacking.glob("*.safetensors")
+        kept = {key: value for key, value in load_file(weights).items() if ".1.mlp.exp" not in key}
+        save_file(kept, weights, metadata={"format": "pt"})
+    dist.barrier()
+
     def load(where: Path, degree: int) -> Any:
         return huggingface.load_pretrained(where, expert_parallel=degree, dtype=torch.float64)
 
     return {
         "ranks": attempt(lambda: load(stored, 3)),
+        "lacking": attempt(lambda: load(lacking, 2)),
         "dense": attempt(lambda: load(dense, 2)),
         "whole": attempt(lambda: attach(load(stored, 2), 1)),
         "degree": attempt(lambda: attach(load(stored, 2), RANKS)),

@@ -141,6 +141,7 @@ def test_models_that_cannot_be_loaded_in_parts_are_rejected(outcomes: Any) -> No
     for messages in outcomes[-2][0]:
         assert "3 does not divide the job's 4 ranks" in messages["ranks"]
         assert "has no experts that transformers' registry runs" in messages["dense"]
+        assert "has no part of model.layers.1.mlp.experts.down_proj" in messages["lacking"]
         assert "was loaded in 2 parts. Attach it with expert_parallel" in messages["whole"]
         assert "of 2 of its experts, not part" in messages["degree"]
         assert "rank 0 has a part of the experts, rank 1 all" in messages["some"]

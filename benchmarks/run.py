@@ -42,6 +42,7 @@ NAMES = (
     "reduction",
     "recomputation",
     "serve",
+    "queries",
     "sidecar",
     "kills",
     "deletion",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -163,6 +163,30 @@ class Operations:
     def delete_proposal(self, proposal: str) -> ServiceCall[None]:
         """Delete a proposal that no job uses."""
         return delete(routes.PROPOSAL, proposal=proposal)
+
+    @Operation
+    def plan_batch(
+        self,
+        proposal: str,
+        lengths: Sequence[int],
+        *,
+        ids: Sequence[int] | None = None,
+        step: int = 0,
+        loss_tokens: int | None = None,
+    ) -> ServiceCall[Plan]:
+        """Plan one batch of ``lengths`` (tokens) without a job.
+
+        ``ids``: by default positions.
+        """
+        names = list(range(len(lengths)) if ids is None else ids)
+        fields = {"step": step, "ids": names, "lengths": list(lengths), "loss_tokens": loss_tokens}
+        body = json.dumps(fields, default=int).encode()
+        path = fill_route(routes.PLAN_BATCH, proposal=proposal)
+
+        def decode(text: bytes) -> Plan:
+            return from_json(text.decode(), strict=False, origin=f"step {step}")
+
+        return ServiceCall("POST", path, decode, body=body)
 
     create_job = _create(
         routes.JOBS, answers.JobBegun, bodies.NewJob, "Begin a job from a proposal."

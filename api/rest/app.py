@@ -24,6 +24,7 @@ from seqplan.api.rest.routes import (
     calibration,
     jobs,
     lengths,
+    plan_queries,
     plans,
     probes,
     profiles,
@@ -33,6 +34,7 @@ from seqplan.api.rest.routes import (
 )
 from seqplan.api.rest.state.ack_writer import AckQueue
 from seqplan.api.rest.state.metrics import Metrics
+from seqplan.api.rest.state.plan_queries import PlanQueries
 from seqplan.api.rest.state.plan_waiters import PlanWaiters
 from seqplan.api.service.calibration_watch import CalibrationWatch
 from seqplan.api.service.plan_summary import PlanSummaries
@@ -44,6 +46,7 @@ _RESOURCES = (
     profiles,
     lengths,
     proposals,
+    plan_queries,
     jobs,
     plans,
     acknowledgements,
@@ -108,9 +111,10 @@ def make_app(
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     service: Service = app.state.service
     watch: CalibrationWatch = app.state.watch
-    # These two belong to the event loop, which runs by now.
+    # These three belong to the event loop, which runs by now.
     app.state.waiters = PlanWaiters(service, app.state.summaries)
     app.state.acks = AckQueue(service)
+    app.state.queries = queries = PlanQueries(service)
     service.start(app.state.waiters)
     try:
         watch.start()
@@ -119,4 +123,5 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         finally:
             await run_in_threadpool(watch.stop)
     finally:
+        await run_in_threadpool(queries.stop)
         service.stop()

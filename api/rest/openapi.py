@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from seqplan.api.rest.payloads.bodies import Acks, PushedBatches
+from seqplan.api.rest.payloads.bodies import Acks, PushedBatch, PushedBatches
+from seqplan.plans.service_routes import HEALTH, PLAN, READINESS
 
-_LARGE: tuple[type[BaseModel], ...] = (Acks, PushedBatches)
+_LARGE: tuple[type[BaseModel], ...] = (Acks, PushedBatch, PushedBatches)
 """Bodies that the framework does not read itself, and so does not describe."""
 
 _PROBLEM = {
     "type": "object",
     "required": ["type", "title", "status", "detail"],
+    "example": {
+        "type": "urn:seqplan:problem:not-found",
+        "title": "Not found",
+        "status": 404,
+        "detail": "there is no job run1",
+    },
     "properties": {
         "type": {"type": "string", "description": "urn:seqplan:problem:KIND"},
         "title": {"type": "string"},
@@ -23,6 +31,37 @@ _PROBLEM = {
         "detail": {"type": "string", "description": "the problem, its place and the fix"},
     },
 }
+
+
+_STATUSES = {
+    "401": "No valid token, and the service has tokens",
+    "403": "The token, or the host or page of the request, does not allow this",
+    "404": "Nothing has this name",
+    "409": "The state does not allow this now; the detail names it",
+    "410": "After the last step, or expired",
+    "413": "The body is too large",
+    "422": "A field is not valid; the detail names it and the fix",
+    "424": "Planning of the job failed or was stopped",
+    "503": "The store or the service is busy or not reachable; retry after Retry-After",
+}
+
+
+def _list_statuses(path: str, method: str, operation: dict[str, Any]) -> Iterator[str]:
+    """Yield the statuses of errors that an operation may have."""
+    if path not in (HEALTH, READINESS):
+        yield from ("401", "403")
+    if "{" in path:
+        yield "404"
+    if method != "get":
+        yield "409"
+    if path.startswith(PLAN):
+        yield from ("410", "424")
+    if "requestBody" in operation:
+        yield "413"
+    if "requestBody" in operation or operation.get("parameters"):
+        yield "422"
+    if path != HEALTH:
+        yield "503"
 
 
 def describe(app: FastAPI) -> None:
@@ -47,23 +86,22 @@ def describe(app: FastAPI) -> None:
             document["components"]["securitySchemes"] = {
                 "token": {"type": "http", "scheme": "bearer", "description": "made by --add-token"}
             }
-            for methods in document["paths"].values():
-                for operation in methods.values():
-                    _describe_problems(operation)
+            for path, methods in document["paths"].items():
+                for method, operation in methods.items():
+                    _describe_problems(path, method, operation)
             app.openapi_schema = document
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _describe_problems(operation: dict[str, Any]) -> None:
-    """Describe ``default``: any other status is a problem; the operation's text lists them."""
-    operation["responses"].pop("422", None)
-    operation["responses"]["default"] = {
-        "description": "A problem (RFC 9457)",
-        "content": {
-            "application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}
-        },
-    }
+def _describe_problems(path: str, method: str, operation: dict[str, Any]) -> None:
+    """Describe the errors of an operation by status; any other is ``default``."""
+    problem = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    responses = operation["responses"]
+    responses.pop("422", None)
+    for status in _list_statuses(path, method, operation):
+        responses[status] = {"description": _STATUSES[status], "content": problem}
+    responses["default"] = {"description": "A problem (RFC 9457)", "content": problem}
     # An empty requirement: without tokens in the store, none is required.
     operation["security"] = [{}, {"token": []}]

@@ -84,7 +84,7 @@ class Service:
         self.readers = CapacityLimiter(_READERS)
         """Threads that read for people; ranks have others."""
         self.proposals = ProposalMaker(store)
-        self._workers = workers
+        self.workers = workers
         self._running: dict[str, PlanningJob] = {}
         self._asked: dict[str, float] = {}
         self._acknowledged: dict[str, float] = {}
@@ -149,7 +149,7 @@ class Service:
                 row,
                 self._on_published,
                 ended=self._count_end,
-                workers=self._workers,
+                workers=self.workers,
             )
             self._running[row.id] = planning
             try:

@@ -13,6 +13,7 @@ from seqplan.plans.service_routes import (
     ACKS_MANY,
     BATCHES,
     LENGTHS,
+    PLAN_BATCH,
     PROFILES,
     PROPOSAL_DOCUMENTS,
     route_pattern,
@@ -21,7 +22,7 @@ from seqplan.plans.service_routes import (
 _UPLOADS = (LENGTHS,)
 """Paths whose bodies are streamed to the disk, and may be larger for it."""
 
-_LARGE = (PROFILES, PROPOSAL_DOCUMENTS, BATCHES, ACKS_MANY)
+_LARGE = (PROFILES, PROPOSAL_DOCUMENTS, BATCHES, ACKS_MANY, PLAN_BATCH)
 _DOCUMENTS = re.compile(f"(?:{'|'.join(map(route_pattern, _LARGE))})/?")
 """Paths whose bodies are documents or many numbers; all others are a few fields."""
 

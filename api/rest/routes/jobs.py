@@ -196,11 +196,12 @@ def _check_batches(pushed: list[PushedBatch], last: int, max_len: int) -> list[B
                 409, "step-known", f"{where}.step: {batch.step} is not above {last}", last_step=last
             )
         last = batch.step
-        batches.append(_check_batch(batch, where, max_len))
+        batches.append(check_batch(batch, where, max_len))
     return batches
 
 
-def _check_batch(batch: PushedBatch, where: str, max_len: int) -> Batch:
+def check_batch(batch: PushedBatch, where: str, max_len: int) -> Batch:
+    """Read a batch of a request; ``ValueError`` names its field, which begins with ``where``."""
     if batch.loss_tokens is not None and batch.loss_tokens > sum(batch.lengths):
         raise ValueError(f"{where}.loss_tokens: {batch.loss_tokens} is above the step's tokens")
     if max(batch.lengths, default=0) > max_len:

@@ -12,6 +12,7 @@ from fastapi import Depends, Request
 
 from seqplan.api.rest.state.ack_writer import AckQueue
 from seqplan.api.rest.state.metrics import Metrics
+from seqplan.api.rest.state.plan_queries import PlanQueries
 from seqplan.api.rest.state.plan_waiters import PlanWaiters
 from seqplan.api.service.calibration_watch import CalibrationWatch
 from seqplan.api.service.plan_summary import PlanSummaries
@@ -48,6 +49,12 @@ async def waiters_of(request: Request) -> PlanWaiters:
     return waiters
 
 
+async def queries_of(request: Request) -> PlanQueries:
+    """Return the planners of single batches."""
+    queries: PlanQueries = request.app.state.queries
+    return queries
+
+
 async def acks_of(request: Request) -> AckQueue:
     """Return the writer of acknowledgements."""
     acks: AckQueue = request.app.state.acks
@@ -59,4 +66,5 @@ SummariesOf = Annotated[PlanSummaries, Depends(summaries_of)]
 WatchOf = Annotated[CalibrationWatch, Depends(watch_of)]
 MetricsOf = Annotated[Metrics, Depends(metrics_of)]
 WaitersOf = Annotated[PlanWaiters, Depends(waiters_of)]
+QueriesOf = Annotated[PlanQueries, Depends(queries_of)]
 AcksOf = Annotated[AckQueue, Depends(acks_of)]

@@ -40,6 +40,29 @@ def test_answers_are_described(stocked: Stocked) -> None:
     assert bare == []
 
 
+def test_errors_are_described_by_status(stocked: Stocked) -> None:
+    """Each status that a request gets here is in its operation's description."""
+    served, paths = stocked.served, stocked.served.ok("GET", "/openapi.json")["paths"]
+    job = stocked.job("described", 1, look_ahead=1)
+    served.send("GET", f"/v1/jobs/{job}/plans/0?wait=60")
+    for method, path, route, body in (
+        ("GET", "/v1/jobs/none", "/v1/jobs/{job}", None),
+        ("GET", f"/v1/jobs/{job}/plans/9", "/v1/jobs/{job}/plans/{step}", None),
+        ("GET", "/v1/jobs?limit=0", "/v1/jobs", None),
+        ("POST", "/v1/jobs", "/v1/jobs", {"proposal": 3}),
+        ("POST", f"/v1/jobs/{job}/restart", "/v1/jobs/{job}/restart", None),
+        ("DELETE", f"/v1/lengths/{stocked.lengths}", "/v1/lengths/{lengths}", None),
+        ("POST", "/v1/jobs", "/v1/jobs", {"id": "x" * 70000, "proposal": ""}),
+    ):
+        reply = served.send(method, path, body)
+        responses = paths[route][method.lower()]["responses"]
+        assert reply.status >= 400
+        assert str(reply.status) in responses, (method, path, reply.status)
+        (content,) = responses[str(reply.status)]["content"]
+        assert reply.headers["content-type"] == content
+    assert "401" not in paths["/healthz"]["get"]["responses"]
+
+
 @pytest.mark.parametrize(
     "path", ["/v1/jobs", "/v1/profiles/llama-7b-a800-80gb", "/docs", "/readyz"]
 )

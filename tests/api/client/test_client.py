@@ -22,6 +22,8 @@ from stocked_service import DATA, WORLD, Stocked
 import seqplan
 from seqplan import AsyncClient, Client, ServiceError
 from seqplan.api.client.operations import Operations
+from seqplan.runtime.errors import PlanTimeout
+from seqplan.runtime.sources import HttpSource
 
 LENGTHS = np.load(DATA)
 SETTINGS: dict[str, Any] = {"profile": "llama-7b-a800-80gb", "gpus": WORLD, "max_len": 4096}
@@ -221,3 +223,24 @@ def test_certificates_are_checked(tmp_path: Path, stocked: Stocked) -> None:
         assert str(bad.value) == f"ca: {path}: {reason}. Name a PEM file"
         shown = complaint(call("log", "--server", "https://127.0.0.1", "--ca", path))
         assert shown == f"--ca: {path}: {reason}. Name a PEM file"
+
+
+def test_certificates_of_the_environment_are_trusted(
+    tmp_path: Path, stocked: Stocked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By ranks too, which have no option for them."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl")
+    certificate, context = make_certificate(tmp_path)
+    job = stocked.job("encrypted", steps=1, look_ahead=1)
+    with forwarding(stocked.served.url, context=context) as url:
+        source = HttpSource(url, job)
+        with pytest.raises(PlanTimeout, match="certificate verify failed"):
+            source.view(0, 1, timeout_s=0.2)
+        source.close()
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        source = HttpSource(url, job)
+        view = source.view(0, 1, timeout_s=60)
+        source.close()
+        with Client(url) as client:
+            assert client.get_view(job, 0, 1) == view

@@ -8,7 +8,7 @@ random, and made where their exact costs shorten the step.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 from operator import attrgetter
@@ -58,6 +58,9 @@ def exchange_sequences(fleet: Fleet, batch: Batch, filling: Filling, lower_ms: f
     )
 
 
+_Weight = tuple[int, tuple[float, ...], float]
+
+
 @dataclass(frozen=True, slots=True)
 class _MicroBatch:
     """Indices of its sequences' lengths, padded tokens, work in each mode and cost (ms)."""
@@ -81,37 +84,57 @@ class _Pipeline:
         self._work, self._padded = work, padded
         self._limits = [(mode.capacity, mode.c) for mode in costs.modes]
         self.empty = _MicroBatch((), 0, (0.0,) * len(costs.modes), 0.0)
-        filled = [
-            self.change(self.empty, (), [i for i, n in micro for _ in range(n)]) for micro in bins
-        ]
-        self.micro_batches = [micro for micro in filled if micro is not None]
-        self.time_ms = self.compute_time_ms(self.micro_batches)
+        self.micro_batches: list[_MicroBatch] = []
+        self.costs_ms: list[float] = []
+        """Costs of the micro-batches, in their order."""
+        self._set([self._fill(micro) for micro in bins])
+        self.time_ms = self.compute_time_ms(self.costs_ms)
 
-    def change(
+    def weigh(
         self, micro: _MicroBatch, outgoing: Sequence[int], incoming: Sequence[int]
-    ) -> _MicroBatch | None:
-        """Return the micro-batch after an exchange; None if no mode holds it."""
+    ) -> _Weight | None:
+        """Return tokens, work and cost of the micro-batch after an exchange.
+
+        None if no mode holds it.
+        """
         padded, of_length = self._padded, self._work
-        tokens = micro.tokens + sum(padded[i] for i in incoming) - sum(padded[i] for i in outgoing)
+        tokens, work = micro.tokens, micro.work_ms
+        for i in incoming:
+            tokens += padded[i]
+        for i in outgoing:
+            tokens -= padded[i]
         if tokens > self._limits[-1][0]:
             return None
-        sequences, work = list(micro.sequences), list(micro.work_ms)
+        if len(micro.sequences) + len(incoming) == len(outgoing):
+            return 0, self.empty.work_ms, 0.0
         for i in outgoing:
-            sequences.remove(i)
-            work = [ms - less for ms, less in zip(work, of_length[i], strict=True)]
+            work = tuple([ms - less for ms, less in zip(work, of_length[i], strict=True)])
         for i in incoming:
-            work = [ms + more for ms, more in zip(work, of_length[i], strict=True)]
-        sequences.extend(incoming)
-        if not sequences:
-            return self.empty
+            work = tuple([ms + more for ms, more in zip(work, of_length[i], strict=True)])
         limits = zip(work, self._limits, strict=True)
-        cost = min(ms + c for ms, (capacity, c) in limits if tokens <= capacity)
-        return _MicroBatch(tuple(sequences), tokens, tuple(work), cost)
+        return tokens, work, min([ms + c for ms, (capacity, c) in limits if tokens <= capacity])
 
-    def compute_time_ms(self, micro_batches: Sequence[_MicroBatch]) -> float:
-        """Compute form S of micro-batches that this pipeline could have (ms)."""
-        costs = [micro.cost_ms for micro in micro_batches]
-        return fsum(costs) + self._bubbles * max(costs, default=0.0)
+    def compute_time_ms(self, costs_ms: Sequence[float]) -> float:
+        """Compute form S of micro-batches of these costs (ms)."""
+        return fsum(costs_ms) + self._bubbles * max(costs_ms, default=0.0)
+
+    def change(self, changed: Mapping[int, _MicroBatch], time_ms: float) -> None:
+        """Replace micro-batches by index, one beyond the last is new; drop empty ones."""
+        micro_batches = [*self.micro_batches, self.empty]
+        for index, micro in changed.items():
+            micro_batches[index] = micro
+        self._set(micro_batches)
+        self.time_ms = time_ms
+
+    def _set(self, micro_batches: Sequence[_MicroBatch]) -> None:
+        self.micro_batches = [micro for micro in micro_batches if micro.sequences]
+        self.costs_ms = [micro.cost_ms for micro in self.micro_batches]
+
+    def _fill(self, counts: Sequence[tuple[int, int]]) -> _MicroBatch:
+        sequences = [i for i, n in counts for _ in range(n)]
+        weight = self.weigh(self.empty, (), sequences)
+        assert weight is not None  # as a fill has made it
+        return _MicroBatch(tuple(sequences), *weight)
 
     def list_bins(self) -> PipelineBins:
         """List the micro-batches as a filling has them."""
@@ -144,24 +167,40 @@ def _exchange(first: _Pipeline, second: _Pipeline, draw: Callable[[], float]) ->
     taking = second.micro_batches[j] if j < len(second.micro_batches) else second.empty
     given = [giving.sequences[int(draw() * len(giving.sequences))]]
     returned = _draw_returned(taking.sequences, draw)
-    changed = first.change(giving, given, returned), second.change(taking, returned, given)
-    if changed[0] is None or changed[1] is None:
-        return False
-    of_first, of_second = list(first.micro_batches), list(second.micro_batches)
-    if first is second:
-        of_second = of_first
-    of_first[i] = changed[0]
-    of_second[j : j + 1] = [changed[1]]
     limit = first.time_ms * (1 - _GAIN)
-    times = first.compute_time_ms(of_first), second.compute_time_ms(of_second)
-    if max(times) >= limit:
+    of_giving = first.weigh(giving, given, returned)
+    if of_giving is None:
         return False
-    for pipeline, micro_batches, time in zip(
-        (first, second), (of_first, of_second), times, strict=True
-    ):
-        pipeline.micro_batches = [micro for micro in micro_batches if micro.sequences]
-        pipeline.time_ms = time
+    costs = first.costs_ms.copy()
+    costs[i] = of_giving[2]
+    time = 0.0 if first is second else first.compute_time_ms(costs)
+    if time >= limit:  # as most draws, so before the other pipeline is computed
+        return False
+    of_taking = second.weigh(taking, returned, given)
+    if of_taking is None:
+        return False
+    of_second = costs if first is second else second.costs_ms.copy()
+    of_second[j : j + 1] = [of_taking[2]]
+    other_time = second.compute_time_ms(of_second)
+    if other_time >= limit:
+        return False
+    changed = {i: _replace(giving, given, returned, of_giving)}
+    of_other = {j: _replace(taking, returned, given, of_taking)}
+    if first is second:
+        first.change(changed | of_other, other_time)
+    else:
+        first.change(changed, time)
+        second.change(of_other, other_time)
     return True
+
+
+def _replace(
+    micro: _MicroBatch, outgoing: Sequence[int], incoming: Sequence[int], weight: _Weight
+) -> _MicroBatch:
+    sequences = list(micro.sequences)
+    for i in outgoing:
+        sequences.remove(i)
+    return _MicroBatch((*sequences, *incoming), *weight)
 
 
 def _draw_returned(sequences: Sequence[int], draw: Callable[[], float]) -> list[int]:

@@ -33,6 +33,9 @@ BISECTION_TOLERANCE = 1e-4
 CERTIFY_GAP = 2e-3
 """The gap at which the proof is sought first; above it the prices are refined once."""
 
+REFINED = 2
+"""Times that prices are found, the second time at the bound that the first ones prove."""
+
 
 def bound_by_relaxation_ms(
     classes: Sequence[PipelineClass],
@@ -149,24 +152,27 @@ def certify(fleet: Fleet, batch: Batch, objective_ms: float) -> float:
     bubbles that it causes. So where its bound is not close, the least is taken of bounds that each
     assume on which class that sequence runs (``Fleet.assume_longest``).
     """
-    low_ms = _certify_relaxed(fleet, batch, objective_ms)
-    if low_ms >= objective_ms / (1 + 2 * CERTIFY_GAP):
+    cases = fleet.assume_longest(batch.longest)
+    low_ms = _certify_relaxed(fleet, batch, objective_ms, 1 if cases else REFINED)
+    if not cases or low_ms >= objective_ms / (1 + 2 * CERTIFY_GAP):
         return low_ms
     least_ms = inf
-    for assumed in fleet.assume_longest(batch.longest):
+    for assumed in cases:
         least_ms = min(least_ms, _certify_relaxed(assumed, batch, objective_ms))
         if least_ms <= low_ms:
             break
-    return low_ms if least_ms == inf else max(low_ms, least_ms)
+    return max(low_ms, least_ms)
 
 
-def _certify_relaxed(fleet: Fleet, batch: Batch, objective_ms: float) -> float:
-    """Prove a lower bound by one relaxation, whichever pipelines run what (ms)."""
+def _certify_relaxed(
+    fleet: Fleet, batch: Batch, objective_ms: float, times: int = REFINED
+) -> float:
+    """Prove a lower bound by relaxation, solved so many times at most (ms)."""
     low = single_bound_ms(fleet.classes, batch)
     time = objective_ms / (1 + CERTIFY_GAP)
     if low >= time:
         return min(low, objective_ms)
-    for _ in range(2):
+    for _ in range(times):
         relaxed = relax(fleet.classes, batch, time)
         if relaxed is None:
             return low  # not solved: that proves nothing

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from seqplan.costs.latency import Latency
 from seqplan.plans.scheme import Scheme
@@ -93,6 +92,8 @@ def _solve(samples: Sequence[DegreeTimes]) -> DegreeOverhead:
 
     Disturbed samples weigh less.
     """
+    from scipy.optimize import nnls  # half a second, which planning does not wait for
+
     rows = []
     for times in samples:
         columns = (

@@ -190,7 +190,7 @@ def test_a_sync_is_printed_and_kept(lengths: Path, output: Path) -> None:
     assert "derived, not measured (seqplan profile show)" in text
     document = json.loads(output.read_text())
     assert {"tp", "pp", "ms"} == set(document["sync"]["by_layout"][0])
-    assert document["layouts"]["chosen"] in text
+    assert (document["layouts"]["chosen"] or "several layouts") in text
     output.unlink()
     text = propose(lengths, output, *more, "--gpus", 2, "--sync", "900,1400").out
     assert "All with the sync, as given: 900 ms, different layouts 1400." in text

@@ -73,7 +73,8 @@ def combine_modes(documents: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any
 
     With the schemes that all of them have. A mode that keeps no fewer bytes than one that
     recomputes less is left out, and named in the list; one that offloads is compared with the same
-    mode without. Bytes that were measured count as kept.
+    mode without, and no coefficient of it is below that mode's, as both may take equally long.
+    Bytes that were measured count as kept.
     """
     activations = {
         document["recompute"]: document["memory"]["activation_bytes_per_token"]
@@ -100,10 +101,14 @@ def combine_modes(documents: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any
         tp = place[0].tp
         if not all(place in of_mode and tp in map(int, degrees) for of_mode in entries):
             continue
-        modes = {
-            name: {key: of_mode[place][key] for key in COEFFICIENTS if key in of_mode[place]}
-            for name, of_mode in zip(names, entries, strict=True)
-        }
+        modes: dict[str, dict[str, float]] = {}
+        for name, of_mode in zip(names, entries, strict=True):
+            base = modes.get(split_mode(name)[0], {})
+            modes[name] = {
+                key: max(of_mode[place][key], base.get(key, 0.0))
+                for key in COEFFICIENTS
+                if key in of_mode[place]
+            }
         rest = {key: value for key, value in raw.items() if key not in COEFFICIENTS}
         schemes.append({**rest, "modes": modes})
     first = dict(kept[0])

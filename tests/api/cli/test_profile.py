@@ -352,16 +352,16 @@ def test_modes_that_offload_are_derived_with_host_memory(tmp_path: Path) -> None
 def test_modes_that_offload_are_measured(tmp_path: Path) -> None:
     output = tmp_path / "p.json"
     completed = call(
-        *("profile", "measure", "--model", "small", "--recompute", "none,none+0.5,full,full+1"),
-        *("--lengths", "64..512", "--points", 6, "--repeats", 3, "--host-memory-gib", 2),
+        *("profile", "measure", "--model", "small", "--recompute", "none,none+0.5"),
+        *("--lengths", "32..128", "--points", 4, "--repeats", 3, "--host-memory-gib", 2),
         *("--even-if-busy", "-o", output),
     )
     succeeded(completed)
     profile = Profile.load(output)
-    none, half, full = profile.modes[:3]
-    assert [mode.name for mode in profile.modes] == ["none", "none+0.5", "full", "full+1"]
-    # Half of the layers keep their activations in host memory, but for small tensors.
+    none, half = profile.modes
+    assert [mode.name for mode in profile.modes] == ["none", "none+0.5"]
+    # Half of the layers keep their activations in host memory, and two come back at a time.
     assert none.kept[1] / 2 < half.kept[1] < none.kept[1]
-    assert half.host[1] == pytest.approx((none.kept[1] - full.kept[1]) / 2, rel=0.2)
+    assert none.kept[1] / 4 < half.host[1] < none.kept[1] / 2
     assert profile.memory.host_memory_bytes == 2 * 2**30
     assert "host memory: " in completed.out

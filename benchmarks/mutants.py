@@ -48,6 +48,7 @@ _AHEAD = "runtime/sources/consumer.py"
 _PARTS = "runtime/recomputation.py"
 _SWITCH = "runtime/huggingface/recomputation.py"
 _ACKS = "runtime/sources/acknowledgements.py"
+_ROUTES = "plans/service_routes.py"
 
 MUTANTS = (
     Mutant(
@@ -145,7 +146,7 @@ MUTANTS = (
         (_HTTP,),
     ),
     Mutant(
-        _ACKS, "frozenset({408, 425, 429, 500, 502, 503, 504})", "frozenset({502, 503})", (_HTTP,)
+        _ROUTES, "frozenset({408, 425, 429, 500, 502, 503, 504})", "frozenset({502, 503})", (_HTTP,)
     ),
     Mutant(_ACKS, "                    self.append(entry)\n", "", (_OUTAGE,)),
     Mutant(_PARTS, "return not self.paused and", "return", (_SAVED_BYTES,)),

@@ -11,6 +11,7 @@ TESTS = Path(__file__).parent
 LONGEST = (
     *("repository/test_notebook.py", "repository/test_code_blocks.py"),
     *("planner/workers/test_random_settings.py", "planner/workers/test_producer.py"),
+    *("runtime/huggingface/test_attached_experts.py", "profiler/measure/test_measured_experts.py"),
     *("runtime/huggingface/test_attached_models.py", "integrations/test_huggingface_trainer.py"),
     *("planner/proposal/test_backends.py", "api/rest/test_job_states.py"),
     *("runtime/sources/test_outages.py", "runtime/checkpoint/test_checkpoint_damage.py"),

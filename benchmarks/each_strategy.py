@@ -2,8 +2,8 @@
 
 ``all_strategies_bound_ms`` allows fractions of pipelines. Here a strategy is a row of whole counts.
 Values of sequences that prove a bound (``certificate``) limit what each class can hold by a time:
-rows that hold less than all values together are refuted by it, whatever else they are. What is left
-gets a bound of its own, and the values that prove that refute others in turn.
+rows that hold less than all values together are refuted by it, whatever else they are. The other
+rows get a separate bound each, and the values that prove it refute further rows.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class _EachStrategy:
     def drop_refuted(
         self, rows: Counts, fleet: Fleet, places: Sequence[int], time_ms: float
     ) -> Counts:
-        """Leave out the rows that the prices of a strategy's own bound refute, too.
+        """Leave out the rows that the prices of one strategy's bound refute, too.
 
         ``places``: of the strategy's classes.
         """

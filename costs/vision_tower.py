@@ -39,8 +39,10 @@ class VisionTower:
     extra_patches: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "ffn", "patch", "merge", "width"):
+        for name in ("layers", "hidden", "heads", "ffn", "patch", "merge", "width", "window"):
             size = getattr(self, name)
+            if name == "window" and size is None:
+                continue
             if type(size) is not int or size < 1:
                 raise ValueError(f"vision tower: {name} must be a whole number above 0: {size!r}")
         if self.hidden % self.heads:
@@ -115,46 +117,58 @@ Config = Mapping[str, Any]
 
 def _read_qwen2(config: Config, vision: Config) -> VisionTower:
     hidden = vision["embed_dim"]
-    return VisionTower(
-        layers=vision["depth"],
+    return _make_qwen(
+        vision,
         hidden=hidden,
-        heads=vision["num_heads"],
         ffn=int(hidden * vision.get("mlp_ratio", 4)),
-        matrices=PLAIN_FFN,
-        patch=vision["patch_size"],
-        merge=vision["spatial_merge_size"],
         width=vision["hidden_size"],
-        full_layers=vision["depth"],
     )
 
 
 def _read_qwen25(config: Config, vision: Config) -> VisionTower:
-    window = vision["window_size"] // vision["patch_size"]
-    return VisionTower(
-        layers=vision["depth"],
+    return _make_qwen(
+        vision,
         hidden=vision["hidden_size"],
-        heads=vision["num_heads"],
         ffn=vision["intermediate_size"],
-        matrices=GATED_FFN,
-        patch=vision["patch_size"],
-        merge=vision["spatial_merge_size"],
         width=vision["out_hidden_size"],
-        window=window**2,
+        matrices=GATED_FFN,
+        window=(vision["window_size"] // vision["patch_size"]) ** 2,
         full_layers=len(vision["fullatt_block_indexes"]),
     )
 
 
 def _read_qwen3(config: Config, vision: Config) -> VisionTower:
-    return VisionTower(
-        layers=vision["depth"],
+    return _make_qwen(
+        vision,
         hidden=vision["hidden_size"],
-        heads=vision["num_heads"],
         ffn=vision["intermediate_size"],
-        matrices=PLAIN_FFN,
+        width=vision["out_hidden_size"],
+    )
+
+
+def _make_qwen(
+    vision: Config,
+    *,
+    hidden: int,
+    ffn: int,
+    width: int,
+    matrices: int = PLAIN_FFN,
+    window: int | None = None,
+    full_layers: int | None = None,
+) -> VisionTower:
+    """Make a tower by the names that all of Qwen's configurations have."""
+    layers = vision["depth"]
+    return VisionTower(
+        layers=layers,
+        hidden=hidden,
+        heads=vision["num_heads"],
+        ffn=ffn,
+        matrices=matrices,
         patch=vision["patch_size"],
         merge=vision["spatial_merge_size"],
-        width=vision["out_hidden_size"],
-        full_layers=vision["depth"],
+        width=width,
+        window=window,
+        full_layers=layers if full_layers is None else full_layers,
     )
 
 

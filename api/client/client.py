@@ -6,6 +6,7 @@ import asyncio
 import os
 import ssl
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import Any, ParamSpec, Protocol, TypeVar
@@ -33,7 +34,7 @@ class ItemPage(Protocol[Item]):
     def next(self) -> str | int | None: ...
 
 
-class _Connection(Operations):
+class _Connection(Operations, ABC):
     """What both clients have: the service's address, credentials and time limits."""
 
     def __init__(
@@ -72,8 +73,9 @@ class _Connection(Operations):
         }
         self._open()
 
+    @abstractmethod
     def _open(self) -> None:
-        raise NotImplementedError
+        """Make the connections."""
 
     def _request(self, call: ServiceCall[Any], headers: dict[str, str]) -> dict[str, Any]:
         return {

@@ -161,6 +161,11 @@ def test_samples_with_images_are_balanced(tmp_path: Path) -> None:
             {"vision_config": {**QWEN25, "num_heads": 5}},
             "hidden 64 is no multiple of 5 heads",
         ),
+        (
+            "qwen2_5_vl",
+            {"vision_config": {**QWEN25, "window_size": 7}},
+            "window must be a whole number above 0: 0",
+        ),
     ],
 )
 def test_configs_that_are_not_modeled_are_rejected(

@@ -130,8 +130,8 @@ def test_the_extension_loads_in_later_pythons(
     packages: dict[str, Path], tmp_path: Path, version: str
 ) -> None:
     """If one is installed; without numpy, which this environment has for one Python only."""
-    found = [shutil.which(f"python{version}"), *_pyenv(version)]
-    pythons = [name for name in found if name and _runs(name)]
+    interpreters = [shutil.which(f"python{version}"), *_pyenv(version)]
+    pythons = [name for name in interpreters if name and _runs(name)]
     if not pythons:
         pytest.skip(f"no Python {version}")
     with zipfile.ZipFile(packages["wheel"]) as file:

@@ -52,18 +52,18 @@ def labels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
                 served.ok("POST", f"/v1/jobs/{job}/acks", ack)
         served.send("GET", f"/v1/jobs/{job}/calibration")
         text = served.send("GET", "/metrics").body.decode()
-    found: dict[str, set[str]] = {}
+    labels_by_metric: dict[str, set[str]] = {}
     for line in text.splitlines():
         if line.startswith("# TYPE "):
             _, _, name, kind = line.split()
-            found.setdefault(name, set())
+            labels_by_metric.setdefault(name, set())
             if kind == "histogram":
-                found |= {f"{name}_{end}": set() for end in ("bucket", "sum", "count")}
+                labels_by_metric |= {f"{name}_{end}": set() for end in ("bucket", "sum", "count")}
         elif not line.startswith("#"):
             name, _, rest = line.partition("{")
             name = name.split()[0]
-            found.setdefault(name, set()).update(re.findall(r'(\w+)="', rest))
-    return found
+            labels_by_metric.setdefault(name, set()).update(re.findall(r'(\w+)="', rest))
+    return labels_by_metric
 
 
 def test_every_metric_is_of_the_service(labels: dict[str, set[str]]) -> None:

@@ -44,10 +44,10 @@ class NewElements(TorchDispatchMode):
             self._add(value, 0)
         result = operation(*arguments, **(named or {}))
         mapping = operation is torch.ops.aten.set_.source_Storage
-        made = _list_tensors(result)
-        for value in made:
+        tensors = _list_tensors(result)
+        for value in tensors:
             self._add(value, None if mapping else value.untyped_storage().nbytes())
-        if not any(self._is_mapped(value) for value in made):
+        if not any(self._is_mapped(value) for value in tensors):
             self._copied += sum(value.nbytes for value in given if self._is_mapped(value))
         living = sum(count or 0 for _, count in self._live.values())
         self.most = max(self.most, (living + self._copied) // 8)
@@ -119,8 +119,8 @@ def load_and_save(rank: int, world: int, name: str, degree: int, folder: str) ->
     again = AutoModelForCausalLM.from_pretrained(
         stored.with_name(f"{name} saved"), dtype=torch.float64
     )
-    kept = dict(again.named_parameters())
-    equal = all(torch.equal(kept[key], value) for key, value in whole.named_parameters())
+    read_again = dict(again.named_parameters())
+    equal = all(torch.equal(read_again[key], value) for key, value in whole.named_parameters())
     return {
         "experts": experts,
         "rest": rest - experts,
@@ -129,7 +129,7 @@ def load_and_save(rank: int, world: int, name: str, degree: int, folder: str) ->
         "evaluating": evaluating.most,
         "saving": saving.most,
         "worst": worst,
-        "equal": equal and kept.keys() == dict(whole.named_parameters()).keys(),
+        "equal": equal and read_again.keys() == dict(whole.named_parameters()).keys(),
         "files": sorted(path.name for path in stored.with_name(f"{name} saved").iterdir()),
     }
 
@@ -189,8 +189,8 @@ def reject_loading(rank: int, world: int, folder: str) -> dict[str, str]:
 
         shutil.copytree(stored, lacking)
         (weights,) = lacking.glob("*.safetensors")
-        kept = {key: value for key, value in load_file(weights).items() if ".1.mlp.exp" not in key}
-        save_file(kept, weights, metadata={"format": "pt"})
+        rest = {key: value for key, value in load_file(weights).items() if ".1.mlp.exp" not in key}
+        save_file(rest, weights, metadata={"format": "pt"})
     dist.barrier()
 
     def load(where: Path, degree: int) -> Any:

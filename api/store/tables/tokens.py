@@ -73,12 +73,12 @@ def revoke_token(connection: Connection, name: str) -> None:
 
 def find_token(tokens: Iterable[Token], text: str) -> Token | None:
     """Return the valid token with this text, if it is among these. Compares in constant time."""
-    hashed, found = _hash(text), None
+    hashed, matching = _hash(text), None
     for token in tokens:
         if hmac.compare_digest(hashed, token.hash):
-            found = token
-    if found is None or found.expires_at is None or found.expires_at > time.time():
-        return found
+            matching = token
+    if matching is None or matching.expires_at is None or matching.expires_at > time.time():
+        return matching
     return None
 
 

@@ -20,9 +20,9 @@ def test_tokens(opened: Opener) -> None:
         token = tokens.add_token(connection, "a", "read", job="j")
         gone = tokens.add_token(connection, "old", "write", expires_at=1)
         known = tokens.list_tokens(connection)
-        found = tokens.find_token(known, token)
-        assert found is not None
-        assert (found.scope, found.job, found.expires_at) == ("read", "j", None)
+        stored = tokens.find_token(known, token)
+        assert stored is not None
+        assert (stored.scope, stored.job, stored.expires_at) == ("read", "j", None)
         assert tokens.find_token(known, token + "x") is None
         assert tokens.find_token(known, gone) is None
         with pytest.raises(StoreError, match="choose one of read, write"):

@@ -309,11 +309,11 @@ def test_overhead_that_grows_with_ranks_reaches_schemes_without_measurements() -
     assert refitted.overhead is not None
     assert refitted.overhead.factor == pytest.approx(1.0, abs=0.02)
     assert refitted.overhead.rank_ms == pytest.approx(25.4, rel=0.05)
-    found = {result.scheme: result for result in refitted.schemes}
+    of_scheme = {result.scheme: result for result in refitted.schemes}
     for scheme, ms in (*added.items(), (wide, 19.0 + 7 * 25.4)):
-        assert found[scheme].latency.c == pytest.approx(BELIEVED.c + ms, rel=0.1), scheme
-    assert found[wide].how == "extrapolated"
-    assert "25" in found[wide].reason
+        assert of_scheme[scheme].latency.c == pytest.approx(BELIEVED.c + ms, rel=0.1), scheme
+    assert of_scheme[wide].how == "extrapolated"
+    assert "25" in of_scheme[wide].reason
     document = write_refit(profile, refitted.schemes, "times")
     again = Profile.from_document(document, "again").by_scheme[wide]
     assert again.latency.c == pytest.approx(3.0 + 19.0 + 7 * 25.4, rel=0.1)

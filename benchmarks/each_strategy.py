@@ -16,14 +16,9 @@ import numpy.typing as npt
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import CERTIFY_GAP, certify
 from seqplan.planner.bounds.gpu_time import cheap_bound_ms
+from seqplan.planner.bounds.held_value import HeldValue, Mixes, Relaxation, list_fixed_mixes
 from seqplan.planner.bounds.relaxation import relax
-from seqplan.planner.bounds.resources import (
-    ROUNDING,
-    HeldValue,
-    Mixes,
-    Relaxation,
-    list_fixed_mixes,
-)
+from seqplan.planner.bounds.resources import ROUNDING
 from seqplan.planner.bounds.with_sync import Families
 from seqplan.planner.placement.fleet import Fleet, PipelineClass
 from seqplan.plans.scheme import Strategy

@@ -10,14 +10,9 @@ import numpy as np
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import bound_by_relaxation_ms
 from seqplan.planner.bounds.gpu_time import single_bound_ms
+from seqplan.planner.bounds.held_value import HeldValue, Mixes, Relaxation, list_fixed_mixes
 from seqplan.planner.bounds.relaxation import relax
-from seqplan.planner.bounds.resources import (
-    ROUNDING,
-    HeldValue,
-    Mixes,
-    Relaxation,
-    list_fixed_mixes,
-)
+from seqplan.planner.bounds.resources import ROUNDING
 from seqplan.planner.placement.fleet import Models, PipelineClass
 
 FITS = 5e-3

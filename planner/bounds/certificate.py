@@ -17,13 +17,9 @@ import numpy as np
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.gpu_time import single_bound_ms
+from seqplan.planner.bounds.held_value import HeldValue, Relaxation, list_fixed_mixes
 from seqplan.planner.bounds.relaxation import relax
-from seqplan.planner.bounds.resources import (
-    ROUNDING,
-    HeldValue,
-    Relaxation,
-    list_fixed_mixes,
-)
+from seqplan.planner.bounds.resources import ROUNDING
 from seqplan.planner.placement.fleet import Fleet, Floats, Ints, PipelineClass
 
 BISECTION_TOLERANCE = 1e-4

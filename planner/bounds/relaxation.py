@@ -16,10 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.held_value import Mixes, Relaxation
 from seqplan.planner.bounds.resources import (
     ClassLengths,
-    Mixes,
-    Relaxation,
     Resources,
     count_resources,
     group_lengths,

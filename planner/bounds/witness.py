@@ -18,8 +18,9 @@ import numpy as np
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import cut_values
+from seqplan.planner.bounds.held_value import HeldValue, Relaxation, list_fixed_mixes
 from seqplan.planner.bounds.relaxation import relax
-from seqplan.planner.bounds.resources import ROUNDING, HeldValue, Relaxation, list_fixed_mixes
+from seqplan.planner.bounds.resources import ROUNDING
 from seqplan.planner.placement.fleet import ClassMode, Fleet, Floats, PipelineClass
 
 NEAR = (1.0, 1.002, 1.004, 0.9995, 0.998, 1.01, 1.03)

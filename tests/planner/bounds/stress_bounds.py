@@ -17,8 +17,9 @@ from oracles.exhaustive import any_strategy_optimum, step_optimum
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import bound_by_relaxation_ms, certify
 from seqplan.planner.bounds.gpu_time import area_bound_ms, single_bound_ms
+from seqplan.planner.bounds.held_value import Mixes, Relaxation
 from seqplan.planner.bounds.relaxation import relax
-from seqplan.planner.bounds.resources import Mixes, Relaxation, count_resources
+from seqplan.planner.bounds.resources import count_resources
 from seqplan.planner.placement.fleet import Floats, PipelineClass
 
 SLACK = 1 + 1e-8

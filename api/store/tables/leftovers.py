@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import shutil
 import time
@@ -25,6 +26,9 @@ from seqplan.plans.format.atomic_file import atomic_write
 
 UPLOAD_PREFIX = "upload-"
 """What the folder of an upload that is coming in begins with."""
+
+QUIET_S = 3600.0
+"""An upload that comes in, or a file that is being written, has changed within this time."""
 
 GRACE_DAYS = 7.0
 """How long a file stays after it was first found to be nobody's."""
@@ -50,6 +54,8 @@ def remove_leftovers(store: Store, grace_days: float = GRACE_DAYS) -> None:
             leftovers.append(path)
     since = {}
     for path in leftovers:
+        if now - _last_change(path) < QUIET_S:
+            continue
         name = str(path.relative_to(store.files))
         if name not in found:
             _log.warning(
@@ -102,6 +108,15 @@ def _parse_name(folder: Path, name: re.Pattern[str]) -> Iterator[Path]:
 def _is_upload(folder: Path) -> bool:
     """Whether a folder has nothing but the body of an upload."""
     return folder.is_dir() and all(entry.name.startswith("body.") for entry in folder.iterdir())
+
+
+def _last_change(path: Path) -> float:
+    """When a file, or a folder and what is in it, was last written, as Unix time; inf if it is gone."""
+    try:
+        entries = [path, *path.iterdir()] if path.is_dir() else [path]
+        return max(entry.stat().st_mtime for entry in entries)
+    except FileNotFoundError:
+        return math.inf
 
 
 def _remove(store: Store, path: Path) -> None:

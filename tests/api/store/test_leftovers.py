@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import socket
 import time
 from pathlib import Path
@@ -30,6 +31,13 @@ def _found_days_ago(store: Store, days: float) -> None:
     path = store.files / "leftovers.json"
     found = json.loads(path.read_text())
     path.write_text(json.dumps({name: at - days * 86400 for name, at in found.items()}))
+
+
+def _change_hours_ago(folder: Path, hours: float) -> None:
+    """Set when each file and folder below one was last changed."""
+    at = time.time() - hours * 3600
+    for path in (folder, *folder.rglob("*")):
+        os.utime(path, (at, at))
 
 
 def _names(folder: Path) -> set[str]:
@@ -59,6 +67,9 @@ def test_leftovers_go_after_days_and_data_stays(
     leftovers = {f"{gone}.removed", f"{twice}.removed", f"{unknown}.npy", ".0123456789abcdef.tmp"}
     kept = {f"{key}.npy" for key in (whole, cut_off, twice)}
     assert before[0] == kept | leftovers
+    remove_leftovers(store)  # an upload may come in, and a file may be written
+    assert caplog.messages == []
+    _change_hours_ago(store.files, 1.1)
     for days in (0, 6.9):
         caplog.clear()
         remove_leftovers(store)
@@ -84,6 +95,7 @@ def test_leftovers_go_after_days_and_data_stays(
 def test_an_array_that_a_restored_database_knows_stays(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "s.db"))
     row = write_lengths(store, np.arange(7, 20))
+    _change_hours_ago(store.files, 2)
     remove_leftovers(store)
     _found_days_ago(store, 8)
     with store.writing() as connection:

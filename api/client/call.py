@@ -5,14 +5,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from seqplan.plans.service_routes import fill_route
-
-if TYPE_CHECKING:
-    from seqplan.api.client.client import AsyncClient, Client
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,6 +29,18 @@ class ServiceCall(Generic[T]):
     body: bytes | None = None
     content_type: str = _JSON
     wait_s: float = 0.0
+
+
+class SyncSender(Protocol):
+    """A client whose ``send`` returns the response."""
+
+    def send(self, call: ServiceCall[T]) -> T: ...
+
+
+class AsyncSender(Protocol):
+    """A client whose ``send`` is awaited."""
+
+    async def send(self, call: ServiceCall[T]) -> T: ...
 
 
 class Operation(Generic[P, T]):
@@ -55,9 +64,9 @@ class Operation(Generic[P, T]):
         self.__signature__ = inspect.Signature(parameters)
 
     @overload
-    def __get__(self, client: Client, kind: Any) -> Callable[P, T]: ...
+    def __get__(self, client: SyncSender, kind: Any) -> Callable[P, T]: ...
     @overload
-    def __get__(self, client: AsyncClient, kind: Any) -> Callable[P, Awaitable[T]]: ...
+    def __get__(self, client: AsyncSender, kind: Any) -> Callable[P, Awaitable[T]]: ...
     @overload
     def __get__(self, client: None, kind: Any) -> Operation[P, T]: ...
     def __get__(self, client: Any, kind: Any) -> Any:

@@ -111,7 +111,7 @@ def _is_upload(folder: Path) -> bool:
 
 
 def _last_change(path: Path) -> float:
-    """When a file, or a folder and what is in it, was last written, as Unix time; inf if it is gone."""
+    """Return when a file, or a folder with its entries, was written (Unix time; inf if gone)."""
     try:
         entries = [path, *path.iterdir()] if path.is_dir() else [path]
         return max(entry.stat().st_mtime for entry in entries)

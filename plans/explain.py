@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from seqplan.plans.lint import SchemeCost
+from seqplan.plans.load import time_loads
 from seqplan.plans.plan import Considered, Plan, PlannedPipeline
 from seqplan.plans.ranges import ranges_text
 from seqplan.plans.recomputation import MODES, rank_mode
@@ -25,6 +26,10 @@ BINDING_MS = 0.001
 """Slack below the rounding of the plan's times is none."""
 
 
+MAIN_PHASE = "language model"
+"""Name of the phase that lengths are of."""
+
+
 def explain(plan: Plan, costs: Mapping[Scheme, SchemeCost] | None = None) -> str:
     """Describe pipelines, what bounds the step, and the strategies considered.
 
@@ -36,6 +41,7 @@ def explain(plan: Plan, costs: Mapping[Scheme, SchemeCost] | None = None) -> str
     lines = [*_headline(plan, times), ""]
     lines += [*_pipelines(plan, times, costs or {}), ""]
     lines += [*_binding(plan, times, costs or {}), *_long(plan, costs or {})]
+    lines += _loads(plan, times)
     lines += _recomputation(plan, costs or {})
     if plan.idle_ranks:
         lines.append(f"idle: {_count(plan.idle_ranks, 'rank')} ({_ranks(plan.idle_ranks, 60)})")
@@ -202,6 +208,25 @@ def _binding(plan: Plan, times: Schedule, costs: Mapping[Scheme, SchemeCost]) ->
         yield f"binding: {len(tight) - 3:,} more pipelines without slack"
 
 
+def _loads(plan: Plan, times: Schedule) -> Iterable[str]:
+    """Yield the time of each phase on the pipeline that binds."""
+    if not plan.loads:
+        return
+    pipeline = plan.pipelines[times.end_ms.index(max(times.end_ms))]
+    total_ms = sum(batch.cost_ms for batch in pipeline.micro_batches)
+    parts_ms = {
+        load.name: pipeline.slowdown
+        * sum(
+            load.time_micro_batch(pipeline.scheme, batch.sequences)
+            for batch in pipeline.micro_batches
+        )
+        for load in plan.loads
+    }
+    parts_ms[MAIN_PHASE] = total_ms - sum(parts_ms.values())
+    text = ", ".join(f"{name} {ms:,.1f} ms" for name, ms in parts_ms.items())
+    yield f"phases of the slowest pipeline: {text}; {max(parts_ms, key=parts_ms.__getitem__)} binds"
+
+
 def _recomputation(plan: Plan, costs: Mapping[Scheme, SchemeCost]) -> Iterable[str]:
     """Yield how many micro-batches recompute, and with costs what it takes and what it saves."""
     batches = [
@@ -222,6 +247,7 @@ def _recomputation(plan: Plan, costs: Mapping[Scheme, SchemeCost]) -> Iterable[s
             return
         lengths = [plan.lengths[position] for position in batch.sequences]
         least = sum(length * (cost.a * length + cost.b) for length in lengths) + cost.c
+        least += time_loads(plan.loads, scheme, batch.sequences)
         extra += scheme.gpus * max(batch.cost_ms - least, 0.0)
         longest = max(longest, batch.padded_tokens)
     if not longest or not total:

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from seqplan.plans.experts import ExpertSchedule, holds_whole_blocks
 from seqplan.plans.groups import Coordinates, process_groups
+from seqplan.plans.load import time_loads
 from seqplan.plans.plan import Plan, PlannedPipeline
 from seqplan.plans.recomputation import repeats_exchanges, window_share
 from seqplan.plans.schedule import schedule
@@ -83,11 +84,26 @@ def _sequences(plan: Plan) -> Iterator[str]:
         if times != 1:
             where = "no micro-batch" if times == 0 else f"{times} micro-batches"
             yield f"sequence {position}: is in {where}, not in exactly one"
+    yield from _loads(plan)
     total = sum(plan.lengths)
     if plan.tokens != total:
         yield f"tokens: {plan.tokens}, but the lengths sum to {total}"
     if not 0 <= plan.loss_tokens <= plan.tokens:
         yield f"loss_tokens: {plan.loss_tokens} is outside 0 … tokens = {plan.tokens}"
+
+
+def _loads(plan: Plan) -> Iterator[str]:
+    names = [load.name for load in plan.loads]
+    if len(set(names)) < len(names):
+        yield f"loads: {', '.join(names)}: a name is there twice"
+    for load in plan.loads:
+        for position, (tokens, ms) in enumerate(zip(load.tokens, load.work_ms, strict=False)):
+            if ms > 0 and not tokens:
+                yield f"sequence {position}: {ms} ms of load {load.name} without tokens"
+        for values in (load.tokens, load.work_ms):
+            if len(values) != len(plan.lengths):
+                number = len(plan.lengths)
+                yield f"load {load.name}: {len(values)} values for {number} sequences"
 
 
 def _batches_in_place(plan: Plan) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -268,6 +284,7 @@ def _shown(group: tuple[int, ...]) -> str:
 
 
 def _profile(plan: Plan, costs: Mapping[Scheme, SchemeCost]) -> Iterator[str]:
+    loads = [load for load in plan.loads if len(load.work_ms) == len(plan.lengths)]
     for index, pipeline in enumerate(plan.pipelines):
         scheme_cost = costs.get(pipeline.scheme)
         if scheme_cost is None:
@@ -296,6 +313,8 @@ def _profile(plan: Plan, costs: Mapping[Scheme, SchemeCost]) -> Iterator[str]:
                 continue
             a, b = cost.a, cost.b
             expected = sum([length * (a * length + b) for length in lengths]) + cost.c
+            if loads:
+                expected += time_loads(loads, pipeline.scheme, batch.sequences)
             expected *= pipeline.slowdown
             if not abs(batch.cost_ms - expected) <= 3 * ROUNDING_MS + 1e-9 * expected:
                 yield f"{place}: cost_ms {batch.cost_ms}, but the profile gives {expected:.3f}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from seqplan.plans.load import PhaseLoad
 from seqplan.plans.scheme import Scheme, Strategy
 
 SCHEMA = 2
@@ -77,7 +78,8 @@ class Plan:
     plans of its layout, if ranks regroup within the step) and ``gap`` = predicted / bound − 1.
     ``layout_lower_bound_ms`` is one over all plans of its layouts ⟨tp, pp⟩, whatever their groups,
     and ``layout_gap`` follows from it; None in plans that no planner made.
-    ``expert_parallel``: the degree E by which experts are split, see ``experts``.
+    ``expert_parallel``: the degree E by which experts are split, see ``experts``. ``loads``: work
+    of the sequences before the language model; costs of micro-batches hold it.
     None of the five holds ``sync_ms``: the time of the gradient sync next to it, as far as nothing
     hides it; None if strategies were chosen by computation alone.
     """
@@ -99,6 +101,7 @@ class Plan:
     sync_ms: float | None = None
     layout_lower_bound_ms: float | None = None
     expert_parallel: int = 1
+    loads: tuple[PhaseLoad, ...] = ()
 
     def __repr__(self) -> str:
         return (

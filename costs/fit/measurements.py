@@ -164,6 +164,7 @@ def measurable(plan: Plan) -> tuple[Measurable, ...]:
         if pipeline.micro_batches
         and pipeline.scheme.pp == 1
         and pipeline.slowdown == 1
+        and not plan.loads
         and all(busy[rank] == 1 for rank in pipeline.ranks)
         and holds_whole_blocks(pipeline.scheme, pipeline.ranks, plan.expert_parallel)
     )

@@ -10,6 +10,7 @@ import numpy as np
 
 from seqplan.costs.latency import Latency
 from seqplan.planner.placement.fleet import Floats, Ints
+from seqplan.plans.load import PhaseLoad
 
 
 @dataclass(frozen=True)
@@ -79,3 +80,37 @@ class Phase:
     def work_ms(self) -> Floats:
         """Return the work of each sample (ms), (samples,)."""
         return self._of_samples[1]
+
+
+def list_loads(phases: Sequence[Phase], samples: int) -> tuple[PhaseLoad, ...]:
+    """Return phases before the language model as the loads of a plan.
+
+    ``samples``: how many there are. Times are whole microseconds, as in plans. ``TypeError`` and
+    ``ValueError`` for values that are no phases, other numbers of samples, a name that is there
+    twice, and a capacity, which plans do not have.
+    """
+    if not all(isinstance(phase, Phase) for phase in phases):
+        raise TypeError(f"loads: {phases!r:.60}. Give a list of Phase(name, sequences, cost)")
+    names = [phase.name for phase in phases]
+    if len(set(names)) < len(names):
+        raise ValueError(f"loads: {', '.join(names)}. Name each phase once")
+    for phase in phases:
+        if len(phase.sequences) != samples:
+            raise ValueError(
+                f"load {phase.name}: has {len(phase.sequences)} samples, there are {samples} "
+                "lengths. Give the same samples to each"
+            )
+        if phase.capacity is not None:
+            raise ValueError(
+                f"load {phase.name}: capacity {phase.capacity}: plans limit the tokens of the "
+                "lengths alone. Leave it out"
+            )
+    return tuple(
+        PhaseLoad(
+            phase.name,
+            tuple(phase.tokens.tolist()),
+            tuple(np.round(phase.work_ms, 3).tolist()),
+            round(phase.cost.c, 3),
+        )
+        for phase in phases
+    )

@@ -10,6 +10,9 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from seqplan.plans.load import PhaseLoad
+from seqplan.plans.plan import Plan
+
 MOST_TOKENS = 2**31 - 1
 """Tokens of a sequence at most: kernels for packed sequences address 32-bit positions."""
 
@@ -18,7 +21,8 @@ MOST_TOKENS = 2**31 - 1
 class Batch:
     """The sequences of one step: data-set ``ids`` and ``lengths`` (tokens), position by position.
 
-    ``loss_tokens``: labels that count in the loss; by default Σ(length − 1).
+    ``loss_tokens``: labels that count in the loss; by default Σ(length − 1). ``loads``: work of the
+    sequences in phases before the language model.
     Raises ``ValueError`` for an empty batch, a length below 1, a step or an id below 0, unequal
     sizes, and loss tokens below 0 or beyond the tokens.
     """
@@ -27,6 +31,7 @@ class Batch:
     ids: tuple[int, ...]
     lengths: tuple[int, ...]
     loss_tokens: int | None = None
+    loads: tuple[PhaseLoad, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.lengths:
@@ -55,6 +60,11 @@ class Batch:
     def __getstate__(self) -> dict[str, object]:
         # For workers: without results that are kept, which they compute themselves.
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def from_plan(cls, plan: Plan) -> Batch:
+        """Return the sequences of a plan."""
+        return cls(plan.step, plan.ids, plan.lengths, plan.loss_tokens, plan.loads)
 
     @classmethod
     def from_lengths(cls, lengths: Sequence[int], step: int = 0) -> Batch:

@@ -18,6 +18,7 @@ from seqplan.planner.simulation.one_f_one_b import (
     simulate_micro_batches_ms,
 )
 from seqplan.plans.groups import process_groups
+from seqplan.plans.load import time_loads
 from seqplan.plans.plan import Considered, MicroBatch, Plan, PlannedPipeline, Provenance
 from seqplan.plans.recomputation import window_share
 from seqplan.plans.scheme import Scheme, Strategy
@@ -29,12 +30,14 @@ class Selected:
 
     Neither holds the sync: it is one constant for all placements of a strategy, and in both it
     would only make the gap look smaller. ``considered``: every candidate with its bound, and its
-    time unless it was pruned.
+    time unless it was pruned. ``positions``: of the sequences, by pipeline and micro-batch, if
+    sequences of one length differ.
     """
 
     placement: Placement
     lower_bound_ms: float
     considered: tuple[Considered, ...]
+    positions: list[list[list[int]]] | None = None
 
 
 def plan_of(
@@ -72,6 +75,7 @@ def plan_of(
         selection=selection,
         sync_ms=sync_ms,
         layout_lower_bound_ms=layout_bound,
+        loads=batch.loads,
     )
 
 
@@ -93,12 +97,13 @@ def plan_pipeline(
     for positions in micro_batches:
         lengths = [batch.lengths[i] for i in positions]
         mode = pipeline_class.choose_mode(lengths)
+        load_ms = slowdown * time_loads(batch.loads, scheme, positions)
         planned_batches.append(
             MicroBatch(
                 tuple(positions),
                 sum(lengths),
                 scheme.pad_micro_batch(lengths),
-                round(mode.micro_batch_ms(lengths), 3),
+                round(mode.micro_batch_ms(lengths) + load_ms, 3),
                 mode.name,
             )
         )
@@ -209,7 +214,7 @@ def assemble(
     """
     strategy = selected.placement.fleet.strategy
     classes = selected.placement.fleet.pipelines
-    shares = _deal(batch, selected)
+    shares = selected.positions or deal(batch, selected.placement)
     pipelines = []
     in_order = placed or _place_in_order(strategy)
     for scheme, pipeline_class, micro_batches, (ranks, slowdown) in zip(
@@ -279,7 +284,7 @@ def list_candidates(
     return tuple(rows)
 
 
-def _deal(batch: Batch, selected: Selected) -> list[list[list[int]]]:
+def deal(batch: Batch, placement: Placement) -> list[list[list[int]]]:
     """Deal positions in the batch to pipelines and micro-batches, as bins only count lengths."""
     pools = [iter(positions) for positions in batch.positions]
 
@@ -288,7 +293,7 @@ def _deal(batch: Batch, selected: Selected) -> list[list[list[int]]]:
 
     return [
         [micro(bin_) for bin_ in pipeline]
-        for pipelines in selected.placement.filling.bins
+        for pipelines in placement.filling.bins
         for pipeline in pipelines
     ]
 

@@ -66,6 +66,7 @@ class PipelineClass:
     each micro-batch has the cheapest that holds it, the last as a, b, c and capacity; or none:
     then ``mode`` is the name of the only one, None if the profile has no more. ``runs_longest``:
     bounds assume that each of these pipelines runs a sequence of the batch's greatest length.
+    ``slowdown``: the factor that the coefficients have for a slow rank.
     """
 
     pp: int
@@ -79,6 +80,7 @@ class PipelineClass:
     modes: tuple[ClassMode, ...] = ()
     mode: str | None = None
     runs_longest: bool = False
+    slowdown: float = 1.0
 
     @classmethod
     def from_model(cls, model: SchemeModel, count: int) -> PipelineClass:

@@ -152,6 +152,7 @@ def slow_down(micro_batch: PipelineClass, factor: float, count: int) -> Pipeline
         b=micro_batch.b * factor,
         c=micro_batch.c * factor,
         count=count,
+        slowdown=micro_batch.slowdown * factor,
         modes=tuple(
             replace(mode, a=mode.a * factor, b=mode.b * factor, c=mode.c * factor)
             for mode in micro_batch.modes

@@ -9,6 +9,7 @@ from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.expert_sharing import expert_bound_ms, relax_sharing
 from seqplan.planner.bounds.gpu_time import cheap_bound_ms, gpu_time_bound_ms
+from seqplan.planner.bounds.loads import bound_fleet_ms, bound_gpus_ms
 from seqplan.planner.bounds.witness import describe_class, find_witness, write_witness
 from seqplan.planner.exact.close_gap import closer_bound_ms
 from seqplan.planner.exact.regrouping import close_regrouping_gap
@@ -33,7 +34,7 @@ def find_unproven(
     ``multiple``: of which the number of micro-steps is, in lockstep. ``exact``: solve steps of few
     sequences again for bounds that prices do not prove, which takes seconds for each.
     """
-    batch = Batch(plan.step, plan.ids, plan.lengths, plan.loss_tokens)
+    batch = Batch.from_plan(plan)
     in_lockstep = any(pipeline.micro_step is not None for pipeline in plan.pipelines)
     proven = _Proven(batch, models, plan, multiple, exact=exact)
     if in_lockstep:
@@ -63,7 +64,7 @@ def witness_of(plan: Plan, models: Models) -> dict[str, Any]:
     GPU-time alone proves it, each recomputation mode as a scheme. ``ValueError`` if neither does,
     as for an exact solver's bound.
     """
-    batch = Batch(plan.step, plan.ids, plan.lengths, plan.loss_tokens)
+    batch = Batch.from_plan(plan)
     models = _relax_models(models, plan)
     of_layouts = _of_layouts(models, plan.strategy)
     claim_ms = plan.lower_bound_ms - ROUNDING_MS
@@ -124,8 +125,14 @@ class _Proven:
 
     def of_layouts(self, strategy: Strategy) -> float:
         """Bound all plans of a strategy's layouts (ms)."""
-        of_layouts = _of_layouts(self._models, strategy).values()
-        return expert_bound_ms(of_layouts, self._plan.expert_parallel, self._batch, self._gpus)
+        of_layouts = list(_of_layouts(self._models, strategy).values())
+        bound_ms = expert_bound_ms(of_layouts, self._plan.expert_parallel, self._batch, self._gpus)
+        if not self._batch.loads:
+            return bound_ms
+        classes = [
+            PipelineClass.from_model(model, 1) for model in of_layouts if model.scheme.pp == 1
+        ]
+        return max(bound_ms, bound_gpus_ms(classes, self._batch, self._gpus))
 
     def of_groups(self, strategy: Strategy, predicted_ms: float, bound_ms: float) -> float:
         """Bound all plans of a strategy's layout on aligned groups, by an exact solver (ms)."""
@@ -165,6 +172,8 @@ class _Proven:
             else Fleet.from_strategy(strategy, models)
         )
         claim_ms = stated_ms - ROUNDING_MS
+        if self._batch.loads and claim_ms <= bound_fleet_ms(fleet.classes, self._batch):
+            return True
         if claim_ms <= max(cheap_bound_ms(fleet.classes, self._batch), self.of_layouts(strategy)):
             return True
         if find_witness(fleet, self._batch, claim_ms) is not None:

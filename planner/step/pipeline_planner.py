@@ -103,7 +103,7 @@ class PipelinePlanner:
 
     def prove(self, plan: Plan) -> Plan:
         """Return the plan with the closest bound that can be proven of its strategy."""
-        batch = Batch(plan.step, plan.ids, plan.lengths, plan.loss_tokens)
+        batch = Batch.from_plan(plan)
         fleet = make_fleet_of(plan, self.problem.models)
         bound_ms = certify(fleet, batch, plan.predicted_ms)
         if self.options.exact:

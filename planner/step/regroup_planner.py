@@ -79,7 +79,7 @@ class RegroupPlanner:
             return self._pipelines.prove(plan)
         if not self._options.exact:
             return plan
-        batch = Batch(plan.step, plan.ids, plan.lengths, plan.loss_tokens)
+        batch = Batch.from_plan(plan)
         for layout in self._layouts_of(plan):
             _, bound_ms = close_regrouping_gap(
                 layout, batch, plan.world_size, plan.predicted_ms, plan.lower_bound_ms

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from typing import Protocol
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.lockstep_planner import LockstepPlanner
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
 from seqplan.planner.step.expert_planner import ExpertPlanner, keep_whole_blocks
+from seqplan.planner.step.loads_planner import LoadsPlanner
 from seqplan.planner.step.pipeline_planner import PipelinePlanner
 from seqplan.planner.step.regroup_planner import RegroupPlanner
 from seqplan.planner.step.robust_planner import (
@@ -32,18 +34,24 @@ class StepPlanner:
 
     If the problem states a sync, strategies are chosen by their time with it; a plan's times never
     hold it, as they recompute from the profile. ``OptionError`` for options that the problem does
-    not support.
+    not support, and that a batch with loads rules out.
     """
 
     def __init__(
         self, source: PlanningProblem | HasProblem, options: PlanningOptions | None = None
     ) -> None:
         self.problem = source if isinstance(source, PlanningProblem) else source.problem
-        self._planner = make_planner(self.problem, options or PlanningOptions())
+        self._options = options or PlanningOptions()
+        self._planner = make_planner(self.problem, self._options)
+
+    @cached_property
+    def _loads_planner(self) -> LoadsPlanner:
+        provenance = make_provenance(self.problem, self._options)
+        return LoadsPlanner(self.problem, self._options, provenance)
 
     def plan(self, batch: Batch) -> Plan:
         """Plan a batch; ``Infeasible`` if no scheme holds a sequence."""
-        return self._planner.plan(batch)
+        return (self._loads_planner if batch.loads else self._planner).plan(batch)
 
     def prove(self, plan: Plan) -> Plan:
         """Return a plan of this planner with a closer bound, if one can be proven.
@@ -63,13 +71,18 @@ class StepPlanner:
                 f"step {plan.step}: planned from another proposal, or for other GPUs, lengths or "
                 "options than this planner's; prove it with an equal planner"
             )
-        return self._planner.prove(plan)
+        return (self._loads_planner if plan.loads else self._planner).prove(plan)
+
+
+def make_provenance(problem: PlanningProblem, options: PlanningOptions) -> Provenance:
+    """Record who makes the plans of a problem."""
+    return Provenance(VERSION, options.seed, problem.profile.digest, problem.digest)
 
 
 def make_planner(problem: PlanningProblem, options: PlanningOptions) -> PlannerOfSteps:
     """Make the planner of a problem's kind of execution."""
     execution = options.resolve_execution(problem)
-    provenance = Provenance(VERSION, options.seed, problem.profile.digest, problem.digest)
+    provenance = make_provenance(problem, options)
     if problem.profile.expert_parallel > 1 and not problem.whole_blocks:
         whole = keep_whole_blocks(problem)
         independent = bool(whole.models) and not problem.in_lockstep

@@ -12,6 +12,7 @@ import numpy as np
 
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import find_profile
+from seqplan.planner.balance.phase import Phase, list_loads
 from seqplan.planner.balance.slow_ranks import SlowRanks, list_rank_ms
 from seqplan.planner.batches.batch import MOST_TOKENS, Batch, whole_lengths
 from seqplan.planner.errors import Infeasible, OptionError
@@ -179,18 +180,24 @@ class Planner:
         ids: Sequence[int] | npt.NDArray[np.integer] | None = None,
         loss_tokens: int | None = None,
         step: int | None = None,
+        *,
+        loads: Sequence[Phase] = (),
     ) -> Plan:
         """Plan one step of sequences of these ``lengths`` (tokens).
 
         ``ids``: their numbers in the data set, by default their places; ``loss_tokens``: labels in
         the loss, by default every token but the first of each sequence; ``step``: by default one
-        more than the last. ``ValueError`` for lengths that are no whole numbers above 0 or exceed
+        more than the last; ``loads``: work of the sequences before the language model, by phase,
+        which the ranks of a pipeline share evenly; groups then stay within a step, and schemes
+        have no stages. ``ValueError`` for lengths that are no whole numbers above 0 or exceed
         ``max_len``, for ids, a step or loss tokens that are no whole numbers from 0 on, for an id
         that is there twice, and for more loss tokens than tokens; ``Infeasible`` if no scheme
         holds a sequence.
         """
         number = self._step if step is None else step
         batch = self._batch(number, lengths, ids, loss_tokens)
+        if loads:
+            batch = replace(batch, loads=list_loads(loads, len(batch.lengths)))
         plan = self._planner.plan(batch)
         self._step = number + 1
         return plan

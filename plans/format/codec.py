@@ -7,6 +7,7 @@ from typing import Any
 
 from seqplan.plans.format.canonical import canonical_json, digest_of, parse_json
 from seqplan.plans.format.decode import PlanError, PlanReader
+from seqplan.plans.load import PhaseLoad
 from seqplan.plans.plan import SCHEMA, Plan, PlannedPipeline
 from seqplan.plans.recomputation import write_mode
 
@@ -74,7 +75,11 @@ def _to_fields(plan: Plan) -> dict[str, Any]:
             "proposal": plan.provenance.proposal,
         },
         "world_size": plan.world_size,
-        "sequences": {"ids": plan.ids, "lengths": plan.lengths},
+        "sequences": {
+            "ids": plan.ids,
+            "lengths": plan.lengths,
+            **({"loads": [_load_fields(load) for load in plan.loads]} if plan.loads else {}),
+        },
         "tokens": plan.tokens,
         "loss_tokens": plan.loss_tokens,
         "pipelines": [_pipeline_fields(pipeline) for pipeline in plan.pipelines],
@@ -92,6 +97,15 @@ def _to_fields(plan: Plan) -> dict[str, Any]:
             }
             for entry in plan.selection
         ],
+    }
+
+
+def _load_fields(load: PhaseLoad) -> dict[str, Any]:
+    return {
+        "name": load.name,
+        "tokens": load.tokens,
+        "work_ms": [float(ms) for ms in load.work_ms],
+        "overhead_ms": float(load.overhead_ms),
     }
 
 

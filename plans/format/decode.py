@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from seqplan.plans.format.fields import FieldReader, shown
+from seqplan.plans.load import PhaseLoad
 from seqplan.plans.plan import SCHEMA, Considered, MicroBatch, Plan, PlannedPipeline, Provenance
 from seqplan.plans.recomputation import MODES, join_mode, split_mode
 from seqplan.plans.scheme import Scheme, Strategy
@@ -20,6 +21,8 @@ _PLAN = frozenset(
 )
 _PROVENANCE = frozenset({"version", "seed", "profile", "proposal"})
 _SEQUENCES = frozenset({"ids", "lengths"})
+_LOADS = frozenset({"loads"})
+_LOAD = frozenset({"name", "tokens", "work_ms", "overhead_ms"})
 _PIPELINE = frozenset({"scheme", "ranks", "micro_batches", "predicted_ms"})
 _OF_SOME = frozenset({"micro_step", "slowdown"})
 _SYNC = frozenset({"sync_ms"})
@@ -56,7 +59,7 @@ class PlanReader(FieldReader):
         maker = raw["provenance"]
         self.fields(maker, ".provenance", _PROVENANCE)
         sequences = raw["sequences"]
-        self.fields(sequences, ".sequences", _SEQUENCES)
+        self.fields(sequences, ".sequences", _SEQUENCES, _LOADS)
         ids = self.integers(sequences, "ids", ".sequences")
         lengths = self.integers(sequences, "lengths", ".sequences", 1)
         if len(ids) != len(lengths):
@@ -102,10 +105,37 @@ class PlanReader(FieldReader):
                 else None
             ),
             expert_parallel=self.expert_parallel(raw),
+            loads=self.loads(sequences, len(lengths)),
         )
         if (stated := raw.get("layout_gap")) != plan.layout_gap:
             self.fail("layout_gap", f"is {shown(stated)}, its bound gives {plan.layout_gap}")
         return plan
+
+    def loads(self, sequences: dict[str, Any], number: int) -> tuple[PhaseLoad, ...]:
+        """Return the loads of so many sequences; none if they are not stated."""
+        if "loads" not in sequences:
+            return ()
+        entries = self.items(sequences, "loads", ".sequences")
+        if not entries:
+            self.fail(".sequences.loads", "is empty. Leave it out")
+        return tuple(
+            self.load(entry, f".sequences.loads[{place}]", number)
+            for place, entry in enumerate(entries)
+        )
+
+    def load(self, raw: Any, place: str, number: int) -> PhaseLoad:
+        self.fields(raw, place, _LOAD)
+        tokens = self.integers(raw, "tokens", place)
+        work_ms = self.items(raw, "work_ms", place)
+        for name, values in (("tokens", tokens), ("work_ms", work_ms)):
+            if len(values) != number:
+                self.fail(f"{place}.{name}", f"has {len(values)} values for {number} sequences")
+        return PhaseLoad(
+            name=self.text(raw, "name", place),
+            tokens=tokens,
+            work_ms=tuple(self.numbers(work_ms, f"{place}.work_ms")),
+            overhead_ms=self.number(raw, "overhead_ms", place),
+        )
 
     def expert_parallel(self, raw: dict[str, Any]) -> int:
         """Return the degree by which experts are split; 1 if it is not stated."""

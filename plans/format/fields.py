@@ -118,12 +118,21 @@ class FieldReader:
         The parsed field becomes a float, too: a writer without a float type may drop the ".0",
         which the canonical form has.
         """
-        value = raw[name]
+        raw[name] = value = self._number(raw[name], f"{place}.{name}", most)
+        return value
+
+    def numbers(self, values: list[Any], place: str) -> list[float]:
+        """Return a list of finite numbers of 0 or more; they become floats, as in ``number``."""
+        for number, value in enumerate(values):
+            values[number] = self._number(value, f"{place}[{number}]", math.inf)
+        return values
+
+    def _number(self, value: Any, place: str, most: float) -> float:
         if type(value) is int and abs(value) <= MAX_INTEGER:
-            raw[name] = value = float(value)
+            value = float(value)
         if type(value) is not float or not math.isfinite(value) or not 0 <= value <= most:
             limit = "a finite number ≥ 0" if most == math.inf else f"a number from 0 to {most:g}"
-            self.fail(f"{place}.{name}", f"must be {limit}: {shown(value)}")
+            self.fail(place, f"must be {limit}: {shown(value)}")
         return value
 
 

@@ -90,6 +90,34 @@ def _sequences() -> _Node:
                 "description": "the data set's sample indices",
             },
             "lengths": {"type": "array", "items": _integer(1), "description": "tokens"},
+        },
+        {
+            "loads": {
+                "type": "array",
+                "minItems": 1,
+                "items": _load_schema(),
+                "description": "work before the language model, by phase; absent if none",
+            }
+        },
+    )
+
+
+def _load_schema() -> _Node:
+    return _object(
+        {
+            "name": {"type": "string"},
+            "tokens": {
+                "type": "array",
+                "items": _integer(0),
+                "description": "of each sequence in the phase, such as patches",
+            },
+            "work_ms": {
+                "type": "array",
+                "items": {"$ref": "#/$defs/time"},
+                "description": "milliseconds of each sequence on one rank; the ranks of a pipeline "
+                "compute equal parts",
+            },
+            "overhead_ms": _time("milliseconds of a micro-batch in which a sequence has work"),
         }
     )
 

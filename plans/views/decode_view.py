@@ -7,9 +7,11 @@ from typing import Any
 
 from seqplan.plans.experts import ExpertSteps
 from seqplan.plans.format.decode import PlanReader
+from seqplan.plans.format.fields import shown
 from seqplan.plans.groups import Coordinates, Group
+from seqplan.plans.views.micro_batch_view import MicroBatchView, SequenceShare
 from seqplan.plans.views.placement import PlacedPipeline, Placement, ranks_of_runs
-from seqplan.plans.views.rank_view import MicroBatchView, PipelineView, RankView, SequenceShare
+from seqplan.plans.views.rank_view import PipelineView, RankView
 from seqplan.plans.views.sharding import Range
 
 _VIEW = frozenset(
@@ -34,6 +36,7 @@ _MICRO_BATCH = frozenset(
     | {"cu_seqlens", "padded_cu_seqlens", "ring_cu_seqlens"}
 )
 _RECOMPUTE = frozenset({"recompute", "offload_layers"})
+_LOADS = frozenset({"loads"})
 _SEQUENCE = frozenset({"position", "id", "length", "ranges"})
 
 
@@ -178,7 +181,7 @@ class _ViewReader(PlanReader):
         return Coordinates(**indexes)
 
     def micro_batch_view(self, raw: Any, place: str) -> MicroBatchView:
-        self.fields(raw, place, _MICRO_BATCH, _RECOMPUTE)
+        self.fields(raw, place, _MICRO_BATCH, _RECOMPUTE | _LOADS)
         sequences = tuple(
             self.share(entry, f"{place}.sequences[{number}]")
             for number, entry in enumerate(self.items(raw, "sequences", place))
@@ -203,7 +206,21 @@ class _ViewReader(PlanReader):
             padded_local_tokens=self.integer(raw, "padded_local_tokens", place, held),
             cost_ms=self.number(raw, "cost_ms", place),
             recompute=self.recompute(raw, place),
+            loads=self.micro_batch_loads(raw, place, len(lengths)),
         )
+
+    def micro_batch_loads(
+        self, raw: dict[str, Any], place: str, number: int
+    ) -> dict[str, tuple[int, ...]]:
+        """Return the tokens of so many sequences by phase; none if they are not stated."""
+        stated, place = raw.get("loads", {}), f"{place}.loads"
+        if type(stated) is not dict:
+            self.fail(place, f"must be an object: {shown(stated)}")
+        loads = {name: self.integers(stated, name, place) for name in stated}
+        for name, tokens in loads.items():
+            if len(tokens) != number:
+                self.fail(f"{place}.{name}", f"has {len(tokens)} values for {number} sequences")
+        return loads
 
     def share(self, raw: Any, place: str) -> SequenceShare:
         self.fields(raw, place, _SEQUENCE)

@@ -5,87 +5,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby
+from itertools import groupby
 from operator import attrgetter
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from seqplan.plans.experts import ExpertSchedule, ExpertSteps
 from seqplan.plans.format.codec import digest as plan_digest
 from seqplan.plans.groups import Coordinates, Group
-from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline
-from seqplan.plans.recomputation import write_mode
+from seqplan.plans.plan import Plan, PlannedPipeline
 from seqplan.plans.scheme import Scheme
+from seqplan.plans.views.micro_batch_view import (
+    MicroBatchView,
+    make_micro_batch_view,
+    micro_batch_fields,
+)
 from seqplan.plans.views.placement import Placement, placement_of, rank_runs
-from seqplan.plans.views.sharding import Range, list_held_ranges, ring_tokens, ulysses_piece
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceShare:
-    """A rank's part of one sequence.
-
-    ``position`` in the plan's sequences, ``id`` the sample's index in the data set, ``length`` the
-    whole sequence's tokens; ``ranges``: the token ranges held, at most two, none where empty.
-    """
-
-    position: int
-    id: int
-    length: int
-    ranges: tuple[Range, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatchView:
-    """One micro-batch as a rank sees it; token counts unless stated otherwise.
-
-    - ``sequences``: all of the micro-batch in packed order, those held nowhere here included.
-    - ``tokens``: of the whole micro-batch; ``padded_lengths``: ``Scheme.pad_sequence`` of each
-      sequence; ``ring_lengths``: of each sequence in this ring rank's buffer, which is what
-      attention sees after the Ulysses sync; ``local_tokens``: held here.
-    - ``padded_local_tokens`` ≥ ``local_tokens``: slots to reserve here, the same on every rank of
-      the pipeline: the micro-batch's padded tokens / (ulysses · ring). The ranks of a tp group
-      share them.
-    - ``recompute``: its recomputation mode, None if the profile has one.
-    """
-
-    sequences: tuple[SequenceShare, ...]
-    tokens: int
-    padded_lengths: tuple[int, ...]
-    ring_lengths: tuple[int, ...]
-    local_tokens: int
-    padded_local_tokens: int
-    cost_ms: float
-    recompute: str | None = None
-
-    def cu_seqlens(self) -> npt.NDArray[np.int32]:
-        """Return the offsets of whole sequences in packed order: int32, shape (sequences + 1,)."""
-        return _offsets([share.length for share in self.sequences])
-
-    def ring_cu_seqlens(self) -> npt.NDArray[np.int32]:
-        """Return the offsets in this ring rank's buffer: int32, shape (sequences + 1,)."""
-        return _offsets(self.ring_lengths)
-
-    def pad_cu_seqlens(self) -> npt.NDArray[np.int32]:
-        """Return the offsets of whole sequences, each padded: int32, shape (sequences + 1,).
-
-        For kernels that want multiples of 2·ring; the sharding here needs no padding.
-        """
-        return _offsets(self.padded_lengths)
-
-    def positions(self) -> npt.NDArray[np.int64]:
-        """Return each held token's position in its sequence: int64, shape (local_tokens,)."""
-        ranges = [held for share in self.sequences for held in share.ranges]
-        if not ranges:
-            return np.empty(0, dtype=np.int64)
-        return np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in ranges])
-
-    def document_lengths(self) -> npt.NDArray[np.int64]:
-        """Return the tokens of each held token's whole sequence: int64, shape (local_tokens,)."""
-        held = [sum(stop - start for start, stop in share.ranges) for share in self.sequences]
-        lengths = np.array([share.length for share in self.sequences], dtype=np.int64)
-        return np.repeat(lengths, held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +87,9 @@ class RankView:
             "pipelines": [
                 {
                     **_pipeline_dict(pipeline),
-                    "micro_batches": [_micro_batch_dict(batch) for batch in pipeline.micro_batches],
+                    "micro_batches": [
+                        micro_batch_fields(batch) for batch in pipeline.micro_batches
+                    ],
                 }
                 for pipeline in self.pipelines
             ],
@@ -209,7 +145,7 @@ def views_json(plan: Plan, *, digest: str | None = None) -> list[bytes]:
         # Shared objects live as long as the views below: an id is not given twice.
         key = id(pipeline.micro_batches)
         if key not in texts:
-            texts[key] = _compact([_micro_batch_dict(batch) for batch in pipeline.micro_batches])
+            texts[key] = _compact([micro_batch_fields(batch) for batch in pipeline.micro_batches])
         return texts[key]
 
     written = []
@@ -287,7 +223,7 @@ def _pipeline_view(
     pp_group = along(at.pp, pp, scheme.stage_gpus)
     if (at.ulysses, at.ring) not in shared:
         shared[at.ulysses, at.ring] = tuple(
-            _micro_batch_view(plan, scheme, at, batch) for batch in pipeline.micro_batches
+            make_micro_batch_view(plan, scheme, at, batch) for batch in pipeline.micro_batches
         )
     return PipelineView(
         index=index,
@@ -306,34 +242,6 @@ def _pipeline_view(
         pp_next=pp_group[at.pp + 1] if at.pp < pp - 1 else None,
         micro_batches=shared[at.ulysses, at.ring],
     )
-
-
-def _micro_batch_view(
-    plan: Plan, scheme: Scheme, at: Coordinates, batch: MicroBatch
-) -> MicroBatchView:
-    lengths = [plan.lengths[position] for position in batch.sequences]
-    ring_lengths = tuple([ring_tokens(length, scheme.ring, at.ring) for length in lengths])
-    piece = ulysses_piece(sum(ring_lengths), scheme.ulysses, at.ulysses)
-    held = list_held_ranges(lengths, scheme.ring, at.ring, piece)
-    return MicroBatchView(
-        sequences=tuple(
-            [
-                SequenceShare(position, plan.ids[position], length, ranges)
-                for position, length, ranges in zip(batch.sequences, lengths, held, strict=True)
-            ]
-        ),
-        tokens=batch.tokens,
-        padded_lengths=tuple(map(scheme.pad_sequence, lengths)),
-        ring_lengths=ring_lengths,
-        local_tokens=piece[1] - piece[0],
-        padded_local_tokens=batch.padded_tokens // scheme.sp,
-        cost_ms=batch.cost_ms,
-        recompute=batch.recompute,
-    )
-
-
-def _offsets(lengths: list[int] | tuple[int, ...]) -> npt.NDArray[np.int32]:
-    return np.fromiter(accumulate(lengths, initial=0), dtype=np.int32, count=len(lengths) + 1)
 
 
 def _placement_list(placement: Placement) -> list[dict[str, Any]]:
@@ -372,26 +280,4 @@ def _pipeline_dict(view: PipelineView) -> dict[str, Any]:
             "pp_previous": view.pp_previous,
             "pp_next": view.pp_next,
         },
-    }
-
-
-def _micro_batch_dict(view: MicroBatchView) -> dict[str, Any]:
-    return {
-        "sequences": [
-            {
-                "position": share.position,
-                "id": share.id,
-                "length": share.length,
-                "ranges": [list(held) for held in share.ranges],
-            }
-            for share in view.sequences
-        ],
-        "tokens": view.tokens,
-        "local_tokens": view.local_tokens,
-        "padded_local_tokens": view.padded_local_tokens,
-        "cu_seqlens": list(accumulate((share.length for share in view.sequences), initial=0)),
-        "padded_cu_seqlens": list(accumulate(view.padded_lengths, initial=0)),
-        "ring_cu_seqlens": list(accumulate(view.ring_lengths, initial=0)),
-        "cost_ms": view.cost_ms,
-        **write_mode(view.recompute),
     }

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from seqplan.plans.scheme import Scheme
-from seqplan.plans.views.rank_view import MicroBatchView, rank_view
+from seqplan.plans.views.micro_batch_view import MicroBatchView
+from seqplan.plans.views.rank_view import rank_view
 from seqplan.profiler.measure.bench import make_full_plan
 from seqplan.profiler.verify.attention_cases import AttentionCase, attention_cases
 from seqplan.profiler.verify.attention_check import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from seqplan.plans.views.rank_view import SequenceShare
+from seqplan.plans.views.micro_batch_view import SequenceShare
 from seqplan.runtime.sequence_parallel.context import AttentionContext
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from seqplan.plans.views.rank_view import MicroBatchView
+from seqplan.plans.views.micro_batch_view import MicroBatchView
 from seqplan.runtime.data.tokens import NO_LABEL, IndexedTokens, TokenData, Tokens
 from seqplan.runtime.errors import DataError
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from seqplan.plans.views.rank_view import MicroBatchView
+from seqplan.plans.views.micro_batch_view import MicroBatchView
 from seqplan.runtime.errors import DataError
 
 Tokens = npt.NDArray[np.int64]

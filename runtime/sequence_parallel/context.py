@@ -12,7 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from seqplan.plans.views.rank_view import MicroBatchView, PipelineView
+from seqplan.plans.views.micro_batch_view import MicroBatchView
+from seqplan.plans.views.rank_view import PipelineView
 from seqplan.runtime.device_copy import copy_to_device
 from seqplan.runtime.sequence_parallel.kernels import Kernel, Rows
 from seqplan.runtime.sequence_parallel.masks import Mask

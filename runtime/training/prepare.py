@@ -8,8 +8,9 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from seqplan.plans.views.micro_batch_view import MicroBatchView
 from seqplan.plans.views.placement import can_overlap_reduction
-from seqplan.plans.views.rank_view import MicroBatchView, RankView
+from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.data.comparison import DataPreparer
 from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.data.prepared_step import PreparedStep

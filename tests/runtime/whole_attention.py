@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from seqplan.plans.views.rank_view import MicroBatchView
+from seqplan.plans.views.micro_batch_view import MicroBatchView
 
 
 def dense_attention(

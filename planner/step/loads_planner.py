@@ -1,0 +1,179 @@
+"""Steps whose sequences have work before the language model, such as images in a vision encoder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+from itertools import chain
+
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.certificate import certify
+from seqplan.planner.bounds.gpu_time import cheap_bound_ms, gpu_time_bound_ms
+from seqplan.planner.bounds.loads import bound_fleet_ms, bound_gpus_ms
+from seqplan.planner.bounds.relaxation import load_solver
+from seqplan.planner.errors import OptionError
+from seqplan.planner.placement.assembly import Selected, assemble, deal, with_bound
+from seqplan.planner.placement.dispatch import dispatch
+from seqplan.planner.placement.exchange_loads import exchange_loads
+from seqplan.planner.placement.fill import Filler, Placement
+from seqplan.planner.placement.slowdown import Slowdown, make_fleet_of, make_slow_fleet
+from seqplan.planner.problem import PACKINGS, PlanningOptions, PlanningProblem
+from seqplan.planner.step.selection import select
+from seqplan.planner.step.slow_ranks import MOST_STRATEGIES, list_factors
+from seqplan.planner.strategies.constructive import LayoutSchemes
+from seqplan.planner.sync.times import NO_SYNC, layouts_of
+from seqplan.plans.plan import Plan, Provenance
+from seqplan.plans.scheme import Strategy
+
+
+class LoadsPlanner:
+    """Plans steps with loads on pipelines that stay the same within a step.
+
+    Of the strategies considered for the lengths, the fastest are placed; sequences are then
+    exchanged between their pipelines. Ranks may be slow. ``OptionError`` for options and profiles
+    that loads rule out: the encoder runs on all ranks of a pipeline, so schemes are without stages.
+    """
+
+    def __init__(
+        self, problem: PlanningProblem, options: PlanningOptions, provenance: Provenance
+    ) -> None:
+        _check_options(problem, options)
+        self.problem, self.options, self._provenance = problem, options, provenance
+        gpus = problem.workload.gpus
+        self._speeds = list_factors(options.slowdown, gpus) or Slowdown((1.0,) * gpus)
+        self._models = {s: model for s, model in problem.models.items() if s.pp == 1}
+        if not self._models:
+            raise OptionError(
+                "{0} is for schemes without stages, of which profile {profile} has none that fits. "
+                "Leave {0} out",
+                "loads",
+                profile=problem.profile.name,
+            )
+        if options.prove:
+            load_solver()
+
+    @cached_property
+    def _layouts(self) -> list[LayoutSchemes]:
+        return LayoutSchemes.list_from_models(self._models)
+
+    def plan(self, batch: Batch) -> Plan:
+        """Plan a batch; ``Infeasible`` if no scheme without stages holds a sequence."""
+        problem, gpus = self.problem, self.problem.workload.gpus
+        candidates = [s for s in problem.strategies if all(k.pp == 1 for k, _ in s.counts)]
+        selected = select(
+            batch,
+            candidates,
+            self._models,
+            gpus,
+            sync=problem.sync,
+            prove=False,
+            layouts=self._layouts,
+        )
+        selected = self._place(selected, batch)
+        strategy = selected.placement.strategy
+        return assemble(
+            batch,
+            selected,
+            self._provenance,
+            gpus,
+            forward_fraction=problem.profile.forward_fraction,
+            layout_bound_ms=self._layout_bound_ms(strategy, batch),
+            placed=self._speeds.place(strategy),
+        )
+
+    def prove(self, plan: Plan) -> Plan:
+        """Return the plan with the closest bound that can be proven of its strategy."""
+        batch, fleet = Batch.from_plan(plan), make_fleet_of(plan, self._models)
+        proven_ms = certify(fleet, batch, plan.predicted_ms)
+        return with_bound(plan, max(proven_ms, bound_fleet_ms(fleet.classes, batch)))
+
+    def _place(self, selected: Selected, batch: Batch) -> Selected:
+        """Place the batch on the fastest strategies considered, and choose the best with loads."""
+        times = self.problem.sync or NO_SYNC
+        timed = {
+            entry.strategy: entry.predicted_ms + times.of_strategy_ms(entry.strategy)
+            for entry in selected.considered
+            if entry.predicted_ms is not None
+        }
+        ranked = sorted(timed, key=lambda strategy: timed[strategy])[:MOST_STRATEGIES]
+        best, best_ms = None, float("inf")
+        reached: dict[Strategy, float] = {}
+        for strategy in dict.fromkeys([selected.placement.strategy, *ranked]):
+            sync_ms = times.of_strategy_ms(strategy)
+            placed = self._place_strategy(strategy, batch, selected, best_ms - sync_ms)
+            if placed is None:
+                continue
+            reached[strategy] = placed[1]
+            with_sync_ms = placed[1] + sync_ms
+            if with_sync_ms < best_ms:
+                best, best_ms = placed[0], with_sync_ms
+        if best is None:
+            raise AssertionError("the strategy of equal ranks can be placed, as no rank is lost")
+        if self.options.prove:
+            fleet, objective_ms = best.placement.fleet, best.placement.objective_ms
+            proven_ms = certify(fleet, batch, objective_ms)  # of the language model alone
+            best = replace(best, lower_bound_ms=max(best.lower_bound_ms, proven_ms))
+        considered = tuple(
+            replace(entry, predicted_ms=reached.get(entry.strategy))
+            for entry in selected.considered
+        )
+        return replace(best, considered=considered)
+
+    def _place_strategy(
+        self, strategy: Strategy, batch: Batch, selected: Selected, below_ms: float
+    ) -> tuple[Selected, float] | None:
+        """Place the batch on a strategy: the placement with positions, and its time (ms).
+
+        None if ranks cannot be placed, or the bound is not below a time.
+        """
+        ranks = self._speeds.place(strategy)
+        if ranks is None:
+            return None
+        fleet = make_slow_fleet(strategy, self._models, [factor for _, factor in ranks])
+        cheap_ms = cheap_bound_ms(fleet.classes, batch)
+        bound_ms = max(cheap_ms, bound_fleet_ms(fleet.classes, batch))
+        if bound_ms >= below_ms:
+            return None
+        filling = dispatch(Filler(fleet, batch), cheap_ms)
+        if filling is None:
+            return None
+        placement = Placement(fleet, filling)
+        micro_batches, time_ms = exchange_loads(
+            fleet.pipelines, list(strategy), batch, deal(batch, placement), bound_ms
+        )
+        return Selected(placement, bound_ms, selected.considered, micro_batches), time_ms
+
+    def _layout_bound_ms(self, strategy: Strategy, batch: Batch) -> float:
+        """Bound all plans of a strategy's layouts without stages, whatever their groups (ms)."""
+        layouts = layouts_of(scheme for scheme, _ in strategy.counts)
+        of_layouts = [entry.classes for entry in self._layouts if entry.layout in layouts]
+        classes, gpus = list(chain(*of_layouts)), self.problem.workload.gpus
+        return max(gpu_time_bound_ms(classes, batch, gpus), bound_gpus_ms(classes, batch, gpus))
+
+
+def _check_options(problem: PlanningProblem, options: PlanningOptions) -> None:
+    """Reject options that plans with loads do not have. ``OptionError`` names the first."""
+    for name in ("exact", "robust"):
+        if getattr(options, name):
+            raise OptionError("{0} with {1}: not supported. Leave {0} out", name, "loads")
+    if options.packing != PACKINGS[0]:
+        raise OptionError(
+            "{0} {packing} with {1}: not supported. Leave {0} out",
+            "packing",
+            "loads",
+            packing=options.packing,
+        )
+    if problem.in_lockstep or options.execution == "regroup":
+        raise OptionError(
+            "{0} with {1} {kind}: only groups that stay within a step have it. Set {1} to static",
+            "loads",
+            "execution",
+            kind="lockstep" if problem.in_lockstep else "regroup",
+        )
+    if problem.profile.expert_parallel > 1:
+        raise OptionError(
+            "{0} are for models whose experts are not split, and the profile's are on {degree} "
+            "ranks. Leave {0} out",
+            "loads",
+            degree=problem.profile.expert_parallel,
+        )

@@ -1,0 +1,175 @@
+"""Plans of sequences with work before the language model: sound, proven, better than by tokens."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seqplan import Cost, Phase, Plan, Planner, explain, find_profile, from_json, rank_view, to_json
+from seqplan.costs.fit.measurements import measurable
+from seqplan.planner.balance.phase import list_loads
+from seqplan.planner.errors import OptionError
+from seqplan.planner.placement.slowdown import make_fleet_of
+from seqplan.planner.step.check_bounds import find_unproven, witness_of
+from seqplan.planner.workload import Workload
+from seqplan.plans.format.codec import PlanError
+from seqplan.plans.lint import lint
+from seqplan.plans.load import PhaseLoad, time_loads
+from seqplan.plans.scheme import Scheme
+from seqplan.plans.views.decode_view import decode_view
+
+CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
+CASES = (("llama-7b-a800-80gb", 64, 600_000), ("llama3-8b-h100-80gb", 8, 200_000))
+
+
+def draw(tokens: int, seed: int) -> list[int]:
+    drawn = np.random.default_rng(seed).choice(CODE[CODE <= 32_768], 4_000)
+    return drawn[: int(np.searchsorted(np.cumsum(drawn), tokens))].tolist()
+
+
+def draw_vision(samples: int, seed: int, scale: float = 1.0) -> Phase:
+    """Images for half of the samples, some 20 % of a step's work on 64 GPUs at a scale of 5."""
+    rng = np.random.default_rng([seed, 1])
+    patches = [
+        rng.integers(256, 8_192, rng.integers(1, 4)).tolist() if rng.random() < 0.5 else []
+        for _ in range(samples)
+    ]
+    return Phase("vision", patches, Cost(a=2e-6 * scale, b=0.01 * scale, c=3.0))
+
+
+def time_with(plan: Plan, loads: tuple[PhaseLoad, ...]) -> float:
+    """The slowest pipeline's time if its sequences had these loads (ms)."""
+    return max(
+        pipeline.predicted_ms
+        + sum(time_loads(loads, pipeline.scheme, b.sequences) for b in pipeline.micro_batches)
+        for pipeline in plan.pipelines
+    )
+
+
+@pytest.mark.parametrize(("profile", "gpus", "tokens"), CASES)
+@pytest.mark.parametrize("slow", [False, True])
+def test_plans_with_loads_are_sound(profile: str, gpus: int, tokens: int, slow: bool) -> None:
+    known = find_profile(profile)
+    models = Workload(gpus, 32_768, 32_768).models(known)
+    lengths = draw(tokens, 0)
+    vision = draw_vision(len(lengths), 0, gpus / 13)
+    slowdown = [1.0] * (gpus - 1) + [1.3] if slow else None
+    planner = Planner.from_profile(profile, gpus, 32_768, slowdown=slowdown)
+    made = planner.plan(lengths, loads=[vision])
+    assert lint(made, models) == []
+    assert from_json(to_json(made)) == made
+    assert list(find_unproven(made, models)) == []
+    assert made.gap < 0.02
+    assert to_json(
+        Planner.from_profile(profile, gpus, 32_768, slowdown=slowdown).plan(lengths, loads=[vision])
+    ) == to_json(replace(made, step=0))
+    assert planner.prove(made).lower_bound_ms >= made.lower_bound_ms
+    assert measurable(made) == ()
+    claimed = replace(made, lower_bound_ms=made.predicted_ms)
+    assert list(find_unproven(claimed, models)) != []
+    assert any(
+        "phases of the slowest pipeline: vision" in line for line in explain(made).split("\n")
+    )
+    heavier = replace(made.loads[0], work_ms=tuple(2 * ms for ms in made.loads[0].work_ms))
+    assert any("profile gives" in fault for fault in lint(replace(made, loads=(heavier,)), models))
+    if not slow:
+        static = Planner.from_profile(profile, gpus, 32_768, execution="static").plan(lengths)
+        by_tokens_ms = time_with(static, made.loads)
+        assert by_tokens_ms > 1.1 * made.predicted_ms
+
+
+def test_views_carry_the_tokens_of_loads() -> None:
+    planner = Planner.from_profile("llama3-8b-h100-80gb", 8, 32_768)
+    made = planner.plan([9_000, 500, 4_000, 700] * 4, loads=[draw_vision(16, 3)])
+    view = rank_view(made, 0)
+    raw = view.to_dict()
+    assert decode_view(json.loads(json.dumps(raw))) == view
+    (batch, *_) = view.pipelines[0].micro_batches
+    patches = [made.loads[0].tokens[share.position] for share in batch.sequences]
+    assert list(batch.loads["vision"]) == patches
+    raw["pipelines"][0]["micro_batches"][0]["loads"]["vision"].append(1)
+    with pytest.raises(ValueError, match=r"loads.vision: has \d+ values for \d+ sequences"):
+        decode_view(raw)
+
+
+def test_bounds_hold_for_every_assignment_of_few_sequences() -> None:
+    """Pipelines of two GPUs, six sequences with two phases, and all ways to assign them."""
+    profile = find_profile("llama3-8b-h100-80gb").keep_schemes({Scheme(tp=2)})
+    models = Workload(6, 8_192, 8_192).models(profile)
+    planner = Planner.from_profile(profile, 6, 8_192, sync=None)
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        lengths = rng.integers(300, 8_000, 6).tolist()
+        audio = Phase("audio", rng.integers(0, 900, 6).tolist(), Cost(0.0, 0.1, 1.0))
+        made = planner.plan(lengths, loads=[draw_vision(6, seed, 3.0), audio])
+        assert lint(made, models) == []
+        (k, *_) = make_fleet_of(made, models).classes
+        least = float("inf")
+        for owners in product(range(len(made.pipelines)), repeat=len(lengths)):
+            slowest = 0.0
+            for pipeline in range(len(made.pipelines)):
+                mine = [i for i, owner in enumerate(owners) if owner == pipeline]
+                # As if one micro-batch held them all, which is no slower than others.
+                alone = k.work_ms(np.array([lengths[i] for i in mine], dtype=np.int64)).sum()
+                loads_ms = time_loads(made.loads, Scheme(tp=2), mine)
+                slowest = max(slowest, float(alone) + loads_ms + (k.least_c if mine else 0.0))
+            least = min(least, slowest)
+        assert made.lower_bound_ms <= least * (1 + 1e-9)
+        assert made.predicted_ms <= least * 1.03
+
+
+BAD: tuple[tuple[dict[str, Any], Phase, type[Exception], str], ...] = (
+    ({}, Phase("v", [1], Cost(0, 1, 0)), ValueError, "load v: has 1 samples, there are 2 lengths"),
+    ({}, Phase("v", [1, 2], Cost(0, 1, 0), 9), ValueError, "load v: capacity 9: plans limit"),
+    (
+        {"execution": "lockstep"},
+        Phase("v", [1, 2], Cost(0, 1, 0)),
+        OptionError,
+        "loads with execution lockstep: only groups that stay within a step have it",
+    ),
+    ({"exact": True}, Phase("v", [1, 2], Cost(0, 1, 0)), OptionError, "exact with loads: not"),
+    ({"packing": "even"}, Phase("v", [1, 2], Cost(0, 1, 0)), OptionError, "packing even with"),
+)
+
+
+@pytest.mark.parametrize(("options", "phase", "error", "message"), BAD)
+def test_loads_that_cannot_be_planned(
+    options: dict[str, Any], phase: Phase, error: type[Exception], message: str
+) -> None:
+    planner = Planner.from_profile("llama3-8b-h100-80gb", 8, 32_768, **options)
+    with pytest.raises(error) as caught:
+        planner.plan([900, 800], loads=[phase])
+    assert str(caught.value).startswith(message)
+    no_phase: Any = 3
+    with pytest.raises(TypeError, match="loads: "):
+        list_loads([no_phase], 2)
+
+
+def test_no_prices_are_written_for_loads() -> None:
+    profile = "llama3-8b-h100-80gb"
+    made = Planner.from_profile(profile, 8, 32_768).plan(
+        draw(100_000, 1), loads=[draw_vision(len(draw(100_000, 1)), 1, 2.0)]
+    )
+    with pytest.raises(ValueError, match="no prices prove its bound"):
+        witness_of(made, Workload(8, 32_768, 32_768).models(find_profile(profile)))
+
+
+def test_damaged_loads_are_rejected_by_their_place() -> None:
+    planner = Planner.from_profile("llama3-8b-h100-80gb", 8, 32_768)
+    made = planner.plan([900, 800], loads=[Phase("v", [10, 0], Cost(0, 1, 0))])
+    text = to_json(made)
+    for old, new, message in (
+        ('"tokens":[10,0],"work_ms"', '"tokens":[10],"work_ms"', "tokens: has 1 values for 2"),
+        ('"work_ms":[10.0,0.0]', '"work_ms":[10.0,-1]', r"work_ms\[1\]: must be a finite number"),
+    ):
+        assert old in text
+        with pytest.raises(PlanError, match=message):
+            from_json(text.replace(old, new))
+    one = replace(made, loads=(replace(made.loads[0], work_ms=(10.0,)),))
+    assert "load v: 1 values for 2 sequences" in lint(one, {})

@@ -16,7 +16,8 @@ LIMITED = not sysconfig.get_config_var(
 
 FILL = Extension(
     "seqplan.planner.placement.fill_kernel",
-    ["planner/placement/fill_kernel.c"],
+    ["planner/placement/fill_kernel.c", "planner/placement/exchange.c"],
+    depends=["planner/placement/fill_kernel.h"],
     # No -march and no contraction: a fused multiply-add would change bits.
     extra_compile_args=["-O2", "-ffp-contract=off", "-Werror=implicit-function-declaration"],
     define_macros=[("Py_LIMITED_API", "0x030B0000")] if LIMITED else [],

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import fsum
 from operator import attrgetter
-from random import Random
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.placement.fill import Filling
+from seqplan.planner.placement.fill import Filling, FillStarter, PackedPlacement
 from seqplan.planner.placement.fill_tables import ClassCosts, FillTables
-from seqplan.planner.placement.fleet import Fleet, PipelineBins
+from seqplan.planner.placement.fleet import ClassPlacement, Fleet, PipelineBins
+from seqplan.planner.placement.greedy import form_s
 
 DRAWN, FRUITLESS = 20_000, 5_000
 """Exchanges drawn at most, and at most in a row of which none is made. Three times as many draws
@@ -37,26 +36,77 @@ def exchange_sequences(fleet: Fleet, batch: Batch, filling: Filling, lower_ms: f
     """Make the slowest pipeline no slower, on the same strategy; ends at ``lower_ms``.
 
     Unchanged without stages, where the sums of a pipeline are its time. Equal arguments give equal
-    results. Complexity: O(micro-batches of a pipeline) for each of at most ``DRAWN`` draws.
+    results, in Python and compiled (``exchange.c``). Complexity: O(micro-batches of a pipeline) for
+    each of at most ``DRAWN`` draws.
     """
     if all(pipeline_class.pp == 1 for pipeline_class in fleet.classes):
         return filling
     tables = FillTables.from_batch(batch)
-    pipelines: list[_Pipeline] = []
-    for pipeline_class, of_class in zip(fleet.classes, filling.bins, strict=True):
-        costs = tables.find_costs(pipeline_class)
-        work, padded = costs.work_ms.T.tolist(), costs.padded_lengths.tolist()
-        pipelines += [_Pipeline(costs, work, padded, bins) for bins in of_class]
-    _improve(pipelines, lower_ms)
-    if max(pipeline.time_ms for pipeline in pipelines) >= filling.objective_ms:
+    costs = [tables.find_costs(pipeline_class) for pipeline_class in fleet.classes]
+    compiled = FillStarter(tables, fleet.classes).compiled
+    exchanged = (_exchange_compiled if compiled else _exchange_in_python)(costs, filling, lower_ms)
+    if exchanged is None:
         return filling
-    remaining = iter(pipelines)
-    of_classes = [[next(remaining) for _ in bins] for bins in filling.bins]
-    return Filling(
-        tuple(tuple(pipeline.list_bins() for pipeline in of_class) for of_class in of_classes),
-        tuple(tuple(pipeline.time_ms for pipeline in of_class) for of_class in of_classes),
+    times = tuple(
+        tuple(form_s(of_class, bins) for bins in pipelines)
+        for of_class, pipelines in zip(costs, exchanged, strict=True)
+    )
+    shorter = Filling(exchanged, times)
+    return shorter if shorter.objective_ms < filling.objective_ms else filling
+
+
+def _exchange_compiled(
+    costs: Sequence[ClassCosts], filling: Filling, lower_ms: float
+) -> tuple[ClassPlacement, ...] | None:
+    from seqplan.planner.placement import fill_kernel
+
+    placements = [PackedPlacement.pack(placement) for placement in filling.placements]
+    classes = [
+        (of_class.compiled, placement.packed, placement.count)
+        for of_class, placement in zip(costs, placements, strict=True)
+    ]
+    shares = (FROM_SLOWEST, MOVES, SWAPS, 1 - _GAIN)
+    exchanged = fill_kernel.exchange(tuple(classes), lower_ms, DRAWN, FRUITLESS, *shares)
+    if exchanged is None:
+        return None
+    return tuple(
+        PackedPlacement(packed, placement.count).unpack()
+        for packed, placement in zip(exchanged, placements, strict=True)
     )
 
+
+def _exchange_in_python(
+    costs: Sequence[ClassCosts], filling: Filling, lower_ms: float
+) -> tuple[ClassPlacement, ...] | None:
+    """Return the placements after all exchanges; None if none was made."""
+    pipelines: list[_Pipeline] = []
+    for of_class, placement in zip(costs, filling.bins, strict=True):
+        work, padded = of_class.work_ms.T.tolist(), of_class.padded_lengths.tolist()
+        pipelines += [_Pipeline(of_class, work, padded, pipeline) for pipeline in placement]
+    if not _improve(pipelines, lower_ms):
+        return None
+    remaining = iter(pipelines)
+    return tuple(
+        tuple(next(remaining).list_bins() for _ in placement) for placement in filling.bins
+    )
+
+
+class _Draws:
+    """Draws numbers in [0, 1) by xorshift64* (Vigna, 2014), whose bits C has as well."""
+
+    def __init__(self) -> None:
+        self._state = 0x9E3779B97F4A7C15
+
+    def __call__(self) -> float:
+        state = self._state
+        state ^= state >> 12
+        state ^= state << 25 & _BITS
+        state ^= state >> 27
+        self._state = state
+        return float((state * 0x2545F4914F6CDD1D & _BITS) >> 11) * 2.0**-53
+
+
+_BITS = 2**64 - 1
 
 _Weight = tuple[int, tuple[float, ...], float]
 
@@ -80,7 +130,7 @@ class _Pipeline:
     def __init__(
         self, costs: ClassCosts, work: list[list[float]], padded: list[int], bins: PipelineBins
     ) -> None:
-        self._bubbles = costs.pp - 1
+        self.bubbles = costs.pp - 1
         self._work, self._padded = work, padded
         self._limits = [(mode.capacity, mode.c) for mode in costs.modes]
         self.empty = _MicroBatch((), 0, (0.0,) * len(costs.modes), 0.0)
@@ -88,7 +138,6 @@ class _Pipeline:
         self.costs_ms: list[float] = []
         """Costs of the micro-batches, in their order."""
         self._set([self._fill(micro) for micro in bins])
-        self.time_ms = self.compute_time_ms(self.costs_ms)
 
     def weigh(
         self, micro: _MicroBatch, outgoing: Sequence[int], incoming: Sequence[int]
@@ -114,21 +163,30 @@ class _Pipeline:
         limits = zip(work, self._limits, strict=True)
         return tokens, work, min([ms + c for ms, (capacity, c) in limits if tokens <= capacity])
 
-    def compute_time_ms(self, costs_ms: Sequence[float]) -> float:
-        """Compute form S of micro-batches of these costs (ms)."""
-        return fsum(costs_ms) + self._bubbles * max(costs_ms, default=0.0)
+    def compute_time_ms(self, costs_ms: Mapping[int, float]) -> float:
+        """Compute form S after micro-batches get these costs, by index; one may be new (ms)."""
+        changed = [*self.costs_ms, 0.0]
+        total = self._total_ms
+        for index, cost_ms in costs_ms.items():
+            total = total - changed[index] + cost_ms
+            changed[index] = cost_ms
+        return total + self.bubbles * max(changed)
 
-    def change(self, changed: Mapping[int, _MicroBatch], time_ms: float) -> None:
+    def change(self, changed: Mapping[int, _MicroBatch]) -> None:
         """Replace micro-batches by index, one beyond the last is new; drop empty ones."""
         micro_batches = [*self.micro_batches, self.empty]
         for index, micro in changed.items():
             micro_batches[index] = micro
         self._set(micro_batches)
-        self.time_ms = time_ms
 
     def _set(self, micro_batches: Sequence[_MicroBatch]) -> None:
         self.micro_batches = [micro for micro in micro_batches if micro.sequences]
         self.costs_ms = [micro.cost_ms for micro in self.micro_batches]
+        # Not sum(), as in form_s.
+        self._total_ms = 0.0
+        for cost_ms in self.costs_ms:
+            self._total_ms += cost_ms
+        self.time_ms = self.compute_time_ms({})
 
     def _fill(self, counts: Sequence[tuple[int, int]]) -> _MicroBatch:
         sequences = [i for i, n in counts for _ in range(n)]
@@ -141,20 +199,24 @@ class _Pipeline:
         return tuple(sorted(Counter(micro.sequences).items()) for micro in self.micro_batches)
 
 
-def _improve(pipelines: Sequence[_Pipeline], lower_ms: float) -> None:
-    """Draw exchanges, and make those after which both pipelines end before the first did."""
-    draw = Random(0).random
-    fruitless = 0
+def _improve(pipelines: Sequence[_Pipeline], lower_ms: float) -> bool:
+    """Draw exchanges, and make those after which both pipelines end before the first did.
+
+    Returns whether one was made.
+    """
+    draw = _Draws()
+    fruitless, made = 0, False
     slowest = max(pipelines, key=attrgetter("time_ms"))
     for _ in range(DRAWN):
         if slowest.time_ms <= lower_ms or fruitless == FRUITLESS:
-            return
+            break
         first = slowest if draw() < FROM_SLOWEST else pipelines[int(draw() * len(pipelines))]
         second = pipelines[int(draw() * len(pipelines))]
         fruitless += 1
         if first.micro_batches and _exchange(first, second, draw):
-            fruitless = 0
+            fruitless, made = 0, True
             slowest = max(pipelines, key=attrgetter("time_ms"))
+    return made
 
 
 def _exchange(first: _Pipeline, second: _Pipeline, draw: Callable[[], float]) -> bool:
@@ -171,26 +233,24 @@ def _exchange(first: _Pipeline, second: _Pipeline, draw: Callable[[], float]) ->
     of_giving = first.weigh(giving, given, returned)
     if of_giving is None:
         return False
-    costs = first.costs_ms.copy()
-    costs[i] = of_giving[2]
-    time = 0.0 if first is second else first.compute_time_ms(costs)
-    if time >= limit:  # as most draws, so before the other pipeline is computed
+    # As most draws end here, the other micro-batch is weighed afterwards.
+    if first is not second and first.compute_time_ms({i: of_giving[2]}) >= limit:
         return False
     of_taking = second.weigh(taking, returned, given)
     if of_taking is None:
         return False
-    of_second = costs if first is second else second.costs_ms.copy()
-    of_second[j : j + 1] = [of_taking[2]]
-    other_time = second.compute_time_ms(of_second)
-    if other_time >= limit:
+    of_second = {j: of_taking[2]}
+    if second.compute_time_ms({i: of_giving[2]} | of_second if first is second else of_second) >= (
+        limit
+    ):
         return False
     changed = {i: _replace(giving, given, returned, of_giving)}
     of_other = {j: _replace(taking, returned, given, of_taking)}
     if first is second:
-        first.change(changed | of_other, other_time)
+        first.change(changed | of_other)
     else:
-        first.change(changed, time)
-        second.change(of_other, other_time)
+        first.change(changed)
+        second.change(of_other)
     return True
 
 

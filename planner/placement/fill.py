@@ -30,7 +30,10 @@ except ImportError:  # not built: no compiler, or another Python's
 
 VARIABLE = "SEQPLAN_KERNEL"
 
-SOURCE = Path(__file__).with_name("fill_kernel.c")
+SOURCES = tuple(
+    Path(__file__).with_name(name) for name in ("fill_kernel.h", "fill_kernel.c", "exchange.c")
+)
+"""What the extension is built from."""
 
 _EXACT = 2**53
 """Whole numbers below it are exact as floats."""
@@ -42,6 +45,19 @@ class PackedPlacement:
 
     packed: bytes
     count: int
+
+    @classmethod
+    def pack(cls, placement: AnyPlacement) -> PackedPlacement:
+        """Pack the pipelines' micro-batches, unless they are packed already."""
+        if isinstance(placement, PackedPlacement):
+            return placement
+        words: list[int] = []
+        for pipeline in placement:
+            words.append(len(pipeline))
+            for micro in pipeline:
+                words.append(len(micro))
+                words += [word for entry in micro for word in entry]
+        return cls(np.array(words, dtype=np.int64).tobytes(), len(placement))
 
     def unpack(self) -> ClassPlacement:
         """Return the pipelines' micro-batches."""
@@ -94,28 +110,30 @@ class NativeFill:
 Fill = PythonFill | NativeFill
 
 
-def source_digest(text: str) -> str:
-    """Compute the digest of the extension's source, without the line that states it."""
-    lines = [line for line in text.splitlines() if not line.startswith("#define SOURCE ")]
+def source_digest(sources: Sequence[Path]) -> str:
+    """Compute the digest of the extension's sources, without the line that states it.
+
+    Raises ``OSError``.
+    """
+    lines = [line for path in sources for line in path.read_text("utf-8").splitlines()]
+    lines = [line for line in lines if not line.startswith("#define SOURCE ")]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def why_unusable(module: ModuleType | None, source: Path) -> str:
-    """Describe why a built extension cannot be used, next to this source; empty when it can."""
+def why_unusable(module: ModuleType | None, sources: Sequence[Path]) -> str:
+    """Describe why a built extension cannot be used, next to these sources; empty when it can."""
     if module is None:
         return "not built"
     try:
-        text = source.read_text("utf-8")
-    except OSError:
-        return f"{source.name} is not next to it"
-    if source_digest(text) != module.SOURCE:
-        return f"built from another {source.name}"
-    return ""
+        digest = source_digest(sources)
+    except OSError as error:
+        return f"{Path(error.filename).name} is not next to it"
+    return "" if digest == module.SOURCE else "built from other sources"
 
 
 @cache
 def _unusable() -> str:
-    return why_unusable(fill_kernel, SOURCE)
+    return why_unusable(fill_kernel, SOURCES)
 
 
 def kernel_state() -> str:

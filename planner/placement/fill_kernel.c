@@ -1,55 +1,23 @@
 /* The greedy fill of one class of pipelines, compiled: the same operations on the same numbers, in the
- * same order, as greedy.py, which says what they mean. Every float has the same bits as there, so that
- * a plan does not depend on which of the two made it; tests compare them.
+ * same order, as greedy.py, which explains them. Every float has the same bits as there, so that
+ * a plan does not depend on which of the two made it; tests compare them. exchange.c does the same
+ * for exchange.py.
  *
  * Nothing is kept between calls but the costs of a class (make_costs), which are checked once. The
  * unassigned sequences are the caller's array of counts. Memory is taken through Python, so that
  * tracemalloc counts it.
  *
- * SOURCE is the digest of this file without the line that defines it. fill_kernel's caller compares
- * it with the file beside it: a kernel that was built from another text is not used.
+ * SOURCE is the digest of fill_kernel.h, this file without the line that defines it, and exchange.c.
+ * fill_kernel's caller compares it with the files beside it: a kernel that was built from another
+ * text is not used.
  */
-#define SOURCE "786f6b49e9967d1c"
+#define SOURCE "e5037c9cb075d3ed"
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <float.h>
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
-
-#if FLT_EVAL_METHOD != 0
-#error "floats are kept with more bits than Python's here: the fill stays in Python"
-#endif
-#ifdef __FAST_MATH__
-#error "-ffast-math changes results: the fill stays in Python"
-#endif
-
-#define NONE (-1)
-#define EXACT ((int64_t)1 << 53) /* whole numbers below it are exact as doubles */
+#include "fill_kernel.h"
 
 #define MOST_COUNTED 10000 /* greedy.MOST_COUNTED */
-#define MOST_MODES 8       /* recomputation modes of a class */
 
 static const double ROUND = 1.0 + 1e-12;
-
-/* A recomputation mode, with what each length costs in it: fleet.ModeCosts. */
-typedef struct {
-    double a, b, c;
-    int64_t capacity;
-    const double *work;
-    const int64_t *cheap_from, *held_from;
-} Mode;
-
-enum { LENGTHS, PADDED, WORK, PREFERRED, CHEAP, HELD, COEFFICIENTS, CAPACITIES, ARRAYS };
-
-/* fleet.ClassCosts, with the arrays that it points into. */
-typedef struct {
-    Py_buffer arrays[ARRAYS];
-    int64_t pp, size, mode_count;
-    const int64_t *lengths, *padded, *preferred;
-    Mode modes[MOST_MODES];
-} Costs;
 
 /* The unassigned sequences; ``next`` links over lengths of which none is left. */
 typedef struct {
@@ -88,21 +56,6 @@ typedef struct {
 static double least(double first, double second) { return second < first ? second : first; }
 
 static double most(double first, double second) { return second > first ? second : first; }
-
-/* Make room for one more element; 0 with an exception set where there is no memory. */
-static int reserve(void **array, int64_t used, int64_t *room, size_t size) {
-    if (used < *room) return 1;
-    int64_t wanted = *room ? 2 * *room : 64;
-    void *larger = NULL;
-    if ((size_t)wanted <= SIZE_MAX / size) larger = PyMem_Realloc(*array, (size_t)wanted * size);
-    if (larger == NULL) {
-        PyErr_NoMemory();
-        return 0;
-    }
-    *array = larger;
-    *room = wanted;
-    return 1;
-}
 
 /* The first unassigned length at or after ``low`` that is at most ``limit``; ``size`` without one. */
 static int64_t at_most(Pool *pool, int64_t limit, int64_t low) {
@@ -513,8 +466,6 @@ static const char *read_costs(Costs *costs) {
     return NULL;
 }
 
-#define COSTS "seqplan.fill_costs"
-
 static void free_costs(PyObject *capsule) {
     Costs *costs = PyCapsule_GetPointer(capsule, COSTS);
     for (int j = 0; j < ARRAYS; j++) PyBuffer_Release(&costs->arrays[j]);
@@ -615,25 +566,6 @@ done:
     return result;
 }
 
-/* What is left of a packed placement. */
-typedef struct {
-    const char *at;
-    Py_ssize_t words;
-} Reader;
-
-/* The next word; a count of further words of ``each`` when above 0. NONE with an exception set. */
-static int64_t read_word(Reader *reader, int64_t each) {
-    int64_t word;
-    if (reader->words > 0) {
-        memcpy(&word, reader->at, sizeof word);
-        reader->at += sizeof word;
-        reader->words--;
-        if (word >= 0 && (each == 0 || word <= reader->words / each)) return word;
-    }
-    PyErr_SetString(PyExc_ValueError, "not a packed placement");
-    return NONE;
-}
-
 static PyObject *read_micro_batch(Reader *reader) {
     int64_t entries = read_word(reader, 2);
     if (entries == NONE) return NULL;
@@ -697,6 +629,7 @@ static PyObject *unpack(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 static PyMethodDef methods[] = {
+    {"exchange", exchange, METH_VARARGS, exchange_doc},
     {"fill_class", fill_class, METH_VARARGS, fill_class_doc},
     {"make_costs", make_costs, METH_VARARGS, make_costs_doc},
     {"unpack", unpack, METH_VARARGS, unpack_doc},

@@ -27,3 +27,14 @@ def fill_class(
     /,
 ) -> tuple[bytes, tuple[float, ...], int, int]: ...
 def unpack(placement: bytes, count: int, /) -> ClassPlacement: ...
+def exchange(
+    classes: tuple[tuple[object, bytes, int], ...],
+    lower_ms: float,
+    drawn: int,
+    fruitless: int,
+    from_slowest: float,
+    moves: float,
+    swaps: float,
+    shorter: float,
+    /,
+) -> tuple[bytes, ...] | None: ...

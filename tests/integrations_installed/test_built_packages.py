@@ -141,7 +141,7 @@ def test_the_extension_loads_in_later_pythons(
     from seqplan.planner.placement import fill
 
     major, minor = version.split(".")
-    source = fill.source_digest(fill.SOURCE.read_text("utf-8"))
+    source = fill.source_digest(fill.SOURCES)
     assert shown == f"({major}, {minor}) {source}\n"
 
 

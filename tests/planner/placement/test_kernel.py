@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
@@ -53,8 +54,8 @@ LIGHT, HEAVY = ClassMode(0.0, 1.0, 2.0, 8, "none"), ClassMode(0.0, 1.4, 2.0, 40,
 MODES = PipelineClass(1, HEAVY.a, HEAVY.b, HEAVY.c, HEAVY.capacity, 1, 1, 1, (LIGHT, HEAVY))
 
 compiled = pytest.mark.skipif(
-    kernel.why_unusable(kernel.fill_kernel, kernel.SOURCE) != "",
-    reason="the kernel is " + kernel.why_unusable(kernel.fill_kernel, kernel.SOURCE),
+    kernel.why_unusable(kernel.fill_kernel, kernel.SOURCES) != "",
+    reason="the kernel is " + kernel.why_unusable(kernel.fill_kernel, kernel.SOURCES),
 )
 """Marks what compares the kernel with the reference."""
 
@@ -381,22 +382,23 @@ def test_lengths_beyond_exact_floats_are_left_to_python() -> None:
 
 
 def test_the_source_states_its_digest() -> None:
-    text = kernel.SOURCE.read_text("utf-8")
+    text = kernel.SOURCES[1].read_text("utf-8")
     stated = re.search(r'^#define SOURCE "(\w+)"$', text, re.MULTILINE)
     assert stated is not None
-    assert stated[1] == kernel.source_digest(text), "state the digest and build again"
+    assert stated[1] == kernel.source_digest(kernel.SOURCES), "state the digest and build again"
 
 
 def test_a_kernel_of_another_source_is_not_used(tmp_path: Path) -> None:
-    text = kernel.SOURCE.read_text("utf-8")
     built = ModuleType("fill_kernel")
-    built.SOURCE = kernel.source_digest(text)  # type: ignore[attr-defined]
-    assert kernel.why_unusable(built, kernel.SOURCE) == ""
-    edited = tmp_path / "fill_kernel.c"
-    assert kernel.why_unusable(built, edited) == "fill_kernel.c is not next to it"
-    edited.write_text(text.replace("1e-12", "1e-11"), "utf-8")
-    assert kernel.why_unusable(built, edited) == "built from another fill_kernel.c"
-    assert kernel.why_unusable(None, kernel.SOURCE) == "not built"
+    built.SOURCE = kernel.source_digest(kernel.SOURCES)  # type: ignore[attr-defined]
+    assert kernel.why_unusable(built, kernel.SOURCES) == ""
+    edited = [Path(shutil.copy(path, tmp_path)) for path in kernel.SOURCES]
+    assert kernel.why_unusable(built, edited) == ""
+    edited[2].write_text(edited[2].read_text("utf-8").replace("p-53", "p-52"), "utf-8")
+    assert kernel.why_unusable(built, edited) == "built from other sources"
+    edited[2].unlink()
+    assert kernel.why_unusable(built, edited) == "exchange.c is not next to it"
+    assert kernel.why_unusable(None, kernel.SOURCES) == "not built"
 
 
 def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:

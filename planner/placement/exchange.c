@@ -1,0 +1,353 @@
+/* Exchanges of sequences between micro-batches, compiled: the same operations on the same numbers, in
+ * the same order, as exchange.py, which explains them. Every float has the same bits as there; tests
+ * compare them.
+ */
+#include "fill_kernel.h"
+
+/* exchange._MicroBatch; ``sequences``: indices of lengths. */
+typedef struct {
+    int64_t *sequences, count, room, tokens;
+    double work[MOST_MODES], cost;
+} MicroBatch;
+
+/* exchange._Pipeline. The place after the last micro-batch is an empty one, as a draw may open it. */
+typedef struct {
+    const Costs *costs;
+    MicroBatch *micro_batches;
+    int64_t count, room;
+    double bubbles, total, time;
+} Pipeline;
+
+/* Tokens, work and cost of a micro-batch after an exchange. */
+typedef struct {
+    int64_t tokens;
+    double work[MOST_MODES], cost;
+} Weight;
+
+typedef struct {
+    Pipeline *pipelines;
+    int64_t count;
+    uint64_t state;
+    double from_slowest, moves, swaps, shorter;
+} Exchanges;
+
+static double draw(Exchanges *all) {
+    uint64_t state = all->state;
+    state ^= state >> 12;
+    state ^= state << 25;
+    state ^= state >> 27;
+    all->state = state;
+    return (double)((state * UINT64_C(0x2545F4914F6CDD1D)) >> 11) * 0x1p-53;
+}
+
+static int64_t draw_below(Exchanges *all, int64_t number) {
+    return (int64_t)(draw(all) * (double)number);
+}
+
+/* _Pipeline.weigh; 0 if no mode holds it. */
+static int weigh(const Costs *costs, const MicroBatch *micro, const int64_t *outgoing, int64_t out,
+                 const int64_t *incoming, int64_t in, Weight *weight) {
+    int64_t modes = costs->mode_count;
+    weight->tokens = micro->tokens;
+    for (int64_t k = 0; k < in; k++) weight->tokens += costs->padded[incoming[k]];
+    for (int64_t k = 0; k < out; k++) weight->tokens -= costs->padded[outgoing[k]];
+    if (weight->tokens > costs->modes[modes - 1].capacity) return 0;
+    if (micro->count + in == out) {
+        memset(weight, 0, sizeof *weight);
+        return 1;
+    }
+    weight->cost = INFINITY;
+    for (int64_t m = 0; m < modes; m++) {
+        const Mode *mode = &costs->modes[m];
+        double work = micro->work[m];
+        for (int64_t k = 0; k < out; k++) work -= mode->work[outgoing[k]];
+        for (int64_t k = 0; k < in; k++) work += mode->work[incoming[k]];
+        weight->work[m] = work;
+        if (weight->tokens <= mode->capacity && work + mode->c < weight->cost)
+            weight->cost = work + mode->c;
+    }
+    return 1;
+}
+
+/* _Pipeline.compute_time_ms after micro-batch ``i`` costs this, and ``j`` too unless it is NONE. */
+static double time_after(const Pipeline *pipeline, int64_t i, double of_i, int64_t j, double of_j) {
+    const MicroBatch *micro_batches = pipeline->micro_batches;
+    double total = pipeline->total, slowest = 0.0;
+    if (i != NONE) total = total - micro_batches[i].cost + of_i;
+    if (j != NONE) total = total - micro_batches[j].cost + of_j;
+    for (int64_t m = 0; m <= pipeline->count; m++) {
+        double cost = m == i ? of_i : m == j ? of_j : micro_batches[m].cost;
+        if (cost > slowest) slowest = cost;
+    }
+    return total + pipeline->bubbles * slowest;
+}
+
+static void update_time(Pipeline *pipeline) {
+    pipeline->total = 0.0;
+    for (int64_t m = 0; m < pipeline->count; m++) pipeline->total += pipeline->micro_batches[m].cost;
+    pipeline->time = time_after(pipeline, NONE, 0.0, NONE, 0.0);
+}
+
+/* Make the place after the last micro-batch an empty one; 0 where there is no memory. */
+static int open_place(Pipeline *pipeline) {
+    int64_t before = pipeline->room;
+    if (!reserve((void **)&pipeline->micro_batches, pipeline->count, &pipeline->room,
+                 sizeof(MicroBatch)))
+        return 0;
+    if (pipeline->room > before)
+        memset(pipeline->micro_batches + before, 0,
+               (size_t)(pipeline->room - before) * sizeof(MicroBatch));
+    return 1;
+}
+
+static int add_sequence(MicroBatch *micro, int64_t index) {
+    if (!reserve((void **)&micro->sequences, micro->count, &micro->room, sizeof(int64_t))) return 0;
+    micro->sequences[micro->count++] = index;
+    return 1;
+}
+
+/* exchange._replace, in place; an empty micro-batch is left to drop_empty. */
+static int replace(MicroBatch *micro, const int64_t *outgoing, int64_t out, const int64_t *incoming,
+                   int64_t in, const Weight *weight) {
+    for (int64_t k = 0; k < out; k++) {
+        int64_t at = 0;
+        while (micro->sequences[at] != outgoing[k]) at++;
+        micro->count--;
+        memmove(micro->sequences + at, micro->sequences + at + 1,
+                (size_t)(micro->count - at) * sizeof(int64_t));
+    }
+    for (int64_t k = 0; k < in; k++)
+        if (!add_sequence(micro, incoming[k])) return 0;
+    micro->tokens = weight->tokens;
+    memcpy(micro->work, weight->work, sizeof micro->work);
+    micro->cost = weight->cost;
+    return 1;
+}
+
+/* Count a micro-batch that was opened, drop one that became empty, and update the time. */
+static int settle(Pipeline *pipeline) {
+    if (pipeline->micro_batches[pipeline->count].count) {
+        pipeline->count++;
+        if (!open_place(pipeline)) return 0;
+    }
+    for (int64_t m = 0; m < pipeline->count;) {
+        if (pipeline->micro_batches[m].count) {
+            m++;
+            continue;
+        }
+        PyMem_Free(pipeline->micro_batches[m].sequences);
+        pipeline->count--;
+        memmove(pipeline->micro_batches + m, pipeline->micro_batches + m + 1,
+                (size_t)(pipeline->count - m) * sizeof(MicroBatch));
+        memset(&pipeline->micro_batches[pipeline->count], 0, sizeof(MicroBatch));
+    }
+    update_time(pipeline);
+    return 1;
+}
+
+/* exchange._draw_returned: how many. */
+static int64_t draw_returned(Exchanges *all, const MicroBatch *micro, int64_t *returned) {
+    double kind = draw(all);
+    if (kind < all->moves || micro->count == 0) return 0;
+    int64_t one = draw_below(all, micro->count);
+    returned[0] = micro->sequences[one];
+    if (kind < all->swaps || micro->count == 1) return 1;
+    returned[1] = micro->sequences[(one + 1 + draw_below(all, micro->count - 1)) % micro->count];
+    return 2;
+}
+
+/* exchange._exchange: whether it was made, NONE where there is no memory. */
+static int try_exchange(Exchanges *all, Pipeline *first, Pipeline *second) {
+    int64_t i = draw_below(all, first->count), j = draw_below(all, second->count + 1);
+    if (first == second && i == j) return 0;
+    MicroBatch *giving = &first->micro_batches[i], *taking = &second->micro_batches[j];
+    int64_t given[1] = {giving->sequences[draw_below(all, giving->count)]}, returned[2];
+    int64_t back = draw_returned(all, taking, returned);
+    double limit = first->time * all->shorter;
+    Weight of_giving, of_taking;
+    if (!weigh(first->costs, giving, given, 1, returned, back, &of_giving)) return 0;
+    if (first != second && time_after(first, i, of_giving.cost, NONE, 0.0) >= limit) return 0;
+    if (!weigh(second->costs, taking, returned, back, given, 1, &of_taking)) return 0;
+    double time = first == second ? time_after(first, i, of_giving.cost, j, of_taking.cost)
+                                  : time_after(second, j, of_taking.cost, NONE, 0.0);
+    if (time >= limit) return 0;
+    if (!replace(giving, given, 1, returned, back, &of_giving) ||
+        !replace(taking, returned, back, given, 1, &of_taking) || !settle(first))
+        return NONE;
+    if (first != second && !settle(second)) return NONE;
+    return 1;
+}
+
+static Pipeline *find_slowest(Exchanges *all) {
+    Pipeline *slowest = all->pipelines;
+    for (int64_t k = 1; k < all->count; k++)
+        if (all->pipelines[k].time > slowest->time) slowest = &all->pipelines[k];
+    return slowest;
+}
+
+/* exchange._improve: whether an exchange was made, NONE where there is no memory. */
+static int improve(Exchanges *all, double lower, int64_t drawn, int64_t most_fruitless) {
+    int made = 0;
+    int64_t fruitless = 0;
+    Pipeline *slowest = find_slowest(all);
+    for (int64_t n = 0; n < drawn; n++) {
+        if (slowest->time <= lower || fruitless == most_fruitless) break;
+        Pipeline *first = draw(all) < all->from_slowest
+                              ? slowest
+                              : &all->pipelines[draw_below(all, all->count)];
+        Pipeline *second = &all->pipelines[draw_below(all, all->count)];
+        fruitless++;
+        int done = first->count ? try_exchange(all, first, second) : 0;
+        if (done == NONE) return NONE;
+        if (done) {
+            fruitless = 0;
+            made = 1;
+            slowest = find_slowest(all);
+        }
+    }
+    return made;
+}
+
+/* Read one micro-batch into the open place of a pipeline; 0 with an exception set. */
+static int read_micro(Reader *reader, Pipeline *pipeline) {
+    int64_t entries = read_word(reader, 2);
+    if (entries == NONE || !open_place(pipeline)) return 0;
+    const Costs *costs = pipeline->costs;
+    MicroBatch *micro = &pipeline->micro_batches[pipeline->count];
+    for (int64_t e = 0; e < entries; e++) {
+        int64_t index = read_word(reader, 0), number = read_word(reader, 0);
+        if (index == NONE || number == NONE) return 0;
+        if (index >= costs->size) {
+            PyErr_SetString(PyExc_ValueError, "not a placement of these lengths");
+            return 0;
+        }
+        for (int64_t n = 0; n < number; n++)
+            if (!add_sequence(micro, index)) return 0;
+    }
+    Weight weight;
+    MicroBatch empty = {0};
+    if (micro->count == 0 ||
+        !weigh(costs, &empty, NULL, 0, micro->sequences, micro->count, &weight)) {
+        PyErr_SetString(PyExc_ValueError, "a micro-batch is empty, or no mode holds it");
+        return 0;
+    }
+    pipeline->count++;
+    return replace(micro, NULL, 0, NULL, 0, &weight);
+}
+
+/* Read the pipelines of one class: (costs, placement, count). 0 with an exception set. */
+static int read_class(Exchanges *all, PyObject *of_class) {
+    PyObject *capsule;
+    Py_buffer bytes;
+    Py_ssize_t count;
+    if (!PyArg_ParseTuple(of_class, "Oy*n:exchange", &capsule, &bytes, &count)) return 0;
+    Reader reader = {bytes.buf, bytes.len / (Py_ssize_t)sizeof(int64_t)};
+    const Costs *costs = PyCapsule_GetPointer(capsule, COSTS);
+    int good = costs != NULL;
+    if (good && (count < 0 || count > reader.words)) {
+        PyErr_SetString(PyExc_ValueError, "not a packed placement");
+        good = 0;
+    }
+    Pipeline *larger = NULL;
+    if (good)
+        larger = PyMem_Realloc(all->pipelines, (size_t)(all->count + count + 1) * sizeof(Pipeline));
+    if (good && larger == NULL) PyErr_NoMemory();
+    good = larger != NULL;
+    if (good) all->pipelines = larger;
+    for (Py_ssize_t k = 0; good && k < count; k++) {
+        Pipeline *pipeline = &all->pipelines[all->count++];
+        *pipeline = (Pipeline){costs, NULL, 0, 0, (double)(costs->pp - 1), 0.0, 0.0};
+        int64_t micro_batches = read_word(&reader, 1);
+        good = micro_batches != NONE;
+        for (int64_t m = 0; good && m < micro_batches; m++) good = read_micro(&reader, pipeline);
+        good = good && open_place(pipeline);
+        if (good) update_time(pipeline);
+    }
+    PyBuffer_Release(&bytes);
+    return good;
+}
+
+static int compare(const void *one, const void *other) {
+    int64_t a = *(const int64_t *)one, b = *(const int64_t *)other;
+    return (a > b) - (a < b);
+}
+
+/* Write pipelines from ``first`` on as a fill does, entries by ascending index. */
+static PyObject *pack(Pipeline *first, int64_t count) {
+    int64_t words = count;
+    for (int64_t k = 0; k < count; k++)
+        for (int64_t m = 0; m < first[k].count; m++) words += 1 + 2 * first[k].micro_batches[m].count;
+    int64_t *all = PyMem_Malloc((size_t)(words ? words : 1) * sizeof(int64_t)), *end = all;
+    if (all == NULL) return PyErr_NoMemory();
+    for (int64_t k = 0; k < count; k++) {
+        *end++ = first[k].count;
+        for (int64_t m = 0; m < first[k].count; m++) {
+            MicroBatch *micro = &first[k].micro_batches[m];
+            qsort(micro->sequences, (size_t)micro->count, sizeof(int64_t), compare);
+            int64_t *entries = end++;
+            *entries = 0;
+            for (int64_t n = 0; n < micro->count; n++) {
+                if (n == 0 || micro->sequences[n] != micro->sequences[n - 1]) {
+                    *end++ = micro->sequences[n];
+                    *end++ = 0;
+                    ++*entries;
+                }
+                ++end[-1];
+            }
+        }
+    }
+    PyObject *bytes =
+        PyBytes_FromStringAndSize((const char *)all, (end - all) * (Py_ssize_t)sizeof(int64_t));
+    PyMem_Free(all);
+    return bytes;
+}
+
+static PyObject *pack_classes(Exchanges *all, PyObject *classes) {
+    Py_ssize_t number = PyTuple_Size(classes);
+    PyObject *packed = PyTuple_New(number);
+    Pipeline *first = all->pipelines;
+    for (Py_ssize_t k = 0; packed != NULL && k < number; k++) {
+        int64_t count = PyLong_AsLongLong(PyTuple_GetItem(PyTuple_GetItem(classes, k), 2));
+        PyObject *of_class = pack(first, count);
+        if (of_class == NULL)
+            Py_CLEAR(packed);
+        else
+            PyTuple_SetItem(packed, k, of_class);
+        first += count;
+    }
+    return packed;
+}
+
+const char exchange_doc[] =
+    "exchange(classes, lower_ms, drawn, fruitless, from_slowest, moves, swaps, shorter)\n--\n\n"
+    "Exchange sequences between the micro-batches of classes, each (costs, placement, count).\n\n"
+    "Returns the placements, packed; None if no exchange was made.";
+
+PyObject *exchange(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *classes, *result = NULL;
+    double lower;
+    long long drawn, fruitless;
+    Exchanges all = {.state = UINT64_C(0x9E3779B97F4A7C15)};
+    if (!PyArg_ParseTuple(args, "O!dLLdddd:exchange", &PyTuple_Type, &classes, &lower, &drawn,
+                          &fruitless, &all.from_slowest, &all.moves, &all.swaps, &all.shorter))
+        return NULL;
+    int good = 1;
+    for (Py_ssize_t k = 0; good && k < PyTuple_Size(classes); k++)
+        good = read_class(&all, PyTuple_GetItem(classes, k));
+    if (good && all.count == 0) {
+        PyErr_SetString(PyExc_ValueError, "no pipelines");
+        good = 0;
+    }
+    int made = good ? improve(&all, lower, drawn, fruitless) : NONE;
+    if (made == 1)
+        result = pack_classes(&all, classes);
+    else if (made == 0)
+        result = Py_NewRef(Py_None);
+    for (int64_t k = 0; k < all.count; k++) {
+        for (int64_t m = 0; m < all.pipelines[k].room; m++)
+            PyMem_Free(all.pipelines[k].micro_batches[m].sequences);
+        PyMem_Free(all.pipelines[k].micro_batches);
+    }
+    PyMem_Free(all.pipelines);
+    return result;
+}

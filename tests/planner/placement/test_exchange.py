@@ -1,0 +1,136 @@
+"""Exchanges of sequences between micro-batches: the compiled ones are those of Python."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import numpy as np
+import pytest
+from instances import Case, add_modes, assert_sound, batch_of, fleet, random_case_with_modes
+
+from seqplan.planner.bounds.gpu_time import single_bound_ms
+from seqplan.planner.placement import exchange
+from seqplan.planner.placement.dispatch import dispatch
+from seqplan.planner.placement.exchange import exchange_sequences
+from seqplan.planner.placement.fill import (
+    Filler,
+    Filling,
+    PackedPlacement,
+    fill_kernel,
+    kernel_state,
+)
+from seqplan.planner.placement.fill_tables import FillTables
+from seqplan.planner.placement.fleet import PipelineClass
+
+compiled = pytest.mark.skipif(kernel_state() != "compiled", reason=f"fill: {kernel_state()}")
+
+
+def long_case(seed: int) -> Case:
+    """Long-tailed lengths on classes with stages, of which some have modes."""
+    rng = np.random.default_rng(seed)
+    batch = batch_of(seed, int(rng.integers(20, 150)))
+    classes = []
+    for k in range(int(rng.integers(1, 4))):
+        capacity = int(batch.longest * (1 + rng.random() if k == 0 else 0.5 + rng.random()))
+        classes.append(
+            PipelineClass(
+                pp=int(rng.choice([1, 2, 4])) if k else 4,
+                a=float(rng.choice([0.0, 1e-6])),
+                b=0.01,
+                c=float(rng.choice([0.0, 2.0, 20.0])),
+                capacity=capacity,
+                unit=int(rng.choice([1, 8])),
+                count=int(rng.integers(1, 5)),
+                gpus=4,
+            )
+        )
+    return tuple(add_modes(k, rng) if rng.random() < 0.5 else k for k in classes), batch
+
+
+def placed_by_fill(case: Case) -> Filling | None:
+    """Place the sequences in the first step of planning."""
+    classes, batch = case
+    return dispatch(Filler(fleet(classes), batch), single_bound_ms(classes, batch))
+
+
+def exchange_both(case: Case, filling: Filling, lower_ms: float) -> tuple[Any, Any]:
+    """Exchange in both ways: placements, or None."""
+    classes, batch = case
+    costs = [FillTables.from_batch(batch).find_costs(k) for k in classes]
+    ours = exchange._exchange_compiled(costs, filling, lower_ms)
+    reference = exchange._exchange_in_python(costs, filling, lower_ms)
+    return ours, reference
+
+
+@compiled
+def test_compiled_exchanges_are_those_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "DRAWN", 3000)
+    monkeypatch.setattr(exchange, "FRUITLESS", 700)
+    made = shorter = 0
+    cases = [long_case(seed) for seed in range(40)]
+    cases += [random_case_with_modes(np.random.default_rng(seed)) for seed in range(80)]
+    for case in cases:
+        filling = placed_by_fill(case)
+        if filling is None:
+            continue
+        ours, reference = exchange_both(case, filling, filling.objective_ms * 0.97)
+        assert ours == reference
+        made += ours is not None
+        exchanged = exchange_sequences(fleet(case[0]), case[1], filling, 0.0)
+        assert_sound(fleet(case[0]), case[1], exchanged)
+        assert exchanged.objective_ms <= filling.objective_ms
+        repacked = [PackedPlacement.pack(bins) for bins in filling.bins]
+        assert repacked == [*filling.placements]
+        shorter += exchanged.objective_ms < filling.objective_ms
+    assert made >= 40
+    assert shorter >= 12
+
+
+@compiled
+def test_bad_arguments_are_rejected() -> None:
+    classes, batch = long_case(3)
+    filling = placed_by_fill((classes, batch))
+    assert filling is not None
+    costs = [FillTables.from_batch(batch).find_costs(k).compiled for k in classes]
+    good = []
+    for of_class, placement in zip(costs, filling.placements, strict=True):
+        assert isinstance(placement, PackedPlacement)
+        good.append((of_class, placement.packed, placement.count))
+    numbers = (0.0, 10, 10, 0.5, 0.5, 0.5, 1.0)
+    assert fill_kernel.exchange(tuple(good), 1e18, *numbers[1:]) is None
+    packed = good[0][1]
+    few = FillTables(np.array([3])).find_costs(classes[0]).compiled
+    empty = np.array([1, 0] + [0] * 20).tobytes()
+    for wrong, message in [
+        ((object(), *good[0][1:]), "Capsule"),
+        ((costs[0], packed[:-8], good[0][2]), "packed"),
+        ((costs[0], packed, 10**6), "packed"),
+        ((costs[0], packed, -1), "packed"),
+        ((few, packed, good[0][2]), "lengths"),
+        ((costs[0], empty, 1), "empty"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            fill_kernel.exchange((wrong,), *numbers)
+    with pytest.raises(ValueError, match="no pipelines"):
+        fill_kernel.exchange((), *numbers)
+
+
+@compiled
+def test_they_keep_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "DRAWN", 300)
+    case = long_case(3)
+    filling = placed_by_fill(case)
+    assert filling is not None
+    costs = [FillTables.from_batch(case[1]).find_costs(k) for k in case[0]]
+    tracemalloc.start()
+    try:
+        for _ in range(3):
+            exchange._exchange_compiled(costs, filling, 0.0)
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(100):
+            exchange._exchange_compiled(costs, filling, 0.0)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 20_000

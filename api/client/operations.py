@@ -217,6 +217,18 @@ class Operations:
         """Stop a job and delete its data."""
         return delete(routes.JOB, job=job)
 
+    @Operation
+    def get_revisions(self, job: str) -> ServiceCall[answers.RevisionsResponse]:
+        """Since which step which proposal plans a job, and why."""
+        return get(answers.RevisionsResponse, routes.REVISIONS, job=job)
+
+    @Operation
+    def set_job_proposal(self, job: str, proposal: str) -> ServiceCall[answers.RevisionResponse]:
+        """Plan the unplanned steps of a job by another proposal."""
+        body = make_body(bodies.JobProposal, proposal=proposal).model_dump_json().encode()
+        read = read_model(answers.RevisionResponse)
+        return ServiceCall("PUT", fill_route(routes.JOB_PROPOSAL, job=job), read, body=body)
+
     push_batches = _of_job(
         routes.BATCHES,
         answers.Pushed,

@@ -30,6 +30,7 @@ from seqplan.api.rest.routes import (
     profiles,
     progress,
     proposals,
+    revisions,
     timeline,
 )
 from seqplan.api.rest.state.ack_writer import AckQueue
@@ -48,6 +49,7 @@ _RESOURCES = (
     proposals,
     plan_queries,
     jobs,
+    revisions,
     plans,
     acknowledgements,
     progress,

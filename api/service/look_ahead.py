@@ -23,6 +23,7 @@ from seqplan.api.store.store import Claim, Store
 from seqplan.api.store.tables import acks, jobs, plans
 from seqplan.api.store.tables.plans import StoredPlan
 from seqplan.api.store.tables.proposals import ready_document
+from seqplan.api.store.tables.revisions import read_slowdown
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.workers.executor import Executor, Workers, open_executor
@@ -96,9 +97,8 @@ class LookAhead:
         pool = open_executor(
             self._workers,
             proposal.to_json(),
-            PlanningOptions(
-                seed=self._row.seed
-            ),  # never exact: up to a minute for one step, for which ranks would wait
+            # Never exact: up to a minute for one step, for which ranks would wait.
+            PlanningOptions(seed=self._row.seed, slowdown=read_slowdown(self._row.slowdown)),
         )
         try:
             self._keep_ahead(pool, proposal, planned)

@@ -12,6 +12,7 @@ from typing import Protocol
 from anyio import CapacityLimiter
 from sqlalchemy import Connection
 
+from seqplan.api.service.closed_loop import ClosedLoop
 from seqplan.api.service.job_planner import PlanningJob
 from seqplan.api.service.plan_bytes import ReadyPlan
 from seqplan.api.service.proposal_maker import ProposalMaker
@@ -23,6 +24,7 @@ from seqplan.api.store.store import Store
 from seqplan.api.store.tables import jobs
 from seqplan.api.store.tables.leftovers import put_back_arrays
 from seqplan.api.store.tables.proposals import running_proposals
+from seqplan.api.store.tables.revisions import Revision, SlowFactors, add_revision
 from seqplan.planner.workers.executor import ONE_WORKER, Workers
 
 _TICK_S = 1.0
@@ -95,6 +97,7 @@ class Service:
             remove=self.remove,
             take_requests=self._take_asked,
         )
+        self.closed_loop = ClosedLoop(store, self.proposals.add, self.revise)
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._watch: threading.Thread | None = None
@@ -116,6 +119,7 @@ class Service:
             _log.warning("the store cannot be read yet, and is tried again: %s", error)
             late = True
         self.upkeep.start()
+        self.closed_loop.start()
         if self.store.shared or late:
             self._watch = threading.Thread(target=self._watch_changes, name="notices", daemon=True)
             self._watch.start()
@@ -123,6 +127,7 @@ class Service:
     def stop(self) -> None:
         """End planning; the store has all that was published."""
         self._stopping.set()
+        self.closed_loop.stop()
         with self._lock:
             running, self._running = list(self._running.values()), {}
         for planning in running:  # all of them first: each takes its time to end
@@ -205,6 +210,30 @@ class Service:
             raise
         self._on_published(job, None)
         return replace(row, state=state)
+
+    def revise(
+        self, job: str, proposal: str, slowdown: SlowFactors, kind: str, reason: str
+    ) -> Revision | None:
+        """Plan the unplanned steps of a job by this proposal, around slow ranks.
+
+        Its ``gpus`` and ``max_len`` are those of the job's. None if the job is not being planned.
+        """
+        self._stop_planning(job)
+        revision = None
+        try:
+            with self.store.writing() as connection:
+                row = get_for_update(connection, JobRow, job)
+                if row is not None and row.state == "planning":
+                    revision = add_revision(connection, row, proposal, slowdown, kind, reason)
+        finally:
+            with self.store.reading() as connection:
+                row = get(connection, JobRow, job)
+            if row is not None and row.state == "planning":
+                self.plan(row)
+        if revision is not None:
+            text = "job %s: planned by proposal %s from step %d on (%s): %s"
+            _log.info(text, job, proposal, revision.step, kind, reason)
+        return revision
 
     def resume(self, connection: Connection, row: JobRow) -> JobRow:
         """Settle an abandoned job as planned again, in this transaction; see ``plan``."""
@@ -324,6 +353,8 @@ class Service:
             lines.append("no proposals are made any more; start the service again")
         if self.upkeep.ended:
             lines.append("rows of removed jobs are deleted no more; start the service again")
+        if self.closed_loop.ended:
+            lines.append("jobs with refit are not revised any more; start the service again")
         if self._watch is not None and not self._watch.is_alive() and not self._stopping.is_set():
             lines.append("notices of other services are not received; restart the service")
         return lines

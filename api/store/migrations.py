@@ -89,6 +89,13 @@ def _fifth(connection: Connection) -> None:
     _add_columns(connection, {"tokens": {"job": "VARCHAR(128)", "expires_at": "BIGINT"}})
 
 
+def _sixth(connection: Connection) -> None:
+    """Add the revisions of jobs."""
+    refit = {"refit": "BOOLEAN NOT NULL DEFAULT FALSE", "slowdown": "TEXT"}
+    _add_columns(connection, {"jobs": refit})
+    schema.metadata.create_all(connection)
+
+
 def _add_columns(connection: Connection, added: Mapping[str, Mapping[str, str]]) -> None:
     """Add columns, by table and name, that a table lacks."""
     for table, columns in added.items():
@@ -99,7 +106,10 @@ def _add_columns(connection: Connection, added: Mapping[str, Mapping[str, str]])
                 connection.exec_driver_sql(f"ALTER TABLE {table} ADD COLUMN {name} {kind}")
 
 
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_first, _second, _third, _fourth, _fifth)
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
+    *(_first, _second, _third),
+    *(_fourth, _fifth, _sixth),
+)
 """Migration k takes a store of version k to k + 1. Never changed once released, only added to."""
 
 

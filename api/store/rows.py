@@ -110,6 +110,8 @@ class JobRow(Row):
     kept_from: int = 0
     expired_steps: int = 0
     asked_at: int = 0
+    refit: bool = False
+    slowdown: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Float, Index, MetaData, String, Table, Text
+from sqlalchemy import BigInteger, Boolean, Column, Float, Index, MetaData, String, Table, Text
 
 metadata = MetaData()
 
@@ -71,6 +71,20 @@ jobs = Table(
     Column("kept_from", BigInteger, nullable=False, default=0),  # earlier steps have expired
     Column("expired_steps", BigInteger, nullable=False, default=0),  # how many of them had a plan
     Column("asked_at", BigInteger, nullable=False, default=0),  # last request of a rank, Unix time
+    Column("refit", Boolean, nullable=False, default=False),  # correct its costs by measured times
+    Column("slowdown", Text),  # JSON: [[rank, factor], …] of slow ranks; null: none
+)
+revisions = Table(
+    "revisions",  # of the proposal and the slow ranks of a job; the newest is in its row, too
+    metadata,
+    Column("job", String(128), primary_key=True),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),  # 0: as it began
+    Column("step", BigInteger, nullable=False),  # the first that is planned by it
+    Column("proposal", String(64), nullable=False),
+    Column("slowdown", Text),
+    Column("kind", String(16), nullable=False),  # begin, request, refit, rollback
+    Column("reason", Text, nullable=False),
+    Column("at", BigInteger, nullable=False),  # Unix time
 )
 batches = Table(
     "batches",

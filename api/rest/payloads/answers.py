@@ -54,6 +54,7 @@ class JobResponse(JobOfList):
     kept_from: int
     expired_steps: int
     asked_at: int
+    refit: bool
     planned_steps: int
     last_planned_step: int | None
     acknowledged: list[int]
@@ -74,6 +75,33 @@ class JobBegun(BaseModel):
     last_step: int | None
     continues: str | None
     first_step: int
+
+
+class SlowRank(BaseModel):
+    """A rank that takes ``factor`` times as long as the profile has it."""
+
+    rank: int
+    factor: float
+
+
+class RevisionResponse(BaseModel):
+    """Proposal and slow ranks of a job's steps from ``step`` on.
+
+    ``kind``: begin, request, refit or rollback; ``at``: Unix time, 0 for the begin.
+    """
+
+    step: int
+    proposal: str
+    slowdown: list[SlowRank]
+    kind: Literal["begin", "request", "refit", "rollback"]
+    reason: str
+    at: int
+
+
+class RevisionsResponse(BaseModel):
+    """All revisions of a job, oldest first."""
+
+    items: list[RevisionResponse]
 
 
 class StoppedResponse(BaseModel):

@@ -62,7 +62,8 @@ class NewJob(BaseModel):
     """Either ``lengths`` and ``steps``, or neither: then the trainer pushes its batches.
 
     Or ``continues``: then lengths, tokens and seed are those of the job that is continued, and so
-    are ``steps`` unless given.
+    are ``steps`` unless given. ``refit``: later steps are planned by costs that the measured times
+    of earlier ones have corrected.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -74,6 +75,14 @@ class NewJob(BaseModel):
     steps: Positive | None = None
     look_ahead: LookAhead = 8
     continues: Continued | None = None
+    refit: bool = False
+
+
+class JobProposal(BaseModel):
+    """The proposal that plans a job's steps from now on."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    proposal: Text
 
 
 class PushedBatch(BaseModel):

@@ -83,7 +83,7 @@ def get_job(service: ServiceOf, job: str) -> Response:
             "last_planned_step": last_planned(connection, job),
             "acknowledged": last_acknowledged(connection, job, row.world_size),
         }
-    del body["key"]  # internal to the store
+    del body["key"], body["slowdown"]  # internal to the store
     return JSONResponse(body)
 
 

@@ -23,6 +23,7 @@ from seqplan.api.store.rows import (
 )
 from seqplan.api.store.tables.jobs import list_unfinished
 from seqplan.api.store.tables.proposals import ready_document
+from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.workload import Workload
 
 _OWN = ("lengths", "tokens", "seed", "steps", "last_step", "continues", "first_step")
@@ -40,7 +41,10 @@ def job_row(service: Service, connection: Connection, new: NewJob, look: DataLoo
         raise _invalid(f"proposal: there is no proposal {new.proposal}")
     if proposal.state != "ready":
         raise Problem(409, "not-ready", f"proposal {new.proposal} is {proposal.state}")
-    workload = ready_document(proposal).workload
+    document = ready_document(proposal)
+    workload = document.workload
+    if new.refit:
+        check_refit(document, proposal)
     row = JobRow(
         id=new.id or secrets.token_hex(8),
         proposal=new.proposal,
@@ -49,6 +53,7 @@ def job_row(service: Service, connection: Connection, new: NewJob, look: DataLoo
         steps=new.steps,
         look_ahead=new.look_ahead,
         world_size=workload.gpus,
+        refit=new.refit,
     )
     if new.continues is None:
         row = _with_own_batches(connection, row, new.tokens, workload, look)
@@ -59,6 +64,16 @@ def job_row(service: Service, connection: Connection, new: NewJob, look: DataLoo
     if get(connection, ListedJob, row.id) is not None:
         raise Problem(409, "exists", f"there is a job {row.id} already")
     return row
+
+
+def check_refit(document: Proposal, row: ProposalRow) -> None:
+    """Raise 422 for a proposal whose costs cannot follow measured times."""
+    if row.request == "{}":
+        raise _invalid("refit: the proposal was uploaded. Make one with POST /v1/proposals")
+    if document.in_lockstep:
+        raise _invalid("refit: in lockstep a rank's time is of several groups. Leave refit out")
+    if document.profile.expert_parallel > 1:
+        raise _invalid("refit: ranks that share experts share their times. Leave refit out")
 
 
 def describe_job(row: JobRow) -> dict[str, Any]:

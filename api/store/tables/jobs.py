@@ -29,7 +29,16 @@ from seqplan.plans.service_routes import JOBS
 STATES = ("planning", "planned", "failed", "abandoned", "stopped")
 """What a job may be; ``abandoned``: planned no further, as no rank has requested anything."""
 
-_PLANNED_BY = ("proposal", "lengths", "tokens", "seed", "steps", "first_step", "max_len")
+_PLANNED_BY = (
+    "proposal",
+    "lengths",
+    "tokens",
+    "seed",
+    "steps",
+    "first_step",
+    "max_len",
+    "slowdown",
+)
 
 
 def add_job(connection: Connection, row: JobRow) -> None:

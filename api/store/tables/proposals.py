@@ -12,6 +12,7 @@ from seqplan.api.store.errors import InUse
 from seqplan.api.store.rows import ProposalRow, columns, get, lock_row
 from seqplan.api.store.tables.answers import forget_answers
 from seqplan.api.store.tables.jobs import check_unused
+from seqplan.api.store.tables.revisions import check_no_revision
 from seqplan.planner.proposal.document import Proposal
 from seqplan.plans.service_routes import PROPOSAL_DOCUMENTS, PROPOSALS
 
@@ -66,6 +67,7 @@ def remove_proposal(connection: Connection, key: str) -> bool:
     if not lock_row(connection, ProposalRow, key):
         return False
     check_unused(connection, f"proposal {key}", schema.jobs.c.proposal, key)
+    check_no_revision(connection, key)
     connection.execute(delete(schema.proposals).where(schema.proposals.c.id == key))
     forget_answers(connection, (PROPOSALS, PROPOSAL_DOCUMENTS), key)
     return True

@@ -21,6 +21,7 @@ _OF_JOBS = (
     schema.measurements,
     schema.batches,
     schema.sampler_states,
+    schema.revisions,
     schema.plans,
 )
 

@@ -1,0 +1,100 @@
+"""The table of revisions: which proposal and slow ranks a job is planned by from a step on."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, func, insert, select
+
+from seqplan.api.store import schema
+from seqplan.api.store.errors import InUse
+from seqplan.api.store.rows import JobRow
+from seqplan.api.store.tables.jobs import job_key, key_of, settle_job
+from seqplan.api.store.tables.plans import last_planned
+
+SlowFactors = tuple[tuple[int, float], ...]
+"""(rank, factor) of ranks that are slower than the profile has it."""
+
+
+@dataclass(frozen=True)
+class Revision:
+    """The proposal and the slow ranks of a job's steps from ``step`` on.
+
+    ``kind``: begin, request, refit or rollback; ``at``: Unix time.
+    """
+
+    step: int
+    proposal: str
+    slowdown: SlowFactors
+    kind: str
+    reason: str
+    at: int
+
+
+def list_revisions(connection: Connection, row: JobRow) -> list[Revision]:
+    """Read all revisions of a job, oldest first; one if it was never revised."""
+    table = schema.revisions
+    query = select(table).where(table.c.job == key_of(row.id)).order_by(table.c.number)
+    stored = [
+        Revision(r.step, r.proposal, read_slowdown(r.slowdown), r.kind, r.reason, r.at)
+        for r in connection.execute(query)
+    ]
+    return stored or [_describe_begin(row)]
+
+
+def add_revision(
+    connection: Connection,
+    row: JobRow,
+    proposal: str,
+    slowdown: SlowFactors,
+    kind: str,
+    reason: str,
+) -> Revision:
+    """Plan the unplanned steps of a job by this proposal, around slow ranks."""
+    key = job_key(connection, row.id)
+    last = last_planned(connection, row.id)
+    step = row.first_step if last is None else last + 1
+    new = Revision(step, proposal, slowdown, kind, reason, int(time.time()))
+    table = schema.revisions
+    count = connection.execute(select(func.count()).where(table.c.job == key)).scalar() or 0
+    for number, revision in enumerate((new,) if count else (_describe_begin(row), new), count):
+        connection.execute(
+            insert(table).values(
+                job=key,
+                number=number,
+                step=revision.step,
+                proposal=revision.proposal,
+                slowdown=write_slowdown(revision.slowdown),
+                kind=revision.kind,
+                reason=revision.reason,
+                at=revision.at,
+            )
+        )
+    settle_job(connection, row.id, proposal=proposal, slowdown=write_slowdown(slowdown))
+    return new
+
+
+def check_no_revision(connection: Connection, proposal: str) -> None:
+    """Raise ``InUse`` if a job was, and may again be, planned by a proposal."""
+    table = schema.revisions
+    of_jobs = select(func.min(schema.jobs.c.id)).join(table, table.c.job == schema.jobs.c.key)
+    job = connection.execute(of_jobs.where(table.c.proposal == proposal)).scalar()
+    if job is not None:
+        raise InUse(f"proposal {proposal}: job {job} was planned by it; remove the job first")
+
+
+def read_slowdown(text: str | None) -> SlowFactors:
+    """Read the slow ranks of a row."""
+    return () if text is None else tuple((rank, factor) for rank, factor in json.loads(text))
+
+
+def write_slowdown(slowdown: SlowFactors) -> str | None:
+    """Write slow ranks for a row."""
+    return json.dumps(slowdown) if slowdown else None
+
+
+def _describe_begin(row: JobRow) -> Revision:
+    slowdown = read_slowdown(row.slowdown)
+    return Revision(row.first_step, row.proposal, slowdown, "begin", "as the job began", 0)

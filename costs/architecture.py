@@ -23,7 +23,10 @@ class Architecture:
       ``attention_gate``: a gate as wide as its result.
     - ``linear_layers`` have linear attention (gated delta rule) of ``linear_key_heads`` heads of
       ``linear_key_dim`` and ``linear_value_heads`` of ``linear_value_dim``, behind a convolution of
-      ``linear_conv`` tokens. All layers that are none of these have full attention.
+      ``linear_conv`` tokens.
+    - ``state_layers`` are state-space layers (Mamba 2): ``state_heads`` of ``state_head_dim``, in
+      ``state_groups`` with inputs and outputs of ``state_size``, behind a convolution of
+      ``state_conv`` tokens, ``state_chunk`` tokens at once. ``bare_layers`` lack a feed-forward.
     - latent attention (MLA) where ``kv_rank`` is above 0: keys and values come from ``kv_rank``
       elements, queries from ``query_rank`` (0: from the hidden state); heads are of ``nope_dim`` +
       ``rope_dim`` elements in queries and keys, and of ``value_dim`` in values.
@@ -47,6 +50,14 @@ class Architecture:
     linear_key_dim: int = 0
     linear_value_dim: int = 0
     linear_conv: int = 0
+    state_layers: int = 0
+    state_heads: int = 0
+    state_head_dim: int = 0
+    state_size: int = 0
+    state_groups: int = 0
+    state_conv: int = 0
+    state_chunk: int = 0
+    bare_layers: int = 0
     query_rank: int = 0
     kv_rank: int = 0
     rope_dim: int = 0
@@ -73,6 +84,7 @@ class Architecture:
             ("window_layers", ("window",)),
             ("chunk_layers", ("chunk",)),
             ("linear_layers", LINEAR),
+            ("state_layers", STATE),
             ("kv_rank", ("nope_dim", "value_dim")),
             ("expert_layers", ("experts", "experts_per_token", "expert_ffn")),
             ("expert_groups", ("experts", "groups_per_token")),
@@ -93,12 +105,27 @@ class Architecture:
         """Whether there is nothing beyond a dense decoder with full attention."""
         return self == DENSE
 
+    @property
+    def state_width(self) -> int:
+        """Elements of a token's input to a state-space layer's scan, and of its result."""
+        return self.state_heads * self.state_head_dim
+
+    @property
+    def convolved_width(self) -> int:
+        """Elements that a state-space layer convolves: the input, and B and C of each group."""
+        return self.state_width + 2 * self.state_groups * self.state_size
+
+    @property
+    def state_projection(self) -> int:
+        """Elements that a state-space layer projects a token to: those, a gate, and time steps."""
+        return self.state_width + self.convolved_width + self.state_heads
+
     def check_layers(self, layers: int) -> None:
         """``ValueError`` if more layers are special than the model has."""
-        attending = self.window_layers + self.chunk_layers + self.linear_layers
+        mixing = self.window_layers + self.chunk_layers + self.linear_layers + self.state_layers
         for name, count in (
-            ("window, chunk and linear", attending),
-            ("expert", self.expert_layers),
+            ("window, chunk, linear and state-space", mixing),
+            ("expert and bare", self.expert_layers + self.bare_layers),
         ):
             if count > layers:
                 raise ValueError(
@@ -122,6 +149,10 @@ LINEAR = (
     "linear_value_heads",
     "linear_key_dim",
     "linear_value_dim",
+)
+STATE = (
+    *("state_heads", "state_head_dim", "state_size", "state_groups", "state_conv"),
+    "state_chunk",
 )
 NAMES = tuple(field.name for field in fields(Architecture))
 """Names of an architecture's sizes everywhere."""

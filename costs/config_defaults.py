@@ -18,6 +18,15 @@ _DEEPSEEK_V3: dict[str, Any] = {
 }
 
 CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
+    "bamba": {
+        "num_key_value_heads": 8,
+        "mamba_n_heads": 128,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 256,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "mamba_chunk_size": 256,
+    },
     "cohere": {"tie_word_embeddings": True},
     "cohere2": {"tie_word_embeddings": True, "sliding_window": 4096},
     "deepseek_v2": {
@@ -87,7 +96,32 @@ CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
     "ministral": {"num_key_value_heads": 8, "sliding_window": 4096},
     "ministral3": {"num_key_value_heads": 8, "head_dim": 128},
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "granitemoehybrid": {
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 1024,
+        "mamba_n_heads": 128,
+        "mamba_n_groups": 1,
+        "mamba_d_state": 256,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "mamba_chunk_size": 256,
+    },
     "mixtral": {"num_key_value_heads": 8, "num_experts_per_tok": 2},
+    "nemotron_h": {
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "mamba_num_heads": 128,
+        "mamba_head_dim": 64,
+        "ssm_state_size": 128,
+        "n_groups": 8,
+        "conv_kernel": 4,
+        "chunk_size": 128,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 7688,
+        "moe_shared_expert_intermediate_size": 7688,
+        "num_experts_per_tok": 2,
+    },
     "olmo3": {"sliding_window": 4096},
     "olmoe": {"num_experts_per_tok": 8},
     "phimoe": {"num_key_value_heads": 8, "num_experts_per_tok": 2},

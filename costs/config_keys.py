@@ -15,24 +15,44 @@ SIZE_KEYS = {
 }
 """The keys of a size, the usual one first."""
 
+STATE_KEYS = {
+    "state_heads": ("mamba_num_heads", "mamba_n_heads"),
+    "state_head_dim": ("mamba_head_dim", "mamba_d_head"),
+    "state_size": ("ssm_state_size", "mamba_d_state"),
+    "state_groups": ("n_groups", "mamba_n_groups"),
+    "state_conv": ("conv_kernel", "mamba_d_conv"),
+    "state_chunk": ("chunk_size", "mamba_chunk_size"),
+}
+"""The keys of a size of state-space layers (Mamba 2), NVIDIA's first."""
+
 GATED = frozenset(
     {"baichuan", "cohere", "cohere2", "ernie4_5", "exaone", "exaone4", "gemma", "gemma2"}
     | {"gemma3_text", "glm", "glm4", "granite", "helium", "internlm2", "internlm3", "llama"}
     | {"minicpm", "ministral", "mistral", "olmo", "olmo2", "olmo3", "phi3", "qwen2", "qwen3"}
-    | {"iquestcoder", "ministral3", "seed_oss", "smollm3", "stablelm", "vaultgemma"}
+    | {"bamba", "iquestcoder", "ministral3", "seed_oss", "smollm3", "stablelm", "vaultgemma"}
 )
 """Values of model_type that are decoders with a gated feed-forward, and nothing else in a layer but
 the parts that other keys add."""
 
 UNGATED = frozenset(
-    {"apertus", "arcee", "gpt2", "gpt_neox", "jais2", "nemotron", "persimmon", "phi"}
+    {"apertus", "arcee", "gpt2", "gpt_neox", "jais2", "nemotron", "nemotron_h", "persimmon"}
+    | {"phi"}
     | {"starcoder2"}
 )
 """Those whose feed-forward has two matrices."""
 
 SPARSE = frozenset(
     {"deepseek_v2", "deepseek_v3", "ernie4_5_moe", "flex_olmo", "glm4_moe", "gpt_oss"}
-    | {"granitemoe", "kimi_k2", "llama4_text", "minimax_m2", "mixtral", "olmoe", "phimoe"}
+    | {
+        "granitemoe",
+        "granitemoehybrid",
+        "kimi_k2",
+        "llama4_text",
+        "minimax_m2",
+        "mixtral",
+        "olmoe",
+        "phimoe",
+    }
     | {"qwen2_moe", "qwen3_moe", "qwen3_next"}
 )
 """Those with experts, wherever other keys place them."""
@@ -40,8 +60,23 @@ SPARSE = frozenset(
 EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 """Keys of the number of experts."""
 
+SHARED_WIDTHS = (
+    *("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
+    "shared_intermediate_size",
+)
+"""Keys of the width of the feed-forward that runs next to experts."""
+
 EXPERTS_OF_FFN = frozenset(
-    {"flex_olmo", "gpt_oss", "granitemoe", "llama4_text", "minimax_m2", "mixtral", "olmoe"}
+    {
+        "flex_olmo",
+        "gpt_oss",
+        "granitemoe",
+        "granitemoehybrid",
+        "llama4_text",
+        "minimax_m2",
+        "mixtral",
+        "olmoe",
+    }
     | {"phimoe"}
 )
 """Those whose experts are as wide as ``intermediate_size``."""
@@ -57,13 +92,12 @@ SLIDING_PERIOD = {
 """Of so many layers the last has full attention and the others a window, if neither layer_types
 nor sliding_window_pattern states it."""
 
-_STATE_SPACE = "state-space layers"
+_STATE_SPACE = "state-space layers of a kind that is not known here"
 _LINEAR = "layers of linear attention of a kind that is not known here"
 
 BEYOND = {
     **dict.fromkeys(
-        {"bamba", "falcon_h1", "falcon_mamba", "jamba", "mamba", "mamba2", "nemotron_h"}
-        | {"zamba", "zamba2"},
+        {"falcon_h1", "falcon_mamba", "jamba", "mamba", "mamba2", "zamba", "zamba2"},
         _STATE_SPACE,
     ),
     **dict.fromkeys({"kimi_linear", "minimax", "rwkv", "rwkv5", "rwkv6", "rwkv7"}, _LINEAR),
@@ -82,14 +116,16 @@ UNSUPPORTED = {
     "text_config": "a part of a larger model: give it as a separate file",
     "vision_config": "a part of a larger model: give its text_config as a separate file",
     "is_encoder_decoder": "an encoder and a decoder",
-    **dict.fromkeys(
-        ("mamba_d_state", "mamba_d_ssm", "ssm_cfg", "ssm_state_size", "state_size"), _STATE_SPACE
-    ),
+    **dict.fromkeys(("mamba_d_ssm", "ssm_cfg", "state_size"), _STATE_SPACE),
+    "moe_latent_size": "experts of a latent width",
     **dict.fromkeys(("zero_expert_num", "num_zero_experts"), "experts that do nothing"),
 }
 """Keys that mean something which is not modeled, unless null, false or 0."""
 
-LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
+LAYER_TYPES = (
+    *("full_attention", "sliding_attention", "chunked_attention", "linear_attention"),
+    *("attention", "mamba", "state_space"),
+)
 """Entries of layer_types that are modeled."""
 
 MODELLED = frozenset(
@@ -107,7 +143,10 @@ MODELLED = frozenset(
     | {"num_shared_experts", "decoder_sparse_step", "mlp_only_layers", "first_k_dense_replace"}
     | {"moe_layer_freq", "moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval"}
     | {"interleave_moe_layer_step", "intermediate_size_mlp", "moe_layers"}
-    | {"attn_output_gate", "n_group", "topk_group"}
+    | {"attn_output_gate", "n_group", "topk_group", "shared_intermediate_size"}
+    | {"layers_block_type", "hybrid_override_pattern", "attn_layer_indices"}
+    | {key for keys in STATE_KEYS.values() for key in keys}
+    | {"expand", "mamba_expand", "moe_shared_expert_intermediate_size"}
 )
 
 _WITHOUT_EFFECT = frozenset(
@@ -138,6 +177,10 @@ _WITHOUT_EFFECT = frozenset(
         "is_decoder",
         "chunk_size_feed_forward",
     }
+    | {"mlp_hidden_act", "mamba_hidden_act", "use_mamba_kernels", "mamba_ssm_cache_dtype"}
+    | {"time_step_min", "time_step_max", "time_step_limit", "time_step_floor", "time_step_rank"}
+    | {"rescale_prenorm_residual", "num_logits_to_keep", "moe_shared_expert_overlap"}
+    | {"mtp_layers_block_type", "mtp_hybrid_override_pattern", "position_embedding_type"}
     | {"embedding_multiplier", "logits_scaling", "residual_multiplier", "attention_multiplier"}
 )
 _ENDINGS_WITHOUT_EFFECT = (

@@ -1,4 +1,4 @@
-"""Which layers of a config.json have windows, chunks, linear attention, experts, latent keys."""
+"""Which layers of a config.json have windows, chunks, states, experts, latent keys."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from seqplan.costs.config_keys import (
     EXPERT_COUNTS,
     EXPERTS_OF_FFN,
     LAYER_TYPES,
+    SHARED_WIDTHS,
     SLIDING_PERIOD,
     SPARSE,
+    STATE_KEYS,
     UNGATED,
 )
 
@@ -24,6 +26,43 @@ class ConfigError(ValueError):
     def __init__(self, key: str, why: str) -> None:
         super().__init__(f"{key}: {why}")
         self.key, self.why = key, why
+
+
+_BLOCKS = {
+    **dict.fromkeys(("M", "mamba", "linear_attention"), "state_space"),
+    **dict.fromkeys(("*", "attention", "full_attention"), "full_attention"),
+    **dict.fromkeys(("E", "moe"), "moe"),
+    **dict.fromkeys(("-", "mlp"), "mlp"),
+}
+
+
+def merge_blocks(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge the blocks of a nemotron_h into layers, each a mixer and the feed-forward after it.
+
+    Returns the keys that state so: ``bare_layers`` counts mixers that another mixer follows.
+    """
+    keys = ("layers_block_type", "layer_types", "hybrid_override_pattern")
+    key = next((key for key in keys if config.get(key)), keys[0])
+    blocks = config.get(key)
+    known = isinstance(blocks, (list, str)) and all(block in _BLOCKS for block in blocks)
+    if not blocks or not known:
+        raise ConfigError(key, "must be blocks: M, *, E and -, or their names")
+    mixers: list[str] = []
+    fed: dict[int, str] = {}
+    for block in blocks:
+        kind, last = _BLOCKS[block], len(mixers) - 1
+        if kind not in ("moe", "mlp"):
+            mixers.append(kind)
+        elif last < 0 or last in fed:
+            raise ConfigError(key, "has a feed-forward that follows no mixer: not known here")
+        else:
+            fed[last] = kind
+    return {
+        "num_hidden_layers": len(mixers),
+        "layer_types": mixers,
+        "moe_layers": [layer for layer, kind in fed.items() if kind == "moe"],
+        "bare_layers": len(mixers) - len(fed),
+    }
 
 
 class ConfigLayers:
@@ -43,6 +82,10 @@ class ConfigLayers:
     def sizes(self) -> dict[str, Any]:
         """Return every size that is not that of a dense decoder, by name."""
         sizes: dict[str, Any] = {**self._attention(), **self._latent(), **self._experts()}
+        if self.kind == "granitemoehybrid" and not sizes.get("experts"):
+            sizes["ffn"] = self.whole("shared_intermediate_size")
+        if bare := self.whole("bare_layers"):
+            sizes["bare_layers"] = bare
         if self.kind in UNGATED:
             sizes["ungated"] = True
         if self.kind == "gpt_oss":
@@ -86,18 +129,47 @@ class ConfigLayers:
                 "linear_value_dim": self.whole("linear_value_head_dim"),
                 "linear_conv": self.whole("linear_conv_kernel_dim"),
             }
+        if kinds["state_space"]:
+            sizes |= {"state_layers": kinds["state_space"], **self._states()}
+        return sizes
+
+    def _states(self) -> dict[str, int]:
+        """Read the sizes of state-space layers; heads are as wide as needed if that is absent."""
+        sizes = {}
+        for name, keys in STATE_KEYS.items():
+            key = next((key for key in keys if self.config.get(key) not in (None, "auto")), None)
+            sizes[name] = self.whole(key) if key else 0
+        if not sizes["state_head_dim"] and sizes["state_heads"]:
+            expanded = (self.whole("mamba_expand") or 2) * self.whole("hidden_size")
+            sizes["state_head_dim"] = expanded // sizes["state_heads"]
+        for name, keys in STATE_KEYS.items():
+            if not sizes[name]:
+                raise ConfigError(keys[-1], "is missing, and state-space layers want it")
         return sizes
 
     def _kinds(self) -> list[str]:
         """List the kind of attention of each layer."""
         stated = self.config.get("layer_types")
+        if self.kind == "bamba":
+            attending = self.config.get("attn_layer_indices") or []
+            if type(attending) is not list:
+                raise ConfigError("attn_layer_indices", "must be a list of layers")
+            return [
+                "full_attention" if layer in attending else "state_space"
+                for layer in range(self.layers)
+            ]
+        if self.kind == "granitemoehybrid" and stated is None:
+            return ["state_space"] * self.layers
         if stated is not None:
             if type(stated) is not list or len(stated) < self.layers:
                 raise ConfigError("layer_types", f"must be a list of {self.layers} kinds")
             for kind in stated:
                 if kind not in LAYER_TYPES:
                     raise ConfigError("layer_types", f"layers of {kind} are not known here")
-            return [str(kind) for kind in stated[: self.layers]]
+            renamed = {"attention": "full_attention", "mamba": "state_space"}
+            if self.kind == "granitemoehybrid":
+                renamed["linear_attention"] = "state_space"
+            return [renamed.get(kind, str(kind)) for kind in stated[: self.layers]]
         full, every = "full_attention", range(1, self.layers + 1)
         if self.kind == "qwen3_next":
             period = self.whole("full_attention_interval") or 4
@@ -171,7 +243,9 @@ class ConfigLayers:
             "experts": count,
             "experts_per_token": chosen,
             "expert_ffn": width,
-            "shared_ffn": self.whole("shared_expert_intermediate_size") or shared * width,
+            "shared_ffn": next(
+                (wide for key in SHARED_WIDTHS if (wide := self.whole(key))), shared * width
+            ),
             "expert_bias": self.kind == "gpt_oss",
             **self._groups(),
         }

@@ -18,7 +18,7 @@ from seqplan.costs.config_keys import (
     UNSUPPORTED,
     without_effect,
 )
-from seqplan.costs.config_layers import ConfigError, ConfigLayers
+from seqplan.costs.config_layers import ConfigError, ConfigLayers, merge_blocks
 
 _TIED = "tie_word_embeddings"
 
@@ -53,6 +53,8 @@ def read_model_config(path: Path, longest: int | None = None) -> dict[str, Any]:
         raise ValueError(f"{path}: not modeled: {'; '.join(beyond)}. {_FIX}")
     config = with_class_defaults(config)
     try:
+        if config.get("model_type") == "nemotron_h":
+            config |= merge_blocks(config)
         sizes = _sizes(config)
         if "layers" in sizes:
             sizes |= ConfigLayers(config, sizes["layers"], longest).sizes()

@@ -121,8 +121,13 @@ class ModelSizes:
 
     @property
     def attending_layers(self) -> int:
-        """Layers with attention over keys, full or not: all but those of linear attention."""
-        return self.layers - self.architecture.linear_layers
+        """Layers with attention over keys, full or not: all but those that pass on a state."""
+        return self.layers - self.architecture.linear_layers - self.architecture.state_layers
+
+    @property
+    def dense_layers(self) -> int:
+        """Layers with one feed-forward: neither with experts nor bare."""
+        return self.layers - self.architecture.expert_layers - self.architecture.bare_layers
 
     @property
     def layers_parameters(self) -> int:
@@ -136,12 +141,13 @@ class ModelSizes:
 
     def _parameters_of_layers(self, experts: int) -> int:
         special, matrices = self.architecture, 2 if self.architecture.ungated else 3
-        dense = (self.layers - special.expert_layers) * matrices * self.hidden * self.ffn
+        dense = self.dense_layers * matrices * self.hidden * self.ffn
         router = self.hidden * special.experts
         sparse = matrices * self.hidden * (experts * special.expert_ffn + special.shared_ffn)
         attention = self.attending_layers * self._attention_parameters()
         attention += special.linear_layers * self._linear_parameters()
-        norms = 2 * self.hidden * self.layers
+        attention += special.state_layers * self._state_parameters()
+        norms = self.hidden * (2 * self.layers - special.bare_layers)
         return attention + dense + special.expert_layers * (router + sparse) + norms
 
     @property
@@ -173,6 +179,13 @@ class ModelSizes:
         values = special.linear_value_heads * special.linear_value_dim
         projections = self.hidden * (2 * keys + 3 * values + 2 * special.linear_value_heads)
         return projections + special.linear_conv * (2 * keys + values)
+
+    def _state_parameters(self) -> int:
+        """Both projections; convolution with biases; decay, skip and step of each head; norm."""
+        special = self.architecture
+        projections = self.hidden * (special.state_projection + special.state_width)
+        convolution = (special.state_conv + 1) * special.convolved_width
+        return projections + convolution + 3 * special.state_heads + special.state_width
 
     @property
     def embedding_parameters(self) -> int:

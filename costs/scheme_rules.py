@@ -27,7 +27,8 @@ def scheme_problem(
     with the heads or, if there are fewer of them, replicated whole. ``gpus_per_node``: also
     reject tensor parallelism across nodes (leave it out for schemes that were measured).
     ``equal_stages``: reject a pp that does not divide the layers, as a profile's memory is of equal
-    ones. Linear attention's heads are split likewise, and no ring passes its state on.
+    ones. Heads of linear attention and of state-space layers are split likewise, and no ring passes
+    their state on; tp also splits the groups of the latter.
     ``expert_parallel`` above 1 requires experts, a multiple of it. More ranks than a stage has may
     share them: those of several replicas then.
     """
@@ -46,6 +47,14 @@ def scheme_problem(
         return f"no ring passes on the state of {special.linear_layers} linear-attention layers"
     if special.linear_layers and special.linear_key_heads % split:
         return f"tp·ulysses = {split} does not divide the {special.linear_key_heads} linear heads"
+    if special.state_layers:
+        if scheme.ring > 1:
+            return f"no ring passes on the state of {special.state_layers} state-space layers"
+        if special.state_heads % split or special.state_groups % scheme.tp:
+            return (
+                f"tp = {scheme.tp} of tp·ulysses = {split} does not divide {special.state_groups} "
+                f"groups of {special.state_heads} state-space heads"
+            )
     if problem := expert_problem(expert_parallel, shape):
         return problem
     if gpus_per_node is not None and scheme.tp > gpus_per_node:

@@ -286,6 +286,11 @@ class Deployment:
             notes.append(
                 "unchecked: linear attention is taken to reach a quarter of the rate of products"
             )
+        if special.state_layers:
+            notes.append(
+                "unchecked: the scan of state-space layers is taken to reach a quarter of the rate "
+                "of products"
+            )
         if self.offload_layers:
             notes.append(
                 f"unchecked: offload at {hardware.host_gb_s:g} GB/s each way for each GPU, next to "

@@ -246,7 +246,7 @@ def _sync_ms(
 def model_flops(sizes: ModelSizes, length: int, *, causal: bool = True) -> float:
     """Count forward + backward FLOPs of a sequence: 6 per parameter in a product and token, and
     12·layers·(heads·head_dim)·l² of attention, half of it with the causal mask, and less in layers
-    of a window or chunks. The recurrence of linear attention is not counted."""
+    of a window or chunks. Recurrences of linear attention and states are not counted."""
     products = sizes.active_parameters + sizes.vocab * sizes.hidden
     special = sizes.architecture
     full = sizes.attending_layers - special.window_layers - special.chunk_layers

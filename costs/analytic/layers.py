@@ -1,4 +1,4 @@
-"""The layers of a stage but attention over keys: products, what memory bounds, linear attention."""
+"""The layers of a stage but attention over keys and recurrences: products, what memory bounds."""
 
 from __future__ import annotations
 
@@ -10,16 +10,11 @@ import numpy.typing as npt
 
 from seqplan.costs.analytic.deployment import ELEMENT_BYTES, Deployment
 from seqplan.costs.analytic.kernels import matmul_ms, memory_ms
+from seqplan.costs.analytic.recurrent import count_recurrent_bytes, list_recurrent_weights
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.scheme import Scheme
 
 Floats = npt.NDArray[np.float64]
-
-LINEAR_CHUNK = 64
-"""Tokens that a linear-attention kernel takes at once (flash-linear-attention's default)."""
-
-LINEAR_EFFICIENCY = 0.25
-"""Of the rate of large products that it reaches: assumed, compared with no measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +91,11 @@ def layer_products(deployment: Deployment, scheme: Scheme) -> Iterator[tuple[int
         expands = inner in (special.query_rank, special.kv_rank)
         again = passes.count("mla_up_proj") if expands else 0
         yield sizes.attending_layers, Product(inner, columns, passes.attention + again)
-    for inner, columns in _linear_weights(sizes, scheme.tp):
-        yield special.linear_layers, Product(inner, columns, passes.attention)
+    for layers, inner, columns in list_recurrent_weights(sizes, scheme.tp):
+        yield layers, Product(inner, columns, passes.attention)
     expanded = 1 if special.ungated else 2
     for layers, ffn, module in (
-        (sizes.layers - special.expert_layers, sizes.ffn, "mlp"),
+        (sizes.dense_layers, sizes.ffn, "mlp"),
         (special.expert_layers, special.shared_ffn, "shared_experts"),
     ):
         if layers and ffn:
@@ -134,16 +129,6 @@ def _attention_weights(sizes: ModelSizes, tp: int) -> list[tuple[float, float]]:
     ]
 
 
-def _linear_weights(sizes: ModelSizes, tp: int) -> list[tuple[float, float]]:
-    special = sizes.architecture
-    if not special.linear_layers:
-        return []
-    keys = special.linear_key_heads * special.linear_key_dim / tp
-    values = special.linear_value_heads * special.linear_value_dim / tp
-    gates = 2 * special.linear_value_heads / tp
-    return [(sizes.hidden, 2 * keys + 2 * values + gates), (values, sizes.hidden)]
-
-
 def memory_bound_ms(
     deployment: Deployment, scheme: Scheme, layers: float, tokens: Floats
 ) -> Floats:
@@ -161,45 +146,13 @@ def memory_bound_ms(
     positions = 4.0 * (sizes.attention_width + sizes.kv_width)
     positions += 4.0 * sizes.attention_width if special.sinks else 0.0
     positions += 6.0 * sizes.attention_width if special.attention_gate else 0.0
-    linear = 4.0 * special.linear_conv * _linear_width(sizes)
-    per_layer = special.linear_layers * linear + sizes.attending_layers * positions
-    attention = sizes.layers * norms + per_layer
+    attention = sizes.layers * norms + sizes.attending_layers * positions
+    attention += count_recurrent_bytes(special)
     sparse = 2.0 * expanded * special.shared_ffn
     dense = 2.0 * expanded * sizes.ffn
-    feed_forward = sizes.layers * norms + special.expert_layers * sparse
-    feed_forward += (sizes.layers - special.expert_layers) * dense
+    feed_forward = (sizes.layers - special.bare_layers) * norms + special.expert_layers * sparse
+    feed_forward += sizes.dense_layers * dense
     moved = (passes[0] + 2) * attention + (passes[1] + 2) * feed_forward
     moved += again.count("layernorm") * 2 * sizes.layers * 4.0 * sizes.hidden
     moved *= layers / sizes.layers * deployment.rates.memory_bound
     return memory_ms(deployment.cluster.hardware, moved * tokens / (scheme.sp * scheme.tp))
-
-
-def _linear_width(sizes: ModelSizes) -> int:
-    special = sizes.architecture
-    keys = special.linear_key_heads * special.linear_key_dim
-    return 2 * keys + special.linear_value_heads * special.linear_value_dim
-
-
-def linear_attention_ms(
-    deployment: Deployment, scheme: Scheme, layers: float, tokens: Floats
-) -> Floats:
-    """Time the recurrence of linear-attention layers, chunk by chunk; linear in the tokens.
-
-    Within a chunk scores and their product with values, and the inverse that the delta rule needs;
-    between chunks the state of each head is read and brought forward. Backward takes twice as long.
-    """
-    sizes, special = deployment.sizes, deployment.sizes.architecture
-    if not special.linear_layers:
-        return np.zeros_like(tokens)
-    keys, values = special.linear_key_dim, special.linear_value_dim
-    flops = (
-        2 * special.linear_value_heads * (2 * LINEAR_CHUNK * (keys + values) + 3 * keys * values)
-    )
-    hardware = deployment.cluster.hardware
-    rate = hardware.peak_tflops * 1e9 * hardware.matmul_efficiency * LINEAR_EFFICIENCY
-    passes = Passes.from_deployment(deployment).core + 2
-    share = layers / sizes.layers * special.linear_layers / (scheme.tp * scheme.sp)
-    moved = 4.0 * _linear_width(sizes)
-    return np.asarray(
-        passes * share * (tokens * flops / rate + memory_ms(hardware, moved * tokens))
-    )

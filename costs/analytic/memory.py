@@ -11,6 +11,7 @@ from math import ceil, inf
 
 from seqplan.costs.analytic.deployment import CHUNK_ROWS, ELEMENT_BYTES, Deployment
 from seqplan.costs.analytic.hardware import GIB
+from seqplan.costs.analytic.recurrent import count_recurrent_elements
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.scheme import Scheme
 
@@ -95,29 +96,28 @@ def layer_activation_bytes(
         attended += special.query_rank + special.kv_rank + special.rope_dim
     if special.attention_gate:
         attended += 2 * sizes.attention_width  # the gate, and its factor
-    values = special.linear_value_heads * special.linear_value_dim
-    linear = 2 * special.linear_key_heads * special.linear_key_dim + 3 * values
     layers = sizes.layers
-    inner = (sizes.attending_layers * attended + special.linear_layers * linear) / layers
-    sparse_share = special.expert_layers / layers
+    inner = (sizes.attending_layers * attended + count_recurrent_elements(special)) / layers
+    fed = 1 - special.bare_layers / layers
+    sparse_share, dense_share = special.expert_layers / layers, sizes.dense_layers / layers
     chosen = special.experts_per_token * imbalance * sparse_share
-    ffn = (1 - sparse_share) * sizes.ffn + sparse_share * special.shared_ffn
+    ffn = dense_share * sizes.ffn + sparse_share * special.shared_ffn
     ffn += chosen * special.expert_ffn
     rows = chosen * sizes.hidden  # to experts, and as many back
     unsplit = 0.0 if sequence_parallel else UNSPLIT_BYTES * tp * sizes.hidden
-    attention = 2.0 * (2 * sizes.hidden + inner) + input_bytes * sizes.hidden + unsplit
+    attention = 2.0 * ((1 + fed) * sizes.hidden + inner) + input_bytes * sizes.hidden + unsplit
     expanded = 1 if special.ungated else 2
-    feed_forward = 2 * (expanded * ffn + rows) + input_bytes * (sizes.hidden + ffn + rows)
-    put_out = 2.0 * (2 * sizes.hidden + inner + expanded * ffn + 2 * rows) + unsplit
+    feed_forward = 2 * (expanded * ffn + rows) + input_bytes * (fed * sizes.hidden + ffn + rows)
+    put_out = 2.0 * ((1 + fed) * sizes.hidden + inner + expanded * ffn + 2 * rows) + unsplit
     of_width = 2.0 * expanded + input_bytes
     statistics = 4.0 * sizes.heads * sizes.attending_layers / layers
     dropped = {
-        "layernorm": 2 * input_bytes * sizes.hidden,
+        "layernorm": (1 + fed) * input_bytes * sizes.hidden,
         "core_attn": statistics,
         "mla_up_proj": 2.0 * sizes.heads * (2 * (special.nope_dim + special.rope_dim))
         + 2.0 * sizes.heads * special.value_dim,
         "moe_act": input_bytes * chosen * special.expert_ffn,
-        "mlp": of_width * (1 - sparse_share) * sizes.ffn,
+        "mlp": of_width * dense_share * sizes.ffn,
         "shared_experts": of_width * sparse_share * special.shared_ffn,
         "moe": of_width * chosen * special.expert_ffn + (2 + input_bytes) * rows,
     }
@@ -230,7 +230,7 @@ def _count_recomputed(deployment: Deployment, tp: int, kept: float, whole: float
     in_attention, in_feed_forward = attention - kept, whole - kept
     if deployment.rates.keeps_gradients:
         special = sizes.architecture
-        width = (1 - special.expert_layers / sizes.layers) * sizes.ffn
+        width = sizes.dense_layers / sizes.layers * sizes.ffn
         in_feed_forward += 2 * (sizes.hidden + (1 if special.ungated else 2) * width)
         fewer = 2 * sizes.attention_width if sizes.kv_heads < sizes.heads else 0
         if mode == "full":

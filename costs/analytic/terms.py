@@ -11,20 +11,21 @@ from seqplan.costs.analytic.attention import TRANSFER_MULTIPROCESSORS, attention
 from seqplan.costs.analytic.deployment import CostTerm, Deployment
 from seqplan.costs.analytic.experts import LAUNCHES, expert_terms, split_parameters
 from seqplan.costs.analytic.kernels import matmul_ms, memory_ms
-from seqplan.costs.analytic.layers import Passes, linear_attention_ms, memory_bound_ms, products_ms
+from seqplan.costs.analytic.layers import Passes, memory_bound_ms, products_ms
 from seqplan.costs.analytic.links import (
     placement,
     rank_latency_ms,
     ring_collective_ms,
 )
 from seqplan.costs.analytic.memory import count_host_bytes
+from seqplan.costs.analytic.recurrent import recurrent_terms
 from seqplan.plans.scheme import Scheme
 
 Floats = npt.NDArray[np.float64]
 
 HIDING = (
     *("matrix products", "memory-bound", "attention", "linear attention", "experts"),
-    "ring transfer",
+    *("state space", "ring transfer"),
 )
 """Terms that hide ZeRO-3's collectives: kernels, and transfers of a ring that exceed their kernels.
 Gathering goes on while attention waits for the ring; each is counted at the rate of its links."""
@@ -59,8 +60,8 @@ def stage_terms(
     }
     if deployment.sizes.architecture.expert_layers:
         terms |= expert_terms(deployment, scheme, layers, tokens)
-    if deployment.sizes.architecture.linear_layers:
-        terms["linear attention"] = linear_attention_ms(deployment, scheme, layers, tokens)
+    forwards = Passes.from_deployment(deployment).core
+    terms |= recurrent_terms(deployment, scheme, layers, tokens, forwards)
     if deployment.offload_layers:
         terms["offload"] = _offload_ms(deployment, scheme, tokens, terms)
     if deployment.zero == 3:
@@ -95,7 +96,7 @@ def _tp_ms(deployment: Deployment, scheme: Scheme, layers: float, tokens: Floats
     ``Deployment.tp_overlap`` of it is hidden behind products.
     """
     special = deployment.sizes.architecture
-    gathered = deployment.sizes.layers
+    gathered = deployment.sizes.layers - special.bare_layers
     if deployment.experts.degree > 1 and not special.shared_ffn:
         gathered -= special.expert_layers
     passes = Passes.from_deployment(deployment)

@@ -33,10 +33,10 @@ STATED: dict[str, dict[str, Any]] = {
 
 RIGHT = sorted((GATED | UNGATED | SPARSE) - REMOTE)
 OTHERS = (
-    *("afmoe", "aria_text", "bamba", "bart", "bert", "biogpt", "bloom", "codegen", "cohere2_moe"),
+    *("afmoe", "aria_text", "bart", "bert", "biogpt", "bloom", "codegen", "cohere2_moe"),
     *("ctrl", "deepseek_v32", "diffllama", "doge", "emu3", "falcon", "falcon_h1", "gemma3"),
     *("gemma3n_text", "gemma4_text", "glm4_moe_lite", "glm_moe_dsa", "gpt_bigcode", "gpt_neo"),
-    *("granitemoehybrid", "jamba", "kimi_linear", "lfm2", "llama4", "longcat_flash", "mamba2"),
+    *("jamba", "kimi_linear", "lfm2", "llama4", "longcat_flash", "mamba2"),
     *(
         "minimax",
         "mllama",

@@ -179,7 +179,10 @@ def test_completing_a_profile_keeps_its_architecture() -> None:
     [
         ({"experts": 0.5}, "experts must be a whole number: 0.5"),
         ({"sinks": 1}, "sinks must be true or false: 1"),
-        ({"window_layers": 99, "window": 8}, "99 window, chunk and linear layers of 32"),
+        (
+            {"window_layers": 99, "window": 8},
+            "99 window, chunk, linear and state-space layers of 32",
+        ),
         ({"window_layers": 3}, "window_layers 3 requires window too"),
         ({"expert_layers": 3, "experts": 8, "expert_ffn": 4}, "requires experts_per_token too"),
         ({"experts_per_token": 3}, "experts_per_token 3 is more than the 0 experts"),

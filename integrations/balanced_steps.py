@@ -10,7 +10,9 @@ import numpy.typing as npt
 
 from seqplan.costs.latency import Latency
 from seqplan.planner.balance.balance_ranks import balance
+from seqplan.planner.balance.loads import check_loads
 from seqplan.planner.balance.mode import Mode
+from seqplan.planner.balance.phase import Phase
 from seqplan.planner.placement.slowdown import Slowdown
 from seqplan.plans.recomputation import split_mode
 
@@ -36,30 +38,38 @@ class BalancedSteps:
     switches to (``seqplan.Mode``), of which each micro-batch has the cheapest that holds it. Each
     epoch is a permutation fixed by (seed, epoch); its rest beyond whole steps is not used, as with
     a sampler that drops the last batch. The same on every rank, and for every epoch whatever came
-    before. ``slowdown``: how many times as long each rank takes as ``cost``; slower ones get less.
+    before. ``loads``: in place of lengths, capacity and cost, the work of every sequence in each
+    phase (``seqplan.Phase``), the language model last; in lockstep ranks wait between phases.
+    ``slowdown``: how many times as long each rank takes as ``cost``; slower ones get less.
     ``ValueError`` for less data than a step, a sequence that no micro-batch holds, an unknown mode,
     or a factor that cannot be.
     """
 
     def __init__(
         self,
-        lengths: Sequence[int] | npt.NDArray[np.integer],
+        lengths: Sequence[int] | npt.NDArray[np.integer] | None,
         sequences: int,
         capacity: int | None = None,
         cost: Latency | None = None,
         *,
         modes: Sequence[Mode] | None = None,
+        loads: Sequence[Phase] | None = None,
         seed: int = 0,
         pad_to: int = 1,
         slowdown: Sequence[float] | None = None,
     ) -> None:
-        self._lengths = np.asarray(lengths)
+        # One call rejects sequences that no step can hold, before training.
+        if loads is not None:
+            check_loads(loads, barrier=True)
+            balance(lengths, 1, capacity, cost, modes=modes, loads=[p.take([0]) for p in loads])
+            self._lengths = loads[-1].tokens
+        else:
+            balance(lengths, 1, capacity, cost, modes=modes, pad_to=pad_to)
+            self._lengths = np.asarray(lengths)
         if not 1 <= sequences <= len(self._lengths):
             raise ValueError(
                 f"a step of {sequences} sequences cannot be drawn from {len(self._lengths)}"
             )
-        # One call rejects sequences that no step can hold, before training.
-        balance(self._lengths, 1, capacity, cost, modes=modes, pad_to=pad_to)
         by_capacity = sorted(modes or (), key=lambda mode: mode.capacity)
         self.modes = tuple(mode.name for mode in by_capacity)
         """Names of the recomputation modes, the one that holds least first."""
@@ -67,7 +77,7 @@ class BalancedSteps:
             split_mode(name)  # rejects unknown ones
         self._sequences, self._capacity, self._cost = sequences, capacity, cost
         self._given_modes, self._seed, self._pad_to = modes, seed, pad_to
-        self._slowdown = slowdown
+        self._slowdown, self._loads = slowdown, loads
         if slowdown is not None:
             factors = Slowdown.from_value(slowdown, len(slowdown)).factors
             if None in factors:
@@ -103,11 +113,13 @@ class BalancedSteps:
         for step in range(first, self.steps):
             places = order[step * self._sequences : (step + 1) * self._sequences]
             balanced = balance(
-                self._lengths[places],
+                None if self._loads else self._lengths[places],
                 ranks,
                 self._capacity,
                 self._cost,
                 modes=self._given_modes,
+                loads=[load.take(places) for load in self._loads] if self._loads else None,
+                barrier=lockstep,
                 execution="lockstep" if lockstep else "uniform",
                 pad_to=self._pad_to,
                 slowdown=self._slowdown,

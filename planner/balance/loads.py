@@ -70,7 +70,7 @@ def balance_loads(
     phases, as ranks end a phase of all their micro-batches before the next one. Without ``barrier``
     they wait once a micro-step, or once a step.
     """
-    _check_loads(loads, barrier)
+    check_loads(loads, barrier)
     pricing = LoadPricing(tuple(loads), barrier)
     items = _list_items(loads, barrier)
     factors, lockstep = speeds.in_order, execution == "lockstep"
@@ -98,7 +98,7 @@ def _list_items(loads: Sequence[Phase], barrier: bool) -> Items:
     )
 
 
-def _check_loads(loads: Sequence[Phase], barrier: bool) -> None:
+def check_loads(loads: Sequence[Phase], barrier: bool) -> None:
     """Reject loads that do not belong together. ``ValueError`` or ``TypeError`` in one line."""
     if type(barrier) is not bool:
         raise TypeError(f"barrier: {barrier!r}. Give True or False")

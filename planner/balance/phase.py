@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -70,6 +70,10 @@ class Phase:
         np.add.at(tokens, owners, array)
         np.add.at(work, owners, self.cost.work_ms(array))
         return tokens, work
+
+    def take(self, samples: Iterable[int]) -> Phase:
+        """Return the phase of these samples only, in this order."""
+        return replace(self, sequences=[self.sequences[sample] for sample in samples])
 
     @property
     def tokens(self) -> Ints:

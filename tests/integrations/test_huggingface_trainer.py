@@ -26,7 +26,7 @@ from trainer_ranks import (
     trained,
 )
 
-from seqplan import Cost
+from seqplan import Cost, Phase
 from seqplan.integrations.balanced_steps import BalancedSteps
 from seqplan.integrations.recomputation_limits import RecomputationLimits
 
@@ -291,3 +291,32 @@ def test_slower_ranks_get_less(lockstep: bool) -> None:
     assert tokens[1] < 0.75 * min(tokens[0], tokens[2])
     with pytest.raises(ValueError, match="slowdown: rank 1 is lost"):
         BalancedSteps(LENGTHS, SEQUENCES, 160, cost, slowdown=[1.0, None])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_steps_balance_images_as_well(lockstep: bool) -> None:
+    """Images of every third sample take ten times as long as its text."""
+    images = [10 * int(n) if i % 3 == 0 else 0 for i, n in enumerate(LENGTHS)]
+    vision = Phase("vision", images, Cost(0.0, 1.0, 0.0))
+    text = Phase("text", LENGTHS.tolist(), Cost(0.0, 1.0, 0.0), capacity=160)
+    steps = BalancedSteps(None, SEQUENCES, loads=[vision, text], seed=1)
+    plain = BalancedSteps(LENGTHS, SEQUENCES, 160, Cost(0.0, 1.0, 0.0), seed=1)
+
+    def work(planned: BalancedSteps) -> float:
+        """Σ of the slowest rank's images (ms)."""
+        return sum(
+            max(sum(images[i] for micro in of_rank for i in micro) for of_rank in s.micro_batches)
+            for s in planned.epoch(0, 3, lockstep=lockstep)
+        )
+
+    assert sorted(
+        i
+        for s in steps.epoch(0, 3, lockstep=lockstep)
+        for r in s.micro_batches
+        for m in r
+        for i in m
+    ) == list(range(len(LENGTHS)))
+    assert work(steps) < work(plain)
+    steps.check_length(0, int(LENGTHS[0]))
+    with pytest.raises(ValueError, match="loads with capacity: each load states it"):
+        BalancedSteps(None, SEQUENCES, 160, loads=[vision, text])

@@ -118,7 +118,7 @@ def _rank_times(plan: Plan) -> tuple[dict[int, float], dict[int, float]]:
     for pipeline in plan.pipelines:
         if not pipeline.micro_batches:
             continue
-        cost_ms = pipeline.slowdown * sum(batch.cost_ms for batch in pipeline.micro_batches)
+        cost_ms = sum(batch.cost_ms for batch in pipeline.micro_batches)
         for rank in pipeline.ranks:
             busy_ms[rank] += cost_ms
             until_ms[rank] += pipeline.predicted_ms

@@ -122,6 +122,7 @@ class _JobLoop:
         self._count, self._next_count, self._pause = 0, WINDOW, _PAUSE
         self._judged = 0  # step of the last revision that was compared with the one before
         self._pending: tuple[str, SlowFactors, str] | None = None
+        self._warned = False
 
     def look(self) -> None:
         """Take new times, then go on with a revision, compare one or begin one."""
@@ -190,6 +191,7 @@ class _JobLoop:
 
     def _begin(self, now: Revision, proposal_row: ProposalRow) -> None:
         proposal = ready_document(proposal_row)
+        self._warn_of_waits()
         factors = [factor or 1.0 for factor in self._slow_ranks.slowdown]
         slow = tuple((rank, factor) for rank, factor in enumerate(factors) if factor > 1)
         current = [step for step in self._steps if step.step >= now.step]
@@ -205,6 +207,16 @@ class _JobLoop:
             self._pending = (key, slow, reason)
         elif reason:
             self._revise(self._id, now.proposal, slow, "refit", reason)
+
+    def _warn_of_waits(self) -> None:
+        """Log once if times include waits, which hide slow ranks."""
+        if self._slow_ranks.waits_included and not self._warned:
+            _log.warning(
+                "job %s: ranks report equal times for unequal work: waits are included, and slow "
+                "ranks cannot be seen. Report times without waits",
+                self._id,
+            )
+        self._warned = self._slow_ranks.waits_included
 
     def _request_proposal(
         self, profile: Profile, refitted: RefittedProfile, row: ProposalRow, reason: str

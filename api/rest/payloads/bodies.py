@@ -16,6 +16,7 @@ from seqplan.api.rest.payloads.fields import (
     Positive,
     Positives,
     Share,
+    SlowdownField,
     SyncField,
     Text,
 )
@@ -63,7 +64,8 @@ class NewJob(BaseModel):
 
     Or ``continues``: then lengths, tokens and seed are those of the job that is continued, and so
     are ``steps`` unless given. ``refit``: later steps are planned by costs that the measured times
-    of earlier ones have corrected.
+    of earlier ones have corrected. ``slowdown``: how many times as long each rank takes as the
+    profile has it.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -76,6 +78,7 @@ class NewJob(BaseModel):
     look_ahead: LookAhead = 8
     continues: Continued | None = None
     refit: bool = False
+    slowdown: SlowdownField | None = None
 
 
 class JobProposal(BaseModel):

@@ -16,6 +16,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from seqplan.planner.workload import MOST_GPUS
+
 MOST = 2**53 - 1
 """The largest integer that every JSON reader keeps exactly (RFC 7493, 2.2)."""
 
@@ -83,3 +85,18 @@ SyncField = Annotated[
     WrapValidator(_sync_times),
 ]
 """``derived``, ``none``, or one time or two (ms) as a list."""
+
+
+def _factors(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return check(value)
+    except ValidationError:
+        wanted = "must be a factor of 1 or more for each rank, as [1, 1.3]"
+        raise PydanticCustomError("factors", wanted) from None
+
+
+_Factor = Annotated[float, Field(ge=1, allow_inf_nan=False)]
+SlowdownField = Annotated[
+    Annotated[list[_Factor | None], Field(max_length=MOST_GPUS)], WrapValidator(_factors)
+]
+"""How many times as long each rank takes, null for a lost one."""

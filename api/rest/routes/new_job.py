@@ -23,7 +23,10 @@ from seqplan.api.store.rows import (
 )
 from seqplan.api.store.tables.jobs import list_unfinished
 from seqplan.api.store.tables.proposals import ready_document
+from seqplan.api.store.tables.revisions import write_slowdown
+from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
+from seqplan.planner.step.slow_ranks import list_factors
 from seqplan.planner.workload import Workload
 
 _OWN = ("lengths", "tokens", "seed", "steps", "last_step", "continues", "first_step")
@@ -54,6 +57,7 @@ def job_row(service: Service, connection: Connection, new: NewJob, look: DataLoo
         look_ahead=new.look_ahead,
         world_size=workload.gpus,
         refit=new.refit,
+        slowdown=_write_slowdown(new, document),
     )
     if new.continues is None:
         row = _with_own_batches(connection, row, new.tokens, workload, look)
@@ -64,6 +68,32 @@ def job_row(service: Service, connection: Connection, new: NewJob, look: DataLoo
     if get(connection, ListedJob, row.id) is not None:
         raise Problem(409, "exists", f"there is a job {row.id} already")
     return row
+
+
+def check_slowdown(proposal: Proposal) -> None:
+    """Raise ``ValueError`` for a proposal whose steps are not planned around slow ranks."""
+    PlanningOptions(slowdown=((0, 2.0),)).resolve_execution(proposal.problem)
+
+
+def _write_slowdown(new: NewJob, proposal: Proposal) -> str | None:
+    """Check the factors of a new job, and write them for its row."""
+    if new.slowdown is None:
+        return None
+    if new.refit:
+        raise _invalid("slowdown: refit finds the factors of slow ranks. Leave one of them out")
+    gpus, factors = proposal.workload.gpus, new.slowdown
+    try:
+        if len(factors) != gpus:
+            raise ValueError(
+                f"slowdown has {len(factors)} factors for {gpus} ranks. Give one for each rank"
+            )
+        # A lost rank is None, which the list of factors rejects.
+        slow: Any = tuple((rank, factor) for rank, factor in enumerate(factors) if factor != 1)
+        list_factors(slow, gpus)
+        check_slowdown(proposal)
+    except ValueError as error:
+        raise _invalid(str(error)) from None
+    return write_slowdown(slow)
 
 
 def check_refit(document: Proposal, row: ProposalRow) -> None:

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from seqplan.api.rest.payloads.answers import RevisionResponse, RevisionsResponse, answers
 from seqplan.api.rest.payloads.bodies import JobProposal
 from seqplan.api.rest.payloads.problems import Problem, require_found
-from seqplan.api.rest.routes.new_job import check_refit
+from seqplan.api.rest.routes.new_job import check_refit, check_slowdown
 from seqplan.api.rest.routes.sampler_state import proposal_of
 from seqplan.api.rest.state.shared import ServiceOf
 from seqplan.api.store.rows import JobRow, ProposalRow, get
@@ -64,6 +64,8 @@ def _check_proposal(connection: Connection, row: JobRow, key: str) -> None:
     now, new = proposal_of(connection, row).workload, ready_document(stored).workload
     if row.refit:
         check_refit(ready_document(stored), stored)
+    if row.slowdown is not None:
+        check_slowdown(ready_document(stored))
     for name in ("gpus", "max_len"):
         have, want = getattr(new, name), getattr(now, name)
         if have != want:

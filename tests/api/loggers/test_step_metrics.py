@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from planned_files import PlannedFiles
 
+from seqplan import Planner
 from seqplan.api.loggers.step_metrics import StepMetrics
 from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.planner.simulation.flops import model_flops, peak_flops
@@ -47,6 +48,15 @@ def test_a_slower_step_has_lower_rates(kind: str, request: pytest.FixtureRequest
     assert record.predicted_mfu is not None
     assert record.mfu * peak * plan.world_size * seconds == pytest.approx(flops)
     assert 0 < record.mfu < record.predicted_mfu < 1
+
+
+def test_predictions_include_the_slowdown_of_ranks() -> None:
+    slowdown = [1.0] * 7 + [1.5]
+    planner = Planner.from_profile("llama3-8b-h100-80gb", 8, 8_192, sync=None, slowdown=slowdown)
+    plan = planner.plan([4_000, 900] * 16)
+    slowest = max(busy_ms(plan).values())
+    record = StepMetrics.from_plan(plan, measured_ms=slowest, ranks_measured=8)
+    assert record.error == pytest.approx(0.0)
 
 
 def test_attention_counts_by_the_square_of_each_length(dense: PlannedFiles) -> None:

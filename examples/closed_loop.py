@@ -40,7 +40,7 @@ def main() -> list[str]:
     with tempfile.TemporaryDirectory() as folder:
         url = f"http://127.0.0.1:{find_port()}"
         serve = ["-m", "seqplan.api.cli", "serve", "--store", f"{folder}/seqplan.db"]
-        processes = [start([*serve, "--port", url.rpartition(":")[2], "--log-level", "error"])]
+        processes = [start([*serve, "--port", url.rpartition(":")[2], "--log", "error"])]
         try:
             with Client(url) as client:
                 return run_job(client, url, arguments.steps, processes)

@@ -57,6 +57,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--port", metavar="PORT", type=natural, default=8400, help="default 8400; 0: a free one"
     )
+    parser.add_argument(
+        "--rate-limit",
+        metavar="REQUESTS",
+        type=positive,
+        help="most requests a second of one token, or of one address without tokens; default none",
+    )
     add_workers(parser, "planners of a job")
     add_keeping(parser)
     parser.add_argument(
@@ -116,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
     # Imported here: no other command needs the web framework or the database.
     from seqplan.api.rest.server import serve
     from seqplan.api.rest.state.service_log import write_log
-    from seqplan.api.service.service import Service
+    from seqplan.api.service.service import Limits, Service
     from seqplan.api.service.upkeep import Keeping
     from seqplan.api.store.store import Store
     from seqplan.api.store.tables.expiry import Retention
@@ -127,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--token-job, --token-days: are for a new token. Give --add-token NAME")
     if args.list_tokens or args.add_token is not None or args.revoke_token is not None:
         return _tokens(args)
-    write_log(args.log_level, as_json=args.log_json)
+    write_log(args.log)
     store = Store(args.store, args.files)
     try:
         keeping = Keeping(
@@ -136,7 +142,8 @@ def run(args: argparse.Namespace) -> int:
             job_days=args.job_days,
             grace_days=args.grace_days,
         )
-        service = Service(store, workers=args.workers, keeping=keeping)
+        limits = Limits(requests_a_second=args.rate_limit)
+        service = Service(store, workers=args.workers, keeping=keeping, limits=limits)
         return serve(store, service, args.host, args.port, args.allow_host)
     finally:
         store.close()

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     from seqplan.api.store.tables.expiry import Retention
 
     job = read_job_file(args.job)
-    write_log(args.log_level, as_json=args.log_json)
+    write_log(args.log)
     check_port(job.port)
     job.workers.check_installed()
     store = Store(job.store, Path(job.files) if job.files else None)

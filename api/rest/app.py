@@ -14,6 +14,7 @@ from seqplan.api.rest.middleware.direct_acks import DirectAcks
 from seqplan.api.rest.middleware.direct_plans import PlanAnswers
 from seqplan.api.rest.middleware.head_requests import Head
 from seqplan.api.rest.middleware.nul_bytes import NoNul
+from seqplan.api.rest.middleware.rate_limit import RateLimit
 from seqplan.api.rest.middleware.request_metrics import Figures
 from seqplan.api.rest.middleware.shutdown import Ending
 from seqplan.api.rest.middleware.tokens import Tokens
@@ -100,6 +101,7 @@ def make_app(
     app.add_middleware(NoNul)
     app.add_middleware(BodyLimit, limits=service.limits)
     app.add_middleware(DirectAcks, acks=lambda: app.state.acks)  # short ones only
+    app.add_middleware(RateLimit, rate=service.limits.requests_a_second)
     app.add_middleware(
         Tokens, store=service.store, hosts=hosts, required=guarded, ranks_only=ranks_only
     )

@@ -42,14 +42,31 @@ _STATUSES = {
     "413": "The body is too large",
     "422": "A field is not valid; the detail names it and the fix",
     "424": "Planning of the job failed or was stopped",
+    "429": "More requests than --rate-limit allows a second; retry after Retry-After",
     "503": "The store or the service is busy or not reachable; retry after Retry-After",
 }
+
+
+_PARAMETERS = {
+    "job": "id of a job",
+    "proposal": "id of a proposal",
+    "profile": "id of an uploaded profile, or name of a shipped one",
+    "lengths": "id of a data set",
+    "step": "number of a step",
+    "rank": "number of a rank",
+    "cursor": "next of the page before; empty for the first one",
+    "after": "next of the page before",
+    "limit": "most items of the page",
+    "format": "form of the body",
+    "state": "only jobs in these states, with commas between them",
+}
+"""Descriptions of parameters whose routes have none, by name."""
 
 
 def _list_statuses(path: str, method: str, operation: dict[str, Any]) -> Iterator[str]:
     """Yield the statuses of errors that an operation may have."""
     if path not in (HEALTH, READINESS):
-        yield from ("401", "403")
+        yield from ("401", "403", "429")
     if "{" in path:
         yield "404"
     if method != "get":
@@ -88,6 +105,8 @@ def describe(app: FastAPI) -> None:
             }
             for path, methods in document["paths"].items():
                 for method, operation in methods.items():
+                    for parameter in operation.get("parameters", ()):
+                        parameter.setdefault("description", _PARAMETERS.get(parameter["name"], ""))
                     _describe_problems(path, method, operation)
             app.openapi_schema = document
         return app.openapi_schema

@@ -38,7 +38,10 @@ _log = logging.getLogger("seqplan.service")
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request, job or service may be."""
+    """What one request, job or service may be.
+
+    ``requests_a_second``: of one token, or of one address without tokens; None: as many as come.
+    """
 
     request_bytes: int = 64 << 10
     body_bytes: int = 64 << 20
@@ -46,6 +49,7 @@ class Limits:
     sequences: int = 200_000_000
     jobs: int = 64
     wait_s: float = 60.0
+    requests_a_second: int | None = None
 
 
 class Listener(Protocol):

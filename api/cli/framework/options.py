@@ -58,13 +58,24 @@ def slow_ranks(text: str) -> tuple[tuple[int, float], ...]:
 def add_log(parser: argparse.ArgumentParser) -> None:
     """Add the options of the service's log."""
     parser.add_argument(
-        "--log-level",
-        choices=("debug", "info", "warning", "error"),
-        default="info",
-        help="least level that goes to stderr; info: also who began, stopped or deleted something; "
-        "debug: every request; default info",
+        "--log",
+        metavar="[json:]LEVEL",
+        type=log_settings,
+        default=("info", False),
+        help="least level that goes to stderr, of debug, info, warning and error; info: also who "
+        "began, stopped or deleted something; debug: every request; json: lines of JSON; default "
+        "info",
     )
-    parser.add_argument("--log-json", action="store_true", help="log lines of JSON")
+
+
+def log_settings(text: str) -> tuple[str, bool]:
+    """Read a level and whether lines are JSON."""
+    form, _, level = text.rpartition(":")
+    if form not in ("", "json") or level not in ("debug", "info", "warning", "error"):
+        raise argparse.ArgumentTypeError(
+            f"must be debug, info, warning or error, or one of them as json:LEVEL: {text!r}"
+        )
+    return level, form == "json"
 
 
 def check_port(port: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
@@ -24,6 +24,13 @@ from seqplan.api.store.names import JOB_ID
 from seqplan.planner.execution import ExecutionKind
 from seqplan.planner.workload import MOST_GPUS
 
+_DIGEST = f"sha256:{64 * '0'}"
+
+
+def _with_example(example: dict[str, Any]) -> ConfigDict:
+    """Return the rules of a body, with an example for the OpenAPI document."""
+    return ConfigDict(extra="forbid", strict=True, json_schema_extra={"example": example})
+
 
 class NewProposal(BaseModel):
     """Options of ``seqplan propose``, by name, with its defaults.
@@ -34,7 +41,9 @@ class NewProposal(BaseModel):
     flagged and a layout such as tp4.pp2; ``trainer``: only what it runs.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = _with_example(
+        {"profile": "llama-7b-a800-80gb", "lengths": "LENGTHS", "gpus": 16, "max_len": 32768}
+    )
     profile: Text
     lengths: Text
     gpus: Annotated[Positive, Field(le=MOST_GPUS)]
@@ -68,7 +77,9 @@ class NewJob(BaseModel):
     profile has it.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = _with_example(
+        {"id": "run1", "proposal": "PROPOSAL", "lengths": "LENGTHS", "steps": 1000}
+    )
     id: Annotated[str, Field(pattern=JOB_ID)] | None = None
     proposal: Text
     lengths: Text | None = None
@@ -84,14 +95,14 @@ class NewJob(BaseModel):
 class JobProposal(BaseModel):
     """The proposal that plans a job's steps from now on."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = _with_example({"proposal": "PROPOSAL"})
     proposal: Text
 
 
 class PushedBatch(BaseModel):
     """The sequences of one step."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = _with_example({"step": 0, "ids": [5, 9, 0], "lengths": [812, 96, 2048]})
     step: Natural
     ids: Naturals
     lengths: Positives
@@ -101,7 +112,9 @@ class PushedBatch(BaseModel):
 class PushedBatches(BaseModel):
     """Batches in ascending order of step; ``end``: there are no more."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = _with_example(
+        {"batches": [{"step": 0, "ids": [5, 9], "lengths": [812, 96]}], "end": False}
+    )
     batches: list[PushedBatch] = []
     end: bool = False
 
@@ -116,7 +129,7 @@ def _each_once(ranks: list[int]) -> list[int]:
 class Ack(BaseModel):
     """A rank has done a step by the plan with this digest, and its time."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = _with_example({"step": 17, "rank": 3, "digest": _DIGEST, "measured_ms": 812.5})
     step: Natural
     rank: Natural
     digest: Text | None
@@ -126,7 +139,9 @@ class Ack(BaseModel):
 class Acks(BaseModel):
     """Several ranks have done a step; ``measured_ms``: one figure, or null, for each of them."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = _with_example(
+        {"step": 17, "ranks": [0, 1], "digest": _DIGEST, "measured_ms": [812.5, 799.1]}
+    )
     step: Natural
     ranks: Annotated[
         Naturals, Field(min_length=1, max_length=MOST_GPUS), AfterValidator(_each_once)
@@ -138,7 +153,7 @@ class Acks(BaseModel):
 class MeasurementRequest(BaseModel):
     """What a step took on a rank."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = _with_example({"step": 17, "rank": 3, "measured_ms": 812.5})
     step: Natural
     rank: Natural
     measured_ms: Milliseconds

@@ -67,7 +67,7 @@ def require_found(row: Named | None, subject: str) -> Named:
 def make_closing_response(error: Problem) -> JSONResponse:
     """Make the answer to a request whose body is not read: the connection ends with it."""
     more = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
-    if error.status == 503:
+    if error.status in (429, 503):
         more["Retry-After"] = "1"
     return problem(error.status, error.kind, error.detail, {**more, "Connection": "close"})
 

@@ -16,8 +16,9 @@ _OF_JOB = "job %s: "
 """Messages about a job begin with this, and its id is their first argument."""
 
 
-def write_log(level: str, *, as_json: bool) -> None:
-    """Log to stderr from now on, in this process: ``level`` and above."""
+def write_log(settings: tuple[str, bool]) -> None:
+    """Log to stderr from now on, in this process: a level and above, as JSON or not."""
+    level, as_json = settings
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if as_json else _Text())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)

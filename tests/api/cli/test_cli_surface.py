@@ -58,10 +58,10 @@ SURFACE = {
     "--robust -o/--output --json",
     "trace": "plans.jsonl --step! --profile -o/--output",
     "check training": "--plans! --ranks! --steps --data --seed --dtype --json",
-    "serve": "--store! --files --host --allow-host --port --workers "
+    "serve": "--store! --files --host --allow-host --port --rate-limit --workers "
     "--keep-steps --abandon-hours --job-days --grace-days --add-token --list-tokens "
-    "--revoke-token --scope --token-job --token-days --log-level --log-json",
-    "sidecar": "--job! --log-level --log-json",
+    "--revoke-token --scope --token-job --token-days --log",
+    "sidecar": "--job! --log",
     "log": "--server --store --plans --job --after --token --ca --json --to --run --measurements "
     "--profile",
     "backup": "STORE --files -o/--output!",

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from pydantic import BaseModel
 from stocked_service import Stocked
+
+from seqplan.api.rest.payloads import bodies
 
 
 def test_bodies_are_described(stocked: Stocked) -> None:
@@ -25,6 +28,18 @@ def test_bodies_are_described(stocked: Stocked) -> None:
         if parameter["name"] == "after"
     )
     assert after["schema"]["pattern"] == r"^(([0-9]{1,18})\.([0-9]{1,18}))?$"
+
+
+def test_parameters_are_described_and_bodies_have_examples(stocked: Stocked) -> None:
+    document = stocked.served.ok("GET", "/openapi.json")
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            for parameter in operation.get("parameters", ()):
+                assert parameter["description"], (path, method, parameter)
+    for kind in (value for value in vars(bodies).values() if isinstance(value, type)):
+        if issubclass(kind, BaseModel) and kind not in (BaseModel, bodies.Continued):
+            example = document["components"]["schemas"][kind.__name__]["example"]
+            kind.model_validate(example)
 
 
 def test_answers_are_described(stocked: Stocked) -> None:

@@ -26,7 +26,7 @@ def lines(log: Path) -> list[dict[str, Any]]:
 def test_changes_are_logged_with_who_made_them(tmp_path: Path) -> None:
     log, store = tmp_path / "log", tmp_path / "s.db"
     anna = token_for(store, "anna", "--scope", "write")
-    with serving_logged(log, "--store", store, "--port", 0, "--log-json") as served:
+    with serving_logged(log, "--store", store, "--port", 0, "--log", "json:info") as served:
         served.headers = anna
         job = stock(served).job("j", 2)
         served.send("GET", f"/v1/jobs/{job}/plans/0?wait=60")
@@ -55,7 +55,7 @@ def test_changes_are_logged_with_who_made_them(tmp_path: Path) -> None:
 def test_levels(tmp_path: Path) -> None:
     for level, requests in (("debug", True), ("warning", False)):
         log = tmp_path / level
-        options = ("--store", tmp_path / f"{level}.db", "--port", 0, "--log-level", level)
+        options = ("--store", tmp_path / f"{level}.db", "--port", 0, "--log", level)
         with serving_logged(log, *options) as served:
             reply = served.send("GET", "/v1/jobs", headers={"X-Request-Id": "no spaces!"})
             stock(served)
@@ -65,8 +65,8 @@ def test_levels(tmp_path: Path) -> None:
         wanted += r"[\d.]+ ms, by 127\.0\.0\.1 without a token$"
         assert bool(re.search(wanted, log.read_text(), re.MULTILINE)) is requests
         assert ("POST /v1/lengths: 201" in log.read_text()) is requests
-    assert "argument --log-level: invalid choice: 'loud'" in complaint(
-        call("serve", "--store", "s", "--log-level", "loud")
+    assert "argument --log: must be debug, info, warning or error" in complaint(
+        call("serve", "--store", "s", "--log", "loud")
     )
 
 

@@ -206,7 +206,7 @@ def test_summaries_are_read_once_and_forgotten_in_order(
 
 
 def test_the_service_logs_calibration_by_itself(tmp_path: Path) -> None:
-    options = ("--store", tmp_path / "s.db", "--port", 0, "--log-level", "warning")
+    options = ("--store", tmp_path / "s.db", "--port", 0, "--log", "warning")
     with serving(*options) as served:
         slower = stock(served).job("slower", 2 * STEPS, look_ahead=STEPS)
         report(served, slower, range(STEPS), 1.3)

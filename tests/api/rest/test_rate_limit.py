@@ -1,0 +1,56 @@
+"""At most so many requests a second of one token."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from service_process import serving, serving_here
+from stocked_service import WORLD, stock
+
+from seqplan.api.client.client import Client
+from seqplan.api.service.service import Limits
+from seqplan.api.store.store import Store
+from seqplan.api.store.tables.tokens import add_token
+from seqplan.runtime.sources.http_source import HttpSource
+
+RATE = 5
+
+
+def test_a_token_beyond_its_rate_waits_and_others_do_not(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "s.db"))
+    with store.writing() as connection:
+        tokens = [add_token(connection, name, "write") for name in ("much", "little")]
+    store.close()
+    limits = Limits(requests_a_second=RATE)
+    with serving_here(tmp_path / "s.db", limits=limits) as served:
+        much, little = ({"Authorization": f"Bearer {token}"} for token in tokens)
+        replies = [served.send("GET", "/v1/jobs", headers=much) for _ in range(RATE + 3)]
+        assert [reply.status for reply in replies[:RATE]] == [200] * RATE
+        rejected = replies[-1]
+        assert rejected.status == 429
+        assert rejected.headers["retry-after"] == "1"
+        assert rejected.headers["content-type"] == "application/problem+json"
+        assert rejected.json["type"] == "urn:seqplan:problem:too-many-requests"
+        assert rejected.json["detail"].startswith(f"token much has sent more than {RATE} requests")
+        ack = {"step": 0, "rank": 0, "digest": None}
+        assert served.send("POST", "/v1/jobs/j/acks", ack, headers=much).status == 429
+        assert served.send("GET", "/v1/jobs", headers=little).status == 200
+        assert {served.send("GET", "/healthz", headers=much).status for _ in range(9)} == {200}
+        with Client(served.url, tokens[0]) as client:
+            for _ in range(2 * RATE + 2):  # more than two seconds' worth: it waits and succeeds
+                assert client.list_jobs().items == []
+        assert "429" in served.send("GET", "/metrics", headers=little).body.decode()
+
+
+def test_ranks_wait_for_the_next_second(tmp_path: Path) -> None:
+    with serving("--store", tmp_path / "s.db", "--port", 0, "--rate-limit", RATE) as served:
+        stocked = stock(served)
+        job = stocked.job("job", steps=2)
+        source = HttpSource(served.url, job)
+        for step in range(2):
+            for rank in range(WORLD):
+                view = source.view(step, rank, 60)
+                source.acknowledge(step, rank, view.digest)
+        source.close()
+        with Client(served.url) as client:
+            assert client.get_job(job).acknowledged == [1] * WORLD

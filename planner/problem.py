@@ -88,6 +88,7 @@ class PlanningOptions:
     whose proven gap is above 1 % by constraint programming (``planner.exact``), for seconds; their
     plan is then faster, or its bound higher, or both stay. ``slowdown``: ranks that are slower than
     the profile has it, each with its factor; steps are then planned with groups that stay.
+    ``shapes``: tokens on a rank to which micro-batches are padded; groups then stay as well.
     ``robust``: share by which a, b or c may be off. Steps are planned at each corner of that
     interval too. Of the plans that are at no corner slower than uniform execution, the one with the
     least mean time is taken.
@@ -100,9 +101,11 @@ class PlanningOptions:
     prove_lockstep: bool = False
     exact: bool = False
     slowdown: tuple[tuple[int, float], ...] = ()
+    shapes: tuple[int, ...] = ()
     robust: float = 0.0
 
     def __post_init__(self) -> None:
+        self._check_shapes()
         if self.packing not in PACKINGS:
             raise OptionError(
                 "{0} must be one of {packings}: {packing!r}",
@@ -128,6 +131,47 @@ class PlanningOptions:
         if self.robust and self.slowdown:
             raise OptionError(
                 "{0} plans for equal ranks. Leave {0} or {1} out", "robust", "slowdown"
+            )
+
+    def _check_shapes(self) -> None:
+        for size in self.shapes:
+            if type(size) is not int or size < 1:
+                raise OptionError(
+                    "{0}: {size!r}. Give tokens on a rank, as choose_plan_shapes finds them",
+                    "shapes",
+                    size=size,
+                )
+        if list(self.shapes) != sorted({*self.shapes}):
+            raise OptionError("{0} {sizes}: must ascend", "shapes", sizes=list(self.shapes))
+        if self.shapes and self.slowdown:
+            raise OptionError("{0} with {1}: not supported. Leave {0} out", "shapes", "slowdown")
+
+    def check_static(self, name: str, problem: PlanningProblem) -> None:
+        """Reject what plans with loads or shapes (``name``) are not made with."""
+        for other in ("exact", "robust"):
+            if getattr(self, other):
+                raise OptionError("{0} with {1}: not supported. Leave {0} out", other, name)
+        if self.packing != PACKINGS[0]:
+            raise OptionError(
+                "{0} {packing} with {1}: not supported. Leave {0} out",
+                "packing",
+                name,
+                packing=self.packing,
+            )
+        if problem.in_lockstep or self.execution == "regroup":
+            raise OptionError(
+                "{0} with {1} {kind}: only groups that stay within a step have it. Set {1} to "
+                "static",
+                name,
+                "execution",
+                kind="lockstep" if problem.in_lockstep else "regroup",
+            )
+        if problem.profile.expert_parallel > 1:
+            raise OptionError(
+                "{0} are for models whose experts are not split, and the profile's are on {degree} "
+                "ranks. Leave {0} out",
+                name,
+                degree=problem.profile.expert_parallel,
             )
 
     def resolve_execution(self, problem: PlanningProblem) -> ExecutionKind:

@@ -12,6 +12,7 @@ from seqplan.plans.ranges import ranges_text
 from seqplan.plans.recomputation import MODES, rank_mode
 from seqplan.plans.schedule import Schedule, schedule, stages_of_micro_steps
 from seqplan.plans.scheme import Scheme, Strategy
+from seqplan.plans.shapes import count_added
 
 WIDTH = 100
 """Columns of the text, at most."""
@@ -74,6 +75,7 @@ def _headline(plan: Plan, times: Schedule) -> Iterable[str]:
     rest = plan.predicted_ms - times.makespan_ms
     if rest > BINDING_MS:
         yield f"  of that {times.makespan_ms:,.1f} ms pipelines, {rest:,.1f} ms after the last"
+    yield from _shapes(plan)
     micro_steps = {pipeline.micro_step for pipeline in plan.pipelines} - {None}
     notes = f", in {_count(micro_steps, 'micro-step')}" if micro_steps else ""
     if (stages := stages_of_micro_steps(plan.pipelines)) > 1:
@@ -101,6 +103,23 @@ def _slow_ranks(plan: Plan) -> Iterable[str]:
         f"{_count(slow, 'pipeline')} of slow ranks, up to {slowest.slowdown:g} × "
         f"({_ranks(slowest.ranks, 30)}): costs {gpus / speed - 1:.1%}, without planning around it "
         f"up to {slowest.slowdown - 1:.0%}"
+    )
+
+
+def _shapes(plan: Plan) -> Iterable[str]:
+    """Yield how many shapes are in use and the tokens that they add."""
+    if not plan.shapes:
+        return
+    batches = [(p.scheme, batch) for p in plan.pipelines for batch in p.micro_batches]
+    total = sum(batch.padded_tokens for _, batch in batches)
+    added = sum(
+        count_added(scheme, [plan.lengths[i] for i in batch.sequences], batch.padded_tokens)
+        for scheme, batch in batches
+    )
+    in_use = {batch.padded_tokens // scheme.sp for scheme, batch in batches}
+    yield (
+        f"{len(in_use)} of {_count(plan.shapes, 'shape')}, up to {max(plan.shapes):,} tokens a "
+        f"rank: {added / max(total, 1):.2%} of the tokens are padding to them"
     )
 
 

@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping
 from itertools import count, pairwise
 from typing import Protocol
 
-from seqplan.plans.experts import ExpertSchedule, holds_whole_blocks
+from seqplan.plans.experts import holds_whole_blocks
 from seqplan.plans.groups import Coordinates, process_groups
+from seqplan.plans.lint_experts import check_exchanges, check_experts
 from seqplan.plans.load import time_loads
 from seqplan.plans.plan import Plan, PlannedPipeline
-from seqplan.plans.recomputation import repeats_exchanges, window_share
+from seqplan.plans.recomputation import window_share
 from seqplan.plans.schedule import schedule
 from seqplan.plans.scheme import Scheme
+from seqplan.plans.shapes import count_added, pad_to_shape
 
 ROUNDING_MS = 0.0005
 """Times are rounded to 3 decimals: each may be off by this much."""
@@ -54,14 +56,14 @@ def lint(plan: Plan, costs: Mapping[Scheme, SchemeCost] | None) -> list[str]:
     linear in the sequences and in Σ ranks of the pipelines.
     """
     faults = [*_sequences(plan), *_micro_batches(plan)]
-    placement = [*_placement(plan), *_micro_steps(plan), *_check_experts(plan)]
+    placement = [*_placement(plan), *_micro_steps(plan), *check_experts(plan)]
     faults += placement
     if not placement:
         # Derived from the placement: on an unsound one these would only repeat its faults.
         faults += [*_check_shared_ranks(plan), *_groups(plan)]
     if costs is not None:
         faults += _profile(plan, costs)
-        faults += [] if placement else _check_exchanges(plan)
+        faults += [] if placement else check_exchanges(plan)
     faults += [*_pipeline_times(plan), *_step_times(plan), *_selection(plan)]
     return faults
 
@@ -85,6 +87,8 @@ def _sequences(plan: Plan) -> Iterator[str]:
             where = "no micro-batch" if times == 0 else f"{times} micro-batches"
             yield f"sequence {position}: is in {where}, not in exactly one"
     yield from _loads(plan)
+    if any(size < 1 for size in plan.shapes) or list(plan.shapes) != sorted({*plan.shapes}):
+        yield f"shapes: {list(plan.shapes)} are not tokens in ascending order"
     total = sum(plan.lengths)
     if plan.tokens != total:
         yield f"tokens: {plan.tokens}, but the lengths sum to {total}"
@@ -130,8 +134,10 @@ def _micro_batches(plan: Plan) -> Iterator[str]:
                 continue
             if batch.tokens != sum(lengths):
                 yield f"{place}: tokens {batch.tokens}, but its lengths sum to {sum(lengths)}"
-            padded = pipeline.scheme.pad_micro_batch(lengths)
-            if batch.padded_tokens != padded:
+            padded = pad_to_shape(pipeline.scheme, lengths, plan.shapes)
+            if padded is None:
+                yield f"{place}: no shape holds it, the largest is {plan.shapes[-1]} tokens a rank"
+            elif batch.padded_tokens != padded:
                 yield (
                     f"{place}: padded_tokens {batch.padded_tokens}, but {pipeline.scheme} pads "
                     f"its lengths to {padded}"
@@ -194,49 +200,6 @@ def _micro_steps(plan: Plan) -> Iterator[str]:
                 step = pipeline.micro_step
                 yield f"pipeline {index}: rank {rank} is already in use in micro-step {step}"
             places.add((pipeline.micro_step, rank))
-
-
-def _check_experts(plan: Plan) -> Iterator[str]:
-    degree = plan.expert_parallel
-    if degree < 1 or plan.world_size % degree:
-        yield f"expert_parallel: {degree} does not divide the {plan.world_size} ranks"
-        return
-    for index, pipeline in enumerate(plan.pipelines):
-        whole = holds_whole_blocks(pipeline.scheme, pipeline.ranks, degree)
-        if pipeline.scheme.pp > 1 and not whole:
-            yield (
-                f"pipeline {index}: a stage of {pipeline.scheme} does not consist of whole blocks "
-                f"of {degree} ranks"
-            )
-        for number, batch in enumerate(pipeline.micro_batches):
-            if batch.shared_ms and (whole or degree == 1):
-                yield f"pipeline {index} micro-batch {number}: shared_ms, but it has whole blocks"
-            if not 0 <= batch.shared_ms <= batch.cost_ms:
-                place = f"pipeline {index} micro-batch {number}"
-                yield f"{place}: shared_ms {batch.shared_ms} is outside 0 … {batch.cost_ms}"
-
-
-def _check_exchanges(plan: Plan) -> Iterator[str]:
-    """Check that ranks of a component repeat exchanges of experts' tokens together.
-
-    The runtime lets all repeat them if one does, at a higher cost than stated.
-    """
-    if plan.expert_parallel == 1:
-        return
-    steps = ExpertSchedule(plan.pipelines, plan.expert_parallel)
-    for component in steps.components:
-        repeating: dict[int, set[bool]] = {}
-        for index in component.pipelines if component.coupled else ():
-            for number, batch in enumerate(plan.pipelines[index].micro_batches):
-                if batch.recompute is not None:
-                    of_step = repeating.setdefault(steps.first[index] + number, set())
-                    of_step.add(repeats_exchanges(batch.recompute))
-        for micro_step, kinds in sorted(repeating.items()):
-            if len(kinds) > 1:
-                yield (
-                    f"block {component.blocks[0]} micro-step {micro_step}: some recomputation "
-                    "modes repeat the exchanges of experts' tokens, others do not"
-                )
 
 
 def _check_shared_ranks(plan: Plan) -> Iterator[str]:
@@ -313,6 +276,8 @@ def _profile(plan: Plan, costs: Mapping[Scheme, SchemeCost]) -> Iterator[str]:
                 continue
             a, b = cost.a, cost.b
             expected = sum([length * (a * length + b) for length in lengths]) + cost.c
+            if plan.shapes:
+                expected += b * count_added(pipeline.scheme, lengths, batch.padded_tokens)
             if loads:
                 expected += time_loads(loads, pipeline.scheme, batch.sequences)
             expected *= pipeline.slowdown

@@ -79,7 +79,8 @@ class Plan:
     ``layout_lower_bound_ms`` is one over all plans of its layouts ⟨tp, pp⟩, whatever their groups,
     and ``layout_gap`` follows from it; None in plans that no planner made.
     ``expert_parallel``: the degree E by which experts are split, see ``experts``. ``loads``: work
-    of the sequences before the language model; costs of micro-batches hold it.
+    of the sequences before the language model; costs of micro-batches hold it. ``shapes``: tokens
+    on a rank to which micro-batches are padded, ascending; none if each has its size.
     None of the five holds ``sync_ms``: the time of the gradient sync next to it, as far as nothing
     hides it; None if strategies were chosen by computation alone.
     """
@@ -102,6 +103,7 @@ class Plan:
     layout_lower_bound_ms: float | None = None
     expert_parallel: int = 1
     loads: tuple[PhaseLoad, ...] = ()
+    shapes: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         return (

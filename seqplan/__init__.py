@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from seqplan.planner.errors import Infeasible
     from seqplan.planner.proposal.document import Proposal
     from seqplan.planner.proposal.make_proposal import make_proposal
+    from seqplan.planner.step.shapes_planner import choose_plan_shapes
     from seqplan.planner.step.step_planner import StepPlanner
     from seqplan.planner.workers.in_process import Planner
     from seqplan.planner.workload import Workload
@@ -62,6 +63,7 @@ _HOMES = {
     "planner.proposal.document": ("Proposal",),
     "planner.proposal.make_proposal": ("make_proposal",),
     "planner.workers.in_process": ("Planner",),
+    "planner.step.shapes_planner": ("choose_plan_shapes",),
     "planner.step.step_planner": ("StepPlanner",),
     "plans.construct": ("construct_plan",),
     "plans.explain": ("explain",),
@@ -101,6 +103,7 @@ __all__ = [
     "Workload",
     "__version__",
     "balance",
+    "choose_plan_shapes",
     "construct_plan",
     "digest",
     "explain",

@@ -165,6 +165,7 @@ def measurable(plan: Plan) -> tuple[Measurable, ...]:
         and pipeline.scheme.pp == 1
         and pipeline.slowdown == 1
         and not plan.loads
+        and not plan.shapes
         and all(busy[rank] == 1 for rank in pipeline.ranks)
         and holds_whole_blocks(pipeline.scheme, pipeline.ranks, plan.expert_parallel)
     )

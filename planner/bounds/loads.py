@@ -8,7 +8,7 @@ import numpy as np
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.resources import ROUNDING
-from seqplan.planner.placement.exchange_loads import list_whole_work_ms
+from seqplan.planner.placement.exchange_positions import list_whole_work_ms
 from seqplan.planner.placement.fleet import PipelineClass
 
 ROUNDS = 200

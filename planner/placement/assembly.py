@@ -22,6 +22,7 @@ from seqplan.plans.load import time_loads
 from seqplan.plans.plan import Considered, MicroBatch, Plan, PlannedPipeline, Provenance
 from seqplan.plans.recomputation import window_share
 from seqplan.plans.scheme import Scheme, Strategy
+from seqplan.plans.shapes import count_added, pad_to_shape
 
 
 @dataclass(frozen=True)
@@ -88,22 +89,29 @@ def plan_pipeline(
     forward_fraction: ForwardFraction,
     micro_step: int | None = None,
     slowdown: float = 1.0,
+    shapes: Sequence[int] = (),
 ) -> PlannedPipeline:
     """Make one pipeline at the model's costs; its predicted time is form S of the stated costs.
 
-    ``slowdown``: the factor that the costs of ``pipeline_class`` have.
+    ``slowdown``: the factor that the costs of ``pipeline_class`` have; ``shapes``: tokens on a rank
+    to which micro-batches are padded.
     """
     planned_batches = []
     for positions in micro_batches:
         lengths = [batch.lengths[i] for i in positions]
-        mode = pipeline_class.choose_mode(lengths)
-        load_ms = slowdown * time_loads(batch.loads, scheme, positions)
+        padded = pad_to_shape(scheme, lengths, shapes)
+        if padded is None:
+            raise AssertionError("a pipeline holds no more than the largest shape")
+        mode = pipeline_class.choose_mode(lengths, padded if shapes else None)
+        more_ms = slowdown * time_loads(batch.loads, scheme, positions)
+        if shapes:
+            more_ms += mode.b * count_added(scheme, lengths, padded)
         planned_batches.append(
             MicroBatch(
                 tuple(positions),
                 sum(lengths),
-                scheme.pad_micro_batch(lengths),
-                round(mode.micro_batch_ms(lengths) + load_ms, 3),
+                padded,
+                round(mode.micro_batch_ms(lengths) + more_ms, 3),
                 mode.name,
             )
         )
@@ -202,11 +210,12 @@ def assemble(
     packing: str = PACKINGS[0],
     layout_bound_ms: float | None = None,
     placed: Sequence[tuple[tuple[int, ...], float]] | None = None,
+    shapes: tuple[int, ...] = (),
 ) -> Plan:
     """Make the plan of a selected placement.
 
     Pipelines take consecutive ranks in placement order, or those of ``placed``, each with its
-    slowdown (``Slowdown.place``).
+    slowdown (``Slowdown.place``). ``shapes``: as of ``plan_pipeline``.
 
     ``packing`` "even": at pp = 1, where only the number of micro-batches costs time, the same
     number of consecutive chunks of the sorted sequences with the least largest (FlexSP Eq. 23–24),
@@ -231,12 +240,13 @@ def assemble(
                 batch,
                 forward_fraction=forward_fraction,
                 slowdown=slowdown,
+                shapes=shapes,
             )
         )
     predicted = max(pipeline.predicted_ms for pipeline in pipelines)
     bound = min(floor_us(max(selected.lower_bound_ms, layout_bound_ms or 0.0)), predicted)
     candidates = list_candidates(selected.considered, strategy, predicted, bound)
-    return plan_of(
+    plan = plan_of(
         batch,
         planner,
         world_size,
@@ -247,6 +257,7 @@ def assemble(
         sync_ms=next((c.sync_ms for c in candidates if c.strategy == strategy), None),
         layout_bound_ms=layout_bound_ms,
     )
+    return replace(plan, shapes=shapes) if shapes else plan
 
 
 def _place_in_order(strategy: Strategy) -> list[tuple[tuple[int, ...], float]]:

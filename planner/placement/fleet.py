@@ -140,9 +140,13 @@ class PipelineClass:
             if mode.capacity > 0
         )
 
-    def choose_mode(self, lengths: Sequence[int]) -> ClassMode:
-        """Choose the cheapest mode that holds a micro-batch; the last if none does."""
-        padded = sum(self.pad(length) for length in lengths)
+    def choose_mode(self, lengths: Sequence[int], padded: int | None = None) -> ClassMode:
+        """Choose the cheapest mode that holds a micro-batch; the last if none does.
+
+        ``padded``: its tokens, by default Σ of the padded lengths.
+        """
+        if padded is None:
+            padded = sum(self.pad(length) for length in lengths)
         holding = [mode for mode in self.all_modes if padded <= mode.capacity]
         return min(holding or self.all_modes[-1:], key=lambda mode: mode.micro_batch_ms(lengths))
 

@@ -14,10 +14,10 @@ from seqplan.planner.bounds.relaxation import load_solver
 from seqplan.planner.errors import OptionError
 from seqplan.planner.placement.assembly import Selected, assemble, deal, with_bound
 from seqplan.planner.placement.dispatch import dispatch
-from seqplan.planner.placement.exchange_loads import exchange_loads
+from seqplan.planner.placement.exchange_positions import exchange_positions
 from seqplan.planner.placement.fill import Filler, Placement
 from seqplan.planner.placement.slowdown import Slowdown, make_fleet_of, make_slow_fleet
-from seqplan.planner.problem import PACKINGS, PlanningOptions, PlanningProblem
+from seqplan.planner.problem import PlanningOptions, PlanningProblem
 from seqplan.planner.step.selection import select
 from seqplan.planner.step.slow_ranks import MOST_STRATEGIES, list_factors
 from seqplan.planner.strategies.constructive import LayoutSchemes
@@ -37,7 +37,9 @@ class LoadsPlanner:
     def __init__(
         self, problem: PlanningProblem, options: PlanningOptions, provenance: Provenance
     ) -> None:
-        _check_options(problem, options)
+        options.check_static("loads", problem)
+        if options.shapes:
+            raise OptionError("{0} with {1}: not supported. Leave {0} out", "shapes", "loads")
         self.problem, self.options, self._provenance = problem, options, provenance
         gpus = problem.workload.gpus
         self._speeds = list_factors(options.slowdown, gpus) or Slowdown((1.0,) * gpus)
@@ -138,7 +140,7 @@ class LoadsPlanner:
         if filling is None:
             return None
         placement = Placement(fleet, filling)
-        micro_batches, time_ms = exchange_loads(
+        micro_batches, time_ms = exchange_positions(
             fleet.pipelines, list(strategy), batch, deal(batch, placement), bound_ms
         )
         return Selected(placement, bound_ms, selected.considered, micro_batches), time_ms
@@ -149,31 +151,3 @@ class LoadsPlanner:
         of_layouts = [entry.classes for entry in self._layouts if entry.layout in layouts]
         classes, gpus = list(chain(*of_layouts)), self.problem.workload.gpus
         return max(gpu_time_bound_ms(classes, batch, gpus), bound_gpus_ms(classes, batch, gpus))
-
-
-def _check_options(problem: PlanningProblem, options: PlanningOptions) -> None:
-    """Reject options that plans with loads do not have. ``OptionError`` names the first."""
-    for name in ("exact", "robust"):
-        if getattr(options, name):
-            raise OptionError("{0} with {1}: not supported. Leave {0} out", name, "loads")
-    if options.packing != PACKINGS[0]:
-        raise OptionError(
-            "{0} {packing} with {1}: not supported. Leave {0} out",
-            "packing",
-            "loads",
-            packing=options.packing,
-        )
-    if problem.in_lockstep or options.execution == "regroup":
-        raise OptionError(
-            "{0} with {1} {kind}: only groups that stay within a step have it. Set {1} to static",
-            "loads",
-            "execution",
-            kind="lockstep" if problem.in_lockstep else "regroup",
-        )
-    if problem.profile.expert_parallel > 1:
-        raise OptionError(
-            "{0} are for models whose experts are not split, and the profile's are on {degree} "
-            "ranks. Leave {0} out",
-            "loads",
-            degree=problem.profile.expert_parallel,
-        )

@@ -18,6 +18,7 @@ from seqplan.planner.step.robust_planner import (
     RobustPlanner,
     list_corner_problems,
 )
+from seqplan.planner.step.shapes_planner import ShapesPlanner
 from seqplan.plans.plan import Plan, Provenance
 from seqplan.plans.version import VERSION
 
@@ -81,6 +82,8 @@ def make_provenance(problem: PlanningProblem, options: PlanningOptions) -> Prove
 
 def make_planner(problem: PlanningProblem, options: PlanningOptions) -> PlannerOfSteps:
     """Make the planner of a problem's kind of execution."""
+    if options.shapes:
+        options.check_static("shapes", problem)
     execution = options.resolve_execution(problem)
     provenance = make_provenance(problem, options)
     if problem.profile.expert_parallel > 1 and not problem.whole_blocks:
@@ -100,6 +103,8 @@ def make_planner(problem: PlanningProblem, options: PlanningOptions) -> PlannerO
             make_planner(problem, plain),
             [(corner, make_planner(corner, plain)) for corner in corners],
         )
+    if options.shapes:
+        return ShapesPlanner(problem, options, provenance)
     if execution == "regroup":
         return RegroupPlanner(problem, options, provenance)
     return PipelinePlanner(problem, options, provenance)

@@ -71,6 +71,7 @@ class Planner:
         prove: bool = True,
         exact: bool = False,
         slowdown: Sequence[float] | None = None,
+        shapes: Sequence[int] = (),
         expert_parallel: int | None = None,
     ) -> Planner:
         """Plan from a profile, its name or its file.
@@ -86,9 +87,10 @@ class Planner:
         ``prove`` makes it close later. ``exact``: solve steps of few sequences that keep a large
         gap, which takes seconds for each. ``packing``: see ``PlanningOptions``. ``slowdown``: how
         many times as long each rank takes as the profile has it; pipelines with a slow rank get
-        less, and groups stay within a step. ``expert_parallel``: over how many ranks experts are
-        split, if the profile has several degrees. ``TypeError`` and ``ValueError`` name the
-        argument; ``Infeasible`` if no scheme fits.
+        less, and groups stay within a step. ``shapes``: tokens on a rank to which micro-batches
+        are padded (``choose_plan_shapes``); groups stay as well. ``expert_parallel``: over how many
+        ranks experts are split, if the profile has several degrees. ``TypeError`` and
+        ``ValueError`` name the argument; ``Infeasible`` if no scheme fits.
         """
         if isinstance(profile, str):
             profile = find_profile(profile)
@@ -101,8 +103,8 @@ class Planner:
         if type(max_len) is int and max_len > MOST_TOKENS:
             raise ValueError(f"max_len must be {MOST_TOKENS} or less, not {max_len}")
         workload = Workload(gpus, max_len, max_len)
-        wanted = None if slowdown is None else execution
-        options = _make_options(packing, seed, prove, exact, wanted, slowdown, gpus)
+        wanted = execution if slowdown is not None or shapes else None
+        options = _make_options(packing, seed, prove, exact, wanted, slowdown, gpus, shapes)
         if trainer is not None:
             find_backend(trainer).check_without_data()
         profile, kind = apply_backend(profile, gpus, execution, micro_step_multiple, trainer)
@@ -145,6 +147,7 @@ class Planner:
         prove: bool = True,
         exact: bool = False,
         slowdown: Sequence[float] | None = None,
+        shapes: Sequence[int] = (),
     ) -> Planner:
         """Plan from a proposal or its file.
 
@@ -156,7 +159,7 @@ class Planner:
         if not isinstance(proposal, Proposal):
             raise TypeError(f"proposal: {proposal!r:.60}. Give a proposal or its file")
         gpus = proposal.workload.gpus
-        options = _make_options(packing, seed, prove, exact, execution, slowdown, gpus)
+        options = _make_options(packing, seed, prove, exact, execution, slowdown, gpus, shapes)
         return cls(proposal.problem, options)
 
     @property
@@ -279,6 +282,7 @@ def _make_options(
     execution: ExecutionKind | None = None,
     slowdown: Sequence[float] | None = None,
     gpus: int = 0,
+    shapes: Sequence[int] = (),
 ) -> PlanningOptions:
     for name, switch in (("prove", prove), ("exact", exact)):
         if type(switch) is not bool:
@@ -290,8 +294,19 @@ def _make_options(
                 f"slowdown has {len(slowdown)} factors for {gpus} ranks. Give one for each rank"
             )
         slow = tuple((rank, factor) for rank, factor in enumerate(slowdown) if factor != 1)
+    if isinstance(shapes, int):
+        number = shapes
+        raise TypeError(
+            f"shapes: {number}. Give sizes, as choose_plan_shapes(plans, {number}) does"
+        )
     return PlanningOptions(
-        seed=seed, packing=packing, execution=execution, prove=prove, exact=exact, slowdown=slow
+        seed=seed,
+        packing=packing,
+        execution=execution,
+        prove=prove,
+        exact=exact,
+        slowdown=slow,
+        shapes=tuple(shapes),
     )
 
 

@@ -66,6 +66,7 @@ def _to_fields(plan: Plan) -> dict[str, Any]:
         **_sync_fields(plan.sync_ms),
         **_layout_fields(plan),
         **({} if plan.expert_parallel == 1 else {"expert_parallel": plan.expert_parallel}),
+        **({"shapes": plan.shapes} if plan.shapes else {}),
         "schema": SCHEMA,
         "step": plan.step,
         "provenance": {

@@ -28,6 +28,7 @@ _OF_SOME = frozenset({"micro_step", "slowdown"})
 _SYNC = frozenset({"sync_ms"})
 _LAYOUT = frozenset({"layout_lower_bound_ms", "layout_gap"})
 _EXPERTS = frozenset({"expert_parallel"})
+_SHAPES = frozenset({"shapes"})
 _MICRO_BATCH = frozenset({"sequences", "tokens", "padded_tokens", "cost_ms"})
 _RECOMPUTE = frozenset({"recompute", "offload_layers"})
 _SHARED = frozenset({"shared_ms"})
@@ -53,7 +54,7 @@ class PlanReader(FieldReader):
                 "schema",
                 f"is {shown(raw['schema'])}, this version reads {SCHEMA}. Plan the steps again",
             )
-        self.fields(raw, "", _PLAN, _SYNC | _LAYOUT | _EXPERTS)
+        self.fields(raw, "", _PLAN, _SYNC | _LAYOUT | _EXPERTS | _SHAPES)
         self.integer(raw, "schema", "", 1)
         self.text(raw, "digest", "")
         maker = raw["provenance"]
@@ -106,6 +107,7 @@ class PlanReader(FieldReader):
             ),
             expert_parallel=self.expert_parallel(raw),
             loads=self.loads(sequences, len(lengths)),
+            shapes=self.integers(raw, "shapes", "", 1) if "shapes" in raw else (),
         )
         if (stated := raw.get("layout_gap")) != plan.layout_gap:
             self.fail("layout_gap", f"is {shown(stated)}, its bound gives {plan.layout_gap}")

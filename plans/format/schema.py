@@ -61,6 +61,12 @@ def plan_json_schema() -> _Node:
                 ),
                 "layout_gap": _time("predicted_ms / layout_lower_bound_ms − 1"),
                 "expert_parallel": _integer(2, "degree by which experts are split; absent if 1"),
+                "shapes": {
+                    "type": "array",
+                    "items": _integer(1),
+                    "description": "tokens on a rank to which micro-batches are padded, "
+                    "ascending; absent if each has its size",
+                },
                 "sync_ms": _time(
                     "milliseconds of the gradient sync next to predicted_ms, as "
                     "far as nothing hides it; where strategies were chosen with it"

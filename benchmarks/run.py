@@ -16,6 +16,7 @@ NAMES = (
     "fill",
     "published",
     "flexsp",
+    "dynamic_cp",
     "memory",
     "compare",
     "table3",

@@ -100,7 +100,7 @@ def _limits(ladder: Ladder) -> list[int]:
 
 
 @dataclass
-class _Group:
+class PackedGroup:
     """Sequences (positions) that run together on ``degree`` ranks; ``tokens`` and load of one.
 
     ``scheme``: how they run; its padding counts as tokens.
@@ -135,7 +135,7 @@ def _micro_batches(
     pipelines: list[PlannedPipeline] = []
     number = 0
     while left:
-        groups, left = _next_micro_batch(batch.lengths, left, schemes, ranks, limit)
+        groups, left = next_micro_batch(batch.lengths, left, schemes, ranks, limit)
         groups.sort(key=lambda group: -group.degree)  # aligned; stable
         work = [(group.scheme, [group.positions]) for group in groups]
         pipelines += setting.pipelines(batch, work, number if setting.in_lockstep else None)
@@ -143,12 +143,12 @@ def _micro_batches(
     return tuple(pipelines)
 
 
-def _next_micro_batch(
+def next_micro_batch(
     lengths: Sequence[int], left: Sequence[int], schemes: Sequence[Scheme], ranks: int, limit: int
-) -> tuple[list[_Group], list[int]]:
+) -> tuple[list[PackedGroup], list[int]]:
     """Place sequences that fit one micro-batch; the groups, and the rest (positions)."""
     cap = lengths[left[0]] * limit * CAP
-    groups: list[_Group] = []
+    groups: list[PackedGroup] = []
     free, largest = ranks, 0.0
     later: list[int] = []
     for position in left:
@@ -175,7 +175,7 @@ def _next_micro_batch(
         _, k, number = best
         if number < 0:
             free -= schemes[k].sp
-            groups.append(_Group(schemes[k]))
+            groups.append(PackedGroup(schemes[k]))
         groups[number].add(position, length)
         largest = max(largest, groups[number].load)
     _widen(groups, lengths, schemes, free)
@@ -183,7 +183,7 @@ def _next_micro_batch(
 
 
 def _widen(
-    groups: list[_Group], lengths: Sequence[int], schemes: Sequence[Scheme], free: int
+    groups: list[PackedGroup], lengths: Sequence[int], schemes: Sequence[Scheme], free: int
 ) -> None:
     """Give free ranks to groups: the first of the smallest degree takes the next one, again."""
     while free > 0:
@@ -193,7 +193,7 @@ def _widen(
             break
         free -= wider.sp - smallest
         k = next(k for k, group in enumerate(groups) if group.degree == smallest)
-        widened = _Group(wider)
+        widened = PackedGroup(wider)
         for position in groups[k].positions:
             widened.add(position, lengths[position])
         groups[k] = widened

@@ -1,0 +1,153 @@
+"""Megatron's published benchmark of dynamic context parallelism, replayed with ``--stack eager``.
+
+The lengths are those of its benchmark (drawn by NumPy from its seed), and both schedulers' decisions
+are made again; each micro-batch lasts as long as its slowest group. Measured were iterations 11
+to 30.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.settings import Data, markdown
+from seqplan.costs.analytic.deployment import Deployment
+from seqplan.costs.analytic.devices import DEVICES
+from seqplan.costs.analytic.estimate import Load, estimate
+from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.analytic.terms import stage_terms
+from seqplan.costs.model_sizes import ModelSizes
+from seqplan.planner.systems.megatron_packing import next_micro_batch
+from seqplan.plans.scheme import Scheme
+
+SOURCE = "Megatron-LM 10ce7bc, examples/dynamic_context_parallel/README.md and benchmark_dcp.sh"
+
+PUBLISHED_MS = {
+    4: (195.269, 151.906),
+    8: (220.119, 155.850),
+    16: (226.775, 187.125),
+    32: (286.206, 208.088),
+    64: (271.988, 181.912),
+}
+"""Trimmed means of an iteration by GPUs, four a node: packed with rings of 4, and with dynamic
+groups. The device is not named: H100 is assumed, as A100 would be 37 % slower than published."""
+
+SIZES = ModelSizes.from_mapping(
+    {"hidden": 2048, "layers": 12, "heads": 16, "kv_heads": 16, "ffn": 8192, "vocab": 131072}
+    | {"ungated": True, "tied": True, "positions": 8192}
+)
+RING, TOKENS_OF_RANK, MICRO_BATCHES, PADDED = 4, 2048, 8, 16
+"""Ranks of the fixed rings, tokens of a rank at most, sequences of a group, multiple of padding."""
+
+ITERATIONS = range(10, 30)
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Predicted iterations (ms), packed and dynamic, with what GPUs are published to take."""
+
+    gpus: int
+    packed_ms: float
+    dynamic_ms: float
+
+    @property
+    def errors(self) -> tuple[float, float]:
+        """Return predicted over published, less one, of both."""
+        packed, dynamic = PUBLISHED_MS[self.gpus]
+        return self.packed_ms / packed - 1, self.dynamic_ms / dynamic - 1
+
+
+def run(data: Sequence[Data]) -> None:
+    """Print predicted and published iterations, and the root of their mean square error."""
+    replayed = [replay(gpus) for gpus in PUBLISHED_MS]
+    rows = [
+        [
+            str(of.gpus),
+            *(
+                f"{ms:.0f} / {published:.0f} ({error:+.0%})"
+                for ms, published, error in zip(
+                    (of.packed_ms, of.dynamic_ms), PUBLISHED_MS[of.gpus], of.errors, strict=True
+                )
+            ),
+            f"{of.packed_ms / of.dynamic_ms:.2f} / {np.divide(*PUBLISHED_MS[of.gpus]):.2f}",
+        ]
+        for of in replayed
+    ]
+    print(f"### Dynamic context parallelism, predicted / published ({SOURCE})\n")
+    print(markdown(["GPUs", "packed, ms", "dynamic, ms", "gain"], rows))
+    errors = [error for of in replayed for error in of.errors]
+    print(f"\nrms {np.sqrt(np.mean(np.square(errors))):.1%}\n")
+
+
+def draw_lengths() -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """Draw the lengths of its mock data set (tokens), padded."""
+    drawn = np.random.RandomState(0).lognormal(np.log(1024) - 1.5**2 / 2, 1.5, 1_000_000)
+    lengths = np.clip(drawn, 128, 8192).astype(np.int64)
+    return -(-lengths // PADDED) * PADDED
+
+
+def replay(gpus: int) -> Replayed:
+    """Replay the measured iterations on so many GPUs."""
+    nodes = max(1, gpus // 4)
+    cluster = ClusterHardware(DEVICES["h100-80gb"], nodes, 4)
+    deployment = Deployment(cluster=cluster, sizes=SIZES, stack="eager", loss="whole")
+    replicas, lengths = gpus // RING, draw_lengths()
+    sequences = MICRO_BATCHES * replicas
+    packed, dynamic = [], []
+    for iteration in ITERATIONS:
+        batch = lengths[iteration * sequences : (iteration + 1) * sequences].tolist()
+        of_packs = [_time_ms(deployment, RING, pack) for pack in pack_in_order(batch, replicas)]
+        steps = [of_packs[i : i + replicas] for i in range(0, len(of_packs), replicas)]
+        packed.append(sum(map(max, steps)))
+        dynamic.append(
+            sum(
+                max(_time_ms(deployment, ring, group) for ring, group in groups)
+                for groups in _form_groups(batch, gpus)
+            )
+        )
+    terms = estimate(
+        deployment, Scheme(ring=RING), Load(seq_len=8192, batch=sequences, micro_batch=1)
+    ).terms_ms
+    step_ms = terms["parameter sync"] + terms["optimizer"]
+    return Replayed(gpus, _trim_mean(packed) + step_ms, _trim_mean(dynamic) + step_ms)
+
+
+def pack_in_order(batch: Sequence[int], replicas: int) -> list[list[int]]:
+    """Pack sequences in their order up to the ring's tokens; the packs are a multiple of replicas.
+
+    Where they are not, the last sequences of the last packs get packs of one each.
+    """
+    packs: list[list[int]] = [[]]
+    for length in batch:
+        if sum(packs[-1]) + length > RING * TOKENS_OF_RANK:
+            packs.append([])
+        packs[-1].append(length)
+    missing, last = -len(packs) % replicas, len(packs) - 1
+    while missing:
+        if len(packs[last]) > 1:
+            packs.append([packs[last].pop()])
+            missing -= 1
+        else:
+            last -= 1
+    return packs
+
+
+def _form_groups(batch: Sequence[int], gpus: int) -> Iterator[list[tuple[int, list[int]]]]:
+    """Yield the groups of each micro-batch: ring and lengths."""
+    schemes = [Scheme(ring=2**k) for k in range(gpus.bit_length())]
+    left = sorted(range(len(batch)), key=lambda i: (-batch[i], i))
+    while left:
+        groups, left = next_micro_batch(batch, left, schemes, gpus, TOKENS_OF_RANK)
+        yield [(group.scheme.ring, [batch[i] for i in group.positions]) for group in groups]
+
+
+def _time_ms(deployment: Deployment, ring: int, lengths: Sequence[int]) -> float:
+    return float(sum(stage_terms(deployment, Scheme(ring=ring), lengths).values()))
+
+
+def _trim_mean(times: Sequence[float]) -> float:
+    """Average without the largest and the smallest tenth, as published."""
+    cut = len(times) // 10
+    return float(np.mean(sorted(times)[cut : len(times) - cut]))

@@ -1,8 +1,8 @@
 """Megatron's published benchmark of dynamic context parallelism, replayed with ``--stack eager``.
 
-The lengths are those of its benchmark (drawn by NumPy from its seed), and both schedulers' decisions
-are made again; each micro-batch lasts as long as its slowest group. Measured were iterations 11
-to 30.
+The lengths are those of its benchmark (drawn by NumPy from its seed), and both schedulers'
+decisions are made again; each micro-batch lasts as long as its slowest group. Measured were
+iterations 11 to 30.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ _BLOCKS = {
 
 
 def merge_blocks(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the blocks of a nemotron_h into layers, each a mixer and the feed-forward after it.
+    """Merge the blocks of a nemotron_h into layers: a mixer, and the feed-forward after it.
 
     Returns the keys that state so: ``bare_layers`` counts mixers that another mixer follows.
     """

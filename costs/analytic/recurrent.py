@@ -40,9 +40,9 @@ def list_recurrent_weights(sizes: ModelSizes, tp: int) -> Iterator[tuple[int, fl
 
 
 def count_recurrent_bytes(special: Architecture) -> float:
-    """Count the bytes of a token that kernels beside products and recurrence move, of all layers.
+    """Count the bytes of a token that the other kernels of these layers move.
 
-    The convolution of linear attention reads its inputs for each of its tokens; that of state-space
+    Over all layers, without products and recurrences. The convolution of linear attention reads its inputs for each of its tokens; that of state-space
     layers is one kernel, and a gated norm follows their scan.
     """
     linear = 4.0 * special.linear_conv * _linear_width(special)
@@ -82,9 +82,9 @@ def recurrent_terms(
 
 
 def _linear_work(special: Architecture) -> tuple[float, float]:
-    """Count operations and bytes of a token in a layer of linear attention (gated delta rule).
+    """Count operations and bytes of a token in a layer of linear attention.
 
-    Within a chunk scores and their product with values, and the inverse that the delta rule needs;
+    By the gated delta rule: within a chunk scores and their product with values, and the inverse that the delta rule needs;
     between chunks the state of each head is read and brought forward.
     """
     keys, values = special.linear_key_dim, special.linear_value_dim

@@ -84,8 +84,8 @@ def recurrent_terms(
 def _linear_work(special: Architecture) -> tuple[float, float]:
     """Count operations and bytes of a token in a layer of linear attention.
 
-    By the gated delta rule: within a chunk scores and their product with values, and the inverse that the delta rule needs;
-    between chunks the state of each head is read and brought forward.
+    By the gated delta rule: within a chunk scores and their product with values, and the inverse
+    that the rule needs; between chunks the state of each head is read and brought forward.
     """
     keys, values = special.linear_key_dim, special.linear_value_dim
     of_head = 2.0 * (2 * LINEAR_CHUNK * (keys + values) + 3 * keys * values)

@@ -42,8 +42,9 @@ def list_recurrent_weights(sizes: ModelSizes, tp: int) -> Iterator[tuple[int, fl
 def count_recurrent_bytes(special: Architecture) -> float:
     """Count the bytes of a token that the other kernels of these layers move.
 
-    Over all layers, without products and recurrences. The convolution of linear attention reads its inputs for each of its tokens; that of state-space
-    layers is one kernel, and a gated norm follows their scan.
+    Over all layers, without products and recurrences. The convolution of linear attention reads its
+    inputs for each of its tokens; that of state-space layers is one kernel, and a gated norm
+    follows their scan.
     """
     linear = 4.0 * special.linear_conv * _linear_width(special)
     state = 4.0 * special.convolved_width + 6.0 * special.state_width

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 import numpy as np
 
@@ -16,6 +18,11 @@ from seqplan.plans.scheme import Scheme
 
 Costs = Cost | Mapping[int, Cost] | Callable[[], Mapping[int, Cost]]
 """Of a micro-batch on one rank, by degree, or a function that returns them when planning."""
+
+HIDDEN = 0.5
+"""Share of attention's work below which the largest degree's transfers hide it."""
+
+_log = logging.getLogger("seqplan.integrations")
 
 PROFILE, SCHEME, COST = "SEQPLAN_PROFILE", "SEQPLAN_SCHEME", "SEQPLAN_COST"
 """Environment: a profile with a scheme of it, or a cost as ``a,b,c``."""
@@ -43,8 +50,11 @@ def ring_costs(
 def by_degree(known: Costs, ranks: int, smallest: int = 1) -> dict[int, Cost]:
     """Give every degree of ``ranks`` a cost: powers of two that divide them, and all of them.
 
-    A degree that is not known costs what the next smaller one does, its work divided evenly:
-    nothing is lost by communication. ``ValueError`` if degree 1 is not known.
+    One that is not known is derived, and logged as such once. Between two known degrees a rank's
+    work times the degree, and c, change evenly. Beyond the largest the transfers of a ring take as
+    long for a token as up to it; if they hide attention there, it counts as not hidden. With one
+    known degree, 1, work is divided evenly and nothing is lost by communication. ``ValueError`` if
+    degree 1 is not known.
     """
     if callable(known):
         known = known()
@@ -52,13 +62,40 @@ def by_degree(known: Costs, ranks: int, smallest: int = 1) -> dict[int, Cost]:
     if 1 not in costs:
         raise ValueError(f"costs of degrees {sorted(costs)}: that of one rank is missing")
     degrees = {ranks, *(2**i for i in range(ranks.bit_length()) if ranks % 2**i == 0)}
-    complete = {}
-    for degree in sorted(degrees):
-        below = max(d for d in costs if d <= degree)
-        cost, share = costs[below], degree / below
-        if degree >= smallest:
-            complete[degree] = Cost(cost.a / share, cost.b / share, cost.c)
-    return complete
+    wanted = sorted(degree for degree in degrees if degree >= smallest)
+    if derived := tuple(degree for degree in wanted if degree not in costs):
+        _log_derived(derived, tuple(sorted(costs)))
+    return {degree: costs.get(degree) or _derive_cost(costs, degree) for degree in wanted}
+
+
+@cache
+def _log_derived(degrees: tuple[int, ...], known: tuple[int, ...]) -> None:
+    _log.info(
+        "costs of a micro-batch on groups of %s are derived from those of %s",
+        *(", ".join(map(str, numbers)) for numbers in (degrees, known)),
+    )
+
+
+def _derive_cost(costs: Mapping[int, Cost], degree: int) -> Cost:
+    """Interpolate the cost of a degree, or extrapolate that of the largest known one."""
+    first, last = costs[1], max(costs)
+    below = max(d for d in costs if d < degree)
+    if degree < last:
+        above = min(d for d in costs if d > degree)
+        part = (degree - below) / (above - below)
+        (a, b, c), (more_a, more_b, more_c) = (
+            (d * costs[d].a, d * costs[d].b, costs[d].c) for d in (below, above)
+        )
+        a, b = a + part * (more_a - a), b + part * (more_b - b)
+        return Cost(a / degree, b / degree, c + part * (more_c - c))
+    largest = costs[last]
+    # Of a ring of d ranks each token's keys and values pass d − 1 times.
+    transfers = max(last * largest.b - first.b, 0.0) / max(last - 1, 1)
+    attention = last * largest.a
+    if attention < HIDDEN * first.a:
+        attention = first.a
+    b = first.b + transfers * (degree - 1) if last > 1 else first.b
+    return Cost(attention / degree, b / degree, largest.c)
 
 
 def calibrate_by_degree(

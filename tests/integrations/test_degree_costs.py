@@ -30,12 +30,33 @@ def test_degrees_are_powers_of_two_that_divide_and_the_whole() -> None:
     assert set(by_degree(Cost(1.0, 2.0, 3.0), 8, smallest=4)) == {4, 8}
 
 
-def test_a_degree_that_is_not_known_divides_the_next_smaller_one() -> None:
-    costs = by_degree({1: Cost(1.0, 2.0, 3.0), 2: Cost(0.6, 1.2, 4.0)}, 8)
-    assert costs[2] == Cost(0.6, 1.2, 4.0)
-    assert costs[8] == Cost(0.15, 0.3, 4.0)
+def test_a_degree_that_is_not_known_is_derived_from_its_neighbors(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    known = {1: Cost(1.0, 2.0, 3.0), 2: Cost(0.6, 1.2, 4.0), 8: Cost(0.2, 0.6, 7.0)}
+    with caplog.at_level("INFO", "seqplan.integrations"):
+        costs = by_degree(known, 16)
+    assert "on groups of 4, 16 are derived from those of 1, 2, 8" in caplog.text
+    assert costs[2] == known[2]
+    # A rank's work times the degree: 1.2 and 1.6, 2.4 and 4.8, of which a third is gained by 4.
+    assert costs[4].as_dict() == pytest.approx(Cost(4 / 12, 3.2 / 4, 5.0).as_dict())
+    # 2.8 ms of transfers for 7 further ranks, 6 for 15.
+    assert costs[16].as_dict() == pytest.approx(Cost(0.1, 0.5, 7.0).as_dict())
     with pytest.raises(ValueError, match="that of one rank is missing"):
         by_degree({2: Cost(1.0, 1.0, 1.0)}, 8)
+
+
+def test_attention_that_transfers_hide_counts_beyond_the_known_degrees() -> None:
+    """Its fit on 8 ranks is linear, as transfers between nodes take longer up to 131,072 tokens."""
+    known = ring_costs("llama-7b-a800-80gb", "tp2")
+    assert known[8].a < 1e-12
+    costs = by_degree(known, 64)
+    for degree in (16, 32, 64):
+        assert costs[degree].a == pytest.approx(known[1].a / degree)
+        # No token gets cheaper than by its transfers, however many ranks share the rest.
+        assert costs[degree].b > known[8].b - known[1].b / 8
+        longest = 131_072 * degree // 8
+        assert costs[degree].micro_batch_ms([longest]) > known[1].work_ms(longest) / degree
 
 
 def test_rings_of_a_profile() -> None:

@@ -30,7 +30,7 @@ Read the length, in tokens, of every sequence of a data set; describe the length
 A source is .npy (integers), .txt (one integer a line), .jsonl or .jsonl.gz, .parquet or .arrow
 (an integer, a list of ids or a text or a chat in each record), a Megatron .idx (its
 documents), a folder of text files, or a quoted pattern such as 'shards/*.idx'. Several sources are
-joined in order.
+joined in order. A field image_grid_thw or video_grid_thw has the patches of each frame.
 """
 
 _EXAMPLES = """\
@@ -38,6 +38,7 @@ examples:
   seqplan lengths corpus.idx -o lengths.npy
   seqplan lengths part-*.jsonl.gz --field text --tokenizer tokenizer.json -o lengths.npy
   seqplan lengths chat.jsonl --chat-template Qwen3-8B/ -o lengths.npy
+  seqplan lengths images.parquet --field image_grid_thw
   seqplan lengths docs/ --glob '*.md' --bytes-per-token 4
 """
 

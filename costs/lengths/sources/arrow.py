@@ -18,6 +18,7 @@ from seqplan.costs.lengths.sources.chat import (
 )
 from seqplan.costs.lengths.sources.collector import Collector, number_places
 from seqplan.costs.lengths.sources.error import LengthsError, first_line
+from seqplan.costs.lengths.sources.grids import is_grid_field, read_grids
 from seqplan.costs.lengths.sources.options import choose_field
 from seqplan.costs.lengths.sources.token_count import TextBatch, TokenCounter
 
@@ -35,7 +36,8 @@ def read_arrow(
 ) -> None:
     """Read one sequence a row: an integer, a list of ids or a text.
 
-    ``chats``: renders and counts the messages of each row instead.
+    ``chats``: renders and counts the messages of each row instead. A column of grids
+    (``image_grid_thw``) has a sequence for each frame.
     """
     try:
         import pyarrow as pa
@@ -78,6 +80,9 @@ def _read(
             raise LengthsError(f"{path}: schema: field {field!r} is there twice; rename one")
         if chats is not None:
             read_chats(_chats(path, table, field), field, chats, out)
+            return
+        if is_grid_field(field):
+            read_grids(_rows(path, table, field), field, out)
             return
         kind = _kind(table.schema.field(field).type, f"{path}: field {field!r}")
         if wanted is None:
@@ -154,6 +159,14 @@ def _chats(path: Path, table: _Table, field: str) -> Iterator[tuple[str, Any, An
         for values in zip(*(column.to_pylist() for column in columns), strict=True):
             messages, tools = _without_nulls(values[0]), _without_nulls(values[-1])
             yield f"{path}: row {row}", messages, tools if len(values) > 1 else None
+            row += 1
+
+
+def _rows(path: Path, table: _Table, field: str) -> Iterator[tuple[str, Any]]:
+    row = 0
+    for (column,) in table.columns([field], ROWS_OF_IDS):
+        for value in column.to_pylist():
+            yield f"{path}: row {row}", value
             row += 1
 
 

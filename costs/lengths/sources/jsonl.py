@@ -19,6 +19,7 @@ from seqplan.costs.lengths.sources.chat import (
 )
 from seqplan.costs.lengths.sources.collector import MAX_LENGTH, Collector, length_error
 from seqplan.costs.lengths.sources.error import LengthsError, first_line, shown
+from seqplan.costs.lengths.sources.grids import is_grid_field, read_grids
 from seqplan.costs.lengths.sources.options import choose_field, missing_field
 from seqplan.costs.lengths.sources.token_count import TextBatch, TokenCounter
 
@@ -35,13 +36,19 @@ def read_jsonl(
 ) -> None:
     """Read one sequence a record; the first record settles the field and its kind.
 
-    ``chats``: renders and counts the messages of each record instead.
+    ``chats``: renders and counts the messages of each record instead. A column of grids
+    (``image_grid_thw``) has a sequence for each frame.
     """
     records = _records(path)
     if chats is not None:
         field = wanted or MESSAGES
         rows = ((f"{path}: line {n}", r.get(field), r.get(TOOLS)) for n, r in records)
         read_chats(rows, field, chats, out)
+        return
+    if wanted is not None and is_grid_field(wanted):
+        read_grids(
+            ((f"{path}: line {n}", _grids(path, n, wanted, r)) for n, r in records), wanted, out
+        )
         return
     first = next(records, None)
     if first is None:
@@ -65,6 +72,12 @@ def read_jsonl(
             out.add(chunk, lambda _: str(path))
             chunk.clear()
     out.add(chunk, lambda _: str(path))
+
+
+def _grids(path: Path, number: int, field: str, record: dict[str, Any]) -> Any:
+    if field not in record:
+        raise missing_field(list(record), field, f"{path}: line {number}")
+    return record[field]
 
 
 def _read_texts(

@@ -3,13 +3,15 @@
 verl deals a batch to ranks by Karmarkar-Karp and then packs each rank's part; TRL packs windows of
 the context by best fit, which reach ranks as they come; Hugging Face's batch rebalancing cuts the
 sorted sequences into runs, each padded to its longest. slime is not on PyPI: its rule as seqplan's
-comparison has it.
+comparison has it. Nor is NeMo-RL: it takes part if its checkout is on PYTHONPATH.
 """
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from importlib import import_module
 from typing import Any
 
@@ -161,6 +163,16 @@ def _hugging_face(lengths: list[int], capacity: int, cost: Cost) -> Lengths:
         accumulation += 1
 
 
+def _nemo_rl(lengths: list[int], capacity: int, cost: Cost) -> Lengths:
+    """Bins of its default packer, to ranks in turn, as ``shard_by_batch_size`` assigns them."""
+    del cost
+    module = import_module("nemo_rl.data.packing.algorithms")
+    packer = module.get_packer("modified_first_fit_decreasing", capacity, False, RANKS, RANKS)
+    with redirect_stdout(io.StringIO()):
+        bins = packer.pack(lengths)
+    return [[[lengths[i] for i in micro] for micro in bins[rank::RANKS]] for rank in range(RANKS)]
+
+
 def _slime(lengths: list[int], capacity: int, cost: Cost) -> Lengths:
     model = SchemeModel(Scheme(), Latency(cost.a, cost.b, cost.c), capacity)
     batch = Batch(0, tuple(range(len(lengths))), tuple(lengths), sum(lengths))
@@ -173,6 +185,7 @@ _HOSTS: tuple[tuple[str, str, Host, bool], ...] = (
     ("TRL, best fit", "trl", _trl, True),
     ("Hugging Face, rebalancing", "transformers", _hugging_face, False),
     ("slime", "seqplan", _slime, False),
+    ("NeMo-RL, FFD modified", "nemo_rl.data.packing.algorithms", _nemo_rl, True),
 )
 """Name, what must be installed, and whether ranks wait for each other after every micro-batch: they
 do under FSDP2, and for ``SFTTrainer``'s metrics."""

@@ -14,7 +14,7 @@ from seqplan.costs.fit.latency_fit import Observed
 from seqplan.costs.fit.measurements import Measurable, measurable
 from seqplan.costs.fit.refit import RefittedProfile, refit_profile
 from seqplan.costs.profile import Profile
-from seqplan.planner.balance.slow_ranks import CHANGE
+from seqplan.planner.balance.slow_ranks import CHANGE, list_usual_ms
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme
 
@@ -49,10 +49,7 @@ class MeasuredStep:
     @classmethod
     def from_plan(cls, plan: Plan, by_rank: Mapping[int, float]) -> MeasuredStep | None:
         """Match a plan with its ranks' times (ms); None if some are missing."""
-        rank_ms = np.zeros(plan.world_size)
-        for pipeline in plan.pipelines:
-            usual_ms = sum(batch.cost_ms for batch in pipeline.micro_batches) / pipeline.slowdown
-            rank_ms[list(pipeline.ranks)] += usual_ms
+        rank_ms = list_usual_ms(plan)
         took_ms = np.zeros(plan.world_size)
         for rank in np.flatnonzero(rank_ms).tolist():
             if rank not in by_rank:

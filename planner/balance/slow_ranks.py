@@ -93,12 +93,12 @@ class SlowRanks:
         self._before, self._window, self._spreads = window, [], []
 
 
-def list_rank_ms(plan: Plan) -> list[float]:
-    """Return the predicted computing time of each rank of a plan (ms), its factor included."""
-    busy_ms = [0.0] * plan.world_size
+def list_usual_ms(plan: Plan) -> Floats:
+    """Return the predicted computing time of each rank of a plan (ms), without factors."""
+    busy_ms: Floats = np.zeros(plan.world_size)
     for pipeline in plan.pipelines:
-        for rank in pipeline.ranks:
-            busy_ms[rank] += sum(micro_batch.cost_ms for micro_batch in pipeline.micro_batches)
+        cost_ms = sum(micro_batch.cost_ms for micro_batch in pipeline.micro_batches)
+        busy_ms[list(pipeline.ranks)] += cost_ms / pipeline.slowdown
     return busy_ms
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.planner.balance.phase import Phase, list_loads
-from seqplan.planner.balance.slow_ranks import SlowRanks, list_rank_ms
+from seqplan.planner.balance.slow_ranks import SlowRanks, list_usual_ms
 from seqplan.planner.batches.batch import MOST_TOKENS, Batch, whole_lengths
 from seqplan.planner.errors import Infeasible, OptionError
 from seqplan.planner.problem import PACKINGS, PlanningOptions, PlanningProblem
@@ -225,7 +225,10 @@ class Planner:
             replace(self._options, slowdown=((0, 2.0),)).resolve_execution(self._problem)
             self._slow_ranks = SlowRanks(self.gpus)
         before = self._slow_ranks.slowdown
-        factors = self._slow_ranks.observe(list_rank_ms(plan), measured_ms)
+        # The plan may be older than the present factors, if steps are planned ahead.
+        usual_ms = list_usual_ms(plan)
+        rank_ms = [ms * (factor or 1.0) for ms, factor in zip(usual_ms, before, strict=True)]
+        factors = self._slow_ranks.observe(rank_ms, measured_ms)
         if None in factors:
             raise ValueError(
                 f"rank {factors.index(None)} is lost. Start the job without it, and plan for "

@@ -228,6 +228,19 @@ def test_a_planner_plans_around_ranks_that_it_observes() -> None:
         planner.observe(after, [*compute_times(after, true, rng)[:7], None])
 
 
+def test_plans_made_ahead_do_not_raise_a_factor_again() -> None:
+    """Steps that were planned before a factor was found are measured after it."""
+    planner = Planner.from_profile("llama3-8b-h100-80gb", 8, 32_768, prove=False)
+    rng, true = np.random.default_rng(0), [1.0] * 8
+    true[6], ahead = 1.4, [planner.plan(draw(100_000, seed)) for seed in range(48)]
+    for seed in range(48, 176):
+        ahead.append(planner.plan(draw(100_000, seed)))
+        planned = ahead.pop(0)
+        factors = planner.observe(planned, compute_times(planned, true, rng))
+        assert factors[6] in (1.0, pytest.approx(1.4, rel=0.04))
+    assert factors[6] == pytest.approx(1.4, rel=0.04)
+
+
 def test_what_cannot_be_observed_is_rejected() -> None:
     given = Planner.from_profile("llama3-8b-h100-80gb", 8, 32_768, slowdown=[1.0] * 7 + [1.2])
     planned = given.plan([4_000] * 8)

@@ -30,6 +30,7 @@ NAMES = (
     "experts",
     "balance",
     "slow_rank",
+    "loads_shapes",
     "integrations",
     "in_process",
     "scaling",

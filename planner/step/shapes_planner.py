@@ -25,6 +25,9 @@ from seqplan.planner.sync.times import layouts_of
 from seqplan.plans.plan import Plan, Provenance
 from seqplan.plans.scheme import Scheme, Strategy
 
+ABOUT_AS_FULL = 0.9
+"""Schemes whose fullest micro-batch is at least this share of the fullest of all get one size."""
+
 AS_FAST = 5e-3
 """Plans within this of the fastest are equal, so that padding decides."""
 
@@ -183,14 +186,19 @@ def choose_plan_shapes(plans: Sequence[Plan], number: int) -> tuple[int, ...]:
         raise ValueError(f"number of shapes must be a whole number of 1 or more, not {number!r}")
     pipelines = [pipeline for plan in plans for pipeline in plan.pipelines]
     unit = max((pipeline.scheme.tp for pipeline in pipelines), default=1)
-    sizes = [
-        -(-batch.padded_tokens // (pipeline.scheme.sp * unit)) * unit
-        for pipeline in pipelines
-        for batch in pipeline.micro_batches
-    ]
+    by_scheme: dict[Scheme, list[int]] = {}
+    for pipeline in pipelines:
+        by_scheme.setdefault(pipeline.scheme, []).extend(
+            -(-batch.padded_tokens // (pipeline.scheme.sp * unit)) * unit
+            for batch in pipeline.micro_batches
+        )
+    sizes = [size for of_scheme in by_scheme.values() for size in of_scheme]
     if not sizes:
         raise ValueError("plans: have no micro-batches. Give plans of some steps")
-    return choose_shapes(sizes, number)
+    # Schemes hold about as much a rank, and one that just misses the largest size would not get it.
+    fullest = [max(of_scheme) for of_scheme in by_scheme.values() if of_scheme]
+    most = min(size for size in fullest if size >= ABOUT_AS_FULL * max(fullest))
+    return choose_shapes([min(size, most) for size in sizes], number)
 
 
 def count_padded_tokens(plan: Plan) -> int:

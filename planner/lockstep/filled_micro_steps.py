@@ -63,8 +63,8 @@ class FilledMicroSteps:
 
     def __add__(self, after: FilledMicroSteps) -> FilledMicroSteps:
         """Return these micro-steps and others after them."""
-        times = self.times_ms + after.times_ms
-        return replace(self, micro_steps=self.micro_steps + after.micro_steps, times_ms=times)
+        micro_steps, times = self.micro_steps + after.micro_steps, self.times_ms + after.times_ms
+        return FilledMicroSteps(micro_steps, times, self.stages)
 
     def bins(self) -> list[list[tuple[int, Bin]]]:
         """List each micro-step's groups with sequences: (index of the class, sequences)."""

@@ -11,8 +11,10 @@ pipelines, compiled or not.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +22,7 @@ import numpy.typing as npt
 
 from seqplan.planner.lockstep.filled_micro_steps import ClassGroups, FilledMicroSteps
 from seqplan.planner.lockstep.micro_step_bounds import Sequences
-from seqplan.planner.placement.fill import AnyPlacement, Fill, FillStarter
+from seqplan.planner.placement.fill import AnyPlacement, Fill, FillStarter, PackedPlacement
 from seqplan.planner.placement.fill_tables import FillTables
 from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
 from seqplan.planner.placement.greedy import ANY_NUMBER
@@ -46,6 +48,17 @@ class Opening(NamedTuple):
     above: int
     reach: int
     target_ms: float
+
+
+CompiledClasses = tuple[tuple[object, int], ...]
+"""Costs of each class as the native extension reads them, and the ranks of a group."""
+
+
+class Begun(NamedTuple):
+    """Micro-steps that were filled first, and the sequences of each length that are left."""
+
+    filled: FilledMicroSteps
+    counts: Ints
 
 
 class MicroStepsFiller:
@@ -84,6 +97,7 @@ class MicroStepsFiller:
         self.stages = stages
         self.sequences = sequences
         self._lengths: list[int] = sequences.lengths.tolist()
+        self._negated = [-length for length in self._lengths]
         self._tables = FillTables(sequences.lengths) if tables is None else tables
         self.costs = [self._tables.find_costs(k) for k in self.classes]
         self._starter = FillStarter(self._tables, classes)
@@ -94,7 +108,8 @@ class MicroStepsFiller:
         areas = sizes * (with_overhead if one_each else work)
         self._areas_ms = _least(areas, holds) / ranks
         self.area_ms = float(self._areas_ms @ sequences.counts)
-        self._alone_ms: list[float] = _least(with_overhead, holds).tolist()
+        self._alone = _least(with_overhead, holds)
+        self._alone_ms: list[float] = self._alone.tolist()
         self.overhead_ms = 0.0 if one_each else min(c.c for c in classes)
         smallest = (len(classes) - 1 - np.argmax(holds[::-1], axis=0)).tolist()
         self._full_ms = [
@@ -114,21 +129,81 @@ class MicroStepsFiller:
             tables=self._tables,
         )
 
-    def fill(self, targets_ms: Sequence[float]) -> FilledMicroSteps | None:
+    def fill(
+        self, targets_ms: Sequence[float], begun: Begun | None = None
+    ) -> FilledMicroSteps | None:
         """Fill micro-steps with these targets, each raised to the longest sequence that is left.
 
-        None if sequences are left.
+        After those ``begun``, if any. None if sequences are left.
         """
-        fill = self._starter.take_unassigned(self.sequences.counts)
+        counts = self.sequences.counts if begun is None else begun.counts
+        after = self._fill_in_turn(counts, targets_ms, only_whole=True)
+        if after is None:
+            return None
+        return after.filled if begun is None else begun.filled + after.filled
+
+    def begin(self, targets_ms: Sequence[float], begun: Begun | None = None) -> Begun:
+        """Fill micro-steps with these targets, before others that ``fill`` adds."""
+        counts = self.sequences.counts if begun is None else begun.counts
+        after = self._fill_in_turn(counts, targets_ms)
+        assert after is not None
+        return after if begun is None else Begun(begun.filled + after.filled, after.counts)
+
+    def _fill_in_turn(
+        self, counts: Ints, targets_ms: Sequence[float], *, only_whole: bool = False
+    ) -> Begun | None:
+        """Fill micro-steps while sequences are left of ``counts``.
+
+        None if some are left at the end and ``only_whole``.
+        """
+        if self._compiled is not None:
+            return self._fill_compiled(self._compiled, counts, targets_ms, only_whole)
+        fill = self._starter.take_unassigned(counts)
         micro_steps = []
+        longest = 0
         for target in targets_ms:
             if not fill.left:
                 break
-            longest = _first_left(fill)
+            longest = _first_left(fill, longest)
             micro_steps.append(
                 self.fill_micro_step(fill, longest, max(target, self._alone_ms[longest]))
             )
-        return None if fill.left else self._make_micro_steps(fill, micro_steps)
+        if fill.left and only_whole:
+            return None
+        return Begun(self._make_micro_steps(fill, micro_steps), np.asarray(fill.counts))
+
+    @cached_property
+    def _compiled(self) -> CompiledClasses | None:
+        """What the native extension fills micro-steps from; None if Python does."""
+        if not self._starter.compiled or type(self).fill_micro_step is not (
+            MicroStepsFiller.fill_micro_step
+        ):
+            return None
+        degrees = zip(self.costs, self.classes, strict=True)
+        return tuple((costs.compiled, degree.gpus) for costs, degree in degrees)
+
+    def _fill_compiled(
+        self, classes: CompiledClasses, counts: Ints, targets_ms: Sequence[float], only_whole: bool
+    ) -> Begun | None:
+        from seqplan.planner.placement import fill_kernel
+
+        rest = counts.copy()
+        micro_steps, left = fill_kernel.fill_micro_steps(
+            classes,
+            self.ranks,
+            rest,
+            np.array(targets_ms, dtype=np.float64),
+            self._alone,
+            ANY_NUMBER if self.one_each else 1,
+        )
+        if left and only_whole:
+            return None
+        groups = tuple(
+            tuple([ClassGroups(k, PackedPlacement(packed, n)) for k, packed, n in by_class])
+            for by_class, _ in micro_steps
+        )
+        times = tuple([time_ms for _, time_ms in micro_steps])
+        return Begun(FilledMicroSteps(groups, times, self.stages), rest)
 
     def full(self, micro_steps: int) -> tuple[FilledMicroSteps, Ints]:
         """Fill micro-steps with about as many tokens as memory holds, in the least time.
@@ -157,7 +232,7 @@ class MicroStepsFiller:
             last = max(first, self._full_ms[longest])
             best_share = 0.0
             for target in np.geomspace(first, last, LEAST_WASTE_TARGETS).tolist():
-                one_micro_step, rest = self._micro_step_of(counts, longest, target)
+                one_micro_step, rest = self._micro_step_of(counts, target)
                 least_ms = float(self._areas_ms @ (counts - rest))
                 if least_ms > best_share * one_micro_step.times_ms[0]:
                     best_share = least_ms / one_micro_step.times_ms[0]
@@ -170,13 +245,13 @@ class MicroStepsFiller:
     def _full_micro_step(self, counts: Ints) -> tuple[FilledMicroSteps, Ints]:
         """Find the least target at which a micro-step takes nearly all tokens that it can."""
         longest = int(np.argmax(counts > 0))
-        best, left = self._micro_step_of(counts, longest, self._full_ms[longest])
+        best, left = self._micro_step_of(counts, self._full_ms[longest])
         lengths = self.sequences.lengths
         enough = int(lengths @ (counts - left)) * (1 - SPARED)
         low, high = self._alone_ms[longest], best.total_ms
         for _ in range(HALVINGS):
             middle = (low + high) / 2
-            shorter, left_by_it = self._micro_step_of(counts, longest, middle)
+            shorter, left_by_it = self._micro_step_of(counts, middle)
             if int(lengths @ (counts - left_by_it)) < enough:
                 low = middle
             else:
@@ -185,13 +260,11 @@ class MicroStepsFiller:
                 break
         return best, left
 
-    def _micro_step_of(
-        self, counts: Ints, longest: int, target_ms: float
-    ) -> tuple[FilledMicroSteps, Ints]:
+    def _micro_step_of(self, counts: Ints, target_ms: float) -> tuple[FilledMicroSteps, Ints]:
         """Fill one micro-step from ``counts`` of each length; with the counts that remain."""
-        fill = self._starter.take_unassigned(counts)
-        filled_classes = self.fill_micro_step(fill, longest, target_ms)
-        return self._make_micro_steps(fill, [filled_classes]), np.asarray(fill.counts)
+        begun = self._fill_in_turn(counts, [target_ms])
+        assert begun is not None
+        return begun
 
     def _make_micro_steps(
         self, fill: Fill, micro_steps: Sequence[Sequence[int]]
@@ -235,12 +308,13 @@ class MicroStepsFiller:
             free -= opening.number * degree.gpus
             if not fill.left or k == len(reach) - 1:
                 break
-            tokens = self._lengths[_first_left(fill)]
+            longest = _first_left(fill, longest)
+            tokens = self._lengths[longest]
         return filled_classes
 
     def _number_needed(self, fill: Fill, opening: Opening) -> int:
         """Count the groups that sequences above ``opening.above`` fill, up to its number."""
-        longer = int(np.searchsorted(-self.sequences.lengths, -opening.above, side="left"))
+        longer = bisect_left(self._negated, -opening.above)
         counts = np.array(fill.counts, dtype=np.int64)
         counts[longer:] = 0
         trial = self._starter.take_unassigned(counts)
@@ -263,9 +337,11 @@ class MicroStepsFiller:
         )
 
 
-def _first_left(fill: Fill) -> int:
-    """Return the place of the longest length of which a sequence is left."""
-    return int((np.asarray(fill.counts) > 0).argmax())
+def _first_left(fill: Fill, start: int) -> int:
+    """Return the place of the longest length, from ``start`` on, of which a sequence is left."""
+    if fill.counts[start]:
+        return start
+    return start + int((np.asarray(fill.counts[start:]) > 0).argmax())
 
 
 def _least(times_ms: Floats, holds: npt.NDArray[np.bool_]) -> Floats:

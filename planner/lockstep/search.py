@@ -14,7 +14,7 @@ from math import inf
 from typing import Generic, Protocol, TypeVar
 
 from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps
-from seqplan.planner.lockstep.filler import MicroStepsFiller
+from seqplan.planner.lockstep.filler import Begun, MicroStepsFiller
 
 TOLERANCE = 1e-3
 """Relative width at which a search for a target ends."""
@@ -238,6 +238,7 @@ def improve_targets(
     best = start
     most = max(2, fills // len(start.times_ms))
     tried = 0
+    begun, first = filler.begin([]), tuple[float, ...]()
     for _ in range(PASSES):
         before = best.total_ms
         for r in range(len(best.times_ms) - 1):
@@ -247,31 +248,43 @@ def improve_targets(
                     return best
                 if r >= len(best.times_ms) - 1:
                     break
-                fixed = [*best.times_ms[:r], best.times_ms[r] * factor]
+                if best.times_ms[:r] != first:
+                    first = best.times_ms[:r]
+                    begun = filler.begin(first)
+                changed = best.times_ms[r] * factor
                 later = best.times_ms[r + 1 :]
                 shape = [1.0] * len(later) if in_common else later
-                best = _least_rest(filler, fixed, shape, best)
+                limit_ms = _limit(best.total_ms, [*first, changed], shape, filler.stages)
+                best = _least_rest(filler, begun, changed, shape, best, limit_ms)
         if best.total_ms > before * (1 - TOLERANCE):
             break
     return best
 
 
 def _least_rest(
-    filler: MicroStepsFiller, fixed: Sequence[float], shape: Sequence[float], best: FilledMicroSteps
+    filler: MicroStepsFiller,
+    begun: Begun,
+    target_ms: float,
+    shape: Sequence[float],
+    best: FilledMicroSteps,
+    high: float,
 ) -> FilledMicroSteps:
-    """Give micro-steps after ``fixed`` the least multiple of a ``shape`` that works."""
-    high = _limit(best.total_ms, fixed, shape, filler.stages)
+    """Give micro-steps after one of ``target_ms`` the least multiple of a ``shape`` that works.
+
+    ``begun``: micro-steps before that; ``high``: the multiple that is tried first.
+    """
     low = filler.overhead_ms / max(shape)
     if high <= low:
         return best
-    filled = filler.fill([*fixed, *(high * part for part in shape)])
+    begun = filler.begin([target_ms], begun)
+    filled = filler.fill([high * part for part in shape], begun)
     if filled is None or filled.total_ms >= best.total_ms:
         return best
     best = filled
     # If the rest holds next to nothing, halving its targets gains nothing and would not end.
     while high - low > 4 * TOLERANCE * high and sum(shape) * high > TOLERANCE * best.total_ms:
         middle = (low + high) / 2
-        filled = filler.fill([*fixed, *(middle * part for part in shape)])
+        filled = filler.fill([middle * part for part in shape], begun)
         if filled is None:
             low = middle
         else:

@@ -72,8 +72,15 @@ class NativeFill:
 
     def __init__(self, counts: Ints) -> None:
         self.counts = counts.copy()
-        self.left = int(counts.sum())
+        self._left: int | None = None
         self._filled: list[tuple[PackedPlacement, tuple[float, ...]]] = []
+
+    @property
+    def left(self) -> int:
+        """Return how many sequences are unassigned."""
+        if self._left is None:
+            self._left = int(self.counts.sum())
+        return self._left
 
     def fill_class(
         self,
@@ -88,7 +95,7 @@ class NativeFill:
         most: int = ANY_NUMBER,
     ) -> int:
         """Fill the pipelines of a class; see ``PythonFill.fill_class``."""
-        packed, times, self.left, opened = fill_kernel.fill_class(
+        packed, times, self._left, opened = fill_kernel.fill_class(
             costs.compiled,
             self.counts,
             count,

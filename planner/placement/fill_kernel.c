@@ -11,7 +11,7 @@
  * fill_kernel's caller compares it with the files beside it: a kernel that was built from another
  * text is not used.
  */
-#define SOURCE "e5037c9cb075d3ed"
+#define SOURCE "0aa35df3ed44cf99"
 
 #include "fill_kernel.h"
 
@@ -499,32 +499,47 @@ static PyObject *make_costs(PyObject *Py_UNUSED(module), PyObject *args) {
     return NULL;
 }
 
-/* Fill what has been checked, return the placement, and free the call's memory. */
-static PyObject *run_fill(Fill *fill, int64_t reach, int64_t forced_above, double target,
-                          double ceiling, int new_first) {
-    PyObject *placement = NULL, *times = NULL, *result = NULL;
-    int64_t with_sequences = 0;
+/* Fill what has been checked; 0 with an exception set. end_fill frees the memory in either case. */
+static int begin_fill(Fill *fill, int64_t reach, int64_t forced_above, double target,
+                      double ceiling, int new_first) {
     fill->pool.next = PyMem_Malloc(((size_t)fill->pool.size + 1) * sizeof(int64_t));
     fill->pipelines = (uint64_t)fill->count < SIZE_MAX / sizeof(Pipeline)
                           ? PyMem_Malloc((size_t)(fill->count ? fill->count : 1) *
                                             sizeof(Pipeline))
                           : NULL;
-    if (fill->pool.next == NULL || fill->pipelines == NULL)
+    if (fill->pool.next == NULL || fill->pipelines == NULL) {
         PyErr_NoMemory();
-    else if (take_sequences(&fill->pool) &&
-             fill_pipelines(fill, reach, forced_above, target, ceiling, new_first))
-        placement = packed(fill);
-    for (int64_t k = 0; k < fill->opened; k++) with_sequences += fill->pipelines[k].micro_batches > 0;
-    if (placement != NULL) times = times_ms(fill);
-    if (times != NULL)
-        result = Py_BuildValue("(OOLL)", placement, times, (long long)fill->pool.left,
-                               (long long)with_sequences);
-    Py_XDECREF(placement);
-    Py_XDECREF(times);
+        return 0;
+    }
+    return take_sequences(&fill->pool) &&
+           fill_pipelines(fill, reach, forced_above, target, ceiling, new_first);
+}
+
+static void end_fill(Fill *fill) {
     PyMem_Free(fill->entries);
     PyMem_Free(fill->micro_batches);
     PyMem_Free(fill->pipelines);
     PyMem_Free(fill->pool.next);
+}
+
+static int64_t count_filled(const Fill *fill) {
+    int64_t filled = 0;
+    for (int64_t k = 0; k < fill->opened; k++) filled += fill->pipelines[k].micro_batches > 0;
+    return filled;
+}
+
+/* Fill what has been checked, return the placement, and free the call's memory. */
+static PyObject *run_fill(Fill *fill, int64_t reach, int64_t forced_above, double target,
+                          double ceiling, int new_first) {
+    PyObject *placement = NULL, *times = NULL, *result = NULL;
+    if (begin_fill(fill, reach, forced_above, target, ceiling, new_first)) placement = packed(fill);
+    if (placement != NULL) times = times_ms(fill);
+    if (times != NULL)
+        result = Py_BuildValue("(OOLL)", placement, times, (long long)fill->pool.left,
+                               (long long)count_filled(fill));
+    Py_XDECREF(placement);
+    Py_XDECREF(times);
+    end_fill(fill);
     return result;
 }
 
@@ -563,6 +578,191 @@ static PyObject *fill_class(PyObject *Py_UNUSED(module), PyObject *args) {
     result = run_fill(&fill, reach, forced_above, target, ceiling, new_first);
 done:
     PyBuffer_Release(&counts);
+    return result;
+}
+
+/* What fills micro-steps: a class for each degree, of so many ranks a group, the largest first. */
+typedef struct {
+    const Costs **costs;
+    int64_t *gpus, *reach, *counts, *trial;
+    int64_t degrees, ranks, most, size;
+} MicroSteps;
+
+/* ClassCosts.longest_alone. */
+static int64_t longest_alone(const Costs *costs, double target) {
+    int64_t longest = 0;
+    for (int64_t m = 0; m < costs->mode_count; m++) {
+        const Mode *mode = &costs->modes[m];
+        double work = target * ROUND / (double)costs->pp - mode->c;
+        if (!(work > 0)) continue;
+        double root = sqrt(mode->b * mode->b + 4 * mode->a * work);
+        double limit = 2 * work / (mode->b + root) * ROUND;
+        int64_t length = limit < (double)mode->capacity ? (int64_t)limit : mode->capacity;
+        if (length > longest) longest = length;
+    }
+    return longest;
+}
+
+static Fill make_fill(const MicroSteps *steps, int64_t k, int64_t count, int64_t *counts) {
+    Fill fill = {0};
+    fill.costs = steps->costs[k];
+    fill.count = count;
+    fill.most = steps->most;
+    fill.pool.size = steps->size;
+    fill.pool.lengths = fill.costs->lengths;
+    fill.pool.counts = counts;
+    return fill;
+}
+
+/* MicroStepsFiller._number_needed; NONE with an exception set. */
+static int64_t number_needed(MicroSteps *steps, int64_t k, int64_t number, int64_t above,
+                             double target) {
+    const int64_t *lengths = steps->costs[k]->lengths;
+    for (int64_t i = 0; i < steps->size; i++)
+        steps->trial[i] = lengths[i] > above ? steps->counts[i] : 0;
+    Fill fill = make_fill(steps, k, number, steps->trial);
+    int64_t needed = NONE;
+    if (begin_fill(&fill, steps->reach[k], 0, target, target, 0)) needed = count_filled(&fill);
+    end_fill(&fill);
+    return needed;
+}
+
+/* Fill the groups of a class: (k, placement, number); sets what is left, raises the slowest time. */
+static PyObject *fill_groups(MicroSteps *steps, int64_t k, int64_t number, int64_t above,
+                             double target, int64_t *left, double *slowest) {
+    Fill fill = make_fill(steps, k, number, steps->counts);
+    PyObject *placement = NULL, *result = NULL;
+    if (begin_fill(&fill, steps->reach[k], above, target, target, 0)) placement = packed(&fill);
+    if (placement != NULL) {
+        for (int64_t j = 0; j < fill.opened; j++)
+            *slowest = most(*slowest, form_s(&fill, &fill.pipelines[j]));
+        *left = fill.pool.left;
+        result = Py_BuildValue("(LNL)", (long long)k, placement, (long long)number);
+    }
+    end_fill(&fill);
+    return result;
+}
+
+/* MicroStepsFiller.fill_micro_step: a list of its classes' groups, and its time. */
+static PyObject *fill_one_step(MicroSteps *steps, int64_t longest, double target, int64_t *left) {
+    double slowest = 0.0;
+    PyObject *filled = PyList_New(0);
+    if (filled == NULL) return NULL;
+    if (!isfinite(target)) {
+        PyErr_SetString(PyExc_ValueError, "times must be in range");
+        Py_DECREF(filled);
+        return NULL;
+    }
+    int64_t free = steps->ranks, last = steps->degrees - 1;
+    const int64_t *lengths = steps->costs[0]->lengths;
+    for (int64_t k = 0; k <= last; k++) steps->reach[k] = longest_alone(steps->costs[k], target);
+    for (int64_t k = 0; k <= last; k++) {
+        int64_t below = 0, number = free / steps->gpus[k];
+        for (int64_t j = k + 1; j <= last; j++)
+            if (steps->reach[j] > below) below = steps->reach[j];
+        if (!number || lengths[longest] <= below || steps->reach[k] <= 0) continue;
+        if (below) number = number_needed(steps, k, number, below, target);
+        if (number == 0) continue;
+        PyObject *groups =
+            number == NONE ? NULL
+                           : fill_groups(steps, k, number, below, target, left, &slowest);
+        if (groups == NULL || PyList_Append(filled, groups) < 0) {
+            Py_XDECREF(groups);
+            Py_DECREF(filled);
+            return NULL;
+        }
+        Py_DECREF(groups);
+        free -= number * steps->gpus[k];
+        if (!*left) break;
+        while (!steps->counts[longest]) longest++;
+    }
+    return Py_BuildValue("(Nd)", filled, slowest);
+}
+
+/* MicroStepsFiller._fill_in_turn: a list of micro-steps; sets what is left. */
+static PyObject *fill_in_turn(MicroSteps *steps, const double *targets, int64_t number,
+                              const double *alone, int64_t *left) {
+    PyObject *micro_steps = PyList_New(0);
+    int64_t longest = 0;
+    for (int64_t r = 0; micro_steps != NULL && r < number && *left; r++) {
+        while (!steps->counts[longest]) longest++;
+        PyObject *filled = fill_one_step(steps, longest, most(targets[r], alone[longest]), left);
+        if (filled == NULL || PyList_Append(micro_steps, filled) < 0) Py_CLEAR(micro_steps);
+        Py_XDECREF(filled);
+    }
+    return micro_steps;
+}
+
+/* Read the classes: a tuple of (costs, ranks of a group). 0 with an exception set. */
+static int read_degrees(MicroSteps *steps, PyObject *classes) {
+    steps->degrees = PyTuple_Size(classes);
+    size_t room = (size_t)(steps->degrees ? steps->degrees : 1) * sizeof(int64_t);
+    steps->costs = PyMem_Malloc((room / sizeof(int64_t)) * sizeof(Costs *));
+    steps->gpus = PyMem_Malloc(room);
+    steps->reach = PyMem_Malloc(room);
+    steps->trial = PyMem_Malloc((size_t)(steps->size ? steps->size : 1) * sizeof(int64_t));
+    if (!steps->costs || !steps->gpus || !steps->reach || !steps->trial) {
+        PyErr_NoMemory();
+        return 0;
+    }
+    for (int64_t k = 0; k < steps->degrees; k++) {
+        PyObject *capsule;
+        long long gpus;
+        if (!PyArg_ParseTuple(PyTuple_GetItem(classes, k), "OL:fill_micro_steps", &capsule, &gpus))
+            return 0;
+        steps->costs[k] = PyCapsule_GetPointer(capsule, COSTS);
+        if (steps->costs[k] == NULL) return 0;
+        steps->gpus[k] = gpus;
+        if (gpus < 1 || steps->costs[k]->size != steps->size) {
+            PyErr_SetString(PyExc_ValueError, "classes must have ranks, and costs of all lengths");
+            return 0;
+        }
+    }
+    if (steps->degrees) return 1;
+    PyErr_SetString(PyExc_ValueError, "no classes");
+    return 0;
+}
+
+PyDoc_STRVAR(fill_micro_steps_doc,
+             "fill_micro_steps(classes, ranks, counts, targets_ms, alone_ms, most)\n--\n\n"
+             "Fill micro-steps in turn from counts (int64, changed in place) of unassigned "
+             "sequences.\n\nReturns of each its classes' (index, placement, groups) and its time (ms), "
+             "and what is left.");
+
+static PyObject *fill_micro_steps(PyObject *Py_UNUSED(module), PyObject *args) {
+    Py_buffer counts, targets, alone;
+    PyObject *classes, *micro_steps = NULL, *result = NULL;
+    long long ranks, most_of_each;
+    MicroSteps steps = {0};
+    if (!PyArg_ParseTuple(args, "O!Lw*y*y*L:fill_micro_steps", &PyTuple_Type, &classes, &ranks,
+                          &counts, &targets, &alone, &most_of_each))
+        return NULL;
+    int64_t number = targets.len / (Py_ssize_t)sizeof(double), left = 0;
+    steps.size = counts.len / (Py_ssize_t)sizeof(int64_t);
+    steps.counts = counts.buf;
+    steps.ranks = ranks;
+    steps.most = most_of_each;
+    if (!has_values(&counts, steps.size) || !has_values(&targets, number) ||
+        !has_values(&alone, steps.size) || ranks < 0 || most_of_each < 1) {
+        PyErr_SetString(PyExc_ValueError, "arrays must be of 8 bytes a value and of one size");
+    } else if (read_degrees(&steps, classes)) {
+        const double *until = targets.buf;
+        int finite = 1;
+        for (int64_t r = 0; r < number; r++) finite = finite && isfinite(until[r]);
+        for (int64_t i = 0; i < steps.size; i++) left += steps.counts[i];
+        if (!finite || !in_range(steps.counts, steps.size, 0, EXACT))
+            PyErr_SetString(PyExc_ValueError, "targets and counts must be in range");
+        else
+            micro_steps = fill_in_turn(&steps, until, number, alone.buf, &left);
+    }
+    if (micro_steps != NULL) result = Py_BuildValue("(NL)", micro_steps, (long long)left);
+    PyMem_Free(steps.costs);
+    PyMem_Free(steps.gpus);
+    PyMem_Free(steps.reach);
+    PyMem_Free(steps.trial);
+    PyBuffer_Release(&counts);
+    PyBuffer_Release(&targets);
+    PyBuffer_Release(&alone);
     return result;
 }
 
@@ -631,6 +831,7 @@ static PyObject *unpack(PyObject *Py_UNUSED(module), PyObject *args) {
 static PyMethodDef methods[] = {
     {"exchange", exchange, METH_VARARGS, exchange_doc},
     {"fill_class", fill_class, METH_VARARGS, fill_class_doc},
+    {"fill_micro_steps", fill_micro_steps, METH_VARARGS, fill_micro_steps_doc},
     {"make_costs", make_costs, METH_VARARGS, make_costs_doc},
     {"unpack", unpack, METH_VARARGS, unpack_doc},
     {NULL, NULL, 0, NULL},

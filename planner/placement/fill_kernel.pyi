@@ -26,6 +26,15 @@ def fill_class(
     most: int,
     /,
 ) -> tuple[bytes, tuple[float, ...], int, int]: ...
+def fill_micro_steps(
+    classes: tuple[tuple[object, int], ...],
+    ranks: int,
+    counts: Ints,
+    targets_ms: Floats,
+    alone_ms: Floats,
+    most: int,
+    /,
+) -> tuple[list[tuple[list[tuple[int, bytes, int]], float]], int]: ...
 def unpack(placement: bytes, count: int, /) -> ClassPlacement: ...
 def exchange(
     classes: tuple[tuple[object, bytes, int], ...],

@@ -19,10 +19,10 @@ from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.assemble import assemble_micro_steps
 from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps
-from seqplan.planner.lockstep.filler import MicroStepsFiller
+from seqplan.planner.lockstep.filler import Begun, MicroStepsFiller
 from seqplan.planner.lockstep.micro_step_bounds import Sequences, micro_steps_bound_ms
 from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
-from seqplan.planner.lockstep.search import _least_rest
+from seqplan.planner.lockstep.search import _least_rest, _limit
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Provenance
@@ -101,15 +101,19 @@ def test_micro_steps_that_hold_nothing_end_the_search() -> None:
     class Counting(MicroStepsFiller):
         fills = 0
 
-        def fill(self, targets_ms: Sequence[float]) -> FilledMicroSteps | None:
+        def fill(
+            self, targets_ms: Sequence[float], begun: Begun | None = None
+        ) -> FilledMicroSteps | None:
             self.fills += 1
-            return super().fill(targets_ms)
+            return super().fill(targets_ms, begun)
 
     degree = PipelineClass(1, 0.0, 0.3, 0.0, 100, 1, 1, 1)
     filler = Counting([degree], Sequences(np.array([10, 7]), np.array([1, 1])), 2)
     for shape in ([1.0, 1.0], [3.0, 0.5]):
         filler.fills = 0
-        best = _least_rest(filler, [3.0], shape, FilledMicroSteps(((), (), ()), (3.0, 3.0, 3.0)))
+        start = FilledMicroSteps(((), (), ()), (3.0, 3.0, 3.0))
+        limit_ms = _limit(start.total_ms, [3.0], shape, 1)
+        best = _least_rest(filler, filler.begin([]), 3.0, shape, start, limit_ms)
         assert best.total_ms == 3.0
         assert filler.fills < 20
 

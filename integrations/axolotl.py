@@ -15,11 +15,10 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-import numpy as np
 from pydantic import BaseModel
 
 from seqplan.costs.shipped.catalogue import find_profile
-from seqplan.integrations.balanced_steps import BalancedSteps
+from seqplan.integrations.balanced_steps import BalancedSteps, list_lengths
 from seqplan.integrations.huggingface_trainer import PlannedTrainerMixin, UnplannableError
 from seqplan.integrations.recomputation_limits import RecomputationLimits
 from seqplan.integrations.versions import UnsupportedVersion, find_installed_version
@@ -197,10 +196,7 @@ def _set_steps(args: Any, cfg: Any, steps: int) -> None:
 def _lengths(samples: Any) -> Any:
     if samples is None or not hasattr(samples, "__len__"):
         raise UnplannableError("an iterable data set has no places to plan")
-    names = getattr(samples, "column_names", None) or []
-    if "length" in names:
-        return np.asarray(samples["length"], dtype=np.int64)
-    return np.array([len(ids) for ids in samples["input_ids"]], dtype=np.int64)
+    return list_lengths(samples)
 
 
 def _flattening(tokenizer: Any = None, **options: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,13 @@ from seqplan.planner.balance.mode import Mode
 from seqplan.planner.balance.phase import Phase
 from seqplan.planner.placement.slowdown import Slowdown
 from seqplan.plans.recomputation import split_mode
+
+
+def list_lengths(samples: Any) -> npt.NDArray[np.int64]:
+    """List the tokens of each sample: its column ``length`` or its ``input_ids``."""
+    if "length" in (getattr(samples, "column_names", None) or []):
+        return np.asarray(samples["length"], dtype=np.int64)
+    return np.array([len(ids) for ids in samples["input_ids"]], dtype=np.int64)
 
 
 @dataclass(frozen=True)

@@ -288,7 +288,7 @@ class MicroStepsFiller:
 
         A sequence needs a degree if the next smaller one cannot hold it or not end by the
         target; the group is then topped up with any that fit both. ``longest``: the place
-        of the longest that is left.
+        of the longest that is left. ``fill_kernel.c`` does the same, operation by operation.
         """
         reach = [costs.longest_alone(target_ms) for costs in self.costs]
         free, filled_classes = self.ranks, []

@@ -150,27 +150,27 @@ class PlanningOptions:
         """Reject what plans with loads or shapes (``name``) are not made with."""
         for other in ("exact", "robust"):
             if getattr(self, other):
-                raise OptionError("{0} with {1}: not supported. Leave {0} out", other, name)
+                raise OptionError("{0} with {name}: not supported. Leave {0} out", other, name=name)
         if self.packing != PACKINGS[0]:
             raise OptionError(
-                "{0} {packing} with {1}: not supported. Leave {0} out",
+                "{0} {packing} with {name}: not supported. Leave {0} out",
                 "packing",
-                name,
+                name=name,
                 packing=self.packing,
             )
         if problem.in_lockstep or self.execution == "regroup":
             raise OptionError(
-                "{0} with {1} {kind}: only groups that stay within a step have it. Set {1} to "
+                "{name} with {0} {kind}: only groups that stay within a step have it. Set {0} to "
                 "static",
-                name,
                 "execution",
+                name=name,
                 kind="lockstep" if problem.in_lockstep else "regroup",
             )
         if problem.profile.expert_parallel > 1:
             raise OptionError(
-                "{0} are for models whose experts are not split, and the profile's are on {degree} "
-                "ranks. Leave {0} out",
-                name,
+                "{name} are for models whose experts are not split, and the profile's are on "
+                "{degree} ranks. Leave {name} out",
+                name=name,
                 degree=problem.profile.expert_parallel,
             )
 

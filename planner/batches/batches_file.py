@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.plans.format.decode import PlanReader
 from seqplan.plans.format.fields import MAX_INTEGER
+from seqplan.plans.load import PhaseLoad
 
 
 def read_batches(path: Path, max_len: int) -> Iterator[Batch]:
-    """Read batches from ``{"step":0,"ids":[…],"lengths":[…]}`` lines, optionally "loss_tokens".
+    """Read batches from ``{"step":0,"ids":[…],"lengths":[…]}`` lines.
 
-    ``ids`` may be left out (positions then count on through the file). Raises ``ValueError`` with
-    file and line for malformed batches, steps that do not ascend and lengths above ``max_len``.
+    Optionally with "loss_tokens" and "loads", as a plan's sequences have them. ``ids`` may be left
+    out (positions then count on through the file). Raises ``ValueError`` with file and line for
+    malformed batches, steps that do not ascend and lengths above ``max_len``.
     """
     last, counted = -1, 0
     with path.open("rb") as lines:
@@ -57,6 +61,8 @@ def batch_to_json(batch: Batch) -> str:
     }
     if batch.loss_tokens is not None:
         fields["loss_tokens"] = batch.loss_tokens
+    if batch.loads:
+        fields["loads"] = [asdict(load) for load in batch.loads]
     return json.dumps(fields, separators=(",", ":"))
 
 
@@ -74,7 +80,7 @@ def _batch(line: bytes, where: str, last: int, counted: int) -> Batch:
         raise ValueError(f"{where}: not a whole JSON object ({error}). Repair the line") from None
     if not isinstance(raw, dict):
         raise ValueError(f"{where}: must be an object with step, ids and lengths")
-    if foreign := set(raw) - {"step", "ids", "lengths", "loss_tokens"}:
+    if foreign := set(raw) - {"step", "ids", "lengths", "loss_tokens", "loads"}:
         raise ValueError(f"{where}: unknown field {sorted(foreign)[0]!r}. Remove it")
     step = raw.get("step", last + 1)
     if type(step) is not int or not last < step <= MAX_INTEGER:
@@ -89,10 +95,25 @@ def _batch(line: bytes, where: str, last: int, counted: int) -> Batch:
         )
     if ids is None:
         ids = tuple(range(counted, counted + len(lengths)))
+    loads = _loads(raw, where, len(lengths))
     try:
-        return Batch(step, ids, lengths, loss)
+        return Batch(step, ids, lengths, loss, loads)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
+
+
+def _loads(raw: dict[str, object], where: str, number: int) -> tuple[PhaseLoad, ...]:
+    if "loads" not in raw:
+        return ()
+    # In a plan times are whole microseconds.
+    return tuple(
+        replace(
+            load,
+            work_ms=tuple(round(ms, 3) for ms in load.work_ms),
+            overhead_ms=round(load.overhead_ms, 3),
+        )
+        for load in PlanReader(where, strict=True).loads(raw, number)
+    )
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

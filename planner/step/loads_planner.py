@@ -39,16 +39,15 @@ class LoadsPlanner:
     ) -> None:
         options.check_static("loads", problem)
         if options.shapes:
-            raise OptionError("{0} with {1}: not supported. Leave {0} out", "shapes", "loads")
+            raise OptionError("{0} with loads: not supported. Leave {0} out", "shapes")
         self.problem, self.options, self._provenance = problem, options, provenance
         gpus = problem.workload.gpus
         self._speeds = list_factors(options.slowdown, gpus) or Slowdown((1.0,) * gpus)
         self._models = {s: model for s, model in problem.models.items() if s.pp == 1}
         if not self._models:
             raise OptionError(
-                "{0} is for schemes without stages, of which profile {profile} has none that fits. "
-                "Leave {0} out",
-                "loads",
+                "loads are for schemes without stages, of which profile {profile} has none that "
+                "fits. Leave them out",
                 profile=problem.profile.name,
             )
         if options.prove:

@@ -106,23 +106,25 @@ class PlanReader(FieldReader):
                 else None
             ),
             expert_parallel=self.expert_parallel(raw),
-            loads=self.loads(sequences, len(lengths)),
+            loads=self.loads(sequences, len(lengths), ".sequences"),
             shapes=self.integers(raw, "shapes", "", 1) if "shapes" in raw else (),
         )
         if (stated := raw.get("layout_gap")) != plan.layout_gap:
             self.fail("layout_gap", f"is {shown(stated)}, its bound gives {plan.layout_gap}")
         return plan
 
-    def loads(self, sequences: dict[str, Any], number: int) -> tuple[PhaseLoad, ...]:
+    def loads(
+        self, sequences: dict[str, Any], number: int, place: str = ""
+    ) -> tuple[PhaseLoad, ...]:
         """Return the loads of so many sequences; none if they are not stated."""
         if "loads" not in sequences:
             return ()
-        entries = self.items(sequences, "loads", ".sequences")
+        entries = self.items(sequences, "loads", place)
         if not entries:
-            self.fail(".sequences.loads", "is empty. Leave it out")
+            self.fail(f"{place}.loads", "is empty. Leave it out")
         return tuple(
-            self.load(entry, f".sequences.loads[{place}]", number)
-            for place, entry in enumerate(entries)
+            self.load(entry, f"{place}.loads[{index}]", number)
+            for index, entry in enumerate(entries)
         )
 
     def load(self, raw: Any, place: str, number: int) -> PhaseLoad:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
-from command_line import call, complaint, nothing_left
+from command_line import call, complaint, nothing_left, succeeded
 from planned_files import MAX_LEN, PlannedFiles
+
+from seqplan import read_plans
 
 GOOD = b'{"step":4,"ids":[1,2],"lengths":[10,20]}\n'
 
@@ -48,6 +51,11 @@ LINES: dict[str, tuple[bytes, str]] = {
         "loss_tokens must be an integer from 0 to the step's 5 tokens, not -1",
     ),
     "foreign": (b'{"lengths":[5],"labels":[1]}\n', "unknown field 'labels'"),
+    "loads": (
+        b'{"lengths":[5,6],"loads":[{"name":"v","tokens":[9],"work_ms":[1,2],"overhead_ms":0}]}\n',
+        "loads[0].tokens: has 1 values for 2 sequences",
+    ),
+    "loads empty": (b'{"lengths":[5],"loads":[]}\n', "loads: is empty. Leave it out"),
     "twice": (
         b'{"lengths":[5],"lengths":[6]}\n',
         "not a whole JSON object ('lengths' is written twice. Remove one)",
@@ -132,3 +140,20 @@ def test_a_step_does_not_repeat_sequences(
     outcome = call("plan", "--proposal", dense.proposal, source, "-o", output)
     assert "has 300 tokens, fewer than a step of 8000" in complaint(outcome)
     nothing_left(output)
+
+
+def test_batches_with_images_are_planned(
+    dense: PlannedFiles, lockstep: PlannedFiles, tmp_path: Path
+) -> None:
+    batches, plans = tmp_path / "batches.jsonl", tmp_path / "plans.jsonl"
+    load = {"name": "vision", "tokens": [0, 900] * 4, "work_ms": [0, 80.5] * 4, "overhead_ms": 1}
+    batches.write_text(json.dumps({"lengths": [500, 2_000] * 4, "loads": [load]}) + "\n")
+    succeeded(call("plan", "--proposal", dense.proposal, batches, "-o", plans))
+    (plan,) = read_plans(plans)
+    assert plan.loads[0].tokens == (0, 900) * 4
+    assert "phases of the slowest pipeline: vision" in succeeded(
+        call("explain", plans, "--step", 0)
+    )
+    succeeded(call("check", "plans", plans, "--proposal", dense.proposal, "--prove"))
+    failed = complaint(call("plan", "--proposal", lockstep.proposal, batches))
+    assert failed.startswith("loads with --execution lockstep: only groups that stay within")

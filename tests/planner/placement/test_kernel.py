@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
-import shutil
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from types import ModuleType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -379,31 +375,3 @@ def test_lengths_beyond_exact_floats_are_left_to_python() -> None:
     batch = Batch.from_lengths([2**53 + 1])
     assert not FillStarter(FillTables.from_batch(batch), [some]).compiled
     assert isinstance(Filler(fleet((some,)), batch).fill(2.0**54), Filling)
-
-
-def test_the_source_states_its_digest() -> None:
-    text = kernel.SOURCES[1].read_text("utf-8")
-    stated = re.search(r'^#define SOURCE "(\w+)"$', text, re.MULTILINE)
-    assert stated is not None
-    assert stated[1] == kernel.source_digest(kernel.SOURCES), "state the digest and build again"
-
-
-def test_a_kernel_of_another_source_is_not_used(tmp_path: Path) -> None:
-    built = ModuleType("fill_kernel")
-    built.SOURCE = kernel.source_digest(kernel.SOURCES)  # type: ignore[attr-defined]
-    assert kernel.why_unusable(built, kernel.SOURCES) == ""
-    edited = [Path(shutil.copy(path, tmp_path)) for path in kernel.SOURCES]
-    assert kernel.why_unusable(built, edited) == ""
-    edited[2].write_text(edited[2].read_text("utf-8").replace("p-53", "p-52"), "utf-8")
-    assert kernel.why_unusable(built, edited) == "built from other sources"
-    edited[2].unlink()
-    assert kernel.why_unusable(built, edited) == "exchange.c is not next to it"
-    assert kernel.why_unusable(None, kernel.SOURCES) == "not built"
-
-
-def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(kernel.VARIABLE, "python")
-    assert kernel.kernel_state() == "Python (SEQPLAN_KERNEL=python)"
-    monkeypatch.setenv(kernel.VARIABLE, "fast")
-    with pytest.raises(ValueError, match="SEQPLAN_KERNEL is 'fast'; set it to python, or not at"):
-        kernel.kernel_state()

@@ -338,7 +338,7 @@ class MicroStepsFiller:
 
 
 def _first_left(fill: Fill, start: int) -> int:
-    """Return the place of the longest length, from ``start`` on, of which a sequence is left."""
+    """Return the place of the longest length, from ``start`` on, that is left."""
     if fill.counts[start]:
         return start
     return start + int((np.asarray(fill.counts[start:]) > 0).argmax())

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from seqplan.api.rest.payloads.fields import (
+    Duration,
     LookAhead,
     Milliseconds,
     Natural,
@@ -99,6 +100,18 @@ class JobProposal(BaseModel):
     proposal: Text
 
 
+class PushedLoad(BaseModel):
+    """Work of a step's sequences in one phase before the language model."""
+
+    model_config = _with_example(
+        {"name": "vision", "tokens": [0, 900], "work_ms": [0.0, 80.5], "overhead_ms": 1.0}
+    )
+    name: Text
+    tokens: Naturals
+    work_ms: list[Duration]
+    overhead_ms: Duration = 0.0
+
+
 class PushedBatch(BaseModel):
     """The sequences of one step."""
 
@@ -107,6 +120,7 @@ class PushedBatch(BaseModel):
     ids: Naturals
     lengths: Positives
     loss_tokens: Natural | None = None
+    loads: list[PushedLoad] = []
 
 
 class PushedBatches(BaseModel):

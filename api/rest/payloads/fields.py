@@ -66,6 +66,7 @@ Natural = Annotated[int, Field(strict=True, ge=0, le=MOST), BeforeValidator(_int
 Positive = Annotated[int, Field(strict=True, ge=1, le=MOST), BeforeValidator(_integral)]
 LookAhead = Annotated[int, Field(strict=True, ge=1, le=1024), BeforeValidator(_integral)]
 Milliseconds = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)]
+Duration = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 

@@ -20,7 +20,7 @@ from seqplan.api.rest.payloads.answers import (
     StoppedResponse,
     answers,
 )
-from seqplan.api.rest.payloads.bodies import NewJob, PushedBatch, PushedBatches
+from seqplan.api.rest.payloads.bodies import NewJob, PushedBatch, PushedBatches, PushedLoad
 from seqplan.api.rest.payloads.idempotency import add_location, once
 from seqplan.api.rest.payloads.large_bodies import describe_body, large_body
 from seqplan.api.rest.payloads.pages import read_page
@@ -38,6 +38,7 @@ from seqplan.api.store.tables.jobs import add_job, settle_job
 from seqplan.api.store.tables.plans import count_planned_beyond, last_planned
 from seqplan.planner.batches.batch import Batch
 from seqplan.plans import service_routes
+from seqplan.plans.load import PhaseLoad
 
 routes = APIRouter(tags=["jobs"])
 
@@ -210,6 +211,19 @@ def check_batch(batch: PushedBatch, where: str, max_len: int) -> Batch:
             f"{where}.lengths[{index}]: {batch.lengths[index]} is above the proposal's {max_len}"
         )
     try:
-        return Batch(batch.step, tuple(batch.ids), tuple(batch.lengths), batch.loss_tokens)
+        loads = tuple(_read_load(load, batch) for load in batch.loads)
+        return Batch(batch.step, tuple(batch.ids), tuple(batch.lengths), batch.loss_tokens, loads)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
+
+
+def _read_load(load: PushedLoad, batch: PushedBatch) -> PhaseLoad:
+    """Read a load of a request; times are whole microseconds, as in plans."""
+    for name, values in (("tokens", load.tokens), ("work_ms", load.work_ms)):
+        if len(values) != len(batch.lengths):
+            raise ValueError(
+                f"load {load.name}: {name} has {len(values)} values for {len(batch.lengths)} "
+                "sequences. Give one for each"
+            )
+    work_ms = tuple(round(ms, 3) for ms in load.work_ms)
+    return PhaseLoad(load.name, tuple(load.tokens), work_ms, round(load.overhead_ms, 3))

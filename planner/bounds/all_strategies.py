@@ -9,7 +9,7 @@ import numpy as np
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import bound_by_relaxation_ms
-from seqplan.planner.bounds.gpu_time import single_bound_ms
+from seqplan.planner.bounds.gpu_time import area_only_bound_ms, single_bound_ms
 from seqplan.planner.bounds.held_value import HeldValue, Mixes, Relaxation, list_fixed_mixes
 from seqplan.planner.bounds.relaxation import relax
 from seqplan.planner.bounds.resources import ROUNDING
@@ -40,6 +40,13 @@ class AllStrategies:
         self.classes = tuple(PipelineClass.from_model(models[scheme], 1) for scheme in self.schemes)
         one_stage = {k for k, pipeline_class in enumerate(self.classes) if pipeline_class.pp == 1}
         self._active = one_stage or set(range(len(self.classes)))
+        self._area: tuple[Batch, float] | None = None
+
+    def area_bound_ms(self, batch: Batch) -> float:
+        """Bound every plan by GPU-time alone (ms); computed once for consecutive calls."""
+        if self._area is None or self._area[0] is not batch:
+            self._area = batch, area_only_bound_ms(self.classes, batch, self.gpus)
+        return self._area[1]
 
     def relax(self, batch: Batch, time_ms: float) -> Relaxation | None:
         """Solve at ``time_ms``; None when a sequence can end by then on no class."""

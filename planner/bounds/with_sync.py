@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.all_strategies import AllStrategies, all_strategies_bound_ms
-from seqplan.planner.bounds.gpu_time import area_only_bound_ms
 from seqplan.planner.placement.dominance import drop_dominated
 from seqplan.planner.placement.fleet import Models
 from seqplan.planner.sync.times import Family, SyncTimes, layouts_of
@@ -22,8 +21,7 @@ class FamilyRelaxation:
 
     def quick_bound_ms(self, batch: Batch) -> float:
         """Bound step and sync without a linear program; see ``area_only_bound_ms``."""
-        relaxation = self.relaxation
-        return area_only_bound_ms(relaxation.classes, batch, relaxation.gpus) + self.sync_ms
+        return self.relaxation.area_bound_ms(batch) + self.sync_ms
 
 
 class Families:

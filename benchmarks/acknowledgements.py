@@ -1,4 +1,4 @@
-"""A step of 10,240 ranks: CPU time of the service, rank by rank and fanned out by rank 0."""
+"""A service on one core with a job of 10,240 simulated ranks: CPU, bytes and waits for views."""
 
 from __future__ import annotations
 
@@ -6,115 +6,164 @@ import asyncio
 import json
 import os
 import tempfile
+import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from benchmarks.http_clients import Client, connect_all
+import numpy as np
+
+from benchmarks.http_clients import Answered, connect_all
+from benchmarks.http_clients import Client as Connection
 from benchmarks.served import Served
 from benchmarks.settings import Data, markdown, published_schemes
+from seqplan import Client
 from seqplan.api.rest.connections import raise_file_limit
-from seqplan.api.store.rows import JobRow
-from seqplan.api.store.store import Store
-from seqplan.api.store.tables.jobs import add_job
-from seqplan.api.store.tables.plans import StoredPlan, add_plan
-from seqplan.api.store.tables.proposals import put_proposal
-from seqplan.planner.batches.sampler import Sampler
-from seqplan.planner.problem import PlanningOptions
-from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.planner.step.step_planner import StepPlanner
-from seqplan.planner.workload import Workload
-from seqplan.plans.format.codec import digest, to_json
 
-RANKS, CONNECTIONS, STEPS = 10_240, 5_120, 4
-MAX_LEN, TOKENS, SEED = 32_768, 32_000_000, 0
+RANKS, CONNECTIONS, STEPS = 10_240, 5_120, 1_000
+EACH_ALONE = 100
+"""Every so many steps each rank requests its view and acknowledges by itself."""
+
+MAX_LEN, TOKENS = 32_768, 32_000_000
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One step: waits for views (s), CPU-seconds of the service, bytes of plan or views."""
+
+    alone: bool
+    wait_s: float
+    cpu_s: float
+    sent: int
 
 
 def run(data: Sequence[Data]) -> None:
-    """Print CPU-seconds a step, the least and the most of some steps."""
+    """Print a row for steps that rank 0 fans out, and one for ranks by themselves."""
     raise_file_limit()
-    plans = _plan_steps(data[-1])
+    core = max(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "s.db"
-        store = Store(str(path))
-        with store.writing() as connection:
-            put_proposal(connection, "p", {}, "{}")
-            job = JobRow(
-                id="j", proposal="p", seed=0, look_ahead=8, world_size=RANKS, state="planned"
-            )
-            add_job(connection, job)
-            for plan in plans:
-                add_plan(connection, "j", plan, 1.0)
-        store.close()
-        with Served("serve", "--store", path, "--port", 0) as served:
-            measured = asyncio.run(_measure(served, [plan.digest for plan in plans]))
-    rows = [[name, f"{min(times):.2f} to {max(times):.2f}"] for name, times in measured.items()]
-    print(markdown(["requests of a step", "CPU-s of the service"], rows), "\n")
-
-
-def _plan_steps(data: Data) -> list[StoredPlan]:
-    workload = Workload(RANKS, MAX_LEN, TOKENS)
-    proposal = make_proposal(published_schemes(), workload, data.lengths, seed=SEED, sync=None)
-    planner = StepPlanner(proposal, PlanningOptions(seed=SEED, prove=False))
-    batches = Sampler(data.lengths, TOKENS, MAX_LEN, SEED).batches(2 * STEPS)
-    plans = [planner.plan(batch) for batch in batches]
-    return [StoredPlan(plan.step, digest(plan), to_json(plan)) for plan in plans]
-
-
-async def _measure(served: Served, digests: Sequence[str]) -> dict[str, list[float]]:
-    clients = await connect_all(served.host, served.port, CONNECTIONS)
-
-    async def for_each_rank(work: Callable[[Client, int], Awaitable[None]]) -> None:
-        async def request(client: Client, ranks: range) -> None:
-            for rank in ranks:
-                await work(client, rank)
-
-        await asyncio.gather(
-            *(request(client, range(at, RANKS, CONNECTIONS)) for at, client in enumerate(clients))
+        store = Path(folder) / "s.db"
+        arguments = ("serve", "--store", store, "--port", 0, "--log", "error")
+        with Served(*arguments, cores=[core]) as served:
+            _begin(served.url, data[-1])
+            began = time.perf_counter()
+            steps = asyncio.run(_train(served))
+            took_s = time.perf_counter() - began
+            with Client(served.url) as client:
+                predicted_s = [
+                    step.predicted_ms / 1e3 for step in client.items(client.list_steps, "j")
+                ]
+        kept = sum(path.stat().st_size for path in Path(folder).glob("s.db*") if path.is_file())
+    in_time = sum(
+        step.wait_s <= predicted for step, predicted in zip(steps, predicted_s, strict=True)
+    )
+    print(
+        f"{len(steps):,} steps of {RANKS:,} ranks, service and planner on one core: {took_s:,.0f} "
+        f"s, of {sum(predicted_s):,.0f} s that the steps are predicted to take. All views within "
+        f"their step's predicted time: {in_time:,} steps. The store: {kept / 2**20:,.0f} MiB\n"
+    )
+    rows = []
+    for name, alone in (("rank 0 for all", False), ("each rank", True)):
+        of = [step for step in steps if step.alone == alone]
+        if not of:
+            continue
+        cpu_s, sent = (np.mean([getattr(step, name) for step in of]) for name in ("cpu_s", "sent"))
+        waits = [step.wait_s for step in of]
+        rows.append(
+            [
+                name,
+                f"{len(of):,}",
+                f"{np.median(waits):.2f}",
+                f"{max(waits):.2f}",
+                f"{cpu_s:.2f}",
+                f"{1e6 * cpu_s / RANKS:,.0f}",
+                f"{sent / RANKS:,.0f}",
+            ]
         )
-
-    async def views(step: int) -> None:
-        await for_each_rank(lambda client, rank: _get(client, f"plans/{step}/ranks/{rank}"))
-
-    async def plan(step: int) -> None:
-        await _get(clients[0], f"plans/{step}")
-
-    async def one_by_one(step: int) -> None:
-        fields = {"step": step, "digest": digests[step], "measured_ms": 12.5}
-        await for_each_rank(lambda client, rank: _post(client, "acks", {**fields, "rank": rank}))
-
-    async def together(step: int) -> None:
-        fields = {"step": step, "digest": digests[step], "measured_ms": [12.5] * RANKS}
-        await _post(clients[0], "acks/many", {**fields, "ranks": list(range(RANKS))})
-
-    first, second = range(STEPS), range(STEPS, 2 * STEPS)
-    kinds = {
-        f"{RANKS} views, as HttpSource requests them": (views, first),
-        "one plan, as FanOutSource requests it": (plan, second),
-        f"{RANKS} acknowledgements, as HttpSource sends them": (one_by_one, first),
-        "one acknowledgement for all, as FanOutSource sends it": (together, second),
-    }
-    return {
-        name: [await _cpu_s(served, work, step) for step in steps]
-        for name, (work, steps) in kinds.items()
-    }
+    head = ["requests by", "steps", "wait for views, median (s)", "most (s)", "CPU-s a step"]
+    print(markdown([*head, "CPU-µs a rank", "bytes sent a rank"], rows), "\n")
 
 
-async def _get(client: Client, path: str) -> None:
-    answer = await client.send("GET", f"/v1/jobs/j/{path}")
+def _begin(url: str, data: Data) -> None:
+    """Begin the job, planned by a proposal of the service."""
+    with Client(url) as client:
+        lengths = client.upload_lengths(data.lengths).id
+        profile = client.upload_profile(dict(published_schemes().document)).id
+        proposal = client.create_proposal(
+            profile=profile,
+            lengths=lengths,
+            gpus=RANKS,
+            max_len=MAX_LEN,
+            tokens=TOKENS,
+            sync="none",
+        ).id
+        for state in client.watch(client.get_proposal, proposal):
+            if state.error:
+                raise RuntimeError(state.error)
+        client.create_job(id="j", proposal=proposal, lengths=lengths, steps=STEPS)
+
+
+async def _train(served: Served) -> list[_Step]:
+    """Request and acknowledge each step as soon as the one before is acknowledged."""
+    (first,) = await connect_all(served.host, served.port, 1)
+
+    async def for_each_rank(
+        connections: Sequence[Connection], work: Callable[[Connection, int], Awaitable[Answered]]
+    ) -> list[Answered]:
+        async def request(connection: Connection, ranks: range) -> list[Answered]:
+            return [await work(connection, rank) for rank in ranks]
+
+        answers = await asyncio.gather(
+            *(request(one, range(at, RANKS, CONNECTIONS)) for at, one in enumerate(connections))
+        )
+        return [answer for some in answers for answer in some]
+
+    steps = []
+    for step in range(STEPS):
+        alone = step % EACH_ALONE == EACH_ALONE - 1
+        # Those of ranks that request something at every step stay open; silent ones are closed.
+        each = await connect_all(served.host, served.port, CONNECTIONS if alone else 0)
+        cpu_s, began = served.cpu_s(), time.perf_counter()
+        if alone:
+            answers = await for_each_rank(each, partial(_get_view, step))
+        else:
+            answers = [await _get(first, f"plans/{step}?wait=60")]
+        wait_s = max(answer.at for answer in answers) - began
+        if alone:
+            await for_each_rank(each, partial(_acknowledge, step))
+        else:
+            many = {
+                "step": step,
+                "digest": None,
+                "ranks": list(range(RANKS)),
+                "measured_ms": [12.5] * RANKS,
+            }
+            await _post(first, "acks/many", {"step": step, "digest": None, **many})
+        sent = sum(len(answer.body) for answer in answers)
+        steps.append(_Step(alone, wait_s, served.cpu_s() - cpu_s, sent))
+        for connection in each:
+            connection.close()
+    first.close()
+    return steps
+
+
+async def _get_view(step: int, connection: Connection, rank: int) -> Answered:
+    return await _get(connection, f"plans/{step}/ranks/{rank}?wait=60")
+
+
+async def _acknowledge(step: int, connection: Connection, rank: int) -> Answered:
+    fields = {"step": step, "rank": rank, "digest": None, "measured_ms": 12.5}
+    return await _post(connection, "acks", fields)
+
+
+async def _get(connection: Connection, path: str) -> Answered:
+    answer = await connection.send("GET", f"/v1/jobs/j/{path}")
     assert answer.status == 200, answer
+    return answer
 
 
-async def _post(client: Client, path: str, body: object) -> None:
-    answer = await client.send("POST", f"/v1/jobs/j/{path}", json.dumps(body).encode())
+async def _post(connection: Connection, path: str, body: object) -> Answered:
+    answer = await connection.send("POST", f"/v1/jobs/j/{path}", json.dumps(body).encode())
     assert answer.status == 200, answer
-
-
-async def _cpu_s(served: Served, work: Callable[[int], Awaitable[None]], step: int) -> float:
-    before = _cpu_of(served.process.pid)
-    await work(step)
-    return _cpu_of(served.process.pid) - before
-
-
-def _cpu_of(process: int) -> float:
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return answer

@@ -28,9 +28,9 @@ def run(data: Sequence[Data]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             job = _job_file(Path(folder), seconds)
             with Served("sidecar", "--job", job, cores=[core]) as served:
-                began = _cpu_s(served.process.pid)
+                began = served.cpu_s()
                 waits, ahead = asyncio.run(_train(served))
-                spent = _cpu_s(served.process.pid) - began
+                spent = served.cpu_s() - began
             rows.append(
                 [
                     seconds.name,
@@ -93,17 +93,3 @@ async def _planned(client: Client) -> int:
     """The number of steps that are planned."""
     answer = await client.send("GET", "/v1/jobs/job")
     return int(json.loads(answer.body)["planned_steps"])
-
-
-def _cpu_s(process: int) -> float:
-    """CPU seconds of a process and of its children that are alive."""
-    ticks = os.sysconf("SC_CLK_TCK")
-    total = 0
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(path.parent.name) == process or int(fields[1]) == process:
-            total += int(fields[11]) + int(fields[12])
-    return total / ticks

@@ -70,7 +70,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "transformers-trainer.md"
 
 def train_as_the_page(folder: str) -> list[float]:
     """Run the page's program on a stored model; return its losses."""
-    _, code = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    _, code, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     names: dict[str, Any] = {
         "name": Path(folder) / "stored",
         "degree": 2,

@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "transformers-trainer.md"
 
 
 def run_the_page() -> int:
-    code, _ = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    code, *_ = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     # The page's figures are those of a device; the samples here are short and few.
     assert code.count("sequences=64, capacity=16_384") == 1
     code = code.replace("sequences=64, capacity=16_384", "sequences=12, capacity=160")

@@ -132,12 +132,14 @@ class _JobLoop:
                 return
             known = revisions.list_revisions(connection, row)
             self._take(connection)
-            made = None if self._pending is None else get(connection, ProposalRow, self._pending[0])
+            requested = (
+                None if self._pending is None else get(connection, ProposalRow, self._pending[0])
+            )
             proposal_row = get(connection, ProposalRow, row.proposal)
         assert proposal_row is not None  # it stays while a job uses it
         now = known[-1]
         if self._pending is not None:
-            self._go_on(made, *self._pending)
+            self._go_on(requested, *self._pending)
         elif now.kind == "refit" and self._judged < now.step:
             self._judge(known[-2], now, ready_document(proposal_row).profile)
         elif self._count >= self._next_count:
@@ -236,13 +238,13 @@ class _JobLoop:
         return key
 
     def _go_on(
-        self, made: ProposalRow | None, key: str, slowdown: SlowFactors, reason: str
+        self, requested: ProposalRow | None, key: str, slowdown: SlowFactors, reason: str
     ) -> None:
-        if made is not None and made.state == "running":
+        if requested is not None and requested.state == "running":
             return
         self._pending = None
-        if made is None or made.state != "ready":
-            why = "it was removed" if made is None else made.error
+        if requested is None or requested.state != "ready":
+            why = "it was removed" if requested is None else requested.error
             _log.warning("job %s: proposal %s was not made: %s", self._id, key, why)
             return
         self._revise(self._id, key, slowdown, "refit", reason)

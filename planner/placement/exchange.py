@@ -205,7 +205,7 @@ def _improve(pipelines: Sequence[_Pipeline], lower_ms: float) -> bool:
     Returns whether one was made.
     """
     draw = _Draws()
-    fruitless, made = 0, False
+    fruitless, shortened = 0, False
     slowest = max(pipelines, key=attrgetter("time_ms"))
     for _ in range(DRAWN):
         if slowest.time_ms <= lower_ms or fruitless == FRUITLESS:
@@ -214,9 +214,9 @@ def _improve(pipelines: Sequence[_Pipeline], lower_ms: float) -> bool:
         second = pipelines[int(draw() * len(pipelines))]
         fruitless += 1
         if first.micro_batches and _exchange(first, second, draw):
-            fruitless, made = 0, True
+            fruitless, shortened = 0, True
             slowest = max(pipelines, key=attrgetter("time_ms"))
-    return made
+    return shortened
 
 
 def _exchange(first: _Pipeline, second: _Pipeline, draw: Callable[[], float]) -> bool:

@@ -102,9 +102,9 @@ def test_a_bare_layer_lacks_a_feed_forward() -> None:
     fed = replace(sizes, architecture=Architecture(ungated=True))
     matrices = 2 * 2688 * 1856 + 2688  # and a norm
     assert fed.layers_parameters - sizes.layers_parameters == 6 * matrices
-    kept = layer_activation_bytes(fed, "none", 1) - layer_activation_bytes(sizes, "none", 1)
+    kept_bytes = layer_activation_bytes(fed, "none", 1) - layer_activation_bytes(sizes, "none", 1)
     # The residual sum, the normed input, the expanded result before and after its function.
-    assert kept == pytest.approx(6 / 29 * (2 * 2688 + 2 * 2688 + 4 * 1856))
+    assert kept_bytes == pytest.approx(6 / 29 * (2 * 2688 + 2 * 2688 + 4 * 1856))
     longer, shorter = (terms(of, "tp2", [8192]) for of in (fed, sizes))
     for term in ("matrix products", "memory-bound", "tp communication"):
         assert longer[term] > shorter[term]

@@ -120,7 +120,7 @@ def refit_profile(
     """
     measured: dict[Scheme, Refitted] = {}
     factors = []
-    models = {scheme: _SchemeTimes.from_scheme(profile.by_scheme[scheme]) for scheme in by_scheme}
+    models = {scheme: SchemeTimes.from_scheme(profile.by_scheme[scheme]) for scheme in by_scheme}
     for scheme, samples in by_scheme.items():
         models[scheme].check_modes(samples, profile.name)
     overhead = find_overhead_of(
@@ -134,7 +134,7 @@ def refit_profile(
             result = model.refit_by_overhead(samples, result, overhead)
         measured[scheme] = result
         if len(samples) >= LEAST_TO_SCALE:
-            after = _SchemeTimes(scheme, result.latency, result.modes)
+            after = SchemeTimes(scheme, result.latency, result.modes)
             factors.append(float(after.predict(samples).sum() / model.predict(samples).sum()))
     if all(result.how == "kept" for result in measured.values()):
         return RefittedProfile(tuple(measured.values()), None)
@@ -145,7 +145,7 @@ def refit_profile(
         measured[scheme]
         if len(by_scheme.get(scheme, ())) >= LEAST_TO_SCALE
         else _extrapolate(
-            _SchemeTimes.from_scheme(profile.by_scheme[scheme]),
+            SchemeTimes.from_scheme(profile.by_scheme[scheme]),
             by_scheme.get(scheme, ()),
             common,
             overhead,
@@ -156,7 +156,7 @@ def refit_profile(
 
 
 @dataclass(frozen=True)
-class _SchemeTimes:
+class SchemeTimes:
     """The coefficients of a scheme, of each mode if it has several."""
 
     scheme: Scheme
@@ -164,20 +164,20 @@ class _SchemeTimes:
     modes: Mapping[str, Latency]
 
     @classmethod
-    def from_scheme(cls, entry: ProfiledScheme) -> _SchemeTimes:
+    def from_scheme(cls, entry: ProfiledScheme) -> SchemeTimes:
         return cls(entry.scheme, entry.latency, entry.modes)
 
-    def scale(self, factor: float) -> _SchemeTimes:
+    def scale(self, factor: float) -> SchemeTimes:
         """Return all coefficients times a factor."""
         modes = {mode: latency.scale(factor) for mode, latency in self.modes.items()}
-        return _SchemeTimes(self.scheme, self.latency.scale(factor), modes)
+        return SchemeTimes(self.scheme, self.latency.scale(factor), modes)
 
-    def correct(self, overhead: DegreeOverhead) -> _SchemeTimes:
+    def correct(self, overhead: DegreeOverhead) -> SchemeTimes:
         """Return all coefficients with an overhead by degree."""
         modes = {
             mode: overhead.correct(latency, self.scheme) for mode, latency in self.modes.items()
         }
-        return _SchemeTimes(self.scheme, overhead.correct(self.latency, self.scheme), modes)
+        return SchemeTimes(self.scheme, overhead.correct(self.latency, self.scheme), modes)
 
     def list_times(self, samples: Sequence[Observed]) -> DegreeTimes:
         """List what samples are predicted to take and took."""
@@ -194,7 +194,7 @@ class _SchemeTimes:
         """
         held_out = samples[1::2]
         corrected = self.correct(overhead)
-        now = _SchemeTimes(self.scheme, result.latency, result.modes)
+        now = SchemeTimes(self.scheme, result.latency, result.modes)
         if now.median_error(held_out) <= corrected.median_error(held_out):
             return result
         return Refitted(
@@ -269,7 +269,7 @@ def _with_share(fitted: Latency, of: Latency) -> Latency:
 
 
 def _extrapolate(
-    model: _SchemeTimes,
+    model: SchemeTimes,
     samples: Sequence[Observed],
     common: CommonFactor,
     overhead: DegreeOverhead | None,

@@ -43,7 +43,7 @@ job.toml:
   steps = 1000
 optional: job, tokens, seed, look_ahead, store, files, host, port, allow_host,
   workers, execution, micro_step_multiple, keep_steps, abandon_hours,
-  job_days, grace_days, token_file
+  job_days, grace_days, token_file, refit, slowdown
 """
 
 
@@ -117,10 +117,12 @@ def _enter_once(store: Store, job: JobFile, origin: Path) -> None:
 
 
 def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
+    from seqplan.api.service.job_costs import check_refit, check_slowdown, list_slow_ranks
     from seqplan.api.store.rows import JobRow, ProposalRow, get
     from seqplan.api.store.tables.jobs import add_job
     from seqplan.api.store.tables.lengths import put_lengths, write_lengths
     from seqplan.api.store.tables.proposals import put_proposal
+    from seqplan.api.store.tables.revisions import list_revisions, write_slowdown
 
     profile = find_profile(job.profile)
     try:
@@ -131,6 +133,9 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
             job.micro_step_multiple,
             job.trainer or None,
         )
+        if job.refit:
+            check_refit(profile, lockstep=profile.lockstep or execution == "lockstep")
+        slow = list_slow_ranks(job.slowdown, job.gpus, refit=job.refit) if job.slowdown else ()
     except ValueError as error:
         raise ValueError(f"{origin}: {error}") from None
     lengths = read_lengths([job.lengths]).values
@@ -149,9 +154,12 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
         {"micro_step_multiple": job.micro_step_multiple} if job.micro_step_multiple > 1 else {}
     )
     request |= {"trainer": job.trainer} if job.trainer else {}
+    request |= {"refit": True} if job.refit else {}
+    request |= {"slowdown": list(job.slowdown)} if job.slowdown else {}
     with store.reading() as connection:
         known = get(connection, JobRow, job.job)
-        earlier = None if known is None else get(connection, ProposalRow, known.proposal)
+        first = None if known is None else list_revisions(connection, known)[0].proposal
+        earlier = None if first is None else get(connection, ProposalRow, first)
     if known is not None:
         if earlier is None or json.loads(earlier.request) != request:
             raise ValueError(
@@ -170,6 +178,8 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
             trainer=job.trainer or None,
             progress=progress,
         )
+    if slow:
+        check_slowdown(document)
     key = f"sidecar-{job.job}"
     with claim.writing() as connection:
         put_lengths(connection, row)
@@ -186,5 +196,7 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
                 look_ahead=job.look_ahead,
                 world_size=job.gpus,
                 last_step=job.steps - 1,
+                refit=job.refit,
+                slowdown=write_slowdown(slow),
             ),
         )

@@ -24,7 +24,8 @@ class JobFile:
     ``allow_host``: see ``serve --allow-host``; ``execution``,
     ``micro_step_multiple`` and ``trainer``: see ``propose``; ``keep_steps``, ``abandon_hours``,
     ``job_days`` and ``grace_days``: see ``serve``; ``token_file``: the file of the token that every
-    request then needs, made if absent.
+    request then needs, made if absent; ``refit``: correct costs by measured times; ``slowdown``:
+    how many times as long each rank takes as the profile has it.
     """
 
     profile: str
@@ -50,6 +51,8 @@ class JobFile:
     grace_days: int = 7
     token_file: str = ""
     trainer: str = ""
+    refit: bool = False
+    slowdown: tuple[float, ...] = ()
 
 
 _LEAST = {"tokens": 0, "seed": 0, "port": 0, "job_days": 0}
@@ -57,6 +60,7 @@ _KINDS: dict[Any, tuple[type, str]] = {
     "str": (str, "a string"),
     "int": (int, "an integer"),
     "bool": (bool, "true or false"),
+    "tuple[float, ...]": (list, "a factor for each rank, as [1.0, 1.3]"),
 }
 
 
@@ -77,7 +81,8 @@ def read_job_file(path: Path) -> JobFile:
         if name == "workers":
             continue
         value, (kind, wanted) = raw[name], _KINDS[field.type]
-        if type(value) is not kind:
+        numbers = value if isinstance(value, list) else ()
+        if type(value) is not kind or any(type(each) not in (int, float) for each in numbers):
             raise ValueError(f"{path}: {name}: must be {wanted}: {value!r}")
         least = _LEAST.get(name, 1)
         if isinstance(value, int) and kind is int and value < least:
@@ -89,7 +94,12 @@ def read_job_file(path: Path) -> JobFile:
     except ValueError as error:
         raise ValueError(f"{path}: job: {error}") from None
     return JobFile(
-        **{**raw, **_resolve_paths(raw, path.parent), "workers": _read_workers(raw, path)}
+        **{
+            **raw,
+            **_resolve_paths(raw, path.parent),
+            "workers": _read_workers(raw, path),
+            "slowdown": tuple(map(float, raw.get("slowdown", ()))),
+        }
     )
 
 

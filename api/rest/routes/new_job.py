@@ -12,6 +12,7 @@ from seqplan.api.rest.payloads.bodies import Continued, NewJob
 from seqplan.api.rest.payloads.problems import Problem
 from seqplan.api.rest.routes.data_look import DataLook, drawn_by
 from seqplan.api.rest.routes.sampler_state import check_planned, proposal_of
+from seqplan.api.service.job_costs import check_refit, check_slowdown, list_slow_ranks
 from seqplan.api.service.service import Service
 from seqplan.api.store.rows import (
     JobRow,
@@ -23,10 +24,7 @@ from seqplan.api.store.rows import (
 )
 from seqplan.api.store.tables.jobs import list_unfinished
 from seqplan.api.store.tables.proposals import ready_document
-from seqplan.api.store.tables.revisions import write_slowdown
-from seqplan.planner.problem import PlanningOptions
-from seqplan.planner.proposal.document import Proposal
-from seqplan.planner.step.slow_ranks import list_factors
+from seqplan.api.store.tables.revisions import SlowFactors, write_slowdown
 from seqplan.planner.workload import Workload
 
 _OWN = ("lengths", "tokens", "seed", "steps", "last_step", "continues", "first_step")
@@ -47,7 +45,11 @@ def job_row(service: Service, connection: Connection, new: NewJob, look: DataLoo
     document = ready_document(proposal)
     workload = document.workload
     if new.refit:
-        check_refit(document, proposal)
+        check_refit(document.profile, lockstep=document.in_lockstep, request=proposal.request)
+    slow: SlowFactors = ()
+    if new.slowdown is not None:
+        slow = list_slow_ranks(new.slowdown, workload.gpus, refit=new.refit)
+        check_slowdown(document)
     row = JobRow(
         id=new.id or secrets.token_hex(8),
         proposal=new.proposal,
@@ -57,7 +59,7 @@ def job_row(service: Service, connection: Connection, new: NewJob, look: DataLoo
         look_ahead=new.look_ahead,
         world_size=workload.gpus,
         refit=new.refit,
-        slowdown=_write_slowdown(new, document),
+        slowdown=write_slowdown(slow),
     )
     if new.continues is None:
         row = _with_own_batches(connection, row, new.tokens, workload, look)
@@ -68,42 +70,6 @@ def job_row(service: Service, connection: Connection, new: NewJob, look: DataLoo
     if get(connection, ListedJob, row.id) is not None:
         raise Problem(409, "exists", f"there is a job {row.id} already")
     return row
-
-
-def check_slowdown(proposal: Proposal) -> None:
-    """Raise ``ValueError`` for a proposal whose steps are not planned around slow ranks."""
-    PlanningOptions(slowdown=((0, 2.0),)).resolve_execution(proposal.problem)
-
-
-def _write_slowdown(new: NewJob, proposal: Proposal) -> str | None:
-    """Check the factors of a new job, and write them for its row."""
-    if new.slowdown is None:
-        return None
-    if new.refit:
-        raise _invalid("slowdown: refit finds the factors of slow ranks. Leave one of them out")
-    gpus, factors = proposal.workload.gpus, new.slowdown
-    try:
-        if len(factors) != gpus:
-            raise ValueError(
-                f"slowdown has {len(factors)} factors for {gpus} ranks. Give one for each rank"
-            )
-        # A lost rank is None, which the list of factors rejects.
-        slow: Any = tuple((rank, factor) for rank, factor in enumerate(factors) if factor != 1)
-        list_factors(slow, gpus)
-        check_slowdown(proposal)
-    except ValueError as error:
-        raise _invalid(str(error)) from None
-    return write_slowdown(slow)
-
-
-def check_refit(document: Proposal, row: ProposalRow) -> None:
-    """Raise 422 for a proposal whose costs cannot follow measured times."""
-    if row.request == "{}":
-        raise _invalid("refit: the proposal was uploaded. Make one with POST /v1/proposals")
-    if document.in_lockstep:
-        raise _invalid("refit: in lockstep a rank's time is of several groups. Leave refit out")
-    if document.profile.expert_parallel > 1:
-        raise _invalid("refit: ranks that share experts share their times. Leave refit out")
 
 
 def describe_job(row: JobRow) -> dict[str, Any]:

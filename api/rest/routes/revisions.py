@@ -11,9 +11,9 @@ from sqlalchemy import Connection
 from seqplan.api.rest.payloads.answers import RevisionResponse, RevisionsResponse, answers
 from seqplan.api.rest.payloads.bodies import JobProposal
 from seqplan.api.rest.payloads.problems import Problem, require_found
-from seqplan.api.rest.routes.new_job import check_refit, check_slowdown
 from seqplan.api.rest.routes.sampler_state import proposal_of
 from seqplan.api.rest.state.shared import ServiceOf
+from seqplan.api.service.job_costs import check_refit, check_slowdown
 from seqplan.api.store.rows import JobRow, ProposalRow, get
 from seqplan.api.store.tables.proposals import ready_document
 from seqplan.api.store.tables.revisions import Revision, list_revisions
@@ -61,11 +61,12 @@ def _check_proposal(connection: Connection, row: JobRow, key: str) -> None:
         raise ValueError(f"body.proposal: there is no proposal {key}")
     if stored.state != "ready":
         raise Problem(409, "not-ready", f"proposal {key} is {stored.state}")
-    now, new = proposal_of(connection, row).workload, ready_document(stored).workload
+    document = ready_document(stored)
+    now, new = proposal_of(connection, row).workload, document.workload
     if row.refit:
-        check_refit(ready_document(stored), stored)
+        check_refit(document.profile, lockstep=document.in_lockstep, request=stored.request)
     if row.slowdown is not None:
-        check_slowdown(ready_document(stored))
+        check_slowdown(document)
     for name in ("gpus", "max_len"):
         have, want = getattr(new, name), getattr(now, name)
         if have != want:

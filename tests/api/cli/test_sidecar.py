@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command_line import call, complaint, succeeded
-from service_process import serving
+from measuring_ranks import plan_of
+from service_process import PATIENCE_S, serving
 from stocked_service import DATA
+
+from seqplan.planner.balance.slow_ranks import list_usual_ms
 
 FILE = """
 profile = "llama-7b-a800-80gb"
@@ -97,6 +101,44 @@ def test_sidecar_plans_for_a_trainer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("slowdown = [1, 1.5]", "slowdown has 2 factors for 4 ranks. Give one for each rank"),
+        ("slowdown = [1, 1, 1, 0.5]", "slowdown"),
+        ("refit = true\nslowdown = [1, 1, 1, 2]", "refit finds the factors of slow ranks"),
+        ('refit = true\nexecution = "lockstep"', "refit: in lockstep a rank's time is of"),
+    ],
+)
+def test_costs_that_a_job_cannot_have(tmp_path: Path, text: str, message: str) -> None:
+    np.save(tmp_path / "lengths.npy", np.load(DATA)[:3000])
+    (tmp_path / "job.toml").write_text(f"{FILE}{text}\n".replace("tokens = 8000", "tokens = 40000"))
+    line = complaint(call("sidecar", "--job", tmp_path / "job.toml"))
+    assert "job.toml: " in line
+    assert message in line
+
+
+def test_a_sidecar_plans_around_slow_ranks_and_follows_its_times(tmp_path: Path) -> None:
+    np.save(tmp_path / "lengths.npy", np.load(DATA)[:3000])
+    job_file = tmp_path / "job.toml"
+    job_file.write_text(FILE + "slowdown = [1, 1.3, 1, 1]\n")
+    assert '"slowdown":1.3' in "".join(planned_by_the_sidecar(job_file))
+    job_file.write_text(FILE.replace("steps = 3", "steps = 200") + 'job = "refit"\nrefit = true\n')
+    with serving("--job", job_file, command="sidecar") as served:
+        for step in range(32):
+            plan = plan_of(served, "refit", step)
+            ms = [2 * rank_ms or None for rank_ms in list_usual_ms(plan).tolist()]
+            ack = {"step": step, "ranks": list(range(4)), "digest": None, "measured_ms": ms}
+            served.ok("POST", "/v1/jobs/refit/acks/many", ack)
+        ends = time.monotonic() + PATIENCE_S
+        while len(served.ok("GET", "/v1/jobs/refit/revisions")["items"]) < 2:
+            assert time.monotonic() < ends
+            time.sleep(0.05)
+    with serving("--job", job_file, command="sidecar") as served:  # it is the same job
+        revisions = served.ok("GET", "/v1/jobs/refit/revisions")["items"]
+    assert "2.000" in revisions[1]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
         ("profile = ", "not TOML"),
         ("", "lacks profile"),
         (FILE + "gpu = 3", "unknown field 'gpu'"),
@@ -115,6 +157,9 @@ def test_sidecar_plans_for_a_trainer(tmp_path: Path) -> None:
         ),
         (FILE + 'trainer = "nemo"', "job.toml: trainer must be one of seqplan, "),
         (FILE + 'trainer = "transformers"', "job.toml: profile llama-7b-a800-80gb: is of ZeRO-1"),
+        (FILE + "refit = 1", "refit: must be true or false: 1"),
+        (FILE + "slowdown = 1.3", "slowdown: must be a factor for each rank, as [1.0, 1.3]: 1.3"),
+        (FILE + 'slowdown = [1.3, "a"]', "slowdown: must be a factor for each rank, as"),
         (FILE, "lengths.npy: no such file"),
     ],
 )

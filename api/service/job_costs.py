@@ -1,0 +1,47 @@
+"""How a job's costs may differ from its profile: factors of slow ranks, or refits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from seqplan.api.store.tables.revisions import SlowFactors
+from seqplan.costs.profile import Profile
+from seqplan.planner.problem import PlanningOptions
+from seqplan.planner.proposal.document import Proposal
+from seqplan.planner.step.slow_ranks import list_factors
+
+
+def list_slow_ranks(factors: Sequence[Any], gpus: int, *, refit: bool) -> SlowFactors:
+    """List the slow ranks of a new job, given the factor of each rank.
+
+    ``ValueError`` for a job with ``refit``, another number of ranks and factors that cannot be.
+    """
+    if refit:
+        raise ValueError("slowdown: refit finds the factors of slow ranks. Leave one of them out")
+    if len(factors) != gpus:
+        raise ValueError(
+            f"slowdown has {len(factors)} factors for {gpus} ranks. Give one for each rank"
+        )
+    # A lost rank is None, which the list of factors rejects.
+    slow = tuple((rank, factor) for rank, factor in enumerate(factors) if factor != 1)
+    list_factors(slow, gpus)
+    return slow
+
+
+def check_slowdown(proposal: Proposal) -> None:
+    """Raise ``ValueError`` for a proposal whose steps are not planned around slow ranks."""
+    PlanningOptions(slowdown=((0, 2.0),)).resolve_execution(proposal.problem)
+
+
+def check_refit(profile: Profile, *, lockstep: bool, request: str = "") -> None:
+    """Raise ``ValueError`` for a job whose costs cannot follow measured times.
+
+    ``request``: what the service made its proposal from, as in the proposal's row.
+    """
+    if request == "{}":
+        raise ValueError("refit: the proposal was uploaded. Make one with POST /v1/proposals")
+    if lockstep:
+        raise ValueError("refit: in lockstep a rank's time is of several groups. Leave refit out")
+    if profile.expert_parallel > 1:
+        raise ValueError("refit: ranks that share experts share their times. Leave refit out")

@@ -5,6 +5,7 @@ import { NONE, count, find, html, ms, roughPercent, signedPercent, svg, ticks, w
 const SIZE = 210;
 const LEFT = 44;
 const BOTTOM = 34;
+const KINDS = { begin: "begin", request: "request", refit: "refit", rollback: "roll-back" };
 const ROW = 40; // of a bar with its words
 
 function verdict(scheme) {
@@ -70,6 +71,16 @@ function scatter(scheme) {
     svg("text", { class: "soft", x: LEFT + 4, y: 16 }, "measured ms"),
     ...scheme.points.map(([predicted, measured]) => svg("circle", { class: "dot", cx: x(predicted), cy: y(measured), r: 3 })));
   return html("figure", {}, html("figcaption", {}, html("b", {}, scheme.scheme)), drawing);
+}
+
+/** Show which proposal plans which steps, for a job that was revised. */
+export function drawRevisions(revisions) {
+  const slow = (revision) => revision.slowdown.map(({ rank, factor }) => `${rank} (${factor})`).join(", ");
+  find("#revisions").hidden = revisions.length < 2;
+  find("#revisions tbody").replaceChildren(...revisions.toReversed().map((revision) => html("tr", {},
+    html("td", {}, count(revision.step)),
+    ...[KINDS[revision.kind], revision.proposal, slow(revision) || NONE, revision.reason].map((words) =>
+      html("td", { class: "text" }, words)))));
 }
 
 /** Copy the command that refits the profile, or mark it where a browser does not let pages copy. */

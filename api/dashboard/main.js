@@ -1,7 +1,7 @@
 // The page: the selected job and step, refreshed every two seconds.
 
 import { Charts } from "./charts.js";
-import { copyRefit, drawCalibration } from "./calibration.js";
+import { copyRefit, drawCalibration, drawRevisions } from "./calibration.js";
 import { drawGantt } from "./gantt.js";
 import { estimateRatio, intervalText } from "./intervals.js";
 import { behind, showJobs, since, stateMark } from "./jobs.js";
@@ -222,11 +222,13 @@ async function refresh() {
   write(find("#job-title"), `Job ${job}`);
   try {
     const about = await json(ofJob(job, "progress"));
-    const [keep, calibration] = await Promise.all([
+    const [keep, calibration, revisions] = await Promise.all([
       askSteps(job, about),
       json(`${ofJob(job, "calibration")}?points=200`),
+      json(ofJob(job, "revisions")),
     ]);
     if (seen.job !== job) return;
+    drawRevisions(revisions.items);
     [seen.about, seen.calibration] = [about, calibration];
     keep();
   } catch (error) {

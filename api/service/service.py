@@ -87,6 +87,8 @@ class Service:
         self.store = store
         self.limits = limits or Limits()
         self.counts: Counter[str] = Counter()
+        self.revisions: Counter[tuple[str, str]] = Counter()
+        """Revisions by this service since its start, by job and kind."""
         self.readers = CapacityLimiter(_READERS)
         """Threads that read for people; ranks have others."""
         self.proposals = ProposalMaker(store)
@@ -237,6 +239,7 @@ class Service:
         if revision is not None:
             text = "job %s: planned by proposal %s from step %d on (%s): %s"
             _log.info(text, job, proposal, revision.step, kind, reason)
+            self.revisions[job, kind] += 1
         return revision
 
     def resume(self, connection: Connection, row: JobRow) -> JobRow:
@@ -322,6 +325,8 @@ class Service:
         """Stop planning a removed job, and release its waiting requests."""
         self._stop_planning(job)
         self._acknowledged.pop(job, None)
+        for key in [key for key in self.revisions if key[0] == job]:
+            del self.revisions[key]
         self._listener.on_removed(job)
 
     def _stop_planning(self, job: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import numpy as np
 from service_process import Served
 
 from seqplan.costs.shipped.catalogue import load_shipped
+from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.workload import Workload
 from seqplan.runtime.sources.http_source import HttpSource
@@ -32,6 +33,13 @@ class Stocked:
         body = {"id": name, "proposal": self.proposal, "lengths": self.lengths}
         self.served.ok("POST", "/v1/jobs", {**body, "steps": steps, "look_ahead": look_ahead})
         return name
+
+    def revise(self, job: str) -> None:
+        """Plan the further steps of a job by a proposal of another seed."""
+        document = Proposal.from_json(_document().decode(), "proposal")
+        body = replace(document, seed=1).to_json().encode()
+        proposal = self.served.ok("POST", "/v1/proposals/documents", body)["id"]
+        self.served.ok("PUT", f"/v1/jobs/{job}/proposal", {"proposal": proposal})
 
 
 @cache

@@ -33,7 +33,7 @@ def expressions() -> Iterator[str]:
             assert re.fullmatch(r"\d+m", rule.get("for", "1m"))
             yield rule["expr"]
     board = json.loads((OPERATE / "grafana.json").read_text("utf-8"))
-    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"]) == 12
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"]) == 13
     for panel in board["panels"]:
         assert panel["datasource"]["uid"] == "${datasource}"
         for target in panel["targets"]:
@@ -44,7 +44,9 @@ def expressions() -> Iterator[str]:
 def labels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     """The metrics of a service whose job was acknowledged, with their labels."""
     with serving_here(tmp_path_factory.mktemp("service") / "s.db") as served:
-        job = stock(served).job("j", 4, look_ahead=4)
+        stocked = stock(served)
+        job = stocked.job("j", 4, look_ahead=4)
+        stocked.revise(stocked.job("revised", 40))
         served.send("GET", f"/v1/jobs/{job}/plans/3?wait=60")
         for step in range(3):
             for rank in range(WORLD):

@@ -103,6 +103,14 @@ class _Figures(Collector):
         for job, moment in self._service.last_acknowledgements().items():
             acknowledged.add_metric([job], moment)
         yield acknowledged
+        revisions = CounterMetricFamily(
+            "seqplan_revisions",
+            "Revisions of a job by this service since the start.",
+            labels=["job", "kind"],
+        )
+        for of, count in sorted(self._service.revisions.items()):
+            revisions.add_metric(of, count)
+        yield revisions
         size = GaugeMetricFamily("seqplan_store_bytes", "Size of the store's SQLite files.")
         if (stored := self._service.store.size_bytes()) is not None:
             size.add_metric([], stored)

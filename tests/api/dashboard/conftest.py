@@ -15,7 +15,7 @@ from stocked_service import Stocked, stock
 
 @pytest.fixture(scope="module")
 def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stocked]:
-    """Jobs ``live``, ``waiting`` for its ranks, and ``slower``, with slow ranks.
+    """Jobs ``live``, ``waiting`` for its ranks and revised, and ``slower``, with slow ranks.
 
     Ranks of ``slower`` took 1.3 times the prediction, and planning its first step took long."""
     store = tmp_path_factory.mktemp("dashboard") / "store.db"
@@ -24,6 +24,7 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stocked]:
         stocked.job("live", 60, look_ahead=STEPS)
         stocked.job("slower", STEPS, look_ahead=STEPS)
         stocked.job("waiting", 60, look_ahead=2)
+        stocked.revise("waiting")
         measure(served, "live", range(4), 1.0)
         measure(served, "slower", range(STEPS), 1.3)
         with sqlite3.connect(store) as database:

@@ -240,3 +240,15 @@ def test_calibration_is_reported_and_drawn(page: Page, monitored: Stocked) -> No
     assert page.text("#warnings") == ""
     assert not page.text("#refit")
     assert page.text("#answer").startswith("Does the profile hold: yes. The largest error of ")
+
+
+def test_revisions_are_listed_with_reasons(page: Page, monitored: Stocked) -> None:
+    opened(page, monitored, "waiting")
+    found = monitored.served.ok("GET", "/v1/jobs/waiting/revisions")["items"]
+    rows = page.until_text("#revisions tbody", "by request").splitlines()
+    wanted = [(each["step"], each["kind"], each["proposal"], "–", each["reason"]) for each in found]
+    assert [tuple(row.split("\t")) for row in rows] == [
+        tuple(map(str, values)) for values in reversed(wanted)
+    ]
+    opened(page, monitored, "live")
+    assert not page.text("#revisions")

@@ -79,15 +79,15 @@ class ProfileReader(FieldReader):
     def fields_of_profile(self, raw: Any) -> dict[str, Any]:
         """Read the fields of a ``Profile``; ``raw`` stays unchanged and is its ``document``."""
         document, raw = deepcopy(raw), deepcopy(raw)  # reading fills in absent fields
+        schema = raw.get("schema", PROFILE_SCHEMA) if isinstance(raw, dict) else PROFILE_SCHEMA
+        if type(schema) is not int or schema != PROFILE_SCHEMA:
+            self.fail(
+                ".schema",
+                f"is {shown(schema)}, this version reads {PROFILE_SCHEMA}. Make the profile again",
+            )
         self.fields(raw, "", _PROFILE, _PROFILE_OPTIONAL)
         if "kernel" in raw:
             self.name(raw, "kernel", "")
-        if type(raw["schema"]) is not int or raw["schema"] != PROFILE_SCHEMA:
-            self.fail(
-                ".schema",
-                f"is {shown(raw['schema'])}, this version reads {PROFILE_SCHEMA}. "
-                "Make the profile again",
-            )
         self.fields(raw["hardware"], ".hardware", _HARDWARE)
         shape = self.shape(raw["model"])
         zero_stage = self.integer(raw, "zero_stage", "", 1)

@@ -49,13 +49,13 @@ class FolderMark:
                     "folder with --files."
                 )
             return
-        there, known = self._arrays(), _list_arrays(connection)
-        if unknown := sorted(there - known):
+        there, kinds = self._arrays(), _read_kinds(connection)
+        if unknown := sorted(there - kinds.keys()):
             raise StoreError(
                 f"{self.files}: has no mark, and {self.where} does not know its array "
                 f"{unknown[0]}. Name the store's folder with --files, or move the array away."
             )
-        if known and not there:
+        if "sequences" in kinds.values() and not there:
             raise StoreError(
                 f"{self.files}: has none of the arrays of {self.where}. Name their folder with "
                 f"--files; if they are lost: echo {expected} > {self.files / MARK}"
@@ -94,6 +94,7 @@ def store_id(connection: Connection) -> str:
     return str(connection.execute(select(schema.store.c.id)).scalar_one())
 
 
-def _list_arrays(connection: Connection) -> set[str]:
+def _read_kinds(connection: Connection) -> dict[str, str]:
+    """Read the kinds of all data sets: the first version kept an array of a histogram, too."""
     table = schema.lengths
-    return set(connection.execute(select(table.c.id).where(table.c.kind == "sequences")).scalars())
+    return {row.id: row.kind for row in connection.execute(select(table.c.id, table.c.kind))}

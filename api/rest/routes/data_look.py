@@ -10,7 +10,7 @@ from typing import Any
 
 from seqplan.api.rest.payloads.bodies import Continued, NewJob
 from seqplan.api.rest.payloads.problems import Problem
-from seqplan.api.rest.routes.sampler_state import check_planned, proposal_of
+from seqplan.api.rest.routes.sampler_state import check_planned, read_max_len
 from seqplan.api.service.job_batches import state_before
 from seqplan.api.service.service import Service
 from seqplan.api.store.errors import ArrayDamaged, ArrayMissing, StoreUnavailable
@@ -74,7 +74,7 @@ def _look_at_state(service: Service, continues: Continued) -> DataLook:
         if other is None or other.lengths is None or not other.first_step <= step:
             return DataLook()
         check_planned(connection, other, step)
-        max_len = other.max_len or proposal_of(connection, other).workload.max_len
+        max_len = read_max_len(connection, other)
         nearest = read_latest_state(connection, other, step)
     state = state_before(service.store, other, max_len, step, nearest)
     return DataLook(drawn_by(other, step, max_len), state=state)

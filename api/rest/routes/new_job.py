@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from seqplan.api.rest.payloads.bodies import Continued, NewJob
 from seqplan.api.rest.payloads.problems import Problem
 from seqplan.api.rest.routes.data_look import DataLook, drawn_by
-from seqplan.api.rest.routes.sampler_state import check_planned, proposal_of
+from seqplan.api.rest.routes.sampler_state import check_planned, read_max_len
 from seqplan.api.service.job_costs import check_refit, check_slowdown, list_slow_ranks
 from seqplan.api.service.service import Service
 from seqplan.api.store.rows import (
@@ -135,7 +135,7 @@ def _with_continued_batches(
         raise _invalid(f"continues.job: there is no job {job}")
     if step < other.first_step:
         raise _invalid(f"continues.step: job {job} begins with step {other.first_step}")
-    max_len = other.max_len or proposal_of(connection, other).workload.max_len
+    max_len = read_max_len(connection, other)
     if workload.max_len < max_len:
         raise _invalid(
             f"proposal: is for sequences of up to {workload.max_len} tokens, but those of job "

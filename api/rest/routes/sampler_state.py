@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from sqlalchemy import Connection
@@ -62,13 +63,24 @@ def _check_step(row: JobRow, step: int) -> None:
 def check_planned(connection: Connection, row: JobRow, step: int) -> None:
     """Raise 409 unless all steps before ``step`` are planned: no checkpoint is beyond those."""
     last = last_planned(connection, row.id)
-    if step > (row.first_step if last is None else last + 1):
+    # In a store of an earlier version plans have expired to the last one.
+    if step > (max(row.first_step, row.kept_from) if last is None else last + 1):
         raise Problem(
             409,
             "not-planned",
             f"job {row.id} is not planned up to step {step}; the last planned is {last}",
             last_step=last,
         )
+
+
+def read_max_len(connection: Connection, row: JobRow) -> int:
+    """Read the longest sequence of a job (tokens), whatever version its proposal is of."""
+    if row.max_len is not None:
+        return row.max_len
+    proposal = get(connection, ProposalRow, row.proposal)
+    assert proposal is not None  # it stays while a job uses it
+    assert proposal.document is not None
+    return int(json.loads(proposal.document)["max_len"])
 
 
 def proposal_of(connection: Connection, row: JobRow) -> Proposal:

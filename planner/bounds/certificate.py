@@ -25,9 +25,14 @@ from seqplan.planner.placement.fleet import Fleet, Floats, Ints, PipelineClass
 BISECTION_TOLERANCE = 1e-4
 """Relative width of the bisection for the largest refuted time."""
 
+FIRST_STEP = 1e-3
+"""Relative step from where the bound is expected; each further step is four times as long."""
 
 CERTIFY_GAP = 2e-3
-"""The gap at which the proof is sought first; above it the prices are refined once."""
+"""The gap at which the proof is sought first; above it the prices are refined once.
+
+Prices that prove the time which the program expects, within this share, are not refined.
+"""
 
 REFINED = 2
 """Times that prices are found, the second time at the bound that the first ones prove."""
@@ -46,7 +51,7 @@ def bound_by_relaxation_ms(
 
     ``low_ms`` is returned when nothing above it is refuted: it must be a bound already. With
     ``gpus``, the bound is over all strategies of these classes on that many GPUs. ``guess_ms``:
-    where the bound is expected; just below and above it are tried first.
+    where the bound is expected; the search goes from there in growing steps.
     """
     needed = float(relaxation.values @ batch.multiplicity)
     extra = list_fixed_mixes(relaxation)
@@ -77,15 +82,15 @@ def bound_by_relaxation_ms(
         return high_ms
     low, high = low_ms, high_ms
     tolerance = BISECTION_TOLERANCE if gpus is None else 10 * BISECTION_TOLERANCE
-    near = [] if guess_ms is None else [guess_ms * (1 + 2 * tolerance * side) for side in (1, -1)]
+    middle, step = guess_ms or 0.0, FIRST_STEP
     while high - low > tolerance * high:
-        middle = near.pop() if near else (low + high) / 2
         if not low < middle < high:
-            continue
+            middle = (low + high) / 2
         if refutes(middle):
-            low = middle
+            low, middle = middle, middle * (1 + step)
         else:
-            high = middle
+            high, middle = middle, middle * (1 - step)
+        step *= 4  # away from the guess at first, then out of the bracket, which is bisected
     return low
 
 
@@ -172,8 +177,11 @@ def _certify_relaxed(
         relaxed = relax(fleet.classes, batch, time)
         if relaxed is None:
             return low  # not solved: that proves nothing
-        low = bound_by_relaxation_ms(fleet.classes, batch, relaxed, low, objective_ms)
-        if low >= objective_ms / (1 + 2 * CERTIFY_GAP):
+        expected = time * relaxed.scale
+        low = bound_by_relaxation_ms(
+            fleet.classes, batch, relaxed, low, objective_ms, guess_ms=expected
+        )
+        if low >= min(expected / (1 + CERTIFY_GAP), objective_ms / (1 + 2 * CERTIFY_GAP)):
             break
         time = low * (1 + CERTIFY_GAP)
     return low

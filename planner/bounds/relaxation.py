@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 
 import numpy as np
 import numpy.typing as npt
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.held_value import Mixes, Relaxation
+from seqplan.planner.bounds.linear_program import Block, minimize
 from seqplan.planner.bounds.resources import (
     ClassLengths,
     Resources,
@@ -166,7 +166,7 @@ class _Program:
     def resource_rows(self) -> int:
         return self.states * self.resources
 
-    def resource_limits(self, share: Floats, weights: Floats) -> list[_Block]:
+    def resource_limits(self, share: Floats, weights: Floats) -> list[Block]:
         """Demand Σ part·weight·share − pipelines ≤ 0, for each resource of each state."""
         resources = share[self.part_state, :, self.part_group] * weights[self.part_group, None]
         rows = np.arange(self.resource_rows)
@@ -177,7 +177,7 @@ class _Program:
             (-np.ones(len(rows)), rows, self.parts + rows // number),
         ]
 
-    def pipeline_limits(self, sizes: Floats, limit_of: Ints, available: Floats) -> list[_Block]:
+    def pipeline_limits(self, sizes: Floats, limit_of: Ints, available: Floats) -> list[Block]:
         """Demand Σ pipelines·size − available·scale ≤ 0 for each limit; ``limit_of``: a state's."""
         first = self.resource_rows
         limits = np.arange(len(available))
@@ -185,23 +185,6 @@ class _Program:
             (sizes, first + limit_of, self.parts + np.arange(self.states)),
             (-available, first + limits, np.full(len(limits), self.columns - 1)),
         ]
-
-
-SOLVER = ("scipy.optimize", "scipy.sparse")
-"""What solving needs to import."""
-
-
-def load_solver() -> None:
-    """Import what solving needs: half a second, once, which belongs to no step's planning.
-
-    Commands that plan nothing do not wait for it.
-    """
-    for module in SOLVER:
-        import_module(module)
-
-
-_Block = tuple[Floats, Ints, Ints]
-"""Coefficients of constraints with their rows and columns."""
 
 
 def _solve(
@@ -217,9 +200,6 @@ def _solve(
     ``share`` (states, resources, groups), ``eligible`` (states, groups), ``of_class`` (states,)
     and ``weights`` (groups,): sequences that a group stands for. Every group is placed whole.
     """
-    from scipy.optimize import linprog
-    from scipy.sparse import coo_array
-
     states, groups = eligible.shape
     part_state, part_group = np.nonzero(eligible)
     program = _Program(part_state, part_group, states, share.shape[1])
@@ -233,31 +213,15 @@ def _solve(
         one_limit = np.zeros(states, dtype=np.int64)
         pipeline_limits = program.pipeline_limits(sizes, one_limit, np.array([float(gpus)]))
     blocks = [*program.resource_limits(share, weights), *pipeline_limits]
-    entries, at_row, at_column = (np.concatenate(block) for block in zip(*blocks, strict=True))
-    nonzero = entries != 0
-    rows = program.resource_rows + (len(classes) if gpus is None else 1)
-    upper = coo_array(
-        (entries[nonzero], (at_row[nonzero], at_column[nonzero])), shape=(rows, program.columns)
-    ).tocsr()
-    parts = np.arange(program.parts)
-    placed = coo_array(
-        (np.ones(program.parts), (program.part_group, parts)), shape=(groups, program.columns)
-    ).tocsr()
+    rows = program.resource_rows + len(pipeline_limits[1][0])
+    placed = (np.ones(program.parts), rows + part_group, np.arange(program.parts))
     objective = np.zeros(program.columns)
     objective[-1] = 1.0
-    result = linprog(
-        objective,
-        A_ub=upper,
-        b_ub=np.zeros(rows),
-        A_eq=placed,
-        b_eq=np.ones(groups),
-        method="highs-ds",
-    )
-    if result.status != 0:
+    solution = minimize(objective, [*blocks, placed], np.zeros(rows), np.ones(groups))
+    if solution is None:
         return None
-    marginals = result.ineqlin.marginals[: program.resource_rows]
-    duals = np.maximum(-marginals.reshape(states, program.resources), 0.0)
-    return float(result.x[-1]), result.x[program.pipelines], duals
+    duals = -solution.duals[: program.resource_rows].reshape(states, program.resources)
+    return solution.objective, solution.values[program.pipelines], np.maximum(duals, 0.0)
 
 
 def _interpolate(ladder: Ints, duals: Floats) -> Floats:

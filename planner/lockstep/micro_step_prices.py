@@ -8,10 +8,10 @@ made feasible by construction, so that nothing rests on the solver.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from seqplan.planner.bounds.linear_program import Block, minimize
 from seqplan.planner.bounds.resources import ROUNDING
 from seqplan.planner.lockstep.micro_step_program import RESOURCES, MicroStepProgram
 from seqplan.planner.placement.fleet import Floats
@@ -67,29 +67,20 @@ class _Columns:
 
 def solve(program: MicroStepProgram) -> Prices | None:
     """Minimize the work that is left over; the duals. None if the micro-steps hold the batch."""
-    from scipy.optimize import linprog
-
     columns = _Columns(program)
     shortest, numbers = program.lengths.shortest, program.lengths.numbers
-    use, limits = _write_limits(program, columns)
+    blocks, limits = _write_limits(program, columns)
     cheapest = np.min([c.gpus * c.work_ms(shortest) for c in program.classes], axis=0)
     objective = np.zeros(columns.number)
     objective[columns.left_over :] = cheapest / (cheapest @ numbers)
     lower = np.zeros(columns.number)
     if program.pool is not None:
         lower[columns.micro_steps] = program.pool.fewest
-    solved = linprog(
-        objective,
-        A_ub=use,
-        b_ub=limits,
-        A_eq=_everywhere(columns),
-        b_eq=numbers,
-        bounds=np.stack([lower, np.full_like(lower, np.inf)], axis=1),
-        method="highs",
-    )
-    if solved.status != 0 or solved.fun <= LEAST_LEFT_OVER:
+    everywhere = _place_everywhere(columns, len(limits))
+    solved = minimize(objective, [*blocks, *everywhere], limits, numbers, lower)
+    if solved is None or solved.objective <= LEAST_LEFT_OVER:
         return None
-    duals: Floats = np.maximum(0.0, -np.asarray(solved.ineqlin.marginals))
+    duals: Floats = np.maximum(0.0, -solved.duals[: len(limits)])
     resources, of_gpus = np.split(duals, [RESOURCES * len(program.shares)])
     return Prices(
         resources.reshape(-1, RESOURCES),
@@ -98,48 +89,50 @@ def solve(program: MicroStepProgram) -> Prices | None:
     )
 
 
-def _write_limits(program: MicroStepProgram, columns: _Columns) -> tuple[Any, Floats]:
-    """Write the rows ``use @ variables ≤ limits``, in the order of ``Prices``.
+def _write_limits(program: MicroStepProgram, columns: _Columns) -> tuple[list[Block], Floats]:
+    """Write the rows of use ≤ limits, in the order of ``Prices``; return them and the limits.
 
     For each slot and resource, what sequences take is no more than its groups of ranks have; in
     each micro-step, and for all the pool's time, groups have no more than all GPUs.
     """
-    from scipy.sparse import lil_matrix
-
     slots, pool = len(program.shares), program.pool
     micro_step_rows = RESOURCES * slots
     rows = micro_step_rows + program.first + (1 if pool is None else 2)
-    use = lil_matrix((rows, columns.number))
     limits = np.zeros(rows)
     limits[micro_step_rows:] = program.gpus
+    blocks, single = [], []
     for place, (slot, share) in enumerate(program.shares.items()):
+        taken, sequences = columns.taken[place], np.array(columns.sequences(place))
         for resource in range(RESOURCES):
             row = RESOURCES * place + resource
-            use[row, columns.sequences(place)] = share[resource][columns.taken[place]]
+            blocks.append((share[resource][taken], np.full(len(taken), row), sequences))
             pooled_work = resource == 0 and place in columns.work
-            use[row, columns.work[place] if pooled_work else columns.groups + place] = -1.0
+            single.append(
+                (-1.0, row, columns.work[place] if pooled_work else columns.groups + place)
+            )
         gpus = float(program.classes[slot[1]].gpus)
-        use[micro_step_rows + slot[0], columns.groups + place] = gpus
+        single.append((gpus, micro_step_rows + slot[0], columns.groups + place))
         if place in columns.work:
-            use[rows - 1, columns.work[place]] = gpus
+            single.append((gpus, rows - 1, columns.work[place]))
     if pool is not None:
         # Its work is in units of what all micro-steps of the pool hold without overhead.
-        use[rows - 2, columns.micro_steps] = -float(program.gpus)
+        single.append((-float(program.gpus), rows - 2, columns.micro_steps))
         limits[rows - 2] = 0.0
-        use[rows - 1, columns.micro_steps] = program.gpus * program.overhead_ms / pool.time_ms
-    return use.tocsr(), limits
+        overhead = program.gpus * program.overhead_ms / pool.time_ms
+        single.append((overhead, rows - 1, columns.micro_steps))
+    entries, at_row, at_column = zip(*single, strict=True)
+    blocks.append((np.array(entries), np.array(at_row), np.array(at_column)))
+    return blocks, limits
 
 
-def _everywhere(columns: _Columns) -> Any:
-    """Write the rows of the sequences of each group: those in all slots, and those left over."""
-    from scipy.sparse import lil_matrix
-
-    groups = range(columns.number - columns.left_over)
-    sums = lil_matrix((len(groups), columns.number))
-    for place, fitting in enumerate(columns.taken):
-        sums[fitting, np.array(columns.sequences(place))] = 1.0
-    sums[groups, range(columns.left_over, columns.number)] = 1.0
-    return sums.tocsr()
+def _place_everywhere(columns: _Columns, first: int) -> list[Block]:
+    """Write rows from ``first``: each group of sequences is in slots or left over."""
+    blocks = [
+        (np.ones(len(fitting)), first + fitting, np.array(columns.sequences(place)))
+        for place, fitting in enumerate(columns.taken)
+    ]
+    groups = np.arange(columns.number - columns.left_over)
+    return [*blocks, (np.ones(len(groups)), first + groups, columns.left_over + groups)]
 
 
 def certify(program: MicroStepProgram, prices: Prices) -> tuple[float, float]:

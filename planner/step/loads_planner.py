@@ -9,8 +9,8 @@ from itertools import chain
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.gpu_time import cheap_bound_ms, gpu_time_bound_ms
+from seqplan.planner.bounds.linear_program import load_solver
 from seqplan.planner.bounds.loads import bound_fleet_ms, bound_gpus_ms
-from seqplan.planner.bounds.relaxation import load_solver
 from seqplan.planner.errors import OptionError
 from seqplan.planner.placement.assembly import Selected, assemble, deal, with_bound
 from seqplan.planner.placement.dispatch import dispatch

@@ -9,7 +9,7 @@ from functools import cached_property
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
-from seqplan.planner.bounds.relaxation import load_solver
+from seqplan.planner.bounds.linear_program import load_solver
 from seqplan.planner.exact.close_gap import (
     EXACT_GAP,
     close_gap,

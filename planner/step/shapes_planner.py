@@ -11,7 +11,7 @@ from seqplan.planner.balance.shapes import choose_shapes, list_filled
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.gpu_time import cheap_bound_ms, gpu_time_bound_ms
-from seqplan.planner.bounds.relaxation import load_solver
+from seqplan.planner.bounds.linear_program import load_solver
 from seqplan.planner.errors import OptionError
 from seqplan.planner.placement.assembly import Selected, assemble, deal, with_bound
 from seqplan.planner.placement.exchange_positions import exchange_positions

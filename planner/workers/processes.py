@@ -17,7 +17,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.relaxation import SOLVER
+from seqplan.planner.bounds.linear_program import SOLVER
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.step.step_planner import StepPlanner

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from seqplan.planner.bounds.relaxation import SOLVER
+from seqplan.planner.bounds.linear_program import SOLVER
 
 COMMAND = "seqplan.api.cli"
 PLANNING = ("plan", "serve", "sidecar")

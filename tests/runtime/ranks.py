@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from seqplan.planner.bounds.relaxation import SOLVER
+from seqplan.planner.bounds.linear_program import SOLVER
 
 # Processes are forked from a server that has imported torch and nothing else has happened in: a
 # rank starts in a fraction of the seconds that importing torch takes. One server forks the planners

@@ -279,7 +279,7 @@ def test_the_solver_is_imported_on_demand() -> None:
         "import sys; from seqplan import Planner\n"
         "for exact in (False, True):\n"
         "    Planner.from_profile('llama-7b-a800-80gb', 8, 4096, exact=exact)\n"
-        "    print('ortools' in sys.modules)"
+        "    print('ortools.sat.python.cp_model' in sys.modules)"
     )
     completed = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

@@ -32,7 +32,7 @@ class NotingSource(HttpSource):
 
 
 def wait_for(happened: Path) -> None:
-    ends = time.monotonic() + HERE_S
+    ends = time.monotonic() + 6 * HERE_S  # ranks start one after another on a busy machine
     while not happened.exists():
         assert time.monotonic() < ends, happened
         time.sleep(0.01)

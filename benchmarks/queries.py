@@ -105,8 +105,8 @@ async def _load(
     cpu_s, begun = served.cpu_s(), time.perf_counter()
     await asyncio.gather(*map(query, clients))
     seconds, cpu_s = time.perf_counter() - begun, served.cpu_s() - cpu_s
-    for client in clients:
-        client.close()
+    for connection in clients:
+        connection.close()
     return np.array(times), seconds, cpu_s
 
 

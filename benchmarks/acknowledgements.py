@@ -108,30 +108,30 @@ async def _train(served: Served) -> list[_Step]:
     """Request and acknowledge each step as soon as the one before is acknowledged."""
     (first,) = await connect_all(served.host, served.port, 1)
 
-    async def for_each_rank(
-        connections: Sequence[Connection], work: Callable[[Connection, int], Awaitable[Answered]]
-    ) -> list[Answered]:
-        async def request(connection: Connection, ranks: range) -> list[Answered]:
-            return [await work(connection, rank) for rank in ranks]
+    each: dict[int, Connection] = {}
 
-        answers = await asyncio.gather(
-            *(request(one, range(at, RANKS, CONNECTIONS)) for at, one in enumerate(connections))
-        )
+    async def for_each_rank(
+        work: Callable[[Connection, int], Awaitable[Answered]],
+    ) -> list[Answered]:
+        async def request(at: int) -> list[Answered]:
+            if at not in each:  # they stay open from step to step
+                each[at] = await Connection.connect(served.host, served.port)
+            return [await work(each[at], rank) for rank in range(at, RANKS, CONNECTIONS)]
+
+        answers = await asyncio.gather(*map(request, range(CONNECTIONS)))
         return [answer for some in answers for answer in some]
 
     steps = []
     for step in range(STEPS):
         alone = step >= STEPS - ALONE
-        # Those of ranks that request something at every step stay open; silent ones are closed.
-        each = await connect_all(served.host, served.port, CONNECTIONS if alone else 0)
         cpu_s, began = served.cpu_s(), time.perf_counter()
         if alone:
-            answers = await for_each_rank(each, partial(_get_view, step))
+            answers = await for_each_rank(partial(_get_view, step))
         else:
             answers = [await _get(first, f"plans/{step}?wait=60")]
         wait_s = max(answer.at for answer in answers) - began
         if alone:
-            await for_each_rank(each, partial(_acknowledge, step))
+            await for_each_rank(partial(_acknowledge, step))
         else:
             many = {
                 "step": step,
@@ -142,9 +142,8 @@ async def _train(served: Served) -> list[_Step]:
             await _post(first, "acks/many", {"step": step, "digest": None, **many})
         sent = sum(len(answer.body) for answer in answers)
         steps.append(_Step(alone, wait_s, served.cpu_s() - cpu_s, sent))
-        for connection in each:
-            connection.close()
-    first.close()
+    for connection in (first, *each.values()):
+        connection.close()
     return steps
 
 

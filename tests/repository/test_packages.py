@@ -55,6 +55,17 @@ def test_folders_do_not_import_in_circles(graph: Folders) -> None:
     assert len(floors(graph)) > len(TOPS)
 
 
+def test_only_the_runtime_has_names_for_its_users() -> None:
+    """A package that names modules below it closes a circle with those that import from it."""
+    with_names = {
+        face.relative_to(ROOT).parts[0]
+        for top in TOPS
+        for face in (ROOT / top).rglob("__init__.py")
+        if "lazy_names" in face.read_text("utf-8")
+    }
+    assert with_names == {"runtime"}
+
+
 def test_imports_go_down(graph: Folders) -> None:
     up = [
         f"{folder} → {other}"

@@ -21,8 +21,7 @@ CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 SCRIPT = """
 import sys
 from pathlib import Path
-from seqplan import Batch, StepPlanner
-from seqplan.planner import Proposal
+from seqplan import Batch, Proposal, StepPlanner
 planner = StepPlanner(Proposal.load(Path(sys.argv[1])))
 before = set(sys.modules)
 planner.plan(Batch(0, tuple(range(40)), (700, 2900) * 20))

@@ -1,24 +1,20 @@
 """Exchanges of sequences off the slowest pipeline, at the exact costs of micro-batches.
 
-A placement counts sequences by length and its costs are sums. With work before the language model
-sequences of one length differ, and padding to shapes is no sum. Sequences move and swap between
-pipelines, which are then packed anew.
+A placement counts sequences by length. With work before the language model sequences of one length
+differ: they move and swap between pipelines, which are then packed anew.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
 from seqplan.planner.placement.greedy import pack_modes
-from seqplan.planner.placement.pack_shapes import pack_into_sizes
 from seqplan.plans.load import time_loads
 from seqplan.plans.scheme import Scheme
-from seqplan.plans.shapes import count_added, pad_to_shape
 
 MOST_CHANGES = 2_000
 """Exchanges at most; steps of 64 pipelines and 2,000 sequences need some 400."""
@@ -47,17 +43,14 @@ def exchange_positions(
     batch: Batch,
     micro_batches: Sequence[MicroBatches],
     bound_ms: float,
-    shapes: Sequence[int] = (),
 ) -> tuple[list[MicroBatches], float]:
     """Exchange sequences until the slowest pipeline is no faster for it.
 
     ``classes`` and ``schemes``: of each pipeline, without stages; ``micro_batches``: by pipeline,
-    positions in the batch; ``shapes``: tokens on a rank to which they are padded. Returns them, and
-    the time of the slowest pipeline (ms). Equal arguments give equal results.
+    positions in the batch. Returns them, and the time of the slowest pipeline (ms). Equal arguments
+    give equal results.
     """
-    state = _Pipelines(classes, schemes, batch, micro_batches, shapes)
-    if shapes:
-        state.pack_all()
+    state = _Pipelines(classes, schemes, batch, micro_batches)
     for _ in range(MOST_CHANGES):
         if state.times_ms.max() <= bound_ms * (1 + CLOSED) or not state.exchange():
             break
@@ -98,10 +91,8 @@ class _Pipelines:
         schemes: Sequence[Scheme],
         batch: Batch,
         micro_batches: Sequence[MicroBatches],
-        shapes: Sequence[int],
     ) -> None:
         self._classes, self._schemes, self._batch = classes, schemes, batch
-        self._shapes = shapes
         self.micro_batches = [[list(micro) for micro in of] for of in micro_batches]
         self._lengths: Ints = np.array(batch.lengths, dtype=np.int64)
         work_ms = {k: list_whole_work_ms([k], batch)[0] for k in dict.fromkeys(classes)}
@@ -119,23 +110,8 @@ class _Pipelines:
         for micro in micro_batches:
             lengths = [batch.lengths[i] for i in micro]
             loads_ms = time_loads(batch.loads, scheme, micro)
-            mode, added = k.choose_mode(lengths), 0
-            if self._shapes:
-                padded = pad_to_shape(scheme, lengths, self._shapes)
-                if padded is None:
-                    return inf
-                mode = k.choose_mode(lengths, padded)
-                added = count_added(scheme, lengths, padded)
-            time_ms += mode.micro_batch_ms(lengths) + mode.b * added + k.slowdown * loads_ms
+            time_ms += k.choose_mode(lengths).micro_batch_ms(lengths) + k.slowdown * loads_ms
         return time_ms
-
-    def pack_all(self) -> None:
-        """Pack every pipeline anew, if it is faster so."""
-        for pipeline, micro_batches in enumerate(self.micro_batches):
-            packed = self._pack(pipeline, [i for micro in micro_batches for i in micro])
-            time_ms = self._time(pipeline, packed)
-            if time_ms < self.times_ms[pipeline]:
-                self.micro_batches[pipeline], self.times_ms[pipeline] = packed, time_ms
 
     def exchange(self) -> bool:
         """Make the best move or swap off the slowest pipeline; False if none shortens it."""
@@ -192,15 +168,8 @@ class _Pipelines:
         return True
 
     def _pack(self, pipeline: int, members: list[int]) -> MicroBatches:
-        k, lengths = self._classes[pipeline], self._lengths[members].tolist()
-        ways = [pack_modes(k, lengths)]
-        if self._shapes:
-            sp = self._schemes[pipeline].sp
-            sizes = [size * sp for size in self._shapes if size * sp <= k.capacity]
-            into_sizes = pack_into_sizes([k.pad(length) for length in lengths], sizes)
-            ways += [] if into_sizes is None else [into_sizes]
-        placed = [[[members[j] for j in micro] for micro in packed] for packed in ways]
-        return min(placed, key=lambda of: self._time(pipeline, of)) if len(ways) > 1 else placed[0]
+        packed = pack_modes(self._classes[pipeline], self._lengths[members].tolist())
+        return [[members[j] for j in micro] for micro in packed]
 
 
 def _list_least(values: Floats, number: int) -> list[tuple[int, int]]:

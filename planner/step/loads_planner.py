@@ -18,7 +18,7 @@ from seqplan.planner.placement.exchange_positions import exchange_positions
 from seqplan.planner.placement.fill import Filler, Placement
 from seqplan.planner.placement.slowdown import Slowdown, make_fleet_of, make_slow_fleet
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
-from seqplan.planner.step.selection import select
+from seqplan.planner.step.selection import select_within
 from seqplan.planner.step.slow_ranks import MOST_STRATEGIES, list_factors
 from seqplan.planner.strategies.constructive import LayoutSchemes
 from seqplan.planner.sync.times import NO_SYNC, layouts_of
@@ -60,16 +60,7 @@ class LoadsPlanner:
     def plan(self, batch: Batch) -> Plan:
         """Plan a batch; ``Infeasible`` if no scheme without stages holds a sequence."""
         problem, gpus = self.problem, self.problem.workload.gpus
-        candidates = [s for s in problem.strategies if all(k.pp == 1 for k, _ in s.counts)]
-        selected = select(
-            batch,
-            candidates,
-            self._models,
-            gpus,
-            sync=problem.sync,
-            prove=False,
-            layouts=self._layouts,
-        )
+        selected = select_within(problem, self._models, self._layouts, batch)
         selected = self._place(selected, batch)
         strategy = selected.placement.strategy
         return assemble(

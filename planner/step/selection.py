@@ -15,6 +15,7 @@ from seqplan.planner.placement.dispatch import TOLERANCE, balance, dispatch, lev
 from seqplan.planner.placement.exchange import exchange_sequences
 from seqplan.planner.placement.fill import Filler, Filling, Placement, Shortfall
 from seqplan.planner.placement.fleet import Fleet, Models, PipelineClass
+from seqplan.planner.problem import PlanningProblem
 from seqplan.planner.strategies.constructive import Constructive, LayoutSchemes
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
 from seqplan.planner.strategies.local_search import Search
@@ -104,6 +105,18 @@ def select(
         for strategy in dict.fromkeys([*bounds, *times])
     )
     return Selected(best, proven, considered)
+
+
+def select_within(
+    problem: PlanningProblem, models: Models, layouts: Sequence[LayoutSchemes], batch: Batch
+) -> Selected:
+    """Plan a batch of a problem on schemes of ``models`` alone, with the cheap bound.
+
+    ``layouts``: those of ``models``. ``Infeasible`` as ``select``.
+    """
+    candidates = [s for s in problem.strategies if all(scheme in models for scheme, _ in s.counts)]
+    gpus, sync = problem.workload.gpus, problem.sync
+    return select(batch, candidates, models, gpus, sync=sync, prove=False, layouts=layouts)
 
 
 def _homogeneous(search: Search, best: Placement, candidates: Sequence[Strategy]) -> Placement:

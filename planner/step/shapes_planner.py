@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, permutations
 
 from seqplan.costs.recomputation_mode import ModeModel
 from seqplan.costs.scheme_model import SchemeModel
-from seqplan.planner.balance.shapes import choose_shapes, list_filled
+from seqplan.planner.balance.shapes import choose_shapes
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.gpu_time import cheap_bound_ms, gpu_time_bound_ms
 from seqplan.planner.bounds.linear_program import load_solver
 from seqplan.planner.errors import OptionError
-from seqplan.planner.placement.assembly import Selected, assemble, deal, with_bound
-from seqplan.planner.placement.exchange_positions import exchange_positions
-from seqplan.planner.placement.fill import Placement
+from seqplan.planner.placement.assembly import (
+    Selected,
+    assemble,
+    deal,
+    floor_us,
+    with_bound,
+)
+from seqplan.planner.placement.assign_shapes import SizedClass
+from seqplan.planner.placement.dispatch import dispatch
+from seqplan.planner.placement.fill import Filler, Placement
+from seqplan.planner.placement.fill_shapes import fill_shapes
 from seqplan.planner.placement.fleet import Fleet, Models, PipelineClass
 from seqplan.planner.placement.slowdown import make_fleet_of
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
-from seqplan.planner.step.selection import select
+from seqplan.planner.step.selection import select_within
 from seqplan.planner.strategies.constructive import LayoutSchemes
+from seqplan.planner.strategies.local_search import swap
 from seqplan.planner.sync.times import layouts_of
-from seqplan.plans.plan import Plan, Provenance
+from seqplan.plans.plan import Considered, Plan, Provenance
 from seqplan.plans.scheme import Scheme, Strategy
 
 ABOUT_AS_FULL = 0.9
 """Schemes whose fullest micro-batch is at least this share of the fullest of all get one size."""
 
-AS_FAST = 5e-3
-"""Plans within this of the fastest are equal, so that padding decides."""
+GOOD = 0.03
+"""Share of the time of free sizes up to which no other strategies are tried."""
 
 
 class ShapesPlanner:
@@ -65,62 +75,72 @@ class ShapesPlanner:
 
     def plan(self, batch: Batch) -> Plan:
         """Plan a batch; ``Infeasible`` if no scheme holds a sequence."""
-        problem, shapes = self.problem, self.options.shapes
-        gpus = problem.workload.gpus
-        candidates = [
-            strategy
-            for strategy in problem.strategies
-            if all(scheme in self._models for scheme, _ in strategy.counts)
-        ]
-        selected = select(
-            batch,
-            candidates,
-            self._models,
-            gpus,
-            sync=problem.sync,
-            prove=False,
-            layouts=self._layouts,
-        )
-        bounds = self._bound(selected.placement, batch)
-        plans = [
+        selected = select_within(self.problem, self._models, self._layouts, batch)
+        best = min(self._list_plans(selected, batch), key=_rate)
+        if best.predicted_ms > (1 + GOOD) * selected.placement.objective_ms:
+            others = chain(
+                *(self._list_plans(o, batch) for o in self._list_swapped(selected, batch))
+            )
+            best = min([best, *others], key=_rate)
+        bound_ms, layout_bound_ms = self._bound(best.strategy, batch, best.predicted_ms)
+        layout_bound_ms = min(floor_us(layout_bound_ms), best.predicted_ms)
+        best = replace(best, layout_lower_bound_ms=layout_bound_ms)
+        return with_bound(best, max(bound_ms, layout_bound_ms))
+
+    def _list_plans(self, selected: Selected, batch: Batch) -> list[Plan]:
+        """List plans without bounds: as placed, then with sizes filled."""
+        placement, shapes = selected.placement, self.options.shapes
+        in_order = list(zip(placement.strategy, placement.fleet.pipelines, strict=True))
+        sized = {
+            (scheme, k): SizedClass(
+                k, [n * scheme.sp for n in shapes if n * scheme.sp <= k.capacity]
+            )
+            for scheme, k in in_order
+        }
+        placed = deal(batch, placement)
+        classes = [sized[entry] for entry in in_order]
+        return [
             assemble(
                 batch,
-                replace(selected, lower_bound_ms=bounds[0], positions=way),
+                replace(selected, lower_bound_ms=0.0, positions=way),
                 self._provenance,
-                gpus,
-                forward_fraction=problem.profile.forward_fraction,
-                layout_bound_ms=bounds[1],
+                self.problem.workload.gpus,
+                forward_fraction=self.problem.profile.forward_fraction,
                 shapes=shapes,
             )
-            for way in self._list_ways(selected, batch, bounds[0])
+            for way in [placed, *fill_shapes(classes, batch, placed, placement.objective_ms)]
         ]
-        limit_ms = min(plan.predicted_ms for plan in plans) * (1 + AS_FAST)
-        near = [plan for plan in plans if plan.predicted_ms <= limit_ms]
-        return min(near, key=count_padded_tokens)
 
-    def _list_ways(
-        self, selected: Selected, batch: Batch, bound_ms: float
-    ) -> list[list[list[list[int]]]]:
-        placement, shapes = selected.placement, self.options.shapes
-        ways = list_ways_to_fill(selected, batch, shapes)
-        classes, schemes = placement.fleet.pipelines, list(placement.strategy)
-        return ways + [
-            exchange_positions(classes, schemes, batch, way, bound_ms, shapes)[0] for way in ways
-        ]
+    def _list_swapped(self, selected: Selected, batch: Batch) -> Iterator[Selected]:
+        """Place the batch on strategies with a few pipelines of another scheme."""
+        strategy, gpus = selected.placement.strategy, self.problem.workload.gpus
+        for outgoing, incoming in permutations([scheme for scheme, _ in strategy.counts], 2):
+            swapped = swap(strategy, outgoing, incoming, 1, gpus)
+            if swapped is None:
+                continue
+            fleet = Fleet.from_strategy(swapped, self._models)
+            bound_ms = cheap_bound_ms(fleet.classes, batch)
+            filling = dispatch(Filler(fleet, batch), bound_ms)
+            if filling is not None:
+                sync = self.problem.sync
+                sync_ms = None if sync is None else round(sync.of_strategy_ms(swapped), 3)
+                row = Considered(swapped, bound_ms, filling.objective_ms, sync_ms)
+                considered = (*selected.considered, row)
+                yield Selected(Placement(fleet, filling), bound_ms, considered)
 
     def prove(self, plan: Plan) -> Plan:
         """Return the plan with the closest bound that can be proven of its strategy."""
         fleet = make_fleet_of(plan, self.problem.models)
         return with_bound(plan, certify(fleet, Batch.from_plan(plan), plan.predicted_ms))
 
-    def _bound(self, placement: Placement, batch: Batch) -> tuple[float, float]:
+    def _bound(self, strategy: Strategy, batch: Batch, time_ms: float) -> tuple[float, float]:
         """Bound plans of the strategy, and of its layouts, with micro-batches of any size (ms)."""
-        models, strategy = self.problem.models, placement.strategy
+        models = self.problem.models
         fleet = Fleet.from_strategy(strategy, models)
         if self.options.prove:
-            bound_ms = certify(fleet, batch, placement.objective_ms)
+            bound_ms = certify(fleet, batch, time_ms)
         else:
-            bound_ms = min(cheap_bound_ms(fleet.classes, batch), placement.objective_ms)
+            bound_ms = min(cheap_bound_ms(fleet.classes, batch), time_ms)
         classes = _list_classes(models, strategy)
         return bound_ms, gpu_time_bound_ms(classes, batch, self.problem.workload.gpus)
 
@@ -143,48 +163,18 @@ def limit_to_shapes(model: SchemeModel, shapes: Sequence[int]) -> SchemeModel | 
     return replace(model, max_len=held, modes=tuple(modes)) if held else None
 
 
-def list_ways_to_fill(
-    selected: Selected, batch: Batch, shapes: Sequence[int]
-) -> list[list[list[list[int]]]]:
-    """List positions by pipeline and micro-batch, first as placed, then exchanged to fill shapes.
-
-    Sequences are exchanged among the pipelines of a scheme.
-    """
-    placed = deal(batch, selected.placement)
-    placement = selected.placement
-    in_order = list(zip(placement.strategy, placement.fleet.pipelines, strict=True))
-    ways = [placed]
-    by_scheme: dict[Scheme, list[int]] = {}
-    for place, (scheme, _) in enumerate(in_order):
-        by_scheme.setdefault(scheme, []).append(place)
-    for scheme, places in by_scheme.items():
-        k = in_order[places[0]][1]
-        sizes = tuple(size * scheme.sp for size in shapes if size * scheme.sp <= k.capacity)
-        held = sorted(i for place in places for micro in placed[place] for i in micro)
-        if not held or not sizes:
-            continue
-        number = {position: j for j, position in enumerate(held)}
-        parts = [[[number[i] for i in micro] for micro in placed[place]] for place in places]
-        tokens = [k.pad(batch.lengths[i]) for i in held]
-        filled = list_filled(parts, tokens, sizes, k.capacity)[1:]
-        while len(ways) <= len(filled):
-            ways.append([list(of) for of in ways[0]])
-        for way, (of_scheme, _) in zip(ways[1:], filled, strict=False):
-            for place, of in zip(places, of_scheme, strict=True):
-                way[place] = [[held[j] for j in micro] for micro in of]
-    return ways
-
-
 def choose_plan_shapes(plans: Sequence[Plan], number: int) -> tuple[int, ...]:
     """Choose sizes (tokens a rank) with the least padding of these plans.
 
-    ``plans``: of steps drawn from the data, such as a hundred; ``number``: of sizes, at most. All
-    are multiples of the largest tp in them. ``ValueError`` if there are no micro-batches or
-    ``number`` is below 1.
+    ``plans``: of steps drawn from the data, such as a hundred; pipelines with stages count only if
+    there are no others, as plans with shapes have none. ``number``: of sizes, at most. All are
+    multiples of the largest tp in them. ``ValueError`` if there are no micro-batches or ``number``
+    is below 1.
     """
     if type(number) is not int or number < 1:
         raise ValueError(f"number of shapes must be a whole number of 1 or more, not {number!r}")
-    pipelines = [pipeline for plan in plans for pipeline in plan.pipelines]
+    of_plans = [pipeline for plan in plans for pipeline in plan.pipelines]
+    pipelines = [p for p in of_plans if p.scheme.pp == 1] or of_plans
     unit = max((pipeline.scheme.tp for pipeline in pipelines), default=1)
     by_scheme: dict[Scheme, list[int]] = {}
     for pipeline in pipelines:
@@ -204,6 +194,11 @@ def choose_plan_shapes(plans: Sequence[Plan], number: int) -> tuple[int, ...]:
 def count_padded_tokens(plan: Plan) -> int:
     """Count the tokens of all micro-batches with their padding."""
     return sum(b.padded_tokens for pipeline in plan.pipelines for b in pipeline.micro_batches)
+
+
+def _rate(plan: Plan) -> float:
+    """Rate a plan by time and padding; the least is the best."""
+    return (plan.predicted_ms + (plan.sync_ms or 0.0)) * count_padded_tokens(plan)
 
 
 def _list_classes(models: Models, strategy: Strategy) -> list[PipelineClass]:

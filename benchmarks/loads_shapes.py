@@ -14,11 +14,14 @@ from seqplan.planner.step.shapes_planner import count_padded_tokens
 from seqplan.plans.load import PhaseLoad, time_loads
 
 SETTINGS = (
-    ("llama3-8b-h100-80gb", 8, 400_000),
-    ("llama-7b-a800-80gb", 64, 1_500_000),
-    ("llama-32b-a800-80gb", 64, 800_000),
+    ("llama3-8b-h100-80gb", 8, 400_000, None),
+    ("llama-7b-a800-80gb", 64, 1_500_000, None),
+    ("llama-32b-a800-80gb", 64, 800_000, "tp4"),
 )
+"""Profile, GPUs, tokens of a step, and the layout of plans that sizes are chosen from: without
+stages."""
 MAX_LEN, DRAWS, SAMPLED = 32_768, 5, 10
+CONTEXTS = (8_192, 16_384, MAX_LEN)
 SHARES, NUMBERS = (0.2, 0.4), (4, 8, 16)
 """Parts of the work that are images', and numbers of sizes."""
 
@@ -30,30 +33,54 @@ def run(data: Sequence[Data]) -> None:
     """Print gaps of both, against plans by tokens and plans of free sizes."""
     images, shapes = [], []
     for source in data:
-        for profile, gpus, tokens in SETTINGS:
+        for profile, gpus, tokens, layout in SETTINGS:
+            names = [source.name, profile, f"{gpus}"]
             free = Planner.from_profile(profile, gpus, MAX_LEN, execution="static")
             drawn = [_draw(source, tokens, seed) for seed in range(DRAWS)]
-            plans = [free.plan(lengths) for lengths in drawn]
-            names = [source.name, profile, f"{gpus}"]
             images += [[*names, *_images_row(free, drawn, share)] for share in SHARES]
-            sampled = [
-                free.plan(_draw(source, tokens, FIRST_SAMPLED + seed)) for seed in range(SAMPLED)
-            ]
-            for number in NUMBERS:
-                sizes = choose_plan_shapes(sampled, number)
-                few = Planner.from_profile(profile, gpus, MAX_LEN, shapes=sizes)
-                shapes.append([*names, f"{number}", *_shapes_row(few, plans)])
+            for max_len in CONTEXTS:
+                shapes += _list_shapes_rows(source, profile, gpus, tokens, layout, max_len, names)
     head = ["lengths", "profile", "GPUs"]
     print(f"### Images in half of the samples, {DRAWS} steps\n")
     columns = [*head, "images' work", "gap, median", "largest", "by tokens over ours", "CPU"]
     print(markdown(columns, images) + "\n")
     print(f"### Few sizes, chosen from {SAMPLED} other steps, {DRAWS} steps\n")
-    columns = [*head, "sizes", "slower than free sizes, median", "padding", "gap, median", "CPU"]
+    columns = [
+        *head,
+        "context",
+        "sizes",
+        "slower than free sizes, median",
+        "extra tokens",
+        "gap, median",
+        "CPU",
+    ]
     print(markdown(columns, shapes) + "\n")
 
 
-def _draw(source: Data, tokens: int, seed: int) -> list[int]:
-    pool = source.lengths[source.lengths <= MAX_LEN]
+def _list_shapes_rows(
+    source: Data,
+    profile: str,
+    gpus: int,
+    tokens: int,
+    layout: str | None,
+    max_len: int,
+    names: Sequence[str],
+) -> list[list[str]]:
+    free = Planner.from_profile(profile, gpus, max_len, execution="static")
+    one = Planner.from_profile(profile, gpus, max_len, layout=layout, execution="static")
+    plans = [free.plan(_draw(source, tokens, seed, max_len)) for seed in range(DRAWS)]
+    seeds = range(FIRST_SAMPLED, FIRST_SAMPLED + SAMPLED)
+    sampled = [one.plan(_draw(source, tokens, seed, max_len)) for seed in seeds]
+    rows = []
+    for number in NUMBERS:
+        sizes = choose_plan_shapes(sampled, number)
+        few = Planner.from_profile(profile, gpus, max_len, shapes=sizes)
+        rows.append([*names, f"{max_len:,}", f"{number}", *_list_shapes_cells(few, plans)])
+    return rows
+
+
+def _draw(source: Data, tokens: int, seed: int, max_len: int = MAX_LEN) -> list[int]:
+    pool = source.lengths[source.lengths <= max_len]
     drawn = np.random.default_rng(seed).choice(pool, 20_000)
     return [int(n) for n in drawn[: int(np.searchsorted(np.cumsum(drawn), tokens))]]
 
@@ -105,7 +132,7 @@ def _time_with(plan: Plan, loads: tuple[PhaseLoad, ...]) -> float:
     )
 
 
-def _shapes_row(planner: Planner, plans: Sequence[Plan]) -> list[str]:
+def _list_shapes_cells(planner: Planner, plans: Sequence[Plan]) -> list[str]:
     slower, padding, gaps, cpu_ms = [], [], [], []
     for plan in plans:
         began = time.process_time()

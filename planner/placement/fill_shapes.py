@@ -23,7 +23,7 @@ from seqplan.planner.placement.assign_shapes import (
 )
 from seqplan.planner.placement.fleet import Floats, Ints
 
-SLACKS = (2e-3, 4e-3)
+SLACKS = (1e-3, 3e-3)
 """Shares of the tokens that the sizes have room for beyond all of them, each tried."""
 
 FIRST_LIMIT, RAISE, RAISES = 4e-3, 2.5e-3, 24

@@ -166,15 +166,20 @@ def limit_to_shapes(model: SchemeModel, shapes: Sequence[int]) -> SchemeModel | 
 def choose_plan_shapes(plans: Sequence[Plan], number: int) -> tuple[int, ...]:
     """Choose sizes (tokens a rank) with the least padding of these plans.
 
-    ``plans``: of steps drawn from the data, such as a hundred; pipelines with stages count only if
-    there are no others, as plans with shapes have none. ``number``: of sizes, at most. All are
-    multiples of the largest tp in them. ``ValueError`` if there are no micro-batches or ``number``
+    ``plans``: of steps drawn from the data, such as a hundred; pipelines with stages do not count,
+    as plans with shapes have none. ``number``: of sizes, at most. All are multiples of the largest
+    tp in them. ``ValueError`` if there are no micro-batches, if all have stages, or if ``number``
     is below 1.
     """
     if type(number) is not int or number < 1:
         raise ValueError(f"number of shapes must be a whole number of 1 or more, not {number!r}")
     of_plans = [pipeline for plan in plans for pipeline in plan.pipelines]
-    pipelines = [p for p in of_plans if p.scheme.pp == 1] or of_plans
+    pipelines = [pipeline for pipeline in of_plans if pipeline.scheme.pp == 1]
+    if of_plans and not pipelines:
+        raise ValueError(
+            "plans: all pipelines have stages, and none has with shapes. Give plans of a layout "
+            "without stages, such as layout='tp4'"
+        )
     unit = max((pipeline.scheme.tp for pipeline in pipelines), default=1)
     by_scheme: dict[Scheme, list[int]] = {}
     for pipeline in pipelines:

@@ -87,7 +87,7 @@ class PlanningOptions:
     lockstep (``lockstep.proof``). ``exact``: solve steps in which at most 60 sequences matter and
     whose proven gap is above 1 % by constraint programming (``planner.exact``), for seconds; their
     plan is then faster, or its bound higher, or both stay. ``slowdown``: ranks that are slower than
-    the profile has it, each with its factor; steps are then planned with groups that stay.
+    the profile has it, each with its factor, None for a lost one; groups of a step then stay.
     ``shapes``: tokens on a rank to which micro-batches are padded; groups then stay as well.
     ``robust``: share by which a, b or c may be off. Steps are planned at each corner of that
     interval too. Of the plans that are at no corner slower than uniform execution, the one with the
@@ -100,7 +100,7 @@ class PlanningOptions:
     prove: bool = True
     prove_lockstep: bool = False
     exact: bool = False
-    slowdown: tuple[tuple[int, float], ...] = ()
+    slowdown: tuple[tuple[int, float | None], ...] = ()
     shapes: tuple[int, ...] = ()
     robust: float = 0.0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_model import SchemeModel
@@ -41,6 +41,12 @@ class Workload:
                 f"optimizer_shards must be an integer from 1 to the {self.gpus} GPUs, "
                 f"not {shards!r}"
             )
+
+    def leave_out(self, number: int) -> Workload:
+        """Return the workload on so many GPUs fewer, which then hold all of the optimizer."""
+        gpus, shards = self.gpus - number, self.optimizer_shards
+        left = None if shards is None else min(shards, gpus)
+        return replace(self, gpus=gpus, optimizer_shards=left)
 
     def models(self, profile: Profile) -> dict[Scheme, SchemeModel]:
         """Return the models of the profile's schemes that fit this cluster, in scheme order.

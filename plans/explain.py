@@ -92,7 +92,11 @@ def _headline(plan: Plan, times: Schedule) -> Iterable[str]:
 
 
 def _slow_ranks(plan: Plan) -> Iterable[str]:
-    """Name the slow pipelines, and the least that their ranks cost."""
+    """Name lost ranks and the slow pipelines, and the least that slow ranks cost."""
+    if plan.lost_ranks:
+        idle = len(plan.idle_ranks) - len(plan.lost_ranks)
+        lost = _ranks(plan.lost_ranks, 30)
+        yield f"{lost} lost: planned on the other {plan.gpus_left}, of which {idle} idle"
     slow = [pipeline for pipeline in plan.pipelines if pipeline.slowdown > 1]
     if not slow:
         return

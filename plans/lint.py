@@ -89,6 +89,8 @@ def _sequences(plan: Plan) -> Iterator[str]:
     yield from _loads(plan)
     if any(size < 1 for size in plan.shapes) or list(plan.shapes) != sorted({*plan.shapes}):
         yield f"shapes: {list(plan.shapes)} are not tokens in ascending order"
+    for rank in sorted({*plan.lost_ranks} - {*plan.idle_ranks}):
+        yield f"lost_ranks: rank {rank} is not idle"
     total = sum(plan.lengths)
     if plan.tokens != total:
         yield f"tokens: {plan.tokens}, but the lengths sum to {total}"

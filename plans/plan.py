@@ -81,8 +81,9 @@ class Plan:
     ``expert_parallel``: the degree E by which experts are split, see ``experts``. ``loads``: work
     of the sequences before the language model; costs of micro-batches hold it. ``shapes``: tokens
     on a rank to which micro-batches are padded, ascending; none if each has its size.
-    None of the five holds ``sync_ms``: the time of the gradient sync next to it, as far as nothing
-    hides it; None if strategies were chosen by computation alone.
+    ``lost_ranks``: idle ones that the plan was made without. No time or bound holds ``sync_ms``:
+    the time of the gradient sync next to it, as far as nothing hides it; None if strategies were
+    chosen by computation alone.
     """
 
     step: int
@@ -104,6 +105,7 @@ class Plan:
     expert_parallel: int = 1
     loads: tuple[PhaseLoad, ...] = ()
     shapes: tuple[int, ...] = ()
+    lost_ranks: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         return (
@@ -124,6 +126,11 @@ class Plan:
     def strategy(self) -> Strategy:
         """Count the pipelines of each scheme, over all micro-steps."""
         return Strategy.from_counts(Counter(pipeline.scheme for pipeline in self.pipelines))
+
+    @property
+    def gpus_left(self) -> int:
+        """Count the ranks that are not lost."""
+        return self.world_size - len(self.lost_ranks)
 
     @property
     def regroups(self) -> bool:

@@ -61,6 +61,11 @@ class Slowdown:
         return [rank for _, rank in sorted(alive)]
 
     @property
+    def lost(self) -> tuple[int, ...]:
+        """List the ranks that are lost."""
+        return tuple(rank for rank, factor in enumerate(self.factors) if factor is None)
+
+    @property
     def in_order(self) -> Floats:
         """Return the factors of the ranks that compute, the fastest first."""
         return np.array(sorted(factor for factor in self.factors if factor is not None))

@@ -74,11 +74,11 @@ def witness_of(plan: Plan, models: Models) -> dict[str, Any]:
         for of_mode in PipelineClass.from_model(model, 1).by_mode
     ]
     classes = [pipeline_class for _, pipeline_class in named]
-    if claim_ms <= gpu_time_bound_ms(classes, batch, plan.world_size):
+    if claim_ms <= gpu_time_bound_ms(classes, batch, plan.gpus_left):
         return {
             "proof": "gpu_time",
             "bound_ms": claim_ms,
-            "gpus": plan.world_size,
+            "gpus": plan.gpus_left,
             "lengths": batch.distinct.tolist(),
             "counts": batch.multiplicity.tolist(),
             "classes": [{"gpus": k.gpus, **describe_class(name, k)} for name, k in named],
@@ -118,7 +118,7 @@ class _Proven:
     def __init__(
         self, batch: Batch, models: Models, plan: Plan, multiple: int, *, exact: bool
     ) -> None:
-        self._batch, self._models, self._gpus = batch, models, plan.world_size
+        self._batch, self._models, self._gpus = batch, models, plan.gpus_left
         self._plan = plan
         self._multiple, self._exact = multiple, exact
         self._held: dict[tuple[Strategy, float], bool] = {}

@@ -43,6 +43,13 @@ class LoadsPlanner:
         self.problem, self.options, self._provenance = problem, options, provenance
         gpus = problem.workload.gpus
         self._speeds = list_factors(options.slowdown, gpus) or Slowdown((1.0,) * gpus)
+        if self._speeds.lost:
+            raise OptionError(
+                "loads with {0}: ranks {lost} are lost, which is not supported. Start the job "
+                "without them",
+                "slowdown",
+                lost=list(self._speeds.lost),
+            )
         self._models = {s: model for s, model in problem.models.items() if s.pp == 1}
         if not self._models:
             raise OptionError(

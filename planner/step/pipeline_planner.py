@@ -10,6 +10,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
 from seqplan.planner.bounds.linear_program import load_solver
+from seqplan.planner.errors import Infeasible
 from seqplan.planner.exact.close_gap import (
     EXACT_GAP,
     close_gap,
@@ -21,10 +22,11 @@ from seqplan.planner.placement.assembly import (
     assemble,
     with_bound,
 )
+from seqplan.planner.placement.fleet import Models
 from seqplan.planner.placement.slowdown import make_fleet_of
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
 from seqplan.planner.step.selection import select
-from seqplan.planner.step.slow_ranks import list_factors, place_around
+from seqplan.planner.step.slow_ranks import leave_out_lost, list_factors, place_around
 from seqplan.planner.strategies.constructive import LayoutSchemes
 from seqplan.planner.sync.times import layouts_of
 from seqplan.plans.plan import Plan, Provenance
@@ -40,9 +42,13 @@ class PipelinePlanner:
     def __init__(
         self, problem: PlanningProblem, options: PlanningOptions, provenance: Provenance
     ) -> None:
-        self.problem, self.options, self._provenance = problem, options, provenance
-        self._forward_fraction = problem.profile.forward_fraction
         self._speeds = list_factors(options.slowdown, problem.workload.gpus)
+        self._lost = () if self._speeds is None else self._speeds.lost
+        self._world_size = problem.workload.gpus
+        # Costs, capacities and bounds are those of the ranks that are left.
+        self.problem = leave_out_lost(problem, self._lost)
+        self.options, self._provenance = options, provenance
+        self._forward_fraction = problem.profile.forward_fraction
         if options.prove:
             load_solver()
         if options.exact:
@@ -50,7 +56,16 @@ class PipelinePlanner:
 
     @cached_property
     def _layouts(self) -> list[LayoutSchemes]:
-        return LayoutSchemes.list_from_models(self.problem.models)
+        return LayoutSchemes.list_from_models(self._models)
+
+    @cached_property
+    def _models(self) -> Models:
+        """Return the models of schemes that fit a block of ranks without lost ones."""
+        models = self.problem.models
+        if self._speeds is None or not self._lost:
+            return models
+        place = self._speeds.place
+        return {s: m for s, m in models.items() if place(Strategy.from_counts({s: 1}))}
 
     def plan(self, batch: Batch) -> Plan:
         """Plan a batch; ``Infeasible`` if no scheme holds a sequence."""
@@ -60,35 +75,58 @@ class PipelinePlanner:
 
     def select(self, batch: Batch) -> Selected:
         """Choose the strategy of a batch and its placement, with a proven bound."""
-        problem, prove = self.problem, self.options.prove
-        selected = select(
-            batch,
-            problem.strategies,
-            problem.models,
-            problem.workload.gpus,
-            sync=problem.sync,
-            prove=prove and self._speeds is None,
-            layouts=self._layouts,
-        )
+        gpus = self.problem.workload.gpus
         if self._speeds is None:
-            return selected
-        return place_around(
-            selected, batch, problem.models, self._speeds, problem.sync, prove=prove
-        )
+            return self._select_on(batch, gpus)
+        # Lost ranks may break the blocks that a strategy on all others needs.
+        for used in range(gpus, 0, -1):
+            selected = place_around(
+                self._select_on(batch, used),
+                batch,
+                self._models,
+                self._speeds,
+                self.problem.sync,
+                prove=self.options.prove,
+            )
+            if selected is not None:
+                return selected
+        raise AssertionError("a strategy on no GPUs is infeasible")
+
+    def _select_on(self, batch: Batch, gpus: int) -> Selected:
+        problem = self.problem
+        try:
+            return select(
+                batch,
+                self._list_candidates(gpus),
+                self._models,
+                gpus,
+                sync=problem.sync,
+                prove=self.options.prove and self._speeds is None,
+                layouts=self._layouts,
+            )
+        except Infeasible as error:
+            if not self._lost:
+                raise
+            raise Infeasible(f"ranks lost: {list(self._lost)}. {error}") from None
+
+    def _list_candidates(self, gpus: int) -> list[Strategy]:
+        candidates = [strategy for strategy in self.problem.strategies if strategy.gpus <= gpus]
+        return [s for s in candidates if all(scheme in self._models for scheme, _ in s.counts)]
 
     def assemble(self, batch: Batch, selected: Selected) -> Plan:
         """Make the plan of a selected placement."""
-        problem, strategy = self.problem, selected.placement.strategy
-        return assemble(
+        strategy = selected.placement.strategy
+        plan = assemble(
             batch,
             selected,
             self._provenance,
-            problem.workload.gpus,
+            self._world_size,
             forward_fraction=self._forward_fraction,
             packing=self.options.packing,
             layout_bound_ms=self._layout_bound_ms(strategy, batch),
             placed=None if self._speeds is None else self._speeds.place(strategy),
         )
+        return replace(plan, lost_ranks=self._lost) if self._lost else plan
 
     def solve(self, plan: Plan, selected: Selected, batch: Batch) -> Plan:
         """Solve a step of few sequences that keeps a large gap: a faster plan or a closer bound."""
@@ -113,5 +151,6 @@ class PipelinePlanner:
     def _layout_bound_ms(self, strategy: Strategy, batch: Batch) -> float:
         """Bound all plans of a strategy's layouts, whatever their groups (ms)."""
         layouts: Collection[tuple[int, int]] = layouts_of(scheme for scheme, _ in strategy.counts)
-        classes = [c for entry in self._layouts if entry.layout in layouts for c in entry.classes]
+        known = LayoutSchemes.list_from_models(self.problem.models) if self._lost else self._layouts
+        classes = [c for entry in known if entry.layout in layouts for c in entry.classes]
         return gpu_time_bound_ms(classes, batch, self.problem.workload.gpus)

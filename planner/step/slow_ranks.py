@@ -8,39 +8,62 @@ from dataclasses import replace
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.gpu_time import cheap_bound_ms
+from seqplan.planner.errors import Infeasible
 from seqplan.planner.placement.assembly import Selected
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler, Placement
 from seqplan.planner.placement.fleet import Models
 from seqplan.planner.placement.slowdown import Slowdown, make_slow_fleet
+from seqplan.planner.problem import PlanningProblem
 from seqplan.planner.step.selection import polish
-from seqplan.planner.sync.times import NO_SYNC, SyncTimes
+from seqplan.planner.sync.times import NO_SYNC, SyncTimes, layouts_of
 from seqplan.plans.scheme import Strategy
 
 MOST_STRATEGIES = 6
 """Strategies, the fastest on equal ranks, that are placed around slow ranks."""
 
 
-def list_factors(slow: Sequence[tuple[int, float]], gpus: int) -> Slowdown | None:
-    """List the factors of all ranks, given the slow ones; None if all are equal.
+def list_factors(slow: Sequence[tuple[int, float | None]], gpus: int) -> Slowdown | None:
+    """List the factors of all ranks, given the slow and lost ones; None if all are equal.
 
-    ``ValueError`` for a rank beyond ``gpus``, lost or there twice, and for factors that cannot be.
+    ``ValueError`` for a rank beyond ``gpus`` or there twice, and for factors that cannot be.
     """
     if not slow:
         return None
-    factors = [1.0] * gpus
+    factors: list[float | None] = [1.0] * gpus
     for rank, factor in slow:
         if not 0 <= rank < gpus:
             raise ValueError(f"slowdown of rank {rank}: ranks are 0 to {gpus - 1}. Name one")
-        if factor is None:
-            raise ValueError(
-                f"slowdown of rank {rank}: the rank is lost. Start the job without it, and plan "
-                f"for {gpus - 1} GPUs"
-            )
         factors[rank] = factor
     if len(dict(slow)) < len(slow):
         raise ValueError("slowdown: a rank is there twice. Name each once")
     return Slowdown.from_value(factors, gpus)
+
+
+def leave_out_lost(problem: PlanningProblem, lost: Sequence[int]) -> PlanningProblem:
+    """Return the problem of the ranks that are left, in the layouts of its strategies.
+
+    Its strategies are those that fit them; with none, each step constructs one. ``Infeasible`` if
+    no scheme fits.
+    """
+    if not lost:
+        return problem
+    workload = problem.workload.leave_out(len(lost))
+    gpus = workload.gpus
+    rest = replace(
+        problem,
+        workload=workload,
+        strategies=tuple(s for s in problem.strategies if s.gpus <= gpus),
+        proposal_digest=problem.digest,
+    )
+    layouts = layouts_of(s for strategy in problem.strategies for s, _ in strategy.counts)
+    profile = problem.profile
+    if not any(not layouts or (s.tp, s.pp) in layouts for s in rest.models):
+        raise Infeasible(
+            f"ranks lost: {list(lost)}. No scheme of {profile.name} fits the {gpus} that are left "
+            "in the layouts of the proposal. Start the job without them"
+        )
+    return rest
 
 
 def place_around(
@@ -51,12 +74,13 @@ def place_around(
     sync: SyncTimes | None,
     *,
     prove: bool,
-) -> Selected:
+) -> Selected | None:
     """Choose a strategy for ranks of different speeds, given the selection for equal ones.
 
     Of the strategies considered, the fastest on equal ranks are placed so that slow ranks are in
     few GPUs' pipelines, and the batch is assigned anew. The bound is of the chosen strategy with
-    these slow pipelines; candidates keep bounds of equal ranks, which are lower.
+    these slow pipelines; candidates keep bounds of equal ranks, which are lower. None if no
+    strategy can be placed without the lost ranks.
     """
     times = sync or NO_SYNC
     timed = {
@@ -82,7 +106,7 @@ def place_around(
         if with_sync_ms < best_ms:
             best, best_ms = Placement(fleet, filling), with_sync_ms
     if best is None:
-        raise AssertionError("the strategy of equal ranks can be placed, as no rank is lost")
+        return None
     if prove:
         bound_ms = certify(best.fleet, batch, best.objective_ms)
         best = Placement(best.fleet, polish(batch, best, bound_ms))

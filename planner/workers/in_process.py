@@ -70,7 +70,7 @@ class Planner:
         seed: int = 0,
         prove: bool = True,
         exact: bool = False,
-        slowdown: Sequence[float] | None = None,
+        slowdown: Sequence[float | None] | None = None,
         shapes: Sequence[int] = (),
         expert_parallel: int | None = None,
     ) -> Planner:
@@ -87,10 +87,11 @@ class Planner:
         ``prove`` makes it close later. ``exact``: solve steps of few sequences that keep a large
         gap, which takes seconds for each. ``packing``: see ``PlanningOptions``. ``slowdown``: how
         many times as long each rank takes as the profile has it; pipelines with a slow rank get
-        less, and groups stay within a step. ``shapes``: tokens on a rank to which micro-batches
-        are padded (``choose_plan_shapes``); groups stay as well. ``expert_parallel``: over how many
-        ranks experts are split, if the profile has several degrees. ``TypeError`` and
-        ``ValueError`` name the argument; ``Infeasible`` if no scheme fits.
+        less, and groups stay within a step; None for a lost rank, without which groups are formed.
+        ``shapes``: tokens on a rank to which micro-batches are padded (``choose_plan_shapes``);
+        groups stay as well. ``expert_parallel``: over how many ranks experts are split, if the
+        profile has several degrees. ``TypeError`` and ``ValueError`` name the argument;
+        ``Infeasible`` if no scheme fits.
         """
         if isinstance(profile, str):
             profile = find_profile(profile)
@@ -146,7 +147,7 @@ class Planner:
         seed: int = 0,
         prove: bool = True,
         exact: bool = False,
-        slowdown: Sequence[float] | None = None,
+        slowdown: Sequence[float | None] | None = None,
         shapes: Sequence[int] = (),
     ) -> Planner:
         """Plan from a proposal or its file.
@@ -213,9 +214,10 @@ class Planner:
         """Take the computing times of a step's ranks; plan around slow ones from now on.
 
         ``plan``: of that step; ``measured_ms``: of each rank, without waits, 0 for one without
-        work. Returns the factors (``SlowRanks``), which all ranks have to agree upon: give each the
-        times of all. Groups then stay within a step. ``ValueError`` as ``SlowRanks.observe`` and
-        for a lost rank, ``OptionError`` for plans in lockstep.
+        work, None for a lost one, which then gets none. Returns the factors (``SlowRanks``), which
+        all ranks have to agree upon: give each the times of all. Groups then stay within a step.
+        ``ValueError`` as ``SlowRanks.observe``, ``OptionError`` for plans in lockstep,
+        ``Infeasible`` if no scheme fits the ranks that are left.
         """
         if not isinstance(plan, Plan):
             raise TypeError(f"plan: {plan!r:.60}. Give the plan of the step")
@@ -229,13 +231,8 @@ class Planner:
         usual_ms = list_usual_ms(plan)
         rank_ms = [ms * (factor or 1.0) for ms, factor in zip(usual_ms, before, strict=True)]
         factors = self._slow_ranks.observe(rank_ms, measured_ms)
-        if None in factors:
-            raise ValueError(
-                f"rank {factors.index(None)} is lost. Start the job without it, and plan for "
-                f"{self.gpus - 1} GPUs"
-            )
         if factors != before:
-            slow = tuple((rank, f) for rank, f in enumerate(factors) if f is not None and f != 1)
+            slow = tuple((rank, factor) for rank, factor in enumerate(factors) if factor != 1)
             self._planner = StepPlanner(self._problem, replace(self._options, slowdown=slow))
         return factors
 
@@ -283,14 +280,14 @@ def _make_options(
     prove: bool,
     exact: bool,
     execution: ExecutionKind | None = None,
-    slowdown: Sequence[float] | None = None,
+    slowdown: Sequence[float | None] | None = None,
     gpus: int = 0,
     shapes: Sequence[int] = (),
 ) -> PlanningOptions:
     for name, switch in (("prove", prove), ("exact", exact)):
         if type(switch) is not bool:
             raise TypeError(f"{name}: {switch!r}. Give True or False")
-    slow: tuple[tuple[int, float], ...] = ()
+    slow: tuple[tuple[int, float | None], ...] = ()
     if slowdown is not None:
         if len(slowdown) != gpus:
             raise ValueError(

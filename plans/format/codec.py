@@ -67,6 +67,7 @@ def _to_fields(plan: Plan) -> dict[str, Any]:
         **_layout_fields(plan),
         **({} if plan.expert_parallel == 1 else {"expert_parallel": plan.expert_parallel}),
         **({"shapes": plan.shapes} if plan.shapes else {}),
+        **({"lost_ranks": plan.lost_ranks} if plan.lost_ranks else {}),
         "schema": SCHEMA,
         "step": plan.step,
         "provenance": {

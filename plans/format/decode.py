@@ -29,6 +29,7 @@ _SYNC = frozenset({"sync_ms"})
 _LAYOUT = frozenset({"layout_lower_bound_ms", "layout_gap"})
 _EXPERTS = frozenset({"expert_parallel"})
 _SHAPES = frozenset({"shapes"})
+_LOST = frozenset({"lost_ranks"})
 _MICRO_BATCH = frozenset({"sequences", "tokens", "padded_tokens", "cost_ms"})
 _RECOMPUTE = frozenset({"recompute", "offload_layers"})
 _SHARED = frozenset({"shared_ms"})
@@ -54,7 +55,7 @@ class PlanReader(FieldReader):
                 "schema",
                 f"is {shown(raw['schema'])}, this version reads {SCHEMA}. Plan the steps again",
             )
-        self.fields(raw, "", _PLAN, _SYNC | _LAYOUT | _EXPERTS | _SHAPES)
+        self.fields(raw, "", _PLAN, _SYNC | _LAYOUT | _EXPERTS | _SHAPES | _LOST)
         self.integer(raw, "schema", "", 1)
         self.text(raw, "digest", "")
         maker = raw["provenance"]
@@ -108,6 +109,7 @@ class PlanReader(FieldReader):
             expert_parallel=self.expert_parallel(raw),
             loads=self.loads(sequences, len(lengths), ".sequences"),
             shapes=self.integers(raw, "shapes", "", 1) if "shapes" in raw else (),
+            lost_ranks=self.integers(raw, "lost_ranks", "") if "lost_ranks" in raw else (),
         )
         if (stated := raw.get("layout_gap")) != plan.layout_gap:
             self.fail("layout_gap", f"is {shown(stated)}, its bound gives {plan.layout_gap}")

@@ -67,6 +67,11 @@ def plan_json_schema() -> _Node:
                     "description": "tokens on a rank to which micro-batches are padded, "
                     "ascending; absent if each has its size",
                 },
+                "lost_ranks": {
+                    "type": "array",
+                    "items": _integer(0),
+                    "description": "idle ranks that the plan was made without; absent if none",
+                },
                 "sync_ms": _time(
                     "milliseconds of the gradient sync next to predicted_ms, as "
                     "far as nothing hides it; where strategies were chosen with it"

@@ -16,7 +16,7 @@ def test_the_code_of_the_page_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 13
+    assert len(blocks) == 14
     names: dict[str, Any] = {}
     for block in blocks:
         exec(block, names)

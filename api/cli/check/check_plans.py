@@ -122,7 +122,7 @@ def models_of(
     if proposal is not None:
         if plan.provenance.proposal != proposal.digest:
             raise ValueError(f"{origin}: step {plan.step} was planned from another proposal")
-        return proposal.workload.models(proposal.profile)
+        return proposal.workload.leave_out(len(plan.lost_ranks)).models(proposal.profile)
     if profile is None:
         return None
     part = profile.with_digest(plan.provenance.profile)
@@ -131,5 +131,5 @@ def models_of(
             f"{origin}: step {plan.step} was planned from another profile than {profile.name} "
             f"({plan.provenance.profile[:19]}…, not {profile.digest[:19]}…)"
         )
-    usable = part.usable(plan.world_size, max(plan.lengths), include_flagged=True)
+    usable = part.usable(plan.gpus_left, max(plan.lengths), include_flagged=True)
     return {model.scheme: model for model in usable}

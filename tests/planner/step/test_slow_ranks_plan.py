@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seqplan import Plan, Planner, explain, find_profile, from_json, to_json
+from seqplan import Cost, Phase, Plan, Planner, explain, find_profile, from_json, to_json
 from seqplan.costs.fit.measurements import measurable
-from seqplan.planner.errors import OptionError
+from seqplan.planner.errors import Infeasible, OptionError
 from seqplan.planner.placement.slowdown import Slowdown, make_slow_fleet
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.simulation.timeline import simulate_plan_ms
@@ -127,6 +127,42 @@ def test_largest_pipelines_take_the_fastest_blocks() -> None:
     assert lost.place(Strategy.parse("1×tp4 + 1×tp2")) is not None
 
 
+@pytest.mark.parametrize(
+    ("profile", "gpus", "lost", "most"),
+    [
+        ("llama3-8b-h100-80gb", 8, (5,), 1.25),
+        ("llama3-8b-h100-80gb", 8, (1, 6), 1.85),
+        ("llama-7b-a800-80gb", 64, (13,), 1.05),
+    ],
+)
+def test_steps_are_planned_on_without_lost_ranks(
+    profile: str, gpus: int, lost: tuple[int, ...], most: float
+) -> None:
+    lengths = draw(25_000 * gpus, 0)
+    planner = Planner.from_profile(
+        profile, gpus, 32_768, slowdown=[None if rank in lost else 1.0 for rank in range(gpus)]
+    )
+    made = planner.plan(lengths)
+    assert made.lost_ranks == lost
+    assert set(lost) <= set(made.idle_ranks)
+    models = Workload(gpus, 32_768, 32_768).leave_out(len(lost)).models(find_profile(profile))
+    assert lint(made, models) == []
+    assert list(find_unproven(made, models)) == []
+    assert from_json(to_json(made)) == made
+    assert "lost" in explain(made)
+    assert planner.prove(made).gap <= made.gap
+    whole = Planner.from_profile(profile, gpus, 32_768, execution="static").plan(lengths)
+    assert made.predicted_ms <= most * whole.predicted_ms
+    busy = replace(made, idle_ranks=tuple(r for r in made.idle_ranks if r != lost[0]))
+    assert any("lost_ranks" in fault for fault in lint(busy, models))
+
+
+def test_loads_with_lost_ranks_are_rejected() -> None:
+    planner = Planner.from_profile("llama3-8b-h100-80gb", 8, 32_768, slowdown=[None] + [1.0] * 7)
+    with pytest.raises(OptionError, match=r"loads with slowdown: ranks \[0\] are lost"):
+        planner.plan([100], loads=[Phase("vision", [[64]], Cost(0.0, 0.01, 0.0))])
+
+
 def test_explain_names_the_price() -> None:
     made = plan("llama3-8b-h100-80gb", 8, draw(200_000, 0), [1.0] * 7 + [1.3])
     line = next(line for line in explain(made).splitlines() if "slow ranks" in line)
@@ -155,7 +191,7 @@ def test_a_proposal_is_planned_around_slow_ranks_without_regrouping() -> None:
 BAD: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
     ({"slowdown": [1.0]}, ValueError, "slowdown has 1 factors for 8 ranks. Give one for each"),
     ({"slowdown": [0.5] + [1.0] * 7}, ValueError, "slowdown of rank 0: 0.5. Give 1 for"),
-    ({"slowdown": [None] + [1.0] * 7}, ValueError, "slowdown of rank 0: the rank is lost"),
+    ({"slowdown": [None] * 7 + [1.0]}, Infeasible, "ranks lost: [0, 1, 2, 3, 4, 5, 6]. No scheme"),
     (
         {"slowdown": [1.5] + [1.0] * 7, "execution": "regroup"},
         OptionError,
@@ -224,8 +260,8 @@ def test_a_planner_plans_around_ranks_that_it_observes() -> None:
         for pipeline in first.pipelines
     )
     assert after.predicted_ms < longest
-    with pytest.raises(ValueError, match="lost"):
-        planner.observe(after, [*compute_times(after, true, rng)[:7], None])
+    planner.observe(after, [*compute_times(after, true, rng)[:7], None])
+    assert planner.plan(draw(200_000, 0)).lost_ranks == (7,)
 
 
 def test_plans_made_ahead_do_not_raise_a_factor_again() -> None:

@@ -12,7 +12,7 @@ from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
 from seqplan.planner.lockstep.proof import prove_micro_steps
-from seqplan.planner.systems.flexsp_program import flexsp
+from seqplan.planner.systems.programs.flexsp_program import flexsp
 
 PROFILE, GPUS, SEQUENCES, BATCHES, SEED = "gpt-7b-a100-40gb", 64, 512, 5, 3
 CONTEXTS = (32768, 196608)

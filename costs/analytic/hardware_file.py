@@ -9,7 +9,7 @@ from typing import Any
 
 from seqplan.costs.analytic.devices import DEVICES, find_device
 from seqplan.costs.analytic.hardware import GIB, Hardware
-from seqplan.costs.description_file import (
+from seqplan.costs.model_files.description_file import (
     SUFFIXES,
     check_fields,
     check_integer,

@@ -15,7 +15,7 @@ from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.fit.latency_fit import Observed
 from seqplan.costs.fit.refit import refit
 from seqplan.costs.latency import Latency
-from seqplan.costs.model_config import read_model_config
+from seqplan.costs.model_files.model_config import read_model_config
 from seqplan.costs.model_sizes import MODELS, SIZES, ModelSizes
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import find_profile

@@ -35,7 +35,7 @@ def flexsp_like(setting: Setting, *, limit_s: float = LIMIT_S) -> list[ComparedS
 
 
 def _step(setting: Setting, batch: Batch, limit_s: float) -> Execution:
-    from seqplan.planner.systems.flexsp_program import flexsp
+    from seqplan.planner.systems.programs.flexsp_program import flexsp
 
     solved = flexsp(batch.lengths, setting.models, setting.workload.gpus, time_limit_s=limit_s)
     pipelines: list[PlannedPipeline] = []

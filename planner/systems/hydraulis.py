@@ -20,7 +20,7 @@ from seqplan.planner.placement.fleet import Fleet, PipelineClass
 from seqplan.planner.placement.pack import pack
 from seqplan.planner.proposal.eq4 import continuous_proposal, integer_strategies
 from seqplan.planner.simulation.iteration import Execution
-from seqplan.planner.systems.greedy_dispatch import dispatch_bound_ms, greedy_dispatch
+from seqplan.planner.systems.programs.greedy_dispatch import dispatch_bound_ms, greedy_dispatch
 from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
 from seqplan.plans.scheme import Strategy
 
@@ -120,7 +120,7 @@ def run_published_step(
         if fast:
             micro_batches = pack(pipeline_class, lengths).micro_batches
         else:
-            from seqplan.planner.systems.ilp_packing import ilp_packing
+            from seqplan.planner.systems.programs.ilp_packing import ilp_packing
 
             micro_batches = ilp_packing(
                 pipeline_class, lengths, util_len=util, time_limit_s=cbc_s

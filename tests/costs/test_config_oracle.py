@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from seqplan.costs.config_defaults import CLASS_DEFAULTS
-from seqplan.costs.config_keys import GATED, MODELLED, SIZE_KEYS, SPARSE, UNGATED
-from seqplan.costs.model_config import read_model_config
+from seqplan.costs.model_files.config_defaults import CLASS_DEFAULTS
+from seqplan.costs.model_files.config_keys import GATED, MODELLED, SIZE_KEYS, SPARSE, UNGATED
+from seqplan.costs.model_files.model_config import read_model_config
 from seqplan.costs.model_sizes import ModelSizes
 
 torch = pytest.importorskip("torch")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from seqplan.costs.config_keys import MODELLED
-from seqplan.costs.model_config import read_model_config
+from seqplan.costs.model_files.config_keys import MODELLED
+from seqplan.costs.model_files.model_config import read_model_config
 from seqplan.costs.model_sizes import ModelSizes
 
 CONFIGS = Path(__file__).parent / "model_configs"

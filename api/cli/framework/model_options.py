@@ -55,7 +55,7 @@ def sizes_of(name: str, longest: int | None = None) -> ModelSizes:
 
 def parse_sizes(name: str | None, longest: int | None = None) -> dict[str, int]:
     """Return the sizes that ``--model`` names, as far as they are known; errors as ``sizes_of``."""
-    from seqplan.costs.model_file import find_model
+    from seqplan.costs.model_files.model_file import find_model
 
     return {} if name is None else find_model(name, longest, "--model")
 

@@ -18,7 +18,7 @@ from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.analytic.memory import layer_activation_bytes
 from seqplan.costs.analytic.terms import stage_terms
 from seqplan.costs.architecture import Architecture
-from seqplan.costs.model_config import read_model_config
+from seqplan.costs.model_files.model_config import read_model_config
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.costs.scheme_rules import scheme_problem
 from seqplan.plans.scheme import Scheme

@@ -9,8 +9,8 @@ import pulp
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fleet import PipelineClass
-from seqplan.planner.systems.cbc import minimise
-from seqplan.planner.systems.greedy_dispatch import dispatch_bound_ms, greedy_dispatch
+from seqplan.planner.systems.programs.cbc import minimise
+from seqplan.planner.systems.programs.greedy_dispatch import dispatch_bound_ms, greedy_dispatch
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqplan.planner.placement.even_chunks import chunk, least_chunks
-from seqplan.planner.systems.buckets import buckets_of
+from seqplan.planner.systems.programs.buckets import buckets_of
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=8)
 

@@ -14,7 +14,7 @@ from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import ClusterHardware
-from seqplan.costs.model_config import read_model_config
+from seqplan.costs.model_files.model_config import read_model_config
 from seqplan.costs.model_sizes import MODELS, ModelSizes
 from seqplan.costs.profile import Profile
 from seqplan.planner.bounds.all_strategies import AllStrategies, all_strategies_bound_ms

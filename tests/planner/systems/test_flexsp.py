@@ -15,7 +15,7 @@ from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.placement.even_chunks import chunk
-from seqplan.planner.systems.flexsp_program import FlexSp, flexsp
+from seqplan.planner.systems.programs.flexsp_program import FlexSp, flexsp
 from seqplan.plans.scheme import Scheme
 
 Models = dict[Scheme, SchemeModel]

@@ -13,7 +13,7 @@ from oracles.ilp_dispatch import ilp_dispatch
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fleet import PipelineClass
-from seqplan.planner.systems.greedy_dispatch import dispatch_bound_ms, greedy_dispatch
+from seqplan.planner.systems.programs.greedy_dispatch import dispatch_bound_ms, greedy_dispatch
 
 PAIR = (
     PipelineClass(pp=1, a=0.0, b=1.0, c=0.0, capacity=10, unit=1, count=1, gpus=2),

@@ -9,7 +9,7 @@ from instances import batches, pipeline_classes
 from oracles.exhaustive import partitions
 
 from seqplan.planner.placement.fleet import PipelineClass
-from seqplan.planner.systems.ilp_packing import compute_closed_form_ms, ilp_packing
+from seqplan.planner.systems.programs.ilp_packing import compute_closed_form_ms, ilp_packing
 
 
 @st.composite

@@ -18,7 +18,7 @@ from scipy.sparse import coo_array
 
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.placement.pack import packing_bound_ms
-from seqplan.planner.systems.cbc import minimise
+from seqplan.planner.systems.programs.cbc import minimise
 
 Solver = Literal["cbc", "highs"]
 

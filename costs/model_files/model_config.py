@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from seqplan.costs.config_defaults import with_class_defaults
-from seqplan.costs.config_keys import (
+from seqplan.costs.model_files.config_defaults import with_class_defaults
+from seqplan.costs.model_files.config_keys import (
     BEYOND,
     GATED,
     MODELLED,
@@ -18,7 +18,7 @@ from seqplan.costs.config_keys import (
     UNSUPPORTED,
     without_effect,
 )
-from seqplan.costs.config_layers import ConfigError, ConfigLayers, merge_blocks
+from seqplan.costs.model_files.config_layers import ConfigError, ConfigLayers, merge_blocks
 
 _TIED = "tie_word_embeddings"
 

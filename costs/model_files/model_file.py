@@ -6,9 +6,14 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from seqplan.costs.config_keys import SIZE_KEYS
-from seqplan.costs.description_file import SUFFIXES, check_fields, check_integer, read_fields
-from seqplan.costs.model_config import read_model_config
+from seqplan.costs.model_files.config_keys import SIZE_KEYS
+from seqplan.costs.model_files.description_file import (
+    SUFFIXES,
+    check_fields,
+    check_integer,
+    read_fields,
+)
+from seqplan.costs.model_files.model_config import read_model_config
 from seqplan.costs.model_sizes import MODELS, SIZES
 
 FIELDS = ("base", *SIZES, "head_dim", "tied")

@@ -20,7 +20,7 @@ from scipy.sparse import coo_array
 
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.placement.even_chunks import chunk, least_chunks
-from seqplan.planner.systems.buckets import buckets_of
+from seqplan.planner.systems.programs.buckets import buckets_of
 from seqplan.plans.scheme import Scheme
 
 Group = tuple[Scheme, tuple[int, ...]]

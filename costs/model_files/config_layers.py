@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from seqplan.costs.config_keys import (
+from seqplan.costs.model_files.config_keys import (
     EXPERT_COUNTS,
     EXPERTS_OF_FFN,
     LAYER_TYPES,

@@ -1,0 +1,1 @@
+"""Programs that compared systems solve: integer ones, buckets and greedy dispatch."""

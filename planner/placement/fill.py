@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from math import floor, inf, log2
 from pathlib import Path
 from types import ModuleType
 
@@ -228,8 +229,21 @@ class Filler:
         self.lengths: list[int] = tables.lengths
         self._batch = batch
         self._starter = FillStarter(tables, fleet.classes)
-        self._costs = [tables.find_costs(k) for k in fleet.classes]
+        self._costs = [tables.find_costs(k, self._full_ms(k)) for k in fleet.classes]
         self._works: dict[int, Floats] = {}
+
+    def _full_ms(self, pipeline_class: PipelineClass) -> float:
+        """Estimate the work of micro-batches that are as full as stages leave them (ms).
+
+        As if all GPUs ran pipelines of the class; rounded down, so that fleets have it in common.
+        """
+        if pipeline_class.pp == 1 or not pipeline_class.modes:
+            return inf
+        work_ms = pipeline_class.work_with_overhead_ms(self._batch.distinct)
+        gpus = sum(k.gpus * k.count for k in self.fleet.classes)
+        whole_ms = float(work_ms @ self._batch.multiplicity)
+        full_ms = pipeline_class.even_work_ms(whole_ms * pipeline_class.gpus / gpus)
+        return 2.0 ** (floor(4 * log2(full_ms)) / 4) if 0 < full_ms < inf else inf
 
     def fill(
         self, target_ms: float, ceiling_ms: float | None = None, *, new_first: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import sqrt
+from math import inf, sqrt
 
 import numpy as np
 
@@ -43,7 +43,8 @@ class ClassCosts:
     ``work_ms`` (modes, n); ``padded_lengths`` (n,) in tokens; ``preference`` (n, modes): modes from
     the cheapest, with the tokens' share of c. ``cheap_from`` and ``held_from`` (modes, n + 1): see
     ``ModeCosts``. All are C-contiguous. ``of_one_mode``: those of a class of one mode, which
-    classes share.
+    classes share. ``full_ms``: the work that fills a micro-batch, where stages leave it less than
+    MaxLen holds.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class ClassCosts:
         lengths: Ints,
         pipeline_class: PipelineClass,
         of_one_mode: tuple[Ints, Ints] | None = None,
+        full_ms: float = inf,
     ) -> None:
         self.pp, self.modes = pipeline_class.pp, pipeline_class.all_modes
         self.lengths = lengths
@@ -64,7 +66,7 @@ class ClassCosts:
             self.preference, self.cheap_from = of_one_mode or prefer_one_mode(lengths)
             self.held_from = self.cheap_from
             return
-        share = np.array([padded * (mode.c / max(mode.capacity, 1)) for mode in self.modes])
+        share = np.array([padded * (mode.c / _full_tokens(mode, full_ms)) for mode in self.modes])
         holds = np.array([padded <= mode.capacity for mode in self.modes])
         whole = np.where(holds, self.work_ms + share, np.inf)
         order = np.argsort(whole, axis=0, kind="stable").T
@@ -124,6 +126,11 @@ class ClassCosts:
         return longest
 
 
+def _full_tokens(mode: ClassMode, full_ms: float) -> float:
+    """Return the tokens of a micro-batch that MaxLen fills, or so much work."""
+    return max(min(mode.capacity, full_ms / mode.b if mode.b else inf), 1.0)
+
+
 def prefer_one_mode(lengths: Ints) -> tuple[Ints, Ints]:
     """Return the preference and the next indices of lengths in one mode, which skips none."""
     n = len(lengths)
@@ -145,7 +152,7 @@ class FillTables:
 
     def __init__(self, lengths: Ints) -> None:
         self.array = lengths
-        self._costs: dict[tuple[int, int, tuple[ClassMode, ...]], ClassCosts] = {}
+        self._costs: dict[tuple[int, int, tuple[ClassMode, ...], float], ClassCosts] = {}
 
     @classmethod
     def from_batch(cls, batch: Batch) -> FillTables:
@@ -170,9 +177,9 @@ class FillTables:
     def _of_one_mode(self) -> tuple[Ints, Ints]:
         return prefer_one_mode(self.array)
 
-    def find_costs(self, pipeline_class: PipelineClass) -> ClassCosts:
+    def find_costs(self, pipeline_class: PipelineClass, full_ms: float = inf) -> ClassCosts:
         """Return the costs on a class, which the first call computes."""
-        key = pipeline_class.pp, pipeline_class.unit, pipeline_class.all_modes
+        key = pipeline_class.pp, pipeline_class.unit, pipeline_class.all_modes, full_ms
         if key not in self._costs:
-            self._costs[key] = ClassCosts(self.array, pipeline_class, self._of_one_mode)
+            self._costs[key] = ClassCosts(self.array, pipeline_class, self._of_one_mode, full_ms)
         return self._costs[key]

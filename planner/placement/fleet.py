@@ -203,6 +203,17 @@ class PipelineClass:
             )
         return self.work_ms(lengths) + self.padded(lengths) * (self.c / self.capacity)
 
+    def even_work_ms(self, time_ms: float) -> float:
+        """Compute the work of each micro-batch (ms) at the V with the most work by a time.
+
+        Infinite at pp = 1, where no bubbles limit a micro-batch.
+        """
+        bubbles, c = self.pp - 1, self.least_c
+        if not bubbles:
+            return inf
+        v = max((time_ms * bubbles / c) ** 0.5 - bubbles, 1.0) if c else float(MOST)
+        return time_ms / (v + bubbles) - c
+
     def most_micro_batches(self, target_ms: float) -> int:
         """Return the number of micro-batches V beyond which more are no use.
 

@@ -204,9 +204,9 @@ class PipelineClass:
         return self.work_ms(lengths) + self.padded(lengths) * (self.c / self.capacity)
 
     def even_work_ms(self, time_ms: float) -> float:
-        """Compute the work of each micro-batch (ms) at the V with the most work by a time.
+        """Compute the work of each micro-batch at the best V by a time (ms).
 
-        Infinite at pp = 1, where no bubbles limit a micro-batch.
+        Infinite at pp = 1, as no bubbles limit a micro-batch.
         """
         bubbles, c = self.pp - 1, self.least_c
         if not bubbles:

@@ -106,10 +106,18 @@ def _loads(plan: Plan) -> Iterator[str]:
         for position, (tokens, ms) in enumerate(zip(load.tokens, load.work_ms, strict=False)):
             if ms > 0 and not tokens:
                 yield f"sequence {position}: {ms} ms of load {load.name} without tokens"
+        number = len(plan.lengths)
         for values in (load.tokens, load.work_ms):
-            if len(values) != len(plan.lengths):
-                number = len(plan.lengths)
+            if len(values) != number:
                 yield f"load {load.name}: {len(values)} values for {number} sequences"
+        for index, pipeline in enumerate(plan.pipelines):
+            for k, batch in enumerate(pipeline.micro_batches):
+                inside = all(0 <= position < len(load.tokens) for position in batch.sequences)
+                if inside and not load.holds(pipeline.scheme, batch.sequences):
+                    yield (
+                        f"pipeline {index} micro-batch {k}: more tokens of load {load.name} than "
+                        f"the {load.capacity} that each rank holds"
+                    )
 
 
 def _batches_in_place(plan: Plan) -> Iterator[tuple[str, tuple[int, ...]]]:

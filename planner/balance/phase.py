@@ -90,8 +90,8 @@ def list_loads(phases: Sequence[Phase], samples: int) -> tuple[PhaseLoad, ...]:
     """Return phases before the language model as the loads of a plan.
 
     ``samples``: how many there are. Times are whole microseconds, as in plans. ``TypeError`` and
-    ``ValueError`` for values that are no phases, other numbers of samples, a name that is there
-    twice, and a capacity, which plans do not have.
+    ``ValueError`` for values that are no phases, other numbers of samples, and a name that is there
+    twice.
     """
     if not all(isinstance(phase, Phase) for phase in phases):
         raise TypeError(f"loads: {phases!r:.60}. Give a list of Phase(name, sequences, cost)")
@@ -104,17 +104,13 @@ def list_loads(phases: Sequence[Phase], samples: int) -> tuple[PhaseLoad, ...]:
                 f"load {phase.name}: has {len(phase.sequences)} samples, there are {samples} "
                 "lengths. Give the same samples to each"
             )
-        if phase.capacity is not None:
-            raise ValueError(
-                f"load {phase.name}: capacity {phase.capacity}: plans limit the tokens of the "
-                "lengths alone. Leave it out"
-            )
     return tuple(
         PhaseLoad(
             phase.name,
             tuple(phase.tokens.tolist()),
             tuple(np.round(phase.work_ms, 3).tolist()),
             round(phase.cost.c, 3),
+            phase.capacity,
         )
         for phase in phases
     )

@@ -62,7 +62,8 @@ def batch_to_json(batch: Batch) -> str:
     if batch.loss_tokens is not None:
         fields["loss_tokens"] = batch.loss_tokens
     if batch.loads:
-        fields["loads"] = [asdict(load) for load in batch.loads]
+        stated = [asdict(load) for load in batch.loads]
+        fields["loads"] = [{k: v for k, v in load.items() if v is not None} for load in stated]
     return json.dumps(fields, separators=(",", ":"))
 
 

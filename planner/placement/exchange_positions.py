@@ -93,7 +93,10 @@ class _Pipelines:
         micro_batches: Sequence[MicroBatches],
     ) -> None:
         self._classes, self._schemes, self._batch = classes, schemes, batch
-        self.micro_batches = [[list(micro) for micro in of] for of in micro_batches]
+        self.micro_batches = [
+            fit_loads(k, scheme, batch, of)
+            for k, scheme, of in zip(classes, schemes, micro_batches, strict=True)
+        ]
         self._lengths: Ints = np.array(batch.lengths, dtype=np.int64)
         work_ms = {k: list_whole_work_ms([k], batch)[0] for k in dict.fromkeys(classes)}
         self._work_ms: Floats = np.stack([work_ms[k] for k in classes])
@@ -168,8 +171,42 @@ class _Pipelines:
         return True
 
     def _pack(self, pipeline: int, members: list[int]) -> MicroBatches:
-        packed = pack_modes(self._classes[pipeline], self._lengths[members].tolist())
-        return [[members[j] for j in micro] for micro in packed]
+        k = self._classes[pipeline]
+        packed = pack_modes(k, self._lengths[members].tolist())
+        placed = [[members[j] for j in micro] for micro in packed]
+        return fit_loads(k, self._schemes[pipeline], self._batch, placed)
+
+
+def fit_loads(
+    pipeline_class: PipelineClass, scheme: Scheme, batch: Batch, micro_batches: MicroBatches
+) -> MicroBatches:
+    """Move sequences out of micro-batches whose loads are above their capacity.
+
+    Each, in packed order, goes to the first micro-batch that holds it, or to a new one.
+    """
+    fitted = [list(micro) for micro in micro_batches]
+    limited = [load for load in batch.loads if load.capacity is not None]
+
+    def holds(micro: Sequence[int]) -> bool:
+        tokens = sum([pipeline_class.pad(batch.lengths[i]) for i in micro])
+        fits = tokens <= pipeline_class.capacity
+        return fits and all(load.holds(scheme, micro) for load in limited)
+
+    if all(load.holds(scheme, micro) for load in limited for micro in fitted):
+        return fitted
+    moved: list[int] = []
+    for place, micro in enumerate(fitted):
+        kept: list[int] = []
+        for i in micro:
+            (kept if holds([*kept, i]) else moved).append(i)
+        fitted[place] = kept
+    for i in moved:
+        target = next((micro for micro in fitted if holds([*micro, i])), None)
+        if target is None:
+            fitted.append([i])
+        else:
+            target.append(i)
+    return fitted
 
 
 def _list_least(values: Floats, number: int) -> list[tuple[int, int]]:

@@ -108,6 +108,7 @@ def _load_fields(load: PhaseLoad) -> dict[str, Any]:
         "tokens": load.tokens,
         "work_ms": [float(ms) for ms in load.work_ms],
         "overhead_ms": float(load.overhead_ms),
+        **({} if load.capacity is None else {"capacity": load.capacity}),
     }
 
 

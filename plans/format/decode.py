@@ -23,6 +23,7 @@ _PROVENANCE = frozenset({"version", "seed", "profile", "proposal"})
 _SEQUENCES = frozenset({"ids", "lengths"})
 _LOADS = frozenset({"loads"})
 _LOAD = frozenset({"name", "tokens", "work_ms", "overhead_ms"})
+_CAPACITY = frozenset({"capacity"})
 _PIPELINE = frozenset({"scheme", "ranks", "micro_batches", "predicted_ms"})
 _OF_SOME = frozenset({"micro_step", "slowdown"})
 _SYNC = frozenset({"sync_ms"})
@@ -130,18 +131,19 @@ class PlanReader(FieldReader):
         )
 
     def load(self, raw: Any, place: str, number: int) -> PhaseLoad:
-        self.fields(raw, place, _LOAD)
+        self.fields(raw, place, _LOAD, _CAPACITY)
         tokens = self.integers(raw, "tokens", place)
         work_ms = self.items(raw, "work_ms", place)
         for name, values in (("tokens", tokens), ("work_ms", work_ms)):
             if len(values) != number:
                 self.fail(f"{place}.{name}", f"has {len(values)} values for {number} sequences")
-        return PhaseLoad(
-            name=self.text(raw, "name", place),
-            tokens=tokens,
-            work_ms=tuple(self.numbers(work_ms, f"{place}.work_ms")),
-            overhead_ms=self.number(raw, "overhead_ms", place),
-        )
+        name, overhead_ms = self.text(raw, "name", place), self.number(raw, "overhead_ms", place)
+        of_each = tuple(self.numbers(work_ms, f"{place}.work_ms"))
+        capacity = self.integer(raw, "capacity", place, 1) if "capacity" in raw else None
+        try:
+            return PhaseLoad(name, tokens, of_each, overhead_ms, capacity)
+        except ValueError as error:
+            self.fail(place, str(error))
 
     def expert_parallel(self, raw: dict[str, Any]) -> int:
         """Return the degree by which experts are split; 1 if it is not stated."""

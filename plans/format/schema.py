@@ -129,7 +129,8 @@ def _load_schema() -> _Node:
                 "compute equal parts",
             },
             "overhead_ms": _time("milliseconds of a micro-batch in which a sequence has work"),
-        }
+        },
+        {"capacity": _integer(1, "tokens of a micro-batch on a rank; absent if any number")},
     )
 
 

@@ -110,6 +110,7 @@ class PushedLoad(BaseModel):
     tokens: Naturals
     work_ms: list[Duration]
     overhead_ms: Duration = 0.0
+    capacity: Positive | None = None
 
 
 class PushedBatch(BaseModel):

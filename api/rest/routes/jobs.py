@@ -226,4 +226,5 @@ def _read_load(load: PushedLoad, batch: PushedBatch) -> PhaseLoad:
                 "sequences. Give one for each"
             )
     work_ms = tuple(round(ms, 3) for ms in load.work_ms)
-    return PhaseLoad(load.name, tuple(load.tokens), work_ms, round(load.overhead_ms, 3))
+    overhead_ms = round(load.overhead_ms, 3)
+    return PhaseLoad(load.name, tuple(load.tokens), work_ms, overhead_ms, load.capacity)

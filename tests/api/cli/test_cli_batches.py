@@ -55,6 +55,13 @@ LINES: dict[str, tuple[bytes, str]] = {
         b'{"lengths":[5,6],"loads":[{"name":"v","tokens":[9],"work_ms":[1,2],"overhead_ms":0}]}\n',
         "loads[0].tokens: has 1 values for 2 sequences",
     ),
+    "capacity": (
+        (
+            b'{"lengths":[5],"loads":[{"name":"v","tokens":[9],"work_ms":[1],"overhead_ms":0,'
+            b'"capacity":8}]}\n'
+        ),
+        "loads[0]: load v: sequence 0 has 9 tokens, a rank holds 8. Split it",
+    ),
     "loads empty": (b'{"lengths":[5],"loads":[]}\n', "loads: is empty. Leave it out"),
     "twice": (
         b'{"lengths":[5],"lengths":[6]}\n',

@@ -37,14 +37,18 @@ def test_batches_with_images(stocked: Stocked) -> None:
     served = stocked.served
     job = served.ok("POST", "/v1/jobs", {"proposal": stocked.proposal})["id"]
     load = {"name": "vision", "tokens": [0, 900], "work_ms": [0, 80.5004], "overhead_ms": 1}
+    load |= {"capacity": 900}
     batch = {"step": 0, "ids": [3, 4], "lengths": [100, 4000], "loads": [load]}
     served.ok("POST", f"/v1/jobs/{job}/batches", {"batches": [batch], "end": True})
     plan = from_json(served.send("GET", f"/v1/jobs/{job}/plans/0?wait=30").body.decode())
-    assert plan.loads == (PhaseLoad("vision", (0, 900), (0.0, 80.5), 1.0),)
+    assert plan.loads == (PhaseLoad("vision", (0, 900), (0.0, 80.5), 1.0, 900),)
     short = {**batch, "step": 1, "loads": [{**load, "tokens": [1]}]}
     other = served.ok("POST", "/v1/jobs", {"proposal": stocked.proposal})["id"]
     problem = served.problem("POST", f"/v1/jobs/{other}/batches", {"batches": [short]})
     assert "load vision: tokens has 1 values for 2 sequences" in problem["detail"]
+    small = {**batch, "step": 1, "loads": [{**load, "capacity": 800}]}
+    problem = served.problem("POST", f"/v1/jobs/{other}/batches", {"batches": [small]})
+    assert "load vision: sequence 1 has 900 tokens, a rank holds 800" in problem["detail"]
 
 
 @pytest.mark.parametrize(

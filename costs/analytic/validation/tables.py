@@ -22,6 +22,7 @@ from seqplan.costs.analytic.terms import stage_terms
 from seqplan.costs.analytic.validation.expert_runs import expert_checks
 from seqplan.costs.analytic.validation.kernel_tables import kernel_checks
 from seqplan.costs.analytic.validation.longest_sequences import longest_sequence_checks
+from seqplan.costs.analytic.validation.memory_figures import memory_checks
 from seqplan.costs.analytic.validation.published import read_published
 from seqplan.costs.analytic.validation.table_check import TableCheck, ValidatedRow
 from seqplan.costs.analytic.validation.training_tables import training_checks
@@ -47,6 +48,7 @@ def checks() -> list[TableCheck]:
         *(_latency_check(name) for name in A800_PROFILES),
         *(_max_len_check(name) for name in A800_PROFILES),
         *longest_sequence_checks(),
+        *memory_checks(),
         _all_to_all_check(),
         *training_checks(),
         *expert_checks(),

@@ -1,0 +1,90 @@
+"""Memory that a trainer is published to use, and its predictions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from seqplan.costs.analytic.deployment import Deployment
+from seqplan.costs.analytic.devices import DEVICES
+from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.analytic.memory import peak_bytes, verdict
+from seqplan.costs.analytic.validation.published import read_published
+from seqplan.costs.analytic.validation.table_check import TableCheck, ValidatedRow
+from seqplan.costs.model_sizes import ModelSizes
+from seqplan.plans.scheme import Scheme
+
+DEVICE, TOKENS, OF_NODE = "a800-80gb", 2048, 8
+
+_ASSUMED = (
+    "one sequence of 2,048 tokens a micro-batch; full recomputation; whole loss; stack eager; "
+    "vocabulary of 103,168"
+)
+
+_MISSING = """\
+Bytes are counted, and no constant is set with these rows. The published figures are probably what
+the allocator reserved, which is more than tensors take at once; the order is what counts."""
+
+
+def memory_checks() -> list[TableCheck]:
+    """Predict the memory of the fullest GPU."""
+    figures = read_published("memory_figures.json")
+    rows = []
+    for values in figures["rows"]:
+        row = dict(zip(figures["columns"], values, strict=True))
+        scheme = Scheme(tp=row["tp"], pp=row["pp"])
+        deployment = _deploy(figures["models"][row["model"]], DEVICE, row, "full")
+        rows.append(
+            ValidatedRow(
+                group=row["model"],
+                label=f"{row['gpus']} GPUs, {scheme}, ZeRO {row['zero']}",
+                predicted=_count_bytes(deployment, scheme, TOKENS) / 1e9,
+                published=float(row["memory_gb"]),
+            )
+        )
+    verdicts = list_verdicts()
+    right = sum(predicted == published for _, predicted, published in verdicts)
+    return [
+        TableCheck(
+            name="InternEvo, memory",
+            what=f"memory of a GPU, 3 to 16 A800 ({figures['source']})",
+            unit="GB",
+            larger_is_better=False,
+            rows=tuple(rows),
+            missing=f"{_MISSING} Of {len(verdicts)} runs that users reported to fit or not, "
+            f"{right} are predicted so.",
+            compete=False,
+            assumed=_ASSUMED,
+        )
+    ]
+
+
+def list_verdicts() -> list[tuple[str, bool, bool]]:
+    """List runs that users reported: source, whether predicted to fit, and whether one did."""
+    figures = read_published("memory_figures.json")
+    verdicts = []
+    for values in figures["verdicts"]:
+        row = dict(zip(figures["verdict columns"], values, strict=True))
+        sizes = figures["models"][row["model"]]
+        deployment = _deploy(sizes, row["hardware"], row, row["recomputation"])
+        needed = _count_bytes(deployment, Scheme(), row["tokens"])
+        fits = verdict(needed, deployment.cluster.hardware.memory_bytes) != "does not fit"
+        verdicts.append((row["source"], fits, row["fits"]))
+    return verdicts
+
+
+def _deploy(
+    sizes: dict[str, int], device: str, row: dict[str, Any], recomputation: str
+) -> Deployment:
+    of_node = min(OF_NODE, row["gpus"])
+    return Deployment(
+        cluster=ClusterHardware(DEVICES[device], row["gpus"] // of_node, of_node),
+        sizes=ModelSizes.from_mapping(sizes),
+        zero=row["zero"],
+        recompute=recomputation,
+        stack="eager",
+    )
+
+
+def _count_bytes(deployment: Deployment, scheme: Scheme, tokens: int) -> float:
+    replicas = deployment.cluster.gpus // scheme.gpus
+    return sum(peak_bytes(deployment, scheme, replicas, tokens).values())

@@ -96,7 +96,7 @@ def _slow_ranks(plan: Plan) -> Iterable[str]:
     if plan.lost_ranks:
         idle = len(plan.idle_ranks) - len(plan.lost_ranks)
         lost = _ranks(plan.lost_ranks, 30)
-        yield f"{lost} lost: planned on the other {plan.gpus_left}, of which {idle} idle"
+        yield f"lost ranks {lost}: planned on the other {plan.gpus_left}, of which {idle} idle"
     slow = [pipeline for pipeline in plan.pipelines if pipeline.slowdown > 1]
     if not slow:
         return

@@ -131,8 +131,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         metavar="RANK=FACTOR[,…]",
         type=slow_ranks,
         default=(),
-        help="ranks that take so many times as long as the profile has it, as 13=1.3,20=1.1; "
-        "pipelines with them get less, and groups stay within a step",
+        help="ranks that take so many times as long as the profile has it, as 13=1.3,20=lost; "
+        "pipelines with them get less, lost ones nothing, and groups stay within a step",
     )
     add_robust(parser)
     add_workers(parser, "planners")

@@ -41,16 +41,17 @@ def natural(text: str) -> int:
     return value
 
 
-def slow_ranks(text: str) -> tuple[tuple[int, float], ...]:
-    """An argparse type: ranks and their factors, such as ``13=1.3,20=1.1``."""
-    pairs = []
+def slow_ranks(text: str) -> tuple[tuple[int, float | None], ...]:
+    """An argparse type: ranks and their factors, ``lost`` for None, such as ``13=1.3,20=lost``."""
+    pairs: list[tuple[int, float | None]] = []
     for part in text.split(","):
         rank, _, factor = part.partition("=")
         try:
-            pairs.append((natural(rank.strip()), float(factor)))
+            lost = factor.strip() == "lost"
+            pairs.append((natural(rank.strip()), None if lost else float(factor)))
         except (ValueError, argparse.ArgumentTypeError):
             raise argparse.ArgumentTypeError(
-                f"must be rank=factor,…, as 13=1.3,20=1.1: {text!r}"
+                f"must be rank=factor,…, as 13=1.3,20=lost: {text!r}"
             ) from None
     return tuple(pairs)
 

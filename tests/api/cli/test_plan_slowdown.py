@@ -46,11 +46,22 @@ def test_plans_state_slow_ranks_and_are_proven(
     assert workers.read_bytes() == plans.read_bytes()
 
 
+def test_lost_ranks_get_nothing(lengths: Path, proposal: Path, tmp_path: Path) -> None:
+    plans = tmp_path / "plans.jsonl"
+    steps = ("--proposal", proposal, "--tokens", 60_000, "--steps", 2)
+    succeeded(call("plan", lengths, *steps, "--slowdown", "3=1.5,6=lost", "-o", plans))
+    for plan in read_plans(plans):
+        assert plan.lost_ranks == (6,)
+        assert all(6 not in pipeline.ranks for pipeline in plan.pipelines)
+    succeeded(call("check", "plans", plans, "--proposal", proposal, "--prove"))
+    assert "lost ranks 6: planned on the other 7" in succeeded(call("explain", plans, "--step", 0))
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("3", "must be rank=factor,…, as 13=1.3,20=1.1: '3'"),
-        ("3=fast", "must be rank=factor,…, as 13=1.3,20=1.1: '3=fast'"),
+        ("3", "must be rank=factor,…, as 13=1.3,20=lost: '3'"),
+        ("3=fast", "must be rank=factor,…, as 13=1.3,20=lost: '3=fast'"),
         ("9=1.5", "slowdown of rank 9: ranks are 0 to 7. Name one"),
         ("3=0.5", "slowdown of rank 3: 0.5. Give 1 for the speed that the cost describes"),
     ],

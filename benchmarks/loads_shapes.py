@@ -49,7 +49,7 @@ def run(data: Sequence[Data]) -> None:
         *head,
         "context",
         "sizes",
-        "slower than free sizes, median",
+        "slower than free sizes, median / largest",
         "extra tokens",
         "gap, median",
         "CPU",
@@ -142,7 +142,7 @@ def _list_shapes_cells(planner: Planner, plans: Sequence[Plan]) -> list[str]:
         padding.append(count_padded_tokens(made) / made.tokens - 1)
         gaps.append(made.gap)
     return [
-        f"{np.median(slower):.1%}",
+        f"{np.median(slower):.1%} / {max(slower):.1%}",
         f"{np.mean(padding):.2%}",
         f"{np.median(gaps):.1%}",
         f"{np.median(cpu_ms):,.0f} ms",

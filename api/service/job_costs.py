@@ -23,7 +23,10 @@ def list_slow_ranks(factors: Sequence[Any], gpus: int, *, refit: bool) -> SlowFa
         raise ValueError(
             f"slowdown has {len(factors)} factors for {gpus} ranks. Give one for each rank"
         )
-    # A lost rank is None, which the list of factors rejects.
+    for rank, factor in enumerate(factors):
+        if factor is None:
+            message = "the rank is lost. Start the job without it; a job waits for all its ranks"
+            raise ValueError(f"slowdown of rank {rank}: {message}")
     slow = tuple((rank, factor) for rank, factor in enumerate(factors) if factor != 1)
     list_factors(slow, gpus)
     return slow

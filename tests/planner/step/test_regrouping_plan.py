@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -60,11 +61,15 @@ Models = dict[Scheme, SchemeModel]
 
 
 @st.composite
-def one_layout(draw: st.DrawFn) -> Models:
+def one_layout(
+    draw: st.DrawFn,
+    tps: Sequence[int] = (1, 2),
+    sps: Sequence[tuple[int, ...]] = ((1,), (1, 2), (1, 2, 4), (1, 4), (2, 4), (1, 3, 6)),
+) -> Models:
     """Schemes of one layout whose GPU counts divide one another, memory tight or ample."""
-    tp, token_room = draw(st.sampled_from([1, 2])), draw(st.integers(40, 400))
+    tp, token_room = draw(st.sampled_from(tps)), draw(st.integers(40, 400))
     models = {}
-    for sp in draw(st.sampled_from([(1,), (1, 2), (1, 2, 4), (1, 4), (2, 4), (1, 3, 6)])):
+    for sp in draw(st.sampled_from(sps)):
         ring = draw(st.sampled_from([r for r in (1, 2, 3) if sp % r == 0]))
         scheme = Scheme(tp, 1, sp // ring, ring)
         slower = draw(st.sampled_from([1.0, 1.1, 1.4])) ** sp
@@ -151,16 +156,18 @@ def test_regrouping_plans_are_sound(
 
 
 @settings(max_examples=60, deadline=None)
-@given(models=one_layout(), lengths=st.lists(st.integers(1, 300), min_size=1, max_size=4))
+@given(
+    models=one_layout(tps=(1,), sps=((1,), (2,), (1, 2))),
+    lengths=st.lists(st.integers(1, 300), min_size=1, max_size=4),
+)
 def test_the_bound_is_below_every_plan_there_is(models: Models, lengths: list[int]) -> None:
-    models = {s: model for s, model in models.items() if s.gpus in (1, 2) and s.tp == 1}
-    assume(models)
     classes = of_models(models).classes
     batch = Batch.from_lengths(lengths)
     optimum = best_on_two_ranks(classes, lengths)
     bound = gpu_time_bound_ms(classes, batch, 2)
     assert bound <= optimum * (1 + 1e-12)
-    assume(optimum < float("inf"))
+    if optimum == float("inf"):
+        return
     placed = find_regrouping(classes, batch, 2, below_ms=4 * optimum)
     assert placed is not None
     assert placed.objective_ms >= optimum * (1 - 1e-9)

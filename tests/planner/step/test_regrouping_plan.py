@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 

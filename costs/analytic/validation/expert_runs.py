@@ -11,7 +11,7 @@ from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.estimate import Estimate, Load, estimate
 from seqplan.costs.analytic.expert_parallel import ExpertParallelism
 from seqplan.costs.analytic.hardware import ClusterHardware
-from seqplan.costs.analytic.validation.published import read_published
+from seqplan.costs.analytic.validation.published import list_rows, read_published
 from seqplan.costs.analytic.validation.table_check import TableCheck, ValidatedRow, judges
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.scheme import Scheme
@@ -39,7 +39,7 @@ def _figures() -> Any:
 def list_expert_runs() -> list[dict[str, Any]]:
     """List the runs as mappings from the columns' names, with their source and its release."""
     figures = _figures()
-    runs = [dict(zip(figures["columns"], row, strict=True)) for row in figures["rows"]]
+    runs = list_rows(figures)
     for run in runs:
         run["source"] = figures["sources"][run["source"]]
         run["release"] = run["source"].split()[-1]

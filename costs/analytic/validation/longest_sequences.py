@@ -8,7 +8,7 @@ from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.analytic.memory import peak_bytes, usable_bytes
-from seqplan.costs.analytic.validation.published import read_published
+from seqplan.costs.analytic.validation.published import list_rows, read_published
 from seqplan.costs.analytic.validation.table_check import TableCheck, ValidatedRow
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.scheme import Scheme
@@ -34,8 +34,7 @@ def longest_sequence_checks() -> list[TableCheck]:
     """Predict the tokens of one sequence that fill the memory of the devices."""
     figures = read_published("longest_sequences.json")
     rows = []
-    for values in figures["rows"]:
-        row = dict(zip(figures["columns"], values, strict=True))
+    for row in list_rows(figures):
         deployment = deployment_of_row(row, figures["models"])
         scheme = Scheme(ulysses=row["ulysses"])
         rows.append(

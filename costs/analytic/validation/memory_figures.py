@@ -8,7 +8,7 @@ from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.analytic.memory import peak_bytes, verdict
-from seqplan.costs.analytic.validation.published import read_published
+from seqplan.costs.analytic.validation.published import list_rows, read_published
 from seqplan.costs.analytic.validation.table_check import TableCheck, ValidatedRow
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.scheme import Scheme
@@ -29,8 +29,7 @@ def memory_checks() -> list[TableCheck]:
     """Predict the memory of the fullest GPU."""
     figures = read_published("memory_figures.json")
     rows = []
-    for values in figures["rows"]:
-        row = dict(zip(figures["columns"], values, strict=True))
+    for row in list_rows(figures):
         scheme = Scheme(tp=row["tp"], pp=row["pp"])
         deployment = _deploy(figures["models"][row["model"]], DEVICE, row, "full")
         rows.append(
@@ -62,8 +61,7 @@ def list_verdicts() -> list[tuple[str, bool, bool]]:
     """List runs that users reported: source, whether predicted to fit, and whether one did."""
     figures = read_published("memory_figures.json")
     verdicts = []
-    for values in figures["verdicts"]:
-        row = dict(zip(figures["verdict columns"], values, strict=True))
+    for row in list_rows(figures, "verdicts", "verdict columns"):
         sizes = figures["models"][row["model"]]
         deployment = _deploy(sizes, row["hardware"], row, row["recomputation"])
         needed = _count_bytes(deployment, Scheme(), row["tokens"])

@@ -15,6 +15,11 @@ def read_published(name: str) -> Any:
     return json.loads(folder.joinpath("figures", name).read_text("utf-8"))
 
 
+def list_rows(figures: Any, rows: str = "rows", columns: str = "columns") -> list[dict[str, Any]]:
+    """List rows of a file of figures as mappings from the columns' names."""
+    return [dict(zip(figures[columns], values, strict=True)) for values in figures[rows]]
+
+
 def sizes_of(figures: Any, model: str) -> ModelSizes:
     """Return the sizes of one of the models of a file of figures."""
     return ModelSizes.from_mapping(

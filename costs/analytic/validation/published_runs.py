@@ -11,7 +11,7 @@ from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.estimate import Load, estimate
 from seqplan.costs.analytic.hardware import ClusterHardware, Hardware
-from seqplan.costs.analytic.validation.published import read_published
+from seqplan.costs.analytic.validation.published import list_rows, read_published
 from seqplan.costs.analytic.validation.table_check import TableCheck, ValidatedRow
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.scheme import Scheme
@@ -70,8 +70,7 @@ def _figures() -> Any:
 def list_runs() -> list[dict[str, Any]]:
     """List the runs as mappings from the columns' names, the source by its text."""
     figures = _figures()
-    runs = [dict(zip(figures["columns"], row, strict=True)) for row in figures["rows"]]
-    return [{**run, "source": figures["sources"][run["source"]]} for run in runs]
+    return [{**run, "source": figures["sources"][run["source"]]} for run in list_rows(figures)]
 
 
 def predict_run(run: dict[str, Any], *, products: float | None = None) -> ValidatedRow:

@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command."""
     from seqplan.costs.analytic.validation.expert_runs import check_odd_experts
     from seqplan.costs.analytic.validation.held_out import check_odd_rows, leave_sources_out
+    from seqplan.costs.analytic.validation.published import list_left_out
     from seqplan.costs.analytic.validation.tables import checks
 
     tables = checks()
@@ -69,6 +70,10 @@ def run(args: argparse.Namespace) -> int:
         if check.missing not in notes:
             lines += [f"  {text}" for text in check.missing.splitlines()]
         notes.add(check.missing)
+    lines += ["", "Published runs that no table has", ""]
+    for left in list_left_out():
+        text = f"{len(left['rows'])} of {left['runs']} ({left['source']}): {left['reason']}"
+        lines += textwrap.wrap(text, 98, subsequent_indent="  ")
     print("\n".join(lines))
     return 0
 

@@ -22,12 +22,52 @@ micro-batches: set with the rows of an even hash."""
 
 _OLDER = "older releases and Kimi K2"
 
+_BRIDGE = "bridge_experts"
+"""Identifiers of Megatron-Bridge's runs, before their place: some of these set constants."""
+
+_TRAINERS: dict[str, dict[str, Any]] = {
+    _BRIDGE: {"loss": "fused", "tp_overlap": 0.5},
+    "bridge_nemotron": {"loss": "fused", "tp_overlap": 0.5},
+    "automodel": {"zero": 2},
+    "dgxc": {"loss": "fused", "tp_overlap": 0.5},
+}
+"""What a trainer's runs have in common, by the identifiers' part before their place."""
+
 _MISSING = """\
 GROUPED_GAIN, BIAS_BYTES, LAUNCHES and the dispatchers' rates were set with the newest rows of an
 even hash (on H100 with those of all releases since 26.02.01).
 Recipes are of one commit: those of older releases may have differed, and the same configuration
 became up to 1.8 times as fast by software alone.
 Kimi K2 is trained with Muon, whose products are not modeled."""
+
+_PAGES = "NVIDIA-NeMo/Megatron-Bridge 067f987d docs/performance-summary.md and its archive"
+_AUTOMODEL = "NVIDIA-NeMo/Automodel 36044ad3d docs/performance-summary.mdx"
+_GROK = "NVIDIA/dgxc-benchmarking 35a9aec grok1/README_314b.md, 8a983f7 grok1/README.md"
+
+_OTHERS = {
+    "bridge_nemotron": (
+        "Nemotron 3",
+        f"training throughput of state-space layers and experts ({_PAGES})",
+        """\
+These rows have set nothing. They are predicted 32 to 48 % fast on all devices. With products in
+bf16 it would be 14 % on H100: 8 bits gain less here than FP8_GAIN.""",
+    ),
+    "automodel": (
+        "experts, AutoModel",
+        f"training throughput on 8 to 256 H100 ({_AUTOMODEL})",
+        """\
+These rows have set nothing, and are predicted slow: LAUNCHES and the dispatchers' passes are of
+Megatron's runs, and are paid again in recomputation.""",
+    ),
+    "dgxc": (
+        "experts, Grok-1",
+        f"training throughput on 8 to 2,048 H100 and GB200 ({_GROK})",
+        """\
+These rows have set nothing. GB200's are predicted not to fit: with a block of 8 ranks each has 39
+billion parameters of an expert, so states must be split further than is stated.""",
+    ),
+}
+"""Tables of other runs: their name, what they are, and which effects explain the misses."""
 
 
 @cache
@@ -43,6 +83,7 @@ def list_expert_runs() -> list[dict[str, Any]]:
     for run in runs:
         run["source"] = figures["sources"][run["source"]]
         run["release"] = run["source"].split()[-1]
+        run["trainer"] = run["id"].rpartition("-")[0]
     return runs
 
 
@@ -51,14 +92,15 @@ def is_newest(run: dict[str, Any]) -> bool:
 
     Not of Kimi K2, which is trained with an optimizer that is not modeled.
     """
-    if run["model"] == "kimi-k2":
+    if run["model"] == "kimi-k2" or run["trainer"] != _BRIDGE:
         return False
     similar = [other["release"] for other in list_expert_runs() if _kind(other) == _kind(run)]
     return bool(run["release"] == similar[0])
 
 
-def _kind(run: dict[str, Any]) -> tuple[str, str, bool]:
-    return run["model"].partition(" ")[0], run["hardware"], run["precision"] == "bf16"
+def _kind(run: dict[str, Any]) -> tuple[str, str, str, bool]:
+    model = run["model"].partition(" ")[0]
+    return run["trainer"], model, run["hardware"], run["precision"] == "bf16"
 
 
 def estimate_run(run: dict[str, Any]) -> Estimate:
@@ -66,17 +108,19 @@ def estimate_run(run: dict[str, Any]) -> Estimate:
     hardware = replace(DEVICES[run["hardware"]], attention_kernel="cudnn", inter_rails=8)
     # NVL72 runs use 64 of its 72 GPUs, or fewer.
     per_node = min(run["GPUs"], 64 if hardware.gpus_per_node == 72 else 8)
+    whole = run["recomputed"] == "full"
+    modules = () if whole else tuple(filter(None, run["recomputed"].split("+")))
     deployment = Deployment(
         cluster=ClusterHardware(hardware, run["GPUs"] // per_node, per_node),
         sizes=ModelSizes.from_mapping(_figures()["models"][run["model"]]),
         precision=run["precision"],
-        recompute_modules=tuple(filter(None, run["recomputed"].split("+"))),
-        loss="fused",
+        recompute="full" if whole else "none",
+        recompute_modules=modules,
         gradient_bytes=2,
         virtual_stages=run["virtual stages"],
         sync="hidden",
-        tp_overlap=0.5,
         stack=run["stack"],
+        **_TRAINERS[run["trainer"]],
         experts=ExpertParallelism(
             degree=run["ep"],
             dispatcher=run["dispatcher"],
@@ -84,33 +128,44 @@ def estimate_run(run: dict[str, Any]) -> Estimate:
         ),
     )
     load = Load(seq_len=run["tokens"], batch=run["sequences"], micro_batch=run["micro-batch"])
-    return estimate(deployment, Scheme(tp=run["tp"], pp=run["pp"]), load)
+    scheme = Scheme(tp=run["tp"], pp=run["pp"], ring=run["ring"])
+    return estimate(deployment, scheme, load)
 
 
 def expert_checks() -> list[TableCheck]:
-    """Predict the newest runs of each device, and all older ones."""
-    rows: dict[str, list[ValidatedRow]] = {}
-    misfits: dict[str, int] = {}
+    """Predict Megatron-Bridge's newest runs of each device, its older ones, and other runs."""
+    runs: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for run in list_expert_runs():
-        estimated, table = estimate_run(run), run["hardware"] if is_newest(run) else _OLDER
-        rows.setdefault(table, []).append(_as_row(run, estimated, newest=table != _OLDER))
-        misfits[table] = misfits.get(table, 0) + (not estimated.fits)
-    names = sorted(rows, key=lambda name: (name == _OLDER, name))
-    return [
-        TableCheck(
-            name=f"experts, {name}",
-            what="training throughput with expert parallelism (NVIDIA-NeMo/Megatron-Bridge "
-            "067f987d docs/performance-summary.md and its archive)",
-            unit="tokens/s per GPU",
-            larger_is_better=True,
-            rows=tuple(rows[name]),
-            missing=f"{misfits[name]} of {len(rows[name])} runs, all of which ran, are predicted "
-            f"not to fit.\n{_MISSING}",
-            compete=False,
-            assumed=_figures()["assumed"],
-        )
-        for name in names
-    ]
+        table = run["hardware"] if is_newest(run) else _OLDER
+        key = (run["trainer"], table if run["trainer"] == _BRIDGE else "")
+        runs.setdefault(key, []).append(run)
+    order = list(_TRAINERS)
+    keys = sorted(runs, key=lambda key: (order.index(key[0]), key[1] == _OLDER, key[1]))
+    return [_check(trainer, table, runs[trainer, table]) for trainer, table in keys]
+
+
+def _check(trainer: str, table: str, runs: list[dict[str, Any]]) -> TableCheck:
+    estimates = [estimate_run(run) for run in runs]
+    name, what, missing = _OTHERS.get(
+        trainer,
+        (
+            f"experts, {table}",
+            f"training throughput with expert parallelism ({_PAGES})",
+            _MISSING,
+        ),
+    )
+    misfits = sum(not estimated.fits for estimated in estimates)
+    return TableCheck(
+        name=name,
+        what=what,
+        unit="tokens/s per GPU",
+        larger_is_better=True,
+        rows=tuple(map(_as_row, runs, estimates)),
+        missing=f"{misfits} of {len(runs)} runs, all of which ran, are predicted not to fit.\n"
+        f"{missing}",
+        compete=False,
+        assumed=_figures()["assumed"][trainer],
+    )
 
 
 def check_odd_experts(tables: list[TableCheck]) -> TableCheck:
@@ -131,15 +186,15 @@ def check_odd_experts(tables: list[TableCheck]) -> TableCheck:
     )
 
 
-def _as_row(run: dict[str, Any], estimated: Estimate, *, newest: bool) -> ValidatedRow:
-    """Write a run as a row; an older one neither sets nor judges anything."""
+def _as_row(run: dict[str, Any], estimated: Estimate) -> ValidatedRow:
+    """Write a run as a row; one that is not among the newest neither sets nor judges anything."""
     return ValidatedRow(
         group=f"{run['model']} {run['tokens']:,}",
-        label=f"experts {run['hardware']}, {run['precision']}, ep{run['ep']}, {run['GPUs']} GPUs, "
-        f"{run['release']}",
+        label=f"experts {run['hardware']}, {run['precision']}, ep{run['ep']}, {run['GPUs']} GPUs"
+        + (f", {run['release']}" if run["trainer"].startswith("bridge") else ""),
         predicted=estimated.tokens_per_s / run["GPUs"],
         published=run["tokens/s per GPU"],
-        identifier=run["id"] if newest else "",
+        identifier=run["id"] if is_newest(run) else "",
         stack=run["stack"].partition("-")[0],
         source=run["source"],
     )

@@ -25,3 +25,8 @@ def sizes_of(figures: Any, model: str) -> ModelSizes:
     return ModelSizes.from_mapping(
         dict(zip(figures["sizes"], figures["models"][model], strict=True))
     )
+
+
+def list_left_out() -> list[dict[str, Any]]:
+    """List published runs that no table has: identifiers, what they are, source and reason."""
+    return list_rows(read_published("left_out.json"))

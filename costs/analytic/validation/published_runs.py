@@ -21,7 +21,8 @@ ROCE_RANK_US = 5.0
 
 NVIDIA_ASSUMED = (
     "no recomputation; ZeRO 1 unless FSDP is stated; context parallelism as a ring; cuDNN's "
-    "attention; half of tp's collectives and the sync hidden; a rail for each GPU; whole loss"
+    "attention; half of tp's collectives and the sync hidden; a rail for each GPU; whole loss; "
+    "fine-tuning as of sequences that are not packed"
 )
 
 _BLACKWELL = """\

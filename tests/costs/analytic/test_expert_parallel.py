@@ -237,7 +237,7 @@ def test_a_profile_with_experts_is_derived_again_for_another_stage() -> None:
 
 
 def test_nearly_every_published_run_fits() -> None:
-    runs = list_expert_runs()
+    runs = [run for run in list_expert_runs() if run["trainer"] == "bridge_experts"]
     assert len(runs) == 133
     misfits = [run["id"] for run in runs if not estimate_run(run).fits]
     assert len(misfits) <= 0.03 * len(runs)
@@ -250,10 +250,11 @@ def test_runs_that_set_nothing_are_predicted() -> None:
     assert odd.median_error <= 0.15
     assert odd.p90_error <= 0.35
     assert odd.rank_correlation >= 0.9
-    for check in tables[:-1]:
-        assert check.rank_correlation >= 0.95, check.name
+    for check in tables:
+        if any(row.identifier for row in check.rows):
+            assert check.rank_correlation >= 0.95, check.name
     assert {run["release"] for run in list_expert_runs() if is_newest(run)} >= {"26.08", "26.06"}
-    assert all(not row.identifier for row in tables[-1].rows)
+    assert sum(any(row.identifier for row in check.rows) for check in tables) == 5
     assert any(not judges(run["id"]) for run in list_expert_runs())
 
 

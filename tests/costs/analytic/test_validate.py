@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+from seqplan.costs.analytic.validation.expert_runs import list_expert_runs
 from seqplan.costs.analytic.validation.held_out import check_odd_rows, leave_sources_out
 from seqplan.costs.analytic.validation.memory_figures import list_verdicts
-from seqplan.costs.analytic.validation.published import read_published
+from seqplan.costs.analytic.validation.published import list_left_out, read_published
 from seqplan.costs.analytic.validation.published_runs import list_runs, predict_run
 from seqplan.costs.analytic.validation.table_check import TableCheck, judges
 from seqplan.costs.analytic.validation.tables import checks
 from seqplan.costs.analytic.validation.training_tables import foundry_runs, nvidia_runs
+
+COLLECTED = Path(__file__).with_name("collected_rows.json")
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +44,14 @@ def by_name() -> dict[str, TableCheck]:
         ("llm-foundry, a100-80gb bf16", 61, 0.99, 0.02),
         ("llm-foundry, h100-80gb bf16", 52, 0.99, 0.04),
         ("llm-foundry, h100-80gb fp8", 7, 0.99, 0.05),
-        ("NVIDIA, h100-80gb fp8", 24, 0.99, 0.03),
+        ("NVIDIA, h100-80gb fp8", 25, 0.98, 0.03),
         ("NVIDIA, h100-80gb bf16", 53, 0.97, 0.04),
-        ("NVIDIA, Blackwell", 37, 0.93, 0.08),
+        ("NVIDIA, Blackwell", 39, 0.92, 0.08),
         ("InternEvo, a100-80gb bf16", 27, 0.57, 0.07),
         ("torchtitan, a100-80gb bf16", 2, 0.99, 0.05),
+        ("Nemotron 3", 20, 0.96, 0.42),
+        ("experts, AutoModel", 3, 0.99, 0.28),
+        ("experts, Grok-1", 11, 0.99, 0.08),
         ("attention kernels, a100-80gb", 23, 0.98, 0.07),
         ("attention kernels, h100-80gb", 84, 0.97, 0.04),
     ],
@@ -90,6 +98,28 @@ def test_every_published_run_fits() -> None:
     assert verdicts["fits"] > 40
 
 
+def test_every_collected_row_is_in_a_table_or_left_out_with_a_reason(
+    by_name: dict[str, TableCheck],
+) -> None:
+    """Rows by the file that they were collected in, ``megatron_bridge`` by the tables' names."""
+    collected = json.loads(COLLECTED.read_text())
+    rows = {run["id"] for run in (*list_runs(), *list_expert_runs())}
+    rows |= {row.identifier for check in by_name.values() for row in check.rows}
+    rows |= {f"alst-{row}" for row in range(len(by_name["longest sequences"].rows))}
+    memory = len(by_name["InternEvo, memory"].rows)
+    rows |= {f"memory-{row}" for row in range(memory)}
+    rows |= {f"memory-{memory + 2 + row}" for row in range(len(list_verdicts()))}
+    kernels = [check.rows for name, check in by_name.items() if name.startswith("attention ker")]
+    rows |= {f"kernels-{row}" for row in range(sum(map(len, kernels)))}
+    left_out = {name for left in list_left_out() for name in left["rows"]}
+    named = collected.pop("megatron_bridge")
+    named += [f"{file}-{row}" for file, count in collected.items() for row in range(count)]
+    assert len(named) == 525
+    assert [name for name in named if (name in rows) == (name in left_out)] == []
+    assert left_out <= set(named)
+    assert all(left["reason"] and left["source"] for left in list_left_out())
+
+
 def test_runs_that_users_reported_fit_as_predicted() -> None:
     verdicts = list_verdicts()
     assert {fits for _, _, fits in verdicts} == {True, False}
@@ -112,7 +142,7 @@ def test_rows_that_set_nothing_are_predicted_by_their_stack(
 
 def test_a_source_that_is_left_out_is_predicted_by_the_others() -> None:
     sources = leave_sources_out()
-    assert len(sources) == 10
+    assert len(sources) == 11
     assert max(source.median_error for source in sources) < 0.09
     assert {source.products for source in sources} <= {1.15, 1.2, 1.21}
 

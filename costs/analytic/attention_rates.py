@@ -6,7 +6,7 @@ FlashAttention-3 and cuDNN use, and reaches hardly more than half of what they d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,9 +38,10 @@ class AttentionRate:
         return self.narrow if self.narrow_causal is None or not masked else self.narrow_causal
 
 
-ATTENTION_KERNELS = ("fa1", "fa2", "fa3", "fa4", "cudnn", "flex", "magi")
+ATTENTION_KERNELS = ("fa1", "fa2", "fa3", "fa4", "cudnn", "flex", "magi", "sdpa")
 """FlashAttention 1 to 4, cuDNN's, FlexAttention and MagiAttention's, by the names that the runtime
-has for its kernels. Without a request it calls torch's varlen attention, FlashAttention-2."""
+has for its kernels. Without a request it calls torch's varlen attention, FlashAttention-2.
+``sdpa`` is the same as Hugging Face calls it, with keys and values copied to each query head."""
 
 RATES: dict[tuple[str, str], AttentionRate] = {
     ("ampere", "fa1"): AttentionRate(forward=0.45, backward=0.32),
@@ -67,6 +68,11 @@ RATES: dict[tuple[str, str], AttentionRate] = {
     ("blackwell", "fa4"): AttentionRate(forward=0.71, backward=0.5),
     ("blackwell", "cudnn"): AttentionRate(forward=0.7, backward=0.5),
     ("cdna3", "fa2"): AttentionRate(forward=0.35, backward=0.25),
+}
+RATES |= {
+    (generation, "sdpa"): replace(rate, checked=False)
+    for (generation, kernel), rate in RATES.items()
+    if kernel == "fa2"
 }
 """By generation and kernel.
 

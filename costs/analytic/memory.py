@@ -212,10 +212,8 @@ def _count_recomputed(deployment: Deployment, tp: int, kept: float, whole: float
     """Count the most bytes per token of a layer in backward beyond those it keeps.
 
     All that is recomputed; with the gradients of gate and up, if the stack keeps gradients, before
-    the feed-forward is gone and attention has its. Those are of FlashAttention 2: of the layer's
-    and attention's output, of queries in bf16 and summed in fp32, of keys and values for each query
-    head if they are fewer, and as they are. In tiles a feed-forward needs none that grow with
-    tokens.
+    the feed-forward is gone and attention has its. In tiles a feed-forward needs none that grow
+    with tokens.
     """
     sizes, mode = deployment.sizes, deployment.recompute
     if mode not in ("mlp", "full"):
@@ -232,11 +230,25 @@ def _count_recomputed(deployment: Deployment, tp: int, kept: float, whole: float
         special = sizes.architecture
         width = sizes.dense_layers / sizes.layers * sizes.ffn
         in_feed_forward += 2 * (sizes.hidden + (1 if special.ungated else 2) * width)
-        fewer = 2 * sizes.attention_width if sizes.kv_heads < sizes.heads else 0
         if mode == "full":
-            in_attention += 2 * sizes.hidden + 8 * sizes.attention_width
-            in_attention += 2 * (fewer + 2 * sizes.kv_width)
+            in_attention += _count_attention_gradients(deployment)
     return max(in_attention, 0.0 if deployment.tiled_mlp else in_feed_forward)
+
+
+def _count_attention_gradients(deployment: Deployment) -> int:
+    """Count the bytes per token of attention's gradients in a layer, by its kernel.
+
+    Of the layer's and attention's output, of queries in bf16 and summed in fp32, of keys and
+    values. If those are fewer, FlashAttention 2 has them for each query head, and 3 sums them in
+    fp32. ``sdpa`` copies keys and values to each query head before.
+    """
+    sizes, kernel = deployment.sizes, deployment.cluster.hardware.attention_kernel
+    queries, keys = sizes.attention_width, sizes.kv_width
+    total = 2 * sizes.hidden + 8 * queries + 4 * keys
+    if sizes.kv_heads < sizes.heads:
+        total += 8 * keys if kernel == "fa3" else 4 * queries
+        total += 4 * (queries - keys) if kernel == "sdpa" else 0
+    return total
 
 
 def _count_added_bytes(deployment: Deployment, tp: int) -> float:

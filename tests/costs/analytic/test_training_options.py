@@ -16,7 +16,7 @@ from seqplan.costs.analytic.estimate import Load, estimate, problem
 from seqplan.costs.analytic.hardware import ClusterHardware, Hardware
 from seqplan.costs.analytic.kernels import BACKWARD_FLOPS, attention_kernel_ms, matmul_ms
 from seqplan.costs.analytic.links import Group, rank_latency_ms, ring_collective_ms
-from seqplan.costs.analytic.memory import layer_activation_bytes, verdict
+from seqplan.costs.analytic.memory import count_transient_bytes, layer_activation_bytes, verdict
 from seqplan.costs.analytic.terms import stage_terms
 from seqplan.costs.model_sizes import MODELS, ModelSizes
 from seqplan.plans.scheme import Scheme
@@ -63,6 +63,21 @@ def test_every_device_has_the_kernel_that_this_runtime_calls() -> None:
 def test_assumed_kernels_are_unchecked_by_name(kernel: str) -> None:
     hardware = replace(H100, attention_kernel=kernel)
     assert f"in attention ({kernel}) is assumed" in (hardware.warning or "")
+
+
+def test_kernels_keep_gradients_of_keys_for_each_query_head_or_not() -> None:
+    """Grouped keys and values of Llama 3 8B, 4,096 elements of queries and 1,024 of keys."""
+    deployment = replace(
+        DEPLOYMENT, recompute="full", stack="eager", loss="chunked", tiled_mlp=True
+    )
+
+    def transient(kernel: str) -> float:
+        hardware = replace(H100, attention_kernel=kernel)
+        cluster = replace(deployment.cluster, hardware=hardware)
+        return count_transient_bytes(replace(deployment, cluster=cluster), 1)
+
+    assert transient("sdpa") - transient("fa2") == 2 * 2 * (4096 - 1024)
+    assert transient("fa2") - transient("fa3") == 2 * 2 * 4096 - 2 * 4 * 1024
 
 
 def test_flex_takes_as_long_backward_as_its_two_passes() -> None:

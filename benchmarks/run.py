@@ -18,6 +18,7 @@ NAMES = (
     "flexsp",
     "dynamic_cp",
     "memory",
+    "fits",
     "compare",
     "table3",
     "whole",

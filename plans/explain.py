@@ -62,6 +62,8 @@ def _headline(plan: Plan, times: Schedule) -> Iterable[str]:
         f"gap {plan.gap:.2%}"
     )
     yield from _slow_ranks(plan)
+    if plan.provenance.robust:
+        yield f"planned for a, b or c of the costs that are off by {plan.provenance.robust:.0%}"
     if plan.layout_gap is not None and plan.layout_lower_bound_ms != plan.lower_bound_ms:
         yield (
             f"over all plans of its tp and pp: lower bound {plan.layout_lower_bound_ms:,.1f} ms, "

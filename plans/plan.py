@@ -13,12 +13,16 @@ SCHEMA = 2
 
 @dataclass(frozen=True)
 class Provenance:
-    """Who made the plan: package version, seed, digests of the profile and the proposal."""
+    """Who made the plan: package version, seed, digests of the profile and the proposal.
+
+    ``robust``: share by which a, b or c of the costs may be off, 0 without it.
+    """
 
     version: str
     seed: int
     profile: str
     proposal: str | None
+    robust: float = 0.0
 
 
 @dataclass(frozen=True)

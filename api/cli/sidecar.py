@@ -43,7 +43,7 @@ job.toml:
   steps = 1000
 optional: job, tokens, seed, look_ahead, store, files, host, port, allow_host,
   workers, execution, micro_step_multiple, keep_steps, abandon_hours,
-  job_days, grace_days, token_file, refit, slowdown
+  job_days, grace_days, token_file, refit, slowdown, robust
 """
 
 
@@ -117,7 +117,13 @@ def _enter_once(store: Store, job: JobFile, origin: Path) -> None:
 
 
 def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
-    from seqplan.api.service.job_costs import check_refit, check_slowdown, list_slow_ranks
+    from seqplan.api.service.job_costs import (
+        check_refit,
+        check_robust,
+        check_robust_proposal,
+        check_slowdown,
+        list_slow_ranks,
+    )
     from seqplan.api.store.rows import JobRow, ProposalRow, get
     from seqplan.api.store.tables.jobs import add_job
     from seqplan.api.store.tables.lengths import put_lengths, write_lengths
@@ -136,6 +142,7 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
         if job.refit:
             check_refit(profile, lockstep=profile.lockstep or execution == "lockstep")
         slow = list_slow_ranks(job.slowdown, job.gpus, refit=job.refit) if job.slowdown else ()
+        check_robust(job.robust, slow, refit=job.refit)
     except ValueError as error:
         raise ValueError(f"{origin}: {error}") from None
     lengths = read_lengths([job.lengths]).values
@@ -156,6 +163,7 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
     request |= {"trainer": job.trainer} if job.trainer else {}
     request |= {"refit": True} if job.refit else {}
     request |= {"slowdown": list(job.slowdown)} if job.slowdown else {}
+    request |= {"robust": job.robust} if job.robust else {}
     with store.reading() as connection:
         known = get(connection, JobRow, job.job)
         first = None if known is None else list_revisions(connection, known)[0].proposal
@@ -180,6 +188,8 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
         )
     if slow:
         check_slowdown(document)
+    if job.robust:
+        check_robust_proposal(document)
     key = f"sidecar-{job.job}"
     with claim.writing() as connection:
         put_lengths(connection, row)
@@ -198,5 +208,6 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
                 last_step=job.steps - 1,
                 refit=job.refit,
                 slowdown=write_slowdown(slow),
+                robust=job.robust,
             ),
         )

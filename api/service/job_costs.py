@@ -1,4 +1,4 @@
-"""How a job's costs may differ from its profile: factors of slow ranks, or refits."""
+"""How a job's costs may differ from its profile: slow ranks, refits, or an interval."""
 
 from __future__ import annotations
 
@@ -35,6 +35,18 @@ def list_slow_ranks(factors: Sequence[Any], gpus: int, *, refit: bool) -> SlowFa
 def check_slowdown(proposal: Proposal) -> None:
     """Raise ``ValueError`` for a proposal whose steps are not planned around slow ranks."""
     PlanningOptions(slowdown=((0, 2.0),)).resolve_execution(proposal.problem)
+
+
+def check_robust(share: float, slow: SlowFactors, *, refit: bool) -> None:
+    """Raise ``ValueError`` for costs that change, or may be off by no such share."""
+    if share and refit:
+        raise ValueError("robust: refit finds the costs and slow ranks. Leave one of them out")
+    PlanningOptions(robust=share, slowdown=slow)
+
+
+def check_robust_proposal(proposal: Proposal) -> None:
+    """Raise ``ValueError`` for a proposal whose steps are not planned at several costs."""
+    PlanningOptions(robust=0.1).resolve_execution(proposal.problem)
 
 
 def check_refit(profile: Profile, *, lockstep: bool, request: str = "") -> None:

@@ -98,7 +98,11 @@ class LookAhead:
             self._workers,
             proposal.to_json(),
             # Never exact: up to a minute for one step, for which ranks would wait.
-            PlanningOptions(seed=self._row.seed, slowdown=read_slowdown(self._row.slowdown)),
+            PlanningOptions(
+                seed=self._row.seed,
+                slowdown=read_slowdown(self._row.slowdown),
+                robust=self._row.robust,
+            ),
         )
         try:
             self._keep_ahead(pool, proposal, planned)

@@ -108,7 +108,7 @@ def _without_sequences(fields: dict[str, Any], schemes: dict[tuple[int, ...], Sc
     maker = fields["provenance"]
     return Plan(
         step=fields["step"],
-        provenance=Provenance(maker["version"], maker["seed"], maker["profile"], maker["proposal"]),
+        provenance=Provenance(**maker),
         world_size=fields["world_size"],
         ids=(),
         lengths=(),

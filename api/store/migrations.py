@@ -96,6 +96,11 @@ def _sixth(connection: Connection) -> None:
     schema.metadata.create_all(connection)
 
 
+def _seventh(connection: Connection) -> None:
+    """Add the share by which costs of a job may be off."""
+    _add_columns(connection, {"jobs": {"robust": "FLOAT NOT NULL DEFAULT 0"}})
+
+
 def _add_columns(connection: Connection, added: Mapping[str, Mapping[str, str]]) -> None:
     """Add columns, by table and name, that a table lacks."""
     for table, columns in added.items():
@@ -109,6 +114,7 @@ def _add_columns(connection: Connection, added: Mapping[str, Mapping[str, str]])
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     *(_first, _second, _third),
     *(_fourth, _fifth, _sixth),
+    _seventh,
 )
 """Migration k takes a store of version k to k + 1. Never changed once released, only added to."""
 

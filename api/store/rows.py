@@ -112,6 +112,7 @@ class JobRow(Row):
     asked_at: int = 0
     refit: bool = False
     slowdown: str | None = None
+    robust: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,6 +73,7 @@ jobs = Table(
     Column("asked_at", BigInteger, nullable=False, default=0),  # last request of a rank, Unix time
     Column("refit", Boolean, nullable=False, default=False),  # correct its costs by measured times
     Column("slowdown", Text),  # JSON: [[rank, factor], …] of slow ranks; null: none
+    Column("robust", Float, nullable=False, default=0.0),  # share by which costs may be off
 )
 revisions = Table(
     "revisions",  # of the proposal and the slow ranks of a job; the newest is in its row, too

@@ -91,7 +91,8 @@ class RobustPlanner:
         reference = judged[0 if uniform is None else 1]
         safe = judged if uniform is None else [of for of in judged if of.is_never_slower(reference)]
         # The first of equal ones: the plan at the profile's costs, then the uniform one.
-        return min(safe, key=lambda of: of.compare(reference)).plan
+        chosen = min(safe, key=lambda of: of.compare(reference)).plan
+        return replace(chosen, provenance=self._provenance)
 
     def prove(self, plan: Plan) -> Plan:
         """Return the plan with the closest bound that can be proven."""

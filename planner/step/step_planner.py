@@ -77,7 +77,7 @@ class StepPlanner:
 
 def make_provenance(problem: PlanningProblem, options: PlanningOptions) -> Provenance:
     """Record who makes the plans of a problem."""
-    return Provenance(VERSION, options.seed, problem.profile.digest, problem.digest)
+    return Provenance(VERSION, options.seed, problem.profile.digest, problem.digest, options.robust)
 
 
 def make_planner(problem: PlanningProblem, options: PlanningOptions) -> PlannerOfSteps:

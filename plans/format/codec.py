@@ -75,6 +75,7 @@ def _to_fields(plan: Plan) -> dict[str, Any]:
             "seed": plan.provenance.seed,
             "profile": plan.provenance.profile,
             "proposal": plan.provenance.proposal,
+            **({"robust": float(plan.provenance.robust)} if plan.provenance.robust else {}),
         },
         "world_size": plan.world_size,
         "sequences": {

@@ -20,6 +20,7 @@ _PLAN = frozenset(
     | {"pipelines", "idle_ranks", "groups", "predicted_ms", "lower_bound_ms", "gap", "selection"}
 )
 _PROVENANCE = frozenset({"version", "seed", "profile", "proposal"})
+_ROBUST = frozenset({"robust"})
 _SEQUENCES = frozenset({"ids", "lengths"})
 _LOADS = frozenset({"loads"})
 _LOAD = frozenset({"name", "tokens", "work_ms", "overhead_ms"})
@@ -60,7 +61,7 @@ class PlanReader(FieldReader):
         self.integer(raw, "schema", "", 1)
         self.text(raw, "digest", "")
         maker = raw["provenance"]
-        self.fields(maker, ".provenance", _PROVENANCE)
+        self.fields(maker, ".provenance", _PROVENANCE, _ROBUST)
         sequences = raw["sequences"]
         self.fields(sequences, ".sequences", _SEQUENCES, _LOADS)
         ids = self.integers(sequences, "ids", ".sequences")
@@ -82,6 +83,7 @@ class PlanReader(FieldReader):
                     if maker["proposal"] is None
                     else self.text(maker, "proposal", ".provenance")
                 ),
+                robust=self.robust(maker),
             ),
             world_size=self.integer(raw, "world_size", "", 1),
             ids=ids,
@@ -153,6 +155,15 @@ class PlanReader(FieldReader):
         if degree == 1:
             self.fail("expert_parallel", "is 1. Leave it out")
         return degree
+
+    def robust(self, maker: dict[str, Any]) -> float:
+        """Return the share by which costs may be off; 0 if it is not stated."""
+        if "robust" not in maker:
+            return 0.0
+        share = self.number(maker, "robust", ".provenance")
+        if not 0 < share < 1:
+            self.fail(".provenance.robust", f"is {share:g}. Give a share between 0 and 1")
+        return share
 
     def pipeline(self, raw: Any, place: str) -> PlannedPipeline:
         self.fields(raw, place, _PIPELINE, _OF_SOME)

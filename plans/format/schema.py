@@ -88,7 +88,15 @@ def _provenance() -> _Node:
             "seed": _integer(0),
             "profile": {"type": "string", "description": "digest of the profile"},
             "proposal": {"type": ["string", "null"], "description": "digest of the proposal"},
-        }
+        },
+        {
+            "robust": {
+                "type": "number",
+                "exclusiveMinimum": 0,
+                "exclusiveMaximum": 1,
+                "description": "share by which a, b or c of the costs may be off; absent without",
+            }
+        },
     )
 
 

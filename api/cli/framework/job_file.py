@@ -25,7 +25,7 @@ class JobFile:
     ``micro_step_multiple`` and ``trainer``: see ``propose``; ``keep_steps``, ``abandon_hours``,
     ``job_days`` and ``grace_days``: see ``serve``; ``token_file``: the file of the token that every
     request then needs, made if absent; ``refit``: correct costs by measured times; ``slowdown``:
-    how many times as long each rank takes as the profile has it.
+    how many times as long each rank takes as the profile has it; ``robust``: see ``plan``.
     """
 
     profile: str
@@ -53,6 +53,7 @@ class JobFile:
     trainer: str = ""
     refit: bool = False
     slowdown: tuple[float, ...] = ()
+    robust: float = 0.0
 
 
 _LEAST = {"tokens": 0, "seed": 0, "port": 0, "job_days": 0}
@@ -60,6 +61,7 @@ _KINDS: dict[Any, tuple[type, str]] = {
     "str": (str, "a string"),
     "int": (int, "an integer"),
     "bool": (bool, "true or false"),
+    "float": (float, "a number with a point, as 0.1"),
     "tuple[float, ...]": (list, "a factor for each rank, as [1.0, 1.3]"),
 }
 

@@ -55,6 +55,7 @@ class JobResponse(JobOfList):
     expired_steps: int
     asked_at: int
     refit: bool
+    robust: float
     planned_steps: int
     last_planned_step: int | None
     acknowledged: list[int]

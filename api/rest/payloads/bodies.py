@@ -75,7 +75,7 @@ class NewJob(BaseModel):
     Or ``continues``: then lengths, tokens and seed are those of the job that is continued, and so
     are ``steps`` unless given. ``refit``: later steps are planned by costs that the measured times
     of earlier ones have corrected. ``slowdown``: how many times as long each rank takes as the
-    profile has it.
+    profile has it. ``robust``: share by which a, b or c of the costs may be off.
     """
 
     model_config = _with_example(
@@ -91,6 +91,7 @@ class NewJob(BaseModel):
     continues: Continued | None = None
     refit: bool = False
     slowdown: SlowdownField | None = None
+    robust: Share = 0.0
 
 
 class JobProposal(BaseModel):

@@ -169,6 +169,10 @@ def push_batches(service: ServiceOf, request: Request, job: str, body: Batches) 
             raise Problem(409, "no-more-batches", f"job {job} {why}", last_step=last)
         max_len = proposal_of(connection, row).workload.max_len
         batches = _check_batches(body.batches, last, max_len)
+        if row.robust and any(batch.loads for batch in batches):
+            raise ValueError(
+                f"body.batches: job {job} is robust, which loads are not. Leave them out"
+            )
         add_batches(connection, job, batches)
         last = batches[-1].step if batches else last
         if body.end:

@@ -12,7 +12,13 @@ from seqplan.api.rest.payloads.bodies import Continued, NewJob
 from seqplan.api.rest.payloads.problems import Problem
 from seqplan.api.rest.routes.data_look import DataLook, drawn_by
 from seqplan.api.rest.routes.sampler_state import check_planned, read_max_len
-from seqplan.api.service.job_costs import check_refit, check_slowdown, list_slow_ranks
+from seqplan.api.service.job_costs import (
+    check_refit,
+    check_robust,
+    check_robust_proposal,
+    check_slowdown,
+    list_slow_ranks,
+)
 from seqplan.api.service.service import Service
 from seqplan.api.store.rows import (
     JobRow,
@@ -50,6 +56,9 @@ def job_row(service: Service, connection: Connection, new: NewJob, look: DataLoo
     if new.slowdown is not None:
         slow = list_slow_ranks(new.slowdown, workload.gpus, refit=new.refit)
         check_slowdown(document)
+    check_robust(new.robust, slow, refit=new.refit)
+    if new.robust:
+        check_robust_proposal(document)
     row = JobRow(
         id=new.id or secrets.token_hex(8),
         proposal=new.proposal,
@@ -60,6 +69,7 @@ def job_row(service: Service, connection: Connection, new: NewJob, look: DataLoo
         world_size=workload.gpus,
         refit=new.refit,
         slowdown=write_slowdown(slow),
+        robust=new.robust,
     )
     if new.continues is None:
         row = _with_own_batches(connection, row, new.tokens, workload, look)

@@ -13,7 +13,7 @@ from seqplan.api.rest.payloads.bodies import JobProposal
 from seqplan.api.rest.payloads.problems import Problem, require_found
 from seqplan.api.rest.routes.sampler_state import proposal_of
 from seqplan.api.rest.state.shared import ServiceOf
-from seqplan.api.service.job_costs import check_refit, check_slowdown
+from seqplan.api.service.job_costs import check_refit, check_robust_proposal, check_slowdown
 from seqplan.api.store.rows import JobRow, ProposalRow, get
 from seqplan.api.store.tables.proposals import ready_document
 from seqplan.api.store.tables.revisions import Revision, list_revisions
@@ -67,6 +67,8 @@ def _check_proposal(connection: Connection, row: JobRow, key: str) -> None:
         check_refit(document.profile, lockstep=document.in_lockstep, request=stored.request)
     if row.slowdown is not None:
         check_slowdown(document)
+    if row.robust:
+        check_robust_proposal(document)
     for name in ("gpus", "max_len"):
         have, want = getattr(new, name), getattr(now, name)
         if have != want:

@@ -38,6 +38,7 @@ _PLANNED_BY = (
     "first_step",
     "max_len",
     "slowdown",
+    "robust",
 )
 
 

@@ -89,6 +89,14 @@ def test_no_other_user_removes_the_job_of_a_sidecar(tmp_path: Path) -> None:
     assert tokens[0] == tokens[1]
 
 
+def test_sidecar_plans_for_costs_that_are_off(tmp_path: Path) -> None:
+    np.save(tmp_path / "lengths.npy", np.load(DATA)[:3000])
+    job_file = tmp_path / "job.toml"
+    job_file.write_text(FILE + "robust = 0.1\n")
+    plans = planned_by_the_sidecar(job_file)
+    assert all('"robust":0.1' in plan for plan in plans)
+
+
 def test_sidecar_plans_for_a_trainer(tmp_path: Path) -> None:
     np.save(tmp_path / "lengths.npy", np.load(DATA)[:3000])
     job_file = tmp_path / "job.toml"
@@ -104,6 +112,8 @@ def test_sidecar_plans_for_a_trainer(tmp_path: Path) -> None:
         ("slowdown = [1, 1.5]", "slowdown has 2 factors for 4 ranks. Give one for each rank"),
         ("slowdown = [1, 1, 1, 0.5]", "slowdown"),
         ("refit = true\nslowdown = [1, 1, 1, 2]", "refit finds the factors of slow ranks"),
+        ("refit = true\nrobust = 0.1", "robust: refit finds the costs and slow ranks"),
+        ("robust = 0.9", "robust must be a share from 0 to 0.5: 0.9"),
         ('refit = true\nexecution = "lockstep"', "refit: in lockstep a rank's time is of"),
     ],
 )

@@ -1,9 +1,9 @@
 """Stores that services of each earlier schema have written, under today's service.
 
 ``earlier/store-K.tar.xz`` is of the first revision with schema K, for 4 of the last, whose
-proposals this version reads (``facts.json`` names it): a job that draws its batches and is being
-planned, one that is done, one whose batches were pushed, their plans, acknowledgements and times,
-data sets, a profile, a proposal and a token.
+proposals this version reads (``facts.json`` names it), and 7 is 6 as it is upgraded. It has a job
+that draws its batches and is being planned, one that is done, one whose batches were pushed, their
+plans, acknowledgements and times, data sets, a profile, a proposal and a token.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def test_a_newer_schema_is_rejected(opened: Opener) -> None:
     store = opened()
     with store.writing() as connection:
         connection.execute(update(schema.version).values(version=len(MIGRATIONS) + 1))
-    with pytest.raises(StoreError, match="has schema 7, this seqplan knows 6"):
+    with pytest.raises(StoreError, match="has schema 8, this seqplan knows 7"):
         opened()
 
 

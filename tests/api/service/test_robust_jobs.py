@@ -1,0 +1,64 @@
+"""Jobs planned for costs that may be off by a share."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import numpy as np
+import pytest
+from measuring_ranks import plan_of
+from stocked_service import DATA, MAX_LEN, Stocked
+
+from seqplan.planner.batches.sampler import Sampler
+from seqplan.planner.problem import PlanningOptions
+from seqplan.planner.proposal.document import Proposal
+from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.plans.explain import explain
+
+STEPS = 3
+
+
+def test_plans_are_those_of_the_planner_and_state_the_share(stocked: Stocked) -> None:
+    served = stocked.served
+    job = {"proposal": stocked.proposal, "lengths": stocked.lengths, "steps": STEPS}
+    for name, robust in (("robust", 0.1), ("plain", 0.0)):
+        served.ok("POST", "/v1/jobs", {**job, "id": name, "robust": robust})
+    text = served.send("GET", f"/v1/proposals/{stocked.proposal}/document").body.decode()
+    proposal = Proposal.from_json(text, "proposal")
+    planner = StepPlanner(proposal, PlanningOptions(robust=0.1))
+    sampler = Sampler(np.load(DATA), proposal.workload.tokens, MAX_LEN, 0)
+    for step, batch in enumerate(islice(sampler.batches(STEPS), STEPS)):
+        plan = plan_of(served, "robust", step)
+        assert plan == planner.plan(batch)
+        assert plan.provenance.robust == 0.1
+        assert "a, b or c of the costs that are off by 10%" in explain(plan)
+        assert plan_of(served, "plain", step).provenance.robust == 0.0
+    assert served.ok("GET", "/v1/jobs/robust")["robust"] == 0.1
+    again = {"id": "again", "proposal": stocked.proposal, "robust": 0.1}
+    served.ok("POST", "/v1/jobs", {**again, "continues": {"job": "robust", "step": 1}})
+    assert plan_of(served, "again", 1) == plan_of(served, "robust", 1)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"robust": 0.6}, "robust must be a share from 0 to 0.5: 0.6"),
+        ({"robust": -0.1}, "body.robust: "),
+        ({"robust": 0.1, "slowdown": [1, 1, 2, 1]}, "robust plans for equal ranks. Leave robust"),
+    ],
+)
+def test_shares_that_cannot_be(stocked: Stocked, more: dict[str, object], message: str) -> None:
+    job = {"proposal": stocked.proposal, "lengths": stocked.lengths, "steps": STEPS}
+    reply = stocked.served.send("POST", "/v1/jobs", {**job, **more})
+    assert reply.status == 422
+    assert reply.json["detail"].startswith(message)
+
+
+def test_loads_are_not_pushed_to_a_robust_job(stocked: Stocked) -> None:
+    job = {"id": "pushed", "proposal": stocked.proposal, "robust": 0.1}
+    stocked.served.ok("POST", "/v1/jobs", job)
+    load = {"name": "vision", "tokens": [9], "work_ms": [1.0]}
+    batch = {"step": 0, "ids": [0], "lengths": [100], "loads": [load]}
+    reply = stocked.served.send("POST", "/v1/jobs/pushed/batches", {"batches": [batch]})
+    assert reply.status == 422
+    assert "is robust, which loads are not. Leave them out" in reply.json["detail"]

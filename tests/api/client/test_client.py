@@ -97,7 +97,7 @@ def test_arguments_are_those_of_the_route() -> None:
     client = Client("http://127.0.0.1:9", retry_s=0)
     assert [*inspect.signature(client.create_job).parameters] == [
         *("id", "proposal", "lengths", "tokens", "seed", "steps"),
-        *("look_ahead", "continues", "refit", "slowdown"),
+        *("look_ahead", "continues", "refit", "slowdown", "robust"),
     ]
     with pytest.raises(ValueError, match=r"^gpus: Input should be greater than or equal to 1$"):
         client.create_proposal(profile="p", lengths="l", gpus=0, max_len=1)

@@ -33,7 +33,9 @@ class Architecture:
     - ``expert_layers`` have ``experts`` feed-forwards of ``expert_ffn``, of which a token runs
       through ``experts_per_token``, and one of ``shared_ffn`` (0: none) for all tokens. With
       ``expert_groups`` a token's experts are of ``groups_per_token`` groups at most; with
-      ``expert_bias`` their products have biases, and their activation function clamps.
+      ``expert_bias`` their products have biases, and their activation function clamps. With
+      ``expert_latent`` above 0 a token's elements are projected to so many before its experts, and
+      back after them.
     """
 
     ungated: bool = False
@@ -71,6 +73,7 @@ class Architecture:
     expert_groups: int = 0
     groups_per_token: int = 0
     expert_bias: bool = False
+    expert_latent: int = 0
 
     def __post_init__(self) -> None:
         for name in NAMES:
@@ -88,6 +91,7 @@ class Architecture:
             ("kv_rank", ("nope_dim", "value_dim")),
             ("expert_layers", ("experts", "experts_per_token", "expert_ffn")),
             ("expert_groups", ("experts", "groups_per_token")),
+            ("expert_latent", ("expert_layers",)),
         ):
             if getattr(self, of) and (missing := [n for n in needed if not getattr(self, n)]):
                 raise ValueError(

@@ -143,7 +143,10 @@ class ModelSizes:
         special, matrices = self.architecture, 2 if self.architecture.ungated else 3
         dense = self.dense_layers * matrices * self.hidden * self.ffn
         router = self.hidden * special.experts
-        sparse = matrices * self.hidden * (experts * special.expert_ffn + special.shared_ffn)
+        sparse = matrices * self.expert_width * experts * special.expert_ffn
+        sparse += (
+            matrices * self.hidden * special.shared_ffn + 2 * self.hidden * special.expert_latent
+        )
         attention = self.attending_layers * self._attention_parameters()
         attention += special.linear_layers * self._linear_parameters()
         attention += special.state_layers * self._state_parameters()
@@ -151,10 +154,15 @@ class ModelSizes:
         return attention + dense + special.expert_layers * (router + sparse) + norms
 
     @property
+    def expert_width(self) -> int:
+        """Elements of a token that its experts take and put out."""
+        return self.architecture.expert_latent or self.hidden
+
+    @property
     def expert_parameters(self) -> int:
         """Those of all experts that tokens are sent to, of all layers."""
         special, matrices = self.architecture, 2 if self.architecture.ungated else 3
-        of_layer = matrices * self.hidden * special.experts * special.expert_ffn
+        of_layer = matrices * self.expert_width * special.experts * special.expert_ffn
         return special.expert_layers * of_layer
 
     def _attention_parameters(self) -> int:

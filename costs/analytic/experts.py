@@ -79,7 +79,7 @@ def _products_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floa
     width = ELEMENT_BYTES[deployment.precision]
     total = np.zeros_like(tokens)
     split = special.expert_ffn / tensor
-    for k, n in ((sizes.hidden, expanded * split), (split, sizes.hidden)):
+    for k, n in ((sizes.expert_width, expanded * split), (split, sizes.expert_width)):
         for times, shape in (
             (forwards, (rows, k, n)),
             (1.0, (rows, n, k)),
@@ -97,16 +97,16 @@ def _rows_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floats:
     _, tensor = _split(deployment, scheme)
     rows = _count_rows(deployment, scheme, tokens)
     expanded = 1 if special.ungated else 2
-    ffn = special.expert_ffn / tensor
+    ffn, width = special.expert_ffn / tensor, sizes.expert_width
     passes = Passes.from_deployment(deployment)
     cast = CAST_BYTES[deployment.precision]
     activation = 2.0 * (expanded + 1) * ffn
     activation += BIAS_BYTES * ffn if special.expert_bias else 0.0
-    ordered = deployment.experts.rates.passes * sizes.hidden
+    ordered = deployment.experts.rates.passes * sizes.expert_width
     forwards = passes.feed_forward + passes.count("moe")
     between = passes.between[1] + max(passes.count("moe_act"), passes.count("moe"))
     moved = (between + 2) * activation + (forwards + 1) / 2 * ordered
-    moved += cast * (forwards * (sizes.hidden + ffn) + sizes.hidden + expanded * ffn)
+    moved += cast * (forwards * (width + ffn) + width + expanded * ffn)
     return memory_ms(deployment.cluster.hardware, moved * rows * deployment.rates.memory_bound)
 
 
@@ -127,7 +127,7 @@ def _exchange_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floa
     group = Group(options.degree, options.tensor)
     near = group.members_per_node(cluster)
     nodes = -(-options.degree // near)
-    payload = 2.0 * tokens / (scheme.sp * scheme.tp) * sizes.hidden
+    payload = 2.0 * tokens / (scheme.sp * scheme.tp) * sizes.expert_width
     if options.rates.deduplicated:
         limit = _node_limit(special, nodes)
         of_nodes = count_copies(special, nodes, limit)

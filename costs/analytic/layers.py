@@ -105,6 +105,10 @@ def layer_products(deployment: Deployment, scheme: Scheme) -> Iterator[tuple[int
             yield layers, Product(split, sizes.hidden, forwards)
     if special.expert_layers:
         yield special.expert_layers, Product(sizes.hidden, special.experts, passes.feed_forward)
+    if latent := special.expert_latent / scheme.tp:
+        forwards = passes.feed_forward + passes.count("moe")
+        yield special.expert_layers, Product(sizes.hidden, latent, forwards)
+        yield special.expert_layers, Product(latent, sizes.hidden, forwards)
 
 
 def _attention_weights(sizes: ModelSizes, tp: int) -> list[tuple[float, float]]:

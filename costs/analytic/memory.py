@@ -103,12 +103,15 @@ def layer_activation_bytes(
     chosen = special.experts_per_token * imbalance * sparse_share
     ffn = dense_share * sizes.ffn + sparse_share * special.shared_ffn
     ffn += chosen * special.expert_ffn
-    rows = chosen * sizes.hidden  # to experts, and as many back
+    rows = chosen * sizes.expert_width  # to experts, and as many back
+    latent = sparse_share * special.expert_latent  # before experts, and the sum after them
     unsplit = 0.0 if sequence_parallel else UNSPLIT_BYTES * tp * sizes.hidden
     attention = 2.0 * ((1 + fed) * sizes.hidden + inner) + input_bytes * sizes.hidden + unsplit
     expanded = 1 if special.ungated else 2
     feed_forward = 2 * (expanded * ffn + rows) + input_bytes * (fed * sizes.hidden + ffn + rows)
+    feed_forward += input_bytes * latent
     put_out = 2.0 * ((1 + fed) * sizes.hidden + inner + expanded * ffn + 2 * rows) + unsplit
+    put_out += 2.0 * latent
     of_width = 2.0 * expanded + input_bytes
     statistics = 4.0 * sizes.heads * sizes.attending_layers / layers
     dropped = {

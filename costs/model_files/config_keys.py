@@ -117,7 +117,6 @@ UNSUPPORTED = {
     "vision_config": "a part of a larger model: give its text_config as a separate file",
     "is_encoder_decoder": "an encoder and a decoder",
     **dict.fromkeys(("mamba_d_ssm", "ssm_cfg", "state_size"), _STATE_SPACE),
-    "moe_latent_size": "experts of a latent width",
     **dict.fromkeys(("zero_expert_num", "num_zero_experts"), "experts that do nothing"),
 }
 """Keys that mean something which is not modeled, unless null, false or 0."""
@@ -147,6 +146,7 @@ MODELLED = frozenset(
     | {"layers_block_type", "hybrid_override_pattern", "attn_layer_indices"}
     | {key for keys in STATE_KEYS.values() for key in keys}
     | {"expand", "mamba_expand", "moe_shared_expert_intermediate_size"}
+    | {"moe_latent_size"}
 )
 
 _WITHOUT_EFFECT = frozenset(

@@ -247,6 +247,7 @@ class ConfigLayers:
                 (wide for key in SHARED_WIDTHS if (wide := self.whole(key))), shared * width
             ),
             "expert_bias": self.kind == "gpt_oss",
+            "expert_latent": self.whole("moe_latent_size"),
             **self._groups(),
         }
 

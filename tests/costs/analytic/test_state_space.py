@@ -24,6 +24,7 @@ from seqplan.costs.scheme_rules import scheme_problem
 from seqplan.plans.scheme import Scheme
 
 NANO = Path(__file__).parents[1] / "model_configs" / "nemotron-3-nano-30b.json"
+SUPER = NANO.with_name("nemotron-3-super-120b.json")
 GRANITE = {
     "model_type": "granitemoehybrid",
     "hidden_size": 4096,
@@ -57,6 +58,16 @@ def read(tmp_path: Path, config: dict[str, Any]) -> ModelSizes:
 def nano(**changes: int) -> ModelSizes:
     sizes = ModelSizes.from_mapping(read_model_config(NANO))
     return replace(sizes, architecture=replace(sizes.architecture, **changes))
+
+
+def expert_terms_of(sizes: ModelSizes) -> dict[str, float]:
+    deployment = Deployment(
+        cluster=ClusterHardware(DEVICES["h100-80gb"], 8, 8),
+        sizes=sizes,
+        experts=ExpertParallelism(degree=64),
+    )
+    stage = stage_terms(deployment, Scheme(), [8192], 64)
+    return {name: float(ms) for name, ms in stage.items()}
 
 
 def terms(sizes: ModelSizes, scheme: str, lengths: list[int]) -> dict[str, float]:
@@ -123,6 +134,24 @@ def test_schemes_split_heads_and_groups() -> None:
     )
 
 
+def test_experts_of_a_latent_width_are_reached_by_fewer_elements() -> None:
+    """Nemotron 3 Super; transformers' model on the meta device has as many parameters."""
+    sizes = ModelSizes.from_mapping(read_model_config(SUPER))
+    assert sizes.parameters == 120_668_687_360
+    active = sizes.active_parameters + sizes.embedding_parameters
+    assert active == pytest.approx(12.77e9, rel=1e-3)
+    wide = replace(sizes, architecture=replace(sizes.architecture, expert_latent=0))
+    fewer = 40 * (2 * 512 * 2688 * (4096 - 1024) - 2 * 4096 * 1024)
+    assert wide.parameters - sizes.parameters == fewer
+    latent, whole = (expert_terms_of(model) for model in (sizes, wide))
+    assert latent["expert exchange"] == pytest.approx(whole["expert exchange"] / 4, rel=0.05)
+    assert latent["experts"] < whole["experts"] / 2
+    assert latent["matrix products"] > whole["matrix products"]
+    rows = 40 / 48 * 22 * (4096 - 1024) * 2 * 2 - 40 / 48 * 2 * 1024
+    kept_bytes = layer_activation_bytes(wide, "none", 1) - layer_activation_bytes(sizes, "none", 1)
+    assert kept_bytes == pytest.approx(rows)
+
+
 def test_a_published_run_is_predicted() -> None:
     """NeMo AutoModel, docs/performance-summary, DGX-H100, 26.02: 15.614 s. It set no constant."""
     deployment = Deployment(
@@ -145,7 +174,7 @@ def test_a_published_run_is_predicted() -> None:
         ({"hybrid_override_pattern": None}, "layers_block_type must be blocks"),
         ({"chunk_size": 0}, "mamba_chunk_size null: is missing, and state-space layers want it"),
         ({"ssm_state_size": "big"}, 'ssm_state_size must be a whole number: "big"'),
-        ({"moe_latent_size": 1024}, "moe_latent_size 1024: experts of a latent width"),
+        ({"moe_latent_size": "big"}, 'moe_latent_size must be a whole number: "big"'),
         ({"num_nextn_predict_layers": 1}, "layers that predict further tokens"),
         ({"model_type": "bamba", "attn_layer_indices": 3}, "attn_layer_indices must be a list"),
     ],

@@ -47,7 +47,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     from seqplan.costs.analytic.validation.expert_runs import check_odd_experts
-    from seqplan.costs.analytic.validation.held_out import check_odd_rows, leave_sources_out
+    from seqplan.costs.analytic.validation.held_out import (
+        check_odd_rows,
+        leave_sources_out,
+        list_scaling_pairs,
+    )
     from seqplan.costs.analytic.validation.published import list_left_out
     from seqplan.costs.analytic.validation.tables import checks
 
@@ -60,6 +64,10 @@ def run(args: argparse.Namespace) -> int:
     lines += summary([*check_odd_rows(tables), check_odd_experts(tables)])[:-3]
     lines += ["", "Stack megatron on H100, its rate of products fitted without a source", ""]
     lines += _left_out(leave_sources_out())
+    pairs = list_scaling_pairs()
+    right = sum(predicted > 0 for _, predicted in pairs)
+    lines += ["", "Runs of a model on 128, 512 and 1,024 GPUs, the same tokens each"]
+    lines += [f"  {right} of {len(pairs)} pairs in the published order: more GPUs are slower each"]
     notes: set[str] = set()
     for check in tables:
         lines += ["", *textwrap.wrap(f"{check.name}: {check.what}", 98)]

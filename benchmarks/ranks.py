@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -20,11 +21,14 @@ def on_ranks(
     task: Callable[..., Result],
     arguments: tuple[Any, ...],
     preload: Sequence[str] = (),
+    *,
+    cuda: bool = False,
 ) -> list[Result]:
     """Run ``task(rank, *arguments)`` on each rank, of one thread; what they return, by rank.
 
     ``preload``: modules that a server imports once, from which ranks are then forked; without any,
-    each rank is a new process.
+    each rank is a new process. ``cuda``: all on device 0, over NCCL, which takes each rank for a
+    machine by its ``NCCL_HOSTID`` and would else reject that they share a device.
     """
     context: ForkServerContext | SpawnContext = get_context("spawn")
     if preload:
@@ -35,7 +39,7 @@ def on_ranks(
     for rank in range(ranks):
         here, there = context.Pipe()
         process = context.Process(
-            target=_rank, args=(there, rank, ranks, store.port, task, arguments), daemon=True
+            target=_rank, args=(there, rank, ranks, store.port, task, arguments, cuda), daemon=True
         )
         process.start()
         there.close()
@@ -54,9 +58,16 @@ def _rank(
     port: int,
     task: Callable[..., Result],
     arguments: tuple[Any, ...],
+    cuda: bool,
 ) -> None:
     torch.set_num_threads(1)
     store = TCPStore("127.0.0.1", port, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    device = None
+    if cuda:
+        os.environ |= {"NCCL_HOSTID": f"rank{rank}", "NCCL_SOCKET_IFNAME": "lo"}
+        device = torch.device("cuda", 0)
+        torch.cuda.set_device(device)
+    backend = "nccl" if cuda else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, device_id=device)
     pipe.send(task(rank, *arguments))
     dist.destroy_process_group()

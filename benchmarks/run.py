@@ -44,6 +44,8 @@ NAMES = (
     "order",
     "reduction",
     "recomputation",
+    "one_device",
+    "h200",
     "serve",
     "queries",
     "sidecar",

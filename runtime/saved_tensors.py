@@ -30,12 +30,15 @@ class SavedBytes:
         """Count tensors that autograd saves within, and those of ``count_kept``."""
         token = _COUNTER.set(self)
         try:
-            with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
+            # Detached: an output that its node keeps would never be freed without a backward.
+            with torch.autograd.graph.saved_tensors_hooks(
+                lambda tensor: self._count(tensor).detach(), lambda tensor: tensor
+            ):
                 yield
         finally:
             _COUNTER.reset(token)
 
-    def _pack(self, tensor: Tensor) -> Tensor:
+    def _count(self, tensor: Tensor) -> Tensor:
         identity = identify_storage(tensor)
         if identity not in self._seen:
             self._seen.add(identity)
@@ -52,7 +55,7 @@ def count_kept(results: object) -> None:
     if counter is not None:
         for leaf in tree_leaves(results):
             if isinstance(leaf, Tensor):
-                counter._pack(leaf)
+                counter._count(leaf)
 
 
 def count_offloaded(tensor: Tensor) -> None:

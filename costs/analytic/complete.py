@@ -23,8 +23,10 @@ from seqplan.costs.analytic.terms import stage_terms
 from seqplan.costs.architecture import Architecture
 from seqplan.costs.model_sizes import SIZES, ModelSizes
 from seqplan.costs.profile import Profile
+from seqplan.costs.profile_document import combine_modes
 from seqplan.costs.profiled_scheme import ProfiledScheme
 from seqplan.costs.scheme_rules import doubts
+from seqplan.plans.recomputation import split_mode
 from seqplan.plans.scheme import Scheme
 
 Floats = npt.NDArray[np.float64]
@@ -60,25 +62,40 @@ def complete(
     If several schemes were measured, all terms are calibrated on them first (``calibrate``), and
     a layout that was not measured, or is doubtful, is the sum of the calibrated terms.
 
-    Derived schemes that the profile has and ``schemes`` names are derived anew. ``sizes``: of the
-    model, if the profile does not state them. ``ValueError`` when nothing sound was measured,
-    sizes are missing, or a scheme cannot be run.
+    Derived schemes that the profile has and ``schemes`` names are derived anew, each recomputation
+    mode from its measurements. ``sizes``: of the model, if the profile does not state them.
+    ``ValueError`` when nothing sound was measured, sizes are missing, a scheme cannot be run, or a
+    mode offloads.
     """
+    if offloading := [mode.name for mode in profile.modes if split_mode(mode.name)[1]]:
+        raise ValueError(
+            f"profile {profile.name}: its mode {offloading[0]} offloads, and derived schemes "
+            "cannot follow from it. Complete a profile of modes without"
+        )
     deployment = Deployment(
         cluster=cluster,
         sizes=_sizes(profile, sizes or {}),
         zero=profile.zero_stage,
         recompute=profile.modes[0].name,
     )
-    if len(profile.modes) > 1:
-        raise ValueError(
-            f"profile {profile.name}: has the recomputation modes {profile.mode_names}. "
-            "Complete a profile of one mode"
-        )
     unchanged = [e for e in profile.schemes if e.origin != "derived" or e.scheme not in schemes]
     missing = sorted(set(schemes) - {entry.scheme for entry in unchanged})
     if not missing:
         return dict(profile.document)
+    if len(profile.modes) > 1:
+        completed = {
+            mode.name: complete(
+                profile.keep_modes([mode.name]), cluster, schemes, sizes=sizes, longest=longest
+            )
+            for mode in profile.modes
+        }
+        combined, _ = combine_modes(list(completed.values()))
+        notes = dict.fromkeys(
+            note.replace(_DERIVED, f"{_DERIVED} {name}:")
+            for name, of_mode in completed.items()
+            for note in of_mode.get("notes", ())
+        )
+        return {**combined, "residuals": profile.residuals, "notes": list(notes)}
     check_schemes(deployment.sizes, cluster, missing, deployment.zero)
     measured = _sound(profile)
     calibration = None

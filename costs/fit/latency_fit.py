@@ -56,13 +56,22 @@ class Errors:
 
 
 @dataclass(frozen=True, slots=True)
+class LaunchBound:
+    """Most tokens of a micro-batch whose time is the host's; the least such time (ms)."""
+
+    tokens: int
+    ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class Fit:
     """Coefficients with their 95 % intervals, the errors by kind of sample, and a verdict.
 
     ``spread``: of a micro-batch's repetitions; ``device_spread``: of the device's speed meanwhile,
     which times are rescaled by, None if it was not read. Which of its speeds is the usual one is as
     uncertain, and the intervals are wider by that share of each coefficient. ``reasons``: why the
-    fit is suspect; empty if it is usable.
+    fit is suspect; empty if it is usable. ``launch_bound``: of micro-batches that are not fitted,
+    as the host takes longer to start them than the device to run them; None without such.
     """
 
     latency: Latency
@@ -73,6 +82,7 @@ class Fit:
     spread: float
     device_spread: float | None
     reasons: tuple[str, ...]
+    launch_bound: LaunchBound | None = None
 
     @property
     def verdict(self) -> str:
@@ -82,13 +92,19 @@ class Fit:
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes on the fit that are no reason against it."""
-        if self.device_spread is None or self.device_spread <= STEADY_SPREAD:
-            return ()
-        note = (
-            f"the device's speed varied by {self.device_spread:.0%}, as it is shared "
-            "or throttles: times are rescaled to its usual speed"
-        )
-        return (note,)
+        notes = []
+        if self.device_spread is not None and self.device_spread > STEADY_SPREAD:
+            notes.append(
+                f"the device's speed varied by {self.device_spread:.0%}, as it is shared "
+                "or throttles: times are rescaled to its usual speed"
+            )
+        if self.launch_bound is not None:
+            notes.append(
+                f"micro-batches of up to {self.launch_bound.tokens:,} tokens take "
+                f"{self.launch_bound.ms:,.3g} ms, for which the host starts kernels: they are not "
+                "fitted, and predicted too short"
+            )
+        return tuple(notes)
 
     def document(self) -> dict[str, Any]:
         """Return the fit as a profile keeps it next to the coefficients."""
@@ -102,6 +118,7 @@ class Fit:
             "verdict": self.verdict,
             "reasons": list(self.reasons),
             "notes": list(self.notes),
+            **({} if self.launch_bound is None else {"launch_bound": asdict(self.launch_bound)}),
         }
 
 

@@ -9,7 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from seqplan.costs.fit.latency_fit import LEAST_LENGTHS, Errors, Fit, Observed, fit_latency
+from seqplan.costs.fit.latency_fit import (
+    LEAST_LENGTHS,
+    Errors,
+    Fit,
+    LaunchBound,
+    Observed,
+    fit_latency,
+)
 from seqplan.costs.fit.pooling import device_spread
 from seqplan.costs.fit.samples import PLAIN_TENSOR_PARALLEL, MeasuredOn, Sample, SampleError
 from seqplan.costs.fit.sync_samples import SyncSample, fit_sync
@@ -29,6 +36,9 @@ LEAST_MARGIN = 0.05
 
 FRAGMENTED_FROM = 2**30
 """Bytes in use from which fragmentation counts: of less it is the size of the first segments."""
+
+MEMORY_FROM = 0.5
+"""Share of the longest micro-batch's tokens from which memory is fitted."""
 
 _DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -127,24 +137,42 @@ def fit_schemes(measured_on: MeasuredOn, samples: Sequence[Sample]) -> dict[Sche
     latencies: dict[Scheme, Fit] = {}
     for scheme in sorted({sample.scheme for sample in samples} - set(without)):
         mine = [sample for sample in samples if sample.scheme == scheme and not sample.oom]
+        used, launch_bound = _leave_out_launch_bound(mine, layers)
         by_role = {
             role: [
                 Observed(sample.lengths, sample.whole_ms(layers), sample.spread)
-                for sample in mine
+                for sample in used
                 if sample.role == role
             ]
             for role in ("fit", "held-out", "packed")
         }
         try:
-            latencies[scheme] = fit_latency(
+            fit = fit_latency(
                 by_role["fit"], by_role["held-out"], by_role["packed"], device_spread(mine)
             )
         except ValueError as error:
             raise SampleError(f"scheme {scheme}: {error}") from None
+        latencies[scheme] = replace(fit, launch_bound=launch_bound)
     if not latencies:
         reasons = "; ".join(without.values())
         raise SampleError(f"no scheme fits into memory: {reasons}. Measure shorter lengths")
     return latencies
+
+
+def _leave_out_launch_bound(
+    samples: Sequence[Sample], layers: int
+) -> tuple[list[Sample], LaunchBound | None]:
+    """Return samples whose time is the device's, or all if these are too few.
+
+    The host's time is about the same for all micro-batches, and no part of a curve through those
+    that keep the device busy.
+    """
+    bound = [sample for sample in samples if sample.launch_bound]
+    used = [sample for sample in samples if not sample.launch_bound]
+    if not bound or sum(sample.role == "fit" for sample in used) < LEAST_LENGTHS:
+        return list(samples), None
+    least_ms = min(sample.whole_ms(layers) for sample in bound)
+    return used, LaunchBound(max(sample.tokens for sample in bound), least_ms)
 
 
 def find_unfitted(samples: Sequence[Sample]) -> dict[Scheme, str]:
@@ -163,14 +191,20 @@ def find_unfitted(samples: Sequence[Sample]) -> dict[Scheme, str]:
 def fit_memory(measured_on: MeasuredOn, samples: Sequence[Sample]) -> MemoryFit:
     """Fit memory linear in a rank's share of the tokens, for each tp; relative squares.
 
-    A tp none of whose samples fits is left out; ``SampleError`` if none is left.
+    An allocator's peaks from ``MEMORY_FROM`` of the longest micro-batch on: in shorter ones the
+    gradients of weights take more than the activations. A tp none of whose samples fits is left
+    out; ``SampleError`` if none is left.
     """
     layers = measured_on.sizes()["layers"]
+    of_allocator = any(sample.layers_peak_bytes is not None for sample in samples)
     slopes: dict[int, float] = {}
     predicted, measured = [], []
     for tp in sorted({sample.scheme.tp for sample in samples if not sample.oom}):
         used = [sample for sample in samples if sample.scheme.tp == tp and not sample.oom]
-        tokens = np.array([sample.tokens / (tp * sample.scheme.sp) for sample in used])
+        if of_allocator:
+            longest = max(_count_share(sample) for sample in used)
+            used = [sample for sample in used if _count_share(sample) >= MEMORY_FROM * longest]
+        tokens = np.array([_count_share(sample) for sample in used])
         measured_bytes = np.array([sample.whole_bytes(layers) for sample in used])
         relative = tokens / measured_bytes
         slopes[tp] = float(relative.sum() / (relative @ relative))
@@ -181,10 +215,15 @@ def fit_memory(measured_on: MeasuredOn, samples: Sequence[Sample]) -> MemoryFit:
     return MemoryFit(
         slopes,
         Errors.from_times(np.concatenate(predicted), np.concatenate(measured)),
-        of_allocator=any(sample.layers_peak_bytes is not None for sample in samples),
+        of_allocator=of_allocator,
         fragmentation=_fragmentation(samples),
         host_bytes_per_token=_fit_host(samples, layers),
     )
+
+
+def _count_share(sample: Sample) -> float:
+    """Count the tokens of a micro-batch that are on each rank."""
+    return sample.tokens / (sample.scheme.tp * sample.scheme.sp)
 
 
 def _fit_host(samples: Sequence[Sample], layers: int) -> dict[int, float]:

@@ -212,6 +212,7 @@ def _pool(same: list[Sample]) -> Sample:
         allocated_bytes=largest(sample.allocated_bytes for sample in same),
         reserved_bytes=largest(sample.reserved_bytes for sample in same),
         layers_cpu_ms=tuple(ms for sample in same for ms in sample.layers_cpu_ms),
+        layers_host_ms=tuple(ms for sample in same for ms in sample.layers_host_ms),
         experts_ms=tuple(ms for sample in same for ms in sample.experts_ms),
         host_bytes=max(sample.host_bytes for sample in same),
     )

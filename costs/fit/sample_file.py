@@ -218,6 +218,7 @@ def _sample_fields(sample: Sample) -> dict[str, Any]:
         "allocated_bytes": sample.allocated_bytes,
         "reserved_bytes": sample.reserved_bytes,
         "layers_cpu_ms": list(sample.layers_cpu_ms),
+        **({"layers_host_ms": list(sample.layers_host_ms)} if sample.layers_host_ms else {}),
         **({"experts_ms": list(sample.experts_ms)} if sample.experts_ms else {}),
         **({"host_bytes": sample.host_bytes} if sample.host_bytes else {}),
     }
@@ -237,6 +238,9 @@ def _sample(fields: Mapping[str, Any]) -> Sample:
     cpu = fields.get("layers_cpu_ms", [])
     if cpu and not (len(cpu) == len(fields["layers_ms"]) and all(0 <= ms < inf for ms in cpu)):
         raise ValueError(f"layers_cpu_ms must be as many times as layers_ms has, not {cpu}")
+    host = fields.get("layers_host_ms", [])
+    if host and not (len(host) == len(fields["layers_ms"]) and all(0 <= ms < inf for ms in host)):
+        raise ValueError(f"layers_host_ms must be as many times as layers_ms has, not {host}")
     if not all(0 < ms < inf for ms in fields.get("experts_ms", [])):
         raise ValueError(f"experts_ms must be positive times, not {fields['experts_ms']}")
     if type(fields.get("turn", 0)) is not int:
@@ -261,6 +265,7 @@ def _sample(fields: Mapping[str, Any]) -> Sample:
         allocated_bytes=fields.get("allocated_bytes"),
         reserved_bytes=fields.get("reserved_bytes"),
         layers_cpu_ms=tuple(fields.get("layers_cpu_ms", ())),
+        layers_host_ms=tuple(fields.get("layers_host_ms", ())),
         experts_ms=tuple(fields.get("experts_ms", ())),
         host_bytes=fields.get("host_bytes", 0),
     )

@@ -15,6 +15,9 @@ rank, as they were in samples that do not state it."""
 UNRECORDED_KERNEL = "cpu"
 """Attention kernel of samples that do not state it: they were measured on CPUs."""
 
+LAUNCH_BOUND = 0.9
+"""Share of the device's time from which the host's is what a micro-batch takes."""
+
 Role = Literal["fit", "held-out", "packed"]
 """Use of a sample: to fit the curve, or to evaluate it, by one sequence or by several."""
 
@@ -69,6 +72,9 @@ class Sample:
     ``layers_cpu_ms``: processor time that a rank's threads had in each repetition of the layers;
     empty if the work is not the processor's, or was not read.
 
+    ``layers_host_ms``: how long the host took to start each repetition of the layers on a device;
+    empty if the host computes them.
+
     ``experts_ms``: forward and backward of the layers' experts and their exchanges alone; empty
     without expert parallelism.
 
@@ -93,6 +99,7 @@ class Sample:
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     layers_cpu_ms: tuple[float, ...] = ()
+    layers_host_ms: tuple[float, ...] = ()
     experts_ms: tuple[float, ...] = ()
     host_bytes: int = 0
 
@@ -132,6 +139,13 @@ class Sample:
         return layers_bytes + max(
             self.layers_peak_bytes - self.layers_saved_bytes, self.ends_peak_bytes
         )
+
+    @property
+    def launch_bound(self) -> bool:
+        """Whether the host started the layers no faster than the device ran them."""
+        if not self.layers_host_ms:
+            return False
+        return median(self.layers_host_ms) >= LAUNCH_BOUND * median(self.layers_ms)
 
     @property
     def spread(self) -> float:

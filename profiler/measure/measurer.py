@@ -22,14 +22,18 @@ WARM_UP = 2
 
 
 class Measurer:
-    """Runs micro-batches of one model; every rank makes one and measures the same points."""
+    """Runs micro-batches of one model; every rank makes one and measures the same points.
 
-    def __init__(self, bench: Bench) -> None:
+    ``warm``: whether the device is at its steady speed already, or times do not matter.
+    """
+
+    def __init__(self, bench: Bench, *, warm: bool = False) -> None:
         torch.manual_seed(0)
         self._bench = bench
         self._rank_work = RankWork(bench)
         self._timer = Timer(bench, self._rank_work.forget_gradients)
-        self._warm = False
+        self._warm = warm
+        self._queued = bench.device.type != "cpu"
 
     def measure(
         self, scheme: Scheme, point: DesignPoint, *, turn: int = 0, repeats: int = MOST_REPEATS
@@ -100,7 +104,8 @@ class Measurer:
                 forward_ms=layers.forward_ms,
                 layers_yardstick_ms=layers.yardstick_ms,
                 ends_yardstick_ms=ends.yardstick_ms,
-                layers_cpu_ms=layers.cpu_ms if self._bench.device.type == "cpu" else (),
+                layers_cpu_ms=() if self._queued else layers.cpu_ms,
+                layers_host_ms=layers.host_ms if self._queued else (),
                 saved_bytes=int(timer.largest(memory.layers_saved + memory.ends_saved)),
                 layers_saved_bytes=int(timer.largest(memory.layers_saved)),
                 layers_peak_bytes=int(timer.largest(memory.layers_peak)) if peaks else None,

@@ -70,6 +70,9 @@ class Task:
         )
 
 
+ALLOCATOR_SETTINGS = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}
+"""Environment variables from which torch reads them, when it first allocates."""
+
 ROUNDS = 3
 """Times that the whole design is gone through; see ``pool_samples``."""
 
@@ -83,7 +86,13 @@ Measured = tuple[MeasuredOn, Sequence[Sample], Sequence[SyncSample]]
 
 
 def start_ranks(device: str) -> tuple[int, int]:
-    """Join the ranks where torchrun has started several; return rank and world size."""
+    """Join the ranks where torchrun has started several; return rank and world size.
+
+    On CUDA the allocator's segments grow from now on, unless the environment has its settings:
+    else memory is left over in pieces between micro-batches of different sizes.
+    """
+    if device == "cuda" and not ALLOCATOR_SETTINGS & os.environ.keys():
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     if not dist.is_torchelastic_launched():
         return 0, 1
     if device == "cuda":

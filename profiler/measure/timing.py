@@ -13,6 +13,7 @@ that stand for many that would be multiplied.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import mean
@@ -39,23 +40,26 @@ class Times:
     """Milliseconds of every repetition: forward and backward, forward, and a yardstick around.
 
     ``cpu_ms``: processor time of all threads in forward and backward; without meaning on CUDA,
-    where the host waits for the device.
+    where the host waits for the device. ``host_ms``: until the host had started all of it; without
+    meaning on a CPU.
     """
 
     whole_ms: tuple[float, ...]
     forward_ms: tuple[float, ...]
     yardstick_ms: tuple[float, ...]
     cpu_ms: tuple[float, ...]
+    host_ms: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Repetition:
-    """Milliseconds of forward and backward, of forward, yardstick readings between, and of CPU."""
+    """Milliseconds of forward and backward, of forward, yardstick readings between, CPU, host."""
 
     whole_ms: float = 0.0
     forward_ms: float = 0.0
     readings: Sequence[float] = ()
     cpu_ms: float = 0.0
+    host_ms: float = 0.0
 
 
 class Timer:
@@ -90,7 +94,7 @@ class Timer:
             once = self._once(call, lead_in=lead_in)
             after = self._read(call)
             speed = mean((before, *once.readings, after))
-            rows.append((once.whole_ms, once.forward_ms, speed, once.cpu_ms))
+            rows.append((once.whole_ms, once.forward_ms, speed, once.cpu_ms, once.host_ms))
             before = after
         return Times(*zip(*self._slowest(rows), strict=True))
 
@@ -109,7 +113,7 @@ class Timer:
             call.backward(call.forward())
             self._forget_gradients()
         clock = self._clock
-        started, busy = clock.mark(), -cpu_ms()
+        started, busy, host_s = clock.mark(), -cpu_ms(), -time.perf_counter()
         result = call.forward()
         between = clock.mark()
         if self._read_between:
@@ -121,9 +125,11 @@ class Timer:
         call.backward(result)
         ended = clock.mark()
         busy += cpu_ms()
+        host_s += time.perf_counter()
         self._forget_gradients()
         forward_ms = clock.ms(started, between)
-        return _Repetition(forward_ms + clock.ms(resumed, ended), forward_ms, readings, busy)
+        whole_ms = forward_ms + clock.ms(resumed, ended)
+        return _Repetition(whole_ms, forward_ms, readings, busy, 1e3 * host_s)
 
     def _read(self, call: Call | None) -> float:
         """Read the yardstick; nothing on a rank without work."""

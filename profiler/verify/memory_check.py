@@ -34,6 +34,9 @@ SEARCH_TO = 0.01
 LEAST_LENGTH, CALLS = 32, 40
 """Tokens that are not halved any more; calls of a quarter of a length that the check comes to."""
 
+QUICK_BYTES = 2**28
+"""Of the device that a quick search may fill: a small model's tokens on all of it are millions."""
+
 TOO_MUCH = 2**50
 """Bytes that no device has."""
 
@@ -53,7 +56,7 @@ def check_memory(settings: VerifySettings) -> tuple[list[Figure], list[str]]:
         allocator=allocator,
         kernel=settings.kernel,
     )
-    measurer = Measurer(bench)
+    measurer = Measurer(bench, warm=True)
 
     def run_sample(*lengths: int) -> Sample:
         return measurer.measure(Scheme(), DesignPoint("fit", lengths), repeats=1)
@@ -77,7 +80,7 @@ def check_memory(settings: VerifySettings) -> tuple[list[Figure], list[str]]:
     ]
     notes: list[str] = []
     if settings.cuda:
-        figures.append(_search(bench, per_token, length, notes))
+        figures.append(_search(settings, bench, per_token, length, notes))
     else:
         for lengths in ((length // 2, length, length // 4, 1), (4 * length,)):
             sample = run_sample(*lengths)
@@ -106,12 +109,18 @@ def _near_one(group: str, name: str, ratio: float) -> Figure:
     return Figure(group, name, ratio, "", 1 - PREDICTION_ERROR, 1 + PREDICTION_ERROR)
 
 
-def _search(bench: Bench, per_token: float, length: int, notes: list[str]) -> Figure:
+def _search(
+    settings: VerifySettings, bench: Bench, per_token: float, length: int, notes: list[str]
+) -> Figure:
     """Search for the largest micro-batch that runs; ratio of predicted to found tokens."""
     rank_work = RankWork(bench)
     _runs(rank_work, (length,))  # its gradients stay, as in training
     torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info(bench.device)
+    free, total = torch.cuda.mem_get_info(bench.device)
+    if limited := settings.quick and free > QUICK_BYTES:
+        free = QUICK_BYTES
+        most = torch.cuda.memory_reserved(bench.device) + QUICK_BYTES
+        torch.cuda.set_per_process_memory_fraction(most / total, bench.device)
     predicted = int(free / per_token)
 
     def runs(tokens: int) -> bool:
@@ -119,7 +128,11 @@ def _search(bench: Bench, per_token: float, length: int, notes: list[str]) -> Fi
         lengths = (length,) * whole + ((rest,) if rest else ())
         return _runs(rank_work, lengths)
 
-    low, high = largest_that_runs(runs, predicted)
+    try:
+        low, high = largest_that_runs(runs, predicted)
+    finally:
+        if limited:
+            torch.cuda.set_per_process_memory_fraction(1.0, bench.device)
     notes.append(f"{predicted:,} tokens predicted, {low:,} run, {high:,} do not")
     return _near_one(
         "predicted tokens over the most that run", "by bisection", predicted / max(low, 1)

@@ -134,7 +134,7 @@ def _stack_figures(settings: VerifySettings, longest: int) -> list[Figure]:
         for lengths in ((longest // 4,), (longest // 16,) * 4, (longest // 8, longest // 16))
     ]
     times_ms: dict[tuple[int, int], float] = {}
-    measurers = {layers: Measurer(_bench(settings, layers)) for layers in stacks}
+    measurers = {layers: Measurer(_bench(settings, layers), warm=True) for layers in stacks}
     for number, point in enumerate(packings):  # stacks one behind the other: a device may slow down
         for layers, measurer in measurers.items():
             sample = measurer.measure(

@@ -27,6 +27,9 @@ from seqplan.runtime.states.sync import collective_sync
 from seqplan.runtime.states.unit import Unit
 from seqplan.runtime.states.unit_states import UnitStates
 
+ALIGNED_BYTES = 16
+"""Of a vectorized load on CUDA."""
+
 
 class ShardedStates(UnitStates):
     """The parameters of ``model`` as units over ``group``, which carries nothing else.
@@ -73,11 +76,14 @@ class ShardedStates(UnitStates):
             ]
             kinds = dict.fromkeys((parameter.dtype, key in split) for key, parameter in owned)
             for dtype, is_split in kinds:
-                same = [
-                    (key, parameter)
-                    for key, parameter in owned
-                    if (parameter.dtype, key in split) == (dtype, is_split)
-                ]
+                same = sorted(
+                    (
+                        (key, parameter)
+                        for key, parameter in owned
+                        if (parameter.dtype, key in split) == (dtype, is_split)
+                    ),
+                    key=_is_odd,
+                )
                 if is_split:
                     split_units.add(len(contents))
                 unit_of.update((id(parameter), len(contents)) for _, parameter in same)
@@ -139,6 +145,14 @@ class ShardedStates(UnitStates):
                 self.finish_all_gather(at)
 
         return wait
+
+
+def _is_odd(named: tuple[str, nn.Parameter]) -> bool:
+    """Whether the next parameter in a buffer would be off a boundary of ``ALIGNED_BYTES``.
+
+    Such parameters are last in their unit: kernels of grouped products reject others that are off.
+    """
+    return bool(named[1].numel() * named[1].element_size() % ALIGNED_BYTES)
 
 
 def _lay_out(

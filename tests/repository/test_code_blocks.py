@@ -57,6 +57,7 @@ def folder(tmp_path: Path) -> Path:
     """A folder with what a clone offers to the commands of the pages."""
     (tmp_path / "out").mkdir()
     (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
     (tmp_path / "run").write_text('#!/bin/sh\nexec "$@"\n')
     (tmp_path / "run").chmod(0o755)
     return tmp_path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -55,6 +56,34 @@ def test_completing_keeps_measured_schemes_and_adds_the_rest() -> None:
                 derived.by_scheme[scheme].latency.micro_batch_ms([length]), rel=0.06
             )
     assert completed.memory.activation_bytes_per_token == derived.memory.activation_bytes_per_token
+
+
+def test_every_mode_is_completed_from_its_measurements() -> None:
+    document = derive_profile(DEPLOYMENT, [Scheme()], name="measured", modes=("none", "full"))
+    for entry in document["schemes"]:
+        entry["origin"] = "measured"
+        entry["modes"]["full"] = {name: 2 * ms for name, ms in entry["modes"]["full"].items()}
+    profile = profile_of(document)
+    completed = profile_of(complete(profile, DEPLOYMENT.cluster, SCHEMES))
+    assert completed.mode_names == profile.mode_names
+    for mode in ("none", "full"):
+        alone = profile_of(complete(profile.keep_modes([mode]), DEPLOYMENT.cluster, SCHEMES))
+        kept = completed.keep_modes([mode])
+        for scheme in SCHEMES:
+            assert kept.by_scheme[scheme].latency == alone.by_scheme[scheme].latency
+        assert kept.memory.activation_bytes_per_token == alone.memory.activation_bytes_per_token
+    notes = [note for note in completed.document["notes"] if "Schemes marked derived" in note]
+    assert [note.split(":")[1].strip() for note in notes] == ["none", "full"]
+    assert complete(profile, DEPLOYMENT.cluster, [Scheme()]) == profile.document
+
+
+def test_modes_that_offload_are_not_completed() -> None:
+    deployment = replace(DEPLOYMENT, host_memory_bytes=1e12)
+    profile = profile_of(
+        derive_profile(deployment, [Scheme()], name="x", modes=("none", "none+0.5"))
+    )
+    with pytest.raises(ValueError, match=r"its mode none\+0\.5 offloads"):
+        complete(profile, DEPLOYMENT.cluster, SCHEMES)
 
 
 def test_a_slower_device_computes_slower_but_sends_as_fast() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -29,7 +29,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     with SampleFile(path, MEASURED_ON) as file:
         for measured in samples(Scheme()):
-            file.add(measured)
+            file.add(replace(measured, layers_host_ms=(1.0, 1.5, 2.0)))
     assert read_samples(path) == (MEASURED_ON, file.samples)
     with SampleFile(path, MEASURED_ON) as again:
         assert again.samples == file.samples
@@ -337,3 +337,48 @@ def test_memory_counted_by_autograd_has_no_margin() -> None:
     )
     assert document["memory"]["margin_bytes"] == 0
     assert "notes" not in document
+
+
+HOST_MS = 3.0
+"""What the host takes to start the layers of any micro-batch: more than short ones run."""
+
+
+def on_device(measured: Sample) -> Sample:
+    """Give the sample's layers to a device that the host starts kernels on."""
+    return replace(
+        measured,
+        layers_ms=tuple(max(ms, HOST_MS) for ms in measured.layers_ms),
+        layers_host_ms=(HOST_MS,) * len(measured.layers_ms),
+    )
+
+
+def test_a_curve_is_not_fitted_to_the_time_of_launches() -> None:
+    measured = [on_device(one) for one in samples(Scheme())]
+    fit = fit_all(MEASURED_ON, measured).latencies[Scheme()]
+    assert fit.latency.c == pytest.approx(1.0, rel=0.1)
+    assert fit.latency.b == pytest.approx(0.01, rel=0.01)
+    assert fit.verdict == "usable"
+    assert fit.launch_bound is not None
+    assert fit.launch_bound.ms == pytest.approx(4 * HOST_MS)
+    short = [one for one in measured if one.launch_bound]
+    assert fit.launch_bound.tokens == max(one.tokens for one in short)
+    assert "12 ms, for which the host starts kernels" in fit.notes[-1]
+    assert fit.document()["launch_bound"] == asdict(fit.launch_bound)
+
+
+def test_too_few_micro_batches_that_keep_a_device_busy_are_fitted_with_the_others() -> None:
+    measured = [replace(one, layers_host_ms=one.layers_ms) for one in samples(Scheme())]
+    fit = fit_all(MEASURED_ON, measured).latencies[Scheme()]
+    assert fit.launch_bound is None
+    assert fit.in_sample.samples == sum(one.role == "fit" for one in measured)
+
+
+def test_memory_is_fitted_where_activations_exceed_the_gradients_of_weights() -> None:
+    def peaks(one: Sample) -> Sample:
+        ends = max(250 * one.tokens, 200_000)
+        return replace(one, layers_peak_bytes=one.layers_saved_bytes, ends_peak_bytes=ends)
+
+    memory = fit_memory(MEASURED_ON, [peaks(one) for one in samples(Scheme())])
+    assert memory.of_allocator
+    assert memory.bytes_per_token[1] == pytest.approx(1250)
+    assert memory.errors.largest == pytest.approx(0.0, abs=1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import nullcontext
 
 import pytest
@@ -19,10 +20,10 @@ from seqplan.plans.scheme import Scheme
 from seqplan.profiler.measure.bench import Bench
 from seqplan.profiler.measure.design import DesignPoint
 from seqplan.profiler.measure.measurer import Measurer
-from seqplan.profiler.measure.saved_memory import count_saved_bytes, peak_bytes
+from seqplan.profiler.measure.saved_memory import count_saved, count_saved_bytes, peak_bytes
 from seqplan.profiler.measure.stage import Call, MeasuredStage, Neighbours
 from seqplan.runtime.models.llama import ModelConfig
-from seqplan.runtime.saved_tensors import SavedBytes
+from seqplan.runtime.saved_tensors import SavedBytes, identify_storage
 from seqplan.runtime.sequence_parallel.context import local_context
 from seqplan.runtime.tensor_parallel.groups import TensorGroups
 
@@ -44,6 +45,26 @@ def bytes_kept(
             count_saved_bytes(stage.layers_call(context), stage.parameters()) / TOKENS,
             count_saved_bytes(ends, stage.parameters()) / TOKENS,
         )
+
+
+@pytest.mark.parametrize("recompute", MODES)
+def test_counting_without_backward_leaves_nothing_behind(recompute: str) -> None:
+    """By reference counts alone: a device is full before the collector of cycles runs."""
+    config = ModelConfig(**SIZES, recompute=recompute)
+    stage = MeasuredStage(config, 2, None, CPU, torch.float32)
+    context = local_context([TOKENS])
+    calls = stage.layers_call(context), stage.ends_call(context, Neighbours(None, None))
+    for call in calls:
+        count_saved_bytes(call, stage.parameters())  # modules are imported, and leave frames
+    parameters = {identify_storage(parameter) for parameter in stage.parameters()}
+    gc.disable()
+    try:
+        for call in calls:
+            kept = count_saved(call, stage.parameters())._seen - parameters
+            assert len([storage for storage in kept if not storage.expired()]) < len(kept)
+            assert len([storage for storage in kept if not storage.expired()]) <= 1
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -194,3 +194,26 @@ def test_a_checksum_sees_values_and_their_order(tensor: Tensor) -> None:
     if len(set(tensor.tolist())) > 1:
         assert checksum(tensor.flip(0)) != same
     assert checksum(torch.zeros(0)) == 0
+
+
+class Biased(nn.Module):
+    """Weights of whole vectors of 16 bytes, and biases that are less."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, width) for width in (3, 8, 5))
+
+
+def misaligned(rank: int, world_size: int) -> list[str]:
+    """List parameters of whole vectors that begin between two of them."""
+    model = Biased().bfloat16()
+    ShardedStates(model, Communicators.create().states)
+    return [
+        name
+        for name, parameter in model.named_parameters()
+        if not parameter.nbytes % 16 and parameter.storage_offset() * 2 % 16
+    ]
+
+
+def test_parameters_begin_where_kernels_of_grouped_products_take_them() -> None:
+    assert run_ranks(misaligned, 2) == [[], []]

@@ -1,0 +1,54 @@
+"""Samples of an H200: the fits of every recomputation mode are usable, memory is linear."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from seqplan.api.cli import main
+from seqplan.costs.fit.measured_profile import fit_all
+from seqplan.costs.fit.pooling import merge_runs
+from seqplan.costs.profile import Profile
+from seqplan.plans.scheme import Scheme
+
+MEASURED = Path(__file__).resolve().parents[3] / "docs" / "data" / "measured"
+MODES = ("none", "elementwise", "mlp", "full")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_fit_predicts_what_it_was_not_fitted_to(mode: str) -> None:
+    measured_on, samples = merge_runs([MEASURED / "llama3-8b-h200" / f"{mode}.samples.jsonl"])
+    assert measured_on.recompute == mode
+    fit = fit_all(measured_on, samples)
+    latency = fit.latencies[Scheme()]
+    assert latency.verdict == "usable"
+    for errors in (latency.held_out, latency.packed):
+        assert errors.median is not None
+        assert errors.median < 0.02
+        assert errors.p90 is not None
+        assert errors.p90 < 0.04
+    assert fit.memory.errors.largest is not None
+    assert fit.memory.errors.largest < 0.001
+    # Without that, a sample takes up to twice the time that the curve states.
+    assert latency.launch_bound is not None
+    bound = [sample for sample in samples if sample.launch_bound]
+    assert {sample.tokens for sample in bound} <= {256, 416, 676, 1098, 1783}
+
+
+def test_the_profile_is_made_of_the_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = MEASURED / "llama3-8b-h200.json"
+    source = json.loads(kept.read_text("utf-8"))["source"]
+    command = shlex.split(source.partition(": ")[2])
+    assert command[:3] == ["seqplan", "profile", "merge"]
+    again = tmp_path / "again.json"
+    monkeypatch.chdir(MEASURED)
+    assert main([*command[1:-1], str(again)]) == 0
+    made = json.loads(again.read_text("utf-8"))
+    made["source"] = source
+    assert made == json.loads(kept.read_text("utf-8"))
+    assert Profile.load(kept).mode_names == ", ".join(MODES)

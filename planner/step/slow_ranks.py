@@ -60,8 +60,9 @@ def leave_out_lost(problem: PlanningProblem, lost: Sequence[int]) -> PlanningPro
     profile = problem.profile
     if not any(not layouts or (s.tp, s.pp) in layouts for s in rest.models):
         raise Infeasible(
-            f"ranks lost: {list(lost)}. No scheme of {profile.name} fits the {gpus} that are left "
-            "in the layouts of the proposal. Start the job without them"
+            f"ranks lost: {', '.join(map(str, lost))}. {gpus} of {problem.workload.gpus} ranks are "
+            f"left, and no scheme of {profile.name} in the proposal's layouts fits so few. Start "
+            "the job without them"
         )
     return rest
 

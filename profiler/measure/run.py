@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -73,6 +74,12 @@ class Task:
 ALLOCATOR_SETTINGS = {"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"}
 """Environment variables from which torch reads them, when it first allocates."""
 
+HARMLESS = (
+    "Attempting to run cuBLAS",  # backward's thread takes up the device's context
+    "Synchronization debug mode",  # which finds most waits, not all
+)
+"""Beginnings of torch's warnings on CUDA that call for nothing."""
+
 ROUNDS = 3
 """Times that the whole design is gone through; see ``pool_samples``."""
 
@@ -93,6 +100,8 @@ def start_ranks(device: str) -> tuple[int, int]:
     """
     if device == "cuda" and not ALLOCATOR_SETTINGS & os.environ.keys():
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+    for beginning in HARMLESS:
+        warnings.filterwarnings("ignore", message=beginning)
     if not dist.is_torchelastic_launched():
         return 0, 1
     if device == "cuda":

@@ -62,7 +62,12 @@ NAMES = (
 def main() -> None:
     """Run the benchmarks that were named, all of them by default."""
     parser = argparse.ArgumentParser(prog="./run bench", description=__doc__)
-    parser.add_argument("names", metavar="NAME", nargs="*", help=f"of {', '.join(NAMES)}")
+    parser.add_argument(
+        "names",
+        metavar="NAME",
+        nargs="*",
+        help=f"of {', '.join(NAMES)}; memory:SETTING runs the settings whose names begin so",
+    )
     parser.add_argument(
         "--wikipedia",
         metavar="FILE",
@@ -71,12 +76,27 @@ def main() -> None:
         help="token lengths of Wikipedia articles, which the repository does not carry",
     )
     args = parser.parse_args()
-    if foreign := set(args.names) - set(NAMES):
+    requests = [name.partition(":") for name in args.names or NAMES]
+    if foreign := {name for name, _, _ in requests} - set(NAMES):
         parser.error(f"unknown benchmark {sorted(foreign)[0]!r}; there are {', '.join(NAMES)}")
+    parts = {(name, part): _find_parts(parser, name, part) for name, _, part in requests if part}
     print(f"measured on {machine()}\n")
     data = data_sets(Path(args.wikipedia) if args.wikipedia else None)
-    for name in args.names or NAMES:
-        importlib.import_module(f"benchmarks.{name}").run(data)
+    for name, _, part in requests:
+        run = importlib.import_module(f"benchmarks.{name}").run
+        if part:
+            run(data, parts=parts[name, part])
+        else:
+            run(data)
+
+
+def _find_parts(parser: argparse.ArgumentParser, name: str, part: str) -> list[str]:
+    """List the parts of a benchmark whose names begin with ``part``."""
+    known = getattr(importlib.import_module(f"benchmarks.{name}"), "PARTS", ())
+    found = [candidate for candidate in known if candidate.startswith(part)]
+    if not found:
+        parser.error(f"unknown part {part!r} of {name}; there are {', '.join(known) or 'none'}")
+    return found
 
 
 if __name__ == "__main__":

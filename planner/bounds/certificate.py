@@ -18,7 +18,7 @@ import numpy as np
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.gpu_time import single_bound_ms
 from seqplan.planner.bounds.held_value import HeldValue, Relaxation, list_fixed_mixes
-from seqplan.planner.bounds.relaxation import relax
+from seqplan.planner.bounds.relaxation import COARSE, Detail, relax
 from seqplan.planner.bounds.resources import ROUNDING
 from seqplan.planner.placement.fleet import Fleet, Floats, Ints, PipelineClass
 
@@ -154,19 +154,23 @@ def certify(fleet: Fleet, batch: Batch, objective_ms: float) -> float:
     assume on which class that sequence runs (``Fleet.assume_longest``).
     """
     cases = fleet.assume_longest(batch.longest)
-    low_ms = _certify_relaxed(fleet, batch, objective_ms, 1 if cases else REFINED)
+    low_ms = certify_relaxed(fleet, batch, objective_ms, 1 if cases else REFINED)
     if not cases or low_ms >= objective_ms / (1 + 2 * CERTIFY_GAP):
         return low_ms
     least_ms = inf
     for assumed in cases:
-        least_ms = min(least_ms, _certify_relaxed(assumed, batch, objective_ms))
+        least_ms = min(least_ms, certify_relaxed(assumed, batch, objective_ms))
         if least_ms <= low_ms:
             break
     return max(low_ms, least_ms)
 
 
-def _certify_relaxed(
-    fleet: Fleet, batch: Batch, objective_ms: float, times: int = REFINED
+def certify_relaxed(
+    fleet: Fleet,
+    batch: Batch,
+    objective_ms: float,
+    times: int = REFINED,
+    detail: Detail = COARSE,
 ) -> float:
     """Prove a lower bound by relaxation, solved so many times at most (ms)."""
     low = single_bound_ms(fleet.classes, batch)
@@ -174,7 +178,7 @@ def _certify_relaxed(
     if low >= time:
         return min(low, objective_ms)
     for _ in range(times):
-        relaxed = relax(fleet.classes, batch, time)
+        relaxed = relax(fleet.classes, batch, time, detail=detail)
         if relaxed is None:
             return low  # not solved: that proves nothing
         expected = time * relaxed.scale

@@ -37,7 +37,8 @@ class Relaxation:
 
     ``scale``: least factor on the pipelines (or GPUs) for the relaxed batch to fit; ``pipelines``:
     used per class, Σ over V. ``values`` (n,): worth of a sequence of each distinct length;
-    ``mixes``: one a class; ``levels``: of the peaked states (lengths in tokens).
+    ``mixes``: one a class; ``levels``: of the peaked states (lengths in tokens). ``further``:
+    numbers of micro-batches with stages that are distinguished beyond those of most work.
     """
 
     scale: float
@@ -45,6 +46,7 @@ class Relaxation:
     values: Floats
     mixes: tuple[Mixes, ...]
     levels: Ints
+    further: int = 0
 
     @property
     def resources(self) -> int:
@@ -76,6 +78,7 @@ class HeldValue:
             pipeline_class, batch.distinct, relaxation.levels, relaxation.resources
         )
         self._mixes = relaxation.mixes[k]
+        self._further = relaxation.further if pipeline_class.pp > 1 else 0
         self._values = relaxation.values
         self._valued = relaxation.values > 0
         self._counts = batch.multiplicity
@@ -133,7 +136,8 @@ class HeldValue:
 
     def _top(self, time_ms: float) -> int:
         """Return the largest V that is distinguished."""
-        return max(len(self._mixes.even), self._class.most_micro_batches(time_ms))
+        most = self._class.most_micro_batches(time_ms) + self._further
+        return max(len(self._mixes.even), most)
 
     def _shares(self, time_ms: float) -> tuple[Floats, npt.NDArray[np.bool_]]:
         """Return shares by mix (states, mixes, n), and eligibility by state (states, n).

@@ -49,18 +49,40 @@ class _ClassStates:
         return Mixes(_interpolate(self.ladder, even), _normalize(peaked))
 
 
+@dataclass(frozen=True)
+class Detail:
+    """How fine the program is: groups of sequences, levels of peaked states, and resources.
+
+    ``singles`` longest distinct lengths stand alone, the rest form ``groups``. ``peaks`` longest
+    are levels, and ``lower`` ones fall by ``ratio`` each. With ``fine``, one more resource counts
+    micro-batches by mode, and ``further`` numbers of them are distinguished.
+    """
+
+    groups: int = 24
+    singles: int = 8
+    peaks: int = 6
+    lower: int = 4
+    ratio: float = 0.75
+    fine: bool = False
+    further: int = 0
+
+
+COARSE = Detail()
+FINE = Detail(singles=28, peaks=20, lower=8, ratio=0.85, fine=True, further=6)
+"""Details of a step's planning, and of bounds for which time does not matter."""
+
+
 def relax(
     classes: Sequence[PipelineClass],
     batch: Batch,
     time_ms: float,
     gpus: int | None = None,
-    groups: int = 24,
-    singles: int = 8,
+    detail: Detail = COARSE,
 ) -> Relaxation | None:
     """Solve the program at ``time_ms``; None when a sequence can end by then on no class.
 
-    1. Sequences are put into groups: the ``singles`` longest distinct lengths stand alone, the rest
-       form ``groups`` of about equal tokens (``group_lengths``).
+    1. Sequences are put into groups: the longest distinct lengths stand alone, the rest form
+       groups of about equal tokens (``group_lengths``).
     2. Each class gets its states, and in each of them the shares of a pipeline's resources that a
        group takes (``ClassLengths``): even states for every useful V, or with ``gpus`` for the V of
        a ladder, and peaked states at a few levels.
@@ -70,12 +92,15 @@ def relax(
        use; if none of them takes it, in any state; if no class takes it, nothing.
     5. The duals become mixes: interpolated to every V, each row scaled to a sum of 1.
     """
-    lengths, weights = group_lengths(batch, groups, singles)
-    levels = peak_levels(batch.distinct)
+    lengths, weights = group_lengths(batch, detail.groups, detail.singles)
+    levels = peak_levels(batch.distinct, detail.peaks, detail.lower, detail.ratio)
     states = []
-    number = count_resources(classes)
+    number = count_resources(classes, fine=detail.fine)
     for pipeline_class in classes:
-        ladder = _ladder(pipeline_class.most_micro_batches(time_ms), every_v=gpus is None)
+        most = pipeline_class.most_micro_batches(time_ms)
+        if pipeline_class.pp > 1:
+            most += detail.further
+        ladder = _ladder(most, every_v=gpus is None)
         resources = ClassLengths(pipeline_class, lengths, levels, number).resources(ladder, time_ms)
         states.append(_ClassStates(ladder, resources))
     eligible = np.concatenate([of_class.resources.eligible for of_class in states])
@@ -111,6 +136,7 @@ def relax(
             of_class.mixes(dual) for of_class, dual in zip(states, class_duals, strict=True)
         ),
         levels=levels,
+        further=detail.further,
     )
 
 

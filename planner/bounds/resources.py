@@ -22,12 +22,20 @@ are of different modes, such classes have one more resource, in which they are j
 - cost: Σ min over modes of (work + padded·c/MaxLen) ≤ τ·V/(V + pp − 1), as the largest cost is no
   less than the mean.
 
+Finer bounds (``SHARES_OF_MODES``) have a last resource of such classes. At most t = τ/(V + pp − 1)
+is left for a micro-batch, and it is in one mode m. So Σ s_m ≤ 1 in it, for s_m = padded/MaxLen if
+short sequences of MaxLen tokens take less than t − c of mode m, else s_m = work/(t − c):
+
+- micro-batches: Σ min over modes of s_m ≤ V, and in the states that stand for several V, with the
+  largest t, Σ min over modes of (work + c·s_m) ≤ their time.
+
 *Peaked*, one state for each level of M: M > β, as when one long sequence is longer than an even
 micro-batch. For M in [low, high) what remains for work and micro-batches, whatever V is, is
 E = τ − (pp − 1)·(low + c). V is at least 2, tokens/MaxLen, and the number of sequences above half
 of MaxLen or of ``high``; each of these, times c, and the work together are at most E.
 
-A pipeline that is known to run the longest sequence is in one of the states in which that can be.
+A pipeline that is known to run a sequence of some length or more is in one of the states in which
+such a sequence can be.
 """
 
 from __future__ import annotations
@@ -40,15 +48,22 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.placement.fleet import MOST, Floats, Ints, PipelineClass
+from seqplan.planner.placement.fleet import MOST, ClassMode, Floats, Ints, PipelineClass
 
 RESOURCES = 4
 """Work, tokens, sequences with a large work, sequences with a large length."""
 
+SHARES_OF_MODES = RESOURCES + 1
+"""Place of the resource that counts micro-batches by mode, in finer bounds alone."""
 
-def count_resources(classes: Sequence[PipelineClass]) -> int:
-    """Count the resources of these classes: one more if a class has recomputation modes."""
-    return RESOURCES + any(pipeline_class.modes for pipeline_class in classes)
+LARGEST_SHARE = 2.0
+"""Shares are cut to this, so that a mode without time left makes no infinite ones."""
+
+
+def count_resources(classes: Sequence[PipelineClass], *, fine: bool = False) -> int:
+    """Count the resources of these classes: more if a class has recomputation modes."""
+    modes = any(pipeline_class.modes for pipeline_class in classes)
+    return RESOURCES + modes * (1 + fine)
 
 
 ROUNDING = 1e-9
@@ -138,6 +153,25 @@ class ClassLengths:
             taken[:, 0] = self.cost
         return taken
 
+    def shares_of_modes(self, micro_batch_ms: float) -> Floats:
+        """Compute each length's least share of a micro-batch of at most so long (n,)."""
+        shares = self.pipeline_class.least_over_modes(
+            self.lengths,
+            lambda mode, length, padded: _share_of_mode(mode, length, padded, micro_batch_ms),
+        )
+        return np.minimum(shares, LARGEST_SHARE)
+
+    def cost_of_modes(self, micro_batch_ms: float) -> Floats:
+        """Compute each length's least work and share of c (ms), as ``shares_of_modes``."""
+        return self.pipeline_class.least_over_modes(
+            self.lengths,
+            lambda mode, length, padded: (
+                length * (mode.a * length + mode.b)
+                + mode.c
+                * np.minimum(_share_of_mode(mode, length, padded, micro_batch_ms), LARGEST_SHARE)
+            ),
+        )
+
     def resources(self, micro_batches: Ints, time_ms: float) -> Resources:
         """Describe the class's states at τ = ``time_ms``: even ones and, at pp > 1, peaked ones.
 
@@ -154,9 +188,20 @@ class ClassLengths:
         if states > even:
             _fill_peaked(self, int(micro_batches[-1]), time_ms, share[even:], eligible[even:])
         eligible &= self.held
-        if self.pipeline_class.runs_longest:
-            eligible &= eligible[:, :1]
+        if self.pipeline_class.shorter_than:
+            eligible &= self.lengths < self.pipeline_class.shorter_than
+        if self.pipeline_class.runs_from:
+            long = max(int((self.lengths >= self.pipeline_class.runs_from).sum()), 1)
+            eligible &= eligible[:, :long].any(axis=1, keepdims=True)
         return Resources(share, eligible)
+
+
+def _share_of_mode(mode: ClassMode, lengths: Floats, padded: Ints, time_ms: float) -> Floats:
+    """Compute shares in a micro-batch of a mode, of at most a time (ms)."""
+    left_ms = time_ms - mode.c
+    if mode.b * mode.capacity < left_ms:
+        return padded / mode.capacity
+    return lengths * (mode.a * lengths + mode.b) / max(left_ms, ROUNDING)
 
 
 def _even(
@@ -193,6 +238,13 @@ def _even(
         whole = time_ms * v / (v + pipeline_class.pp - 1)
         whole[-1] = time_ms
         np.divide(of_class.cost, whole[:, None], out=share[:, 4])
+        if of_class.number > SHARES_OF_MODES:
+            share[:, SHARES_OF_MODES] = share[:, 4]
+            if pipeline_class.pp > 1:
+                longest_ms = time_ms / (v + pipeline_class.pp - 1)
+                for state, (number, each_ms) in enumerate(zip(v[:-1], longest_ms, strict=False)):
+                    share[state, SHARES_OF_MODES] = of_class.shares_of_modes(each_ms) / number
+                share[-1, SHARES_OF_MODES] = of_class.cost_of_modes(longest_ms[-1]) / time_ms
 
 
 def _most_work_ms(pipeline_class: PipelineClass, time_ms: float) -> float:
@@ -235,15 +287,19 @@ def _fill_peaked(
     np.divide(of_class.work_and_counted, np.maximum(left, 1e-12)[:, None, None], out=share[:, 1:4])
     if of_class.number > RESOURCES:
         share[:, 4] = share[:, 1]
+        if of_class.number > SHARES_OF_MODES:
+            for level, longest_ms in enumerate(high + pipeline_class.least_c):
+                cost = of_class.cost_of_modes(longest_ms)
+                share[level, SHARES_OF_MODES] = cost / max(left[level], 1e-12)
 
 
-def peak_levels(lengths: Ints, singles: int = 6, others: int = 4) -> Ints:
+def peak_levels(lengths: Ints, singles: int = 6, others: int = 4, ratio: float = 0.75) -> Ints:
     """Choose levels for the peaked states: the longest of ``lengths`` (descending), then fewer.
 
-    A peak is a sequence alone or nearly so; further levels fall by a quarter each.
+    A peak is a sequence alone or nearly so; further levels fall by a ``ratio`` each.
     """
     top = lengths[:singles].tolist()
-    below = [int(top[-1] * 0.75**k) for k in range(1, others + 1)]
+    below = [int(top[-1] * ratio**k) for k in range(1, others + 1)]
     return np.array(sorted({0, *top, *below}), dtype=np.int64)
 
 

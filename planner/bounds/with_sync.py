@@ -9,7 +9,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.all_strategies import AllStrategies, all_strategies_bound_ms
 from seqplan.planner.placement.dominance import drop_dominated
 from seqplan.planner.placement.fleet import Models
-from seqplan.planner.sync.times import Family, SyncTimes, layouts_of
+from seqplan.planner.sync.times import SIMILAR, Family, SyncTimes, layouts_of
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,12 @@ class Families:
 
     Schemes that others of their family replace at no loss are left out of it. ``whole``: the
     relaxation over all strategies, whatever they sync; ``by_layout``: one for each
-    layout alone, ascending.
+    layout alone, ascending. ``similar``: share within which times make one family.
     """
 
-    def __init__(self, models: Models, gpus: int, sync: SyncTimes) -> None:
+    def __init__(
+        self, models: Models, gpus: int, sync: SyncTimes, similar: float = SIMILAR
+    ) -> None:
         self.models = models
         self.whole = AllStrategies(drop_dominated(models), gpus)
         layouts = layouts_of(models)
@@ -44,7 +46,7 @@ class Families:
                 relaxations[family.layouts] = AllStrategies(drop_dominated(members), gpus)
             return FamilyRelaxation(relaxations[family.layouts], family.sync_ms)
 
-        self.members = [of(family) for family in sync.families(layouts)]
+        self.members = [of(family) for family in sync.families(layouts, similar)]
         self.by_layout = [
             of(Family(frozenset({layout}), sync.compute_exposed_ms([layout])))
             for layout in sorted(layouts)

@@ -81,7 +81,7 @@ def describe_class(scheme: str, k: PipelineClass) -> dict[str, Any]:
         "max_tokens": k.capacity,
         "pad_to": k.unit,
         **({"modes": [_describe_mode(mode) for mode in k.modes]} if k.modes else {}),
-        **({"runs_longest": True} if k.runs_longest else {}),
+        **({"runs_longest": True} if k.runs_from else {}),
     }
 
 

@@ -64,8 +64,9 @@ class PipelineClass:
     ``capacity``: Σ padded lengths of a micro-batch (tokens), a multiple of ``unit``, to which each
     sequence is padded. ``modes``: at least two recomputation modes by ascending capacity, of which
     each micro-batch has the cheapest that holds it, the last as a, b, c and capacity; or none:
-    then ``mode`` is the name of the only one, None if the profile has no more. ``runs_longest``:
-    bounds assume that each of these pipelines runs a sequence of the batch's greatest length.
+    then ``mode`` is the name of the only one, None if the profile has no more. Bounds assume that
+    each of these pipelines runs a sequence of ``runs_from`` tokens or more, and only sequences
+    shorter than ``shorter_than``; 0 if nothing is assumed.
     ``slowdown``: the factor that the coefficients have for a slow rank.
     """
 
@@ -79,7 +80,8 @@ class PipelineClass:
     gpus: int
     modes: tuple[ClassMode, ...] = ()
     mode: str | None = None
-    runs_longest: bool = False
+    runs_from: int = 0
+    shorter_than: int = 0
     slowdown: float = 1.0
 
     @classmethod
@@ -274,12 +276,12 @@ class Fleet:
         holding = [k for k, of in enumerate(self.classes) if of.capacity >= batch_longest]
         if any(self.classes[k].pp == 1 for k in holding):
             return ()
-        return tuple(self._assume_longest_on(k) for k in holding)
+        return tuple(self.assume_from(batch_longest, k) for k in holding)
 
-    def _assume_longest_on(self, place: int) -> Fleet:
-        """Return the fleet with one pipeline of a class apart, which runs the longest sequence."""
+    def assume_from(self, length: int, place: int) -> Fleet:
+        """Return the fleet with one pipeline of a class apart, which runs ``length`` or more."""
         pipeline_class = self.classes[place]
-        one = replace(pipeline_class, count=1, runs_longest=True)
+        one = replace(pipeline_class, count=1, runs_from=length)
         others = replace(pipeline_class, count=pipeline_class.count - 1)
         apart = (one, others) if others.count else (one,)
         return replace(self, classes=(*self.classes[:place], *apart, *self.classes[place + 1 :]))

@@ -59,7 +59,7 @@ class SyncTimes(ABC):
         """Return all-gather and reduce-scatter between these layouts, hidden or not."""
 
     @abstractmethod
-    def families(self, layouts: Collection[Layout]) -> list[Family]:
+    def families(self, layouts: Collection[Layout], similar: float = SIMILAR) -> list[Family]:
         """List families of strategies of these layouts, by their sync time.
 
         Each strategy is in one that takes no longer than the strategy itself.
@@ -91,7 +91,7 @@ class GivenSyncTimes(SyncTimes):
         """Return the time between equal replicas or between different ones."""
         return self.heterogeneous_ms if len(layouts) > 1 else self.homogeneous_ms
 
-    def families(self, layouts: Collection[Layout]) -> list[Family]:
+    def families(self, layouts: Collection[Layout], similar: float = SIMILAR) -> list[Family]:
         """List each layout alone, and all of them; all alone where different ones cost no more."""
         whole = Family(frozenset(layouts), self.heterogeneous_ms * (1 - self.overlap))
         alone = {layout: self.compute_exposed_ms([layout]) for layout in sorted(layouts)}
@@ -121,20 +121,20 @@ class LayoutSyncTimes(SyncTimes):
         times = dict(self.by_layout_ms)
         return max((times[layout] for layout in layouts), default=0.0)
 
-    def families(self, layouts: Collection[Layout]) -> list[Family]:
+    def families(self, layouts: Collection[Layout], similar: float = SIMILAR) -> list[Family]:
         """List all layouts that take at most as long as each in turn.
 
-        Without the hidden part. Times within ``SIMILAR`` of each other make one family, with the
-        least of them.
+        Without the hidden part. Times within the share ``similar`` of each other make one family,
+        with the least of them.
         """
         times = {layout: self.compute_exposed_ms([layout]) for layout in layouts}
         families = []
         rising = sorted({times[layout] for layout in layouts})
         while rising:
-            similar = [time for time in rising if time <= rising[0] * (1 + SIMILAR)]
-            rising = rising[len(similar) :]
-            members = frozenset(layout for layout in layouts if times[layout] <= similar[-1])
-            families.append(Family(members, similar[0]))
+            near = [time for time in rising if time <= rising[0] * (1 + similar)]
+            rising = rising[len(near) :]
+            members = frozenset(layout for layout in layouts if times[layout] <= near[-1])
+            families.append(Family(members, near[0]))
         return families
 
 

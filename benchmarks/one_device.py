@@ -67,9 +67,13 @@ def run(data: Sequence[Data]) -> None:
     expected = on_ranks(1, _train_schemes, (1, ("u1",)), cuda=CUDA)[0]
     rows = []
     for ranks, schemes in SCHEMES.items():
-        found = on_ranks(ranks, _train_schemes, (ranks, schemes), cuda=CUDA)[0]
+        results = on_ranks(ranks, _train_schemes, (ranks, schemes), cuda=CUDA)[0]
         rows += [
-            [str(ranks), scheme, *_compare(found[at :: len(schemes)], expected[at :: len(schemes)])]
+            [
+                str(ranks),
+                scheme,
+                *_compare(results[at :: len(schemes)], expected[at :: len(schemes)]),
+            ]
             for at, scheme in enumerate(schemes)
         ]
     print(markdown(["ranks", "scheme", "steps", "loss off by", "gradient norm off by"], rows))
@@ -81,13 +85,13 @@ def run(data: Sequence[Data]) -> None:
     print(markdown(["AdamW", "resumed half-way"], on_ranks(1, _resume, (), cuda=CUDA)[0]))
 
 
-def _compare(found: Results, expected: Results) -> list[str]:
+def _compare(results: Results, expected: Results) -> list[str]:
     """Return the number of steps, and the largest differences relative to the expected values."""
     worst = [
         max(abs(got - wanted) / abs(wanted) for got, wanted in zip(*values, strict=True))
-        for values in zip(zip(*found, strict=True), zip(*expected, strict=True), strict=True)
+        for values in zip(zip(*results, strict=True), zip(*expected, strict=True), strict=True)
     ]
-    return [str(len(found)), *(f"{100 * share:.2g} %" for share in worst)]
+    return [str(len(results)), *(f"{100 * share:.2g} %" for share in worst)]
 
 
 def _train_schemes(rank: int, world: int, schemes: Sequence[str]) -> Results:

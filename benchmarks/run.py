@@ -93,10 +93,10 @@ def main() -> None:
 def _find_parts(parser: argparse.ArgumentParser, name: str, part: str) -> list[str]:
     """List the parts of a benchmark whose names begin with ``part``."""
     known = getattr(importlib.import_module(f"benchmarks.{name}"), "PARTS", ())
-    found = [candidate for candidate in known if candidate.startswith(part)]
-    if not found:
+    parts = [candidate for candidate in known if candidate.startswith(part)]
+    if not parts:
         parser.error(f"unknown part {part!r} of {name}; there are {', '.join(known) or 'none'}")
-    return found
+    return parts
 
 
 if __name__ == "__main__":

@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from seqplan.plans.lint import SchemeCost
-from seqplan.plans.load import time_loads
 from seqplan.plans.plan import Considered, Plan, PlannedPipeline
 from seqplan.plans.ranges import ranges_text
-from seqplan.plans.recomputation import MODES, rank_mode
+from seqplan.plans.recomputation_cost import describe_recomputation
 from seqplan.plans.schedule import Schedule, schedule, stages_of_micro_steps
 from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.plans.shapes import count_added
@@ -43,7 +42,7 @@ def explain(plan: Plan, costs: Mapping[Scheme, SchemeCost] | None = None) -> str
     lines += [*_pipelines(plan, times, costs or {}), ""]
     lines += [*_binding(plan, times, costs or {}), *_long(plan, costs or {})]
     lines += _loads(plan, times)
-    lines += _recomputation(plan, costs or {})
+    lines += describe_recomputation(plan, costs or {})
     if plan.idle_ranks:
         lines.append(f"idle: {_count(plan.idle_ranks, 'rank')} ({_ranks(plan.idle_ranks, 60)})")
     if plan.selection:
@@ -250,45 +249,6 @@ def _loads(plan: Plan, times: Schedule) -> Iterable[str]:
     parts_ms[MAIN_PHASE] = total_ms - sum(parts_ms.values())
     text = ", ".join(f"{name} {ms:,.1f} ms" for name, ms in parts_ms.items())
     yield f"phases of the slowest pipeline: {text}; {max(parts_ms, key=parts_ms.__getitem__)} binds"
-
-
-def _recomputation(plan: Plan, costs: Mapping[Scheme, SchemeCost]) -> Iterable[str]:
-    """Yield how many micro-batches recompute, and with costs what it takes and what it saves."""
-    batches = [
-        (pipeline.scheme, batch) for pipeline in plan.pipelines for batch in pipeline.micro_batches
-    ]
-    modes = Counter(batch.recompute for _, batch in batches if batch.recompute is not None)
-    if not modes:
-        return
-    parts = ", ".join(f"{modes[mode]:,} {mode}" for mode in sorted(modes, key=rank_mode))
-    yield f"recomputation: {parts} of {_count(batches, 'micro-batch', 'micro-batches')}"
-    total = sum(scheme.gpus * batch.cost_ms for scheme, batch in batches)
-    extra, longest = 0.0, 0
-    for scheme, batch in batches:
-        if batch.recompute in (None, MODES[0]):
-            continue
-        cost = costs[scheme].find_mode(MODES[0]) if scheme in costs else None
-        if cost is None:
-            return
-        lengths = [plan.lengths[position] for position in batch.sequences]
-        least = sum(length * (cost.a * length + cost.b) for length in lengths) + cost.c
-        least += time_loads(plan.loads, scheme, batch.sequences)
-        extra += scheme.gpus * max(batch.cost_ms - least, 0.0)
-        longest = max(longest, batch.padded_tokens)
-    if not longest or not total:
-        return
-    text = f"  which costs {extra / total:.1%} of the GPU-time"
-    holding = [
-        scheme
-        for scheme, of_scheme in costs.items()
-        if (whole := of_scheme.find_mode(MODES[0])) is not None and whole.max_len >= longest
-    ]
-    if holding:
-        least_gpus = min(holding, key=lambda scheme: (scheme.gpus, scheme))
-        text += f"; without it the largest, {longest:,} tokens, needs {least_gpus}"
-    else:
-        text += f"; without it no scheme holds the largest, {longest:,} tokens"
-    yield text
 
 
 def _long(plan: Plan, costs: Mapping[Scheme, SchemeCost]) -> Iterable[str]:

@@ -240,7 +240,10 @@ def _sample(fields: Mapping[str, Any]) -> Sample:
         raise ValueError(f"layers_cpu_ms must be as many times as layers_ms has, not {cpu}")
     host = fields.get("layers_host_ms", [])
     if host and not (len(host) == len(fields["layers_ms"]) and all(0 <= ms < inf for ms in host)):
-        raise ValueError(f"layers_host_ms must be as many times as layers_ms has, not {host}")
+        raise ValueError(
+            f"layers_host_ms must be {len(fields['layers_ms'])} times of 0 or more, as layers_ms "
+            f"has, not {host}"
+        )
     if not all(0 < ms < inf for ms in fields.get("experts_ms", [])):
         raise ValueError(f"experts_ms must be positive times, not {fields['experts_ms']}")
     if type(fields.get("turn", 0)) is not int:

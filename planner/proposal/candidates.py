@@ -49,6 +49,24 @@ class Effort:
     searched: int = 48
     kept: int = 10
 
+    @classmethod
+    def choose(cls, gpus: int, *, several_spaces: bool, modes: bool) -> Effort:
+        """Choose fewer batches for large clusters: each is larger, and so less unlike the others.
+
+        Fewer, too, if each is searched and bounded for several families of layouts, and fewest
+        with recomputation modes, with which more of these hold the longest sequence: plans are as
+        fast with 12 batches as with 16 (``./run bench memory``).
+        """
+        if several_spaces and modes:
+            return cls(judged=12 if gpus <= 512 else 6, searched=9)
+        if several_spaces:
+            return cls(judged=16 if gpus <= 512 else 8, searched=12)
+        if gpus <= 128:
+            return cls()
+        if gpus <= 512:
+            return cls(judged=32, searched=24)
+        return cls(judged=16, searched=12)
+
 
 @dataclass(frozen=True)
 class Proposed:

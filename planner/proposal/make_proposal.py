@@ -225,7 +225,9 @@ class _CandidateSearch:
     @cached_property
     def effort(self) -> Effort:
         """Return how many batches are searched and judged."""
-        return _effort(self.workload.gpus, several_spaces=self.sync is not None, modes=self.modes)
+        return Effort.choose(
+            self.workload.gpus, several_spaces=self.sync is not None, modes=self.modes
+        )
 
     @cached_property
     def batches(self) -> list[Batch]:
@@ -387,21 +389,3 @@ def check_feasible(
             f"any scheme of {profile.name} holds is {limit} ({best.scheme}); use --max-len {limit} "
             "to truncate, or more GPUs"
         )
-
-
-def _effort(gpus: int, *, several_spaces: bool, modes: bool) -> Effort:
-    """Choose fewer batches for large clusters: each is larger, and so less unlike the others.
-
-    Fewer, too, if each is searched and bounded for several families of layouts, and fewest with
-    recomputation modes, with which more of these hold the longest sequence: plans are as fast with
-    12 batches as with 16 (``./run bench memory``).
-    """
-    if several_spaces and modes:
-        return Effort(judged=12 if gpus <= 512 else 6, searched=9)
-    if several_spaces:
-        return Effort(judged=16 if gpus <= 512 else 8, searched=12)
-    if gpus <= 128:
-        return Effort()
-    if gpus <= 512:
-        return Effort(judged=32, searched=24)
-    return Effort(judged=16, searched=12)

@@ -68,10 +68,10 @@ def test_every_mode_is_completed_from_its_measurements() -> None:
     assert completed.mode_names == profile.mode_names
     for mode in ("none", "full"):
         alone = profile_of(complete(profile.keep_modes([mode]), DEPLOYMENT.cluster, SCHEMES))
-        kept = completed.keep_modes([mode])
+        of_mode = completed.keep_modes([mode])
         for scheme in SCHEMES:
-            assert kept.by_scheme[scheme].latency == alone.by_scheme[scheme].latency
-        assert kept.memory.activation_bytes_per_token == alone.memory.activation_bytes_per_token
+            assert of_mode.by_scheme[scheme].latency == alone.by_scheme[scheme].latency
+        assert of_mode.memory.activation_bytes_per_token == alone.memory.activation_bytes_per_token
     notes = [note for note in completed.document["notes"] if "Schemes marked derived" in note]
     assert [note.split(":")[1].strip() for note in notes] == ["none", "full"]
     assert complete(profile, DEPLOYMENT.cluster, [Scheme()]) == profile.document

@@ -41,14 +41,14 @@ def test_a_fit_predicts_what_it_was_not_fitted_to(mode: str) -> None:
 def test_the_profile_is_made_of_the_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = MEASURED / "llama3-8b-h200.json"
-    source = json.loads(kept.read_text("utf-8"))["source"]
+    profile = MEASURED / "llama3-8b-h200.json"
+    source = json.loads(profile.read_text("utf-8"))["source"]
     command = shlex.split(source.partition(": ")[2])
     assert command[:3] == ["seqplan", "profile", "merge"]
     again = tmp_path / "again.json"
     monkeypatch.chdir(MEASURED)
     assert main([*command[1:-1], str(again)]) == 0
-    made = json.loads(again.read_text("utf-8"))
-    made["source"] = source
-    assert made == json.loads(kept.read_text("utf-8"))
-    assert Profile.load(kept).mode_names == ", ".join(MODES)
+    document = json.loads(again.read_text("utf-8"))
+    document["source"] = source
+    assert document == json.loads(profile.read_text("utf-8"))
+    assert Profile.load(profile).mode_names == ", ".join(MODES)

@@ -60,9 +60,10 @@ def test_counting_without_backward_leaves_nothing_behind(recompute: str) -> None
     gc.disable()
     try:
         for call in calls:
-            kept = count_saved(call, stage.parameters())._seen - parameters
-            assert len([storage for storage in kept if not storage.expired()]) < len(kept)
-            assert len([storage for storage in kept if not storage.expired()]) <= 1
+            storages = count_saved(call, stage.parameters())._seen - parameters
+            alive = [storage for storage in storages if not storage.expired()]
+            assert len(alive) < len(storages)
+            assert len(alive) <= 1
     finally:
         gc.enable()
 

@@ -8,6 +8,8 @@ first group's time. The rest goes to further micro-steps, each behind the one be
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from math import ceil, log2
 
 from seqplan.costs.scheme_model import SchemeModel
@@ -57,32 +59,20 @@ def megatron_dcp(setting: Setting) -> list[ComparedSystem | Skipped]:
 def _micro_steps(
     setting: Setting, batch: Batch, ladder: dict[int, SchemeModel], limit: int
 ) -> tuple[PlannedPipeline, ...]:
-    left = sorted(range(len(batch.lengths)), key=lambda i: (-batch.lengths[i], i))
-    model_of = {i: _model(ladder, batch.lengths[i], limit) for i in left}
+    left: dict[int, list[int]] = {}
+    for i in sorted(range(len(batch.lengths)), key=lambda i: (-batch.lengths[i], i)):
+        left.setdefault(_choose_ring(ladder, batch.lengths[i], limit), []).append(i)
     pipelines: list[PlannedPipeline] = []
     number = 0
-    while left:
+    while any(left.values()):
         groups: list[tuple[Scheme, list[list[int]]]] = []
         gpus, target = setting.workload.gpus, 0.0
-        while left:
-            first = next((i for i in left if model_of[i].scheme.gpus <= gpus), None)
-            if first is None:
-                break
-            model = model_of[first]
+        while open_rings := [r for r in left if left[r] and ladder[r].scheme.gpus <= gpus]:
+            ring = min(open_rings, key=lambda r: (-batch.lengths[left[r][0]], left[r][0]))
+            model = ladder[ring]
             gpus -= model.scheme.gpus
-            target = target or model.latency.micro_batch_ms([batch.lengths[first]])
-            micro, lengths = [first], [batch.lengths[first]]
-            for i in left:
-                if i == first or model_of[i].scheme != model.scheme:
-                    continue
-                more = [*lengths, batch.lengths[i]]
-                tokens = sum(model.scheme.pad_sequence(n) for n in more)
-                late = model.latency.micro_batch_ms(more) > target * (1 + SLACK)
-                if tokens <= model.capacity and not late:
-                    micro.append(i)
-                    lengths = more
-            members = set(micro)
-            left = [i for i in left if i not in members]
+            target = target or model.latency.micro_batch_ms([batch.lengths[left[ring][0]]])
+            micro = _take_group(model, left[ring], batch.lengths, target * (1 + SLACK))
             groups.append((model.scheme, [micro]))
         groups.sort(key=lambda group: -group[0].gpus)
         pipelines += setting.pipelines(batch, groups, number)
@@ -90,8 +80,32 @@ def _micro_steps(
     return tuple(pipelines)
 
 
-def _model(ladder: dict[int, SchemeModel], length: int, limit: int) -> SchemeModel:
+def _take_group(
+    model: SchemeModel, left: list[int], lengths: Sequence[int], latest_ms: float
+) -> list[int]:
+    """Take the longest off ``left``, and each further one with which the group is not late."""
+
+    def work_ms(position: int) -> float:
+        return lengths[position] * (model.a * lengths[position] + model.b)
+
+    def fits(position: int) -> bool:
+        padded = model.scheme.pad_sequence(lengths[position])
+        return tokens + padded <= model.capacity and time_ms + work_ms(position) <= latest_ms
+
+    group = [left.pop(0)]
+    tokens = model.scheme.pad_sequence(lengths[group[0]])
+    time_ms = model.c + work_ms(group[0])
+    place = 0
+    # A longer one fits only if a shorter one does, so the first that fits is searched by halves.
+    while (place := bisect_left(left, True, place, key=fits)) < len(left):
+        group.append(left.pop(place))
+        tokens += model.scheme.pad_sequence(lengths[group[-1]])
+        time_ms += work_ms(group[-1])
+    return group
+
+
+def _choose_ring(ladder: dict[int, SchemeModel], length: int, limit: int) -> int:
     """Choose a sequence's ring: the next power of two, or the next there is that holds it."""
     wanted = 2 ** ceil(log2(max(1.0, length / limit)))
     holding = [ring for ring in sorted(ladder) if ladder[ring].max_sequence >= length]
-    return ladder[next((ring for ring in holding if ring >= wanted), holding[-1])]
+    return next((ring for ring in holding if ring >= wanted), holding[-1])

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import mean
 
+import numpy as np
+
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.simulation.iteration import Execution, compute_ms
@@ -121,6 +123,38 @@ class PackedGroup:
         self.load += length * length / self.degree
 
 
+class _GroupsOfScheme:
+    """Tokens and load of a micro-batch's groups of one scheme, as arrays."""
+
+    def __init__(self, most: int) -> None:
+        self.tokens = np.empty(most)
+        self.loads = np.empty(most)
+        self.numbers: list[int] = []
+        self.places: dict[int, int] = {}
+
+    def note(self, number: int, group: PackedGroup) -> None:
+        """Store what the group with this number in the micro-batch has now."""
+        place = self.places.setdefault(number, len(self.numbers))
+        if place == len(self.numbers):
+            self.numbers.append(number)
+        self.tokens[place], self.loads[place] = group.tokens, group.load
+
+    def find_least(
+        self, load: float, largest: float, tokens: float, limit: int
+    ) -> list[tuple[float, int]]:
+        """Return the largest load with a sequence where it stays least, and that group's number.
+
+        ``load`` and ``tokens`` of the sequence; ``largest`` load without it. The first of several
+        groups that hold it within ``limit`` tokens; an empty list when none does.
+        """
+        count = len(self.numbers)
+        loads = np.maximum(self.loads[:count] + load, largest)
+        loads[self.tokens[:count] + tokens > limit] = np.inf
+        if not count or (least := float(loads[place := int(loads.argmin())])) == np.inf:
+            return []
+        return [(least, self.numbers[place])]
+
+
 def _micro_batches(
     setting: Setting, batch: Batch, ladder: Ladder, limit: int
 ) -> tuple[PlannedPipeline, ...]:
@@ -149,6 +183,7 @@ def next_micro_batch(
     """Place sequences that fit one micro-batch; the groups, and the rest (positions)."""
     cap = lengths[left[0]] * limit * CAP
     groups: list[PackedGroup] = []
+    by_scheme = [_GroupsOfScheme(ranks // scheme.sp) for scheme in schemes]
     free, largest = ranks, 0.0
     later: list[int] = []
     for position in left:
@@ -159,24 +194,22 @@ def next_micro_batch(
             if tokens > limit or (best is not None and not groups):
                 continue
             load = length * length / scheme.sp
-            options = [
-                (max(largest, group.load + load), k, number)
-                for number, group in enumerate(groups)
-                if group.scheme == scheme and group.tokens + tokens <= limit
-            ]
+            options = by_scheme[k].find_least(load, largest, tokens, limit)
             if free >= scheme.sp:
-                options.append((max(largest, load), k, -1))
-            for option in options:
-                if (option[0] <= cap or not groups) and (best is None or option[0] < best[0]):
-                    best = option
+                options.append((max(largest, load), -1))
+            for value, number in options:
+                if (value <= cap or not groups) and (best is None or value < best[0]):
+                    best = value, k, number
         if best is None:
             later.append(position)
             continue
         _, k, number = best
         if number < 0:
             free -= schemes[k].sp
+            number = len(groups)
             groups.append(PackedGroup(schemes[k]))
         groups[number].add(position, length)
+        by_scheme[k].note(number, groups[number])
         largest = max(largest, groups[number].load)
     _widen(groups, lengths, schemes, free)
     return groups, later

@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from functools import partial
+from heapq import heapify, heappop, heappush
 from math import ceil
 
 import numpy as np
@@ -25,7 +26,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.simulation.iteration import Execution
 from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
 from seqplan.planner.systems.static_best import static_without_stages
-from seqplan.planner.systems.windows import round_robin
+from seqplan.planner.systems.windows import FirstFit, round_robin
 from seqplan.plans.scheme import Scheme
 
 QUADRATIC = 0.001
@@ -82,25 +83,31 @@ def first_fit_split(batch: Batch, ranks: int, model: SchemeModel) -> tuple[Batch
     """Fill micro-batches as sequences come, split the largest until ranks have equally many."""
     padded = [model.scheme.pad_sequence(length) for length in batch.lengths]
     parts: list[list[int]] = []
-    tokens: list[int] = []
+    rooms = FirstFit(model.max_sequence, len(padded))
     for i, length in enumerate(padded):
-        fits = (k for k, held in enumerate(tokens) if held + length <= model.max_sequence)
-        place = next(fits, len(parts))
-        if place == len(parts):
+        number = rooms.place(length)
+        if number == len(parts):
             parts.append([])
-            tokens.append(0)
-        parts[place].append(i)
-        tokens[place] += length
-    while len(parts) % ranks:
-        several = [k for k, part in enumerate(parts) if len(part) > 1]
-        if not several:
-            break
-        k = max(several, key=lambda k: (sum(padded[i] for i in parts[k]), k))
+        parts[number].append(i)
+
+    def entry(number: int) -> tuple[int, int]:
+        return -sum(padded[i] for i in parts[number]), -number
+
+    largest = [entry(number) for number, part in enumerate(parts) if len(part) > 1]
+    heapify(largest)
+    while len(parts) % ranks and largest:
+        k = -heappop(largest)[1]
         halves: tuple[list[int], list[int]] = ([], [])
+        tokens = [0, 0]
         for i in sorted(parts[k], key=lambda i: -padded[i]):
-            min(halves, key=lambda half: sum(padded[j] for j in half)).append(i)
+            half = int(tokens[1] < tokens[0])
+            halves[half].append(i)
+            tokens[half] += padded[i]
         parts[k] = halves[0]
         parts.append(halves[1])
+        for number in (k, len(parts) - 1):
+            if len(parts[number]) > 1:
+                heappush(largest, entry(number))
     return batch, round_robin(parts, ranks)
 
 

@@ -8,28 +8,54 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
+class FirstFit:
+    """Windows of equal size that fill in first-fit order, in O(log windows) a sequence.
+
+    ``most``: windows that may be opened, such as one for each sequence.
+    """
+
+    def __init__(self, window: int, most: int) -> None:
+        self._window = window
+        self._leaves = 1 << max(0, most - 1).bit_length()
+        # A binary tree of the largest room below each node; the leaves are windows.
+        self._room = [window] * (2 * self._leaves)
+
+    def place(self, tokens: int) -> int:
+        """Put ``tokens`` into the first window with room; return its number.
+
+        ``ValueError`` for more tokens than a window holds.
+        """
+        if tokens > self._window:
+            raise ValueError(
+                f"a sequence of {tokens} tokens exceeds the window of {self._window}. Use a longer "
+                "window"
+            )
+        room, node = self._room, 1
+        while node < self._leaves:
+            node *= 2
+            if room[node] < tokens:
+                node += 1
+        number = node - self._leaves
+        room[node] -= tokens
+        while node > 1:
+            node //= 2
+            room[node] = max(room[2 * node], room[2 * node + 1])
+        return number
+
+
 def first_fit_decreasing(lengths: Sequence[int], window: int, unit: int = 1) -> list[list[int]]:
     """Fill windows of at most ``window`` tokens with positions; lengths are padded to ``unit``s.
 
-    Longest first, each into the first window with room. ``ValueError`` when a sequence exceeds the
-    window.
+    Longest first, each into the first window with room. ``ValueError`` when a padded sequence
+    exceeds the window.
     """
     windows: list[list[int]] = []
-    room: list[int] = []
+    rooms = FirstFit(window, len(lengths))
     for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        padded = -(-lengths[i] // unit) * unit
-        if padded > window:
-            raise ValueError(
-                f"a sequence of {lengths[i]} tokens exceeds the window of {window}"
-                ". Use a longer window"
-            )
-        place = next((j for j, left in enumerate(room) if left >= padded), None)
-        if place is None:
-            place = len(windows)
+        number = rooms.place(-(-lengths[i] // unit) * unit)
+        if number == len(windows):
             windows.append([])
-            room.append(window)
-        windows[place].append(i)
-        room[place] -= padded
+        windows[number].append(i)
     return windows
 
 

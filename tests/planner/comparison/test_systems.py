@@ -22,12 +22,12 @@ from seqplan.planner.systems.hydraulis import hydraulis
 from seqplan.planner.systems.karmarkar_karp import differencing, karmarkar_karp
 from seqplan.planner.systems.megatron import megatron
 from seqplan.planner.systems.megatron_dcp import megatron_dcp
-from seqplan.planner.systems.megatron_packing import megatron_packing
+from seqplan.planner.systems.megatron_packing import megatron_packing, next_micro_batch
 from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
 from seqplan.planner.systems.static_best import static_best
 from seqplan.planner.systems.static_table import HOTSPA, MEGATRON, find_published_strategies, parse
 from seqplan.planner.systems.trainers import trainer_rules
-from seqplan.planner.systems.windows import first_fit_decreasing, round_robin
+from seqplan.planner.systems.windows import FirstFit, first_fit_decreasing, round_robin
 from seqplan.plans.scheme import Scheme, Strategy
 
 Offers = list[ComparedSystem | Skipped]
@@ -213,6 +213,49 @@ def test_windows(lengths: list[int], window: int, unit: int) -> None:
     assert all(sum(pair) > window for pair in pairwise(padded))
     assigned = round_robin(windows, 3)
     assert sorted(map(len, assigned))[-1] - sorted(map(len, assigned))[0] <= 1
+
+
+@given(st.lists(st.integers(1, 20), min_size=1), st.integers(20, 60))
+def test_each_sequence_goes_into_the_first_window_with_room(lengths: list[int], size: int) -> None:
+    windows, room = FirstFit(size, len(lengths)), [size] * len(lengths)
+    for length in lengths:
+        first = next(number for number, left in enumerate(room) if left >= length)
+        assert windows.place(length) == first
+        room[first] -= length
+    with pytest.raises(ValueError, match=r"exceeds the window of \d+\. Use a longer window"):
+        windows.place(size + 1)
+
+
+@given(st.lists(st.integers(1, 99), min_size=1), st.sampled_from([4, 16]), st.integers(25, 150))
+def test_megatrons_packing_looks_at_every_group(lengths: list[int], ranks: int, limit: int) -> None:
+    """An oracle that goes through all groups of all degrees for each sequence."""
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    groups: list[tuple[int, list[int]]] = []
+    later, free, largest = [], ranks, 0.0
+    for position in order:
+        options = [
+            (max(largest, sum(lengths[i] ** 2 for i in [*held, position]) / sp), sp, number)
+            for sp in (1, 2, 4)
+            for number, (degree, held) in enumerate([*groups, (sp, [])])
+            if degree == sp
+            and sum(lengths[i] for i in [*held, position]) / sp <= limit
+            and (held or free >= sp)
+        ]
+        allowed = [of for of in options if of[0] <= 1.05 * lengths[order[0]] * limit]
+        if not groups:  # the longest takes the fewest ranks that hold it
+            allowed = sorted(options, key=lambda of: of[1])[:1]
+        if not allowed:
+            later.append(position)
+            continue
+        largest, sp, number = min(allowed, key=lambda of: of[0])
+        if number == len(groups):
+            groups.append((sp, []))
+            free -= sp
+        groups[number][1].append(position)
+    schemes = [Scheme(ulysses=degree) for degree in (1, 2, 4)]
+    placed, rest = next_micro_batch(lengths, order, schemes, ranks, limit)
+    assert rest == later
+    assert [group.positions for group in placed] == [held for _, held in groups]
 
 
 def test_without_pulp_the_published_packing_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

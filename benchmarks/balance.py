@@ -1,11 +1,11 @@
-"""Balancing over ranks: planning time and proven gap; slower ranks; samples of several loads."""
+"""Balancing over ranks: time and proven gap; slower ranks; few shapes; samples of several loads."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from heapq import heappop, heappush
+from math import inf
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from benchmarks.settings import Data, markdown
 from seqplan import Balanced, Cost, Phase, balance
 from seqplan.planner.balance.balanced import Execution, ModePricing
 from seqplan.planner.balance.shapes import choose_shapes, pad_to_shape
+from seqplan.planner.systems.loongforge import fill_largest_first, rebalance
+from seqplan.planner.systems.veomni import assign_longest_first, fill_in_order
 
 SHAPES = ((4096, 128), (512, 16))
 CONTEXTS = (4096, 8192, 32_768)
@@ -75,8 +77,10 @@ def run(data: Sequence[Data]) -> None:
         for share in VISION_SHARES
         for samples, ranks in ((4096, 128), (1024, 64))
     ]
-    head = ["samples", "vision's share of work", "samples × ranks", "gap, median", "p90"]
-    head += ["by tokens", "by the sum of loads", "CPU, median"]
+    print("Times over ours, mean (least). Images apart: by themselves to ranks, on both sides\n")
+    head = ["samples", "vision's share of work", "samples × ranks", "gap, median / p90"]
+    head += ["by tokens", "by the sum of loads", "LoongForge", "VeOmni"]
+    head += ["LoongForge, images apart", "VeOmni, images apart", "CPU, median"]
     print(markdown(head, loads) + "\n")
 
 
@@ -142,8 +146,7 @@ def _loads_row(mixture: str, share: float, samples: int, ranks: int) -> list[str
     with_images, more = MIXTURES[mixture]
     gaps: list[float] = []
     times: list[float] = []
-    by_tokens: list[float] = []
-    by_sum: list[float] = []
+    ratios: dict[str, list[float]] = {}
     for draw in range(DRAWS):
         rng = np.random.default_rng(draw)
         images = np.where(rng.random(samples) < with_images, rng.poisson(more, samples) + 1, 0)
@@ -158,33 +161,55 @@ def _loads_row(mixture: str, share: float, samples: int, ranks: int) -> list[str
         balanced = balance(ranks=ranks, loads=[vision, text])
         times.append((time.process_time() - began) * 1000)
         gaps.append(balanced.gap * 100)
-        for ratios, key in (
-            (by_tokens, tokens.astype(float)),
-            (by_sum, text.work_ms + vision.work_ms),
+        windows = _fill_ranks(fill_largest_first, text, ranks)
+        packed = rebalance(windows, text.work_ms.tolist(), text.tokens.tolist())
+        dynamic = _fill_ranks(fill_in_order, text, ranks)
+        by_sum = (text.work_ms + vision.work_ms).tolist()
+        for name, parts in {
+            "tokens": assign_longest_first(tokens.tolist(), ranks),
+            "sum": assign_longest_first(by_sum, ranks),
+            "LoongForge": packed,
+            "VeOmni": dynamic,
+        }.items():
+            ratio = _time_ms(balanced, parts) / balanced.predicted_ms
+            ratios.setdefault(name, []).append(ratio)
+        items = replace(vision, sequences=[int(p) for of_sample in patches for p in of_sample])
+        apart = [balance(ranks=ranks, loads=[items]), balance(ranks=ranks, loads=[text])]
+        apart_ms = sum(one.predicted_ms for one in apart)
+        squares = [p * p for p in items.tokens.tolist()]
+        firsts = np.cumsum([0, *map(len, patches)])
+        of_rank = [[k for i in part for k in range(firsts[i], firsts[i + 1])] for part in packed]
+        for name, of_images, of_text in (
+            ("LoongForge, images apart", rebalance(of_rank, squares, squares, room=inf), packed),
+            ("VeOmni, images apart", assign_longest_first(squares, ranks), dynamic),
         ):
-            ratios.append(_longest_first_ms(balanced, key, ranks) / balanced.predicted_ms)
+            theirs_ms = _time_ms(apart[0], of_images) + _time_ms(apart[1], of_text)
+            ratios.setdefault(name, []).append(theirs_ms / apart_ms)
     return [
         mixture,
         f"{share:.0%}",
         f"{samples:,} × {ranks}",
-        f"{np.median(gaps):.1f} %",
-        f"{np.percentile(gaps, 90):.1f} %",
-        f"{np.mean(by_tokens):.2f} (at least {min(by_tokens):.2f})",
-        f"{np.mean(by_sum):.2f} (at least {min(by_sum):.2f})",
+        f"{np.median(gaps):.1f} / {np.percentile(gaps, 90):.1f} %",
+        *(f"{np.mean(those):.2f} ({min(those):.2f})" for those in ratios.values()),
         f"{np.median(times):.0f} ms",
     ]
 
 
-def _longest_first_ms(
-    balanced: Balanced, key: np.ndarray[tuple[int], np.dtype[np.float64]], ranks: int
-) -> float:
-    """Time samples assigned longest first by ``key``, each to the rank with least of it."""
-    heap, parts = [(0.0, rank) for rank in range(ranks)], [[list[int]()] for _ in range(ranks)]
-    for sample in np.argsort(-key, kind="stable").tolist():
-        load, rank = heappop(heap)
-        parts[rank][0].append(sample)
-        heappush(heap, (load + float(key[sample]), rank))
-    return sum(replace(balanced, micro_batches=parts).phase_ms.values())
+def _fill_ranks(
+    fill: Callable[[Sequence[int], int], list[list[int]]], text: Phase, ranks: int
+) -> list[list[int]]:
+    """Fill a micro-batch for each rank, the smallest for which there are enough ranks."""
+    tokens = text.tokens.tolist()
+    room = max(*tokens, -(-sum(tokens) // ranks))
+    while len(parts := fill(tokens, room)) > ranks:
+        room += -(-room // 1000)
+    return parts + [[] for _ in range(ranks - len(parts))]
+
+
+def _time_ms(balanced: Balanced, parts: Sequence[Sequence[int]]) -> float:
+    """Time one micro-batch on each rank, of these samples."""
+    micro_batches = [[list(part)] for part in parts]
+    return sum(replace(balanced, micro_batches=micro_batches).phase_ms.values())
 
 
 def _row(

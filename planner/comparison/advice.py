@@ -75,7 +75,7 @@ def assumptions(
 SHORT, LITTLE = 8_192, 0.05
 """Context (tokens) up to which a gain below this share over packed trainers is called little."""
 
-PACKED = ("trl", "slime", "verl")
+PACKED = ("trl", "slime", "loongforge", "veomni", "verl")
 """Integrations that pack, as they are."""
 
 

@@ -83,7 +83,7 @@ def _micro_steps(
 def _take_group(
     model: SchemeModel, left: list[int], lengths: Sequence[int], latest_ms: float
 ) -> list[int]:
-    """Take the longest off ``left``, and each further one with which the group is not late."""
+    """Take the longest off ``left``, and further ones while the group is not late."""
 
     def work_ms(position: int) -> float:
         return lengths[position] * (model.a * lengths[position] + model.b)

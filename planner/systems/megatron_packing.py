@@ -142,7 +142,7 @@ class _GroupsOfScheme:
     def find_least(
         self, load: float, largest: float, tokens: float, limit: int
     ) -> list[tuple[float, int]]:
-        """Return the largest load with a sequence where it stays least, and that group's number.
+        """Return the largest load with a sequence if it stays least, and that group's number.
 
         ``load`` and ``tokens`` of the sequence; ``largest`` load without it. The first of several
         groups that hold it within ``limit`` tokens; an empty list when none does.

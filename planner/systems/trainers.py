@@ -1,4 +1,4 @@
-"""How other trainers fill a step on equal ranks: three greedy rules.
+"""How other trainers fill a step on equal ranks: greedy rules, LoongForge's and VeOmni's with them.
 
 TRL packs by best fit, longest first, into windows of the context, which reach ranks in a random
 order. slime packs by first fit as sequences come, splits the windows with most tokens until ranks
@@ -24,8 +24,10 @@ import numpy as np
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.simulation.iteration import Execution
+from seqplan.planner.systems.loongforge import assign_rebalanced_windows
 from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
 from seqplan.planner.systems.static_best import static_without_stages
+from seqplan.planner.systems.veomni import assign_dynamic_batches
 from seqplan.planner.systems.windows import FirstFit, round_robin
 from seqplan.plans.scheme import Scheme
 
@@ -177,5 +179,17 @@ _RULES: tuple[tuple[str, str, str, Rule], ...] = (
         "Hugging Face's batch rebalancing",
         "runs of sorted sequences, padded",
         cut_balanced_runs,
+    ),
+    (
+        "loongforge",
+        "LoongForge-like, windows rebalanced",
+        "full windows assigned at random, samples moved if ranks differ by 20 %",
+        assign_rebalanced_windows,
+    ),
+    (
+        "veomni",
+        "VeOmni-like, dynamic batches",
+        "windows filled in order, assigned in turn",
+        assign_dynamic_batches,
     ),
 )

@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from seqplan import Cost
 from seqplan.integrations.veomni import LOADER, NAME, EffectiveTokens
+from seqplan.planner.systems.veomni import assign_longest_first, fill_in_order
 
 FOUND = find_spec("veomni")
 pytestmark = pytest.mark.skipif(FOUND is None, reason="veomni is not installed")
@@ -30,6 +32,16 @@ def source(module: str) -> Path:
     return Path(FOUND.origin).parent.joinpath(*module.split(".")[1:]).with_suffix(".py")
 
 
+def load(name: str) -> ModuleType:
+    """One of its modules, without the package."""
+    spec = spec_from_file_location(name, source(name))
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.fixture
 def batching(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Its module of dynamic batches, which needs a logger of the package only."""
@@ -40,15 +52,7 @@ def batching(monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setitem(sys.modules, name, package)
     logging.get_logger = logging.getLogger  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "veomni.utils.logging", logging)
-    spec = spec_from_file_location(
-        "veomni.data.dynamic_batching", source("veomni.data.dynamic_batching")
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, spec.name, module)
-    spec.loader.exec_module(module)
-    yield module
+    yield load("veomni.data.dynamic_batching")
     del logging.get_logger  # type: ignore[attr-defined]
 
 
@@ -87,3 +91,25 @@ def test_steps_of_equal_costs_take_less_time(batching: Any, longest: int, ranks:
         f"max_seq_len {longest}, {ranks} ranks: {ours / theirs:.3f} times as many tokens a second"
     )
     assert ours > theirs
+
+
+def test_the_compared_rules_are_its_own(batching: Any) -> None:
+    lengths = np.minimum(np.load(CODE)[:600], 8_192)
+    lengths = lengths[lengths > 1].tolist()
+    strategy = batching.TextBatchingStrategy(8_192, buffer_size=0)
+    for number, length in enumerate(lengths):
+        strategy.put_item(
+            {"attention_mask": np.ones(length), "input_ids": np.ones(length), "id": number}
+        )
+    filled = []
+    while not strategy.empty():
+        filled.append([sample["id"] for sample in strategy.get_micro_batch(0)])
+    assert filled == fill_in_order(lengths, 8_192)
+    module = load("veomni.utils.data_balance.balance_sorting_algo")
+    images = torch.tensor(sorted(set(lengths)))  # its ties may go to any rank
+    rows = torch.stack([torch.arange(len(images)), images], dim=1)
+    buckets = module.post_mbs_balancing_greedy_without_pad(rows, 16, 1)
+    squares = (images**2).tolist()
+    assert [[int(row[0]) for row in of_rank] for of_rank in buckets] == assign_longest_first(
+        squares, 16
+    )

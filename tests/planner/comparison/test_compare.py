@@ -56,7 +56,7 @@ def test_in_lockstep_only_lockstep_systems_are_compared() -> None:
     comparison = compare(profile, Workload(8, 8192, 30_000), CODE, 2, sync, execution="lockstep")
     assert {system.key for system in comparison.systems} == {
         *("ours", "static", "megatron-dcp", "megatron-packing"),
-        *("verl", "trl", "slime", "rebalance"),
+        *("verl", "trl", "slime", "rebalance", "loongforge", "veomni"),
     }
     left_out = dict(comparison.left_out)
     assert set(left_out) == {

@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from seqplan.planner.systems.flexsp import flexsp_like
 from seqplan.planner.systems.hotspa import hotspa
 from seqplan.planner.systems.hydraulis import hydraulis
 from seqplan.planner.systems.karmarkar_karp import differencing, karmarkar_karp
+from seqplan.planner.systems.loongforge import rebalance
 from seqplan.planner.systems.megatron import megatron
 from seqplan.planner.systems.megatron_dcp import megatron_dcp
 from seqplan.planner.systems.megatron_packing import megatron_packing, next_micro_batch
@@ -51,6 +53,7 @@ SETTINGS = {
     "rings": rings,
     "rings-in-micro-steps": lambda: replace(rings(), lockstep=True, micro_step_multiple=2),
 }
+RULES = ["trl", "slime", "rebalance", "loongforge", "veomni"]
 APPLY = {
     ("dense", "static"): ["static", "one-strategy"],
     ("dense", "megatron"): ["megatron", "megatron-dense", "megatron-balanced"],
@@ -65,12 +68,12 @@ APPLY = {
     ("rings", "megatron-packing"): ["megatron-packing"],
     ("dense", "verl"): ["verl"],
     ("rings", "verl"): ["verl"],
-    ("dense", "trainers"): ["trl", "slime", "rebalance"],
+    ("dense", "trainers"): RULES,
     ("rings-in-micro-steps", "static"): ["static"],
     ("rings-in-micro-steps", "megatron-dcp"): ["megatron-dcp"],
     ("rings-in-micro-steps", "megatron-packing"): ["megatron-packing"],
     ("rings-in-micro-steps", "verl"): ["verl"],
-    ("rings-in-micro-steps", "trainers"): ["trl", "slime", "rebalance"],
+    ("rings-in-micro-steps", "trainers"): RULES,
 }
 """(setting, baseline) → the systems that it gives."""
 
@@ -171,6 +174,18 @@ def test_differencing_makes_parts_of_about_equal_sums() -> None:
         if equal_size:
             assert {len(part) for part in parts} == {30}
     assert differencing([3], 3) == [[0], [], []]
+
+
+def test_rebalancing_moves_samples_of_slow_ranks_only() -> None:
+    costs = [9.0, 8.0, 3.0, 2.0, 1.0]
+    near = [[0, 4], [1, 3, 2]]  # 10 and 13 of 11.5
+    assert rebalance(near, costs, [1] * 5) == near
+    assert rebalance([[0, 1, 2, 3], [4]], costs, [1] * 5, room=inf) == [[0, 3, 4], [1, 2]]
+    # A rank takes at most 1.2 times the mean tokens, so the second one takes the fourth sample.
+    moved = rebalance([[0, 1, 2, 3], [4]], costs, [10, 1, 1, 8, 1])
+    assert moved == [[0, 4], [1, 2, 3]]
+    alone = [[0, 1], [2]]  # one sample as long as both ranks
+    assert rebalance(alone, [9.0, 1.0, 1.0], [1] * 3) == alone
 
 
 def test_dense_attention_is_never_faster() -> None:

@@ -40,17 +40,24 @@ def fit_terms(
         raise ValueError(f"longest {longest}: must be at least {4 * SHORTEST} tokens")
     least = max(SHORTEST, 2 * scheme.stage_gpus)
     lengths = np.unique(np.geomspace(least, max(longest, 16 * least), POINTS).round())
-    observed = [
-        Observed((int(length),), float(ms))
-        for length, ms in zip(lengths, times(scheme, lengths[:, None]), strict=True)
-    ]
-    for length in PACKED_LENGTHS:
-        if packed and least <= length < longest:
-            micro_batch = (length,) * (PACKED_TOKENS // length)
-            ms = times(scheme, np.array([micro_batch], dtype=np.float64))
-            observed.append(Observed(micro_batch, float(ms[0])))
+    observed = _time(times, scheme, [(int(length),) for length in lengths])
+    if packed:
+        inside = [length for length in PACKED_LENGTHS if least <= length < longest]
+        packs = [(length,) * (PACKED_TOKENS // length) for length in inside]
+        observed += _time(times, scheme, packs)
     fit = fit_latency(observed, (), ())
     return fit.latency, fit.in_sample
+
+
+def _time(times: Times, scheme: Scheme, micro_batches: Sequence[tuple[int, ...]]) -> list[Observed]:
+    """Time micro-batches together."""
+    if not micro_batches:
+        return []
+    lengths = np.zeros((len(micro_batches), max(map(len, micro_batches))))
+    for row, micro_batch in zip(lengths, micro_batches, strict=True):
+        row[: len(micro_batch)] = micro_batch
+    timed = zip(micro_batches, times(scheme, lengths), strict=True)
+    return [Observed(micro_batch, float(ms)) for micro_batch, ms in timed]
 
 
 def fit_residuals(errors: Sequence[Errors], *, largest: bool = False) -> str:

@@ -44,14 +44,14 @@ def matmul_ms(
     times = np.asarray(count, dtype=np.float64)
     peak = hardware.peak_tflops * 1e9 * hardware.matmul_efficiency * gain
 
-    def arithmetic_ms(m: Floats) -> Floats:
-        tiles = times * np.ceil(m / TILE[0]) * np.ceil(n / TILE[1])
-        # Few tiles are split along the inner dimension, down to slices of a tile's width.
-        tiles = np.maximum(tiles, np.minimum(hardware.multiprocessors, tiles * k / TILE[1]))
-        idle = 0.5 * hardware.multiprocessors / np.where(tiles > 0, tiles, 1.0)
-        return times * 2 * m * k * n * (1 + idle) / peak
-
-    working_ms = np.maximum(arithmetic_ms(m), arithmetic_ms(_whole_tiles(m, TILE[0])))
+    axes = max(m.ndim, k.ndim, n.ndim, times.ndim)
+    both = np.array((m, _whole_tiles(m, TILE[0])))
+    begun = both.reshape(2, *(1,) * (axes - m.ndim), *m.shape)
+    tiles = times * np.ceil(begun / TILE[0]) * np.ceil(n / TILE[1])
+    # Few tiles are split along the inner dimension, down to slices of a tile's width.
+    tiles = np.maximum(tiles, np.minimum(hardware.multiprocessors, tiles * k / TILE[1]))
+    idle = 0.5 * hardware.multiprocessors / np.where(tiles > 0, tiles, 1.0)
+    working_ms = (times * 2 * begun * k * n * (1 + idle) / peak).max(axis=0)
     moved = memory_ms(hardware, times * (element_bytes * (m * k + k * n) + 2 * m * n))
     return np.asarray(working_ms + moved)
 

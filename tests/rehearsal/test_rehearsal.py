@@ -24,12 +24,12 @@ EVERY = bool(os.environ.get("SEQPLAN_REHEARSE"))
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "a rehearsal")
 
 QUICK = (
-    *("module u1", "module r8", "module modes", "staged tp4.pp2", "restore fused"),
-    *("module non-blocking", "groups", "match r4", "peak tp1 none"),
-    *("verify rates", "values", "example", "module experts", "match experts u1"),
+    *("module u1", "staged tp4.pp2", "restore fused", "groups", "match r4", "peak tp1 none"),
+    *("verify rates", "values", "example", "module experts"),
 )
 OTHERS = (
     *("module u8", "module u2.r4", "module by parameter", "module by micro-batch"),
+    *("module r8", "module modes", "module non-blocking", "match experts u1"),
     *("module targets", "staged non-blocking"),
     *("staged u8", "staged r8", "staged tp2.u4", "staged tp2.u2.r2", "staged pp2.r2"),
     *("staged by parameter", "staged modes", "restore foreach", "match tp2.u2", "match pp2.u2"),

@@ -14,7 +14,7 @@ from staged_runs import adamw
 from seqplan import runtime
 from seqplan.plans.plan import Plan
 
-RANKS, EXPERTS, VOCAB, STEPS, CLIP, AUX = 4, 8, 61, 10, 1.0, 0.1
+RANKS, EXPERTS, VOCAB, STEPS, CLIP, AUX = 4, 8, 61, 6, 1.0, 0.1
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,

@@ -125,10 +125,11 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
         list_slow_ranks,
     )
     from seqplan.api.store.rows import JobRow, ProposalRow, get
+    from seqplan.api.store.slow_factors import write_slowdown
     from seqplan.api.store.tables.jobs import add_job
     from seqplan.api.store.tables.lengths import put_lengths, write_lengths
     from seqplan.api.store.tables.proposals import put_proposal
-    from seqplan.api.store.tables.revisions import list_revisions, write_slowdown
+    from seqplan.api.store.tables.revisions import list_revisions
 
     profile = find_profile(job.profile)
     try:
@@ -187,7 +188,7 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
             progress=progress,
         )
     if slow:
-        check_slowdown(document)
+        check_slowdown(document, slow)
     if job.robust:
         check_robust_proposal(document)
     key = f"sidecar-{job.job}"

@@ -75,7 +75,7 @@ function scatter(scheme) {
 
 /** Show which proposal plans which steps, for a job that was revised. */
 export function drawRevisions(revisions) {
-  const slow = (revision) => revision.slowdown.map(({ rank, factor }) => `${rank} (${factor})`).join(", ");
+  const slow = (revision) => revision.slowdown.map(({ rank, factor }) => `${rank} (${factor ?? "lost"})`).join(", ");
   find("#revisions").hidden = revisions.length < 2;
   find("#revisions tbody").replaceChildren(...revisions.toReversed().map((revision) => html("tr", {},
     html("td", {}, count(revision.step)),

@@ -20,12 +20,13 @@ from sqlalchemy import Connection
 from seqplan.api.service.measured_steps import MeasuredStep, find_correction, measure_loss
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.rows import JobRow, ProposalRow, get
+from seqplan.api.store.slow_factors import SlowFactors
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables import measurements, plans, revisions
 from seqplan.api.store.tables.jobs import list_unfinished
 from seqplan.api.store.tables.profiles import put_profile
 from seqplan.api.store.tables.proposals import put_proposal, ready_document
-from seqplan.api.store.tables.revisions import Revision, SlowFactors
+from seqplan.api.store.tables.revisions import Revision
 from seqplan.costs.fit.refit import RefittedProfile, write_refit
 from seqplan.costs.profile import Profile
 from seqplan.planner.balance.slow_ranks import WINDOW, SlowRanks

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from seqplan.api.store.tables.revisions import SlowFactors
+from seqplan.api.store.slow_factors import SlowFactors, list_lost
 from seqplan.costs.profile import Profile
+from seqplan.planner.errors import Infeasible
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
-from seqplan.planner.step.slow_ranks import list_factors
+from seqplan.planner.step.slow_ranks import leave_out_lost, list_factors
 
 
 def list_slow_ranks(factors: Sequence[Any], gpus: int, *, refit: bool) -> SlowFactors:
     """List the slow ranks of a new job, given the factor of each rank.
 
-    ``ValueError`` for a job with ``refit``, another number of ranks and factors that cannot be.
+    A lost rank has None. ``ValueError`` for a job with ``refit``, another number of ranks and
+    factors that cannot be.
     """
     if refit:
         raise ValueError("slowdown: refit finds the factors of slow ranks. Leave one of them out")
@@ -23,18 +25,18 @@ def list_slow_ranks(factors: Sequence[Any], gpus: int, *, refit: bool) -> SlowFa
         raise ValueError(
             f"slowdown has {len(factors)} factors for {gpus} ranks. Give one for each rank"
         )
-    for rank, factor in enumerate(factors):
-        if factor is None:
-            message = "the rank is lost. Start the job without it; a job waits for all its ranks"
-            raise ValueError(f"slowdown of rank {rank}: {message}")
     slow = tuple((rank, factor) for rank, factor in enumerate(factors) if factor != 1)
     list_factors(slow, gpus)
     return slow
 
 
-def check_slowdown(proposal: Proposal) -> None:
-    """Raise ``ValueError`` for a proposal whose steps are not planned around slow ranks."""
+def check_slowdown(proposal: Proposal, slow: SlowFactors) -> None:
+    """Raise ``ValueError`` for a proposal whose steps are not planned around these ranks."""
     PlanningOptions(slowdown=((0, 2.0),)).resolve_execution(proposal.problem)
+    try:
+        leave_out_lost(proposal.problem, list_lost(slow))
+    except Infeasible as error:
+        raise ValueError(f"slowdown: {error}") from None
 
 
 def check_robust(share: float, slow: SlowFactors, *, refit: bool) -> None:

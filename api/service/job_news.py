@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterable, Sequence
 
@@ -45,13 +46,16 @@ class JobNews:
             self._look = True
             self._changed.notify()
 
-    def begin(self, world_size: int) -> None:
+    def begin(self, world_size: int, lost: Iterable[int] = ()) -> None:
         """Note how many ranks there are, and forget what they have done.
 
-        The job may be another of its name; what its ranks have done is read from the store next.
+        Nothing waits for ``lost`` ranks. The job may be another of its name; what its ranks have
+        done is read from the store next.
         """
         with self._changed:
             self._done = [-1] * world_size
+            for rank in lost:
+                self._done[rank] = sys.maxsize
 
     def add_done(self, steps: Sequence[int]) -> None:
         """Take over the last step that each rank has done, as the store knows it."""
@@ -65,7 +69,7 @@ class JobNews:
         return look
 
     def slowest(self) -> int:
-        """Return the last step that every rank has done, −1 for none."""
+        """Return the last step that every rank has done, without lost ones; −1 for none."""
         return min(self._done)
 
     def wait(self, seconds: float) -> None:

@@ -123,7 +123,7 @@ class PlanningJob:
                 "remove the job"
             )
         # While another service planned it, the job may have been removed and begun anew.
-        self.news.begin(row.world_size)
+        self.news.begin(row.world_size, row.lost_ranks)
         planning = LookAhead(
             self._store,
             claim,

@@ -19,11 +19,11 @@ from seqplan.api.service.job_news import JobNews
 from seqplan.api.service.plan_bytes import ReadyPlan
 from seqplan.api.store.errors import ArrayDamaged, ArrayMissing, StoreUnavailable
 from seqplan.api.store.rows import JobRow, ProposalRow, get
+from seqplan.api.store.slow_factors import read_slowdown
 from seqplan.api.store.store import Claim, Store
 from seqplan.api.store.tables import acks, jobs, plans
 from seqplan.api.store.tables.plans import StoredPlan
 from seqplan.api.store.tables.proposals import ready_document
-from seqplan.api.store.tables.revisions import read_slowdown
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.workers.executor import Executor, Workers, open_executor
@@ -110,7 +110,8 @@ class LookAhead:
             pool.stop()
 
     def _keep_ahead(self, pool: Executor, proposal: Proposal, planned: list[int]) -> None:
-        models = proposal.workload.models(proposal.profile)
+        left = proposal.workload.leave_out(len(self._row.lost_ranks))
+        models = left.models(proposal.profile)
         last = planned[-1] if planned else self._row.first_step - 1
         batches = due_batches(self._store, self._row, last, proposal.workload.max_len)
         ahead = deque(planned)

@@ -32,6 +32,7 @@ class ReadyPlan:
         self.line = stored.line.encode()
         plan = plan or read_stored(stored)
         self.world_size = plan.world_size
+        self.lost_ranks = frozenset(plan.lost_ranks)
         self.views: list[bytes] | None = None
         if plan.world_size < FAN_OUT_RANKS:
             self.views = views_json(plan, digest=stored.digest)

@@ -20,11 +20,12 @@ from seqplan.api.service.upkeep import Keeping, Upkeep
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.notices import removed_job
 from seqplan.api.store.rows import JobRow, get, get_for_update
+from seqplan.api.store.slow_factors import SlowFactors
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables import jobs
 from seqplan.api.store.tables.leftovers import put_back_arrays
 from seqplan.api.store.tables.proposals import running_proposals
-from seqplan.api.store.tables.revisions import Revision, SlowFactors, add_revision
+from seqplan.api.store.tables.revisions import Revision, add_revision
 from seqplan.planner.workers.executor import ONE_WORKER, Workers
 
 _TICK_S = 1.0

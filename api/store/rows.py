@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar
 from sqlalchemy import ColumnElement, Connection, Select, Table, select
 
 from seqplan.api.store import schema
+from seqplan.api.store.slow_factors import list_lost, read_slowdown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +115,11 @@ class JobRow(Row):
     slowdown: str | None = None
     robust: float = 0.0
 
+    @property
+    def lost_ranks(self) -> tuple[int, ...]:
+        """List the ranks that the job is planned without."""
+        return list_lost(read_slowdown(self.slowdown))
+
 
 @dataclass(frozen=True, kw_only=True)
 class ListedJob(Row):
@@ -146,6 +152,7 @@ class JobOutline(Row):
     last_step: int | None
     failed_step: int | None
     error: str | None
+    slowdown: str | None
 
 
 def columns(row: Row) -> dict[str, Any]:

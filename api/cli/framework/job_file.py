@@ -52,9 +52,12 @@ class JobFile:
     token_file: str = ""
     trainer: str = ""
     refit: bool = False
-    slowdown: tuple[float, ...] = ()
+    slowdown: tuple[float | None, ...] = ()
     robust: float = 0.0
 
+
+LOST = "lost"
+"""A lost rank, among the factors of ``slowdown``."""
 
 _LEAST = {"tokens": 0, "seed": 0, "port": 0, "job_days": 0}
 _KINDS: dict[Any, tuple[type, str]] = {
@@ -62,7 +65,7 @@ _KINDS: dict[Any, tuple[type, str]] = {
     "int": (int, "an integer"),
     "bool": (bool, "true or false"),
     "float": (float, "a number with a point, as 0.1"),
-    "tuple[float, ...]": (list, "a factor for each rank, as [1.0, 1.3]"),
+    "tuple[float | None, ...]": (list, 'a factor or "lost" for each rank, as [1.0, 1.3]'),
 }
 
 
@@ -83,7 +86,8 @@ def read_job_file(path: Path) -> JobFile:
         if name == "workers":
             continue
         value, (kind, wanted) = raw[name], _KINDS[field.type]
-        numbers = value if isinstance(value, list) else ()
+        factors = value if isinstance(value, list) else ()
+        numbers = [each for each in factors if each != LOST]
         if type(value) is not kind or any(type(each) not in (int, float) for each in numbers):
             raise ValueError(f"{path}: {name}: must be {wanted}: {value!r}")
         least = _LEAST.get(name, 1)
@@ -100,7 +104,9 @@ def read_job_file(path: Path) -> JobFile:
             **raw,
             **_resolve_paths(raw, path.parent),
             "workers": _read_workers(raw, path),
-            "slowdown": tuple(map(float, raw.get("slowdown", ()))),
+            "slowdown": tuple(
+                None if each == LOST else float(each) for each in raw.get("slowdown", ())
+            ),
         }
     )
 

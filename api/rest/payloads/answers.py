@@ -79,10 +79,10 @@ class JobBegun(BaseModel):
 
 
 class SlowRank(BaseModel):
-    """A rank that takes ``factor`` times as long as the profile has it."""
+    """A rank that takes ``factor`` times as long as the profile has it; null: it is lost."""
 
     rank: int
-    factor: float
+    factor: float | None
 
 
 class RevisionResponse(BaseModel):
@@ -123,6 +123,7 @@ class Restarted(BaseModel):
 class Progress(JobState):
     """How far a job is."""
 
+    lost_ranks: list[int]
     slowest: int
     fastest: int
     slowest_ranks: list[int]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from seqplan.api.rest.payloads.problems import not_found
+from seqplan.api.rest.payloads.problems import not_found, rank_lost
 from seqplan.api.service.plan_bytes import ReadyPlan
 
 Headers = list[tuple[bytes, bytes]]
@@ -16,12 +16,14 @@ def answer(
     """Return status, headers and body for a plan, or for one rank's view of it.
 
     ``ready``: with its views if ``rank`` is given. ``request_headers``: names in lower
-    case. ``Problem`` for a rank outside the world.
+    case. ``Problem`` for a rank outside the world and a lost one.
     """
     if ready is None:
         return 204, [], b""
     if rank is not None and rank >= ready.world_size:
         raise not_found(f"rank {rank}: the job has ranks 0 to {ready.world_size - 1}")
+    if rank in ready.lost_ranks:
+        raise rank_lost(rank)
     tag = f'"{ready.digest}"'.encode()
     if any(name == b"if-none-match" and value == tag for name, value in request_headers):
         return 304, [(b"etag", tag)], b""

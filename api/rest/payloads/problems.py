@@ -57,6 +57,16 @@ def not_found(subject: str) -> Problem:
     return Problem(404, "not-found", f"there is no {subject}")
 
 
+def rank_lost(rank: int) -> Problem:
+    """Make a 409 for a rank that the job is planned without."""
+    return Problem(
+        409,
+        "rank-lost",
+        f"rank {rank} is lost: the job is planned without it. Begin a job with it",
+        rank=rank,
+    )
+
+
 def require_found(row: Named | None, subject: str) -> Named:
     """Return the row that the path names; ``not_found`` if there is none."""
     if row is None:

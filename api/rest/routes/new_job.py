@@ -28,9 +28,9 @@ from seqplan.api.store.rows import (
     get,
     get_for_update,
 )
+from seqplan.api.store.slow_factors import SlowFactors, write_slowdown
 from seqplan.api.store.tables.jobs import list_unfinished
 from seqplan.api.store.tables.proposals import ready_document
-from seqplan.api.store.tables.revisions import SlowFactors, write_slowdown
 from seqplan.planner.workload import Workload
 
 _OWN = ("lengths", "tokens", "seed", "steps", "last_step", "continues", "first_step")
@@ -55,7 +55,7 @@ def job_row(service: Service, connection: Connection, new: NewJob, look: DataLoo
     slow: SlowFactors = ()
     if new.slowdown is not None:
         slow = list_slow_ranks(new.slowdown, workload.gpus, refit=new.refit)
-        check_slowdown(document)
+        check_slowdown(document, slow)
     check_robust(new.robust, slow, refit=new.refit)
     if new.robust:
         check_robust_proposal(document)

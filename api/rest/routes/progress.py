@@ -24,6 +24,7 @@ from seqplan.api.service.calibration_watch import CalibrationWatch
 from seqplan.api.service.plan_summary import PlanSummaries, step_fields
 from seqplan.api.store import schema
 from seqplan.api.store.rows import JobOutline, columns, get, page
+from seqplan.api.store.slow_factors import list_lost, read_slowdown
 from seqplan.api.store.tables.acks import last_acknowledged, rank_progress
 from seqplan.api.store.tables.jobs import STATES
 from seqplan.api.store.tables.measurements import measurements_page
@@ -67,9 +68,9 @@ def list_progress(
 ) -> dict[str, Any]:
     """Jobs in order of id, each with how far it is; ``state``: only those in one of these.
 
-    ``slowest``: the last step that every rank has acknowledged, −1 for none, with some of the ranks
-    that are there; ``ahead``: planned steps beyond it. ``stuck``: no rank has acknowledged anything
-    for three times as long as the step is predicted to take, and 10 s.
+    ``slowest``: the last step that every rank but ``lost_ranks`` has acknowledged, −1 for none,
+    with some of the ranks that are there; ``ahead``: planned steps beyond it. ``stuck``: no rank
+    has acknowledged anything for three times as long as the step is predicted to take, and 10 s.
     """
     states = [one for one in state.split(",") if one]
     if foreign := sorted(set(states) - set(STATES)):
@@ -142,7 +143,9 @@ def list_measurements(
 def _progress(
     connection: Connection, job: JobOutline, watch: CalibrationWatch, summaries: PlanSummaries
 ) -> dict[str, Any]:
-    ranks = rank_progress(connection, job.id, min(job.world_size, MOST_GPUS))
+    fields = columns(job)
+    lost = list_lost(read_slowdown(fields.pop("slowdown")))
+    ranks = rank_progress(connection, job.id, min(job.world_size, MOST_GPUS), lost)
     underway = ranks.slowest + 1
     summary = summaries.of(
         digests(connection, job.id, [underway]),
@@ -153,7 +156,8 @@ def _progress(
         since_s = max(0.0, time.time() - ranks.acknowledged_at)
     predicted_ms = None if summary is None else summary.predicted_ms
     return {
-        **columns(job),
+        **fields,
+        "lost_ranks": lost,
         "slowest": ranks.slowest,
         "fastest": ranks.fastest,
         "slowest_ranks": ranks.slowest_ranks,

@@ -15,6 +15,7 @@ from seqplan.api.rest.routes.sampler_state import proposal_of
 from seqplan.api.rest.state.shared import ServiceOf
 from seqplan.api.service.job_costs import check_refit, check_robust_proposal, check_slowdown
 from seqplan.api.store.rows import JobRow, ProposalRow, get
+from seqplan.api.store.slow_factors import read_slowdown
 from seqplan.api.store.tables.proposals import ready_document
 from seqplan.api.store.tables.revisions import Revision, list_revisions
 from seqplan.plans import service_routes
@@ -66,7 +67,7 @@ def _check_proposal(connection: Connection, row: JobRow, key: str) -> None:
     if row.refit:
         check_refit(document.profile, lockstep=document.in_lockstep, request=stored.request)
     if row.slowdown is not None:
-        check_slowdown(document)
+        check_slowdown(document, read_slowdown(row.slowdown))
     if row.robust:
         check_robust_proposal(document)
     for name in ("gpus", "max_len"):

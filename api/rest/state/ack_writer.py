@@ -14,7 +14,7 @@ from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from sqlalchemy import Connection
 
-from seqplan.api.rest.payloads.problems import Problem, not_found
+from seqplan.api.rest.payloads.problems import Problem, not_found, rank_lost
 from seqplan.api.service.service import Service
 from seqplan.api.store.rows import JobRow, get
 from seqplan.api.store.tables.acks import AckRow, acknowledge
@@ -123,7 +123,7 @@ class PlannedSteps:
     def problem(self, ack: Acknowledged) -> Problem | None:
         """Return why an acknowledgement fits no plan.
 
-        404 for the job, 422 for the rank, 409 for the step or digest.
+        404 for the job, 422 for the rank, 409 for a lost rank, the step or the digest.
         """
         job, step = ack.job, ack.step
         row = self._job(job)
@@ -133,6 +133,8 @@ class PlannedSteps:
             return Problem(
                 422, "invalid-request", f"rank: {ack.rank} is not below {row.world_size}"
             )
+        if ack.rank in row.lost_ranks:
+            return rank_lost(ack.rank)
         if self.has_expired(ack):
             return None  # every rank has acknowledged it: this one repeats it
         digest = self._digest(job, step)

@@ -149,7 +149,8 @@ class PlanWaiters:
         step, given = self._given.get(job, (ready.step, 0))
         given = given + 1 if step == ready.step else 1
         self._given[job] = (ready.step, given)
-        if given == ready.world_size and (following := self.at_hand(job, ready.step + 1)):
+        left = ready.world_size - len(ready.lost_ranks)
+        if given == left and (following := self.at_hand(job, ready.step + 1)):
             task = asyncio.create_task(self.add_views(job, following))
             self._ahead.add(task)
             task.add_done_callback(self._ahead.discard)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from heapq import merge
 
 from sqlalchemy import Connection, func, select
 from sqlalchemy.dialects import postgresql, sqlite
@@ -88,8 +89,10 @@ class RankProgress:
 MOST_NAMED = 8
 
 
-def rank_progress(connection: Connection, job: str, world_size: int) -> RankProgress:
-    """Return the ranks' progress in a job, without a row for each rank."""
+def rank_progress(
+    connection: Connection, job: str, world_size: int, lost: Sequence[int] = ()
+) -> RankProgress:
+    """Return the progress of all ranks but lost ones, without a row for each."""
     table, key = schema.ranks, key_of(job)
     query = select(
         func.count(),
@@ -98,11 +101,12 @@ def rank_progress(connection: Connection, job: str, world_size: int) -> RankProg
         func.max(table.c.acknowledged_at),
     ).where(table.c.job == key, table.c.rank < world_size)
     count, slowest, fastest, at = connection.execute(query).one()
-    if count < world_size:  # some have acknowledged nothing
+    if count < world_size - len(lost):  # some have acknowledged nothing
         there = select(table.c.rank).where(table.c.job == key).order_by(table.c.rank)
-        named = _first_missing(connection.execute(there).scalars(), world_size)
+        known = merge(lost, connection.execute(there).scalars())
+        named = _first_missing(known, world_size)
         last = -1 if fastest is None else int(fastest)
-        return RankProgress(-1, last, named, world_size - int(count), at)
+        return RankProgress(-1, last, named, world_size - len(lost) - int(count), at)
     behind = (table.c.job == key, table.c.step == slowest)
     some = select(table.c.rank).where(*behind).order_by(table.c.rank).limit(MOST_NAMED)
     named = tuple(connection.execute(some).scalars())

@@ -89,9 +89,9 @@ def _expire_steps(connection: Connection, job: JobRow, until: int) -> None:
 
 
 def slowest_step(connection: Connection, job: JobRow) -> int:
-    """Return the last step that every rank of a job has acknowledged; −1 for none."""
+    """Return the last step that every rank that is left has acknowledged; −1 for none."""
     table = schema.ranks
     query = select(func.count(), func.min(table.c.step))
     of_job = (table.c.job == key_of(job.id), table.c.rank < job.world_size)
     count, slowest = connection.execute(query.where(*of_job)).one()
-    return int(slowest) if count == job.world_size else -1
+    return int(slowest) if count == job.world_size - len(job.lost_ranks) else -1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
 
@@ -11,11 +10,9 @@ from sqlalchemy import Connection, func, insert, select
 from seqplan.api.store import schema
 from seqplan.api.store.errors import InUse
 from seqplan.api.store.rows import JobRow
+from seqplan.api.store.slow_factors import SlowFactors, read_slowdown, write_slowdown
 from seqplan.api.store.tables.jobs import job_key, key_of, settle_job
 from seqplan.api.store.tables.plans import last_planned
-
-SlowFactors = tuple[tuple[int, float], ...]
-"""(rank, factor) of ranks that are slower than the profile has it."""
 
 
 @dataclass(frozen=True)
@@ -83,16 +80,6 @@ def check_no_revision(connection: Connection, proposal: str) -> None:
     job = connection.execute(of_jobs.where(table.c.proposal == proposal)).scalar()
     if job is not None:
         raise InUse(f"proposal {proposal}: job {job} was planned by it; remove the job first")
-
-
-def read_slowdown(text: str | None) -> SlowFactors:
-    """Read the slow ranks of a row."""
-    return () if text is None else tuple((rank, factor) for rank, factor in json.loads(text))
-
-
-def write_slowdown(slowdown: SlowFactors) -> str | None:
-    """Write slow ranks for a row."""
-    return json.dumps(slowdown) if slowdown else None
 
 
 def _describe_begin(row: JobRow) -> Revision:

@@ -130,6 +130,11 @@ def test_a_sidecar_plans_around_slow_ranks_and_follows_its_times(tmp_path: Path)
     job_file = tmp_path / "job.toml"
     job_file.write_text(FILE + "slowdown = [1, 1.3, 1, 1]\n")
     assert '"slowdown":1.3' in "".join(planned_by_the_sidecar(job_file))
+    rest = 'job = "lost"\nslowdown = [1, "lost", 1, 1, 1, 1, 1, 1]\n'
+    larger = FILE.replace("gpus = 4", "gpus = 8").replace("llama-7b-a800", "llama3-8b-h100")
+    job_file.write_text(larger + rest)
+    with serving("--job", job_file, command="sidecar") as served:
+        assert plan_of(served, "lost", 0).lost_ranks == (1,)
     job_file.write_text(FILE.replace("steps = 3", "steps = 200") + 'job = "refit"\nrefit = true\n')
     with serving("--job", job_file, command="sidecar") as served:
         for step in range(32):
@@ -168,8 +173,11 @@ def test_a_sidecar_plans_around_slow_ranks_and_follows_its_times(tmp_path: Path)
         (FILE + 'trainer = "nemo"', "job.toml: trainer must be one of seqplan, "),
         (FILE + 'trainer = "transformers"', "job.toml: profile llama-7b-a800-80gb: is of ZeRO-1"),
         (FILE + "refit = 1", "refit: must be true or false: 1"),
-        (FILE + "slowdown = 1.3", "slowdown: must be a factor for each rank, as [1.0, 1.3]: 1.3"),
-        (FILE + 'slowdown = [1.3, "a"]', "slowdown: must be a factor for each rank, as"),
+        (
+            FILE + "slowdown = 1.3",
+            'slowdown: must be a factor or "lost" for each rank, as [1.0, 1.3]: 1.3',
+        ),
+        (FILE + 'slowdown = [1.3, "a"]', 'slowdown: must be a factor or "lost" for each'),
         (FILE, "lengths.npy: no such file"),
     ],
 )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
 
 from seqplan.api.store.rows import JobRow
 from seqplan.api.store.store import Store
-from seqplan.api.store.tables import acks, measurements, plans
+from seqplan.api.store.tables import acks, expiry, measurements, plans
 from seqplan.api.store.tables.acks import AckRow
 from seqplan.api.store.tables.jobs import add_job
 from seqplan.api.store.tables.measurements import MeasurementRow
@@ -51,6 +52,15 @@ def test_progress_equals_stored_acknowledgements(store: Store) -> None:
         slowest = min(last_steps[:-1])
         behind = tuple(rank for rank in range(WORLD - 1) if last_steps[rank] == slowest)
         assert (all_but_one.slowest, all_but_one.slowest_ranks) == (slowest, behind)
+        without_lost = acks.rank_progress(connection, "job", WORLD, [WORLD - 1])
+        assert (without_lost.slowest, without_lost.slowest_ranks) == (slowest, behind)
+        assert acks.rank_progress(connection, "none", 9, [0, 2]).slowest_ranks == (1, *range(3, 9))
+        for lost, last in ((None, -1), ([[WORLD - 1, None]], slowest)):
+            job_row = JobRow(
+                id="job", proposal="p", seed=0, look_ahead=2, world_size=WORLD,
+                slowdown=lost and json.dumps(lost),
+            )  # fmt: skip
+            assert expiry.slowest_step(connection, job_row) == last
         assert progress.acknowledged_at is not None
         assert acks.rank_progress(connection, "none", 20).slowest_ranks == (*range(8),)
         for beyond in (-1, STEPS[0], STEPS[7] + 1, STEPS[-1]):

@@ -12,18 +12,20 @@ sample_packing: false              # the plan packs
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 from pydantic import BaseModel
 
 from seqplan.costs.shipped.catalogue import find_profile
-from seqplan.integrations.balanced_steps import BalancedSteps, list_lengths
+from seqplan.integrations.balanced_steps import BalancedSteps, list_lengths, list_sequences
 from seqplan.integrations.huggingface_trainer import PlannedTrainerMixin, UnplannableError
 from seqplan.integrations.recomputation_limits import RecomputationLimits
 from seqplan.integrations.versions import UnsupportedVersion, find_installed_version
 from seqplan.planner.balance.cost import Cost
 from seqplan.planner.balance.mode import Mode
+from seqplan.planner.balance.phase import Phase
 
 __all__ = ["SeqplanOptions", "SeqplanPlugin"]
 
@@ -46,7 +48,9 @@ class SeqplanOptions(BaseModel):
     ``seqplan_sequences``: in an optimizer step; ``seqplan_capacity``: tokens of a micro-batch. What
     one costs: a profile with a scheme, or [a, b, c] in ms per token², per token, per micro-batch.
     ``seqplan_recompute``: tokens of a micro-batch by recomputation mode, {none: 4096, full: 16384},
-    each with its costs if the profile has it.
+    each with its costs if the profile has it. ``seqplan_loads``: phases before the language model,
+    {vision: {column: image_grid_thw, cost: [a, b, c], capacity: 32768}}, with the data set's column
+    of each sample's grids or tokens; ``capacity`` may be left out.
     """
 
     seqplan_sequences: int | None = None
@@ -55,6 +59,7 @@ class SeqplanOptions(BaseModel):
     seqplan_scheme: str = "tp1"
     seqplan_cost: list[float] | None = None
     seqplan_recompute: dict[str, int] | None = None
+    seqplan_loads: dict[str, dict[str, Any]] | None = None
 
 
 class SeqplanPlugin(_PLUGIN):  # type: ignore[misc, valid-type]
@@ -97,6 +102,29 @@ class SeqplanPlugin(_PLUGIN):  # type: ignore[misc, valid-type]
         return None if is_eval else (_flattening, {})
 
 
+@dataclass(frozen=True)
+class _Load:
+    """A phase before the language model: the column of its tokens, its cost and its capacity."""
+
+    column: str
+    cost: Cost
+    capacity: int | None
+
+    @classmethod
+    def of(cls, name: str, fields: Any) -> _Load:
+        if not isinstance(fields, Mapping) or not {"column", "cost"} <= {*fields}:
+            raise ValueError(f"{name}: {fields!r}. Give column and cost, and capacity if need be")
+        if unknown := {*fields} - {"column", "cost", "capacity"}:
+            raise ValueError(f"{name}: unknown field {min(unknown)}. Leave it out")
+        if len(fields["cost"]) != 3:
+            raise ValueError(f"{name}: cost {fields['cost']!r}. Give [a, b, c]")
+        return cls(str(fields["column"]), Cost(*map(float, fields["cost"])), fields.get("capacity"))
+
+    def read_phase(self, name: str, samples: Any) -> Phase:
+        """Read the phase of a data set."""
+        return Phase(name, list_sequences(samples, self.column), self.cost, self.capacity)
+
+
 class _Options:
     """Options of the YAML file, validated."""
 
@@ -107,10 +135,30 @@ class _Options:
         cost: Cost,
         seed: int,
         modes: list[Mode] | None,
+        loads: dict[str, _Load],
     ) -> None:
-        self.sequences, self.seed, self.modes = sequences, seed, modes
+        self.sequences, self.seed, self.modes, self.loads = sequences, seed, modes, loads
         self.capacity = None if modes else capacity
         self.cost = None if modes else cost
+
+    def balance_steps(self, samples: Any) -> BalancedSteps:
+        """Make the steps of a data set; ``UnplannableError`` for columns that it does not have."""
+        lengths = _lengths(samples)
+        if not self.loads:
+            return BalancedSteps(
+                lengths, self.sequences, self.capacity, self.cost, seed=self.seed, modes=self.modes
+            )
+        assert self.cost is not None
+        if pixels := [name for name in samples.column_names if name.startswith("pixel_values")]:
+            raise UnplannableError(
+                f"{pixels[0]}: the collator packs tokens alone. Encode images first"
+            )
+        try:
+            phases = [load.read_phase(name, samples) for name, load in self.loads.items()]
+            phases.append(Phase("text", lengths.tolist(), self.cost, self.capacity))
+            return BalancedSteps(None, self.sequences, loads=phases, seed=self.seed)
+        except (TypeError, ValueError) as error:
+            raise UnplannableError(f"seqplan_loads: {error}") from error
 
     @classmethod
     def of(cls, cfg: Mapping[str, Any]) -> _Options:
@@ -138,7 +186,16 @@ class _Options:
                 modes = limits.list_modes(capacity, lambda mode: _cost_of(cfg, cost, mode))
         except (TypeError, ValueError) as error:
             raise UnplannableError(f"seqplan_recompute: {error}") from error
-        return cls(sequences, capacity, cost, cfg.get("seed") or 0, modes)
+        try:
+            loads = {
+                name: _Load.of(name, fields)
+                for name, fields in (cfg.get("seqplan_loads") or {}).items()
+            }
+            if loads and modes:
+                raise ValueError("recomputation modes with loads: not supported. Leave one out")
+        except (TypeError, ValueError) as error:
+            raise UnplannableError(f"seqplan_loads: {error}") from error
+        return cls(sequences, capacity, cost, cfg.get("seed") or 0, modes, loads)
 
 
 def _cost_of(cfg: Mapping[str, Any], cost: Cost, mode: str) -> Cost:
@@ -155,14 +212,7 @@ def make_planned_trainer(cfg: Any) -> type[Any]:
 
     class PlannedAxolotlTrainer(PlannedTrainerMixin, _WithLossCounts):
         def __init__(self, *args: Any, train_dataset: Any = None, **kwargs: Any) -> None:
-            planned = BalancedSteps(
-                _lengths(train_dataset),
-                options.sequences,
-                options.capacity,
-                options.cost,
-                seed=options.seed,
-                modes=options.modes,
-            )
+            planned = options.balance_steps(train_dataset)
             _set_steps(kwargs["args"], cfg, planned.steps)
             super().__init__(*args, train_dataset=train_dataset, planned=planned, **kwargs)
 

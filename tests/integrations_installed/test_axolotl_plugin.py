@@ -56,6 +56,11 @@ class MeanOfMeans(LlamaForCausalLM):
         return super().forward(*args, **kwargs)
 
 
+def with_grids(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Add the grids of images to every third sample, as an image processor does."""
+    return [{**s, "image_grid_thw": [[1, 4, 2 * i]] * (i % 3 == 1)} for i, s in enumerate(samples)]
+
+
 def trained(*, own_means: bool = False, **more: Any) -> tuple[list[dict[str, float]], int, float]:
     """Train as Axolotl's builder does; return the logs, the steps and those of the warm-up."""
     cfg = DictDefault({**OPTIONS, **more})
@@ -77,7 +82,9 @@ def trained(*, own_means: bool = False, **more: Any) -> tuple[list[dict[str, flo
         trainer = plugins.get_trainer_cls(cfg)(
             model=trained_model,
             args=PlannedArguments(**kwargs),
-            train_dataset=Dataset.from_list(SAMPLES),
+            train_dataset=Dataset.from_list(
+                with_grids(SAMPLES) if "seqplan_loads" in more else SAMPLES
+            ),
             data_collator=collator("the tokenizer", padding=True, **options),
         )
         trainer.train()
@@ -85,12 +92,26 @@ def trained(*, own_means: bool = False, **more: Any) -> tuple[list[dict[str, flo
         return logs, trainer.state.global_step, trainer.args.warmup_steps
 
 
-@pytest.mark.parametrize("options", [{}, {"seqplan_recompute": {"none": 60, "full": 160}}])
+LOADS = {"vision": {"column": "image_grid_thw", "cost": [1e-3, 0.5, 1.0], "capacity": 400}}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"seqplan_recompute": {"none": 60, "full": 160}}, {"seqplan_loads": LOADS}]
+)
 def test_losses_and_norms_are_those_of_one_process(options: dict[str, Any]) -> None:
     for logs, steps, warm_up in on_ranks(2, functools.partial(trained, **options), 300):
         assert_equal_logs(logs)
         assert all(entry["plan/predicted_ms"] > 0 for entry in logs)
         assert (steps, warm_up) == (2 * STEPS, 0)
+
+
+def test_a_data_set_that_the_collator_would_cut_is_rejected() -> None:
+    cfg = DictDefault({**OPTIONS, "seqplan_loads": LOADS})
+    kind = manager(cfg).get_trainer_cls(cfg)
+    for column, sentence in (("pixel_values", "packs tokens alone"), ("other", "has no column")):
+        samples = Dataset.from_list([{**sample, column: [0.5]} for sample in SAMPLES])
+        with pytest.raises(UnplannableError, match=sentence):
+            kind(train_dataset=samples)
 
 
 def test_requested_steps_stay() -> None:
@@ -128,6 +149,11 @@ def test_options_are_those_of_the_yaml() -> None:
         ({"seqplan_cost": [1.0, 2.0]}, "what a micro-batch costs: not enough values"),
         ({"seqplan_cost": None, "seqplan_profile": "gpt-9"}, "what a micro-batch costs: .*gpt-9"),
         ({"seqplan_recompute": {"some": 9}}, "seqplan_recompute: unknown recomputation mode: some"),
+        ({"seqplan_loads": {"vision": {"column": "image_grid_thw"}}}, "vision: .*Give column and"),
+        (
+            {"seqplan_loads": LOADS, "seqplan_recompute": {"none": 60, "full": 160}},
+            "seqplan_loads: recomputation modes with loads: not supported",
+        ),
         ({"sample_packing": True}, "sample_packing: the plan packs"),
         ({"rl": "dpo"}, "rl uses another trainer"),
     ],

@@ -37,13 +37,19 @@ def read_grids(records: Iterable[tuple[str, Any]], field: str, out: Collector) -
     for place, grids in records:
         number += 1
         with_images += bool(grids)
-        for grid in _check_grids(grids, field, place):
-            patches += [grid[1] * grid[2]] * grid[0]
-            places += [place] * grid[0]
+        frames = list_frames(grids, field, place)
+        patches += frames
+        places += [place] * len(frames)
         if len(patches) >= CHUNK:
             keep()
     keep()
     out.note(f"patches of each frame; {with_images:,} of {number:,} records have images")
+
+
+def list_frames(grids: Any, field: str, place: str) -> list[int]:
+    """List the patches of each frame of a record's grids; see ``read_grids``."""
+    checked = _check_grids(grids, field, place)
+    return [grid[1] * grid[2] for grid in checked for _ in range(grid[0])]
 
 
 def _check_grids(grids: Any, field: str, place: str) -> list[list[int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 
 import numpy as np
@@ -47,9 +47,12 @@ def ring_costs(
     return costs
 
 
-def by_degree(known: Costs, ranks: int, smallest: int = 1) -> dict[int, Cost]:
+def by_degree(
+    known: Costs, ranks: int, smallest: int = 1, formed: Collection[int] | None = None
+) -> dict[int, Cost]:
     """Give every degree of ``ranks`` a cost: powers of two that divide them, and all of them.
 
+    ``formed``: other degrees than these, which a trainer has formed groups of.
     One that is not known is derived, and logged as such once. Between two known degrees a rank's
     work times the degree, and c, change evenly. Beyond the largest the transfers of a ring take as
     long for a token as up to it; if they hide attention there, it counts as not hidden. With one
@@ -61,7 +64,8 @@ def by_degree(known: Costs, ranks: int, smallest: int = 1) -> dict[int, Cost]:
     costs = {1: known} if isinstance(known, Cost) else dict(known)
     if 1 not in costs:
         raise ValueError(f"costs of degrees {sorted(costs)}: that of one rank is missing")
-    degrees = {ranks, *(2**i for i in range(ranks.bit_length()) if ranks % 2**i == 0)}
+    powers = {ranks, *(2**i for i in range(ranks.bit_length()) if ranks % 2**i == 0)}
+    degrees = powers if formed is None else formed
     wanted = sorted(degree for degree in degrees if degree >= smallest)
     if derived := tuple(degree for degree in wanted if degree not in costs):
         _log_derived(derived, tuple(sorted(costs)))

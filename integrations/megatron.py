@@ -24,12 +24,12 @@ from seqplan.integrations.degree_costs import (
     costs_of_environment,
     ring_costs,
 )
+from seqplan.integrations.megatron_groups import install_groups, list_formed, plan_chains
 from seqplan.integrations.megatron_recomputation import install_recomputation
 from seqplan.integrations.recomputation_limits import RecomputationLimits
 from seqplan.integrations.versions import UnsupportedVersion, find_installed_version
 from seqplan.planner.balance.balance_ranks import balance
 from seqplan.planner.balance.cost import Cost
-from seqplan.planner.lockstep.rank_groups import plan_groups
 
 __all__ = ["figures", "install", "ring_costs"]
 
@@ -74,6 +74,7 @@ def install(
             # verl finds the class by its name.
             setattr(schedule, _original(host_class).__name__, planned)
             replaced.append(str(name))
+    install_groups()
     if hasattr(schedule, "HybridCPDataLoaderWrapper") and hasattr(schedule, "BalancedCPScheduler"):
         host_class = _original(schedule.BalancedCPScheduler)
         schedule.BalancedCPScheduler = _hybrid(host_class, known)
@@ -198,7 +199,7 @@ def _hybrid(host_class: Any, costs: Costs) -> Any:
                     sample_id_seqlens,
                     ranks,
                     int(self.max_seq_len_per_rank),
-                    by_degree(costs, ranks),
+                    by_degree(costs, ranks, formed=list_formed(ranks)),
                     one_each=True,
                 )
                 return [[[lengths[i] for i in members] for members in group] for group in ids], ids
@@ -238,7 +239,7 @@ def _plan_groups(
     ``known``: those of Megatron's rule, which the plan is no slower than.
     """
     ids, lengths = _split(samples)
-    grouped = plan_groups(
+    grouped = plan_chains(
         lengths,
         ranks,
         capacity,

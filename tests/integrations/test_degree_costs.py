@@ -17,6 +17,8 @@ from seqplan.integrations.degree_costs import (
     ring_costs,
 )
 from seqplan.integrations.megatron import _alignment
+from seqplan.integrations.megatron_groups import list_chains, plan_chains
+from seqplan.planner.lockstep.rank_groups import plan_groups
 
 
 def test_degrees_are_powers_of_two_that_divide_and_the_whole() -> None:
@@ -28,6 +30,18 @@ def test_degrees_are_powers_of_two_that_divide_and_the_whole() -> None:
         12: Cost(1 / 12, 2 / 12, 3.0),
     }
     assert set(by_degree(Cost(1.0, 2.0, 3.0), 8, smallest=4)) == {4, 8}
+    assert set(by_degree(Cost(1.0, 2.0, 3.0), 12, 2, formed={1, 3, 6, 12})) == {3, 6, 12}
+
+
+def test_degrees_of_a_schedule_divide_each_other() -> None:
+    assert list_chains([1, 2, 4, 8]) == [(1, 2, 4, 8)]
+    assert list_chains([1, 2, 3, 4, 6, 12]) == [(1, 2, 4, 12), (1, 2, 6, 12), (1, 3, 6, 12)]
+    costs = {d: Cost(1e-6 / d, 0.05 / d, 10.0 + d) for d in (1, 2, 3, 4, 6, 12)}
+    lengths = [24_000] * 4
+    planned = plan_chains(lengths, 12, 8_192, costs)
+    assert [group.degree for group in planned.micro_steps[0]] == [3] * 4
+    powers = plan_groups(lengths, 12, 8_192, {d: costs[d] for d in (1, 2, 4, 12)})
+    assert planned.predicted_ms < powers.predicted_ms
 
 
 def test_a_degree_that_is_not_known_is_derived_from_its_neighbors(

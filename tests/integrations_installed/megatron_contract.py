@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +34,7 @@ def check(
     *,
     one_each: bool = False,
     least: int = 1,
+    formed: Collection[int] = (),
 ) -> None:
     """Each sample once, no rank without, groups in one piece and aligned, tokens within ranks."""
     samples: list[int] = []
@@ -45,7 +46,8 @@ def check(
             size = len(group)
             assert group == list(range(group[0], group[0] + size))
             assert group[0] % size == 0
-            assert size == ranks or (size & (size - 1) == 0 and size >= least)
+            power = size & (size - 1) == 0 and size >= least
+            assert size in formed or size == ranks or power
             tokens = [lengths[i] for i in ids]
             assert (max(tokens) if one_each else sum(tokens)) <= CAPACITY * size
     assert sorted(samples) == list(range(len(lengths)))

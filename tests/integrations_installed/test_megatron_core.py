@@ -3,6 +3,7 @@ development branch has a registry (tried where PYTHONPATH leads to it)."""
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import subprocess
@@ -182,6 +183,60 @@ def test_replicas_of_one_degree_are_balanced() -> None:
     )
     costs = by_degree(COST, 2)
     assert time_ms(ids, lengths, costs) <= time_ms(theirs, lengths, costs)
+
+
+OF_TWELVE = """
+import json
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.datasets import data_schedule
+from megatron_contract import CAPACITY, COST, check, drawn, time_ms
+from types import SimpleNamespace
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from seqplan.integrations import megatron
+from seqplan.integrations.degree_costs import by_degree
+
+dist.init_process_group("fake", rank=7, world_size=12, store=FakeStore())
+megatron.install(COST)
+hybrid = {"hybrid_context_parallel": True, "create_gloo_process_groups": False}
+parallel_state.initialize_model_parallel(**hybrid)
+find = parallel_state.get_hybrid_data_context_parallel_groups
+sizes = (2, 3, 4, 6, 12)
+members = {n: dist.get_process_group_ranks(find(group_size=n)) for n in sizes}
+world = dist.group.WORLD
+limits = SimpleNamespace(max_seqlen_per_dp_cp_rank=CAPACITY)
+groups = SimpleNamespace(dp_cp=world, dp=world, tp=world)
+scheduler = data_schedule.HybridCPDataLoaderWrapper(None, limits, groups).cp_balancing_scheduler
+used = set()
+for seed in range(6):
+    lengths = drawn(90, seed, 24_000 + 8_000 * seed)
+    samples, known = list(enumerate(lengths)), by_degree(COST, 12)
+    _, ids = scheduler.get_groups_and_subsamples(samples, None)
+    check(ids, lengths, 12, one_each=True, formed=sizes)
+    planned = time_ms(ids, lengths, by_degree(COST, 12, formed=(1, *sizes)), one_each=True)
+    powers = megatron._plan_groups(samples, 12, CAPACITY, known, one_each=True)
+    assert planned <= time_ms(powers, lengths, known, one_each=True) * (1 + 1e-9)
+    used |= {sum(i in of for of in step) for step in ids for of_rank in step for i in of_rank}
+print(json.dumps([members, sorted(used)]))
+"""
+
+
+@hybrid
+def test_groups_of_any_size_that_divides_the_ranks() -> None:
+    """Rank 7 of 12 is in groups of 3 and 6, which schedules use."""
+    completed = subprocess.run(
+        [sys.executable, "-c", OF_TWELVE],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert completed.returncode == 0, completed.stderr[-3000:]
+    members, used = json.loads(completed.stdout.splitlines()[-1])
+    assert members["3"] == [6, 7, 8]
+    assert members["6"] == [6, 7, 8, 9, 10, 11]
+    assert members["4"] == [4, 5, 6, 7]
+    assert {3, 6} & set(used)
 
 
 def schedule_in_another_process() -> str:

@@ -88,7 +88,7 @@ def _raise_by_counts(demand: Demand, low_ms: float) -> float:
     """Raise a time that is a bound as far as whole micro-batches refute more (ms)."""
     if demand.fits_in_counts(low_ms):
         return low_ms
-    high_ms = low_ms
+    high_ms = low_ms * GROWTH
     while not demand.fits_in_counts(high_ms):
         low_ms, high_ms = high_ms, high_ms * GROWTH
     while high_ms - low_ms > TOLERANCE * high_ms:
@@ -218,23 +218,30 @@ class Demand:
         work_up_to = np.concatenate([[0.0], np.cumsum(counts * work[most_first])])
         held = float((self.capacities / parts).max())
         places = self.gpus // size
-        few = np.arange(places + 1)
-        for most in range(1, MOST_COUNTS + 1):
-            low, high = np.zeros(places + 1), few * most * held
-            work_of_few = np.interp(high, tokens_up_to, work_up_to)
-            if (left := few * (time_ms - most * overhead) < work_of_few).any():
-                # With fewer tokens and so fewer micro-batches they have more time, up to a point.
-                for _ in range(CROSSINGS):
-                    middle = (low + high) / 2
-                    over = few * time_ms - overhead * middle / held < np.interp(
-                        middle, tokens_up_to, work_up_to
-                    )
-                    low, high = np.where(over, low, middle), np.where(over, middle, high)
-                work_of_few = np.where(left, few * time_ms - overhead * low / held, work_of_few)
-            work_of_others = (places - few) * max(time_ms - (most + 1) * overhead, 0.0)
-            if (work_of_few + work_of_others).max() < work_up_to[-1] * (1 - ROUNDING):
-                return False
-        return True
+        few, most = np.arange(places + 1), np.arange(1, MOST_COUNTS + 1)[:, None]
+        needed = work_up_to[-1] * (1 - ROUNDING)
+        high = few * most * held
+        work_of_few = np.interp(high, tokens_up_to, work_up_to)
+        work_of_others = (places - few) * np.maximum(time_ms - (most + 1) * overhead, 0.0)
+        left_ms = few * (time_ms - most * overhead)
+        over = left_ms < work_of_few
+        # Those that may hold all even in the time that most micro-batches leave refute nothing.
+        least = np.where(over, left_ms, work_of_few) + work_of_others
+        undecided = least.max(axis=1) < needed
+        over &= undecided[:, None] & (work_of_few + work_of_others >= needed)
+        if np.any(undecided & ~over.any(axis=1)):
+            return False
+        # With fewer tokens and so fewer micro-batches they have more time, up to a point.
+        row, some = np.nonzero(over)
+        high, low = high[over], np.zeros(len(row))
+        whole_ms = few[some] * time_ms
+        for _ in range(CROSSINGS if len(row) else 0):
+            middle = (low + high) / 2
+            more_work = np.interp(middle, tokens_up_to, work_up_to)
+            crossed = whole_ms - overhead * middle / held < more_work
+            low, high = np.where(crossed, low, middle), np.where(crossed, middle, high)
+        reached = whole_ms - overhead * low / held + work_of_others[over] >= needed
+        return bool(np.bincount(row[reached], minlength=MOST_COUNTS)[undecided].all())
 
     def in_places_ms(self, time_ms: float) -> float:
         """Compute what places need at least if each sequence ends by ``time_ms`` (ms)."""

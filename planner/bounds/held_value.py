@@ -18,6 +18,9 @@ from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
 FIXED_MIXES = np.array([[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0]])
 """Mixes tried in addition to the relaxation's when all schemes are in play."""
 
+LEAST_SHARE = 1e-300
+"""Least share that a value is divided by, so that a value over no share is as good as infinite."""
+
 
 @dataclass(frozen=True)
 class Mixes:
@@ -80,8 +83,7 @@ class HeldValue:
         self._mixes = relaxation.mixes[k]
         self._further = relaxation.further if pipeline_class.pp > 1 else 0
         self._values = relaxation.values
-        self._valued = relaxation.values > 0
-        self._counts = batch.multiplicity
+        self._counts = batch.multiplicity.astype(np.float64)
         self._extra = extra
         self._weights: dict[int, Floats] = {}
         self._latest: tuple[float, Floats, npt.NDArray[np.bool_]] | None = None
@@ -97,8 +99,10 @@ class HeldValue:
     def _ratios(self, time_ms: float) -> Floats:
         """Return the largest ratio of value to share by state and mix (states, mixes)."""
         share, eligible = self._shares(time_ms)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratios = np.where((eligible & self._valued)[:, None, :], self._values / share, 0.0)
+        held = np.where(eligible, self._values, 0.0)
+        ratios = np.maximum(share, LEAST_SHARE)
+        with np.errstate(over="ignore"):
+            np.divide(held[:, None, :], ratios, out=ratios)
         largest: Floats = ratios.max(axis=2)
         return largest
 
@@ -121,17 +125,18 @@ class HeldValue:
         ``price`` by least. Infinite if a length can be in no state.
         """
         share, eligible = self._shares(time_ms)
-        best = self._least_excess(time_ms, price)
-        chosen = np.take_along_axis(share, best[:, None, None], axis=1)[:, 0]
+        chosen = share[np.arange(len(share)), self._least_excess(time_ms, price)]
         least: Floats = np.where(eligible, chosen, np.inf).min(axis=0)
         return least
 
     def _least_excess(self, time_ms: float, price: float) -> npt.NDArray[np.intp]:
         """Choose the mix of each state at which values exceed priced shares by least (states,)."""
         share, eligible = self._shares(time_ms)
-        excess = np.maximum(self._values - price * share, 0.0)
-        excess *= (eligible * self._counts)[:, None, :]
-        least: npt.NDArray[np.intp] = excess.sum(axis=2).argmin(axis=1)
+        excess = share * -price
+        excess += self._values
+        np.maximum(excess, 0.0, out=excess)
+        counted = (eligible * self._counts)[:, :, None]
+        least: npt.NDArray[np.intp] = (excess @ counted)[..., 0].argmin(axis=1)
         return least
 
     def _top(self, time_ms: float) -> int:
@@ -146,8 +151,8 @@ class HeldValue:
         """
         if self._latest is None or self._latest[0] != time_ms:
             top = self._top(time_ms)
-            available = self._lengths.resources(np.arange(1, top + 1), time_ms)
-            self._latest = time_ms, self._mixes_of(top) @ available.share, available.eligible
+            weighed = self._lengths.weigh(np.arange(1, top + 1), time_ms, self._mixes_of(top))
+            self._latest = time_ms, *weighed
         return self._latest[1:]
 
     def _mixes_of(self, top: int) -> Floats:

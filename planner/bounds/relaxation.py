@@ -21,7 +21,6 @@ from seqplan.planner.bounds.resources import (
     ClassLengths,
     Resources,
     count_resources,
-    group_lengths,
     peak_levels,
 )
 from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
@@ -92,6 +91,65 @@ def relax(
        use; if none of them takes it, in any state; if no class takes it, nothing.
     5. The duals become mixes: interpolated to every V, each row scaled to a sum of 1.
     """
+    solution = _solve_states(classes, batch, time_ms, gpus, detail)
+    if solution is None:
+        return None
+    of_states = list(zip(solution.states, solution.duals, strict=True))
+    number = solution.states[0].resources.share.shape[1]
+    distinct = [ClassLengths(k, batch.distinct, solution.levels, number) for k in classes]
+    costs = [
+        _price_lengths(lengths, of_class.ladder, time_ms, dual)
+        for lengths, (of_class, dual) in zip(distinct, of_states, strict=True)
+    ]
+    return Relaxation(
+        scale=solution.scale,
+        pipelines=solution.pipelines,
+        values=_choose_values(costs, [used > 1e-9 for used in solution.used]),
+        mixes=tuple(of_class.mixes(dual) for of_class, dual in of_states),
+        levels=solution.levels,
+        further=detail.further,
+    )
+
+
+def count_pipelines(
+    classes: Sequence[PipelineClass], batch: Batch, time_ms: float, gpus: int
+) -> tuple[float, Floats] | None:
+    """Solve the program of ``relax`` for its scale and pipelines (classes,) alone."""
+    solution = _solve_states(classes, batch, time_ms, gpus, COARSE)
+    return None if solution is None else (solution.scale, solution.pipelines)
+
+
+@dataclass(frozen=True)
+class _Solution:
+    """The program's solution by class: its states, pipelines in each, and duals.
+
+    ``levels``: of the peaked states (tokens); ``used``: pipelines of each state; ``duals``
+    (states, resources).
+    """
+
+    levels: Ints
+    states: Sequence[_ClassStates]
+    scale: float
+    used: Sequence[Floats]
+    duals: Sequence[Floats]
+
+    @property
+    def pipelines(self) -> Floats:
+        """Return the pipelines of each class (classes,)."""
+        sizes = [len(of_class) for of_class in self.states]
+        of_class = np.repeat(np.arange(len(sizes)), sizes)
+        used = np.bincount(of_class, weights=np.concatenate(self.used), minlength=len(sizes))
+        return used.astype(np.float64)
+
+
+def _solve_states(
+    classes: Sequence[PipelineClass],
+    batch: Batch,
+    time_ms: float,
+    gpus: int | None,
+    detail: Detail,
+) -> _Solution | None:
+    """Solve the program of the classes' states; None when a sequence can be in none of them."""
     lengths, weights = group_lengths(batch, detail.groups, detail.singles)
     levels = peak_levels(batch.distinct, detail.peaks, detail.lower, detail.ratio)
     states = []
@@ -106,44 +164,45 @@ def relax(
     eligible = np.concatenate([of_class.resources.eligible for of_class in states])
     if not eligible.any(axis=0).all():
         return None
-    share = np.concatenate([of_class.resources.share for of_class in states])
     sizes = [len(of_class) for of_class in states]
-    class_of_state = np.repeat(np.arange(len(classes)), sizes)
-    solution = _solve(
+    solved = _solve(
         classes,
-        share=share,
+        share=np.concatenate([of_class.resources.share for of_class in states]),
         eligible=eligible,
-        of_class=class_of_state,
+        of_class=np.repeat(np.arange(len(classes)), sizes),
         weights=weights,
         gpus=gpus,
     )
-    if solution is None:
+    if solved is None:
         return None
-    scale, used, duals = solution
-    class_duals = np.split(duals, np.cumsum(sizes)[:-1])
-    in_use = np.split(used > 1e-9, np.cumsum(sizes)[:-1])
-    distinct = [ClassLengths(k, batch.distinct, levels, number) for k in classes]
-    costs = [
-        _price_lengths(lengths.resources(of_class.ladder, time_ms), dual)
-        for lengths, of_class, dual in zip(distinct, states, class_duals, strict=True)
-    ]
-    pipelines = np.bincount(class_of_state, weights=used, minlength=len(classes))
-    return Relaxation(
-        scale=scale,
-        pipelines=pipelines.astype(np.float64),
-        values=_choose_values(costs, in_use),
-        mixes=tuple(
-            of_class.mixes(dual) for of_class, dual in zip(states, class_duals, strict=True)
-        ),
-        levels=levels,
-        further=detail.further,
+    scale, used, duals = solved
+    ends = np.cumsum(sizes)[:-1]
+    return _Solution(levels, states, scale, np.split(used, ends), np.split(duals, ends))
+
+
+def group_lengths(batch: Batch, groups: int, singles: int) -> tuple[Ints, Floats]:
+    """Choose representative lengths, descending, and count how many sequences each stands for."""
+    lengths, counts = batch.distinct, batch.multiplicity
+    if len(lengths) <= groups + singles:
+        return lengths, counts.astype(np.float64)
+    tail, tail_counts = lengths[singles:], counts[singles:]
+    tokens = np.cumsum(tail * tail_counts)
+    label = np.minimum((tokens - 1) * groups // tokens[-1], groups - 1)
+    label = np.unique(label, return_inverse=True)[1]
+    size = np.bincount(label, weights=tail_counts.astype(np.float64))
+    mean = np.bincount(label, weights=(tail * tail_counts).astype(np.float64)) / size
+    representative = np.maximum(1, np.rint(mean)).astype(np.int64)
+    return (
+        np.concatenate([lengths[:singles], representative]),
+        np.concatenate([counts[:singles].astype(np.float64), size]),
     )
 
 
-def _price_lengths(resources: Resources, duals: Floats) -> Floats:
+def _price_lengths(lengths: ClassLengths, ladder: Ints, time_ms: float, duals: Floats) -> Floats:
     """Price each length in each state (states, n); infinite if it cannot be there."""
-    cost: Floats = np.einsum("vr,vrn->vn", duals, resources.share)
-    cost[~resources.eligible] = np.inf
+    share, eligible = lengths.weigh(ladder, time_ms, duals[:, None, :])
+    cost: Floats = share[:, 0]
+    cost[~eligible] = np.inf
     return cost
 
 

@@ -47,7 +47,6 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fleet import MOST, ClassMode, Floats, Ints, PipelineClass
 
 RESOURCES = 4
@@ -127,6 +126,12 @@ class ClassLengths:
         return self.padded <= self.pipeline_class.capacity
 
     @cached_property
+    def properties(self) -> Floats:
+        """Return work, padded tokens, if those are large, and any cost (3 or 4, n)."""
+        rows = [self.work, self.padded, self.large]
+        return np.stack([*rows, self.cost] if self.number > RESOURCES else rows).astype(np.float64)
+
+    @cached_property
     def level_works(self) -> tuple[Floats, Floats]:
         """Return the works (ms) at which the levels begin and end; the last has no end."""
         starts = self.pipeline_class.work_ms(self.levels)
@@ -187,13 +192,68 @@ class ClassLengths:
         _even(self, micro_batches, time_ms, share[:even], eligible[:even])
         if states > even:
             _fill_peaked(self, int(micro_batches[-1]), time_ms, share[even:], eligible[even:])
+        return Resources(share, self._restrict(eligible))
+
+    def weigh(
+        self, micro_batches: Ints, time_ms: float, weights: Floats
+    ) -> tuple[Floats, npt.NDArray[np.bool_]]:
+        """Sum the shares of ``resources`` at weights (states, mixes, resources).
+
+        Returns (states, mixes, n), and eligibility (states, n). A share is a sum of few properties
+        of a length at coefficients of the state, so that one product of matrices does.
+        """
+        if self.number > SHARES_OF_MODES:
+            available = self.resources(micro_batches, time_ms)
+            return weights @ available.share, available.eligible
+        even = len(micro_batches)
+        states, mixes = weights.shape[:2]
+        of_properties = np.zeros((states, mixes, len(self.properties)))
+        of_large_work = np.empty((states, mixes))
+        eligible = np.empty((states, len(self.lengths)), dtype=np.bool_)
+        large_work = np.empty_like(eligible)
+        budget, offered, large, tokens = _offer_even(self, micro_batches, time_ms)
+        v = micro_batches.astype(np.float64)
+        np.less_equal(self.work, budget[:, None] * (1 + ROUNDING), out=eligible[:even])
+        np.greater(self.work, budget[:, None] * (0.5 + ROUNDING), out=large_work[:even])
+        part, into = weights[:even], of_properties[:even]
+        into[..., 0] = part[..., 0] / np.maximum(offered, 1e-12)[:, None]
+        into[..., 1] = part[..., 1] / tokens[:, None]
+        into[:-1, :, 2] = part[:-1, :, 3] / v[:-1, None]
+        of_large_work[:even] = part[..., 2] / large[:, None]
+        of_large_work[even - 1] = 0.0
+        if self.number > RESOURCES:
+            into[..., 3] = part[..., 4] / _offer_cost_ms(self, v, time_ms)[:, None]
+        if states > even:
+            pipeline_class, part, into = self.pipeline_class, weights[even:], of_properties[even:]
+            offered, left = _offer_peaked(self, int(micro_batches[-1]), time_ms, eligible[even:])
+            np.greater_equal(
+                self.work, self.level_works[1][:, None] * (0.5 + ROUNDING), out=large_work[even:]
+            )
+            rest = part[..., 1:] / left[:, None, None]
+            in_tokens = rest[..., 0] + rest[..., 3] if self.number > RESOURCES else rest[..., 0]
+            into[..., 0] = part[..., 0] / offered[:, None] + rest[..., 1] + rest[..., 2]
+            into[..., 2] = rest[..., 2] * pipeline_class.least_c
+            of_large_work[even:] = rest[..., 1] * pipeline_class.least_c
+            if pipeline_class.modes:
+                into[..., 3] = in_tokens
+            else:
+                into[..., 0] += in_tokens
+                into[..., 1] = in_tokens * (pipeline_class.least_c / pipeline_class.capacity)
+        shape = states, mixes, len(self.lengths)
+        share = (of_properties.reshape(states * mixes, -1) @ self.properties).reshape(shape)
+        for mix in np.flatnonzero(of_large_work.any(axis=0)):
+            share[:, mix] += of_large_work[:, mix, None] * large_work
+        return share, self._restrict(eligible)
+
+    def _restrict(self, eligible: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Restrict eligibility (states, n) to the lengths and states that the class admits."""
         eligible &= self.held
         if self.pipeline_class.shorter_than:
             eligible &= self.lengths < self.pipeline_class.shorter_than
         if self.pipeline_class.runs_from:
             long = max(int((self.lengths >= self.pipeline_class.runs_from).sum()), 1)
             eligible &= eligible[:, :long].any(axis=1, keepdims=True)
-        return Resources(share, eligible)
+        return eligible
 
 
 def _share_of_mode(mode: ClassMode, lengths: Floats, padded: Ints, time_ms: float) -> Floats:
@@ -214,6 +274,34 @@ def _even(
     """Fill in the even states; ``eligible`` by their work alone."""
     pipeline_class = of_class.pipeline_class
     v = micro_batches.astype(np.float64)
+    budget, offered, large, tokens = _offer_even(of_class, micro_batches, time_ms)
+    work, padded = of_class.work, of_class.padded
+    np.less_equal(work, budget[:, None] * (1 + ROUNDING), out=eligible)
+    np.divide(work, np.maximum(offered, 1e-12)[:, None], out=share[:, 0])
+    np.divide(padded, tokens[:, None], out=share[:, 1])
+    np.divide(work > budget[:, None] * (0.5 + ROUNDING), large[:, None], out=share[:, 2])
+    np.divide(of_class.large, v[:, None], out=share[:, 3])
+    share[-1, 2:] = 0.0
+    if of_class.number > RESOURCES:
+        np.divide(of_class.cost, _offer_cost_ms(of_class, v, time_ms)[:, None], out=share[:, 4])
+        if of_class.number > SHARES_OF_MODES:
+            share[:, SHARES_OF_MODES] = share[:, 4]
+            if pipeline_class.pp > 1:
+                longest_ms = time_ms / (v + pipeline_class.pp - 1)
+                for state, (number, each_ms) in enumerate(zip(v[:-1], longest_ms, strict=False)):
+                    share[state, SHARES_OF_MODES] = of_class.shares_of_modes(each_ms) / number
+                share[-1, SHARES_OF_MODES] = of_class.cost_of_modes(longest_ms[-1]) / time_ms
+
+
+def _offer_even(
+    of_class: ClassLengths, micro_batches: Ints, time_ms: float
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Return what even states offer (states,).
+
+    Work of a micro-batch (ms), of all (ms), micro-batches of a large work, and tokens.
+    """
+    pipeline_class = of_class.pipeline_class
+    v = micro_batches.astype(np.float64)
     if pipeline_class.pp == 1:
         # Of a pipeline, shared by its micro-batches.
         budget = np.maximum(time_ms - pipeline_class.least_c * v, 0.0)
@@ -222,29 +310,19 @@ def _even(
         # β, of each micro-batch.
         budget = np.maximum(time_ms / (v + pipeline_class.pp - 1) - pipeline_class.least_c, 0.0)
         offered, large = v * budget, v
-    work, padded = of_class.work, of_class.padded
-    np.less_equal(work, budget[:, None] * (1 + ROUNDING), out=eligible)
     if v[-1] >= MOST and pipeline_class.pp > 1:  # the V of the most work may lie beyond
         offered[-1] = max(offered[-1], _most_work_ms(pipeline_class, time_ms))
     tokens = v * pipeline_class.capacity
     # Padding may take many more tokens than a larger V's work suggests: as many as fit its work.
     tokens[-1] = max(tokens[-1], offered[-1] * of_class.most_padded_per_work)
-    np.divide(work, np.maximum(offered, 1e-12)[:, None], out=share[:, 0])
-    np.divide(padded, tokens[:, None], out=share[:, 1])
-    np.divide(work > budget[:, None] * (0.5 + ROUNDING), large[:, None], out=share[:, 2])
-    np.divide(of_class.large, v[:, None], out=share[:, 3])
-    share[-1, 2:] = 0.0
-    if of_class.number > RESOURCES:
-        whole = time_ms * v / (v + pipeline_class.pp - 1)
-        whole[-1] = time_ms
-        np.divide(of_class.cost, whole[:, None], out=share[:, 4])
-        if of_class.number > SHARES_OF_MODES:
-            share[:, SHARES_OF_MODES] = share[:, 4]
-            if pipeline_class.pp > 1:
-                longest_ms = time_ms / (v + pipeline_class.pp - 1)
-                for state, (number, each_ms) in enumerate(zip(v[:-1], longest_ms, strict=False)):
-                    share[state, SHARES_OF_MODES] = of_class.shares_of_modes(each_ms) / number
-                share[-1, SHARES_OF_MODES] = of_class.cost_of_modes(longest_ms[-1]) / time_ms
+    return budget, offered, large, tokens
+
+
+def _offer_cost_ms(of_class: ClassLengths, v: Floats, time_ms: float) -> Floats:
+    """Return the cost that even states of ``v`` micro-batches offer (ms), (states,)."""
+    whole: Floats = time_ms * v / (v + of_class.pipeline_class.pp - 1)
+    whole[-1] = time_ms
+    return whole
 
 
 def _most_work_ms(pipeline_class: PipelineClass, time_ms: float) -> float:
@@ -264,6 +342,24 @@ def _fill_peaked(
     eligible: npt.NDArray[np.bool_],
 ) -> None:
     """Fill in the peaked states; ``eligible`` by their work alone."""
+    offered, left = _offer_peaked(of_class, most, time_ms, eligible)
+    np.divide(of_class.work, offered[:, None], out=share[:, 0])
+    np.divide(of_class.work_and_counted, left[:, None, None], out=share[:, 1:4])
+    if of_class.number > RESOURCES:
+        share[:, 4] = share[:, 1]
+        if of_class.number > SHARES_OF_MODES:
+            high = of_class.level_works[1]
+            for level, longest_ms in enumerate(high + of_class.pipeline_class.least_c):
+                share[level, SHARES_OF_MODES] = of_class.cost_of_modes(longest_ms) / left[level]
+
+
+def _offer_peaked(
+    of_class: ClassLengths, most: int, time_ms: float, eligible: npt.NDArray[np.bool_]
+) -> tuple[Floats, Floats]:
+    """Return the work and the rest that peaked states offer (ms), (levels,); as ``_fill_peaked``.
+
+    ``eligible`` is filled in.
+    """
     pipeline_class = of_class.pipeline_class
     bubbles = pipeline_class.pp - 1
     # Up to β of the last even state nothing is peaked that this state would not cover.
@@ -283,14 +379,7 @@ def _fill_peaked(
     np.less_equal(work, offered[:, None] * (1 + ROUNDING), out=eligible)
     eligible &= of_class.below_level_ends
     eligible &= (high > covered)[:, None]
-    np.divide(work, np.maximum(offered, 1e-12)[:, None], out=share[:, 0])
-    np.divide(of_class.work_and_counted, np.maximum(left, 1e-12)[:, None, None], out=share[:, 1:4])
-    if of_class.number > RESOURCES:
-        share[:, 4] = share[:, 1]
-        if of_class.number > SHARES_OF_MODES:
-            for level, longest_ms in enumerate(high + pipeline_class.least_c):
-                cost = of_class.cost_of_modes(longest_ms)
-                share[level, SHARES_OF_MODES] = cost / max(left[level], 1e-12)
+    return np.maximum(offered, 1e-12), np.maximum(left, 1e-12)
 
 
 def peak_levels(lengths: Ints, singles: int = 6, others: int = 4, ratio: float = 0.75) -> Ints:
@@ -301,21 +390,3 @@ def peak_levels(lengths: Ints, singles: int = 6, others: int = 4, ratio: float =
     top = lengths[:singles].tolist()
     below = [int(top[-1] * ratio**k) for k in range(1, others + 1)]
     return np.array(sorted({0, *top, *below}), dtype=np.int64)
-
-
-def group_lengths(batch: Batch, groups: int, singles: int) -> tuple[Ints, Floats]:
-    """Choose representative lengths, descending, and count how many sequences each stands for."""
-    lengths, counts = batch.distinct, batch.multiplicity
-    if len(lengths) <= groups + singles:
-        return lengths, counts.astype(np.float64)
-    tail, tail_counts = lengths[singles:], counts[singles:]
-    tokens = np.cumsum(tail * tail_counts)
-    label = np.minimum((tokens - 1) * groups // tokens[-1], groups - 1)
-    label = np.unique(label, return_inverse=True)[1]
-    size = np.bincount(label, weights=tail_counts.astype(np.float64))
-    mean = np.bincount(label, weights=(tail * tail_counts).astype(np.float64)) / size
-    representative = np.maximum(1, np.rint(mean)).astype(np.int64)
-    return (
-        np.concatenate([lengths[:singles], representative]),
-        np.concatenate([counts[:singles].astype(np.float64), size]),
-    )

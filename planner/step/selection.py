@@ -8,7 +8,7 @@ from math import inf
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.gpu_time import area_bound_ms, cheap_bound_ms, single_bound_ms
-from seqplan.planner.bounds.relaxation import relax
+from seqplan.planner.bounds.relaxation import count_pipelines
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.placement.assembly import Selected
 from seqplan.planner.placement.dispatch import TOLERANCE, balance, dispatch, level, probe
@@ -255,10 +255,11 @@ def _make_strategy(
     objective = best.objective_ms - extra_sync_ms
     if objective <= lower * (1 + TAILOR_GAIN):
         return best
-    relaxed = relax(classes, batch, objective, gpus)
-    if relaxed is None or relaxed.scale > 1 - TAILOR_GAIN:
+    solved = count_pipelines(classes, batch, objective, gpus)
+    if solved is None or solved[0] > 1 - TAILOR_GAIN:
         return best
-    pipelines = relaxed.pipelines / relaxed.scale
+    scale, relaxed = solved
+    pipelines = relaxed / scale
     for strategy in round_strategies(schemes, pipelines, models, gpus, batch.longest):
         if strategy in candidates:
             continue
@@ -268,7 +269,7 @@ def _make_strategy(
         filling = None if better is None else dispatch(filler, lower, known=better)
         if filling is not None and filling.objective_ms < limit:
             best = Placement(filler.fleet, filling)
-    if best.objective_ms > objective * relaxed.scale * (1 + TAILOR_GAIN):
+    if best.objective_ms > objective * scale * (1 + TAILOR_GAIN):
         best = search.improve(best, schemes, lower, moves=TAILOR_MOVES)
     return best
 

@@ -18,6 +18,7 @@ from seqplan.planner.bounds.all_strategies import AllStrategies, fitting_time
 from seqplan.planner.bounds.certificate import bound_by_relaxation_ms, certify
 from seqplan.planner.bounds.gpu_time import area_bound_ms, gpu_time_bound_ms, single_bound_ms
 from seqplan.planner.bounds.relaxation import relax
+from seqplan.planner.bounds.resources import ClassLengths, count_resources, peak_levels
 from seqplan.planner.bounds.witness import find_witness
 from seqplan.planner.placement.fleet import Floats, PipelineClass
 from seqplan.planner.workload import Workload
@@ -52,6 +53,23 @@ def test_gpu_time_and_places(case: Case, gpus: int | None) -> None:
     if np.isfinite(optimum):
         assert single_bound_ms(classes, batch) <= gpu_time_bound_ms(classes, batch, gpus) * SLACK
         assert gpu_time_bound_ms(classes, batch, gpus) <= optimum * SLACK
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases(), st.floats(0.5, 3.0), st.integers(0, 2**32))
+def test_weighed_shares_are_sums_of_shares(case: Case, share: float, seed: int) -> None:
+    classes, batch = case
+    number = count_resources(classes)
+    time_ms = share * area_bound_ms(classes, batch)
+    levels = peak_levels(batch.distinct)
+    for k in classes:
+        lengths = ClassLengths(k, batch.distinct, levels, number)
+        micro_batches = np.arange(1, k.most_micro_batches(time_ms) + 1)
+        whole = lengths.resources(micro_batches, time_ms)
+        weights = np.random.default_rng(seed).random((len(whole.share), 2, number))
+        weighed, eligible = lengths.weigh(micro_batches, time_ms, weights)
+        np.testing.assert_array_equal(eligible, whole.eligible)
+        np.testing.assert_allclose(weighed, weights @ whole.share, rtol=1e-12)
 
 
 def test_micro_batches_that_cost_nothing_are_not_limited() -> None:

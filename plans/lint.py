@@ -215,6 +215,10 @@ def _micro_steps(plan: Plan) -> Iterator[str]:
 def _check_shared_ranks(plan: Plan) -> Iterator[str]:
     # A rank keeps its shard of the parameters for the whole step: the tp and pp degrees and its
     # place on both axes.
+    if sum(len(pipeline.ranks) for pipeline in plan.pipelines) + len(plan.idle_ranks) == (
+        plan.world_size
+    ):
+        return  # each rank is in one pipeline at most, as the placement is sound
     first: dict[int, tuple[int, tuple[int, int, int, int]]] = {}
     for index, pipeline in enumerate(plan.pipelines):
         scheme = pipeline.scheme

@@ -147,6 +147,8 @@ class PipelineClass:
 
         ``padded``: its tokens, by default Σ of the padded lengths.
         """
+        if not self.modes:
+            return self.all_modes[0]
         if padded is None:
             padded = sum(self.pad(length) for length in lengths)
         holding = [mode for mode in self.all_modes if padded <= mode.capacity]

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from seqplan.plans.one_f_one_b import Pass, stage_order
+from seqplan.plans.one_f_one_b import stage_order
 from seqplan.plans.plan import MicroBatch, PlannedPipeline
 
 FORWARD_FRACTION = 1 / 3
 """Forward's share of a micro-batch's time by default (forward : backward = 1 : 2)."""
 
+KNOWN_PASSES = 32
+"""Numbers of stages and micro-batches whose order of passes is kept: a step has few of them."""
 
 ForwardFraction = float | Mapping[str, float]
 """Forward's share of a micro-batch's time; by recomputation mode in a profile of several."""
@@ -60,7 +63,7 @@ def simulate_ms(
         return 0.0
     if pp == 1:
         return sum(costs_ms)
-    return max(end[-1] for _, end in _run(costs_ms, pp, forward_fraction))
+    return max(_run(costs_ms, pp, forward_fraction))
 
 
 def durations_ms(
@@ -89,54 +92,65 @@ def timeline(
     """List every operation of the simulation, by stage and then by start."""
     n = len(costs_ms)
     shares = list_shares(forward_fraction, n)
+    ends = _run(costs_ms, pp, forward_fraction)
     events = []
-    for stage, (order, ends) in enumerate(_run(costs_ms, pp, forward_fraction) if n else []):
-        for (phase, j), end in zip(order, ends, strict=True):
+    for stage, places in enumerate(_list_passes(pp, n).of_stages):
+        for (phase, j), place in zip(stage_order(pp, stage, n), places, strict=True):
             share = shares[j] if phase == "F" else 1 - shares[j]
-            events.append(TimedPass(stage, phase, j, end - costs_ms[j] * share, end))
+            events.append(
+                TimedPass(stage, phase, j, ends[place] - costs_ms[j] * share, ends[place])
+            )
     return events
 
 
-def _run(
-    costs: Sequence[float], pp: int, forward_fraction: float | Sequence[float]
-) -> list[tuple[list[Pass], list[float]]]:
-    """Compute each stage's order and the end of each operation, by repeated sweeps."""
+@dataclass(frozen=True)
+class _Passes:
+    """All passes of a pipeline, each behind those that it waits for.
+
+    ``waits``: of each pass, the places of its stage's pass before it and of its input's, from 1,
+    0 if there is none, and its micro-batch, + V for a backward. ``of_stages``: places by stage.
+    """
+
+    waits: list[tuple[int, int, int]]
+    of_stages: list[list[int]]
+
+
+@lru_cache(maxsize=KNOWN_PASSES)
+def _list_passes(pp: int, n: int) -> _Passes:
+    """List the passes of ``n`` micro-batches, by repeated sweeps over the stages."""
+    orders = [stage_order(pp, stage, n) for stage in range(pp)]
+    places: dict[tuple[int, str, int], int] = {}
+    waits: list[tuple[int, int, int]] = []
+    of_stages: list[list[int]] = [[] for _ in range(pp)]
+    while len(waits) < pp * 2 * n:
+        for stage, order in enumerate(orders):
+            for phase, j in order[len(of_stages[stage]) :]:
+                if phase == "F":
+                    place = places.get((stage - 1, "F", j)) if stage else 0
+                elif stage < pp - 1:
+                    place = places.get((stage + 1, "B", j))
+                else:
+                    place = places.get((stage, "F", j))
+                if place is None:
+                    break
+                before = of_stages[stage][-1] if of_stages[stage] else 0
+                waits.append((before, place, j if phase == "F" else n + j))
+                places[stage, phase, j] = len(waits)
+                of_stages[stage].append(len(waits))
+    return _Passes(waits, of_stages)
+
+
+def _run(costs: Sequence[float], pp: int, forward_fraction: float | Sequence[float]) -> list[float]:
+    """Compute the end of each pass by its place in ``_list_passes``; 0 at place 0."""
     n = len(costs)
     shares = list_shares(forward_fraction, n)
-    forward = [cost * share for cost, share in zip(costs, shares, strict=True)]
-    backward = [cost - f for cost, f in zip(costs, forward, strict=True)]
-    orders = [stage_order(pp, stage, n) for stage in range(pp)]
-    done_f = [[-1.0] * n for _ in range(pp)]
-    done_b = [[-1.0] * n for _ in range(pp)]
-    ends: list[list[float]] = [[] for _ in range(pp)]
-    clock = [0.0] * pp
-    next_pass = [0] * pp
-    left = pp * 2 * n
-    while left:
-        for stage in range(pp):
-            order, i, now = orders[stage], next_pass[stage], clock[stage]
-            mine_f, mine_b, mine_ends = done_f[stage], done_b[stage], ends[stage]
-            before = done_f[stage - 1] if stage else None
-            after = done_b[stage + 1] if stage < pp - 1 else None
-            while i < 2 * n:
-                phase, j = order[i]
-                if phase == "F":
-                    ready = 0.0 if before is None else before[j]
-                    if ready < 0:
-                        break
-                    now = (now if now > ready else ready) + forward[j]
-                    mine_f[j] = now
-                else:
-                    ready = mine_f[j] if after is None else after[j]
-                    if ready < 0:
-                        break
-                    now = (now if now > ready else ready) + backward[j]
-                    mine_b[j] = now
-                mine_ends.append(now)
-                i += 1
-            left -= i - next_pass[stage]
-            next_pass[stage], clock[stage] = i, now
-    return list(zip(orders, ends, strict=True))
+    durations = [cost * share for cost, share in zip(costs, shares, strict=True)]
+    durations += [cost - forward for cost, forward in zip(costs, durations, strict=True)]
+    ends = [0.0]
+    for before, needed, duration in _list_passes(pp, n).waits:
+        free, ready = ends[before], ends[needed]
+        ends.append((free if free > ready else ready) + durations[duration])
+    return ends
 
 
 def order_micro_batches(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -29,8 +29,6 @@ from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.workers.executor import Executor, Workers, open_executor
 from seqplan.planner.workers.planned_step import TimedPlan
 from seqplan.plans.format.codec import from_json
-from seqplan.plans.lint import SchemeCost, lint
-from seqplan.plans.scheme import Scheme
 
 _WORDED = (ValueError, OSError, ArrayMissing, ArrayDamaged)
 """Errors whose message has the fix: the log needs no trace of them."""
@@ -110,8 +108,6 @@ class LookAhead:
             pool.stop()
 
     def _keep_ahead(self, pool: Executor, proposal: Proposal, planned: list[int]) -> None:
-        left = proposal.workload.leave_out(len(self._row.lost_ranks))
-        models = left.models(proposal.profile)
         last = planned[-1] if planned else self._row.first_step - 1
         batches = due_batches(self._store, self._row, last, proposal.workload.max_len)
         ahead = deque(planned)
@@ -131,7 +127,7 @@ class LookAhead:
             if underway:
                 due, future = underway.popleft()
                 self._next = due.batch.step
-                self._keep(due, self._answer(due.batch.step, future), models)
+                self._keep(due, self._answer(due.batch.step, future))
             elif isinstance(coming, EndOfData):
                 self._settle(state="planned", last_step=coming.step, failed_step=None, error=None)
                 return
@@ -159,12 +155,8 @@ class LookAhead:
                 raise _Unplannable(step, str(error)) from error
         raise _Stopped
 
-    def _keep(
-        self, due: PlannedBatch, planned: TimedPlan, models: Mapping[Scheme, SchemeCost]
-    ) -> None:
+    def _keep(self, due: PlannedBatch, planned: TimedPlan) -> None:
         step, plan = due.batch.step, from_json(planned.line)
-        if broken := lint(plan, models):
-            raise _Unplannable(step, f"the plan of step {step} breaks a rule: {broken[0]}")
         stored = StoredPlan(step, planned.digest, planned.line)
         # Before it is published, so that ranks that wait are not kept by it.
         ready = ReadyPlan(stored, plan, planning_ms=planned.planning_ms)

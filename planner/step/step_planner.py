@@ -8,6 +8,7 @@ from typing import Protocol
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.lockstep_planner import LockstepPlanner
+from seqplan.planner.placement.fleet import Models
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
 from seqplan.planner.step.expert_planner import ExpertPlanner, keep_whole_blocks
 from seqplan.planner.step.loads_planner import LoadsPlanner
@@ -49,6 +50,12 @@ class StepPlanner:
     def _loads_planner(self) -> LoadsPlanner:
         provenance = make_provenance(self.problem, self._options)
         return LoadsPlanner(self.problem, self._options, provenance)
+
+    @cached_property
+    def costs(self) -> Models:
+        """Return the models of the schemes that fit the ranks that are left."""
+        lost = sum(factor is None for _, factor in self._options.slowdown)
+        return self.problem.workload.leave_out(lost).models(self.problem.profile)
 
     def plan(self, batch: Batch) -> Plan:
         """Plan a batch; ``Infeasible`` if no scheme holds a sequence."""

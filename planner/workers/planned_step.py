@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.plans.format.codec import to_json
+from seqplan.plans.lint import lint
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,11 @@ class TimedPlan:
 
 
 def plan_one(planner: StepPlanner, batch: Batch) -> TimedPlan:
-    """Plan one batch in this process."""
+    """Plan one batch in this process; ``RuntimeError`` if its plan breaks a rule, a bug."""
     start = time.perf_counter()
-    line = to_json(planner.plan(batch))
-    return TimedPlan(batch.step, line, (time.perf_counter() - start) * 1000)
+    plan = planner.plan(batch)
+    line = to_json(plan)
+    planning_ms = (time.perf_counter() - start) * 1000
+    if broken := lint(plan, planner.costs):
+        raise RuntimeError(f"step {plan.step}: the plan breaks a rule, please report: {broken[0]}")
+    return TimedPlan(batch.step, line, planning_ms)

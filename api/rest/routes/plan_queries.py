@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -33,10 +34,9 @@ async def plan_batch(
     The same batch has the same plan. Queries take turns by token; 503 if too many wait, 422 if
     no strategy can run the batch.
     """
-    batch = check_batch(body, "body", await queries.max_len(proposal))
     name = request.scope.get(TOKEN, "")
     try:
-        planned = await queries.plan(proposal, batch, name)
+        planned = await queries.plan(proposal, partial(check_batch, body, "body"), name)
     except Infeasible as error:
         raise Problem(422, "infeasible", str(error)) from None
     return Response(

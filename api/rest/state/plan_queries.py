@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -18,9 +18,6 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.workers.executor import Executor, open_executor
 from seqplan.planner.workers.planned_step import TimedPlan
-from seqplan.plans.format.codec import from_json
-from seqplan.plans.lint import SchemeCost, lint
-from seqplan.plans.scheme import Scheme
 
 MOST_POOLS = 4
 """Proposals whose planning processes are kept; the one that was idle for longest goes first."""
@@ -82,10 +79,9 @@ class FairTurns:
 
 @dataclass(frozen=True)
 class _Planners:
-    """The planning processes of a proposal, and the costs that its plans are checked with."""
+    """The planning processes of a proposal, and its longest sequence (tokens)."""
 
     executor: Executor
-    models: Mapping[Scheme, SchemeCost]
     max_len: int
 
 
@@ -100,21 +96,19 @@ class PlanQueries:
         self._opening = asyncio.Lock()
         self._in_use: Counter[str] = Counter()
 
-    async def max_len(self, proposal: str) -> int:
-        """Return the longest sequence of a proposal. ``Problem`` for one that is not ready."""
-        return (await self._planners(proposal)).max_len
+    async def plan(self, proposal: str, make_batch: Callable[[int], Batch], name: str) -> TimedPlan:
+        """Plan a batch in the turn of ``name``. ``Problem``; ``Infeasible``.
 
-    async def plan(self, proposal: str, batch: Batch, name: str) -> TimedPlan:
-        """Plan a batch in the turn of ``name``. ``Problem``; ``Infeasible``."""
-        self._in_use[proposal] += 1
+        ``make_batch`` makes it, given the longest sequence that the proposal is for (tokens).
+        """
+        self._in_use[proposal] += 1  # its processes are kept while the query waits
         try:
+            planners = await self._planners(proposal)
+            batch = make_batch(planners.max_len)
             async with self._turns.take(name):
-                planners = await self._planners(proposal)
-                planned = await asyncio.wrap_future(planners.executor.submit(batch))
-            await run_in_threadpool(_check, planned, planners.models)
+                return await asyncio.wrap_future(planners.executor.submit(batch))
         finally:
             self._in_use[proposal] -= 1
-        return planned
 
     def stop(self) -> None:
         """End all planning processes."""
@@ -144,17 +138,10 @@ class PlanQueries:
             row = require_found(get(connection, ProposalRow, proposal), f"proposal {proposal}")
         document = ready_document(row)
         executor = open_executor(self._service.workers, document.to_json(), PlanningOptions())
-        models = document.workload.models(document.profile)
-        return _Planners(executor, models, document.workload.max_len)
+        return _Planners(executor, document.workload.max_len)
 
     async def _close_one(self) -> None:
         idle = next((key for key in self._pools if not self._in_use[key]), None)
         if idle is None:
             raise Problem(503, "busy", f"{MOST_POOLS} proposals are in use. Try again later")
         await run_in_threadpool(self._pools.pop(idle).executor.stop)
-
-
-def _check(planned: TimedPlan, models: Mapping[Scheme, SchemeCost]) -> None:
-    """Raise ``RuntimeError`` for a plan that breaks a rule."""
-    if broken := lint(from_json(planned.line), models):
-        raise RuntimeError(f"the plan of step {planned.step} breaks a rule: {broken[0]}")

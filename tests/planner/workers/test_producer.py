@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import producer_cases
@@ -20,12 +21,14 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
+from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.workers import processes as process_workers
-from seqplan.planner.workers.planned_step import TimedPlan
+from seqplan.planner.workers.planned_step import TimedPlan, plan_one
 from seqplan.planner.workers.pool import DEATHS, WorkerDied, WorkerPool
 from seqplan.planner.workers.processes import ProcessWorker, ProcessWorkforce
 from seqplan.planner.workers.produce import produce
 from seqplan.plans.format.codec import from_json
+from seqplan.plans.plan import Plan
 
 PROPOSALS = {"dense": dense_proposal, "lockstep": lockstep_proposal}
 
@@ -67,6 +70,15 @@ def test_a_step_does_not_depend_on_the_steps_before_it() -> None:
     proposal, batches = dense_proposal(), drawn_batches(6)
     assert lines(proposal, batches)[3:] == lines(proposal, batches[3:])
     assert lines(proposal, batches[::-1])[::-1] == lines(proposal, batches)
+
+
+def test_a_plan_that_breaks_a_rule_is_an_error() -> None:
+    class Miscounting(StepPlanner):
+        def plan(self, batch: Batch) -> Plan:
+            return replace(super().plan(batch), tokens=1)
+
+    with pytest.raises(RuntimeError, match="step 0: the plan breaks a rule, please report: tokens"):
+        plan_one(Miscounting(dense_proposal()), drawn_batches(1)[0])
 
 
 def test_killed_workers_change_nothing() -> None:

@@ -37,6 +37,10 @@ Prices that prove the time which the program expects, within this share, are not
 REFINED = 2
 """Times that prices are found, the second time at the bound that the first ones prove."""
 
+FAR = 0.02
+"""Prices that prove this share less than the program expects are followed by those of a time
+halfway to the objective: a long sequence that takes a whole pipeline can be all that is priced."""
+
 
 def bound_by_relaxation_ms(
     classes: Sequence[PipelineClass],
@@ -177,7 +181,9 @@ def certify_relaxed(
     time = objective_ms / (1 + CERTIFY_GAP)
     if low >= time:
         return min(low, objective_ms)
-    for _ in range(times):
+    halved = False
+    while times > 0:
+        times -= 1
         relaxed = relax(fleet.classes, batch, time, detail=detail)
         if relaxed is None:
             return low  # not solved: that proves nothing
@@ -188,4 +194,6 @@ def certify_relaxed(
         if low >= min(expected / (1 + CERTIFY_GAP), objective_ms / (1 + 2 * CERTIFY_GAP)):
             break
         time = low * (1 + CERTIFY_GAP)
+        if low < expected * (1 - FAR) and not halved:
+            time, halved, times = (low + objective_ms) / 2, True, times + 1
     return low

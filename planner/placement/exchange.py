@@ -35,11 +35,11 @@ _GAIN = 1e-9
 def exchange_sequences(fleet: Fleet, batch: Batch, filling: Filling, lower_ms: float) -> Filling:
     """Make the slowest pipeline no slower, on the same strategy; ends at ``lower_ms``.
 
-    Unchanged without stages, where the sums of a pipeline are its time. Equal arguments give equal
-    results, in Python and compiled (``exchange.c``). Complexity: O(micro-batches of a pipeline) for
-    each of at most ``DRAWN`` draws.
+    Unchanged without stages and modes, where the sums of a pipeline are its time. Equal arguments
+    give equal results, in Python and compiled (``exchange.c``). Complexity: O(micro-batches of a
+    pipeline) for each of at most ``DRAWN`` draws.
     """
-    if all(pipeline_class.pp == 1 for pipeline_class in fleet.classes):
+    if all(of_class.pp == 1 and not of_class.modes for of_class in fleet.classes):
         return filling
     tables = FillTables.from_batch(batch)
     costs = [tables.find_costs(pipeline_class) for pipeline_class in fleet.classes]

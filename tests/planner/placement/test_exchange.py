@@ -21,7 +21,7 @@ from seqplan.planner.placement.fill import (
     kernel_state,
 )
 from seqplan.planner.placement.fill_tables import FillTables
-from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.planner.placement.fleet import ClassMode, PipelineClass
 
 compiled = pytest.mark.skipif(kernel_state() != "compiled", reason=f"fill: {kernel_state()}")
 
@@ -85,6 +85,24 @@ def test_compiled_exchanges_are_those_of_python(monkeypatch: pytest.MonkeyPatch)
         shorter += exchanged.objective_ms < filling.objective_ms
     assert made >= 40
     assert shorter >= 12
+
+
+@pytest.mark.parametrize("seed", [0, 6])
+def test_one_sequence_less_leaves_a_faster_mode(seed: int) -> None:
+    """Six pipelines of one stage: tokens just fit the mode without recomputation."""
+    batch = batch_of(seed, 60)
+    capacity = int(batch.tokens / 6 * 1.02)
+    modes = (
+        ClassMode(5e-7, 0.0173, 149.0, capacity, "none"),
+        ClassMode(5.2e-7, 0.022, 195.0, 4 * capacity, "mlp"),
+    )
+    last = modes[-1]
+    pipelines = PipelineClass(1, last.a, last.b, last.c, last.capacity, 1, 6, 8, modes)
+    filling = placed_by_fill(((pipelines,), batch))
+    assert filling is not None
+    exchanged = exchange_sequences(fleet((pipelines,)), batch, filling, 0.0)
+    assert_sound(fleet((pipelines,)), batch, exchanged)
+    assert exchanged.objective_ms < 0.97 * filling.objective_ms
 
 
 @compiled

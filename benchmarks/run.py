@@ -28,6 +28,7 @@ NAMES = (
     "regrouping",
     "window",
     "degrees",
+    "lockstep",
     "experts",
     "balance",
     "slow_rank",

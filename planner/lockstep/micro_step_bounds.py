@@ -51,15 +51,17 @@ def micro_steps_bound_ms(
     """Compute a lower bound (ms) on every plan of at least ``micro_steps`` micro-steps.
 
     If the longest micro-step lasts L, no group of the plan takes longer. On the groups that remain,
-    GPU-time Σ min_g gpus_g·work_g spreads over all ranks, each micro-step pays its overhead, and
-    filling and draining take (stages − 1) times L, or the mean micro-step if that is longer. And
+    GPU-time Σ min_g gpus_g·work_g spreads over all ranks, each micro-step pays the least overhead,
+    and filling and draining take (stages − 1) times L, or the mean micro-step if that is longer.
+    Where a group's overhead is larger, a token pays its share of the difference at least,
+    (c − least c)/capacity: groups that take a part of a micro-step's ranks hold no more tokens. And
     the longest micro-step counts ``stages`` times, every other as long as one of the shortest
     sequences alone. That GPU-time falls as L grows past the time that a sequence takes alone in a
     cheaper group: of all such L the least counts. Groups that hold few tokens need more micro-steps
     than the fewest: whatever their number, a token pays c/capacity of its group at least.
     """
     overhead = min(pipeline_class.c for pipeline_class in classes)
-    longest_ms, area = _least_areas(classes, batch)
+    longest_ms, area = _least_areas(classes, batch, overhead="beyond")
     spread_ms = area / ranks
     most = max(micro_steps, len(batch.lengths)) if stages > 1 else micro_steps
     drained_ms = np.full(len(longest_ms), inf)
@@ -108,12 +110,12 @@ def _least_areas(
     classes: Sequence[PipelineClass],
     batch: Batch,
     *,
-    overhead: Literal["none", "shared", "each"] = "none",
+    overhead: Literal["beyond", "shared", "each"],
 ) -> tuple[Floats, Floats]:
     """List times of the longest micro-step, with the batch's least GPU-time then (ms).
 
-    ``overhead``: of a micro-batch, that sequences pay: none, their tokens' share of it, or all of
-    it each.
+    ``overhead``: of a micro-batch, that sequences pay: their tokens' share of it, of the part
+    beyond the least of all classes, or all of it each.
     """
     lengths, counts = batch.distinct, batch.multiplicity
     work = np.stack([pipeline_class.work_ms(lengths) for pipeline_class in classes])
@@ -128,6 +130,14 @@ def _least_areas(
         times_ms = work + overheads
     elif overhead == "shared":
         times_ms = np.stack([k.work_with_overhead_ms(lengths) for k in classes])
+    else:
+        least = overheads.min()
+        times_ms = np.stack(
+            [
+                ms + k.padded(lengths) * ((k.c - least) / k.capacity)
+                for ms, k in zip(work, classes, strict=True)
+            ]
+        )
     return least_areas(alone_ms, np.where(holds, sizes * times_ms, inf), counts)
 
 

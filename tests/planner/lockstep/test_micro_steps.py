@@ -39,12 +39,12 @@ def settings_of_micro_steps(draw: st.DrawFn) -> tuple[list[SchemeModel], Batch, 
     room = draw(st.integers(-(-max(lengths) // gpus), 2 * max(lengths)))
     a, b = draw(st.sampled_from([0.0, 0.02, 0.2])), draw(st.sampled_from([0.3, 1.0]))
     c = draw(st.sampled_from([0.0, 1.0, 12.0]))
-    loss = draw(st.sampled_from([1.0, 1.2]))
+    loss, more_c = draw(st.sampled_from([1.0, 1.2])), draw(st.sampled_from([0.0, 3.0, 9.0]))
     degrees = sorted({1, gpus, draw(st.integers(1, gpus))})
     models = [
         SchemeModel(
             Scheme(ulysses=degree),
-            Latency(a / degree, b / degree * (loss if degree > 1 else 1.0), c),
+            Latency(a / degree, b / degree * (loss if degree > 1 else 1.0), c + more_c / degree),
             room * degree,
         )
         for degree in degrees
@@ -174,6 +174,15 @@ def test_the_bound_counts_the_micro_steps_of_groups_that_hold_few_tokens() -> No
     bound_ms = micro_steps_bound_ms([light, full], batch, ranks, 2)
     assert bound_ms <= min(of_light, of_full)
     assert bound_ms == pytest.approx(of_light)
+
+
+def test_the_bound_counts_larger_overheads_of_smaller_groups() -> None:
+    """Half of the ranks' memory: one micro-step, in which tokens pay half of the difference."""
+    small = PipelineClass(1, 0.0, 1.0, 30.0, 100, 1, 1, 1)
+    large = PipelineClass(1, 0.0, 0.6, 10.0, 200, 1, 1, 2)
+    bound_ms = micro_steps_bound_ms([small, large], Batch.from_lengths([10] * 10), 2, 1)
+    assert bound_ms == pytest.approx(min(50 + 10 + 0.5 * 20, 60 + 10))
+    assert bound_ms <= min(50 + 30, 60 + 10)
 
 
 def test_lockstep_of_several_modes_is_near_its_bound() -> None:

@@ -38,12 +38,12 @@ def staged_micro_steps(draw: st.DrawFn) -> Case:
     room = draw(st.integers(-(-max(lengths) // groups), 2 * max(lengths)))
     a, b = draw(st.sampled_from([0.0, 0.02, 0.2])), draw(st.sampled_from([0.3, 1.0]))
     c = draw(st.sampled_from([0.0, 1.0, 12.0]))
-    loss = draw(st.sampled_from([1.0, 1.2]))
+    loss, more_c = draw(st.sampled_from([1.0, 1.2])), draw(st.sampled_from([0.0, 3.0, 9.0]))
     degrees = sorted({1, groups, draw(st.integers(1, groups))})
     models = [
         SchemeModel(
             Scheme(tp=tp, pp=stages, ring=degree),
-            Latency(a / degree, b / degree * (loss if degree > 1 else 1.0), c),
+            Latency(a / degree, b / degree * (loss if degree > 1 else 1.0), c + more_c / degree),
             room * degree * 2 * tp,
         )
         for degree in degrees

@@ -2,7 +2,8 @@
 
 verl deals a batch to ranks by Karmarkar-Karp and then packs each rank's part; TRL packs windows of
 the context by best fit, which reach ranks as they come; Hugging Face's batch rebalancing cuts the
-sorted sequences into runs, each padded to its longest. slime is not on PyPI: its rule as seqplan's
+sorted sequences into runs, each padded to its longest; torchtitan packs each rank's samples in
+order into rows, padded to the context. slime is not on PyPI: its rule as seqplan's
 comparison has it. Nor is NeMo-RL: it takes part if its checkout is on PYTHONPATH.
 """
 
@@ -173,6 +174,30 @@ def _nemo_rl(lengths: list[int], capacity: int, cost: Cost) -> Lengths:
     return [[[lengths[i] for i in micro] for micro in bins[rank::RANKS]] for rank in range(RANKS)]
 
 
+def _torchtitan(lengths: list[int], capacity: int, cost: Cost) -> Lengths:
+    """Rows of its chat data set, which each rank packs from its samples and pads."""
+    del cost
+    data_set: Any = import_module("torchtitan.hf_datasets.text_datasets").ChatDataset
+
+    class OfRank(data_set):  # type: ignore[misc]
+        def __init__(self, samples: Sequence[int]) -> None:
+            self._data, self.seq_len, self.infinite = samples, capacity, False
+            self._eos_id = self._sample_idx = 0
+            self._dataset_id = ""
+            for name in ("inputs_buffer", "labels_buffer", "positions_buffer", "pending_input_ids"):
+                setattr(self, f"_{name}", list[int]())
+
+        def _tokenize_sample(self, sample: int) -> tuple[list[int], list[int]]:
+            return [1] * sample, [1] * sample
+
+    packed: Lengths = []
+    for rank in range(RANKS):
+        rows = [row["positions"].numpy() for row, _ in OfRank(lengths[rank::RANKS])]
+        starts = [np.append(np.flatnonzero(positions == 0), capacity) for positions in rows]
+        packed.append([np.diff(of_row).tolist() for of_row in starts])
+    return packed
+
+
 def _slime(lengths: list[int], capacity: int, cost: Cost) -> Lengths:
     model = SchemeModel(Scheme(), Latency(cost.a, cost.b, cost.c), capacity)
     batch = Batch(0, tuple(range(len(lengths))), tuple(lengths), sum(lengths))
@@ -184,6 +209,7 @@ _HOSTS: tuple[tuple[str, str, Host, bool], ...] = (
     ("verl", "verl", _verl, True),
     ("TRL, best fit", "trl", _trl, True),
     ("Hugging Face, rebalancing", "transformers", _hugging_face, False),
+    ("torchtitan, chat data", "torchtitan.hf_datasets.text_datasets", _torchtitan, True),
     ("slime", "seqplan", _slime, False),
     ("NeMo-RL, FFD modified", "nemo_rl.data.packing.algorithms", _nemo_rl, True),
 )

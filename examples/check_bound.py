@@ -39,6 +39,18 @@ def cost(k, length):
     )
 
 
+def single(k, length, time):
+    """The part of a micro-batch of one mode that fills the time alone, in the mode of the least."""
+    parts = [2.0]
+    for m in modes_that_hold(k, length):
+        left = time - m["c"]
+        if m["b"] * m["max_tokens"] < left:
+            parts.append(padded(k, length) / m["max_tokens"])
+        else:
+            parts.append(length * (m["a"] * length + m["b"]) / max(left, 1e-9))
+    return min(parts)
+
+
 def least_c(k):
     return min(m["c"] for m in k.get("modes", [k]))
 
@@ -77,6 +89,8 @@ def even_states(k, time, lengths, number, several):
                 0 if last else large_work / places,
                 0 if last else (2 * tokens > most) / v,
             ]
+            if several and stages == v == 1 and not last:
+                share[1] = single(k, length, time)
             if several:
                 # The largest micro-batch costs no less than their mean.
                 share.append(cost(k, length) / (time if last else time * v / (v + stages - 1)))

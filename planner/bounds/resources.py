@@ -22,9 +22,11 @@ are of different modes, such classes have one more resource, in which they are j
 - cost: Σ min over modes of (work + padded·c/MaxLen) ≤ τ·V/(V + pp − 1), as the largest cost is no
   less than the mean.
 
-Finer bounds (``SHARES_OF_MODES``) have a last resource of such classes. At most t = τ/(V + pp − 1)
-is left for a micro-batch, and it is in one mode m. So Σ s_m ≤ 1 in it, for s_m = padded/MaxLen if
-short sequences of MaxLen tokens take less than t − c of mode m, else s_m = work/(t − c):
+At most t = τ/(V + pp − 1) is left for a micro-batch, and it is in one mode m. So Σ s_m ≤ 1 in it,
+for s_m = padded/MaxLen if short sequences of MaxLen tokens take less than t − c of mode m, else
+s_m = work/(t − c). At pp = 1 that limits the tokens of the state V = 1, as s_m is no less than
+their share of the largest MaxLen. Finer bounds (``SHARES_OF_MODES``) have it as a last resource of
+classes with stages:
 
 - micro-batches: Σ min over modes of s_m ≤ V, and in the states that stand for several V, with the
   largest t, Σ min over modes of (work + c·s_m) ≤ their time.
@@ -177,6 +179,11 @@ class ClassLengths:
             ),
         )
 
+    def has_single(self, micro_batches: Ints) -> bool:
+        """Whether the first even state is of one micro-batch, which takes the pipeline's time."""
+        alone = int(micro_batches[0]) == 1 < len(micro_batches)
+        return alone and self.pipeline_class.pp == 1 and self.number > RESOURCES
+
     def resources(self, micro_batches: Ints, time_ms: float) -> Resources:
         """Describe the class's states at τ = ``time_ms``: even ones and, at pp > 1, peaked ones.
 
@@ -218,6 +225,8 @@ class ClassLengths:
         part, into = weights[:even], of_properties[:even]
         into[..., 0] = part[..., 0] / np.maximum(offered, 1e-12)[:, None]
         into[..., 1] = part[..., 1] / tokens[:, None]
+        single = self.has_single(micro_batches)
+        into[:single, :, 1] = 0.0
         into[:-1, :, 2] = part[:-1, :, 3] / v[:-1, None]
         of_large_work[:even] = part[..., 2] / large[:, None]
         of_large_work[even - 1] = 0.0
@@ -241,6 +250,8 @@ class ClassLengths:
                 into[..., 1] = in_tokens * (pipeline_class.least_c / pipeline_class.capacity)
         shape = states, mixes, len(self.lengths)
         share = (of_properties.reshape(states * mixes, -1) @ self.properties).reshape(shape)
+        if single:
+            share[0] += weights[0, :, 1, None] * self.shares_of_modes(time_ms)
         for mix in np.flatnonzero(of_large_work.any(axis=0)):
             share[:, mix] += of_large_work[:, mix, None] * large_work
         return share, self._restrict(eligible)
@@ -279,6 +290,8 @@ def _even(
     np.less_equal(work, budget[:, None] * (1 + ROUNDING), out=eligible)
     np.divide(work, np.maximum(offered, 1e-12)[:, None], out=share[:, 0])
     np.divide(padded, tokens[:, None], out=share[:, 1])
+    if of_class.has_single(micro_batches):
+        share[0, 1] = of_class.shares_of_modes(time_ms)
     np.divide(work > budget[:, None] * (0.5 + ROUNDING), large[:, None], out=share[:, 2])
     np.divide(of_class.large, v[:, None], out=share[:, 3])
     share[-1, 2:] = 0.0

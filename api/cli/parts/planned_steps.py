@@ -96,7 +96,7 @@ MOST_LISTED = 4
 def _list_strategies(counts: dict[str, int]) -> str:
     listed = [f"{name} ({count}×)" for name, count in list(counts.items())[:MOST_LISTED]]
     others = len(counts) - len(listed)
-    return ", ".join(listed + ([f"{others} others"] if others else []))
+    return ", ".join(listed + ([f"{others} other{'s' * (others > 1)}"] if others else []))
 
 
 def window_lines(window: int, report: WindowReport) -> list[str]:

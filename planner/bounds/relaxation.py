@@ -21,7 +21,6 @@ from seqplan.planner.bounds.resources import (
     ClassLengths,
     Resources,
     count_resources,
-    peak_levels,
 )
 from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
 
@@ -178,6 +177,16 @@ def _solve_states(
     scale, used, duals = solved
     ends = np.cumsum(sizes)[:-1]
     return _Solution(levels, states, scale, np.split(used, ends), np.split(duals, ends))
+
+
+def peak_levels(lengths: Ints, singles: int = 6, others: int = 4, ratio: float = 0.75) -> Ints:
+    """Choose levels for the peaked states: the longest of ``lengths`` (descending), then fewer.
+
+    A peak is a sequence alone or nearly so; further levels fall by a ``ratio`` each.
+    """
+    top = lengths[:singles].tolist()
+    below = [int(top[-1] * ratio**k) for k in range(1, others + 1)]
+    return np.array(sorted({0, *top, *below}), dtype=np.int64)
 
 
 def group_lengths(batch: Batch, groups: int, singles: int) -> tuple[Ints, Floats]:

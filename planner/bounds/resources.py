@@ -393,13 +393,3 @@ def _offer_peaked(
     eligible &= of_class.below_level_ends
     eligible &= (high > covered)[:, None]
     return np.maximum(offered, 1e-12), np.maximum(left, 1e-12)
-
-
-def peak_levels(lengths: Ints, singles: int = 6, others: int = 4, ratio: float = 0.75) -> Ints:
-    """Choose levels for the peaked states: the longest of ``lengths`` (descending), then fewer.
-
-    A peak is a sequence alone or nearly so; further levels fall by a ``ratio`` each.
-    """
-    top = lengths[:singles].tolist()
-    below = [int(top[-1] * ratio**k) for k in range(1, others + 1)]
-    return np.array(sorted({0, *top, *below}), dtype=np.int64)

@@ -17,8 +17,8 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.all_strategies import AllStrategies, fitting_time
 from seqplan.planner.bounds.certificate import bound_by_relaxation_ms, certify
 from seqplan.planner.bounds.gpu_time import area_bound_ms, gpu_time_bound_ms, single_bound_ms
-from seqplan.planner.bounds.relaxation import relax
-from seqplan.planner.bounds.resources import ClassLengths, count_resources, peak_levels
+from seqplan.planner.bounds.relaxation import peak_levels, relax
+from seqplan.planner.bounds.resources import ClassLengths, count_resources
 from seqplan.planner.bounds.witness import find_witness
 from seqplan.planner.placement.fleet import Floats, PipelineClass
 from seqplan.planner.workload import Workload

@@ -151,7 +151,7 @@ class HeldValue:
         """
         if self._latest is None or self._latest[0] != time_ms:
             top = self._top(time_ms)
-            weighed = self._lengths.weigh(np.arange(1, top + 1), time_ms, self._mixes_of(top))
+            weighed = self._lengths.shares(np.arange(1, top + 1), time_ms, self._mixes_of(top))
             self._latest = time_ms, *weighed
         return self._latest[1:]
 

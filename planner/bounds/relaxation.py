@@ -17,11 +17,7 @@ import numpy.typing as npt
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.held_value import Mixes, Relaxation
 from seqplan.planner.bounds.linear_program import Block, minimize
-from seqplan.planner.bounds.resources import (
-    ClassLengths,
-    Resources,
-    count_resources,
-)
+from seqplan.planner.bounds.resources import ClassLengths, count_resources
 from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
 
 _LADDER = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 48, 64)
@@ -32,14 +28,16 @@ _LADDER = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 48, 64)
 class _ClassStates:
     """The states of one class in the program: even ones, one for each V of ``ladder``, then peaked.
 
-    ``resources``: the shares of each group of sequences in a pipeline, by state.
+    ``shares`` (states, resources, groups) of each group of sequences in a pipeline, and whether it
+    is ``eligible`` (states, groups).
     """
 
     ladder: Ints
-    resources: Resources
+    shares: Floats
+    eligible: npt.NDArray[np.bool_]
 
     def __len__(self) -> int:
-        return len(self.resources.share)
+        return len(self.shares)
 
     def mixes(self, duals: Floats) -> Mixes:
         """Make mixes of the states' duals (states, resources)."""
@@ -94,7 +92,7 @@ def relax(
     if solution is None:
         return None
     of_states = list(zip(solution.states, solution.duals, strict=True))
-    number = solution.states[0].resources.share.shape[1]
+    number = solution.states[0].shares.shape[1]
     distinct = [ClassLengths(k, batch.distinct, solution.levels, number) for k in classes]
     costs = [
         _price_lengths(lengths, of_class.ladder, time_ms, dual)
@@ -158,15 +156,15 @@ def _solve_states(
         if pipeline_class.pp > 1:
             most += detail.further
         ladder = _ladder(most, every_v=gpus is None)
-        resources = ClassLengths(pipeline_class, lengths, levels, number).resources(ladder, time_ms)
-        states.append(_ClassStates(ladder, resources))
-    eligible = np.concatenate([of_class.resources.eligible for of_class in states])
+        of_lengths = ClassLengths(pipeline_class, lengths, levels, number)
+        states.append(_ClassStates(ladder, *of_lengths.shares(ladder, time_ms)))
+    eligible = np.concatenate([of_class.eligible for of_class in states])
     if not eligible.any(axis=0).all():
         return None
     sizes = [len(of_class) for of_class in states]
     solved = _solve(
         classes,
-        share=np.concatenate([of_class.resources.share for of_class in states]),
+        share=np.concatenate([of_class.shares for of_class in states]),
         eligible=eligible,
         of_class=np.repeat(np.arange(len(classes)), sizes),
         weights=weights,
@@ -209,7 +207,7 @@ def group_lengths(batch: Batch, groups: int, singles: int) -> tuple[Ints, Floats
 
 def _price_lengths(lengths: ClassLengths, ladder: Ints, time_ms: float, duals: Floats) -> Floats:
     """Price each length in each state (states, n); infinite if it cannot be there."""
-    share, eligible = lengths.weigh(ladder, time_ms, duals[:, None, :])
+    share, eligible = lengths.shares(ladder, time_ms, duals[:, None, :])
     cost: Floats = share[:, 0]
     cost[~eligible] = np.inf
     return cost

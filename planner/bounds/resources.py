@@ -72,16 +72,33 @@ ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Resources:
-    """Resources of one class at a time τ, for some states of a pipeline.
+class _Terms:
+    """Shares of a class's states in its resources, as sums of terms of each length.
 
-    ``share`` (states, RESOURCES, n): the part of what one pipeline offers that each sequence takes;
-    the shares of a pipeline's sequences sum to at most 1 for each resource.
-    ``eligible`` (states, n): whether the sequence can be in such a pipeline at all.
+    ``coefficients`` (states, resources, properties) of ``ClassLengths.properties``, and
+    ``of_large_work`` (states,) of ``large_work`` (states, n) in the third resource alone.
+    ``of_modes``: further shares (n,) of one state and resource each.
     """
 
-    share: Floats
-    eligible: npt.NDArray[np.bool_]
+    coefficients: Floats
+    of_large_work: Floats
+    large_work: npt.NDArray[np.bool_]
+    of_modes: Sequence[tuple[int, int, Floats]]
+
+    def weigh(self, properties: Floats, weights: Floats | None) -> Floats:
+        """Sum the shares at weights (states, mixes, resources); without them, by resource."""
+        states, resources, _ = self.coefficients.shape
+        if weights is None:
+            weights = np.broadcast_to(np.eye(resources), (states, resources, resources))
+        mixes, lengths = weights.shape[1], properties.shape[1]
+        of_properties = (weights @ self.coefficients).reshape(states * mixes, -1)
+        shares = (of_properties @ properties).reshape(states, mixes, lengths)
+        of_large_work = weights[..., 2] * self.of_large_work[:, None]
+        for mix in np.flatnonzero(of_large_work.any(axis=0)):
+            shares[:, mix] += of_large_work[:, mix, None] * self.large_work
+        for state, resource, of_lengths in self.of_modes:
+            shares[state] += weights[state, :, resource, None] * of_lengths
+        return shares
 
 
 @dataclass(frozen=True)
@@ -129,9 +146,9 @@ class ClassLengths:
 
     @cached_property
     def properties(self) -> Floats:
-        """Return work, padded tokens, if those are large, and any cost (3 or 4, n)."""
-        rows = [self.work, self.padded, self.large]
-        return np.stack([*rows, self.cost] if self.number > RESOURCES else rows).astype(np.float64)
+        """Return work, padded tokens, if those are large, and cost (4, n)."""
+        rows = [self.work, self.padded, self.large, self.cost]
+        return np.stack(rows).astype(np.float64)
 
     @cached_property
     def level_works(self) -> tuple[Floats, Floats]:
@@ -143,22 +160,6 @@ class ClassLengths:
     def below_level_ends(self) -> npt.NDArray[np.bool_]:
         """Return which lengths have less work than the level's end (levels, n)."""
         return self.work < self.level_works[1][:, None]
-
-    @cached_property
-    def work_and_counted(self) -> Floats:
-        """Return each length's shares in the rest next to a peak (levels, 3, n).
-
-        In ms: its work, and a c for the part of MaxLen that it takes, for a large work and a large
-        length.
-        """
-        counted = np.empty((len(self.levels), 3, len(self.lengths)))
-        counted[:, 0] = self.padded / self.pipeline_class.capacity
-        counted[:, 1] = self.work >= self.level_works[1][:, None] * (0.5 + ROUNDING)
-        counted[:, 2] = self.large
-        taken = self.work + self.pipeline_class.least_c * counted
-        if self.pipeline_class.modes:
-            taken[:, 0] = self.cost
-        return taken
 
     def shares_of_modes(self, micro_batch_ms: float) -> Floats:
         """Compute each length's least share of a micro-batch of at most so long (n,)."""
@@ -184,77 +185,32 @@ class ClassLengths:
         alone = int(micro_batches[0]) == 1 < len(micro_batches)
         return alone and self.pipeline_class.pp == 1 and self.number > RESOURCES
 
-    def resources(self, micro_batches: Ints, time_ms: float) -> Resources:
-        """Describe the class's states at τ = ``time_ms``: even ones and, at pp > 1, peaked ones.
+    def shares(
+        self, micro_batches: Ints, time_ms: float, weights: Floats | None = None
+    ) -> tuple[Floats, npt.NDArray[np.bool_]]:
+        """Compute each length's shares in the class's states at τ = ``time_ms``.
 
         Even states for each V in ``micro_batches``, ascending; the last stands for all that are at
         least as large and must be no less than ``most_micro_batches``, beyond which a larger V
-        offers no more work. Peaked states for M between the works of consecutive levels; the last
-        has no upper end.
-        """
-        even = len(micro_batches)
-        states = even if self.pipeline_class.pp == 1 else even + len(self.levels)
-        share = np.empty((states, self.number, len(self.lengths)))
-        eligible = np.empty((states, len(self.lengths)), dtype=np.bool_)
-        _even(self, micro_batches, time_ms, share[:even], eligible[:even])
-        if states > even:
-            _fill_peaked(self, int(micro_batches[-1]), time_ms, share[even:], eligible[even:])
-        return Resources(share, self._restrict(eligible))
+        offers no more work. At pp > 1 peaked states follow, for M between the works of consecutive
+        levels; the last has no upper end.
 
-    def weigh(
-        self, micro_batches: Ints, time_ms: float, weights: Floats
-    ) -> tuple[Floats, npt.NDArray[np.bool_]]:
-        """Sum the shares of ``resources`` at weights (states, mixes, resources).
-
-        Returns (states, mixes, n), and eligibility (states, n). A share is a sum of few properties
-        of a length at coefficients of the state, so that one product of matrices does.
+        Returns (states, resources, n): the part of what one pipeline offers that each sequence
+        takes; those of a pipeline's sequences sum to at most 1. With ``weights`` (states, mixes,
+        resources), their sums (states, mixes, n). Then (states, n): whether the sequence can be in
+        such a pipeline at all.
         """
-        if self.number > SHARES_OF_MODES:
-            available = self.resources(micro_batches, time_ms)
-            return weights @ available.share, available.eligible
-        even = len(micro_batches)
-        states, mixes = weights.shape[:2]
-        of_properties = np.zeros((states, mixes, len(self.properties)))
-        of_large_work = np.empty((states, mixes))
-        eligible = np.empty((states, len(self.lengths)), dtype=np.bool_)
-        large_work = np.empty_like(eligible)
-        budget, offered, large, tokens = _offer_even(self, micro_batches, time_ms)
-        v = micro_batches.astype(np.float64)
-        np.less_equal(self.work, budget[:, None] * (1 + ROUNDING), out=eligible[:even])
-        np.greater(self.work, budget[:, None] * (0.5 + ROUNDING), out=large_work[:even])
-        part, into = weights[:even], of_properties[:even]
-        into[..., 0] = part[..., 0] / np.maximum(offered, 1e-12)[:, None]
-        into[..., 1] = part[..., 1] / tokens[:, None]
-        single = self.has_single(micro_batches)
-        into[:single, :, 1] = 0.0
-        into[:-1, :, 2] = part[:-1, :, 3] / v[:-1, None]
-        of_large_work[:even] = part[..., 2] / large[:, None]
-        of_large_work[even - 1] = 0.0
-        if self.number > RESOURCES:
-            into[..., 3] = part[..., 4] / _offer_cost_ms(self, v, time_ms)[:, None]
-        if states > even:
-            pipeline_class, part, into = self.pipeline_class, weights[even:], of_properties[even:]
-            offered, left = _offer_peaked(self, int(micro_batches[-1]), time_ms, eligible[even:])
-            np.greater_equal(
-                self.work, self.level_works[1][:, None] * (0.5 + ROUNDING), out=large_work[even:]
-            )
-            rest = part[..., 1:] / left[:, None, None]
-            in_tokens = rest[..., 0] + rest[..., 3] if self.number > RESOURCES else rest[..., 0]
-            into[..., 0] = part[..., 0] / offered[:, None] + rest[..., 1] + rest[..., 2]
-            into[..., 2] = rest[..., 2] * pipeline_class.least_c
-            of_large_work[even:] = rest[..., 1] * pipeline_class.least_c
-            if pipeline_class.modes:
-                into[..., 3] = in_tokens
-            else:
-                into[..., 0] += in_tokens
-                into[..., 1] = in_tokens * (pipeline_class.least_c / pipeline_class.capacity)
-        shape = states, mixes, len(self.lengths)
-        share = (of_properties.reshape(states * mixes, -1) @ self.properties).reshape(shape)
-        if single:
-            share[0] += weights[0, :, 1, None] * self.shares_of_modes(time_ms)
-        for mix in np.flatnonzero(of_large_work.any(axis=0)):
-            share[:, mix] += of_large_work[:, mix, None] * large_work
-        return share, self._restrict(eligible)
+        terms, eligible = _describe_even(self, micro_batches, time_ms)
+        of_states = [(terms, eligible)]
+        if self.pipeline_class.pp > 1:
+            of_states.append(_describe_peaked(self, int(micro_batches[-1]), time_ms))
+        ends = np.cumsum([len(of_state.large_work) for of_state, _ in of_states])[:-1]
+        parts = [None] * len(of_states) if weights is None else np.split(weights, ends)
+        shares = [
+            of_state.weigh(self.properties, part)
+            for (of_state, _), part in zip(of_states, parts, strict=True)
+        ]
+        return np.concatenate(shares), self._restrict(np.concatenate([e for _, e in of_states]))
 
     def _restrict(self, eligible: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Restrict eligibility (states, n) to the lengths and states that the class admits."""
@@ -275,35 +231,37 @@ def _share_of_mode(mode: ClassMode, lengths: Floats, padded: Ints, time_ms: floa
     return lengths * (mode.a * lengths + mode.b) / max(left_ms, ROUNDING)
 
 
-def _even(
-    of_class: ClassLengths,
-    micro_batches: Ints,
-    time_ms: float,
-    share: Floats,
-    eligible: npt.NDArray[np.bool_],
-) -> None:
-    """Fill in the even states; ``eligible`` by their work alone."""
-    pipeline_class = of_class.pipeline_class
+def _describe_even(
+    of_class: ClassLengths, micro_batches: Ints, time_ms: float
+) -> tuple[_Terms, npt.NDArray[np.bool_]]:
+    """Describe the even states, and eligibility (states, n) by work alone."""
+    pp = of_class.pipeline_class.pp
     v = micro_batches.astype(np.float64)
     budget, offered, large, tokens = _offer_even(of_class, micro_batches, time_ms)
-    work, padded = of_class.work, of_class.padded
-    np.less_equal(work, budget[:, None] * (1 + ROUNDING), out=eligible)
-    np.divide(work, np.maximum(offered, 1e-12)[:, None], out=share[:, 0])
-    np.divide(padded, tokens[:, None], out=share[:, 1])
+    coefficients = np.zeros((len(v), of_class.number, len(of_class.properties)))
+    coefficients[:, 0, 0] = 1 / np.maximum(offered, 1e-12)
+    coefficients[:, 1, 1] = 1 / tokens
+    coefficients[:-1, 3, 2] = 1 / v[:-1]
+    of_large_work = 1 / large
+    of_large_work[-1] = 0.0
+    of_modes = []
     if of_class.has_single(micro_batches):
-        share[0, 1] = of_class.shares_of_modes(time_ms)
-    np.divide(work > budget[:, None] * (0.5 + ROUNDING), large[:, None], out=share[:, 2])
-    np.divide(of_class.large, v[:, None], out=share[:, 3])
-    share[-1, 2:] = 0.0
+        coefficients[0, 1, 1] = 0.0
+        of_modes.append((0, 1, of_class.shares_of_modes(time_ms)))
     if of_class.number > RESOURCES:
-        np.divide(of_class.cost, _offer_cost_ms(of_class, v, time_ms)[:, None], out=share[:, 4])
-        if of_class.number > SHARES_OF_MODES:
-            share[:, SHARES_OF_MODES] = share[:, 4]
-            if pipeline_class.pp > 1:
-                longest_ms = time_ms / (v + pipeline_class.pp - 1)
-                for state, (number, each_ms) in enumerate(zip(v[:-1], longest_ms, strict=False)):
-                    share[state, SHARES_OF_MODES] = of_class.shares_of_modes(each_ms) / number
-                share[-1, SHARES_OF_MODES] = of_class.cost_of_modes(longest_ms[-1]) / time_ms
+        longest_ms = time_ms / (v + pp - 1)
+        offered_cost = longest_ms * v
+        offered_cost[-1] = time_ms
+        coefficients[:, 4, 3] = 1 / offered_cost
+        if of_class.number > SHARES_OF_MODES and pp == 1:
+            coefficients[:, SHARES_OF_MODES] = coefficients[:, 4]
+        elif of_class.number > SHARES_OF_MODES:
+            shares = [of_class.shares_of_modes(ms) / k for k, ms in zip(v, longest_ms, strict=True)]
+            shares[-1] = of_class.cost_of_modes(longest_ms[-1]) / time_ms
+            of_modes += [(state, SHARES_OF_MODES, share) for state, share in enumerate(shares)]
+    large_work = of_class.work > budget[:, None] * (0.5 + ROUNDING)
+    eligible = of_class.work <= budget[:, None] * (1 + ROUNDING)
+    return _Terms(coefficients, of_large_work, large_work, of_modes), eligible
 
 
 def _offer_even(
@@ -331,13 +289,6 @@ def _offer_even(
     return budget, offered, large, tokens
 
 
-def _offer_cost_ms(of_class: ClassLengths, v: Floats, time_ms: float) -> Floats:
-    """Return the cost that even states of ``v`` micro-batches offer (ms), (states,)."""
-    whole: Floats = time_ms * v / (v + of_class.pipeline_class.pp - 1)
-    whole[-1] = time_ms
-    return whole
-
-
 def _most_work_ms(pipeline_class: PipelineClass, time_ms: float) -> float:
     """Bound V·β over all V, at pp > 1 (ms).
 
@@ -347,32 +298,10 @@ def _most_work_ms(pipeline_class: PipelineClass, time_ms: float) -> float:
     return float(max(root, 0.0) ** 2)
 
 
-def _fill_peaked(
-    of_class: ClassLengths,
-    most: int,
-    time_ms: float,
-    share: Floats,
-    eligible: npt.NDArray[np.bool_],
-) -> None:
-    """Fill in the peaked states; ``eligible`` by their work alone."""
-    offered, left = _offer_peaked(of_class, most, time_ms, eligible)
-    np.divide(of_class.work, offered[:, None], out=share[:, 0])
-    np.divide(of_class.work_and_counted, left[:, None, None], out=share[:, 1:4])
-    if of_class.number > RESOURCES:
-        share[:, 4] = share[:, 1]
-        if of_class.number > SHARES_OF_MODES:
-            high = of_class.level_works[1]
-            for level, longest_ms in enumerate(high + of_class.pipeline_class.least_c):
-                share[level, SHARES_OF_MODES] = of_class.cost_of_modes(longest_ms) / left[level]
-
-
-def _offer_peaked(
-    of_class: ClassLengths, most: int, time_ms: float, eligible: npt.NDArray[np.bool_]
-) -> tuple[Floats, Floats]:
-    """Return the work and the rest that peaked states offer (ms), (levels,); as ``_fill_peaked``.
-
-    ``eligible`` is filled in.
-    """
+def _describe_peaked(
+    of_class: ClassLengths, most: int, time_ms: float
+) -> tuple[_Terms, npt.NDArray[np.bool_]]:
+    """Describe the peaked states, and eligibility (levels, n) by work alone."""
     pipeline_class = of_class.pipeline_class
     bubbles = pipeline_class.pp - 1
     # Up to β of the last even state nothing is peaked that this state would not cover.
@@ -388,8 +317,22 @@ def _offer_peaked(
         best * (time_ms / np.maximum(best + pipeline_class.least_c, 1e-300) - bubbles), 0.0
     )
     offered = np.minimum(offered, left - 2 * pipeline_class.least_c)
-    work = of_class.work
-    np.less_equal(work, offered[:, None] * (1 + ROUNDING), out=eligible)
+    eligible = of_class.work <= offered[:, None] * (1 + ROUNDING)
     eligible &= of_class.below_level_ends
     eligible &= (high > covered)[:, None]
-    return np.maximum(offered, 1e-12), np.maximum(left, 1e-12)
+    # Of the rest, work and a c each: for the part of MaxLen taken, a large work, a large length.
+    rest = 1 / np.maximum(left, 1e-12)
+    coefficients = np.zeros((len(low), of_class.number, len(of_class.properties)))
+    coefficients[:, 0, 0] = 1 / np.maximum(offered, 1e-12)
+    coefficients[:, (1, *range(RESOURCES, of_class.number)), 3] = rest[:, None]
+    coefficients[:, 2:4, 0] = rest[:, None]
+    coefficients[:, 3, 2] = rest * pipeline_class.least_c
+    of_modes = []
+    if of_class.number > SHARES_OF_MODES:
+        coefficients[:, SHARES_OF_MODES] = 0.0
+        of_modes = [
+            (level, SHARES_OF_MODES, of_class.cost_of_modes(longest_ms) * rest[level])
+            for level, longest_ms in enumerate(high + pipeline_class.least_c)
+        ]
+    large_work = of_class.work >= high[:, None] * (0.5 + ROUNDING)
+    return _Terms(coefficients, rest * pipeline_class.least_c, large_work, of_modes), eligible

@@ -65,11 +65,11 @@ def test_weighed_shares_are_sums_of_shares(case: Case, share: float, seed: int) 
     for k in classes:
         lengths = ClassLengths(k, batch.distinct, levels, number)
         micro_batches = np.arange(1, k.most_micro_batches(time_ms) + 1)
-        whole = lengths.resources(micro_batches, time_ms)
-        weights = np.random.default_rng(seed).random((len(whole.share), 2, number))
-        weighed, eligible = lengths.weigh(micro_batches, time_ms, weights)
-        np.testing.assert_array_equal(eligible, whole.eligible)
-        np.testing.assert_allclose(weighed, weights @ whole.share, rtol=1e-12)
+        shares, of_states = lengths.shares(micro_batches, time_ms)
+        weights = np.random.default_rng(seed).random((len(shares), 2, number))
+        weighed, eligible = lengths.shares(micro_batches, time_ms, weights)
+        np.testing.assert_array_equal(eligible, of_states)
+        np.testing.assert_allclose(weighed, weights @ shares, rtol=1e-12)
 
 
 def test_micro_batches_that_cost_nothing_are_not_limited() -> None:

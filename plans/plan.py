@@ -132,6 +132,12 @@ class Plan:
         return Strategy.from_counts(Counter(pipeline.scheme for pipeline in self.pipelines))
 
     @property
+    def ranks_left(self) -> tuple[int, ...]:
+        """List the ranks that are not lost, ascending."""
+        lost = frozenset(self.lost_ranks)
+        return tuple(rank for rank in range(self.world_size) if rank not in lost)
+
+    @property
     def gpus_left(self) -> int:
         """Count the ranks that are not lost."""
         return self.world_size - len(self.lost_ranks)

@@ -16,7 +16,7 @@ from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan
 from seqplan.plans.recomputation import is_offloaded, split_mode
 from seqplan.plans.scheme import Scheme
-from seqplan.plans.views.placement import placement_of
+from seqplan.plans.views.placement import place_on_ranks, placement_of
 from seqplan.plans.views.sync_count import AllGathered, count_gathered
 from seqplan.plans.views.unit_layout import UnitLayout
 
@@ -206,13 +206,14 @@ def first_plans(path: Path, ranks: int, steps: int) -> list[Plan]:
     plans: list[Plan] = []
     for plan in islice(read_plans(path), steps):
         where = f"{path}: step {plan.step}"
-        if plan.world_size != ranks:
+        if ranks not in (plan.world_size, plan.gpus_left):
             raise ValueError(
-                f"{path}: is planned for {plan.world_size} ranks, not {ranks}; give "
-                f"--ranks {plan.world_size}, or plan for {ranks} GPUs"
+                f"{path}: is planned for {plan.gpus_left} ranks, not {ranks}; give "
+                f"--ranks {plan.gpus_left}, or plan for {ranks} GPUs"
             )
         if broken := lint(plan, None):
             raise ValueError(f"{where} breaks a rule: {broken[0]}")
+        plan = place_on_ranks(plan, ranks)
         if plans and plan.expert_parallel != plans[0].expert_parallel:
             raise ValueError(
                 f"{where} has expert_parallel {plan.expert_parallel}, the steps before "

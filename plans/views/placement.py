@@ -7,11 +7,11 @@ run next to backward depends on all pipelines, not on one rank's alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from seqplan.plans.groups import Group
-from seqplan.plans.plan import PlannedPipeline
+from seqplan.plans.plan import Plan, PlannedPipeline
 from seqplan.plans.scheme import Scheme
 
 
@@ -30,6 +30,35 @@ Placement = tuple[PlacedPipeline, ...]
 def placement_of(pipelines: Iterable[PlannedPipeline]) -> Placement:
     """Return where a plan's pipelines run."""
     return tuple(PlacedPipeline(pipeline.scheme, pipeline.ranks) for pipeline in pipelines)
+
+
+def place_on_ranks(plan: Plan, world_size: int) -> Plan:
+    """Number a plan's ranks as a job of ``world_size`` processes numbers them.
+
+    A job that is started again without the lost ranks counts the others from 0, in their order.
+    The plan itself if it has as many ranks as the job. ``ValueError`` for any other number.
+    """
+    if plan.world_size == world_size:
+        return plan
+    if plan.gpus_left != world_size:
+        left = f", of which {plan.gpus_left} are left" if plan.lost_ranks else ""
+        raise ValueError(
+            f"is planned for {plan.world_size} ranks{left}, the job has {world_size}. Plan for as "
+            "many GPUs"
+        )
+    numbers = {rank: number for number, rank in enumerate(plan.ranks_left)}
+    lost = frozenset(plan.lost_ranks)
+    return replace(
+        plan,
+        world_size=world_size,
+        pipelines=tuple(
+            replace(pipeline, ranks=tuple(numbers[rank] for rank in pipeline.ranks))
+            for pipeline in plan.pipelines
+        ),
+        idle_ranks=tuple(numbers[rank] for rank in plan.idle_ranks if rank not in lost),
+        groups=tuple(tuple(numbers[rank] for rank in group) for group in plan.groups),
+        lost_ranks=(),
+    )
 
 
 def can_overlap_reduction(placement: Placement) -> bool:

@@ -53,12 +53,18 @@ def open_job(
     acknowledgements; without a process group every rank does. ``outage_s``, ``queue_folder``: as
     of ``HttpSource``. ``ValueError`` for a URL or token that cannot be used.
     """
-    source = HttpSource(base_url, job, token, outage_s=outage_s, queue_folder=queue_folder)
-    if not dist.is_initialized():
+    world_size = dist.get_world_size() if dist.is_initialized() else None
+    source = HttpSource(
+        base_url,
+        job,
+        token,
+        outage_s=outage_s,
+        queue_folder=queue_folder,
+        world_size=world_size,
+    )
+    if world_size is None or world_size < fan_out_ranks:
         return source
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    if world_size < fan_out_ranks:
-        return source
+    rank = dist.get_rank()
     store = dist.distributed_c10d._get_default_store()
     return FanOutSource(lambda: source, store, rank, world_size)
 

@@ -28,7 +28,8 @@ from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan
 from seqplan.plans.service_routes import ACKS, ACKS_MANY, JOB, PLAN, RETRIED, VIEW, fill_route
 from seqplan.plans.views.decode_view import decode_view
-from seqplan.plans.views.rank_view import RankView
+from seqplan.plans.views.placement import place_on_ranks
+from seqplan.plans.views.rank_view import RankView, rank_view
 from seqplan.runtime.errors import EndOfPlans, PlanError, PlanTimeout
 from seqplan.runtime.sources.acknowledgements import (
     OUTAGE_S,
@@ -58,14 +59,19 @@ _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
 
 
+class _LostRank(PlanError):
+    """A job is planned without this rank."""
+
+
 class HttpSource:
     """The views of ``job`` at the planning service ``base_url`` (http or https).
 
     ``token``: sent as bearer token. Lost connections, 408, 425, 429, 500, 502, 503 and 504 are
     retried with growing pauses, or after ``Retry-After``, until the time is up. ``outage_s``:
     seconds that acknowledgements may wait for a service that is away, in a file of
-    ``queue_folder`` (None: a folder of this user in the temporary folder). ``ValueError`` for a
-    URL or token that cannot be used.
+    ``queue_folder`` (None: a folder of this user in the temporary folder). ``world_size``: ranks of
+    the job, if known; plans made without lost ranks are placed on its ranks (``place_on_ranks``).
+    ``ValueError`` for a URL or token that cannot be used.
     """
 
     ahead_s = 600.0
@@ -79,6 +85,7 @@ class HttpSource:
         *,
         outage_s: float = OUTAGE_S,
         queue_folder: str | os.PathLike[str] | None = None,
+        world_size: int | None = None,
     ) -> None:
         parts = urlsplit(base_url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
@@ -92,6 +99,8 @@ class HttpSource:
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
         self._closed = threading.Event()
+        self._world_size = world_size
+        self._planned_ranks: tuple[int, ...] | None = None  # by rank, if plans number others
         secure = parts.scheme == "https"
         # A request for a plan may wait long on its connection: acknowledgements use another.
         self._plans = Connection(parts.hostname, parts.port, secure)
@@ -102,13 +111,32 @@ class HttpSource:
 
     def view(self, step: int, rank: int, timeout_s: float) -> RankView:
         subject = f"{self._where}: step {step} of rank {rank}"
-        return _view(
-            self._get_plan(self._path(VIEW, step=step, rank=rank), subject, timeout_s), subject
-        )
+        lost: _LostRank | None = None
+        if self._planned_ranks is None:
+            path = self._path(VIEW, step=step, rank=rank)
+            try:
+                view = _view(self._get_plan(path, subject, timeout_s), subject)
+                if self._world_size in (None, view.world_size):
+                    return view
+            except _LostRank as error:  # unless plans count another rank by this number
+                lost = error
+        plan, digest = self.plan(step, timeout_s)
+        if lost is not None and self._planned_ranks is None:
+            raise lost
+        return rank_view(plan, rank, digest=digest)
 
     def plan(self, step: int, timeout_s: float) -> tuple[Plan, str]:
         subject = f"{self._where}: step {step}"
-        return _plan(self._get_plan(self._path(PLAN, step=step), subject, timeout_s), subject)
+        answer = self._get_plan(self._path(PLAN, step=step), subject, timeout_s)
+        plan, digest = _plan(answer, subject)
+        if self._world_size in (None, plan.world_size):
+            return plan, digest
+        try:
+            placed = place_on_ranks(plan, self._world_size)
+        except ValueError as error:
+            raise PlanError(f"{subject}: {error}") from None
+        self._planned_ranks = plan.ranks_left
+        return placed, digest
 
     def _path(self, route: str, **names: int) -> str:
         return self._prefix + fill_route(route, job=self._job, **names)
@@ -138,6 +166,7 @@ class HttpSource:
     def acknowledge(
         self, step: int, rank: int, digest: str | None, measured_ms: float | None = None
     ) -> None:
+        rank = self._number_as_planned(rank)
         fields: dict[str, Any] = {"step": step, "rank": rank, "digest": digest}
         if measured_ms is not None:
             fields["measured_ms"] = measured_ms
@@ -147,12 +176,16 @@ class HttpSource:
         self, step: int, digest: str | None, measured_ms: Mapping[int, float | None]
     ) -> None:
         ranks = sorted(measured_ms)
-        fields: dict[str, Any] = {"step": step, "ranks": ranks, "digest": digest}
+        planned = [self._number_as_planned(rank) for rank in ranks]
+        fields: dict[str, Any] = {"step": step, "ranks": planned, "digest": digest}
         times = [measured_ms[rank] for rank in ranks]
         if any(time_ms is not None for time_ms in times):
             fields["measured_ms"] = times
         subject = f"acknowledging step {step} of {len(ranks)} ranks"
         self._acknowledge(ACKS_MANY, subject, fields, f"all-{crc32(repr(ranks).encode())}")
+
+    def _number_as_planned(self, rank: int) -> int:
+        return rank if self._planned_ranks is None else self._planned_ranks[rank]
 
     def _acknowledge(self, route: str, subject: str, fields: dict[str, Any], who: str) -> None:
         # The same key however often it is sent: a lost answer does not count twice.
@@ -246,6 +279,7 @@ def _rejection(answer: HttpResponse, subject: str) -> Exception:
             problem = document if isinstance(document, dict) else {}
     if answer.status == 410 and str(problem.get("type", "")).endswith("end-of-plans"):
         return EndOfPlans(f"{subject}: {problem.get('detail', 'after the last plan')}")
+    kind = _LostRank if str(problem.get("type", "")).endswith("rank-lost") else PlanError
     title = problem.get("title", f"{answer.status} {answer.reason}")
     detail = f": {problem['detail']}" if problem.get("detail") else ""
-    return PlanError(" ".join(f"{subject}: {title}{detail}".split()))
+    return kind(" ".join(f"{subject}: {title}{detail}".split()))

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from seqplan.plans.format.codec import digest
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan
+from seqplan.plans.views.placement import place_on_ranks
 from seqplan.plans.views.rank_view import RankView, rank_view
 from seqplan.runtime.data.comparison import find_other_tokens
 from seqplan.runtime.errors import PlanError
@@ -81,11 +82,11 @@ def _check_plan(plan: object, step: int) -> Plan:
 def _prepare(
     plan: Plan, rank: int, world_size: int, prepare: Callable[[RankView], Prepared]
 ) -> Step[Prepared]:
-    if plan.world_size != world_size:
-        raise PlanError(
-            f"step {plan.step}: is planned for {plan.world_size} ranks, the job has {world_size}"
-        )
     if faults := lint(plan, None):
         raise PlanError(f"step {plan.step}: is not sound: {faults[0]}")
-    view = rank_view(plan, rank, digest=digest(plan))
+    try:
+        placed = place_on_ranks(plan, world_size)
+    except ValueError as error:
+        raise PlanError(f"step {plan.step}: {error}") from None
+    view = rank_view(placed, rank, digest=digest(plan))
     return Step(view, prepare(view))

@@ -16,6 +16,7 @@ from typing import BinaryIO, Protocol
 from seqplan.plans.format.codec import from_json
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan
+from seqplan.plans.views.placement import place_on_ranks
 from seqplan.plans.views.rank_view import RankView, rank_view
 from seqplan.runtime.errors import EndOfPlans, PlanError
 
@@ -69,8 +70,8 @@ class FileSource:
     """The plans of a plan file (JSON Lines), which is scanned for its steps once.
 
     A plan is decoded, and its digest and invariants checked, on request. ``world_size``:
-    of the job, if known; plans for another are rejected. ``PlanError`` for a file that cannot
-    be read or is no plan file.
+    of the job, if known; plans are placed on its ranks (``place_on_ranks``), those for another
+    number rejected. ``PlanError`` for a file that cannot be read or is no plan file.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, world_size: int | None = None) -> None:
@@ -187,17 +188,16 @@ class FileSource:
             raise PlanError(f"{where}: step: {plan.step}, but {step} when the file was opened")
         if self._world_size is None:
             self._world_size = plan.world_size
-        if plan.world_size != self._world_size:
-            raise PlanError(
-                f"{where}: world_size: {plan.world_size}, but the job has {self._world_size} "
-                "ranks; plan for as many GPUs"
-            )
         if faults := lint(plan, None):
             more = f" ({len(faults) - 1} more)" if len(faults) > 1 else ""
             raise PlanError(f"{where}: is not sound: {faults[0]}{more}")
         digest = _DIGEST.search(line)
         assert digest is not None  # from_json has compared it with the content
-        self._last = plan, digest[1].decode()
+        try:
+            placed = place_on_ranks(plan, self._world_size)
+        except ValueError as error:
+            raise PlanError(f"{where}: {error}") from None
+        self._last = placed, digest[1].decode()
         return self._last
 
     def _decode(self, line: bytes, number: int) -> Plan:

@@ -12,7 +12,7 @@ import pytest
 from command_line import call, complaint
 from small_check import written
 
-from seqplan.api.check_training.check import Check, CheckedStep, relative, size_model
+from seqplan.api.check_training.check import Check, CheckedStep, first_plans, relative, size_model
 from seqplan.plans.format.codec import from_json
 from seqplan.plans.format.plan_file import read_plans
 from seqplan.plans.plan import Plan
@@ -25,6 +25,14 @@ def test_plans_for_another_number_of_ranks(plans: Path) -> None:
     assert message == (
         f"{plans}: is planned for 2 ranks, not 4; give --ranks 2, or plan for 4 GPUs"
     )
+
+
+def test_lost_ranks_are_left_out(plans: Path, tmp_path: Path) -> None:
+    plan = next(read_plans(plans))
+    lost = replace(plan, world_size=3, idle_ranks=(*plan.idle_ranks, 2), lost_ranks=(2,))
+    path = written(tmp_path / "lost.jsonl", [lost])
+    assert first_plans(path, 2, 1) == [plan]
+    assert first_plans(path, 3, 1) == [lost]
 
 
 def test_other_bad_input(plans: Path, tmp_path: Path) -> None:

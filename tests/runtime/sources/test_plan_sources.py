@@ -237,7 +237,7 @@ def test_files_that_do_not_fit_the_job(tmp_path: Path) -> None:
         FileSource(tmp_path)
     path = write_file(tmp_path / "plans.jsonl", [small_plan(3, WORLD), small_plan(8, WORLD + 1)])
     source = FileSource(path, world_size=4)
-    with pytest.raises(PlanError, match=r":1: world_size: 3, but the job has 4 ranks"):
+    with pytest.raises(PlanError, match=":1: is planned for 3 ranks, the job has 4"):
         source.view(3, 0, 1.0)
     source.close()
     source = FileSource(path)
@@ -245,7 +245,7 @@ def test_files_that_do_not_fit_the_job(tmp_path: Path) -> None:
         source.view(5, 0, 1.0)
     with pytest.raises(PlanError, match="step 3: rank must be in 0 … 2, not 3"):
         source.view(3, 3, 1.0)
-    with pytest.raises(PlanError, match=r":2: world_size: 4, but the job has 3"):
+    with pytest.raises(PlanError, match=":2: is planned for 4 ranks, the job has 3"):
         source.view(8, 0, 1.0)
     source.close()
 

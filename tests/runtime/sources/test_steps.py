@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from seqplan.plans.format.codec import digest, from_json
 from seqplan.plans.format.plan_file import read_plans
 from seqplan.runtime.errors import PlanError
 from seqplan.runtime.sources import FileSource
+from seqplan.runtime.sources.http_source import HttpSource
 
 ROOT = Path(__file__).parents[3]
 WORLD, STEPS = 2, 4
@@ -68,6 +70,10 @@ def from_all(rank: int, world_size: int, path: Path, url: str, start_step: int) 
         (url + "/", {"fan_out_ranks": world_size, "prefetch": 1, "ahead_s": 0.0}),
     ]
     return [every_step(rank, world_size, plans, start_step, **more) for plans, more in kinds]
+
+
+def fanned_out(rank: int, world_size: int, url: str) -> list[Any]:
+    return every_step(rank, world_size, url, fan_out_ranks=world_size)
 
 
 def measured_steps(rank: int, world_size: int, url: str) -> None:
@@ -132,6 +138,30 @@ def test_real_service_gives_the_steps_of_its_plans(tmp_path: Path) -> None:
     path = written(tmp_path / "plans.jsonl", plans)
     assert by_url == run_ranks(every_step, WORLD, path) == run_ranks(every_step, WORLD, plans)
     assert [view.digest for view, _ in by_url[0]] == [digest(plan) for plan in plans]
+
+
+def test_job_without_its_lost_rank_runs_on_the_ranks_that_are_left(tmp_path: Path) -> None:
+    """Planned for three ranks, of which 0 and 2 are left: ranks 0 and 1 of torch.distributed."""
+    np.save(tmp_path / "lengths.npy", np.load(ROOT / "examples" / "data" / "code.npy")[:500])
+    job = JOB.replace(f"gpus = {WORLD}", 'gpus = 3\nslowdown = [1.0, "lost", 1.3]')
+    (tmp_path / "job.toml").write_text(job)
+    with running("--job", tmp_path / "job.toml", command="sidecar") as served:
+        url = f"{served.url}/v1/jobs/job"
+        by_url = run_ranks(every_step, WORLD, url)
+        assert served.ok("GET", "/v1/jobs/job/progress")["slowest"] == STEPS - 1
+        assert run_ranks(fanned_out, WORLD, url) == by_url
+        texts = [served.send("GET", f"/v1/jobs/job/plans/{n}").body.decode() for n in range(STEPS)]
+        with (
+            closing(HttpSource(served.url, "job", world_size=3)) as source,
+            pytest.raises(PlanError, match="rank 1 is lost: the job is planned without it"),
+        ):
+            source.view(0, 1, HERE_S)
+    plans = [from_json(text) for text in texts]
+    path = written(tmp_path / "plans.jsonl", plans)
+    assert by_url == run_ranks(every_step, WORLD, plans)
+    assert [view.digest for view, _ in by_url[1]] == [digest(plan) for plan in plans]
+    with pytest.raises(PlanError, match="for 3 ranks, of which 2 are left, the job has 1"):
+        next(runtime.steps(path, prepare=prepare_tokens))
 
 
 def test_steps_are_acknowledged_once_with_their_times() -> None:

@@ -169,7 +169,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, l
     [
         (
             "world size",
-            r"rank 0: .*:1: world_size: 3, but the job has 2 ranks; plan for as many GPUs",
+            r"rank 0: .*:1: is planned for 3 ranks, the job has 2. Plan for as many GPUs",
             [],
         ),
         ("schema", r"rank 0: .*:1: schema: is 1, this version reads 2", []),

@@ -12,8 +12,10 @@ import torch
 from random_plans import random_staged_plan
 from trainers import start_trainers
 
+from seqplan.planner.workers.in_process import Planner
 from seqplan.plans.format.codec import to_json
 
+SMALL = Path(__file__).parents[3] / "examples" / "data" / "llama-small-cpu.json"
 RANKS, STEPS = 2, 12
 PATIENCE_S = 60
 SIZES = {"layers": 2, "heads": 4, "kv_heads": 2, "ffn": 128, "vocab": 256}
@@ -27,10 +29,12 @@ class Run:
     remarks: list[list[str]]
 
 
-def trained(plans: Path, folder: Path, kill: tuple[int, int] | None = None) -> Run:
+def trained(
+    plans: Path, folder: Path, kill: tuple[int, int] | None = None, world_size: int = RANKS
+) -> Run:
     """Train until the end or until ``kill`` = (rank, after step)."""
     arguments = ["--plans", plans, "--checkpoint-every", "2", "--checkpoints", folder]
-    ranks = start_trainers(RANKS, [*arguments, "--export", folder.with_suffix(".pt")])
+    ranks = start_trainers(world_size, [*arguments, "--export", folder.with_suffix(".pt")])
     losses = []
     remarks: list[list[str]] = [[] for _ in ranks]
     try:
@@ -86,3 +90,26 @@ def test_any_rank_may_be_killed_at_any_step(tmp_path: Path) -> None:
     exported = [torch.load(tmp_path / f"{name}.pt") for name in ("straight", "killed")]
     assert exported[0].keys() == exported[1].keys()
     assert all(torch.equal(exported[0][name], exported[1][name]) for name in exported[0])
+
+
+def test_job_goes_on_with_the_ranks_that_are_left(tmp_path: Path) -> None:
+    """Planned for four ranks without rank 1: three processes have the losses of four."""
+    lengths = [[2_600, 1_300, *[300 + 20 * step] * 4, 70] for step in range(5)]
+    plans, left = tmp_path / "plans.jsonl", tmp_path / "left.jsonl"
+    for path, slowdown in ((plans, None), (left, [1.0, None, 1.0, 1.0])):
+        planner = Planner.from_profile(
+            str(SMALL), gpus=4, max_len=4_096, layout="tp1", execution="static", slowdown=slowdown
+        )
+        made = [
+            planner.plan(of_step, [10 * step + i for i in range(len(of_step))], step=step)
+            for step, of_step in enumerate(lengths)
+        ]
+        path.write_text("".join(f"{to_json(plan)}\n" for plan in made))
+    assert any(len(pipeline.ranks) > 1 for plan in made for pipeline in plan.pipelines)
+    straight = dict(trained(plans, tmp_path / "straight", world_size=4).losses)
+    killed = tmp_path / "killed"
+    first = trained(plans, killed, kill=(1, 2), world_size=4)
+    again = trained(left, killed, world_size=3).losses
+    assert [step for step, _ in again] == [2, 3, 4]
+    for step, loss in [*first.losses, *again]:
+        assert abs(loss / straight[step] - 1) < 1e-6

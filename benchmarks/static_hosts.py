@@ -3,13 +3,15 @@
 verl deals a batch to ranks by Karmarkar-Karp and then packs each rank's part; TRL packs windows of
 the context by best fit, which reach ranks as they come; Hugging Face's batch rebalancing cuts the
 sorted sequences into runs, each padded to its longest; torchtitan packs each rank's samples in
-order into rows, padded to the context. slime is not on PyPI: its rule as seqplan's
+order into rows, padded to the context; ms-swift packs 1,000 samples at a time into windows, which
+reach ranks in a shuffled order. slime is not on PyPI: its rule as seqplan's
 comparison has it. Nor is NeMo-RL: it takes part if its checkout is on PYTHONPATH.
 """
 
 from __future__ import annotations
 
 import io
+import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
@@ -190,12 +192,30 @@ def _torchtitan(lengths: list[int], capacity: int, cost: Cost) -> Lengths:
         def _tokenize_sample(self, sample: int) -> tuple[list[int], list[int]]:
             return [1] * sample, [1] * sample
 
+    logging.disable(logging.WARNING)  # it logs the end of each rank's samples
     packed: Lengths = []
     for rank in range(RANKS):
         rows = [row["positions"].numpy() for row, _ in OfRank(lengths[rank::RANKS])]
         starts = [np.append(np.flatnonzero(positions == 0), capacity) for positions in rows]
         packed.append([np.diff(of_row).tolist() for of_row in starts])
     return packed
+
+
+def _ms_swift(lengths: list[int], capacity: int, cost: Cost) -> Lengths:
+    """Windows of its packed data set, to ranks in the order of its sampler."""
+    del cost
+    packing = import_module("swift.dataset.packing")
+    windows: list[list[int]] = []
+    rest: list[tuple[int, int]] = []
+    size = packing.PackingDataset.PACKING_BATCH_SIZE
+    for start in range(0, len(lengths), size):
+        rest += list(enumerate(lengths[start : start + size], start))
+        last = start + size >= len(lengths)
+        packed, rest = packing.calculate_matched_group(rest, capacity, is_finished=last)
+        windows += [[length for _, length in window] for window in packed]
+    torch: Any = import_module("torch")
+    order = torch.randperm(len(windows), generator=torch.Generator().manual_seed(0)).tolist()
+    return [[windows[k] for k in order[rank::RANKS]] for rank in range(RANKS)]
 
 
 def _slime(lengths: list[int], capacity: int, cost: Cost) -> Lengths:
@@ -210,6 +230,7 @@ _HOSTS: tuple[tuple[str, str, Host, bool], ...] = (
     ("TRL, best fit", "trl", _trl, True),
     ("Hugging Face, rebalancing", "transformers", _hugging_face, False),
     ("torchtitan, chat data", "torchtitan.hf_datasets.text_datasets", _torchtitan, True),
+    ("ms-swift, packing", "swift.dataset.packing", _ms_swift, False),
     ("slime", "seqplan", _slime, False),
     ("NeMo-RL, FFD modified", "nemo_rl.data.packing.algorithms", _nemo_rl, True),
 )

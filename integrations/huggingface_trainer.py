@@ -247,7 +247,7 @@ class PlannedTrainerMixin:
         model.eval()
         with torch.no_grad(), trainer.compute_loss_context_manager():
             for other in (first, changed):
-                packed = trainer._prepare_inputs(self.data_collator([other, second]))
+                packed = trainer._prepare_input(self.data_collator([other, second]))
                 inputs = {key: value for key, value in packed.items() if key not in _LABELS}
                 logits.append(model(**inputs).logits[0, length:])
             losses = [] if self.compute_loss_func else _measure_losses(model, packed)
@@ -376,12 +376,13 @@ def _measure_losses(model: Any, packed: Mapping[str, Any]) -> list[float]:
 def _cut(sample: Mapping[str, Any], tokens: int) -> dict[str, Any]:
     """Cut every field that has an entry for each token to its first tokens."""
     length = len(sample["input_ids"])
-    return {
+    cut = {
         key: value[:tokens]
         if hasattr(value, "__len__") and not isinstance(value, str) and len(value) == length
         else value
         for key, value in sample.items()
     }
+    return {**cut, "length": min(tokens, length)} if "length" in sample else cut
 
 
 def _two(samples: Any) -> tuple[int, int]:

@@ -12,16 +12,16 @@ sample_packing: false              # the plan packs
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 from pydantic import BaseModel
 
 from seqplan.costs.shipped.catalogue import find_profile
-from seqplan.integrations.balanced_steps import BalancedSteps, list_lengths, list_sequences
+from seqplan.integrations.balanced_steps import BalancedSteps, list_lengths
 from seqplan.integrations.huggingface_trainer import PlannedTrainerMixin, UnplannableError
 from seqplan.integrations.recomputation_limits import RecomputationLimits
+from seqplan.integrations.sample_loads import SampleLoad
 from seqplan.integrations.versions import UnsupportedVersion, find_installed_version
 from seqplan.planner.balance.cost import Cost
 from seqplan.planner.balance.mode import Mode
@@ -102,29 +102,6 @@ class SeqplanPlugin(_PLUGIN):  # type: ignore[misc, valid-type]
         return None if is_eval else (_flattening, {})
 
 
-@dataclass(frozen=True)
-class _Load:
-    """A phase before the language model: the column of its tokens, its cost and its capacity."""
-
-    column: str
-    cost: Cost
-    capacity: int | None
-
-    @classmethod
-    def of(cls, name: str, fields: Any) -> _Load:
-        if not isinstance(fields, Mapping) or not {"column", "cost"} <= {*fields}:
-            raise ValueError(f"{name}: {fields!r}. Give column and cost, and capacity if need be")
-        if unknown := {*fields} - {"column", "cost", "capacity"}:
-            raise ValueError(f"{name}: unknown field {min(unknown)}. Leave it out")
-        if len(fields["cost"]) != 3:
-            raise ValueError(f"{name}: cost {fields['cost']!r}. Give [a, b, c]")
-        return cls(str(fields["column"]), Cost(*map(float, fields["cost"])), fields.get("capacity"))
-
-    def read_phase(self, name: str, samples: Any) -> Phase:
-        """Read the phase of a data set."""
-        return Phase(name, list_sequences(samples, self.column), self.cost, self.capacity)
-
-
 class _Options:
     """Options of the YAML file, validated."""
 
@@ -135,7 +112,7 @@ class _Options:
         cost: Cost,
         seed: int,
         modes: list[Mode] | None,
-        loads: dict[str, _Load],
+        loads: list[SampleLoad],
     ) -> None:
         self.sequences, self.seed, self.modes, self.loads = sequences, seed, modes, loads
         self.capacity = None if modes else capacity
@@ -154,7 +131,10 @@ class _Options:
                 f"{pixels[0]}: the collator packs tokens alone. Encode images first"
             )
         try:
-            phases = [load.read_phase(name, samples) for name, load in self.loads.items()]
+            for load in self.loads:
+                if load.column not in samples.column_names:
+                    raise ValueError(f"the data set has no column {load.column}. Add it")
+            phases = [load.make_phase(samples[load.column]) for load in self.loads]
             phases.append(Phase("text", lengths.tolist(), self.cost, self.capacity))
             return BalancedSteps(None, self.sequences, loads=phases, seed=self.seed)
         except (TypeError, ValueError) as error:
@@ -187,10 +167,7 @@ class _Options:
         except (TypeError, ValueError) as error:
             raise UnplannableError(f"seqplan_recompute: {error}") from error
         try:
-            loads = {
-                name: _Load.of(name, fields)
-                for name, fields in (cfg.get("seqplan_loads") or {}).items()
-            }
+            loads = SampleLoad.list_from_value(cfg.get("seqplan_loads") or {})
             if loads and modes:
                 raise ValueError("recomputation modes with loads: not supported. Leave one out")
         except (TypeError, ValueError) as error:

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.costs.latency import Latency
-from seqplan.costs.lengths.sources.grids import is_grid_field, list_frames
 from seqplan.planner.balance.balance_ranks import balance
 from seqplan.planner.balance.loads import check_loads
 from seqplan.planner.balance.mode import Mode
@@ -24,20 +23,6 @@ def list_lengths(samples: Any) -> npt.NDArray[np.int64]:
     if "length" in (getattr(samples, "column_names", None) or []):
         return np.asarray(samples["length"], dtype=np.int64)
     return np.array([len(ids) for ids in samples["input_ids"]], dtype=np.int64)
-
-
-def list_sequences(samples: Any, column: str) -> list[list[int]]:
-    """List the sequences (tokens) of each sample in a phase before the language model.
-
-    ``column``: grids of images or videos, as ``image_grid_thw``, or a number of tokens or a list of
-    them. ``ValueError`` for a data set without it and for other grids.
-    """
-    if column not in (getattr(samples, "column_names", None) or []):
-        raise ValueError(f"the data set has no column {column}. Add it")
-    values = samples[column]
-    if is_grid_field(column):
-        return [list_frames(grids, column, f"sample {i}") for i, grids in enumerate(values)]
-    return [value if isinstance(value, list) else [value or 0] for value in values]
 
 
 @dataclass(frozen=True)

@@ -6,30 +6,38 @@
 Importing this module installs it: verl's workload is the measured cost, micro-batches are packed
 for all ranks together, and Megatron's dynamic context parallelism takes ``integrations.megatron``.
 With ``SEQPLAN_RECOMPUTE=none:4096,full:16384``, tokens on a rank, each micro-batch is trained under
-the lightest recomputation mode that holds it.
+the lightest recomputation mode that holds it. ``SEQPLAN_LOADS`` names work before the language
+model, such as a vision encoder's, by fields of samples' ``multi_modal_inputs``.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
+
 from seqplan.integrations.degree_costs import costs_of_environment
 from seqplan.integrations.recomputation_limits import RecomputationLimits, check_switchable
+from seqplan.integrations.sample_loads import SampleLoad
 from seqplan.integrations.versions import UnsupportedVersion, find_installed_version
 from seqplan.planner.balance.balanced import Balanced
 from seqplan.planner.balance.cost import Cost
 from seqplan.planner.balance.fixed_ranks import balance_fixed
+from seqplan.planner.balance.loads import balance_loads
+from seqplan.planner.balance.phase import Phase
+from seqplan.planner.placement.slowdown import Slowdown
 
 __all__ = ["figures", "install"]
 
 logger = logging.getLogger(__name__)
 
 BALANCING, ENGINE = "verl.utils.seqlen_balancing", "verl.workers.engine.utils"
+TRAINER = "verl.trainer.ppo.ray_trainer"
 DYNAMIC = "verl.utils.dynamic_cp_scheduler"
 FSDP, MEGATRON = (f"verl.workers.engine.{name}.transformer_impl" for name in ("fsdp", "megatron"))
 
@@ -49,7 +57,10 @@ def install(costs: dict[int, Cost] | None = None) -> None:
     ``UnsupportedVersion`` if verl lacks one of them.
     """
     known = costs_of_environment() if costs is None else costs
-    RecomputationLimits.from_environment()  # rejects unknown modes, before anything is replaced
+    limits = RecomputationLimits.from_environment()  # unknown ones, before anything is replaced
+    loads = SampleLoad.list_from_environment()
+    if limits is not None and loads:
+        raise ValueError("recomputation modes with loads: not supported. Leave one out")
     balancing: Any = import_module(BALANCING)
     lacking = [name for name in NAMES if not hasattr(balancing, name)]
     if lacking:
@@ -60,8 +71,8 @@ def install(costs: dict[int, Cost] | None = None) -> None:
     originals = {name: _original(getattr(balancing, name)) for name in NAMES}
     cost = known[1]
     replacements = {
-        "rearrange_micro_batches": _rearranging(originals["rearrange_micro_batches"], cost),
-        "calculate_workload": _workload(cost),
+        "rearrange_micro_batches": _rearranging(originals["rearrange_micro_batches"], cost, loads),
+        "calculate_workload": _workload(cost, loads),
         "log_seqlen_unbalance": _logging(originals["log_seqlen_unbalance"], cost),
     }
     for name, planned in replacements.items():
@@ -86,16 +97,47 @@ def _holding(name: str, original: Any) -> list[Any]:
     ]
 
 
-def _workload(cost: Cost) -> Any:
+_dispatched_ms: list[float] = []
+"""Work before the language model (ms) of each sample of the batch that the driver dispatches."""
+
+
+def _workload(cost: Cost, loads: Sequence[SampleLoad]) -> Any:
     def calculate_workload(seqlen_list: Any) -> Any:
         """Return what sequences cost, in whole nanoseconds."""
+        if loads:
+            _install_dispatch(loads)
         lengths = seqlen_list.double()
-        return ((cost.a * lengths + cost.b) * lengths * NANOSECONDS).round().long()
+        work_ms = (cost.a * lengths + cost.b) * lengths
+        if len(_dispatched_ms) == len(lengths):
+            work_ms += lengths.new_tensor(_dispatched_ms)
+        return (work_ms * NANOSECONDS).round().long()
 
     return calculate_workload
 
 
-def _rearranging(original: Callable[..., Any], cost: Cost) -> Any:
+def _install_dispatch(loads: Sequence[SampleLoad]) -> None:
+    """Let the trainer's dispatch count loads, once its module is there: verl imports it last."""
+    kind: Any = getattr(sys.modules.get(TRAINER), "RayPPOTrainer", None)
+    if kind is None or hasattr(kind._balance_batch, "host_function"):
+        return
+    original = kind._balance_batch
+
+    def _balance_batch(self: Any, batch: Any, *args: Any, **more: Any) -> Any:
+        inputs = batch.non_tensor_batch.get("multi_modal_inputs", [])
+        if len(inputs):
+            phases = [load.make_phase(_list_values(inputs, load.column)) for load in loads]
+            _dispatched_ms[:] = np.sum([phase.work_ms for phase in phases], axis=0).tolist()
+        try:
+            return original(self, batch, *args, **more)
+        finally:
+            _dispatched_ms.clear()
+
+    planned: Any = _balance_batch
+    planned.host_function = original
+    kind._balance_batch = planned
+
+
+def _rearranging(original: Callable[..., Any], cost: Cost, loads: Sequence[SampleLoad]) -> Any:
     def rearrange_micro_batches(
         batch: Any,
         max_token_len: Any,
@@ -109,20 +151,24 @@ def _rearranging(original: Callable[..., Any], cost: Cost) -> Any:
         """Pack this rank's sequences so that its micro-batches match those of the other ranks."""
         _install_recomputation()
         select = import_module("verl.utils.tensordict_utils").index_select_tensor_dict
-        lengths = _lengths(batch)
+        columns = [_lengths(batch)]
+        if loads:
+            inputs = batch.get("multi_modal_inputs", [None] * len(columns[0]))
+            columns += [_list_values(inputs, load.column) for load in loads]
         together = same_micro_num_in_dp and dp_group is not None
         try:
             if force_group_size > 1:
                 raise ValueError(f"groups of {force_group_size} samples stay together")
             balanced, rank = _pack(
-                _of_all_ranks(lengths, dp_group) if together else [lengths],
+                _of_all_ranks(columns, dp_group) if together else [columns],
                 _rank(dp_group) if together else 0,
                 int(max_token_len),
                 cost,
+                loads,
                 num_batches_divided_by or 1,
                 min_num_micro_batch or 1,
             )
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             logger.warning("%s: this batch is packed as verl does it", error)
             return original(
                 batch,
@@ -146,14 +192,33 @@ def _rearranging(original: Callable[..., Any], cost: Cost) -> Any:
 
 
 def _pack(
-    of_ranks: Sequence[Sequence[int]],
+    of_ranks: Sequence[Sequence[list[Any]]],
     rank: int,
     capacity: int,
     cost: Cost,
+    loads: Sequence[SampleLoad],
     multiple: int,
     least: int,
 ) -> tuple[Balanced, int]:
-    balanced = balance_fixed(of_ranks, capacity, cost, count_multiple=multiple, least_count=least)
+    """Pack the samples of all ranks: by rank their lengths, then their values of each load."""
+    lengths = [columns[0] for columns in of_ranks]
+    counts: dict[str, Any] = {"count_multiple": multiple, "least_count": least}
+    if loads and all(lengths):
+        phases = [
+            load.make_phase([value for columns in of_ranks for value in columns[place]])
+            for place, load in enumerate(loads, start=1)
+        ]
+        phases.append(Phase("text", [n for of_rank in lengths for n in of_rank], cost, capacity))
+        balanced = balance_loads(
+            phases,
+            Slowdown.from_value(None, len(of_ranks)),
+            barrier=True,
+            execution="lockstep",
+            rank_of=np.repeat(np.arange(len(of_ranks)), [len(of_rank) for of_rank in lengths]),
+            **counts,
+        )
+    else:
+        balanced = balance_fixed(lengths, capacity, cost, **counts)
     figures.update(
         predicted_ms=balanced.predicted_ms, gap=balanced.gap, imbalance=balanced.imbalance
     )
@@ -175,20 +240,26 @@ def _lengths(batch: Any) -> list[int]:
     return [int(count) for count in counts.tolist()]
 
 
+def _list_values(inputs: Iterable[Any], column: str) -> list[Any]:
+    """Return each sample's value of a field of its multi-modal inputs, None without it."""
+    values: list[Any] = [(getattr(each, "data", each) or {}).get(column) for each in inputs]
+    return [value.tolist() if hasattr(value, "tolist") else value for value in values]
+
+
 def _rank(group: Any) -> int:
     import torch.distributed as dist
 
     return dist.get_rank(group) if dist.is_initialized() else 0
 
 
-def _of_all_ranks(lengths: list[int], group: Any) -> list[list[int]]:
-    """Return every rank's lengths, by rank."""
+def _of_all_ranks(columns: list[list[Any]], group: Any) -> list[list[list[Any]]]:
+    """Return every rank's lengths and values, by rank."""
     import torch.distributed as dist
 
     if not dist.is_initialized():
-        return [lengths]
+        return [columns]
     gathered: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(gathered, lengths, group=group)
+    dist.all_gather_object(gathered, columns, group=group)
     return gathered
 
 
@@ -197,6 +268,8 @@ def _logging(original: Callable[..., Any], cost: Cost) -> Any:
         """Add the dispatch's predicted time, gap and imbalance to verl's metrics."""
         metrics = original(seqlen_list, partitions, prefix)
         work = [x * (cost.a * x + cost.b) for x in map(int, seqlen_list)]
+        if len(_dispatched_ms) == len(work):
+            work = [ms + before for ms, before in zip(work, _dispatched_ms, strict=True)]
         ranks = [sum(work[i] for i in part) for part in partitions]
         mean = sum(ranks) / len(ranks)
         bound = max(mean, *work)

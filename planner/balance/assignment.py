@@ -18,17 +18,21 @@ UNLIMITED = 2**46
 """Tokens of a slot that takes all: those of 65,536 ranks can be added up."""
 
 
-def assign_in_lockstep(items: Items, factors: Floats, multiple: int) -> MicroBatches:
+def assign_in_lockstep(
+    items: Items, factors: Floats, multiple: int, least: int = 1
+) -> MicroBatches:
     """Assign items to ranks in the best number of micro-steps.
 
     Returns items by rank and micro-step. ``factors`` (ranks,): how much slower each rank is;
-    ``multiple``: of which the number of micro-steps is.
+    ``multiple``: of which the number of micro-steps is; ``least``: how many there are at least.
+    ``ValueError`` if a rank on which items stay has fewer of them than micro-steps are needed.
     """
     ranks = len(factors)
     fewest = items.fewest_micro_steps(ranks)
-    number = ceil(fewest / multiple) * multiple
+    number = ceil(max(fewest, least) / multiple) * multiple
+    most = inf if items.rank_of is None else np.bincount(items.rank_of, minlength=ranks).min()
     best, best_ms, tried = None, inf, 0
-    while best is None or tried <= EXTRA:
+    while (best is None or tried <= EXTRA) and number <= most:
         found = assign_items(items, factors, number)
         if found is not None and found[1] < best_ms:
             best, best_ms = (found[0], number), found[1]
@@ -36,6 +40,10 @@ def assign_in_lockstep(items: Items, factors: Floats, multiple: int) -> MicroBat
                 break
         tried += best is not None
         number += multiple
+    if best is None:
+        raise ValueError(
+            f"a rank has {most} samples for {number} micro-batches or more. Give it more samples"
+        )
     owner, number = best
     return [
         [np.flatnonzero(owner == step * ranks + rank).tolist() for step in range(number)]

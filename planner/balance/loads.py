@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,10 +15,10 @@ from seqplan.planner.balance.assignment import (
     spread_overhead,
 )
 from seqplan.planner.balance.balanced import Balanced, Execution, MicroBatchTimes
-from seqplan.planner.balance.micro_batch_counts import pad_counts
+from seqplan.planner.balance.micro_batch_counts import fill_empty, pad_counts
 from seqplan.planner.balance.phase import Phase
 from seqplan.planner.balance.slots import Items, bound_ms
-from seqplan.planner.placement.fleet import Floats
+from seqplan.planner.placement.fleet import Floats, Ints
 from seqplan.planner.placement.slowdown import Slowdown
 
 
@@ -63,26 +63,32 @@ def balance_loads(
     barrier: bool,
     execution: Execution,
     count_multiple: int,
+    least_count: int = 1,
+    rank_of: Ints | None = None,
 ) -> Balanced:
     """Balance samples that stay on their rank in all phases; see ``balance``.
 
     Time is, in lockstep, Σ over micro-steps and phases of the slowest rank; with ``uniform`` Σ over
     phases, as ranks end a phase of all their micro-batches before the next one. Without ``barrier``
-    they wait once a micro-step, or once a step.
+    they wait once a micro-step, or once a step. ``rank_of`` (samples,), in lockstep: the rank that
+    has each sample already, so that micro-batches alone are chosen, ``least_count`` or more on each
+    rank, none of them empty; ``ValueError`` for a rank with fewer samples.
     """
     check_loads(loads, barrier)
     pricing = LoadPricing(tuple(loads), barrier)
-    items = _list_items(loads, barrier)
+    items = replace(_list_items(loads, barrier), rank_of=rank_of)
     factors, lockstep = speeds.in_order, execution == "lockstep"
     if lockstep:
-        parts = assign_in_lockstep(items, factors, count_multiple)
+        parts = assign_in_lockstep(items, factors, count_multiple, least_count)
         bound = bound_ms(items, factors, items.fewest_micro_steps(len(factors)))
     else:
         parts = assign_by_rank(items, factors, count_multiple)
         bound = bound_ms(spread_overhead(items), factors, 1)
     parts = speeds.at_ranks(pad_counts(parts, count_multiple, lockstep=lockstep))
-    total_ms = MicroBatchTimes.from_parts(parts, pricing, speeds.factors, execution).total_ms()
     lengths = tuple(loads[-1].tokens.tolist())
+    if rank_of is not None:
+        fill_empty(parts, lengths, across_ranks=False, lockstep=True)
+    total_ms = MicroBatchTimes.from_parts(parts, pricing, speeds.factors, execution).total_ms()
     return Balanced(
         parts, lengths, pricing, execution, total_ms, min(bound, total_ms), speeds.factors
     )

@@ -6,7 +6,7 @@ In every micro-step and phase all ranks wait for the slowest. An item has a load
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -34,6 +34,7 @@ class Items:
 
     ``capacity`` (phases,): tokens of a slot. ``overhead_ms`` (phases,): of a slot with an item that
     has work in the phase. ``barrier``: ranks wait for each other after every phase, else after all.
+    ``rank_of`` (n,): the rank on which each item stays; None if it may be on any.
     """
 
     work_ms: Floats
@@ -41,6 +42,14 @@ class Items:
     capacity: Ints
     overhead_ms: Floats
     barrier: bool = True
+    rank_of: Ints | None = None
+
+    def by_rank(self, ranks: int) -> list[Items]:
+        """Return the items that stay on each rank."""
+        return [
+            replace(self, work_ms=self.work_ms[of], tokens=self.tokens[of], rank_of=None)
+            for of in (self.rank_of == rank for rank in range(ranks))
+        ]
 
     def between_waits(self, by_phase: Floats) -> Floats:
         """Sum times of phases, the last axis, that follow each other without a barrier."""
@@ -49,6 +58,8 @@ class Items:
 
     def fewest_micro_steps(self, ranks: int) -> int:
         """Count the micro-steps that tokens, and items above half of a slot, need."""
+        if self.rank_of is not None:
+            return max(of_rank.fewest_micro_steps(1) for of_rank in self.by_rank(ranks))
         by_tokens = -(-self.tokens.sum(axis=0) // (self.capacity * ranks))
         large = (2 * self.tokens > self.capacity).sum(axis=0)
         return int(max(1, by_tokens.max(), (-(-large // ranks)).max()))
@@ -58,8 +69,24 @@ def bound_ms(items: Items, factors: Floats, micro_steps: int) -> float:
     """Bound every assignment to ``micro_steps`` or more (ms).
 
     In each phase all work is spread over the ranks by their speeds, with an overhead in every
-    micro-step in which someone has work; and the largest item takes a fastest rank so long.
+    micro-step in which someone has work; and the largest item takes a fastest rank so long. Items
+    that stay on their rank: no rank ends a phase sooner than it would alone.
     """
+    if items.rank_of is None:
+        waits_ms = _bound_waits_ms(items, factors, micro_steps)
+    else:
+        waits_ms = np.max(
+            [
+                _bound_waits_ms(of_rank, factors[[rank]], of_rank.fewest_micro_steps(1))
+                for rank, of_rank in enumerate(items.by_rank(len(factors)))
+            ],
+            axis=0,
+        )
+    return float(waits_ms.sum()) * (1 - 1e-9)
+
+
+def _bound_waits_ms(items: Items, factors: Floats, micro_steps: int) -> Floats:
+    """Bound the time between waits, summed over micro-steps (ms)."""
     fastest, speed = float(factors.min()), float((1 / factors).sum())
     work_ms = items.between_waits(items.work_ms)
     if work_ms.shape[1] == 1:
@@ -70,7 +97,8 @@ def bound_ms(items: Items, factors: Floats, micro_steps: int) -> float:
         numbers = -(-items.tokens.sum(axis=0) // (items.capacity * len(factors)))
         overhead_ms = items.overhead_ms
     longest_ms = np.maximum(work_ms.sum(axis=0) / speed, fastest * work_ms.max(axis=0))
-    return float((longest_ms + numbers * fastest * overhead_ms).sum()) * (1 - 1e-9)
+    waits_ms: Floats = longest_ms + numbers * fastest * overhead_ms
+    return waits_ms
 
 
 def assign_items(items: Items, factors: Floats, micro_steps: int) -> tuple[Ints, float] | None:
@@ -144,11 +172,14 @@ class _State:
         loads = self._share(self.work_ms) * factors
         keys = loads[:, phase] + largest * self.factors + 1e-3 * loads.sum(axis=1)
         best = np.argsort(keys, kind="stable")[: len(which)]
-        if (self.tokens[best] + tokens[which] <= capacity).all():
+        fixed = self.items.rank_of
+        if fixed is None and (self.tokens[best] + tokens[which] <= capacity).all():
             self._add(np.array(which), best)
             return True
         for item in which:
             room = (self.tokens + tokens[item] <= capacity).all(axis=1)
+            if fixed is not None:
+                room &= np.arange(len(room)) % self.ranks == fixed[item]
             if not room.any():
                 return False
             loads = self._share(self.work_ms + work[item]) * factors
@@ -198,7 +229,10 @@ class _State:
     def _exchange(self, slot: int, phase: int, times: Floats, total: float) -> bool:
         """Make the best exchange of an item for one, or none, of another slot."""
         most = max(2, PARTNER_ITEMS * len(times) // len(self.owner))
-        partners = np.argsort(times[:, phase], kind="stable")[:most]
+        partners = np.argsort(times[:, phase], kind="stable")
+        if self.items.rank_of is not None:
+            partners = partners[partners % self.ranks == slot % self.ranks]
+        partners = partners[:most]
         partners = partners[partners != slot]
         given = np.flatnonzero(self.owner == slot)
         if not len(partners) or not len(given):

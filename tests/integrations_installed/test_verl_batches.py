@@ -10,7 +10,11 @@ from importlib.util import find_spec
 from socket import socket
 from typing import Any
 
+import numpy as np
 import pytest
+
+from seqplan import Cost
+from seqplan.planner.balance.fixed_ranks import balance_fixed
 
 pytestmark = pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed")
 
@@ -33,11 +37,21 @@ if ranks > 1:
 drawn = np.random.default_rng(rank).lognormal(6.8, 1.2, 60 + 10 * rank).astype(int) + 1
 lengths = np.minimum(drawn, 8192).tolist()
 
+loads = json.loads(os.environ.get("SEQPLAN_LOADS", "{}"))
+# two of three samples have an image of up to 1,024 patches
+sides = np.random.default_rng(rank + 9).integers(8, 33, len(lengths)).tolist()
+sides = [s if i % 3 else 0 for i, s in enumerate(sides)]
+images = [{"image_grid_thw": torch.tensor([[1, s, s]])} if s else {} for s in sides]
+patches = [s * s for s in sides]
+
 def batch(lengths, **more):
     rows = [torch.full((n,), i) for i, n in enumerate(lengths)]
     ids = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
     settings = {"use_dynamic_bsz": True, "max_token_len_per_gpu": 8192, "sp_size": 1, **more}
-    return tu.get_tensordict({"input_ids": ids}, settings)
+    fields = {"input_ids": ids}
+    if loads and not more:
+        fields["multi_modal_inputs"] = images[: len(lengths)]
+    return tu.get_tensordict(fields, settings)
 
 def prepared(lengths, **more):
     micro_batches, places = utils.prepare_micro_batches(batch(lengths), dp_group=group, **more)
@@ -59,13 +73,29 @@ out["metrics"] = log_seqlen_unbalance([100, 300, 200, 200], [[0, 1], [2, 3]], "s
 theirs = planned._original(utils.rearrange_micro_batches)
 _, packed = theirs(batch(lengths), 8192, min_num_micro_batch=len(places))
 out["theirs"] = slowest(packed)
+out["patches"] = patches
+if loads and rank == 0:
+    from types import SimpleNamespace
+    from verl import DataProto
+    from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+    trainer = object.__new__(RayPPOTrainer)
+    trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": [0, 1]})
+    mask = torch.zeros(60, 8192, dtype=torch.long)
+    for row, n in zip(mask, lengths): row[:n] = 1
+    inputs = np.array(images[:60], dtype=object)
+    fields = {"attention_mask": mask}
+    for step in range(2):
+        metrics = {}
+        data = DataProto.from_dict(dict(fields), {"multi_modal_inputs": inputs})
+        trainer._balance_batch(data, metrics)
+        out[f"dispatch {step}"] = metrics["global_seqlen/predicted_ms"]
 print(json.dumps(out))
 if group:
     dist.destroy_process_group()
 """
 
 
-def on_ranks(ranks: int, port: int) -> list[dict[str, Any]]:
+def on_ranks(ranks: int, port: int, **more: str) -> list[dict[str, Any]]:
     """Run the script as so many ranks; what each printed, and its log."""
     environment = {
         **os.environ,
@@ -76,6 +106,7 @@ def on_ranks(ranks: int, port: int) -> list[dict[str, Any]]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": "1",
+        **more,
     }
     started = [
         subprocess.Popen(
@@ -144,6 +175,41 @@ def test_ranks_pack_together() -> None:
     assert lockstep("times") == pytest.approx(ranks[0]["figures"]["predicted_ms"])
     assert len({len(rank["theirs"]) for rank in ranks}) == 1
     assert lockstep("times") <= lockstep("theirs") * (1 + 1e-9)
+
+
+def test_images_count_in_dispatch_and_packing() -> None:
+    """In each phase the slowest rank counts; packing by lengths alone takes longer."""
+    vision = {"column": "image_grid_thw", "cost": [1e-5, 0.3, 5], "capacity": 8192}
+    with socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = on_ranks(2, port, SEQPLAN_LOADS=json.dumps({"vision": vision}))
+
+    def phases_ms(rank: dict[str, Any], micro: list[int]) -> tuple[float, float]:
+        images = [rank["patches"][i] for i in micro]
+        work = sum(1e-5 * p * p + 0.3 * p for p in images)
+        text = sum(2e-6 * n * n + 0.1 * n for n in (rank["lengths"][i] for i in micro))
+        return work + 5 * (work > 0), text + 60
+
+    def lockstep(parts: list[list[list[int]]]) -> float:
+        times = [[phases_ms(rank, m) for m in of] for rank, of in zip(ranks, parts, strict=True)]
+        return float(np.array(times).max(axis=0).sum())
+
+    for rank in ranks:
+        check(rank)
+        assert all(sum(rank["patches"][i] for i in m) <= 8192 for m in rank["places"])
+    ours = lockstep([rank["places"] for rank in ranks])
+    assert ours == pytest.approx(ranks[0]["figures"]["predicted_ms"])
+    assert ranks[0]["figures"]["gap"] < 0.05
+    blind = balance_fixed([rank["lengths"] for rank in ranks], 8192, Cost(2e-6, 0.1, 60))
+    offset = len(ranks[0]["lengths"])
+    parts = [[[i - offset * r for i in m] for m in of] for r, of in enumerate(blind.micro_batches)]
+    assert ours < lockstep(parts)
+    work = [sum(phases_ms(ranks[0], [i])) - 60 for i in range(60)]
+    text = [phases_ms(ranks[0], [i])[1] - 60 for i in range(60)]
+    assert ranks[0]["dispatch 0"] >= sum(text) / 2
+    assert ranks[0]["dispatch 1"] >= sum(work) / 2 - 60 * 5 / 2
+    assert ranks[0]["dispatch 1"] > ranks[0]["dispatch 0"]
 
 
 def test_engines_switch_recomputation_modes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any, Literal
 
@@ -11,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqplan import Balanced, Cost, Phase, balance
+from seqplan.planner.balance.loads import balance_loads
+from seqplan.planner.placement.slowdown import Slowdown
 
 VISION, TEXT = Cost(2e-6, 0.01, 3.0), Cost(1.2e-6, 0.05, 20.0)
 EXECUTIONS: tuple[Literal["lockstep", "uniform"], ...] = ("lockstep", "uniform")
@@ -46,6 +49,45 @@ def time_ms(balanced: Balanced, loads: list[Phase], barrier: bool, slowdown: lis
         steps = list(zip(*times, strict=True))
         return sum(max(of_rank[p] for of_rank in step) for step in steps for p in phases)
     return sum(max(sum(micro[p] for micro in of_rank) for of_rank in times) for p in phases)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_samples_that_stay_on_their_rank_are_packed_like_all_packings(seed: int) -> None:
+    """Every way to pack three samples on each of two ranks into micro-steps, none of them empty."""
+    patches, tokens = draw_samples(6, seed)
+    loads = [
+        Phase("vision", patches, VISION, max(map(sum, patches)) + 6_000),
+        Phase("text", tokens, TEXT, max(tokens) + sum(tokens) // 4),
+    ]
+    fixed = balance_loads(
+        loads,
+        Slowdown.from_value(None, 2),
+        barrier=True,
+        execution="lockstep",
+        count_multiple=1,
+        rank_of=np.repeat([0, 1], 3),
+    )
+    assert [sorted(i for micro in of for i in micro) for of in fixed.micro_batches] == [
+        [0, 1, 2],
+        [3, 4, 5],
+    ]
+    assert all(micro for of_rank in fixed.micro_batches for micro in of_rank)
+    assert len({len(of_rank) for of_rank in fixed.micro_batches}) == 1
+    best = np.inf
+    for number in (1, 2, 3):
+        for steps in product(range(number), repeat=6):
+            parts = [
+                [[i for i in range(3 * r, 3 * r + 3) if steps[i] == k] for k in range(number)]
+                for r in range(2)
+            ]
+            micros = [micro for of_rank in parts for micro in of_rank]
+            if all(
+                micro and all(load.tokens[micro].sum() <= (load.capacity or 0) for load in loads)
+                for micro in micros
+            ):
+                best = min(best, time_ms(replace(fixed, micro_batches=parts), loads, True, [1, 1]))
+    assert fixed.lower_bound_ms <= best * (1 + 1e-9)
+    assert best * (1 - 1e-9) <= fixed.predicted_ms <= 1.02 * best
 
 
 @settings(max_examples=60, deadline=None)

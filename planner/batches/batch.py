@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -104,9 +105,10 @@ class Batch:
     @cached_property
     def positions(self) -> tuple[tuple[int, ...], ...]:
         """List, for each distinct length, the positions that have it, ascending."""
-        order = np.argsort(-np.asarray(self.lengths, dtype=np.int64), kind="stable")
-        cuts = np.cumsum(self.multiplicity)[:-1]
-        return tuple(tuple(part.tolist()) for part in np.split(order, cuts))
+        lengths = -np.asarray(self.lengths, dtype=np.int64)
+        order = tuple(np.argsort(lengths, kind="stable").tolist())
+        ends = [0, *np.cumsum(self.multiplicity).tolist()]
+        return tuple(order[start:end] for start, end in pairwise(ends))
 
 
 def whole_lengths(lengths: object) -> npt.NDArray[np.int64]:

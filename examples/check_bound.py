@@ -14,6 +14,7 @@ each micro-batch has any that holds it. It assumes that a plan ends by T and fin
   or, in whole micro-batches, few of them hold too few tokens, and many leave too little time.
 """
 
+import itertools
 import json
 import math
 import sys
@@ -39,16 +40,47 @@ def cost(k, length):
     )
 
 
-def single(k, length, time):
-    """The part of a micro-batch of one mode that fills the time alone, in the mode of the least."""
-    parts = [2.0]
-    for m in modes_that_hold(k, length):
-        left = time - m["c"]
-        if m["b"] * m["max_tokens"] < left:
-            parts.append(padded(k, length) / m["max_tokens"])
-        else:
-            parts.append(length * (m["a"] * length + m["b"]) / max(left, 1e-9))
-    return min(parts)
+def in_modes(k, number, time, lengths, counts):
+    """The least part of so many micro-batches that each length takes, of any modes they can have.
+
+    Modes are filled from that of the least mean work a token on, until time is out: then a token in
+    one of them costs what it saves over the last one. If all are full in time, tokens alone count.
+    """
+
+    def of_mode(m, length):
+        return length * (m["a"] * length + m["b"])
+
+    def per_token(m):
+        held = [
+            (n, length)
+            for n, length in zip(counts, lengths, strict=True)
+            if padded(k, length) <= m["max_tokens"]
+        ]
+        tokens = sum(n * padded(k, length) for n, length in held)
+        return sum(n * of_mode(m, length) for n, length in held) / max(tokens, 1)
+
+    parts = [2.0] * len(lengths)
+    modes = sorted(((per_token(m), m) for m in k["modes"]), key=lambda pair: pair[0])
+    for chosen in itertools.combinations_with_replacement(modes, number):
+        left = rest = time - sum(m["c"] for _, m in chosen)
+        if left <= 0:
+            continue
+        last = None
+        for w, m in chosen:
+            rest -= w * m["max_tokens"]
+            if rest <= 0:
+                last = w
+                break
+        offered, in_time = (0, 0) if last is None else (left, 1)
+        prices = [1 if last is None else max(last - w, 0) for w, _ in chosen]
+        offered += sum(p * m["max_tokens"] for p, (_, m) in zip(prices, chosen, strict=True))
+        for place, length in enumerate(lengths):
+            tokens = padded(k, length)
+            for price, (_, m) in zip(prices, chosen, strict=True):
+                if tokens <= m["max_tokens"]:
+                    taken = in_time * of_mode(m, length) + price * tokens
+                    parts[place] = min(parts[place], taken / offered)
+    return parts
 
 
 def least_c(k):
@@ -59,7 +91,7 @@ def padded(k, length):
     return -(-length // k["pad_to"]) * k["pad_to"]
 
 
-def even_states(k, time, lengths, number, several):
+def even_states(k, time, lengths, counts, number, several):
     """Shares of every sequence for V = 1 … number micro-batches, none much above the others.
 
     The last state is for V ≥ number, which have all tokens that their work allows. Yields lists of
@@ -75,8 +107,11 @@ def even_states(k, time, lengths, number, several):
         else:
             budgets = [max(time / (n + stages - 1) - c, 0) for n in of]
             offered, largest = max(n * x for n, x in zip(of, budgets, strict=True)), budgets[0]
+        in_mode = None
+        if "modes" in k and stages == 1 and v <= 2 and not last:
+            in_mode = in_modes(k, v, time, lengths, counts)
         shares = []
-        for length in lengths:
+        for place, length in enumerate(lengths):
             w, tokens = work(k, length), padded(k, length)
             if w > largest * SLACK or tokens > most:
                 shares.append(None)
@@ -89,8 +124,8 @@ def even_states(k, time, lengths, number, several):
                 0 if last else large_work / places,
                 0 if last else (2 * tokens > most) / v,
             ]
-            if several and stages == v == 1 and not last:
-                share[1] = single(k, length, time)
+            if in_mode:
+                share[1] = in_mode[place]
             if several:
                 # The largest micro-batch costs no less than their mean.
                 share.append(cost(k, length) / (time if last else time * v / (v + stages - 1)))
@@ -139,7 +174,7 @@ def check_prices(witness):
         levels = witness["levels"] if k["stages"] > 1 else []
         even = len(k["mixes"]) - len(levels)
         states = [
-            *even_states(k, time, lengths, even, several),
+            *even_states(k, time, lengths, witness["counts"], even, several),
             *peaked_states(k, time, lengths, levels, even, several),
         ]
         if k.get("runs_longest"):

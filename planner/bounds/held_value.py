@@ -78,7 +78,11 @@ class HeldValue:
     ) -> None:
         self._class = pipeline_class
         self._lengths = ClassLengths(
-            pipeline_class, batch.distinct, relaxation.levels, relaxation.resources
+            pipeline_class,
+            batch.distinct,
+            batch.multiplicity,
+            relaxation.levels,
+            relaxation.resources,
         )
         self._mixes = relaxation.mixes[k]
         self._further = relaxation.further if pipeline_class.pp > 1 else 0

@@ -93,7 +93,10 @@ def relax(
         return None
     of_states = list(zip(solution.states, solution.duals, strict=True))
     number = solution.states[0].shares.shape[1]
-    distinct = [ClassLengths(k, batch.distinct, solution.levels, number) for k in classes]
+    distinct = [
+        ClassLengths(k, batch.distinct, batch.multiplicity, solution.levels, number)
+        for k in classes
+    ]
     costs = [
         _price_lengths(lengths, of_class.ladder, time_ms, dual)
         for lengths, (of_class, dual) in zip(distinct, of_states, strict=True)
@@ -156,7 +159,7 @@ def _solve_states(
         if pipeline_class.pp > 1:
             most += detail.further
         ladder = _ladder(most, every_v=gpus is None)
-        of_lengths = ClassLengths(pipeline_class, lengths, levels, number)
+        of_lengths = ClassLengths(pipeline_class, lengths, weights, levels, number)
         states.append(_ClassStates(ladder, *of_lengths.shares(ladder, time_ms)))
     eligible = np.concatenate([of_class.eligible for of_class in states])
     if not eligible.any(axis=0).all():

@@ -24,12 +24,16 @@ are of different modes, such classes have one more resource, in which they are j
 
 At most t = τ/(V + pp − 1) is left for a micro-batch, and it is in one mode m. So Σ s_m ≤ 1 in it,
 for s_m = padded/MaxLen if short sequences of MaxLen tokens take less than t − c of mode m, else
-s_m = work/(t − c). At pp = 1 that limits the tokens of the state V = 1, as s_m is no less than
-their share of the largest MaxLen. Finer bounds (``SHARES_OF_MODES``) have it as a last resource of
-classes with stages:
+s_m = work/(t − c). Finer bounds (``SHARES_OF_MODES``) have it as a last resource of classes
+with stages:
 
 - micro-batches: Σ min over modes of s_m ≤ V, and in the states that stand for several V, with the
   largest t, Σ min over modes of (work + c·s_m) ≤ their time.
+
+At pp = 1, up to ``MIXED`` micro-batches are of one of few choices of modes. For prices p_m ≥ 0 of a
+token of MaxLen, those of a choice with k_m of each mode take Σ (work + padded·p) ≤ τ − Σ k_m·c_m +
+Σ k_m·MaxLen_m·p_m. The share of a sequence, in the place of its tokens, is the least over all
+choices and their modes. Any prices are valid (``shares_in_modes`` has those that are close).
 
 *Peaked*, one state for each level of M: M > β, as when one long sequence is longer than an even
 micro-batch. For M in [low, high) what remains for work and micro-batches, whatever V is, is
@@ -44,7 +48,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import combinations_with_replacement
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +61,9 @@ RESOURCES = 4
 
 SHARES_OF_MODES = RESOURCES + 1
 """Place of the resource that counts micro-batches by mode, in finer bounds alone."""
+
+MIXED = 2
+"""Micro-batches of which all modes are distinguished, without stages."""
 
 LARGEST_SHARE = 2.0
 """Shares are cut to this, so that a mode without time left makes no infinite ones."""
@@ -105,12 +113,14 @@ class _Terms:
 class ClassLengths:
     """Properties of ``lengths`` on a class that do not depend on the time.
 
+    ``lengths``: descending, from the longest of the batch, of ``counts`` sequences each;
     ``levels``: of the peaked states (lengths in tokens), from 0, ascending; ``number``: of
-    resources. ``lengths``: descending, from the longest of the batch.
+    resources.
     """
 
     pipeline_class: PipelineClass
     lengths: Ints
+    counts: Floats | Ints
     levels: Ints
     number: int = RESOURCES
 
@@ -180,10 +190,51 @@ class ClassLengths:
             ),
         )
 
-    def has_single(self, micro_batches: Ints) -> bool:
-        """Whether the first even state is of one micro-batch, which takes the pipeline's time."""
-        alone = int(micro_batches[0]) == 1 < len(micro_batches)
-        return alone and self.pipeline_class.pp == 1 and self.number > RESOURCES
+    @cached_property
+    def work_by_mode(self) -> Floats:
+        """Return the work of each length in each mode (modes, n) in ms."""
+        lengths = self.lengths.astype(np.float64)
+        modes = self.pipeline_class.all_modes
+        return np.stack([lengths * (mode.a * lengths + mode.b) for mode in modes])
+
+    @cached_property
+    def work_per_token(self) -> Floats:
+        """Return the mean work of a padded token in each mode (modes,) in ms."""
+        held = self.held_by_mode * self.counts
+        work, tokens = (held * self.work_by_mode).sum(axis=1), (held * self.padded).sum(axis=1)
+        return np.asarray(work / np.maximum(tokens, 1.0))
+
+    @cached_property
+    def held_by_mode(self) -> npt.NDArray[np.bool_]:
+        """Return which lengths, padded, each mode holds (modes, n)."""
+        capacity = np.array([mode.capacity for mode in self.pipeline_class.all_modes])
+        return self.padded <= capacity[:, None]
+
+    def shares_in_modes(self, micro_batches: int, time_ms: float) -> Floats:
+        """Compute each length's least share (n,) over all modes that so many can have.
+
+        Of micro-batches that run one after another within the time.
+        """
+        modes = self.pipeline_class.all_modes
+        overhead, capacity = (np.array([getattr(m, x) for m in modes]) for x in ("c", "capacity"))
+        per_token = self.work_per_token
+        counts = _choose_modes(micro_batches, len(modes))
+        left = time_ms - counts @ overhead
+        counts, left = counts[left > 0], left[left > 0]
+        if not len(counts):
+            return np.full(len(self.lengths), LARGEST_SHARE)
+        held = counts * capacity
+        # Mean sequences fill the modes from the one of the least work on, until time is out.
+        order = np.argsort(per_token, kind="stable")
+        ends = np.cumsum((held * per_token)[:, order], axis=1) >= left[:, None]
+        in_time = ends.any(axis=1)
+        last = per_token[order[np.argmax(ends, axis=1)]]
+        price = np.where(in_time[:, None], np.maximum(last[:, None] - per_token, 0.0), 1.0)
+        offered = in_time * left + (price * held).sum(axis=1)
+        taken = in_time[:, None, None] * self.work_by_mode + price[..., None] * self.padded
+        taken[~((counts > 0)[..., None] & self.held_by_mode)] = np.inf
+        least: Floats = (taken.min(axis=1) / offered[:, None]).min(axis=0)
+        return np.minimum(least, LARGEST_SHARE)
 
     def shares(
         self, micro_batches: Ints, time_ms: float, weights: Floats | None = None
@@ -223,6 +274,13 @@ class ClassLengths:
         return eligible
 
 
+@cache
+def _choose_modes(micro_batches: int, modes: int) -> Ints:
+    """List how many of so many micro-batches can have each mode (choices, modes)."""
+    choices = combinations_with_replacement(range(modes), micro_batches)
+    return np.array([np.bincount(chosen, minlength=modes) for chosen in choices])
+
+
 def _share_of_mode(mode: ClassMode, lengths: Floats, padded: Ints, time_ms: float) -> Floats:
     """Compute shares in a micro-batch of a mode, of at most a time (ms)."""
     left_ms = time_ms - mode.c
@@ -245,9 +303,6 @@ def _describe_even(
     of_large_work = 1 / large
     of_large_work[-1] = 0.0
     of_modes = []
-    if of_class.has_single(micro_batches):
-        coefficients[0, 1, 1] = 0.0
-        of_modes.append((0, 1, of_class.shares_of_modes(time_ms)))
     if of_class.number > RESOURCES:
         longest_ms = time_ms / (v + pp - 1)
         offered_cost = longest_ms * v
@@ -259,6 +314,10 @@ def _describe_even(
             shares = [of_class.shares_of_modes(ms) / k for k, ms in zip(v, longest_ms, strict=True)]
             shares[-1] = of_class.cost_of_modes(longest_ms[-1]) / time_ms
             of_modes += [(state, SHARES_OF_MODES, share) for state, share in enumerate(shares)]
+    if pp == 1 and of_class.pipeline_class.modes:
+        for state in np.flatnonzero(micro_batches[:-1] <= MIXED).tolist():
+            coefficients[state, 1] = 0.0
+            of_modes.append((state, 1, of_class.shares_in_modes(int(v[state]), time_ms)))
     large_work = of_class.work > budget[:, None] * (0.5 + ROUNDING)
     eligible = of_class.work <= budget[:, None] * (1 + ROUNDING)
     return _Terms(coefficients, of_large_work, large_work, of_modes), eligible

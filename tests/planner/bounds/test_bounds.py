@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from seqplan.planner.bounds.gpu_time import area_bound_ms, gpu_time_bound_ms, si
 from seqplan.planner.bounds.relaxation import peak_levels, relax
 from seqplan.planner.bounds.resources import ClassLengths, count_resources
 from seqplan.planner.bounds.witness import find_witness
-from seqplan.planner.placement.fleet import Floats, PipelineClass
+from seqplan.planner.placement.fleet import ClassMode, Floats, PipelineClass
 from seqplan.planner.workload import Workload
 
 
@@ -63,7 +64,7 @@ def test_weighed_shares_are_sums_of_shares(case: Case, share: float, seed: int) 
     time_ms = share * area_bound_ms(classes, batch)
     levels = peak_levels(batch.distinct)
     for k in classes:
-        lengths = ClassLengths(k, batch.distinct, levels, number)
+        lengths = ClassLengths(k, batch.distinct, batch.multiplicity, levels, number)
         micro_batches = np.arange(1, k.most_micro_batches(time_ms) + 1)
         shares, of_states = lengths.shares(micro_batches, time_ms)
         weights = np.random.default_rng(seed).random((len(shares), 2, number))
@@ -127,6 +128,46 @@ def test_bounds_hold_whatever_modes_micro_batches_have(seed: int) -> None:
     assert gpu_time_bound_ms(classes, batch, gpus) <= optimum * SLACK
     if np.isfinite(optimum):
         assert certify(fleet(classes), batch, optimum * 1.05) <= optimum * SLACK
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 2))
+def test_shares_in_modes_hold_for_all_micro_batches(seed: int, micro_batches: int) -> None:
+    """Micro-batches of any modes that hold them take at most all of their own time."""
+    rng = np.random.default_rng(seed)
+    classes, batch = random_case_with_modes(rng)
+    k = next((k for k in classes if k.modes), None)
+    if k is None:
+        return
+    chosen = rng.integers(len(k.modes), size=micro_batches)
+    contents: list[list[int]] = [[] for _ in chosen]
+    for length in rng.permutation(np.repeat(batch.lengths, 3)).tolist():
+        place = int(rng.integers(micro_batches))
+        if k.padded(np.array([*contents[place], length])).sum() <= k.modes[chosen[place]].capacity:
+            contents[place].append(length)
+    time_ms = sum(
+        k.modes[mode].micro_batch_ms(held) for mode, held in zip(chosen, contents, strict=True)
+    )
+    everything = Batch.from_lengths([*chain(*contents), *batch.lengths])
+    lengths = ClassLengths(k, everything.distinct, everything.multiplicity, np.array([0]), 5)
+    share = dict(
+        zip(
+            everything.distinct.tolist(),
+            lengths.shares_in_modes(micro_batches, time_ms * SLACK),
+            strict=True,
+        )
+    )
+    assert sum(share[length] for length in chain(*contents)) <= SLACK
+
+
+def test_a_pipeline_cannot_mix_modes_in_a_micro_batch() -> None:
+    """Three micro-batches of the small mode or one of the other, and nothing between."""
+    modes = (ClassMode(0.0, 1.0, 15.0, 10, "none"), ClassMode(0.0, 2.0, 15.0, 100, "full"))
+    k = PipelineClass(1, 0.0, 2.0, 15.0, 100, 1, 1, 1, modes)
+    classes, batch = (k,), Batch.from_lengths([1] * 30)
+    optimum = step_optimum(classes, batch)
+    assert optimum == 75.0
+    assert certify(fleet(classes), batch, optimum) == pytest.approx(optimum, rel=1e-3)
 
 
 @pytest.mark.parametrize(

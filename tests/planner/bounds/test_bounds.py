@@ -133,7 +133,7 @@ def test_bounds_hold_whatever_modes_micro_batches_have(seed: int) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 2))
 def test_shares_in_modes_hold_for_all_micro_batches(seed: int, micro_batches: int) -> None:
-    """Micro-batches of any modes that hold them take at most all of their own time."""
+    """Sequences in micro-batches of any modes take at most the time of these."""
     rng = np.random.default_rng(seed)
     classes, batch = random_case_with_modes(rng)
     k = next((k for k in classes if k.modes), None)

@@ -234,6 +234,7 @@ def _plan_from_data(args: argparse.Namespace) -> int:
     from seqplan.api.cli.parts.first_proposal import propose_for_data, write_parts
     from seqplan.api.cli.parts.pay_output import pay_fields, pay_lines
     from seqplan.planner.proposal.expert_rows import explain_degrees
+    from seqplan.planner.step.slow_ranks import list_factors
 
     if (args.model is None) != (args.hardware is None):
         raise ValueError("--model and --hardware go together. Give both, or a --profile")
@@ -247,6 +248,8 @@ def _plan_from_data(args: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     check_output(plans, args.data, args.profile, args.model, args.hardware)
     _options(args, proposed=False)  # so that bad options fail before the data is read
+    if args.gpus is not None:
+        list_factors(args.slowdown, args.gpus)
     with ProgressBar(sys.stderr) as progress:
         lengths = read_data(args.data, args.tokenizer).values
         first = propose_for_data(args, lengths, progress)

@@ -73,3 +73,9 @@ def test_factors_that_cannot_be(
     options = ("--proposal", proposal, "--tokens", 60_000, "--slowdown", value, "-o", output)
     assert message in complaint(call("plan", lengths, *options))
     assert not output.exists()
+
+
+def test_ranks_are_checked_before_strategies_are_searched(lengths: Path) -> None:
+    options = ("--model", "llama3-8b", "--hardware", "h100-80gb", "--gpus", 8)
+    outcome = call("plan", lengths, *options, "--slowdown", "9=lost")
+    assert complaint(outcome) == "slowdown of rank 9: ranks are 0 to 7. Name one"

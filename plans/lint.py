@@ -23,6 +23,9 @@ ROUNDING_MS = 0.0005
 _MICROSECOND = 1e-3
 """Times are whole microseconds, so a bound below one is written as 0."""
 
+_Lengths = list[list[list[int] | None]]
+"""Lengths by pipeline and micro-batch (tokens); None if a position is outside."""
+
 
 class SchemeCost(Protocol):
     """Coefficients of one scheme in a profile: a·l² + b·l per sequence, c per micro-batch.
@@ -55,14 +58,18 @@ def lint(plan: Plan, costs: Mapping[Scheme, SchemeCost] | None) -> list[str]:
     None; a scheme that ``costs`` lacks is a violation. Never raises on an unsound plan. Time
     linear in the sequences and in Σ ranks of the pipelines.
     """
-    faults = [*_sequences(plan), *_micro_batches(plan)]
+    lengths = [
+        [_lengths(plan, batch.sequences) for batch in pipeline.micro_batches]
+        for pipeline in plan.pipelines
+    ]
+    faults = [*_sequences(plan), *_micro_batches(plan, lengths)]
     placement = [*_placement(plan), *_micro_steps(plan), *check_experts(plan)]
     faults += placement
     if not placement:
         # Derived from the placement: on an unsound one these would only repeat its faults.
         faults += [*_check_shared_ranks(plan), *_groups(plan)]
     if costs is not None:
-        faults += _profile(plan, costs)
+        faults += _profile(plan, costs, lengths)
         faults += [] if placement else check_exchanges(plan)
     faults += [*_pipeline_times(plan), *_step_times(plan), *_selection(plan)]
     return faults
@@ -133,13 +140,13 @@ def _lengths(plan: Plan, sequences: tuple[int, ...]) -> list[int] | None:
     return [plan.lengths[position] for position in sequences]
 
 
-def _micro_batches(plan: Plan) -> Iterator[str]:
+def _micro_batches(plan: Plan, lengths_of: _Lengths) -> Iterator[str]:
     for index, pipeline in enumerate(plan.pipelines):
         for number, batch in enumerate(pipeline.micro_batches):
             place = f"pipeline {index} micro-batch {number}"
             if not batch.sequences:
                 yield f"{place}: has no sequences; leave it out"
-            lengths = _lengths(plan, batch.sequences)
+            lengths = lengths_of[index][number]
             if lengths is None:
                 continue
             if batch.tokens != sum(lengths):
@@ -260,7 +267,7 @@ def _shown(group: tuple[int, ...]) -> str:
     return str(list(group)) if len(group) <= 8 else f"[{group[0]}, …, {group[-1]}]"
 
 
-def _profile(plan: Plan, costs: Mapping[Scheme, SchemeCost]) -> Iterator[str]:
+def _profile(plan: Plan, costs: Mapping[Scheme, SchemeCost], lengths_of: _Lengths) -> Iterator[str]:
     loads = [load for load in plan.loads if len(load.work_ms) == len(plan.lengths)]
     for index, pipeline in enumerate(plan.pipelines):
         scheme_cost = costs.get(pipeline.scheme)
@@ -285,7 +292,7 @@ def _profile(plan: Plan, costs: Mapping[Scheme, SchemeCost]) -> Iterator[str]:
                     f"{place}: {batch.padded_tokens} padded tokens exceed MaxLen {cost.max_len} "
                     f"of {pipeline.scheme}"
                 )
-            lengths = _lengths(plan, batch.sequences)
+            lengths = lengths_of[index][number]
             if lengths is None:
                 continue
             a, b = cost.a, cost.b

@@ -33,7 +33,7 @@ class Served:
         return f"http://{self.host}:{self.port}"
 
     def cpu_s(self) -> float:
-        """Count CPU seconds of the process and of its children that are alive."""
+        """Count CPU seconds of the process and of its children, also of those that ended."""
         ticks = os.sysconf("SC_CLK_TCK")
         parents, spent = {}, {}
         for path in Path("/proc").glob("[0-9]*/stat"):
@@ -42,7 +42,7 @@ class Served:
             except OSError:
                 continue
             process = int(path.parent.name)
-            parents[process], spent[process] = int(fields[1]), int(fields[11]) + int(fields[12])
+            parents[process], spent[process] = int(fields[1]), sum(map(int, fields[11:15]))
         ours = {self.process.pid}
         while more := {child for child, parent in parents.items() if parent in ours} - ours:
             ours |= more  # the planner's processes come from a server of their kind

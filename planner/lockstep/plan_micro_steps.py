@@ -62,7 +62,7 @@ class MicroStep:
 class MicroSteps:
     """A step's micro-steps of one layout and a proven lower bound over all (ms).
 
-    Groups are of ``classes``, one of each size as one stage sees it, whose ``schemes`` they run;
+    Groups are of ``classes``, as one stage sees them, whose ``schemes`` they run;
     ``bounded``: the classes of all schemes that the bound holds for; ``ranks``: of a stage.
     """
 
@@ -195,9 +195,34 @@ def _plan_micro_steps(
             [micro_step.time_ms for micro_step in micro_steps], stages
         ),
     )
-    schemes = tuple(model.scheme for model in ordered)
-    unbounded = MicroSteps(classes, schemes, bounded, ranks, best, 0.0)
+    of_size = [model for model in models if model not in ordered]
+    every = (*ordered, *drop_dominated({model.scheme: model for model in of_size}).values())
+    every_class = tuple(stage_class(model) for model in every)
+    best = tuple(_choose_schemes(micro_step, every_class, batch) for micro_step in best)
+    schemes = tuple(model.scheme for model in every)
+    unbounded = MicroSteps(every_class, schemes, bounded, ranks, best, 0.0)
     return unbounded.with_bound(bound_ms)
+
+
+def _choose_schemes(
+    micro_step: MicroStep, classes: Sequence[PipelineClass], batch: Batch
+) -> MicroStep:
+    """Run each group of a micro-step on the fastest scheme of its size.
+
+    Transfers of a ring take less of long sequences, Ulysses' less of short ones.
+    """
+    groups, slowest_ms = [], 0.0
+    for k, positions in micro_step.groups:
+        lengths = [batch.lengths[i] for i in positions]
+        times = [
+            (other.choose_mode(lengths).micro_batch_ms(lengths), place)
+            for place, other in enumerate(classes)
+            if other.gpus == classes[k].gpus and sum(map(other.pad, lengths)) <= other.capacity
+        ]
+        time_ms, fastest = min(times)
+        groups.append((fastest, positions))
+        slowest_ms = max(slowest_ms, time_ms)
+    return MicroStep(tuple(groups), slowest_ms)
 
 
 def _one_of_each_size(models: Sequence[SchemeModel], batch: Batch, ranks: int) -> list[SchemeModel]:

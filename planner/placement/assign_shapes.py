@@ -13,7 +13,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fleet import ClassMode, Ints, PipelineClass
 
 CHOSEN_FREELY = 3
-"""Micro-batches of a pipeline whose sizes are free; any others have the largest."""
+"""Micro-batches of a pipeline whose sizes are free; any others have the cheapest for a token."""
 
 BUCKETS = 64
 """Sums of sizes that are distinguished, for each of the largest size."""
@@ -47,11 +47,13 @@ class SizedClass:
     def _list_choices(self, number: int) -> list[Sizes]:
         """List sizes of about so many micro-batches."""
         free = min(number, CHOSEN_FREELY)
-        base = self.sizes[-1:] * (number - free)
+        descending = self.sizes[::-1]
+        cheapest = min(descending, key=lambda size: self.compute_fixed_ms((size,)) / size)
+        base = (cheapest,) * (number - free)
         return [
-            base + chosen
+            tuple(sorted(base + chosen, reverse=True))
             for more in range(free + 2)
-            for chosen in combinations_with_replacement(self.sizes[::-1], more)
+            for chosen in combinations_with_replacement(descending, more)
             if base + chosen
         ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, permutations
+from itertools import permutations
 
 from seqplan.costs.recomputation_mode import ModeModel
 from seqplan.costs.scheme_model import SchemeModel
@@ -78,10 +78,12 @@ class ShapesPlanner:
         selected = select_within(self.problem, self._models, self._layouts, batch)
         best = min(self._list_plans(selected, batch), key=_rate)
         if best.predicted_ms > (1 + GOOD) * selected.placement.objective_ms:
-            others = chain(
-                *(self._list_plans(o, batch) for o in self._list_swapped(selected, batch))
+            others = sorted(
+                self._list_swapped(selected, batch), key=lambda o: o.placement.objective_ms
             )
-            best = min([best, *others], key=_rate)
+            for other in others:
+                if other.placement.objective_ms * sum(batch.lengths) < _rate(best):
+                    best = min([best, *self._list_plans(other, batch)], key=_rate)
         bound_ms, layout_bound_ms = self._bound(best.strategy, batch, best.predicted_ms)
         layout_bound_ms = min(floor_us(layout_bound_ms), best.predicted_ms)
         best = replace(best, layout_lower_bound_ms=layout_bound_ms)
@@ -181,19 +183,28 @@ def choose_plan_shapes(plans: Sequence[Plan], number: int) -> tuple[int, ...]:
             "without stages, such as layout='tp4'"
         )
     unit = max((pipeline.scheme.tp for pipeline in pipelines), default=1)
-    by_scheme: dict[Scheme, list[int]] = {}
+    by_mode: dict[tuple[Scheme, str | None], list[int]] = {}
     for pipeline in pipelines:
-        by_scheme.setdefault(pipeline.scheme, []).extend(
-            -(-batch.padded_tokens // (pipeline.scheme.sp * unit)) * unit
-            for batch in pipeline.micro_batches
-        )
-    sizes = [size for of_scheme in by_scheme.values() for size in of_scheme]
+        for batch in pipeline.micro_batches:
+            size = -(-batch.padded_tokens // (pipeline.scheme.sp * unit)) * unit
+            by_mode.setdefault((pipeline.scheme, batch.recompute), []).append(size)
+    sizes = [size for of_mode in by_mode.values() for size in of_mode]
     if not sizes:
         raise ValueError("plans: have no micro-batches. Give plans of some steps")
     # Schemes hold about as much a rank, and one that just misses the largest size would not get it.
-    fullest = [max(of_scheme) for of_scheme in by_scheme.values() if of_scheme]
+    by_scheme: dict[Scheme, int] = {}
+    for (scheme, _), of_mode in by_mode.items():
+        by_scheme[scheme] = max(by_scheme.get(scheme, 0), *of_mode)
+    fullest = by_scheme.values()
     most = min(size for size in fullest if size >= ABOUT_AS_FULL * max(fullest))
-    return choose_shapes([min(size, most) for size in sizes], number)
+    # So would a mode that just misses a size.
+    limits = sorted(max(of_mode) for of_mode in by_mode.values())
+
+    def lower(size: int) -> int:
+        near = (limit for limit in limits if ABOUT_AS_FULL * size <= limit < size)
+        return most if size >= most else next(near, size)
+
+    return choose_shapes([lower(size) for size in sizes], number)
 
 
 def count_padded_tokens(plan: Plan) -> int:

@@ -31,20 +31,21 @@ from seqplan.planner.step.check_bounds import find_unproven
 from seqplan.planner.step.shapes_planner import count_padded_tokens
 from seqplan.planner.workload import Workload
 from seqplan.plans.lint import lint
+from seqplan.plans.scheme import Scheme
 from seqplan.plans.shapes import pad_to_shape
 
 CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 PROFILE, GPUS, MAX_LEN = "llama3-8b-h100-80gb", 8, 32_768
 
 
-def draw(tokens: int, seed: int) -> list[int]:
-    drawn = np.random.default_rng(seed).choice(CODE[CODE <= MAX_LEN], 4_000)
+def draw(tokens: int, seed: int, longest: int = MAX_LEN) -> list[int]:
+    drawn = np.random.default_rng(seed).choice(CODE[longest >= CODE], 4_000)
     return drawn[: int(np.searchsorted(np.cumsum(drawn), tokens))].tolist()
 
 
-def sample(number: int) -> list[Plan]:
-    planner = Planner.from_profile(PROFILE, GPUS, MAX_LEN, execution="static", prove=False)
-    return [planner.plan(draw(400_000, 100 + seed)) for seed in range(number)]
+def sample(number: int, longest: int = MAX_LEN) -> list[Plan]:
+    planner = Planner.from_profile(PROFILE, GPUS, longest, execution="static", prove=False)
+    return [planner.plan(draw(400_000, 100 + seed, longest)) for seed in range(number)]
 
 
 SAMPLED = sample(10)
@@ -97,6 +98,20 @@ def test_few_sizes_need_little_padding(number: int, most: float) -> None:
         made = planner.plan(draw(400_000, seed))
         assert count_padded_tokens(made) <= (1 + most) * made.tokens
         assert made.gap < 0.025
+
+
+def test_sizes_of_modes_are_filled() -> None:
+    """Most micro-batches are as large as one of several modes holds, and no size just misses it."""
+    sizes = choose_plan_shapes(sample(10, 8_192), 8)
+    models = Workload(GPUS, 8_192, 8_192).models(find_profile(PROFILE))
+    limits = {
+        mode.max_len for scheme in ("tp1", "tp2") for mode in models[Scheme.parse(scheme)].modes
+    }
+    assert {5_504, 18_596} <= {*sizes} & limits
+    planner = Planner.from_profile(PROFILE, GPUS, 8_192, shapes=sizes, prove=False)
+    made = [planner.plan(draw(400_000, seed, 8_192)) for seed in range(3)]  # of tp1 and of tp2
+    assert sum(map(count_padded_tokens, made)) <= 1.005 * sum(plan.tokens for plan in made)
+    assert max(plan.gap for plan in made) < 0.045
 
 
 @settings(max_examples=60, deadline=None)

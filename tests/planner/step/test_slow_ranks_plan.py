@@ -185,7 +185,9 @@ def test_a_proposal_is_planned_around_slow_ranks_without_regrouping() -> None:
     made = planner.plan(draw(100_000, 2))
     assert not made.regroups
     assert max(pipeline.slowdown for pipeline in made.pipelines) == 1.5
-    assert planner.prove(made) == made
+    proven = planner.prove(made)
+    assert proven.pipelines == made.pipelines
+    assert proven.gap <= made.gap
 
 
 BAD: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,8 @@ def read_log(data: bytes) -> Iterator[bytes]:
             place += block - place % block
             continue
         length, kind = struct.unpack_from("<HB", data, place + 4)
+        if place + 7 + length > len(data):
+            return
         parts += data[place + 7 : place + 7 + length]
         place += 7 + length
         if kind in whole_or_last:
@@ -72,10 +75,13 @@ def test_wandb_keeps_an_offline_run(
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     write("wandb:project-1", records)
     (path,) = tmp_path.rglob("run-*.wandb")
-    rows, projects = [], []
-    for data in read_log(path.read_bytes()):
-        read = Record()
-        read.ParseFromString(data)
+    rows, projects, written, ends = [], [], [], time.monotonic() + 60
+    # W&B's process may still write when the run is finished; the last record is its exit.
+    while "exit" not in [read.WhichOneof("record_type") for read in written]:
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+        written = [Record.FromString(data) for data in read_log(path.read_bytes())]
+    for read in written:
         if read.WhichOneof("record_type") == "run":
             projects.append((read.run.project, read.run.display_name))
         if read.WhichOneof("record_type") == "history":

@@ -41,6 +41,8 @@ class SampleLoad:
         text = os.environ.get(VARIABLE)
         try:
             return cls.list_from_value(json.loads(text)) if text else []
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{VARIABLE}: not JSON: {error}. Give an object") from None
         except (TypeError, ValueError) as error:
             raise ValueError(f"{VARIABLE}: {error}") from None
 
@@ -50,10 +52,14 @@ class SampleLoad:
             raise ValueError(f"{name}: {fields!r}. Give column and cost, and capacity if need be")
         if unknown := {*fields} - {"column", "cost", "capacity"}:
             raise ValueError(f"{name}: unknown field {min(unknown)}. Leave it out")
-        if len(fields["cost"]) != 3:
-            raise ValueError(f"{name}: cost {fields['cost']!r}. Give [a, b, c]")
-        cost = Cost(*map(float, fields["cost"]))
-        return cls(name, str(fields["column"]), cost, fields.get("capacity"))
+        capacity = fields.get("capacity")
+        if capacity is not None and (type(capacity) is not int or capacity < 1):
+            raise ValueError(f"{name}: capacity {capacity!r}. Give a number of tokens")
+        try:
+            a, b, c = map(float, fields["cost"])
+        except (TypeError, ValueError):
+            raise ValueError(f"{name}: cost {fields['cost']!r}. Give [a, b, c]") from None
+        return cls(name, str(fields["column"]), Cost(a, b, c), capacity)
 
     def make_phase(self, values: Sequence[Any]) -> Phase:
         """Make the phase of samples with these values of the column.

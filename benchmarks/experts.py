@@ -2,7 +2,8 @@
 
 The same batches for all degrees of a shipped profile. Plans *without blocks* choose groups as if
 every pipeline ran by itself; their micro-batches, the most expensive first, then wait for the
-others of their component. All with the derived sync.
+others of their component. All with the derived sync. The last row is the best static run: one
+degree, recomputation mode and scheme throughout, by our dispatch and packing.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from seqplan.planner.problem import PlanningOptions, PlanningProblem
 from seqplan.planner.step.pipeline_planner import PipelinePlanner
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.sync.choice import choose_sync
+from seqplan.planner.systems.static_experts import find_static_experts
 from seqplan.planner.workload import Workload
 from seqplan.plans.experts import holds_whole_blocks
 from seqplan.plans.plan import PlannedPipeline, Provenance
@@ -72,7 +74,34 @@ def _compare_degrees(source: Data, tokens: int) -> list[list[str]]:
                 f"{cpu_s:.1f}",
             ]
         )
-    return rows
+    return [*rows, _static_row(source, workload, batches, first_ms)]
+
+
+def _static_row(
+    source: Data, workload: Workload, batches: Sequence[Batch], first_ms: float
+) -> list[str]:
+    whole = load_shipped(PROFILE)
+    best = find_static_experts(
+        whole,
+        workload,
+        batches,
+        int(min(source.lengths.max(), CONTEXT)),
+        choose_sync(whole.at_expert_parallel(1), GPUS),
+        lockstep=False,
+    )
+    assert best is not None
+    planner = StepPlanner(best, PlanningOptions(prove=False))
+    plans = [planner.plan(batch) for batch in batches]
+    sync_ms = float(np.mean([plan.sync_ms or 0.0 for plan in plans]))
+    total_ms = sync_ms + float(np.mean([plan.predicted_ms for plan in plans]))
+    (scheme,) = best.models
+    return [
+        f"{source.name}, {workload.tokens / 1e6:g}M",
+        f"{best.profile.expert_parallel}: {scheme} alone, {best.profile.modes[0].name}",
+        f"{total_ms / first_ms:.3f} of E = {whole.expert_degrees[0]}",
+        f"{sync_ms / total_ms:.0%}",
+        *["—"] * 3,
+    ]
 
 
 def _plan_without_blocks(problem: PlanningProblem, batch: Batch) -> float:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import textwrap
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -83,7 +85,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--seq-len", metavar="L", type=positive, required=True, help="tokens")
     parser.add_argument(
-        "--batch", metavar="B", type=positive, default=1, help="sequences an iteration; default 1"
+        "--batch",
+        metavar="B",
+        type=positive,
+        help="sequences an iteration; default the smallest number that all schemes can run",
     )
     parser.add_argument(
         "--micro-batch", metavar="B", type=positive, default=1, help="sequences; default 1"
@@ -106,22 +111,25 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Run the command. ``ValueError`` if no scheme can run; 3 if none fits into memory."""
     deployment = deployment_of(args, longest=args.seq_len)
-    load = Load(seq_len=args.seq_len, batch=args.batch, micro_batch=args.micro_batch)
+    axes = (args.tp, args.pp, args.ulysses, args.ring)
+    schemes = [Scheme(*axis_degrees) for axis_degrees in itertools.product(*axes)]
+    batch = args.batch or _find_batch(schemes, deployment.cluster.gpus, args.micro_batch)
+    load = Load(seq_len=args.seq_len, batch=batch, micro_batch=args.micro_batch)
     estimates, rejected = [], {}
     of_degree = {
         degree: replace(deployment, experts=experts_of(args, degree))
         for degree in args.expert_parallel
     }
-    axes = (args.tp, args.pp, args.ulysses, args.ring)
-    for degree, *axis_degrees in itertools.product(of_degree, *axes):
-        scheme, chosen = Scheme(*axis_degrees), of_degree[degree]
+    for degree, scheme in itertools.product(of_degree, schemes):
+        chosen = of_degree[degree]
         if reason := problem(chosen, scheme, load):
             rejected[label_entry(scheme, degree)] = reason
         else:
             estimates.append(estimate(chosen, scheme, load))
     if not estimates:
-        reasons = "; ".join(f"{scheme}: {reason}" for scheme, reason in rejected.items())
-        raise ValueError(f"no scheme can run: {reasons}")
+        first = next(iter(rejected))
+        others = f", and {len(rejected) - 1} others" if len(rejected) > 1 else ""
+        raise ValueError(f"no scheme can run: {first}: {rejected[first]}{others}")
     estimates.sort(
         key=lambda estimated: (
             VERDICTS.index(estimated.verdict),
@@ -134,6 +142,7 @@ def run(args: argparse.Namespace) -> int:
         document = {
             "hardware": deployment.cluster.hardware.name,
             "unchecked": "; ".join(deployment.notes) or None,
+            "batch": batch,
             "estimates": [as_json(estimated) for estimated in estimates],
             "rejected": rejected,
         }
@@ -145,10 +154,18 @@ def run(args: argparse.Namespace) -> int:
             if single
             else _rank_rows(deployment, estimates)
         )
+        if args.batch is None and batch > 1:
+            lines.append(f"batch: {batch:,} sequences, the fewest that all schemes can run")
         lines += _left_out(rejected)
         lines += _none_fits(estimates)
         print("\n".join(lines))
     return 0 if any(estimated.fits for estimated in estimates) else NONE_FITS
+
+
+def _find_batch(schemes: Sequence[Scheme], gpus: int, micro_batch: int) -> int:
+    """Find the fewest sequences that give each replica of every scheme whole micro-batches."""
+    running = (scheme for scheme in schemes if gpus % scheme.gpus == 0)
+    return math.lcm(micro_batch, *(gpus // scheme.gpus * micro_batch for scheme in running))
 
 
 def as_json(estimated: Estimate) -> dict[str, Any]:

@@ -257,18 +257,13 @@ def _plan_from_data(args: argparse.Namespace) -> int:
     source = _draw(args, first.proposal, lengths)
     rows, source = _plan(args, source, plans, to_stdout=False, proposed=False)
     with ProgressBar(sys.stderr) as progress:
-        split = first.proposal.profile.expert_parallel > 1
-        comparison = (
-            None if split else _compare(args, first.proposal, first.profile, lengths, progress)
-        )
+        comparison = _compare(args, first.proposal, first.profile, lengths, progress)
     if folder is not None:
         write_parts(folder, first, lengths)
-        if comparison is not None:
-            _write_report(folder / "report.html", comparison, first.profile)
+        _write_report(folder / "report.html", comparison, first.profile)
     if args.json:
         fields = {"profile": first.origin, **_fields(rows, source)}
-        if comparison is not None:
-            fields |= pay_fields(comparison, first.profile)
+        fields |= pay_fields(comparison, first.profile)
         print(json.dumps(fields, ensure_ascii=False))
         return 0
     workload = first.proposal.workload
@@ -283,12 +278,11 @@ def _plan_from_data(args: argparse.Namespace) -> int:
         "",
         *(
             explain_degrees(first.proposal.experts, first.proposal.profile.expert_parallel)
-            if comparison is None
-            else pay_lines(comparison, first.profile)
+            if first.proposal.experts
+            else ()
         ),
+        *pay_lines(comparison, first.profile),
     ]
-    if comparison is None:
-        lines.append("Plans whose experts are split are not compared with other systems.")
     if args.output is not None:
         lines += ["", f"written: {folder if folder is not None else plans}"]
     print("\n".join(lines))

@@ -38,8 +38,8 @@ HOST_STATES_GB_S = 25.0
 """Rate at which an optimizer on the host reads and writes the states of one GPU: assumed."""
 
 
-LARGEST_LOAD = {"seq_len": 10**9, "batch": 10**9, "micro_batch": 4096}
-"""Tokens of a sequence, sequences of an iteration and of a micro-batch."""
+LARGEST_LOAD = {"seq_len": 10**9, "micro_batch": 4096, "batch": 10**9}
+"""Tokens of a sequence, sequences of a micro-batch and of an iteration."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 
 from seqplan.costs.analytic.added_terms import load_cost_terms
@@ -10,10 +11,10 @@ from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.analytic.memory import PARAMETER_BYTES
 from seqplan.costs.analytic.stacks import DEFAULT_STACK
-from seqplan.costs.derived.expected_error import describe_expected_error
+from seqplan.costs.derived.expected_error import describe_expected_error, describe_expert_error
 from seqplan.costs.model_sizes import ModelShape, ModelSizes
 from seqplan.costs.profile import Profile
-from seqplan.costs.scheme_rules import scheme_problem
+from seqplan.costs.scheme_rules import expert_problem, scheme_problem
 from seqplan.plans.recomputation import MODES
 from seqplan.plans.scheme import Scheme
 
@@ -27,6 +28,10 @@ DEEP_STAGES, DEEP_FROM = 8, 0.25
 """pp at most, without context parallelism, of models whose parameters and gradients take more than
 this share of the memory at tp 8 and pp 2. On llama3-70b such plans are 1.03 times as fast (``./run
 bench memory``), and proposals take three times as long; smaller models gain nothing."""
+
+
+MOST_BLOCK, MOST_DEGREES = 256, 3
+"""Ranks of a block that holds all experts, and degrees of expert parallelism, at most."""
 
 
 def list_schemes(shape: ModelShape, cluster: ClusterHardware, *, zero: int = 1) -> list[Scheme]:
@@ -53,6 +58,21 @@ def list_schemes(shape: ModelShape, cluster: ClusterHardware, *, zero: int = 1) 
     ]
 
 
+def list_expert_degrees(shape: ModelShape, cluster: ClusterHardware) -> list[int]:
+    """List degrees of expert parallelism that the model and the cluster can run.
+
+    1, and powers of two from a node's GPUs up to ``MOST_BLOCK``; 1 alone for a dense model.
+    """
+    powers = [2**power for power in range(MOST_BLOCK.bit_length())]
+    return [1] + [
+        degree
+        for degree in powers
+        if degree >= max(2, cluster.gpus_per_node)
+        and cluster.gpus % degree == 0
+        and expert_problem(degree, shape) is None
+    ]
+
+
 def derive_model_profile(
     sizes: ModelSizes,
     cluster: ClusterHardware,
@@ -61,11 +81,14 @@ def derive_model_profile(
     zero: int = 1,
     loss: str = "chunked",
     stack: str = DEFAULT_STACK,
+    longest: int | None = None,
 ) -> Profile:
     """Derive a profile of every recomputation mode.
 
     Also of those that offload, if the hardware has host memory for it; with its cost terms. States
-    its expected error against devices, if published runs on them show one.
+    its expected error against devices, if published runs on them show one. ``longest``: with the
+    degrees of expert parallelism that hold so many tokens, ``MOST_DEGREES`` of them at most, the
+    smallest first; by default experts are not split.
     """
     deployment = Deployment(
         cluster=cluster,
@@ -78,8 +101,34 @@ def derive_model_profile(
     )
     schemes = list_schemes(sizes.shape, cluster, zero=zero)
     modes = (*MODES, *OFFLOADING) if deployment.host_memory_bytes else MODES
-    document = derive_profile(deployment, schemes, name=name, modes=modes)
+    degrees = _keep_degrees(deployment, schemes, longest)
+    document = derive_profile(deployment, schemes, name=name, modes=modes, expert_degrees=degrees)
     expected = describe_expected_error(cluster.hardware.name)
+    if max(degrees) > 1:
+        expected = describe_expert_error()
     if expected is not None:
         document["notes"] = [*document.get("notes", ()), expected]
     return Profile.from_document(document, name)
+
+
+def _keep_degrees(
+    deployment: Deployment, schemes: Sequence[Scheme], longest: int | None
+) -> Sequence[int]:
+    """Return the smallest degrees of expert parallelism that hold ``longest`` tokens; else 1."""
+    cluster = deployment.cluster
+    degrees = list_expert_degrees(deployment.sizes.shape, cluster)
+    if longest is None or degrees == [1]:
+        return [1]
+    document = derive_profile(
+        deployment, schemes, name="memory", modes=(MODES[-1],), expert_degrees=degrees
+    )
+    profile = Profile.from_document(document, "memory")
+    held = [
+        degree
+        for degree in degrees
+        if any(
+            model.max_sequence >= longest
+            for model in profile.at_expert_parallel(degree).usable(cluster.gpus, longest)
+        )
+    ]
+    return held[:MOST_DEGREES] or [1]

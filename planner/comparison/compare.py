@@ -24,6 +24,7 @@ from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.proposal.uniform import find_best_scheme
 from seqplan.planner.simulation.iteration import Execution, Iteration, simulate_iteration
 from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.planner.sync.choice import derive_again
 from seqplan.planner.sync.times import SyncTimes, layouts_of
 from seqplan.planner.systems.deepspeed import deepspeed
 from seqplan.planner.systems.flexsp import flexsp_like
@@ -36,6 +37,7 @@ from seqplan.planner.systems.megatron_packing import megatron_packing
 from seqplan.planner.systems.one_layout import one_layout
 from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
 from seqplan.planner.systems.static_best import static_best
+from seqplan.planner.systems.static_experts import SAMPLED, find_static_experts
 from seqplan.planner.systems.trainers import trainer_rules
 from seqplan.planner.workload import Workload
 from seqplan.plans.extensions import list_extensions, load_extension
@@ -60,10 +62,6 @@ SEVERAL_SCHEMES = ("one-layout", "hotspa", "hydraulis", "flexsp", "megatron-dcp"
 
 LEAST_CBC_S = 0.1
 """With less, CBC may find no packing at all."""
-
-
-SAMPLED = 4
-"""Batches that the recomputation mode of the other systems is chosen by."""
 
 
 def check_systems(names: Sequence[str]) -> None:
@@ -124,19 +122,12 @@ def compare(
     inputs. Raises ``Infeasible`` when nothing can run the
     data and ``ValueError`` for less data than a step.
     """
-    split = profile.expert_degrees != (1,)
-    if 1 not in profile.expert_degrees:
-        raise ValueError(
-            f"profile {profile.name}: its experts are split over ranks, which the compared systems "
-            "do not model. Use seqplan propose and seqplan plan, or a profile without it"
-        )
-    profile = profile.at_expert_parallel(1)
     chosen = options or Options()
     backend = None if trainer is None else find_backend(trainer)
     profile, kind = apply_backend(profile, workload.gpus, execution, micro_step_multiple, trainer)
     report = progress or (lambda stage, done, total: None)
     sampler = Sampler(lengths, workload.tokens, workload.max_len, seed)
-    if proposal is None or proposal.profile.expert_parallel > 1:
+    if proposal is None:
         proposal = make_proposal(
             profile,
             workload,
@@ -151,28 +142,17 @@ def compare(
     batches = tuple(sampler.batches(steps))
     longest = int(sampler.lengths.max())
     lockstep = kind == "lockstep"
-    setting = Setting(
-        _keep_best_mode(profile, workload, batches, longest, sync, lockstep=lockstep),
-        workload,
-        batches,
-        longest,
-        sync,
-        lockstep,
-        micro_step_multiple,
-    )
+    of_ours = Setting(profile, workload, batches, longest, sync, lockstep, micro_step_multiple)
+    if profile.expert_degrees != (1,):
+        of_ours = _at_degree(of_ours, proposal.profile)
+    setting = _set_up_others(of_ours, profile)
     ours = _set_up_ours(setting, proposal, seed, robust)
     others, left_out = _set_up_systems(
         _Offers(setting, proposal, chosen, seed, sampler.lengths), backend, report
     )
-    survival = Survival.start(setting, profile)
+    survival = Survival.start(setting, of_ours.profile)
     systems = tuple(
-        _run(
-            trainer,
-            setting,
-            profile if trainer is ours else setting.profile,
-            report,
-            survival,
-        )
+        _run(trainer, of_ours if trainer is ours else setting, report, survival)
         for trainer in [ours, *others]
     )
     return Comparison(
@@ -189,10 +169,7 @@ def compare(
         advice=advice(profile, systems, workload.max_len),
         pays=judge_gain(profile, systems).pays,
         survival=survival.list_gains(),
-        assumptions=(
-            *_list_assumptions(setting, profile, sampler.truncated),
-            *((WHOLE_EXPERTS,) if split else ()),
-        ),
+        assumptions=_list_assumptions(setting, of_ours, sampler.truncated),
         optimizer_shards=workload.optimizer_shards,
         include_flagged=workload.include_flagged,
         baseline=None
@@ -201,10 +178,37 @@ def compare(
     )
 
 
-WHOLE_EXPERTS = (
-    "Experts are not split over ranks, by any system: seqplan propose weighs the profile's degrees "
-    "of expert parallelism, which comparisons do not model."
-)
+SPLIT_EXPERTS = ("static", "megatron", "verl", "trainers")
+"""Systems that are compared with experts on several ranks."""
+
+
+def _at_degree(setting: Setting, profile: Profile) -> Setting:
+    """Return the setting with a profile of one degree of expert parallelism, and its sync."""
+    sync = derive_again(setting.sync, profile, setting.workload.gpus)
+    return replace(setting, profile=profile, sync=sync)
+
+
+def _set_up_others(setting: Setting, profile: Profile) -> Setting:
+    """Return the setting of other systems, with one recomputation mode.
+
+    Of a ``profile`` with several degrees of expert parallelism it is the one with which a static
+    run is fastest; ``setting`` is ours.
+    """
+    best = None
+    if profile.expert_degrees != (1,):
+        best = find_static_experts(
+            profile,
+            setting.workload,
+            setting.batches[:SAMPLED],
+            setting.longest,
+            setting.sync,
+            lockstep=setting.lockstep,
+        )
+    if best is None or max(best.profile.expert_parallel, setting.expert_parallel) == 1:
+        return replace(setting, profile=_keep_best_mode(setting))
+    chosen = profile.at_expert_parallel(best.profile.expert_parallel)
+    modes = {mode.name for mode in best.profile.modes}
+    return replace(_at_degree(setting, chosen.keep_modes(modes)), static_experts=best)
 
 
 def _weighs(sync: SyncTimes, profile: Profile) -> bool:
@@ -213,17 +217,26 @@ def _weighs(sync: SyncTimes, profile: Profile) -> bool:
     return any(family.sync_ms > 0 for family in sync.families(layouts))
 
 
-def _list_assumptions(setting: Setting, profile: Profile, truncated: int) -> tuple[str, ...]:
-    """List the assumptions of a comparison, of ours with ``profile``."""
-    return assumptions(
+def _list_assumptions(setting: Setting, ours: Setting, truncated: int) -> tuple[str, ...]:
+    """List the assumptions of a comparison in the ``setting`` of other systems."""
+    profile = ours.profile
+    listed = assumptions(
         profile,
-        setting.sync,
+        ours.sync,
         truncated,
         setting.workload,
         lockstep=setting.in_lockstep,
         micro_step_multiple=setting.micro_step_multiple,
-        mode_of_others=None if setting.profile is profile else setting.profile.modes[0].name,
+        mode_of_others=None if len(profile.modes) == 1 else setting.profile.modes[0].name,
     )
+    if setting.static_experts is None:
+        return listed
+    experts = (
+        f"Experts are on {ours.expert_parallel} ranks in our plans, and on "
+        f"{setting.expert_parallel} in the other systems, with which one static scheme is fastest; "
+        "pipeline stages are of whole blocks of these ranks in all of them."
+    )
+    return (*listed, experts)
 
 
 def _set_up_ours(setting: Setting, proposal: Proposal, seed: int, robust: float) -> ComparedSystem:
@@ -274,6 +287,8 @@ class _Offers:
             "trainers": lambda: trainer_rules(setting),
             "megatron-dcp": lambda: [*megatron_dcp(setting), *megatron_packing(setting)],
         }
+        if setting.static_experts is not None and name not in SPLIT_EXPERTS:
+            return [Skipped(name, name, "not modeled with experts on several ranks")]
         return offers[name]() if name in offers else _set_up_extension(name, setting)
 
 
@@ -299,19 +314,12 @@ def _set_up_systems(
     return systems, left_out
 
 
-def _keep_best_mode(
-    profile: Profile,
-    workload: Workload,
-    batches: Sequence[Batch],
-    longest: int,
-    sync: SyncTimes,
-    *,
-    lockstep: bool,
-) -> Profile:
+def _keep_best_mode(setting: Setting) -> Profile:
     """Return the profile with the one recomputation mode of the fastest static scheme.
 
     Other systems have one mode throughout. The last mode if none holds the longest sequence.
     """
+    profile = setting.profile
     if len(profile.modes) == 1:
         return profile
     best: tuple[float, Profile] | None = None
@@ -319,11 +327,11 @@ def _keep_best_mode(
         of_mode = profile.keep_modes({mode.name})
         fastest = find_best_scheme(
             of_mode,
-            workload,
-            batches[:SAMPLED],
-            longest,
-            sync,
-            lockstep=lockstep or profile.lockstep,
+            setting.workload,
+            setting.batches[:SAMPLED],
+            setting.longest,
+            setting.sync,
+            lockstep=setting.in_lockstep,
         )
         if fastest is not None and (best is None or fastest[1] < best[0]):
             best = fastest[1], of_mode
@@ -351,7 +359,6 @@ def histogram(lengths: npt.NDArray[np.int64]) -> tuple[tuple[int, int, int], ...
 def _run(
     trainer: ComparedSystem,
     setting: Setting,
-    profile: Profile,
     report: Progress,
     survival: Survival,
 ) -> System:
@@ -359,7 +366,7 @@ def _run(
     iterations: list[Iteration] = []
     for done, batch in enumerate(setting.batches):
         report(trainer.name, done, len(setting.batches))
-        iteration, execution = _step(trainer, batch, setting, profile)
+        iteration, execution = _step(trainer, batch, setting)
         iterations.append(iteration)
         survival.add(trainer.key, batch, execution, iteration)
     report(trainer.name, len(setting.batches), len(setting.batches))
@@ -368,14 +375,17 @@ def _run(
     )
 
 
-def _step(
-    trainer: ComparedSystem, batch: Batch, setting: Setting, profile: Profile
-) -> tuple[Iteration, Execution]:
+def _step(trainer: ComparedSystem, batch: Batch, setting: Setting) -> tuple[Iteration, Execution]:
     start = time.perf_counter()
     execution = trainer.step(batch)
     ours = trainer.key == "ours"
     took = (time.perf_counter() - start) * 1000
     gap = execution.gap if ours else None
-    execution = replace(execution, gap=gap, planning_ms=took if ours else None)
+    execution = replace(
+        execution,
+        gap=gap,
+        planning_ms=took if ours else None,
+        expert_parallel=setting.expert_parallel,
+    )
     gpus, sync = setting.workload.gpus, setting.sync
-    return simulate_iteration(batch, execution, profile, gpus, sync), execution
+    return simulate_iteration(batch, execution, setting.profile, gpus, sync), execution

@@ -54,7 +54,13 @@ class Survival:
             times.append(
                 apart
                 + sum(
-                    simulate_at_costs_ms(phase, batch.lengths, models, self.fractions[key])
+                    simulate_at_costs_ms(
+                        phase,
+                        batch.lengths,
+                        models,
+                        self.fractions[key],
+                        execution.expert_parallel,
+                    )
                     for phase in execution.phases
                 )
             )

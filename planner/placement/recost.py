@@ -30,10 +30,11 @@ def simulate_at_costs_ms(
     lengths: Sequence[int],
     models: Models,
     forward_fraction: ForwardFraction,
+    expert_parallel: int = 1,
 ) -> float:
     """Simulate pipelines at the costs of ``models`` (ms)."""
     recosted = recost_pipelines(pipelines, lengths, models, forward_fraction)
-    return simulate_pipelines_ms(recosted, forward_fraction)
+    return simulate_pipelines_ms(recosted, forward_fraction, expert_parallel)
 
 
 def _recost(
@@ -47,7 +48,8 @@ def _recost(
     for micro in pipeline.micro_batches:
         latency = (model.find_mode(micro.recompute) or model).latency
         cost = latency.micro_batch_ms([lengths[place] for place in micro.sequences])
-        micro_batches.append(replace(micro, cost_ms=round(cost, 3)))
+        shared = round(latency.b_shared * micro.tokens, 3) if micro.shared_ms else 0.0
+        micro_batches.append(replace(micro, cost_ms=round(cost, 3), shared_ms=shared))
     predicted = form_s_ms(micro_batches, pipeline.scheme.pp)
     if len({micro.recompute for micro in micro_batches}) > 1:
         simulated = simulate_micro_batches_ms(micro_batches, pipeline.scheme.pp, forward_fraction)

@@ -25,7 +25,8 @@ class TrainingBackend:
     one scheme on all ranks, the same at every step, in any of them; ``baseline``: key of the
     compared system that its users run today, and ``baseline_name``, what they call it. ``modes``:
     recomputation modes that it switches between micro-batches; ``loss``: how it computes the loss;
-    ``stack``: rates and launches of its software in derived profiles.
+    ``stack``: rates and launches of its software in derived profiles. ``splits_experts``: runs
+    plans whose experts are on several ranks.
     """
 
     name: str
@@ -38,6 +39,7 @@ class TrainingBackend:
     modes: tuple[str, ...] = ("none", "full")
     loss: str = "whole"
     stack: str = "compiled"
+    splits_experts: bool = False
 
     def runs(self, scheme: Scheme) -> bool:
         """Return whether the backend runs ``scheme``."""
@@ -91,6 +93,7 @@ _SEQPLAN = TrainingBackend(
     baseline_name="one static strategy",
     modes=MODES,
     loss="chunked",
+    splits_experts=True,
 )
 _VERL = replace(
     _SEQPLAN,
@@ -104,6 +107,7 @@ _VERL = replace(
     modes=("none", "full"),
     loss="whole",
     stack="eager",
+    splits_experts=False,
 )
 
 BACKENDS = {
@@ -134,6 +138,7 @@ BACKENDS = {
             modes=("none", "attention_core", "full"),
             loss="whole",
             stack="megatron",
+            splits_experts=False,
             baseline="megatron-dcp",
             baseline_name="dynamic context parallelism by Megatron's rule",
         ),

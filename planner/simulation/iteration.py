@@ -225,10 +225,12 @@ def _count_modes(execution: Execution) -> Iterator[ModeUse]:
 
 
 def compute_ms(
-    phases: Sequence[Sequence[PlannedPipeline]], forward_fraction: ForwardFraction
+    phases: Sequence[Sequence[PlannedPipeline]],
+    forward_fraction: ForwardFraction,
+    expert_parallel: int = 1,
 ) -> float:
     """Simulate the phases one after another, without switches (ms)."""
-    return sum(simulate_pipelines_ms(phase, forward_fraction) for phase in phases)
+    return sum(simulate_pipelines_ms(phase, forward_fraction, expert_parallel) for phase in phases)
 
 
 def _run_phase(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from seqplan.costs.profile import Profile
 from seqplan.planner.sync.derive import derive_sync, optimizer_of
-from seqplan.planner.sync.times import GivenSyncTimes, SyncTimes
+from seqplan.planner.sync.times import GivenSyncTimes, LayoutSyncTimes, SyncTimes
 
 
 def choose_sync(
@@ -30,3 +30,10 @@ def choose_sync(
         source = f"as given: {equal:g} ms, different layouts {different:g}"
         return GivenSyncTimes(overlap, optimizer_ms, source, equal, different)
     return derive_sync(profile, gpus, overlap=overlap, optimizer_ms=optimizer_ms)
+
+
+def derive_again(sync: SyncTimes, profile: Profile, gpus: int) -> SyncTimes:
+    """Derive a sync by layout for another profile of the model; return one that is given."""
+    if not isinstance(sync, LayoutSyncTimes):
+        return sync
+    return derive_sync(profile, gpus, overlap=sync.overlap, optimizer_ms=sync.optimizer_ms)

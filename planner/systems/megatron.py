@@ -19,6 +19,8 @@ from seqplan.plans.scheme import Strategy
 
 NAME = "Megatron-like"
 
+BALANCED_EXPERTS = "with experts on several ranks it is the best static strategy, balanced"
+
 
 def megatron(setting: Setting, *, search: bool = False) -> list[ComparedSystem | Skipped]:
     """Set up varlen attention, dense attention, and our dispatch and packing, on one strategy.
@@ -38,7 +40,7 @@ def megatron(setting: Setting, *, search: bool = False) -> list[ComparedSystem |
     strategy, origin = chosen
     window = min(setting.workload.max_len, setting.longest)
     described = f"{strategy}, {origin}; first-fit-decreasing windows of {window:,} tokens"
-    return [
+    systems: list[ComparedSystem | Skipped] = [
         ComparedSystem(
             "megatron",
             f"{NAME}, varlen",
@@ -63,6 +65,9 @@ def megatron(setting: Setting, *, search: bool = False) -> list[ComparedSystem |
             lambda batch: setting.run_balanced(batch, [strategy]),
         ),
     ]
+    if setting.static_experts is not None:
+        systems[-1] = Skipped("megatron-balanced", f"{NAME}, balanced", BALANCED_EXPERTS)
+    return systems
 
 
 def static_strategy(setting: Setting, *, search: bool) -> tuple[Strategy, str] | None:
@@ -85,7 +90,11 @@ def static_strategy(setting: Setting, *, search: bool) -> tuple[Strategy, str] |
     fraction = setting.profile.forward_fraction
     times = {
         strategy: mean(
-            compute_ms([assign_windows(setting, batch, strategy, window)], fraction)
+            compute_ms(
+                [assign_windows(setting, batch, strategy, window)],
+                fraction,
+                setting.expert_parallel,
+            )
             for batch in setting.batches
         )
         + setting.sync.of_strategy_ms(strategy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from seqplan.costs.profile import Profile
@@ -13,10 +13,13 @@ from seqplan.planner.lockstep.assemble import assemble_micro_steps
 from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
 from seqplan.planner.placement.assembly import assemble, plan_pipeline, ranks_of_stages
 from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.planner.problem import PlanningProblem
 from seqplan.planner.simulation.iteration import Execution
+from seqplan.planner.step.expert_planner import price_micro_batch
 from seqplan.planner.step.selection import select
 from seqplan.planner.sync.times import NO_SYNC, SyncTimes
 from seqplan.planner.workload import Workload
+from seqplan.plans.experts import holds_whole_blocks
 from seqplan.plans.plan import PlannedPipeline, Provenance
 from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.plans.version import VERSION
@@ -29,6 +32,8 @@ class Setting:
     Systems that are set up by search see these very batches, which is in their favor. Our
     selection weighs the ``sync``. ``lockstep``: all ranks run their k-th micro-batches
     together, in micro-steps, ours in multiples of ``micro_step_multiple``; so they do under ZeRO-3.
+    ``static_experts``: of a model with experts on several ranks, the one degree, mode and scheme
+    that are fastest throughout.
     """
 
     profile: Profile
@@ -38,6 +43,12 @@ class Setting:
     sync: SyncTimes = NO_SYNC
     lockstep: bool = False
     micro_step_multiple: int = 1
+    static_experts: PlanningProblem | None = None
+
+    @property
+    def expert_parallel(self) -> int:
+        """Return the ranks that hold all experts together."""
+        return self.profile.expert_parallel
 
     @property
     def in_lockstep(self) -> bool:
@@ -76,7 +87,8 @@ class Setting:
     ) -> tuple[PlannedPipeline, ...]:
         """Make pipelines on consecutive ranks from their micro-batches (positions in the batch).
 
-        In a micro-step, of each stage: the ranks of a stage are the same in all micro-steps.
+        In a micro-step, of each stage: the ranks of a stage are the same in all micro-steps. With
+        experts on several ranks, micro-batches state what their block shares.
         """
         pipelines = []
         first = 0
@@ -89,18 +101,34 @@ class Setting:
                 first += scheme.stage_gpus
             pipeline_class = PipelineClass.from_model(self.models[scheme], 1)
             fraction = self.profile.forward_fraction
-            pipelines.append(
-                plan_pipeline(
-                    scheme,
-                    pipeline_class,
-                    ranks,
-                    micro_batches,
-                    batch,
-                    forward_fraction=fraction,
-                    micro_step=micro_step,
-                )
+            pipeline = plan_pipeline(
+                scheme,
+                pipeline_class,
+                ranks,
+                micro_batches,
+                batch,
+                forward_fraction=fraction,
+                micro_step=micro_step,
             )
+            pipelines.append(self._share(pipeline, batch))
         return tuple(pipelines)
+
+    def _share(self, pipeline: PlannedPipeline, batch: Batch) -> PlannedPipeline:
+        """State what micro-batches share with others of their block of experts."""
+        if holds_whole_blocks(pipeline.scheme, pipeline.ranks, self.expert_parallel):
+            return pipeline
+        model = self.models[pipeline.scheme]
+        shared = [
+            price_micro_batch(
+                micro,
+                model,
+                [batch.lengths[i] for i in micro.sequences],
+                micro.recompute,
+                whole=False,
+            )
+            for micro in pipeline.micro_batches
+        ]
+        return replace(pipeline, micro_batches=tuple(shared))
 
     def replicas(
         self, batch: Batch, scheme: Scheme, by_rank: Sequence[Sequence[Sequence[int]]]

@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import mean
 
+from seqplan.planner.problem import PlanningProblem
 from seqplan.planner.proposal.static_micro_steps import best_static_micro_steps
-from seqplan.planner.simulation.iteration import compute_ms
+from seqplan.planner.simulation.iteration import Execution, compute_ms
+from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.strategies.homogeneous import (
     best_homogeneous,
     promising_homogeneous,
     strategy_ms,
 )
 from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
+from seqplan.planner.systems.static_experts import QUICK, SAMPLED, find_static_experts
 from seqplan.plans.scheme import Strategy
 
 JUDGED_WITHIN = 1.15
@@ -25,6 +28,8 @@ JUDGED_WITHIN = 1.15
 
 def static_best(setting: Setting, candidates: Sequence[Strategy]) -> list[ComparedSystem | Skipped]:
     """Set up the best homogeneous strategy, and the best of ``candidates``, kept throughout."""
+    if setting.static_experts is not None:
+        return [_with_experts(setting, setting.static_experts)]
     if setting.profile.lockstep:
         return []  # one degree throughout is the DeepSpeed-like system
     if setting.lockstep:
@@ -73,6 +78,8 @@ def static_best(setting: Setting, candidates: Sequence[Strategy]) -> list[Compar
 
 def static_without_stages(setting: Setting) -> Strategy | None:
     """Find the best static strategy without pipeline stages, for the rules of trainers."""
+    if setting.static_experts is not None:
+        return _find_flat_experts(setting, setting.static_experts)
     if setting.profile.lockstep:
         return best_in_lockstep(setting)
     models = {s: m for s, m in setting.models.items() if s.pp == 1}
@@ -92,6 +99,41 @@ def best_in_lockstep(setting: Setting) -> Strategy | None:
         setting.micro_step_multiple,
     )
     return None if found is None else found[0]
+
+
+def _with_experts(setting: Setting, best: PlanningProblem) -> ComparedSystem:
+    """Set up the best static run of experts on several ranks."""
+    planner = StepPlanner(best, QUICK)
+    return ComparedSystem(
+        "static",
+        "Best static strategy, balanced",
+        f"{_strategy_of(best)}, experts on {setting.expert_parallel} ranks: the fastest degree, "
+        "mode and scheme throughout on these batches; our dispatch and packing",
+        True,
+        lambda batch: Execution.from_plan(planner.plan(batch)),
+    )
+
+
+def _find_flat_experts(setting: Setting, best: PlanningProblem) -> Strategy | None:
+    """Find the best static run without pipeline stages, experts on several ranks."""
+    if all(scheme.pp == 1 for scheme in best.models):
+        return _strategy_of(best)
+    flat = {entry.scheme for entry in setting.profile.schemes if entry.scheme.pp == 1}
+    found = find_static_experts(
+        setting.profile.keep_schemes(flat),
+        setting.workload,
+        setting.batches[:SAMPLED],
+        setting.longest,
+        setting.sync,
+        lockstep=setting.lockstep,
+    )
+    return None if found is None else _strategy_of(found)
+
+
+def _strategy_of(problem: PlanningProblem) -> Strategy:
+    """Return the strategy of a problem with one scheme."""
+    (scheme,) = problem.models
+    return Strategy.from_counts({scheme: problem.workload.gpus // scheme.gpus})
 
 
 def _in_lockstep(setting: Setting) -> list[ComparedSystem | Skipped]:

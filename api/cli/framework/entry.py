@@ -38,6 +38,10 @@ class _Parser(argparse.ArgumentParser):
 
     _parsed: Sequence[str] = ()
 
+    def __init__(self, **options: Any) -> None:
+        # A part of a name may be another command's option: --gpus of --gpus-per-node.
+        super().__init__(**options, allow_abbrev=False)
+
     def parse_known_args(  # type: ignore[override]
         self,
         args: Sequence[str] | None = None,
@@ -68,10 +72,9 @@ class _Parser(argparse.ArgumentParser):
             option = word.partition("=")[0]
             if word == "--":
                 return None
-            if option.startswith("--") and " " not in word:
-                known = (name.startswith(option) for name in self._option_string_actions)
-                if not any(known):
-                    return word
+            unknown = option.startswith("--") and option not in self._option_string_actions
+            if unknown and " " not in word:
+                return word
         return None
 
     def _check_value(self, action: argparse.Action, value: object) -> None:

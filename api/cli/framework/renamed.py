@@ -49,10 +49,12 @@ def _message(old: str, new: str) -> str:
 
 
 def find_moved(option: str, known: Collection[str]) -> str | None:
-    """Return the option and field that replace a former option; None if nothing does.
+    """Return what stands for an option that a command lacks; None if nothing does.
 
     ``known``: options of the command.
     """
+    if option == "--gpus" and "--nodes" in known:
+        return "--nodes with --gpus-per-node"
     field = option.removeprefix("--").replace("-", "_")
     for new, fields in (("--model", _SIZES), ("--hardware", _DEVICE)):
         if field in fields and new in known:

@@ -94,9 +94,17 @@ def _profile_of_model(
         zero=zero,
         loss=loss,
         stack=backend.stack,
+        longest=longest if backend.splits_experts else None,
     )
     usable, _ = apply_backend(profile, workload.gpus, args.execution, 1, args.trainer)
-    reached = max((model.max_sequence for model in workload.models(usable).values()), default=0)
+    reached = max(
+        (
+            model.max_sequence
+            for degree in usable.expert_degrees
+            for model in workload.models(usable.at_expert_parallel(degree)).values()
+        ),
+        default=0,
+    )
     if reached < longest:
         fix = f"Give --max-len {reached} to truncate, or more GPUs" if reached else "Add GPUs"
         raise Infeasible(

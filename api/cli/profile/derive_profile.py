@@ -116,6 +116,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _describe_room(profile: Profile, gpus: int) -> list[str]:
+    """State that no scheme holds a token on ``gpus`` GPUs, with the fix; nothing if one does."""
+    for degree in profile.expert_degrees:
+        if gpus % degree == 0 and profile.at_expert_parallel(degree).usable(gpus, 1):
+            return []
+    experts = profile.shape.architecture.experts
+    split = " or experts on more ranks with --expert-parallel 8,16,32,64" if experts else ""
+    return [f"no scheme holds a token on {gpus} GPUs. Give more --nodes{split}"]
+
+
 def _derive_all(args: argparse.Namespace) -> dict[str, Any]:
     """Derive every scheme from data sheets."""
     deployment = deployment_of(args)
@@ -172,7 +182,8 @@ def write_derived(args: argparse.Namespace, document: dict[str, Any]) -> None:
         f"{args.output}: profile {profile.name}, {len(profile.schemes)} schemes, {derived} derived"
     )
     print(f"fit: {profile.residuals}")
-    for note in document.get("notes", ()):
+    room = [] if args.profile else _describe_room(profile, cluster_of(args).gpus)
+    for note in [*document.get("notes", ()), *room]:
         print("\n".join(textwrap.wrap(f"note: {note}", 98)))
     print(f"see it with: seqplan profile show {args.output} --gpus N")
 

@@ -281,6 +281,11 @@ def test_other_variables_have_no_effect(
         (["check", "plans", "plans.jsonl", "--profil-e=x"], "Did you mean --profile?"),
         (["plan", "--stepp", "3"], "unrecognized arguments: --stepp. Did you mean --step"),
         (["plan", "l", "--propsal=p"], "Did you mean --proposal?"),
+        (["plan", "l", "--prop", "p"], "unrecognized arguments: --prop"),
+        (
+            ["profile", "derive", "--model", "small", "--gpus", "8"],
+            "unrecognized arguments: --gpus. Did you mean --nodes with --gpus-per-node?",
+        ),
         (["propose", "--method", "serch"], "Did you mean search?"),
         (["propose", "--trainer", "megatrn"], "Did you mean megatron?"),
     ],

@@ -61,6 +61,14 @@ def test_lists_of_degrees_are_ranked_and_the_impossible_named() -> None:
     assert document["rejected"]["tp4.r16"] == "its 64 GPUs do not divide the cluster's 8"
 
 
+def test_without_a_batch_it_is_the_fewest_sequences_that_all_schemes_run() -> None:
+    text = succeeded(call(*NODE, "--tp", "2,4,8", "--ring", "1,16", "--micro-batch", 3))
+    assert "batch: 12 sequences, the fewest that all schemes can run" in text
+    assert "left out (its 64 GPUs do not divide the cluster's 8): tp4.r16" in text
+    message = complaint(call(*NODE, "--batch", 3, "--tp", "1,2,4"))
+    assert message.endswith("batch 3 is no multiple of dp · micro-batch = 8 · 1, and 2 others")
+
+
 def test_a_scheme_that_does_not_fit_is_a_row_and_code_3() -> None:
     outcome = call(*NODE, "--batch", 8)
     assert (outcome.code, outcome.err) == (3, "")

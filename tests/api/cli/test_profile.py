@@ -295,7 +295,7 @@ def test_samples_of_several_modes_are_merged(tmp_path: Path) -> None:
         (("none.jsonl", "--capacity-gib", "8"), "none.jsonl: cannot be read"),
         (("s.jsonl", "--capacity-gib", "0"), "must be a number above 0: '0'"),
         (("s.jsonl",), "the following arguments are required: --capacity-gib"),
-        (("s.jsonl", "--capacity", "8", "--merge"), "unrecognized arguments: --merge"),
+        (("s.jsonl", "--capacity-gib", "8", "--merge"), "unrecognized arguments: --merge"),
     ],
 )
 def test_bad_input_of_a_merge_is_one_line(

@@ -113,7 +113,8 @@ class Profile:
         """The one degree of expert parallelism; ``ProfileError`` if there are several."""
         if len(self.expert_degrees) > 1:
             raise ProfileError(
-                f"profile {self.name}: has expert_parallel {self._degrees}. State one of them"
+                f"profile {self.name}: has expert_parallel {self._degrees}. State one, such as "
+                f"expert_parallel={self.expert_degrees[1]}; a proposal chooses it"
             )
         return self.expert_degrees[0]
 

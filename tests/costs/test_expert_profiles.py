@@ -82,7 +82,9 @@ PROFILE = read()
 
 def test_a_profile_of_several_degrees_is_not_one_of_a_scheme_each() -> None:
     assert PROFILE.expert_degrees == (1, 4, 8)
-    message = r"^profile experts: has expert_parallel 1, 4, 8\. State one of them$"
+    message = (
+        r"^profile experts: has expert_parallel 1, 4, 8\. State one, such as expert_parallel=4;"
+    )
     for use in (
         lambda: PROFILE.expert_parallel,
         lambda: PROFILE.by_scheme,

@@ -52,6 +52,14 @@ class TrainingBackend:
 
         A profile of another ZeRO stage is derived anew if it is wholly of the analytic model.
         """
+        if not self.splits_experts and profile.expert_degrees != (1,):
+            if 1 not in profile.expert_degrees:
+                degrees = ", ".join(map(str, profile.expert_degrees))
+                raise ProfileError(
+                    f"profile {profile.name}: its experts are on {degrees} ranks, and {self.name} "
+                    "keeps them whole. Derive a profile with --expert-parallel 1"
+                )
+            profile = profile.at_expert_parallel(1)
         if len(profile.modes) > 1:
             profile = profile.keep_modes(self.modes)
         if profile.zero_stage not in self.zero_stages:
@@ -138,7 +146,6 @@ BACKENDS = {
             modes=("none", "attention_core", "full"),
             loss="whole",
             stack="megatron",
-            splits_experts=False,
             baseline="megatron-dcp",
             baseline_name="dynamic context parallelism by Megatron's rule",
         ),
@@ -147,6 +154,7 @@ BACKENDS = {
             _VERL,
             name="verl-megatron",
             stack="megatron",
+            splits_experts=True,
             axes=frozenset({"tp", "pp", "ring"}),
             zero_stages=(1, 2),
             executions=("lockstep",),

@@ -104,7 +104,7 @@ class ExpertPlanner:
     def _plan_coupled(self, batch: Batch, candidates: tuple[Considered, ...]) -> Iterator[Plan]:
         """Plan components in lockstep, of each layout without stages that has smaller groups."""
         problem, sync = self._problem, self._problem.sync
-        for layout, models in self._list_choices():
+        for layout, models in (*self._list_choices(), *self._list_of_one_mode(batch.longest)):
             components = plan_components(
                 batch,
                 models,
@@ -233,6 +233,24 @@ class ExpertPlanner:
             elif small and self._problem.regroup_layout in (None, layout):
                 yield layout, models
 
+    def _list_of_one_mode(self, longest: int) -> Iterator[tuple[Layout, list[SchemeModel]]]:
+        """Yield the schemes in lockstep with the mode that recomputes least and holds ``longest``.
+
+        Each micro-step takes the mode of its fullest group, so that groups for several modes may be
+        slower than groups for one.
+        """
+        problem = self._problem
+        if not problem.in_lockstep or len(problem.profile.modes) == 1:
+            return
+        for mode in problem.profile.modes:
+            models = problem.workload.models(problem.profile.keep_modes({mode.name}))
+            reach = max((model.max_sequence for model in models.values()), default=0)
+            if reach >= longest:
+                for layout, of_layout in of_layouts(models).items():
+                    if layout[1] == 1:
+                        yield layout, of_layout
+                return
+
     def _assemble(self, component: ComponentSteps) -> Iterator[PlannedPipeline]:
         """Make the pipelines of a component, in the order of its micro-steps.
 
@@ -244,7 +262,7 @@ class ExpertPlanner:
             component.micro_steps,
             self._provenance,
             self._problem.workload.gpus,
-            forward_fraction=self._problem.profile.forward_fraction,
+            forward_fraction=self._problem.profile.modes[0].forward_fraction,  # of one stage
         )
         busy = Counter(p.micro_step for p in plan.pipelines for _ in p.ranks)
         modes = self._choose_modes(plan.pipelines, component)

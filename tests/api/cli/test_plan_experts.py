@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,13 @@ from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.derived.model_profiles import derive_model_profile, list_expert_degrees
 from seqplan.costs.model_sizes import MODELS, ModelSizes
 from seqplan.costs.profile import Profile
+from seqplan.costs.profiled_scheme import ProfileError
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.comparison.compare import compare
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
+from seqplan.planner.proposal.backends import find_backend
 from seqplan.planner.simulation.iteration import compute_ms
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.sync.choice import choose_sync
@@ -150,3 +153,14 @@ def test_a_derived_profile_has_the_degrees_that_hold_the_data() -> None:
     longest = min(reach.values()) + 1
     fewer = derive_model_profile(sizes, cluster, name="few", longest=longest)
     assert fewer.expert_degrees == tuple(d for d, tokens in reach.items() if tokens >= longest)
+
+
+def test_a_trainer_that_keeps_experts_whole_takes_their_entries() -> None:
+    whole = find_backend("transformers")
+    assert not whole.splits_experts
+    split = make_expert_profile({1: 0.0, 4: 0.4})
+    assert find_backend("megatron").usable_profile(split, GPUS).expert_degrees == (1, 4)
+    verl = replace(find_backend("verl-fsdp"), zero_stages=(1,))
+    assert verl.usable_profile(split, GPUS).expert_degrees == (1,)
+    with pytest.raises(ProfileError, match="its experts are on 4 ranks, and verl-fsdp keeps them"):
+        verl.usable_profile(make_expert_profile({4: 0.4}), GPUS)

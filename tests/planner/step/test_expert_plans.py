@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import product
 from math import inf
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from seqplan import Cost, Mode, Planner
 from seqplan.api.cli.propose import proposal_lines
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.expert_sharing import expert_bound_ms
@@ -141,6 +143,26 @@ def test_components_beat_whole_blocks_if_sequences_are_short() -> None:
     assert any(pipeline.scheme.gpus < GPUS for pipeline in plan.pipelines)
     assert plan.predicted_ms < whole.predicted_ms
     assert planner.prove(plan) == plan
+
+
+def test_lockstep_with_modes_is_no_slower_than_with_one_of_them() -> None:
+    profile = load_shipped("qwen3-30b-a3b-h100-80gb").at_expert_parallel(8)
+    lengths = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
+    batch = next(iter(Sampler(lengths, 200_000, 16_384, 0).batches(1)))
+    times = [
+        StepPlanner(
+            PlanningProblem(
+                profile=of_modes,
+                workload=Workload(32, 16_384, 200_000),
+                sync=None,
+                execution="lockstep",
+            )
+        )
+        .plan(batch)
+        .predicted_ms
+        for of_modes in (profile, profile.keep_modes({"none"}))
+    ]
+    assert times[0] <= times[1]
 
 
 def test_a_proposal_weighs_the_degrees() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.busy_ranks import Group
@@ -41,7 +42,7 @@ class FilledMicroSteps:
     times_ms: tuple[float, ...]
     stages: int = 1
 
-    @property
+    @cached_property
     def total_ms(self) -> float:
         """Return the time of the micro-steps, one after another through the stages."""
         return in_stages_ms(self.times_ms, self.stages)

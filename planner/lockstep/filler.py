@@ -14,7 +14,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
@@ -50,8 +51,12 @@ class Opening(NamedTuple):
     target_ms: float
 
 
-CompiledClasses = tuple[tuple[object, int], ...]
-"""Costs of each class as the native extension reads them, and the ranks of a group."""
+Compiled = tuple[list[tuple[list[tuple[int, bytes, int]], float]], int]
+"""Micro-steps of the native extension, each with its groups and time (ms), and how many sequences
+are left."""
+
+IN_TURN: Floats = np.array([])
+"""Shares of no class: micro-steps are filled one after another."""
 
 
 class Begun(NamedTuple):
@@ -157,14 +162,14 @@ class MicroStepsFiller:
         None if some are left at the end and ``only_whole``.
         """
         if self._compiled is not None:
-            return self._fill_compiled(self._compiled, counts, targets_ms, only_whole)
+            return self._fill_compiled(counts, targets_ms, only_whole=only_whole)
         fill = self._starter.take_unassigned(counts)
         micro_steps = []
         longest = 0
         for target in targets_ms:
             if not fill.left:
                 break
-            longest = _first_left(fill, longest)
+            longest = find_first_left(fill, longest)
             micro_steps.append(
                 self.fill_micro_step(fill, longest, max(target, self._alone_ms[longest]))
             )
@@ -173,29 +178,31 @@ class MicroStepsFiller:
         return Begun(self._make_micro_steps(fill, micro_steps), np.asarray(fill.counts))
 
     @cached_property
-    def _compiled(self) -> CompiledClasses | None:
-        """What the native extension fills micro-steps from; None if Python does."""
+    def _compiled(self) -> partial[Compiled] | None:
+        """Function of the native extension that fills micro-steps; None if Python does."""
         if not self._starter.compiled or type(self).fill_micro_step is not (
             MicroStepsFiller.fill_micro_step
         ):
             return None
-        degrees = zip(self.costs, self.classes, strict=True)
-        return tuple((costs.compiled, degree.gpus) for costs, degree in degrees)
-
-    def _fill_compiled(
-        self, classes: CompiledClasses, counts: Ints, targets_ms: Sequence[float], only_whole: bool
-    ) -> Begun | None:
         from seqplan.planner.placement import fill_kernel
 
+        degrees = zip(self.costs, self.classes, strict=True)
+        classes = tuple((costs.compiled, degree.gpus) for costs, degree in degrees)
+        return partial(fill_kernel.fill_micro_steps, classes, self.ranks)
+
+    def _fill_compiled(
+        self,
+        counts: Ints,
+        targets_ms: Sequence[float],
+        *,
+        only_whole: bool,
+        shares: Floats = IN_TURN,
+    ) -> Begun | None:
+        assert self._compiled is not None
         rest = counts.copy()
-        micro_steps, left = fill_kernel.fill_micro_steps(
-            classes,
-            self.ranks,
-            rest,
-            np.array(targets_ms, dtype=np.float64),
-            self._alone,
-            ANY_NUMBER if self.one_each else 1,
-        )
+        targets = np.array(targets_ms, dtype=np.float64)
+        most = ANY_NUMBER if self.one_each else 1
+        micro_steps, left = self._compiled(rest, targets, self._alone, most, shares)
         if left and only_whole:
             return None
         groups = tuple(
@@ -292,25 +299,40 @@ class MicroStepsFiller:
         """
         reach = [costs.longest_alone(target_ms) for costs in self.costs]
         free, filled_classes = self.ranks, []
-        tokens = self._lengths[longest]
         for k, degree in enumerate(self.classes):
-            below = max(reach[k + 1 :], default=0)
-            number = free // degree.gpus
-            if not number or tokens <= below or reach[k] <= 0:
-                continue
-            opening = Opening(k, number, below, reach[k], target_ms)
-            if below:
-                opening = opening._replace(number=self._number_needed(fill, opening))
-            if not opening.number:
-                continue
-            filled_classes.append(k)
-            self.fill_groups(fill, opening)
-            free -= opening.number * degree.gpus
-            if not fill.left or k == len(reach) - 1:
-                break
-            longest = _first_left(fill, longest)
-            tokens = self._lengths[longest]
+            if number := self._fill_degree(fill, k, free, longest, reach, target_ms):
+                filled_classes.append(k)
+                free -= number * degree.gpus
+                if not fill.left:
+                    break
+                longest = find_first_left(fill, longest)
         return filled_classes
+
+    def _fill_degree(
+        self,
+        fill: Fill,
+        k: int,
+        free: int,
+        longest: int,
+        reach: Sequence[int],
+        target_ms: float,
+        share: float = 1.0,
+    ) -> int:
+        """Open groups of a class on free ranks and fill them; returns how many.
+
+        ``share``: of the groups that sequences need.
+        """
+        below = max(reach[k + 1 :], default=0)
+        number = free // self.classes[k].gpus
+        if not number or self._lengths[longest] <= below or reach[k] <= 0:
+            return 0
+        opening = Opening(k, number, below, reach[k], target_ms)
+        if below:
+            number = ceil(self._number_needed(fill, opening) * share)
+            opening = opening._replace(number=number)
+        if number:
+            self.fill_groups(fill, opening)
+        return number
 
     def _number_needed(self, fill: Fill, opening: Opening) -> int:
         """Count the groups that sequences above ``opening.above`` fill, up to its number."""
@@ -337,7 +359,7 @@ class MicroStepsFiller:
         )
 
 
-def _first_left(fill: Fill, start: int) -> int:
+def find_first_left(fill: Fill, start: int) -> int:
     """Return the place of the longest length, from ``start`` on, that is left."""
     if fill.counts[start]:
         return start

@@ -31,6 +31,7 @@ from seqplan.planner.lockstep.micro_step_bounds import (
 )
 from seqplan.planner.lockstep.one_degree import plan_one_degree
 from seqplan.planner.lockstep.search import SearchSettings, TargetFiller, search
+from seqplan.planner.lockstep.two_micro_steps import TwoMicroSteps
 from seqplan.planner.placement.dominance import drop_dominated
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.plans.scheme import Scheme
@@ -288,7 +289,13 @@ def _search(
         known_ms=min((filled.total_ms for filled in of_one_degree), default=inf),
         further=[least for filler in fillers for least in filler.list_least_waste(multiple)],
     )
-    return [*of_one_degree, *found[:LAID_OUT]], bound_ms(fewest)
+    found = [*of_one_degree, *found[:LAID_OUT]]
+    if stages == 1 and fewest <= 2 and 2 % multiple == 0:
+        known_ms = min((filled.total_ms for filled in found), default=inf)
+        if bound_ms(2) < known_ms < inf:
+            divided = TwoMicroSteps(classes, sequences, ranks).search(known_ms)
+            found += [] if divided is None else [divided]
+    return found, bound_ms(fewest)
 
 
 def _of_one_degree(

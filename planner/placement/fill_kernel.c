@@ -11,7 +11,7 @@
  * fill_kernel's caller compares it with the files beside it: a kernel that was built from another
  * text is not used.
  */
-#define SOURCE "0aa35df3ed44cf99"
+#define SOURCE "43d3f11134751729"
 
 #include "fill_kernel.h"
 
@@ -643,40 +643,54 @@ static PyObject *fill_groups(MicroSteps *steps, int64_t k, int64_t number, int64
     return result;
 }
 
+static void set_reach(MicroSteps *steps, int64_t *reach, double target) {
+    steps->reach = reach;
+    for (int64_t k = 0; k < steps->degrees; k++) reach[k] = longest_alone(steps->costs[k], target);
+}
+
+/* A micro-step while it is filled: its target, slowest time, free ranks and classes' groups. */
+typedef struct {
+    double target, slowest;
+    int64_t free;
+    PyObject *filled;
+} MicroStep;
+
+/* MicroStepsFiller._fill_degree; 0 with an exception set. */
+static int fill_degree(MicroSteps *steps, MicroStep *step, int64_t k, int64_t longest, double share,
+                       int64_t *left) {
+    int64_t below = 0, number = step->free / steps->gpus[k];
+    for (int64_t j = k + 1; j < steps->degrees; j++)
+        if (steps->reach[j] > below) below = steps->reach[j];
+    if (!number || steps->costs[0]->lengths[longest] <= below || steps->reach[k] <= 0) return 1;
+    if (below) {
+        number = number_needed(steps, k, number, below, step->target);
+        if (number == NONE) return 0;
+        number = (int64_t)ceil((double)number * share);
+    }
+    if (number == 0) return 1;
+    PyObject *groups = fill_groups(steps, k, number, below, step->target, left, &step->slowest);
+    int good = groups != NULL && PyList_Append(step->filled, groups) == 0;
+    Py_XDECREF(groups);
+    step->free -= number * steps->gpus[k];
+    return good;
+}
+
 /* MicroStepsFiller.fill_micro_step: a list of its classes' groups, and its time. */
 static PyObject *fill_one_step(MicroSteps *steps, int64_t longest, double target, int64_t *left) {
-    double slowest = 0.0;
-    PyObject *filled = PyList_New(0);
-    if (filled == NULL) return NULL;
     if (!isfinite(target)) {
         PyErr_SetString(PyExc_ValueError, "times must be in range");
-        Py_DECREF(filled);
         return NULL;
     }
-    int64_t free = steps->ranks, last = steps->degrees - 1;
-    const int64_t *lengths = steps->costs[0]->lengths;
-    for (int64_t k = 0; k <= last; k++) steps->reach[k] = longest_alone(steps->costs[k], target);
-    for (int64_t k = 0; k <= last; k++) {
-        int64_t below = 0, number = free / steps->gpus[k];
-        for (int64_t j = k + 1; j <= last; j++)
-            if (steps->reach[j] > below) below = steps->reach[j];
-        if (!number || lengths[longest] <= below || steps->reach[k] <= 0) continue;
-        if (below) number = number_needed(steps, k, number, below, target);
-        if (number == 0) continue;
-        PyObject *groups =
-            number == NONE ? NULL
-                           : fill_groups(steps, k, number, below, target, left, &slowest);
-        if (groups == NULL || PyList_Append(filled, groups) < 0) {
-            Py_XDECREF(groups);
-            Py_DECREF(filled);
-            return NULL;
-        }
-        Py_DECREF(groups);
-        free -= number * steps->gpus[k];
-        if (!*left) break;
+    MicroStep step = {target, 0.0, steps->ranks, PyList_New(0)};
+    if (step.filled == NULL) return NULL;
+    set_reach(steps, steps->reach, target);
+    for (int64_t k = 0; k < steps->degrees && *left; k++) {
         while (!steps->counts[longest]) longest++;
+        if (fill_degree(steps, &step, k, longest, 1.0, left)) continue;
+        Py_DECREF(step.filled);
+        return NULL;
     }
-    return Py_BuildValue("(Nd)", filled, slowest);
+    return Py_BuildValue("(Nd)", step.filled, step.slowest);
 }
 
 /* MicroStepsFiller._fill_in_turn: a list of micro-steps; sets what is left. */
@@ -693,13 +707,44 @@ static PyObject *fill_in_turn(MicroSteps *steps, const double *targets, int64_t 
     return micro_steps;
 }
 
+/* Whether a class from ``k`` on takes so many tokens in one of two micro-steps. */
+static int is_reached(const int64_t *reach, int64_t degrees, int64_t k, int64_t tokens) {
+    for (int64_t j = k; j < degrees; j++)
+        if (reach[j] >= tokens || reach[degrees + j] >= tokens) return 1;
+    return 0;
+}
+
+/* TwoMicroSteps.fill_both: both in a list; ``shares``: of the first, by class. */
+static PyObject *fill_at_once(MicroSteps *steps, const double *targets, const double *shares,
+                              int64_t *left) {
+    int64_t *reach = steps->reach, longest = 0;
+    MicroStep both[2] = {{targets[0], 0.0, steps->ranks, PyList_New(0)},
+                         {targets[1], 0.0, steps->ranks, PyList_New(0)}};
+    int good = both[0].filled != NULL && both[1].filled != NULL;
+    for (int r = 0; r < 2; r++) set_reach(steps, reach + r * steps->degrees, targets[r]);
+    for (int64_t turn = 0; good && *left && turn < 2 * steps->degrees; turn++) {
+        int64_t k = turn / 2, r = turn % 2;
+        steps->reach = reach + r * steps->degrees;
+        while (!steps->counts[longest]) longest++;
+        if (!is_reached(reach, steps->degrees, k, steps->costs[0]->lengths[longest])) break;
+        good = fill_degree(steps, &both[r], k, longest, r ? 1.0 : shares[k], left);
+    }
+    steps->reach = reach;
+    if (good)
+        return Py_BuildValue("[(Nd)(Nd)]", both[0].filled, both[0].slowest, both[1].filled,
+                             both[1].slowest);
+    Py_XDECREF(both[0].filled);
+    Py_XDECREF(both[1].filled);
+    return NULL;
+}
+
 /* Read the classes: a tuple of (costs, ranks of a group). 0 with an exception set. */
 static int read_degrees(MicroSteps *steps, PyObject *classes) {
     steps->degrees = PyTuple_Size(classes);
     size_t room = (size_t)(steps->degrees ? steps->degrees : 1) * sizeof(int64_t);
     steps->costs = PyMem_Malloc((room / sizeof(int64_t)) * sizeof(Costs *));
     steps->gpus = PyMem_Malloc(room);
-    steps->reach = PyMem_Malloc(room);
+    steps->reach = PyMem_Malloc(2 * room);
     steps->trial = PyMem_Malloc((size_t)(steps->size ? steps->size : 1) * sizeof(int64_t));
     if (!steps->costs || !steps->gpus || !steps->reach || !steps->trial) {
         PyErr_NoMemory();
@@ -724,34 +769,40 @@ static int read_degrees(MicroSteps *steps, PyObject *classes) {
 }
 
 PyDoc_STRVAR(fill_micro_steps_doc,
-             "fill_micro_steps(classes, ranks, counts, targets_ms, alone_ms, most)\n--\n\n"
+             "fill_micro_steps(classes, ranks, counts, targets_ms, alone_ms, most, shares)\n--\n\n"
              "Fill micro-steps in turn from counts (int64, changed in place) of unassigned "
-             "sequences.\n\nReturns of each its classes' (index, placement, groups) and its time (ms), "
-             "and what is left.");
+             "sequences.\n\nWith shares by class, two at once. Returns of each its classes' (index, "
+             "placement, groups) and its time (ms), and what is left.");
 
 static PyObject *fill_micro_steps(PyObject *Py_UNUSED(module), PyObject *args) {
-    Py_buffer counts, targets, alone;
+    Py_buffer counts, targets, alone, shares;
     PyObject *classes, *micro_steps = NULL, *result = NULL;
     long long ranks, most_of_each;
     MicroSteps steps = {0};
-    if (!PyArg_ParseTuple(args, "O!Lw*y*y*L:fill_micro_steps", &PyTuple_Type, &classes, &ranks,
-                          &counts, &targets, &alone, &most_of_each))
+    if (!PyArg_ParseTuple(args, "O!Lw*y*y*Ly*:fill_micro_steps", &PyTuple_Type, &classes, &ranks,
+                          &counts, &targets, &alone, &most_of_each, &shares))
         return NULL;
     int64_t number = targets.len / (Py_ssize_t)sizeof(double), left = 0;
+    int64_t shared = shares.len / (Py_ssize_t)sizeof(double);
     steps.size = counts.len / (Py_ssize_t)sizeof(int64_t);
     steps.counts = counts.buf;
     steps.ranks = ranks;
     steps.most = most_of_each;
     if (!has_values(&counts, steps.size) || !has_values(&targets, number) ||
-        !has_values(&alone, steps.size) || ranks < 0 || most_of_each < 1) {
+        !has_values(&alone, steps.size) || !has_values(&shares, shared) || ranks < 0 ||
+        most_of_each < 1) {
         PyErr_SetString(PyExc_ValueError, "arrays must be of 8 bytes a value and of one size");
     } else if (read_degrees(&steps, classes)) {
-        const double *until = targets.buf;
-        int finite = 1;
+        const double *until = targets.buf, *of_first = shares.buf;
+        int finite = !shared || (shared == steps.degrees && number == 2);
+        for (int64_t k = 0; k < shared; k++)
+            finite = finite && of_first[k] >= 0 && of_first[k] <= 1;
         for (int64_t r = 0; r < number; r++) finite = finite && isfinite(until[r]);
         for (int64_t i = 0; i < steps.size; i++) left += steps.counts[i];
         if (!finite || !in_range(steps.counts, steps.size, 0, EXACT))
-            PyErr_SetString(PyExc_ValueError, "targets and counts must be in range");
+            PyErr_SetString(PyExc_ValueError, "targets, shares and counts must be in range");
+        else if (shared)
+            micro_steps = fill_at_once(&steps, until, of_first, &left);
         else
             micro_steps = fill_in_turn(&steps, until, number, alone.buf, &left);
     }
@@ -763,6 +814,7 @@ static PyObject *fill_micro_steps(PyObject *Py_UNUSED(module), PyObject *args) {
     PyBuffer_Release(&counts);
     PyBuffer_Release(&targets);
     PyBuffer_Release(&alone);
+    PyBuffer_Release(&shares);
     return result;
 }
 

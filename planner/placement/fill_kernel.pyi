@@ -33,6 +33,7 @@ def fill_micro_steps(
     targets_ms: Floats,
     alone_ms: Floats,
     most: int,
+    shares: Floats,
     /,
 ) -> tuple[list[tuple[list[tuple[int, bytes, int]], float]], int]: ...
 def unpack(placement: bytes, count: int, /) -> ClassPlacement: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tracemalloc
 
 import numpy as np
@@ -11,6 +12,7 @@ from instances import add_modes, batch_of
 from seqplan.planner.lockstep.filler import Begun, MicroStepsFiller
 from seqplan.planner.lockstep.micro_step_bounds import Sequences
 from seqplan.planner.lockstep.search import common_target, improve_targets
+from seqplan.planner.lockstep.two_micro_steps import TwoMicroSteps
 from seqplan.planner.placement.fill import VARIABLE, fill_kernel, kernel_state
 from seqplan.planner.placement.fleet import PipelineClass
 
@@ -52,6 +54,9 @@ def fill_all(seed: int, *, one_each: bool) -> list[object]:
     filled.append(None if least_waste is None else least_waste.bins())
     start = common_target(filler, 4, 0.0)
     filled.append(None if start is None else improve_targets(filler, start, 0.0, 60).bins())
+    two = TwoMicroSteps(filler.classes, filler.sequences, filler.ranks, one_each=one_each)
+    together = two.search(6 * least_ms)
+    filled.append(None if together is None else (together.bins(), together.times_ms))
     return filled
 
 
@@ -68,10 +73,10 @@ def test_compiled_micro_steps_are_those_of_python(one_each: bool) -> None:
 @compiled
 def test_bad_arguments_are_rejected() -> None:
     filler = make_filler(1)
-    classes, counts = filler._compiled, filler.sequences.counts
-    assert classes is not None
-    targets, alone, number = np.array([5.0]), filler._alone, (1,)
-    assert fill_kernel.fill_micro_steps(classes, 8, counts.copy(), targets, alone, 1)[0]
+    assert filler._compiled is not None
+    classes, counts = filler._compiled.args[0], filler.sequences.counts
+    targets, alone, number = np.array([5.0]), filler._alone, (1, np.array([]))
+    assert fill_kernel.fill_micro_steps(classes, 8, counts.copy(), targets, alone, *number)[0]
     short = counts[:-1].copy()
     for arguments, message in [
         (((), 8, counts.copy(), targets, alone), "no classes"),
@@ -86,6 +91,10 @@ def test_bad_arguments_are_rejected() -> None:
     ]:
         with pytest.raises(ValueError, match=message):
             fill_kernel.fill_micro_steps(*arguments, *number)  # type: ignore[arg-type]
+    two = np.array([5.0, 5.0])
+    for of_both, shares in [(targets, np.zeros(4)), (two, np.zeros(3)), (two, np.full(4, 1.1))]:
+        with pytest.raises(ValueError, match="in range"):
+            fill_kernel.fill_micro_steps(classes, 8, counts.copy(), of_both, alone, 1, shares)
 
 
 @compiled
@@ -95,9 +104,11 @@ def test_they_keep_no_memory() -> None:
     try:
         for _ in range(3):
             filler.fill_with_least_waste()
+        gc.collect()  # frees what Python keeps of its tuples, too
         before, _ = tracemalloc.get_traced_memory()
         for _ in range(30):
             filler.fill_with_least_waste()
+        gc.collect()
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -9,8 +9,8 @@ import numpy as np
 
 from seqplan.planner.comparison.results import System
 
-OUR_SYSTEMS = frozenset({"ours", "one-layout", "regrouping", "one-strategy"})
-"""Systems that need our planner: our plans, and parts of them."""
+OUR_SYSTEMS = frozenset({"ours", "one-layout", "regrouping", "one-strategy", "hydraulis-balanced"})
+"""Systems that need our planner: our plans, parts of them, and plans of strategies of others."""
 
 LEAST_STEPS = 16
 """Steps that an interval needs: resampling fewer shows too little of how batches differ."""

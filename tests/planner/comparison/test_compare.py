@@ -224,6 +224,7 @@ def test_headline_is_the_nearest_rival() -> None:
         slower(ours, "static", 1.35),
         replace(slower(ours, "flexsp", 1.09), name="FlexSP-like"),
         slower(ours, "one-layout", 1.01),
+        slower(ours, "hydraulis-balanced", 1.02),
     ]
     rival = nearest_rival(systems)
     assert rival is not None

@@ -238,12 +238,16 @@ all: 25 of PCIe 4.0's 32 GB/s, 55 of PCIe 5.0's 64, half of it where two GPUs sh
 def find_device(name: str, parameter: str = "device") -> Hardware:
     """Return the hardware of this name; ``ValueError`` suggests the nearest of all.
 
-    The size of its memory may be left out if there is one, as in ``h100``. ``parameter``: its name
-    for the reader.
+    In any case of letters; the size of its memory may be left out if there is one, as in ``h100``.
+    ``parameter``: its name for the reader.
     """
-    sized = [known for known in DEVICES if re.fullmatch(rf"{re.escape(name)}-[0-9]+gb", known)]
-    if name not in DEVICES and len(sized) != 1:
-        near = get_close_matches(name.lower(), DEVICES, n=1, cutoff=0.4)
+    lower = name.lower()
+    sized = [known for known in DEVICES if re.fullmatch(rf"{re.escape(lower)}-[0-9]+gb", known)]
+    if lower not in DEVICES and len(sized) != 1:
+        near = get_close_matches(lower, DEVICES, n=1, cutoff=0.4)
         meant = f"Did you mean {' or '.join(sized or near)}? " if sized or near else ""
-        raise ValueError(f"{parameter} {name!r}: unknown. {meant}There are {', '.join(DEVICES)}")
-    return DEVICES[name if name in DEVICES else sized[0]]
+        raise ValueError(
+            f"{parameter} {name!r}: unknown. {meant}There are {', '.join(DEVICES)}, or give a "
+            "file of a device's values (.json, .toml)"
+        )
+    return DEVICES[lower if lower in DEVICES else sized[0]]

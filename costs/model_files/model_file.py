@@ -29,16 +29,15 @@ def find_model(name: str, longest: int | None = None, parameter: str = "model") 
     tokens of the longest sequence, see ``read_model_config``. ``parameter``: its name for the
     reader. ``ValueError`` for an unknown name and a bad file.
     """
-    if name in MODELS:
-        return dict(MODELS[name])
+    if name.lower() in MODELS:
+        return dict(MODELS[name.lower()])
     path = Path(name)
     if path.suffix not in SUFFIXES:
         near = get_close_matches(name.lower(), MODELS, 1)
-        meant = f" Did you mean {near[0]}?" if near else ""
+        meant = f"Did you mean {near[0]}? " if near else ""
         raise ValueError(
             f"{parameter} {name!r}: neither a known model ({', '.join(MODELS)}) nor a file of "
-            f"sizes (.json, .toml).{meant}"
-            ". Name one of them"
+            f"sizes (.json, .toml). {meant}Give one of them, such as the model's config.json"
         )
     fields = read_fields(path)
     if path.suffix == ".json" and (_CONFIG_KEYS & set(fields) or not set(FIELDS) & set(fields)):

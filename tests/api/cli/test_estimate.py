@@ -61,6 +61,11 @@ def test_lists_of_degrees_are_ranked_and_the_impossible_named() -> None:
     assert document["rejected"]["tp4.r16"] == "its 64 GPUs do not divide the cluster's 8"
 
 
+def test_names_have_any_case() -> None:
+    named = ("--model", "Qwen3-8B", "--hardware", "H200", "--tp", 8, "--seq-len", 8192)
+    assert "on 1 × 8 h200-141gb" in succeeded(call("estimate", *named))
+
+
 def test_without_a_batch_it_is_the_fewest_sequences_that_all_schemes_run() -> None:
     text = succeeded(call(*NODE, "--tp", "2,4,8", "--ring", "1,16", "--micro-batch", 3))
     assert "batch: 12 sequences, the fewest that all schemes can run" in text

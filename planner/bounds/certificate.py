@@ -17,7 +17,12 @@ import numpy as np
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.gpu_time import single_bound_ms
-from seqplan.planner.bounds.held_value import HeldValue, Relaxation, list_fixed_mixes
+from seqplan.planner.bounds.held_value import (
+    LEAST_SHARE,
+    HeldValue,
+    Relaxation,
+    list_fixed_mixes,
+)
 from seqplan.planner.bounds.relaxation import COARSE, Detail, relax
 from seqplan.planner.bounds.resources import ROUNDING
 from seqplan.planner.placement.fleet import Fleet, Floats, Ints, PipelineClass
@@ -27,6 +32,9 @@ BISECTION_TOLERANCE = 1e-4
 
 FIRST_STEP = 1e-3
 """Relative step from where the bound is expected; each further step is four times as long."""
+
+NEAR = 5e-5
+"""Relative distance from an estimate of the largest refuted time at which it is examined first."""
 
 CERTIFY_GAP = 2e-3
 """The gap at which the proof is sought first; above it the prices are refined once.
@@ -69,19 +77,38 @@ def bound_by_relaxation_ms(
     # is tried first.
     order = list(range(len(classes)))
 
+    # A time that is refuted refutes all before it: only those between these two are examined.
+    refuted_ms, open_ms, offered = 0.0, inf, float(gpus or 0)
+
     def refutes(time_ms: float) -> bool:
+        nonlocal refuted_ms, open_ms, offered
+        if not refuted_ms < time_ms < open_ms:
+            return time_ms <= refuted_ms
         if gpus is None:
             prices = [value.most(time_ms) for value in held]
             offered = sum(k.count * price for k, price in zip(classes, prices, strict=True))
-            if needed > offered * (1 + ROUNDING):
-                return True
         else:
             prices = [float(pipeline_class.gpus) for pipeline_class in classes]
-            offered = float(gpus)
-        return _is_refuted(
+        refuted = gpus is None and needed > offered * (1 + ROUNDING)
+        refuted = refuted or _is_refuted(
             relaxation.values, batch.multiplicity, held, prices, offered, time_ms, order
         )
+        if refuted:
+            refuted_ms = time_ms
+        else:
+            open_ms = time_ms
+        return refuted
 
+    if gpus is None and guess_ms is not None and low_ms < guess_ms < high_ms:
+        refutes(guess_ms)
+        # Pipelines hold about in proportion to their time.
+        expected_ms = min(guess_ms * needed / max(offered, LEAST_SHARE), high_ms)
+        margin = NEAR
+        toward = 1 if refutes(expected_ms * (1 - margin)) else -1
+        edge_ms = expected_ms * (1 + toward * margin)
+        while low_ms < edge_ms < high_ms and refutes(edge_ms) == (toward > 0):
+            margin *= 8
+            edge_ms = expected_ms * (1 + toward * margin)
     if refutes(high_ms):
         return high_ms
     low, high = low_ms, high_ms

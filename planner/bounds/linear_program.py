@@ -63,10 +63,13 @@ def minimize(
 
     helper: Any = import_module(SOLVER[0])  # whose stubs do not describe arrays
     entries, at_row, at_column = (np.concatenate(part) for part in zip(*blocks, strict=True))
-    nonzero = entries != 0
     rows, columns = len(limits) + len(equals), len(objective)
+    # By rows already, which SciPy needs a third of the solver's time for.
+    by_rows = np.lexsort((at_column, at_row))
+    by_rows = by_rows[entries[by_rows] != 0]
+    ends = np.cumsum(np.bincount(at_row[by_rows], minlength=rows))
     matrix = csr_matrix(
-        (entries[nonzero], (at_row[nonzero], at_column[nonzero])), shape=(rows, columns)
+        (entries[by_rows], at_column[by_rows], np.concatenate([[0], ends])), shape=(rows, columns)
     )
     program = helper.ModelBuilderHelper()
     program.fill_model_from_sparse_data(

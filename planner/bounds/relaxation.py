@@ -16,8 +16,12 @@ import numpy.typing as npt
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.held_value import Mixes, Relaxation
-from seqplan.planner.bounds.linear_program import Block, minimize
 from seqplan.planner.bounds.resources import ClassLengths, count_resources
+from seqplan.planner.bounds.scale_program import (
+    find_limiting_resources,
+    find_needed_states,
+    solve_program,
+)
 from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
 
 _LADDER = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 48, 64)
@@ -82,8 +86,8 @@ def relax(
     2. Each class gets its states, and in each of them the shares of a pipeline's resources that a
        group takes (``ClassLengths``): even states for every useful V, or with ``gpus`` for the V of
        a ladder, and peaked states at a few levels.
-    3. The linear program is solved for the least scale (``_solve``). With ``gpus`` the number of
-       pipelines of each class is free, within that many GPUs; otherwise it is the class's count.
+    3. The linear program is solved for the least scale (``solve_program``). With ``gpus`` the
+       pipelines of each class are free, within that many GPUs; otherwise it is the class's count.
     4. Each distinct length is worth the least that its shares cost at the duals in the states in
        use; if none of them takes it, in any state; if no class takes it, nothing.
     5. The duals become mixes: interpolated to every V, each row scaled to a sum of 1.
@@ -114,9 +118,48 @@ def relax(
 def count_pipelines(
     classes: Sequence[PipelineClass], batch: Batch, time_ms: float, gpus: int
 ) -> tuple[float, Floats] | None:
-    """Solve the program of ``relax`` for its scale and pipelines (classes,) alone."""
-    solution = _solve_states(classes, batch, time_ms, gpus, COARSE)
-    return None if solution is None else (solution.scale, solution.pipelines)
+    """Solve the program of ``relax`` for its scale and pipelines (classes,) alone.
+
+    States and resources that others make superfluous are left out, which keeps the optimum.
+    """
+    made = _make_states(classes, batch, time_ms, gpus, COARSE)
+    if made is None:
+        return None
+    share, eligible, of_class = made.stack()
+    sizes = np.array([float(pipeline_class.gpus) for pipeline_class in classes])
+    needed = find_needed_states(share, eligible, sizes[of_class])
+    share, eligible, of_class = share[needed], eligible[needed], of_class[needed]
+    limiting = find_limiting_resources(share, eligible)
+    solved = solve_program(classes, share, eligible, of_class, made.weights, gpus, limiting)
+    if solved is None:
+        return None
+    scale, used, _ = solved
+    return scale, np.bincount(of_class, weights=used, minlength=len(classes)).astype(np.float64)
+
+
+@dataclass(frozen=True)
+class _States:
+    """The states of all classes, and the groups of sequences (``weights``: of how many each).
+
+    ``levels``: of the peaked states (tokens).
+    """
+
+    levels: Ints
+    weights: Floats
+    of_classes: Sequence[_ClassStates]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Count the states of each class."""
+        return [len(of_class) for of_class in self.of_classes]
+
+    def stack(self) -> tuple[Floats, npt.NDArray[np.bool_], Ints]:
+        """Stack shares and eligibility of all states, and number their classes (states,)."""
+        return (
+            np.concatenate([of_class.shares for of_class in self.of_classes]),
+            np.concatenate([of_class.eligible for of_class in self.of_classes]),
+            np.repeat(np.arange(len(self.of_classes)), self.sizes),
+        )
 
 
 @dataclass(frozen=True)
@@ -142,14 +185,14 @@ class _Solution:
         return used.astype(np.float64)
 
 
-def _solve_states(
+def _make_states(
     classes: Sequence[PipelineClass],
     batch: Batch,
     time_ms: float,
     gpus: int | None,
     detail: Detail,
-) -> _Solution | None:
-    """Solve the program of the classes' states; None when a sequence can be in none of them."""
+) -> _States | None:
+    """Make the states of the classes; None when a sequence can be in none of them."""
     lengths, weights = group_lengths(batch, detail.groups, detail.singles)
     levels = peak_levels(batch.distinct, detail.peaks, detail.lower, detail.ratio)
     states = []
@@ -161,23 +204,30 @@ def _solve_states(
         ladder = _ladder(most, every_v=gpus is None)
         of_lengths = ClassLengths(pipeline_class, lengths, weights, levels, number)
         states.append(_ClassStates(ladder, *of_lengths.shares(ladder, time_ms)))
-    eligible = np.concatenate([of_class.eligible for of_class in states])
-    if not eligible.any(axis=0).all():
+    if not np.any([of_class.eligible.any(axis=0) for of_class in states], axis=0).all():
         return None
-    sizes = [len(of_class) for of_class in states]
-    solved = _solve(
-        classes,
-        share=np.concatenate([of_class.shares for of_class in states]),
-        eligible=eligible,
-        of_class=np.repeat(np.arange(len(classes)), sizes),
-        weights=weights,
-        gpus=gpus,
-    )
+    return _States(levels, weights, states)
+
+
+def _solve_states(
+    classes: Sequence[PipelineClass],
+    batch: Batch,
+    time_ms: float,
+    gpus: int | None,
+    detail: Detail,
+) -> _Solution | None:
+    """Solve the program of the classes' states; None when a sequence can be in none of them."""
+    made = _make_states(classes, batch, time_ms, gpus, detail)
+    if made is None:
+        return None
+    solved = solve_program(classes, *made.stack(), made.weights, gpus)
     if solved is None:
         return None
     scale, used, duals = solved
-    ends = np.cumsum(sizes)[:-1]
-    return _Solution(levels, states, scale, np.split(used, ends), np.split(duals, ends))
+    ends = np.cumsum(made.sizes)[:-1]
+    return _Solution(
+        made.levels, made.of_classes, scale, np.split(used, ends), np.split(duals, ends)
+    )
 
 
 def peak_levels(lengths: Ints, singles: int = 6, others: int = 4, ratio: float = 0.75) -> Ints:
@@ -230,93 +280,6 @@ def _ladder(most: int, *, every_v: bool) -> Ints:
     if every_v:
         return np.arange(1, most + 1)
     return np.array(sorted({min(v, most) for v in _LADDER}))
-
-
-@dataclass(frozen=True)
-class _Program:
-    """The linear program's columns: parts of groups, then pipelines of each state, then the scale.
-
-    A part is an eligible pair: ``part_state`` and ``part_group`` (parts,) give its two sides.
-    """
-
-    part_state: Ints
-    part_group: Ints
-    states: int
-    resources: int
-
-    @property
-    def parts(self) -> int:
-        return len(self.part_state)
-
-    @property
-    def pipelines(self) -> slice:
-        """Return the columns of pipelines, one a state."""
-        return slice(self.parts, self.parts + self.states)
-
-    @property
-    def columns(self) -> int:
-        return self.parts + self.states + 1
-
-    @property
-    def resource_rows(self) -> int:
-        return self.states * self.resources
-
-    def resource_limits(self, share: Floats, weights: Floats) -> list[Block]:
-        """Demand Σ part·weight·share − pipelines ≤ 0, for each resource of each state."""
-        resources = share[self.part_state, :, self.part_group] * weights[self.part_group, None]
-        rows = np.arange(self.resource_rows)
-        number = self.resources
-        of_part = self.part_state[:, None] * number + np.arange(number)
-        return [
-            (resources.ravel(), of_part.ravel(), np.repeat(np.arange(self.parts), number)),
-            (-np.ones(len(rows)), rows, self.parts + rows // number),
-        ]
-
-    def pipeline_limits(self, sizes: Floats, limit_of: Ints, available: Floats) -> list[Block]:
-        """Demand Σ pipelines·size − available·scale ≤ 0 for each limit; ``limit_of``: a state's."""
-        first = self.resource_rows
-        limits = np.arange(len(available))
-        return [
-            (sizes, first + limit_of, self.parts + np.arange(self.states)),
-            (-available, first + limits, np.full(len(limits), self.columns - 1)),
-        ]
-
-
-def _solve(
-    classes: Sequence[PipelineClass],
-    share: Floats,
-    eligible: np.ndarray[tuple[int, ...], np.dtype[np.bool_]],
-    of_class: Ints,
-    weights: Floats,
-    gpus: int | None,
-) -> tuple[float, Floats, Floats] | None:
-    """Solve for the least scale: it, pipelines per state, duals of resources (states, resources).
-
-    ``share`` (states, resources, groups), ``eligible`` (states, groups), ``of_class`` (states,)
-    and ``weights`` (groups,): sequences that a group stands for. Every group is placed whole.
-    """
-    states, groups = eligible.shape
-    part_state, part_group = np.nonzero(eligible)
-    program = _Program(part_state, part_group, states, share.shape[1])
-    if gpus is None:
-        counts = np.array([pipeline_class.count for pipeline_class in classes], dtype=np.float64)
-        pipeline_limits = program.pipeline_limits(np.ones(states), of_class, counts)
-    else:
-        sizes = np.array([pipeline_class.gpus for pipeline_class in classes], dtype=np.float64)[
-            of_class
-        ]
-        one_limit = np.zeros(states, dtype=np.int64)
-        pipeline_limits = program.pipeline_limits(sizes, one_limit, np.array([float(gpus)]))
-    blocks = [*program.resource_limits(share, weights), *pipeline_limits]
-    rows = program.resource_rows + len(pipeline_limits[1][0])
-    placed = (np.ones(program.parts), rows + part_group, np.arange(program.parts))
-    objective = np.zeros(program.columns)
-    objective[-1] = 1.0
-    solution = minimize(objective, [*blocks, placed], np.zeros(rows), np.ones(groups))
-    if solution is None:
-        return None
-    duals = -solution.duals[: program.resource_rows].reshape(states, program.resources)
-    return solution.objective, solution.values[program.pipelines], np.maximum(duals, 0.0)
 
 
 def _interpolate(ladder: Ints, duals: Floats) -> Floats:

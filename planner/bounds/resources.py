@@ -93,14 +93,19 @@ class _Terms:
     large_work: npt.NDArray[np.bool_]
     of_modes: Sequence[tuple[int, int, Floats]]
 
-    def weigh(self, properties: Floats, weights: Floats | None) -> Floats:
-        """Sum the shares at weights (states, mixes, resources); without them, by resource."""
-        states, resources, _ = self.coefficients.shape
-        if weights is None:
-            weights = np.broadcast_to(np.eye(resources), (states, resources, resources))
-        mixes, lengths = weights.shape[1], properties.shape[1]
+    def by_resource(self, properties: Floats) -> Floats:
+        """Sum the shares of each resource (states, resources, n)."""
+        shares: Floats = self.coefficients @ properties
+        shares[:, 2] += self.of_large_work[:, None] * self.large_work
+        for state, resource, of_lengths in self.of_modes:
+            shares[state, resource] += of_lengths
+        return shares
+
+    def weigh(self, properties: Floats, weights: Floats) -> Floats:
+        """Sum the shares at weights (states, mixes, resources) to (states, mixes, n)."""
+        states, mixes, _ = weights.shape
         of_properties = (weights @ self.coefficients).reshape(states * mixes, -1)
-        shares = (of_properties @ properties).reshape(states, mixes, lengths)
+        shares = (of_properties @ properties).reshape(states, mixes, -1)
         of_large_work = weights[..., 2] * self.of_large_work[:, None]
         for mix in np.flatnonzero(of_large_work.any(axis=0)):
             shares[:, mix] += of_large_work[:, mix, None] * self.large_work
@@ -255,12 +260,12 @@ class ClassLengths:
         of_states = [(terms, eligible)]
         if self.pipeline_class.pp > 1:
             of_states.append(_describe_peaked(self, int(micro_batches[-1]), time_ms))
-        ends = np.cumsum([len(of_state.large_work) for of_state, _ in of_states])[:-1]
-        parts = [None] * len(of_states) if weights is None else np.split(weights, ends)
-        shares = [
-            of_state.weigh(self.properties, part)
-            for (of_state, _), part in zip(of_states, parts, strict=True)
-        ]
+        if weights is None:
+            shares = [of_state.by_resource(self.properties) for of_state, _ in of_states]
+        else:
+            parts = weights[: len(micro_batches)], weights[len(micro_batches) :]
+            pairs = zip(of_states, parts, strict=False)  # without stages the second is empty
+            shares = [of_state.weigh(self.properties, part) for (of_state, _), part in pairs]
         return np.concatenate(shares), self._restrict(np.concatenate([e for _, e in of_states]))
 
     def _restrict(self, eligible: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -22,6 +23,9 @@ from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.workers.planned_step import TimedPlan, plan_one
+
+OPENBLAS_THREADS = "OPENBLAS_NUM_THREADS"
+"""Variable that limits the threads of NumPy's matrix products; read when NumPy is imported."""
 
 
 class ProcessWorkforce:
@@ -81,7 +85,7 @@ def start_process(
     context = context or multiprocessing.get_context("spawn")
     # A daemon: should this process end without stopping it, it is ended with it.
     process = context.Process(target=target, args=arguments, daemon=True)
-    with _interrupts_left_to_the_parent():
+    with _interrupts_left_to_the_parent(), _one_thread():
         process.start()
     return process
 
@@ -116,12 +120,29 @@ def _interrupts_left_to_the_parent() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Start processes that multiply matrices in one thread, unless the environment sets a number.
+
+    Those of planning are small: a tenth of a plan's CPU time went to threads that waited.
+    """
+    if OPENBLAS_THREADS in os.environ:
+        yield
+        return
+    os.environ[OPENBLAS_THREADS] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(OPENBLAS_THREADS, None)
+
+
 def _serve(pipe: Connection, proposal: str, options: PlanningOptions) -> None:
     """Plan the batches of the pipe until it is closed: the life of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a server of the program may not have blocked it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     document = Proposal.from_json(proposal, "proposal")
     planner = StepPlanner(document, options)
+    gc.freeze()  # collections between plans leave out the modules and the proposal
     try:
         pipe.send(None)  # ready
         while True:

@@ -25,7 +25,7 @@ from seqplan.api.rest.payloads.pages import read_page
 from seqplan.api.rest.payloads.parameters import Limit
 from seqplan.api.rest.payloads.problems import Problem, not_found, require_found
 from seqplan.api.rest.payloads.texts import body_text
-from seqplan.api.rest.state.shared import ServiceOf
+from seqplan.api.rest.state.shared import QueriesOf, ServiceOf
 from seqplan.api.service.proposal_request import parse_request, usable_profile
 from seqplan.api.store.rows import (
     ListedLengths,
@@ -79,13 +79,14 @@ def get_proposal_document(service: ServiceOf, proposal: str) -> Response:
 
 
 @routes.delete(service_routes.PROPOSAL, status_code=204, response_class=Response)
-def delete_proposal(service: ServiceOf, proposal: str) -> Response:
+def delete_proposal(service: ServiceOf, queries: QueriesOf, proposal: str) -> Response:
     """Remove a proposal, ready or not; 409 while a job is planned by it."""
     with service.store.writing() as connection:
         was_there = remove_proposal(connection, proposal)
     if not was_there:
         raise not_found(f"proposal {proposal}")
     service.proposals.drop(proposal)
+    queries.forget(proposal)
     return Response(status_code=204)
 
 

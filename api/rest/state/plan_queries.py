@@ -93,6 +93,7 @@ class PlanQueries:
         # One more than can be planned at once, so that no process waits for the event loop.
         self._turns = FairTurns(service.workers.count + 1)
         self._pools: dict[str, _Planners] = {}
+        self._ready: set[str] = set()
         self._opening = asyncio.Lock()
         self._in_use: Counter[str] = Counter()
 
@@ -110,6 +111,10 @@ class PlanQueries:
         finally:
             self._in_use[proposal] -= 1
 
+    def forget(self, proposal: str) -> None:
+        """Read a proposal again before its next query, as it may be deleted. From any thread."""
+        self._ready.discard(proposal)
+
     def stop(self) -> None:
         """End all planning processes."""
         for planners in self._pools.values():
@@ -117,9 +122,9 @@ class PlanQueries:
         self._pools.clear()
 
     async def _planners(self, proposal: str) -> _Planners:
-        row = await run_in_threadpool(self._read, proposal)
-        if row.state != "ready":
-            raise Problem(409, "not-ready", f"proposal {proposal} is {row.state}")
+        if proposal not in self._ready or proposal not in self._pools:
+            self._ready.add(proposal)  # before it is read: forgotten meanwhile, it is read again
+            await self._check_ready(proposal)
         async with self._opening:
             planners = self._pools.pop(proposal, None)
             if planners is None:
@@ -128,6 +133,15 @@ class PlanQueries:
                 planners = await run_in_threadpool(self._open, proposal)
             self._pools[proposal] = planners  # the latest is the last
         return planners
+
+    async def _check_ready(self, proposal: str) -> None:
+        try:
+            row = await run_in_threadpool(self._read, proposal)
+            if row.state != "ready":
+                raise Problem(409, "not-ready", f"proposal {proposal} is {row.state}")
+        except BaseException:
+            self._ready.discard(proposal)
+            raise
 
     def _read(self, proposal: str) -> ListedProposal:
         with self._service.store.reading() as connection:

@@ -72,6 +72,16 @@ def test_processes_of_idle_proposals_end(stocked: Stocked, monkeypatch: pytest.M
             assert client.plan_batch(proposal, LENGTHS).world_size == WORLD
 
 
+def test_a_deleted_proposal_plans_no_more(stocked: Stocked) -> None:
+    with Client(stocked.served.url) as client:
+        document = client.get_proposal_document(stocked.proposal)
+        copy = client.upload_proposal(document).id
+        assert client.plan_batch(copy, LENGTHS).world_size == WORLD
+        client.delete_proposal(copy)
+        with pytest.raises(ServiceError, match=f"404: there is no proposal {copy}$"):
+            client.plan_batch(copy, LENGTHS)
+
+
 def test_turns_rotate_over_names() -> None:
     async def run() -> list[str]:
         turns, order = FairTurns(1, most_waiting=7), []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,9 @@ from seqplan.planner.workload import Workload
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.format.codec import to_json
 
+DATA = resources.files("seqplan.costs") / "example_data"
+"""Lengths and a profile that ship with the package."""
+
 PROFILE, CLUSTER, STEPS, SEED = "llama-32b-a800-80gb", Workload(64, 32768, 200_000), 20, 0
 
 SMALL_WORKLOAD, SMALL_STEPS, SMALL_SEED = Workload(4, 4096, 12_000), 4, 5
@@ -60,16 +64,19 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "demo",
         run,
         description=_DESCRIPTION,
-        epilog="example:\n  seqplan demo --lengths examples/data/code.npy -o out\n",
+        epilog="example:\n  seqplan demo --lengths lengths.npy -o out\n",
     )
     parser.add_argument(
-        "--lengths", metavar="FILE", default="examples/data/code.npy", help="default %(default)s"
+        "--lengths",
+        metavar="FILE",
+        default=str(DATA / "code.npy"),
+        help="default: lengths that ship with seqplan",
     )
     parser.add_argument(
         "--cpu-profile",
         metavar="FILE",
-        default="examples/data/llama-small-cpu.json",
-        help="of the small model that is executed; default %(default)s",
+        default=str(DATA / "llama-small-cpu.json"),
+        help="of the small model that is executed; default: one that ships with seqplan",
     )
     parser.add_argument(
         "-o", "--output", metavar="FOLDER", type=Path, default=Path("out"), help="default out"

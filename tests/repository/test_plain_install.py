@@ -52,10 +52,10 @@ class PlainInstall:
         pip = (sys.executable, "-m", "pip", "--python", self.python, "install", "--no-index")
         self.run(*pip, "--no-deps", "--no-build-isolation", ".")
 
-    def run(self, *command: str) -> str:
-        """Run a command in the checkout and return its output."""
+    def run(self, *command: str, folder: Path | None = None) -> str:
+        """Run a command in the checkout, or another folder, and return its output."""
         completed = subprocess.run(
-            command, cwd=self.checkout, env=self.variables, capture_output=True, text=True
+            command, cwd=folder or self.checkout, env=self.variables, capture_output=True, text=True
         )
         assert completed.returncode == 0, completed.stdout + completed.stderr
         return completed.stdout
@@ -83,9 +83,11 @@ def test_installed_package_is_used_inside_checkout(installed: PlainInstall) -> N
     assert installed.run(installed.python, "-m", "seqplan", "--version").startswith("seqplan ")
 
 
-def test_first_commands_of_a_clone_run_inside_checkout(installed: PlainInstall) -> None:
-    """The demonstration starts ranks, and planning its workers: all import the same package."""
-    shown = installed.run(installed.seqplan, "demo", "-o", "out")
+def test_first_commands_run(installed: PlainInstall, tmp_path: Path) -> None:
+    """The demonstration, in an empty folder, starts ranks, and planning in the checkout workers."""
+    shown = installed.run(
+        installed.seqplan, "demo", "-o", str(installed.checkout / "out"), folder=tmp_path
+    )
     assert "7. Executed" in shown or find_spec("torch") is None
     plan = ("plan", "--proposal", "out/proposal.json", "examples/data/code.npy")
     installed.run(installed.seqplan, *plan, *_TWO_STEPS)

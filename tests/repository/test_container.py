@@ -125,6 +125,8 @@ def test_compose_serves_the_same_way() -> None:
     assert 'PGPASSWORD: "${POSTGRES_PASSWORD' in text
     assert "POSTGRES_PASSWORD" not in str([*entry, *service["command"]])
     assert all(published.startswith("127.0.0.1:") for published in service["ports"])
+    (check,) = texts("HEALTHCHECK")
+    assert service["healthcheck"]["test"] == ["CMD", *json.loads(check.partition("CMD ")[2])]
     assert set(service["depends_on"]) < set(services)
     # The password is the user's to set: nothing starts with one that everybody knows.
     assert set(re.findall(r"\$\{POSTGRES_PASSWORD[^}]*", text)) == {

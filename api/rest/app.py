@@ -96,10 +96,11 @@ def make_app(
     for resource in _RESOURCES:
         app.include_router(resource.routes)
     # The one added last runs first.
-    app.add_middleware(PlanAnswers, waiters=lambda: app.state.waiters)
     app.add_middleware(Head)
     app.add_middleware(NoNul)
     app.add_middleware(BodyLimit, limits=service.limits)
+    # What ranks request needs none of the checks above.
+    app.add_middleware(PlanAnswers, waiters=lambda: app.state.waiters)
     app.add_middleware(DirectAcks, acks=lambda: app.state.acks)  # short ones only
     app.add_middleware(RateLimit, rate=service.limits.requests_a_second)
     app.add_middleware(

@@ -23,7 +23,7 @@ from seqplan.plans.service_routes import PLAN, VIEW
 WAITED = "seqplan.waited"
 """Set in a request's scope when its plan was not at hand."""
 
-_GROUPS = {"job": "([^/]+)", "step": "(0|[1-9][0-9]{0,14})", "rank": "(0|[1-9][0-9]{0,9})"}
+_GROUPS = {"job": r"([^/\0]+)", "step": "(0|[1-9][0-9]{0,14})", "rank": "(0|[1-9][0-9]{0,9})"}
 _PLAN, _VIEW = (route.format_map(_GROUPS) for route in (PLAN, VIEW))
 _PATH = re.compile(f"{_PLAN}(?:{_VIEW.removeprefix(_PLAN)})?")
 _WAIT = re.compile(r"[0-9]{1,4}(\.[0-9]{1,9})?")

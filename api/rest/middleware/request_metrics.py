@@ -47,7 +47,9 @@ class Figures:
         self._app = app
         self._counts = counts
         self._answered = answered
-        self._ids = (f"{secrets.token_hex(3)}{number:06x}" for number in count(1))
+        # A random number for each request would take the system longer than its plan takes.
+        of_process = secrets.token_hex(3)
+        self._ids = (f"{of_process}{number:06x}" for number in count(1))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -22,6 +22,7 @@ from typing import IO, Any
 
 from seqplan.api.store.errors import StoreError
 from seqplan.api.store.folder_mark import ARRAY, MARK
+from seqplan.api.store.migrations import MIGRATIONS
 from seqplan.api.store.read_only import open_database
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.version import VERSION
@@ -177,6 +178,12 @@ def _check_database(backup: Path, database: Path, files: Path) -> None:
         (found,) = opened.execute("PRAGMA quick_check(1)").fetchone()
         if found != "ok":
             raise StoreError(f"{backup}: is damaged: {found}")
+        (schema,) = opened.execute("SELECT version FROM seqplan_schema").fetchone()
+        if schema > len(MIGRATIONS):
+            raise StoreError(
+                f"{backup}: has schema {schema}, this seqplan knows {len(MIGRATIONS)}. Use a newer "
+                "seqplan"
+            )
         expected = opened.execute("SELECT id FROM seqplan_store").fetchone()[0]
     _check_folder(database, files, expected)
 

@@ -194,3 +194,8 @@ def test_a_store_of_another_release_is_one_line(backup: Path, tmp_path: Path) ->
         database.execute("UPDATE seqplan_schema SET version = 99")
     database.close()
     assert "has schema 99, this seqplan reads " in complaint(call("log", "--store", restored))
+    newer = tmp_path / "newer.tar"
+    succeeded(call("backup", restored, "-o", newer))
+    message = complaint(call("restore", newer, "--store", tmp_path / "newer.db"))
+    assert message.startswith(f"{newer}: has schema 99, this seqplan knows ")
+    assert not (tmp_path / "newer.db").exists()

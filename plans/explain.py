@@ -11,7 +11,7 @@ from seqplan.plans.ranges import ranges_text
 from seqplan.plans.recomputation_cost import describe_recomputation
 from seqplan.plans.schedule import Schedule, schedule, stages_of_micro_steps
 from seqplan.plans.scheme import Scheme, Strategy
-from seqplan.plans.shapes import count_added
+from seqplan.plans.shapes import count_added, sum_least_sizes
 
 WIDTH = 100
 """Columns of the text, at most."""
@@ -122,10 +122,17 @@ def _shapes(plan: Plan) -> Iterable[str]:
         for scheme, batch in batches
     )
     in_use = {batch.padded_tokens // scheme.sp for scheme, batch in batches}
+    sizes = {shape * scheme.sp for scheme, _ in batches for shape in plan.shapes}
+    least = sum_least_sizes(plan.tokens, sizes) if sizes else 0
     yield (
         f"{len(in_use)} of {_count(plan.shapes, 'shape')}, up to {max(plan.shapes):,} tokens a "
         f"rank: {added / max(total, 1):.2%} of the tokens are padding to them"
     )
+    if plan.tokens:
+        yield (
+            f"  with all padding {total / plan.tokens - 1:.2%} extra tokens, at least "
+            f"{least / plan.tokens - 1:.2%} with these shapes and schemes"
+        )
 
 
 def _changes(pipelines: Sequence[PlannedPipeline]) -> set[int]:

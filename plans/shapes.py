@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from math import gcd
 
 from seqplan.plans.scheme import Scheme
 
@@ -24,3 +25,22 @@ def pad_to_shape(scheme: Scheme, lengths: Sequence[int], shapes: Sequence[int]) 
 def count_added(scheme: Scheme, lengths: Sequence[int], padded_tokens: int) -> int:
     """Count the tokens that padding to a shape adds to ``Scheme.pad_micro_batch``."""
     return padded_tokens - scheme.pad_micro_batch(lengths)
+
+
+def sum_least_sizes(tokens: int, sizes: Collection[int]) -> int:
+    """Return the least sum of sizes, each any number of times, of ``tokens`` or more.
+
+    No micro-batches of these sizes (tokens) hold so many tokens with less padding, however well
+    sequences fill them. Complexity: O(tokens/gcd) bits for each doubling of each size.
+    """
+    unit = gcd(*sizes)
+    units = {size // unit for size in sizes}
+    least = -(-tokens // unit)
+    last = least + min(units)
+    reached = 1
+    for size in units:
+        while size <= last:
+            reached |= reached << size
+            size *= 2
+    above = reached >> least
+    return unit * (least + (above & -above).bit_length() - 1)

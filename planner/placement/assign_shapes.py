@@ -10,7 +10,7 @@ from math import ceil, floor
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.placement.fleet import ClassMode, Ints, PipelineClass
+from seqplan.planner.placement.fleet import ClassMode, Floats, Ints, PipelineClass
 
 CHOSEN_FREELY = 3
 """Micro-batches of a pipeline whose sizes are free; any others have the cheapest for a token."""
@@ -44,23 +44,25 @@ class SizedClass:
         """Compute the time of micro-batches of these sizes, without a·l² (ms)."""
         return sum(size * mode.b + mode.c for size in chosen for mode in [self.find_mode(size)])
 
-    def _list_choices(self, number: int) -> list[Sizes]:
-        """List sizes of about so many micro-batches."""
+    def _list_choices(self, number: int) -> tuple[list[Sizes], Floats, Floats]:
+        """List sizes of about so many micro-batches, with their sums and times without a·l²."""
         free = min(number, CHOSEN_FREELY)
         descending = self.sizes[::-1]
         cheapest = min(descending, key=lambda size: self.compute_fixed_ms((size,)) / size)
         base = (cheapest,) * (number - free)
-        return [
+        choices = [
             tuple(sorted(base + chosen, reverse=True))
             for more in range(free + 2)
             for chosen in combinations_with_replacement(descending, more)
             if base + chosen
         ]
+        sums = np.array([float(sum(sizes)) for sizes in choices])
+        return choices, sums, np.array([self.compute_fixed_ms(sizes) for sizes in choices])
 
     def list_fastest(self, number: int) -> list[Sizes]:
         """List sizes of about so many micro-batches, of those with near sums the fastest."""
         best: dict[int, tuple[float, Sizes]] = {}
-        for sizes in self.list_choices(number):
+        for sizes in self.list_choices(number)[0]:
             bucket = sum(sizes) * BUCKETS // self.sizes[-1]
             entry = (self.compute_fixed_ms(sizes), sizes)
             best[bucket] = min(best.get(bucket, entry), entry)

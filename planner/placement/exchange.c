@@ -31,14 +31,16 @@ typedef struct {
     double from_slowest, moves, swaps, shorter;
 } Exchanges;
 
-static double draw(Exchanges *all) {
-    uint64_t state = all->state;
+static double draw_from(uint64_t *of) {
+    uint64_t state = *of;
     state ^= state >> 12;
     state ^= state << 25;
     state ^= state >> 27;
-    all->state = state;
+    *of = state;
     return (double)((state * UINT64_C(0x2545F4914F6CDD1D)) >> 11) * 0x1p-53;
 }
+
+static double draw(Exchanges *all) { return draw_from(&all->state); }
 
 static int64_t draw_below(Exchanges *all, int64_t number) {
     return (int64_t)(draw(all) * (double)number);
@@ -349,5 +351,250 @@ PyObject *exchange(PyObject *Py_UNUSED(module), PyObject *args) {
         PyMem_Free(all.pipelines[k].micro_batches);
     }
     PyMem_Free(all.pipelines);
+    return result;
+}
+
+/* exchange_sized.SizedBatches, its fields in order, and what exchanges need beside it. */
+enum { IN_PADDED, IN_SQUARES, IN_OWNER, IN_PIPELINE, IN_SIZES, IN_TOKENS, IN_A, IN_WEIGHT, IN_ROW,
+       IN_GPUS, IN_LARGEST, IN_FIXED, IN_WORK, IN_SETTLED, SIZED_ARRAYS };
+
+typedef struct {
+    const double *padded, *squares, *sizes, *a, *weight, *gpus, *largest, *fixed;
+    const int64_t *pipeline, *row;
+    double *tokens, *work, *excess;
+    int64_t *owner, *settled, *by_owner, *counts, *firsts, *begins;
+    int64_t sequences, places, pipelines, classes, drawn, block;
+    double limit, above_all, least_excess, least_gain;
+    uint64_t state;
+} Sized;
+
+/* Up to two sequences each way, and the two places. */
+typedef struct {
+    int64_t given, second, taken, other, source, target;
+} SizedExchange;
+
+static double above(double value, double limit) { return value - limit > 0.0 ? value - limit : 0.0; }
+
+static double weigh_tokens(const Sized *b, double tokens, int64_t place) {
+    double largest = b->largest[b->pipeline[place]];
+    return b->weight[place] *
+           (above(tokens, b->sizes[place]) + b->above_all * above(tokens, largest));
+}
+
+static double weigh_work(const Sized *b, double work, int64_t pipeline) {
+    return b->gpus[pipeline] * above(work, b->limit - b->fixed[pipeline]);
+}
+
+static void update_excess(Sized *b, int64_t pipeline) {
+    double excess = 0.0;
+    for (int64_t place = b->begins[pipeline]; place < b->begins[pipeline + 1]; place++)
+        excess += weigh_tokens(b, b->tokens[place], place);
+    excess += weigh_work(b, b->work[pipeline], pipeline);
+    b->excess[pipeline] = excess > b->least_excess ? excess : 0.0;
+}
+
+static double value_of(const double *values, int64_t i) { return i == NONE ? 0.0 : values[i]; }
+
+static double add_two(const double *values, int64_t one, int64_t two) {
+    return value_of(values, one) + value_of(values, two);
+}
+
+static int64_t draw_index(Sized *b, int64_t number) {
+    return (int64_t)(draw_from(&b->state) * (double)number);
+}
+
+static int64_t draw_second(Sized *b, int64_t first, int64_t place) {
+    if (draw_from(&b->state) < 0.5) return NONE;
+    int64_t second = b->by_owner[b->firsts[place] + draw_index(b, b->counts[place])];
+    return second == first ? NONE : second;
+}
+
+/* exchange_sized._Exchanges._weigh. */
+static double weigh_exchange(const Sized *b, int64_t top, const SizedExchange *x) {
+    int64_t pipeline = b->pipeline[x->target];
+    const double *here = b->padded + b->row[top] * b->sequences;
+    const double *there = b->padded + b->row[pipeline] * b->sequences;
+    if (value_of(here, x->taken) > b->largest[top] || value_of(here, x->other) > b->largest[top] ||
+        value_of(there, x->given) > b->largest[pipeline] ||
+        value_of(there, x->second) > b->largest[pipeline])
+        return INFINITY;
+    double into = add_two(here, x->taken, x->other) - add_two(here, x->given, x->second);
+    double out = add_two(there, x->given, x->second) - add_two(there, x->taken, x->other);
+    double more = add_two(b->squares, x->taken, x->other) - add_two(b->squares, x->given, x->second);
+    double change = weigh_tokens(b, b->tokens[x->source] + into, x->source);
+    change -= weigh_tokens(b, b->tokens[x->source], x->source);
+    change += weigh_tokens(b, b->tokens[x->target] + out, x->target);
+    change -= weigh_tokens(b, b->tokens[x->target], x->target);
+    double target_ms = b->a[x->target] * more;
+    double top_ms = b->work[top] + b->a[x->source] * more;
+    if (pipeline == top) top_ms -= target_ms;
+    change += weigh_work(b, top_ms, top);
+    change -= weigh_work(b, b->work[top], top);
+    if (pipeline != top) {
+        change += weigh_work(b, b->work[pipeline] - target_ms, pipeline);
+        change -= weigh_work(b, b->work[pipeline], pipeline);
+    }
+    return change;
+}
+
+static void sort_by_owner(Sized *b) {
+    memset(b->counts, 0, (size_t)b->places * sizeof(int64_t));
+    for (int64_t i = 0; i < b->sequences; i++) b->counts[b->owner[i]]++;
+    for (int64_t place = 0, first = 0; place < b->places; place++) {
+        b->firsts[place] = first;
+        first += b->counts[place];
+        b->counts[place] = 0;
+    }
+    for (int64_t i = 0; i < b->sequences; i++) {
+        int64_t place = b->owner[i];
+        b->by_owner[b->firsts[place] + b->counts[place]++] = i;
+    }
+}
+
+static void make_exchange(Sized *b, int64_t top, const SizedExchange *x) {
+    int64_t pipeline = b->pipeline[x->target];
+    const double *here = b->padded + b->row[top] * b->sequences;
+    const double *there = b->padded + b->row[pipeline] * b->sequences;
+    double more = add_two(b->squares, x->taken, x->other) - add_two(b->squares, x->given, x->second);
+    b->tokens[x->source] += add_two(here, x->taken, x->other) - add_two(here, x->given, x->second);
+    b->tokens[x->target] += add_two(there, x->given, x->second) - add_two(there, x->taken, x->other);
+    b->owner[x->given] = x->target;
+    if (x->second != NONE) b->owner[x->second] = x->target;
+    if (x->taken != NONE) b->owner[x->taken] = x->source;
+    if (x->other != NONE) b->owner[x->other] = x->source;
+    b->work[top] += b->a[x->source] * more;
+    b->work[pipeline] -= b->a[x->target] * more;
+}
+
+/* exchange_sized._Exchanges._exchange: the other pipeline, NONE if no exchange helps. */
+static int64_t exchange_with(Sized *b, int64_t top) {
+    sort_by_owner(b);
+    int64_t begin = b->firsts[b->begins[top]], number = 0;
+    for (int64_t place = b->begins[top]; place < b->begins[top + 1]; place++)
+        number += b->counts[place];
+    if (!number) return NONE;
+    SizedExchange best = {NONE, NONE, NONE, NONE, NONE, NONE};
+    double least = -b->least_gain;
+    for (int64_t drawn = 1; drawn <= b->drawn; drawn++) {
+        SizedExchange x = {.given = b->by_owner[begin + draw_index(b, number)], .other = NONE};
+        x.source = b->owner[x.given];
+        x.second = draw_second(b, x.given, x.source);
+        x.taken = draw_index(b, b->sequences + b->places);
+        x.target = x.taken - b->sequences;
+        if (x.target < 0) {
+            x.target = b->owner[x.taken];
+            x.other = draw_second(b, x.taken, x.target);
+        } else {
+            x.taken = NONE;
+        }
+        if (x.source != x.target) {
+            double change = weigh_exchange(b, top, &x);
+            if (change < least) {
+                best = x;
+                least = change;
+            }
+        }
+        if (best.given != NONE && drawn % b->block == 0) break;
+    }
+    if (best.given == NONE) return NONE;
+    make_exchange(b, top, &best);
+    return b->pipeline[best.target];
+}
+
+/* exchange_sized._Exchanges.run: the pipeline that is stuck, or NONE; sets how many were made. */
+static int64_t run_sized(Sized *b, int64_t most_made, int64_t *made) {
+    for (int64_t pipeline = 0; pipeline < b->pipelines; pipeline++) update_excess(b, pipeline);
+    for (*made = 0; *made < most_made; ++*made) {
+        int64_t top = NONE;
+        for (int64_t pipeline = 0; pipeline < b->pipelines; pipeline++)
+            if (!b->settled[pipeline] && b->excess[pipeline] > (top == NONE ? 0.0 : b->excess[top]))
+                top = pipeline;
+        if (top == NONE) return NONE;
+        int64_t changed = exchange_with(b, top);
+        if (changed == NONE) return top;
+        b->settled[top] = b->settled[changed] = 0;
+        update_excess(b, top);
+        update_excess(b, changed);
+    }
+    return NONE;
+}
+
+/* Point to the arrays and check their sizes and indices; 0 with an exception set. */
+static int read_sized(Sized *b, const Py_buffer *arrays) {
+    const int64_t width = (int64_t)sizeof(int64_t);
+    b->sequences = arrays[IN_OWNER].len / width;
+    b->places = arrays[IN_PIPELINE].len / width;
+    b->pipelines = arrays[IN_ROW].len / width;
+    int good = b->sequences > 0 && b->places > 0 && b->pipelines > 0 && b->drawn > 0 && b->block > 0;
+    for (int k = 0; good && k < SIZED_ARRAYS; k++) {
+        int64_t values = k == IN_SQUARES || k == IN_OWNER  ? b->sequences
+                         : k == IN_PADDED               ? arrays[k].len / width
+                         : k >= IN_PIPELINE && k <= IN_WEIGHT ? b->places
+                                                        : b->pipelines;
+        good = arrays[k].len == values * width;
+    }
+    if (good) {
+        b->classes = arrays[IN_PADDED].len / width / b->sequences;
+        good = arrays[IN_PADDED].len == b->classes * b->sequences * width;
+    }
+    b->padded = arrays[IN_PADDED].buf, b->squares = arrays[IN_SQUARES].buf, b->owner = arrays[IN_OWNER].buf;
+    b->pipeline = arrays[IN_PIPELINE].buf, b->sizes = arrays[IN_SIZES].buf, b->tokens = arrays[IN_TOKENS].buf;
+    b->a = arrays[IN_A].buf, b->weight = arrays[IN_WEIGHT].buf, b->row = arrays[IN_ROW].buf;
+    b->gpus = arrays[IN_GPUS].buf, b->largest = arrays[IN_LARGEST].buf, b->fixed = arrays[IN_FIXED].buf;
+    b->work = arrays[IN_WORK].buf, b->settled = arrays[IN_SETTLED].buf;
+    for (int64_t i = 0; good && i < b->sequences; i++)
+        good = b->owner[i] >= 0 && b->owner[i] < b->places;
+    for (int64_t k = 0; good && k < b->places; k++)
+        good = b->pipeline[k] >= (k ? b->pipeline[k - 1] : 0) && b->pipeline[k] < b->pipelines;
+    for (int64_t p = 0; good && p < b->pipelines; p++)
+        good = b->row[p] >= 0 && b->row[p] < b->classes;
+    if (!good) PyErr_SetString(PyExc_ValueError, "not micro-batches of sizes");
+    return good;
+}
+
+const char exchange_sized_doc[] =
+    "exchange_sized(arrays, limits, numbers)\n--\n\n"
+    "Exchange sequences between micro-batches of sizes; changes owners, tokens, work and settled.\n\n"
+    "Returns the pipeline that no exchange helps, else -1, how many were made, and the draws' state.";
+
+PyObject *exchange_sized(PyObject *Py_UNUSED(module), PyObject *args) {
+    Sized b = {0};
+    Py_buffer arrays[SIZED_ARRAYS];
+    PyObject *fields, *result = NULL;
+    long long drawn, block, most_made;
+    unsigned long long state;
+    if (!PyArg_ParseTuple(args, "O!(dddd)(LLLK):exchange_sized", &PyTuple_Type, &fields, &b.limit,
+                          &b.above_all, &b.least_excess, &b.least_gain, &drawn, &block, &most_made,
+                          &state))
+        return NULL;
+    b.drawn = drawn, b.block = block, b.state = state;
+    int read = 0;
+    if (PyTuple_Size(fields) != SIZED_ARRAYS) {
+        PyErr_SetString(PyExc_ValueError, "not micro-batches of sizes");
+        return NULL;
+    }
+    while (read < SIZED_ARRAYS &&
+           PyObject_GetBuffer(PyTuple_GetItem(fields, read), &arrays[read], PyBUF_WRITABLE) == 0)
+        read++;
+    if (read == SIZED_ARRAYS && read_sized(&b, arrays)) {
+        size_t words = (size_t)(b.sequences + 2 * b.places + 2 * b.pipelines + 1);
+        int64_t *room = PyMem_Calloc(words, sizeof(int64_t));
+        if (room == NULL) {
+            PyErr_NoMemory();
+        } else {
+            b.by_owner = room;
+            b.counts = b.by_owner + b.sequences;
+            b.firsts = b.counts + b.places;
+            b.begins = b.firsts + b.places;
+            b.excess = (double *)(b.begins + b.pipelines + 1);
+            for (int64_t k = 0; k < b.places; k++) b.begins[b.pipeline[k] + 1]++;
+            for (int64_t p = 0; p < b.pipelines; p++) b.begins[p + 1] += b.begins[p];
+            int64_t made = 0, stuck = run_sized(&b, most_made, &made);
+            result = Py_BuildValue("(LLK)", (long long)stuck, (long long)made,
+                                   (unsigned long long)b.state);
+            PyMem_Free(room);
+        }
+    }
+    for (int k = 0; k < read; k++) PyBuffer_Release(&arrays[k]);
     return result;
 }

@@ -91,18 +91,18 @@ def _exchange_in_python(
     )
 
 
-class _Draws:
+class Draws:
     """Draws numbers in [0, 1) by xorshift64* (Vigna, 2014), whose bits C has as well."""
 
     def __init__(self) -> None:
-        self._state = 0x9E3779B97F4A7C15
+        self.state = 0x9E3779B97F4A7C15
 
     def __call__(self) -> float:
-        state = self._state
+        state = self.state
         state ^= state >> 12
         state ^= state << 25 & _BITS
         state ^= state >> 27
-        self._state = state
+        self.state = state
         return float((state * 0x2545F4914F6CDD1D & _BITS) >> 11) * 2.0**-53
 
 
@@ -204,7 +204,7 @@ def _improve(pipelines: Sequence[_Pipeline], lower_ms: float) -> bool:
 
     Returns whether one was made.
     """
-    draw = _Draws()
+    draw = Draws()
     fruitless, shortened = 0, False
     slowest = max(pipelines, key=attrgetter("time_ms"))
     for _ in range(DRAWN):

@@ -1,7 +1,7 @@
 /* The greedy fill of one class of pipelines, compiled: the same operations on the same numbers, in the
  * same order, as greedy.py, which explains them. Every float has the same bits as there, so that
  * a plan does not depend on which of the two made it; tests compare them. exchange.c does the same
- * for exchange.py.
+ * for exchange.py and exchange_sized.py.
  *
  * Nothing is kept between calls but the costs of a class (make_costs), which are checked once. The
  * unassigned sequences are the caller's array of counts. Memory is taken through Python, so that
@@ -11,7 +11,7 @@
  * fill_kernel's caller compares it with the files beside it: a kernel that was built from another
  * text is not used.
  */
-#define SOURCE "43d3f11134751729"
+#define SOURCE "7d52491ba210517e"
 
 #include "fill_kernel.h"
 
@@ -882,6 +882,7 @@ static PyObject *unpack(PyObject *Py_UNUSED(module), PyObject *args) {
 
 static PyMethodDef methods[] = {
     {"exchange", exchange, METH_VARARGS, exchange_doc},
+    {"exchange_sized", exchange_sized, METH_VARARGS, exchange_sized_doc},
     {"fill_class", fill_class, METH_VARARGS, fill_class_doc},
     {"fill_micro_steps", fill_micro_steps, METH_VARARGS, fill_micro_steps_doc},
     {"make_costs", make_costs, METH_VARARGS, make_costs_doc},

@@ -80,4 +80,7 @@ static inline int64_t read_word(Reader *reader, int64_t each) {
 PyObject *exchange(PyObject *module, PyObject *args);
 extern const char exchange_doc[];
 
+PyObject *exchange_sized(PyObject *module, PyObject *args);
+extern const char exchange_sized_doc[];
+
 #endif

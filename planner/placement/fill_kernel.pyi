@@ -48,3 +48,9 @@ def exchange(
     shorter: float,
     /,
 ) -> tuple[bytes, ...] | None: ...
+def exchange_sized(
+    arrays: tuple[Floats | Ints, ...],
+    limits: tuple[float, float, float, float],
+    numbers: tuple[int, int, int, int],
+    /,
+) -> tuple[int, int, int]: ...

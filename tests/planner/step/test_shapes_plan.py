@@ -32,7 +32,7 @@ from seqplan.planner.step.shapes_planner import count_padded_tokens
 from seqplan.planner.workload import Workload
 from seqplan.plans.lint import lint
 from seqplan.plans.scheme import Scheme
-from seqplan.plans.shapes import pad_to_shape
+from seqplan.plans.shapes import pad_to_shape, sum_least_sizes
 
 CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 PROFILE, GPUS, MAX_LEN = "llama3-8b-h100-80gb", 8, 32_768
@@ -82,8 +82,11 @@ def test_plans_with_shapes_are_sound() -> None:
         lengths, step=made.step
     )
     assert to_json(again) == to_json(made)
-    (line,) = (line for line in explain(made).splitlines() if "of 8 shapes" in line)
-    assert line.endswith("of the tokens are padding to them")
+    lines = explain(made).splitlines()
+    (place,) = (n for n, line in enumerate(lines) if "of 8 shapes" in line)
+    assert lines[place].endswith("of the tokens are padding to them")
+    extra = count_padded_tokens(made) / made.tokens - 1
+    assert lines[place + 1].startswith(f"  with all padding {extra:.2%} extra tokens, at least 0.0")
     other = replace(made, shapes=(*shapes[:-1], 2 * shapes[-1]))
     assert any("padded_tokens" in fault for fault in lint(other, models))
     assert any("no shape holds it" in f for f in lint(replace(made, shapes=shapes[:1]), models))
@@ -179,3 +182,12 @@ def test_sizes_are_chosen_from_plans() -> None:
         b.padded_tokens // p.scheme.sp for q in plans for p in q.pipelines for b in p.micro_batches
     ]
     assert largest >= max(batches)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 120), st.sets(st.integers(1, 40), min_size=1, max_size=3))
+def test_no_sizes_hold_tokens_in_a_smaller_sum(tokens: int, sizes: set[int]) -> None:
+    sums = {0}
+    while not any(reached >= tokens for reached in sums) or min(sums) < tokens:
+        sums = {n if n >= tokens else n + size for n in sums for size in sizes}
+    assert sum_least_sizes(tokens, sizes) == min(sums)

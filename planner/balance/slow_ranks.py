@@ -30,11 +30,14 @@ class SlowRanks:
     factors.
     """
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, slow: Sequence[tuple[int, float | None]] = ()) -> None:
+        """Start with all ranks of the usual speed but ``slow`` ones (rank, factor; None: lost)."""
         if type(ranks) is not int or ranks < 1:
             raise ValueError(f"ranks must be a whole number of 1 or more, not {ranks!r}")
         self._factors = np.ones(ranks)
         self._lost = np.zeros(ranks, dtype=bool)
+        for rank, factor in slow:
+            self._lost[rank], self._factors[rank] = factor is None, factor or 1.0
         self._window: list[Floats] = []
         self._spreads: list[tuple[float, float]] = []
         self._before: Floats | None = None

@@ -50,7 +50,7 @@ def fill_shapes(
     micro_batches: Sequence[MicroBatches],
     time_ms: float,
 ) -> list[list[MicroBatches]]:
-    """List ways to fill sizes, at most one for each start until one is within its limits.
+    """List ways to fill sizes, until one is within its limits.
 
     ``classes`` and ``micro_batches``: of each pipeline, its class and positions in the batch as
     placed for free sizes, of which the slowest takes ``time_ms``. Equal arguments give equal

@@ -214,18 +214,18 @@ class Planner:
         """Take the computing times of a step's ranks; plan around slow ones from now on.
 
         ``plan``: of that step; ``measured_ms``: of each rank, without waits, 0 for one without
-        work, None for a lost one, which then gets none. Returns the factors (``SlowRanks``), which
-        all ranks have to agree upon: give each the times of all. Groups then stay within a step.
+        work, None for a lost one, which then gets none. Factors start from ``slowdown``, if given.
+        Returns the factors (``SlowRanks``), which all ranks have to agree upon: give each the times
+        of all. Groups then stay within a step.
         ``ValueError`` as ``SlowRanks.observe``, ``OptionError`` for plans in lockstep,
         ``Infeasible`` if no scheme fits the ranks that are left.
         """
         if not isinstance(plan, Plan):
             raise TypeError(f"plan: {plan!r:.60}. Give the plan of the step")
         if self._slow_ranks is None:
-            if self._options.slowdown:
-                raise OptionError("{0} is given. Leave it out, or do not observe", "slowdown")
-            replace(self._options, slowdown=((0, 2.0),)).resolve_execution(self._problem)
-            self._slow_ranks = SlowRanks(self.gpus)
+            slow = self._options.slowdown
+            replace(self._options, slowdown=slow or ((0, 2.0),)).resolve_execution(self._problem)
+            self._slow_ranks = SlowRanks(self.gpus, slow)
         before = self._slow_ranks.slowdown
         # The plan may be older than the present factors, if steps are planned ahead.
         usual_ms = list_usual_ms(plan)

@@ -98,7 +98,7 @@ def train(folder: Path, sequences: int, *, planned: bool, **more: Any) -> list[d
         options["ddp_backend"] = "gloo"
     before = dict(TrainerFactory.TRAINER_MAPPING)
     with tempfile.TemporaryDirectory() as scratch:
-        options["output_dir"] = scratch
+        options.setdefault("output_dir", scratch)
         trained = sft_main(
             [str(part) for name, value in options.items() for part in (f"--{name}", value)]
         )
@@ -123,6 +123,30 @@ def test_losses_and_norms_are_those_of_the_plain_trainer(tmp_path: Path) -> None
             for name in ("loss", "grad_norm"):
                 assert mine[name] == pytest.approx(others[name], rel=2e-5), (name, step)
     assert all(entry["plan/predicted_ms"] > 0 for entry in planned + together[0])
+
+
+ADAPTERS = {"tuner_type": "lora", "target_modules": "all-linear", "lora_dropout": 0}
+
+
+def train_adapters(folder: Path) -> list[list[dict[str, float]]]:
+    """Train adapters by both trainers, and save what the planned one has after two steps."""
+    saved = {"output_dir": folder / "saved", "save_strategy": "steps", "save_steps": 2}
+    plain = train(folder, SEQUENCES, planned=False, **ADAPTERS)
+    return [plain, train(folder, SEQUENCES, planned=True, **ADAPTERS, **saved)]
+
+
+def test_adapters_train_the_same_and_go_on_from_a_checkpoint(tmp_path: Path) -> None:
+    write_inputs(tmp_path)
+    ((plain, planned),) = on_ranks(1, functools.partial(train_adapters, tmp_path), 300)
+    last = tmp_path / "saved" / "checkpoint-2"
+    go_on = functools.partial(train, tmp_path, SEQUENCES, planned=True, **ADAPTERS)
+    # A plugin is read once by a process.
+    (resumed,) = on_ranks(1, functools.partial(go_on, resume_from_checkpoint=last), 300)
+    assert len(plain) == len(planned) == len(resumed) > 2
+    for ours, theirs in ((planned, plain), (resumed, planned)):
+        for step, (mine, others) in enumerate(zip(ours, theirs, strict=True)):
+            for name in ("loss", "grad_norm"):
+                assert mine[name] == pytest.approx(others[name], rel=2e-5), (name, step)
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import inf
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.expert_sharing import expert_bound_ms
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
+from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.expert_rows import ExpertRow
 from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.planner.sync.times import Layout, layout_text, layouts_of, parse_layout
+
+LAYOUT_GAIN = 1e-3
+"""By what share another layout has to be faster to be chosen for groups smaller than a block."""
 
 PRICED_BATCHES = 2
 """Batches that are planned with each degree."""
@@ -42,6 +48,42 @@ def bound_degree(problem: PlanningProblem, batches: Sequence[Batch]) -> float:
     layouts = {(scheme.tp, scheme.pp) for scheme in models}
     exposed = [0.0] if sync is None else [sync.compute_exposed_ms([k]) for k in layouts]
     return sum(bounds) / len(bounds) + min(exposed)
+
+
+def choose_group_layout(
+    proposal: Proposal, batches: Sequence[Batch], row: ExpertRow, limit_ms: float
+) -> tuple[Proposal, ExpertRow]:
+    """Choose the layout of groups smaller than a block, by planning the batches in each.
+
+    Candidates consist of whole blocks, and their layout need not be the best one of smaller groups.
+    ``row``: the proposal's times; another layout has to be faster than it and than ``limit_ms``.
+    """
+    problem, choice, sync = proposal.problem, proposal.layouts, proposal.sync
+    if choice is None or choice.chosen is None or problem.execution != "regroup" or sync is None:
+        return proposal, row
+    best, chosen = row, choice.chosen
+    layouts = layouts_of(scheme for scheme in problem.models if scheme.pp == 1)
+    for layout in sorted(layouts - {parse_layout(chosen)}):
+        limit_ms = min(limit_ms, best.expected_ms or inf)
+        if _bound_layout(problem, layout, batches) + sync.compute_exposed_ms([layout]) >= limit_ms:
+            continue
+        priced = price_degree(replace(problem, regroup_layout=layout), batches)
+        if (priced.expected_ms or inf) < limit_ms * (1 - LAYOUT_GAIN):
+            best, chosen = priced, layout_text(layout)
+    if chosen == choice.chosen:
+        return proposal, row
+    gain = (row.expected_ms or 0.0) / (best.expected_ms or inf) - 1
+    why = f"groups smaller than a block in {chosen}: {gain:.1%} faster than in {choice.chosen}."
+    choice = replace(choice, chosen=chosen, why=(why, *choice.why))
+    return replace(proposal, layouts=choice), best
+
+
+def _bound_layout(problem: PlanningProblem, layout: Layout, batches: Sequence[Batch]) -> float:
+    """Bound the mean time of the batches in groups of one layout, without sync (ms)."""
+    models = [m for s, m in problem.models.items() if (s.tp, s.pp) == layout]
+    degree, gpus = problem.profile.expert_parallel, problem.workload.gpus
+    bounds = [expert_bound_ms(models, degree, batch, gpus) for batch in batches]
+    return sum(bounds) / len(bounds)
 
 
 def choose_degree(rows: Sequence[ExpertRow]) -> int | None:

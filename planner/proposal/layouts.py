@@ -42,6 +42,8 @@ class LayoutRow:
 class LayoutChoice:
     """The layout of all candidates (None: several together) and the reasons, as sentences.
 
+    With experts over ranks that of groups smaller than a block, if they are faster in another one.
+
     ``rows``: the layouts that were searched, fastest first; those that a bound proves slower are
     not among them. ``static``: the best homogeneous strategy for all batches and ``static_ms`` its
     expected time; None without one.

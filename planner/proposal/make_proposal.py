@@ -35,6 +35,7 @@ from seqplan.planner.proposal.expert_choice import (
     PRICED_BATCHES,
     bound_degree,
     choose_degree,
+    choose_group_layout,
     price_degree,
 )
 from seqplan.planner.proposal.expert_rows import ExpertRow
@@ -138,8 +139,9 @@ def _propose_degrees(
             rows[degree] = ExpertRow(degree, None, None, longest, round(bound_ms, 3))
             continue
         try:
-            proposals[degree] = _propose(problem.profile, problem.sync, request)
-            rows[degree] = price_degree(proposals[degree].problem, batches)
+            proposal = _propose(problem.profile, problem.sync, request)
+            row = price_degree(proposal.problem, batches)
+            proposals[degree], rows[degree] = choose_group_layout(proposal, batches, row, best_ms)
             best_ms = min(best_ms, rows[degree].expected_ms or inf)
         except Infeasible as why:
             error = why

@@ -51,10 +51,15 @@ def test_the_changelog_begins_with_this_version() -> None:
     assert heading[1] == VERSION
 
 
+_STAMPED = ("pyproject.toml", "constraints.txt", "planner/placement/fill_kernel.c")
+_NO_PYTHON = "run: no Python 3.11 or newer"
+
+
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A copy of what ``run`` reads, with an interpreter in place of which echo answers."""
-    for name in ("run", "pyproject.toml", "constraints.txt"):
+    (tmp_path / "planner" / "placement").mkdir(parents=True)
+    for name in ("run", *_STAMPED):
         shutil.copy(ROOT / name, tmp_path / name)
     scripts = tmp_path / ".venv" / "bin"
     scripts.mkdir(parents=True)
@@ -95,10 +100,6 @@ def _write_stamp(checkout: Path) -> None:
     (checkout / ".venv" / "stamp").write_text("\n".join(parts) + "\n")
 
 
-_STAMPED = ("pyproject.toml", "constraints.txt")
-_NO_PYTHON = "run: no Python 3.11 or newer"
-
-
 @pytest.mark.skipif(os.name != "posix", reason="bash")
 def test_a_good_stamp_starts_the_command_at_once(checkout: Path, tools_without_python: str) -> None:
     _write_stamp(checkout)
@@ -111,7 +112,7 @@ def test_a_good_stamp_starts_the_command_at_once(checkout: Path, tools_without_p
 
 
 @pytest.mark.skipif(os.name != "posix", reason="bash")
-@pytest.mark.parametrize("damage", ["no stamp", "pyproject.toml", "constraints.txt", "python"])
+@pytest.mark.parametrize("damage", ["no stamp", *_STAMPED, "python"])
 def test_anything_else_is_set_up_again(
     checkout: Path, tools_without_python: str, damage: str
 ) -> None:

@@ -165,6 +165,21 @@ def test_lockstep_with_modes_is_no_slower_than_with_one_of_them() -> None:
     assert times[0] <= times[1]
 
 
+def test_a_proposal_weighs_layouts_of_groups_smaller_than_a_block() -> None:
+    """Whole blocks of 8 ranks are fastest as tp8, groups of 4 ranks faster still."""
+    profile = load_shipped("qwen3-30b-a3b-h100-80gb").at_expert_parallel(8)
+    profile = profile.keep_schemes({Scheme(tp=4), Scheme(tp=8), Scheme(tp=4, ring=2)})
+    path = Path(__file__).parents[3] / "examples" / "data" / "code.npy"
+    lengths = np.minimum(np.load(path), 8192)
+    proposal = make_proposal(profile, Workload(24, 8192, 100_000), lengths)
+    assert proposal.layouts is not None
+    assert proposal.layouts.chosen == "tp4"
+    assert proposal.candidates[0].strategy.counts[0][0] == Scheme(tp=8)
+    plan = StepPlanner(proposal).plan(next(iter(Sampler(lengths, 100_000, 8192, 0).batches(1))))
+    assert {pipeline.scheme for pipeline in plan.pipelines} == {Scheme(tp=4)}
+    assert Proposal.from_json(proposal.to_json(), "again") == proposal
+
+
 def test_a_proposal_weighs_the_degrees() -> None:
     profile = make_expert_profile({2: 0.3, 8: 0.4}, slower={8: 1.05})
     proposal = make_proposal(profile, WORKLOAD, LENGTHS)

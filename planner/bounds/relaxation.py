@@ -122,15 +122,15 @@ def count_pipelines(
 
     States and resources that others make superfluous are left out, which keeps the optimum.
     """
-    made = _make_states(classes, batch, time_ms, gpus, COARSE)
-    if made is None:
+    states = _make_states(classes, batch, time_ms, gpus, COARSE)
+    if states is None:
         return None
-    share, eligible, of_class = made.stack()
+    share, eligible, of_class = states.stack()
     sizes = np.array([float(pipeline_class.gpus) for pipeline_class in classes])
     needed = find_needed_states(share, eligible, sizes[of_class])
     share, eligible, of_class = share[needed], eligible[needed], of_class[needed]
     limiting = find_limiting_resources(share, eligible)
-    solved = solve_program(classes, share, eligible, of_class, made.weights, gpus, limiting)
+    solved = solve_program(classes, share, eligible, of_class, states.weights, gpus, limiting)
     if solved is None:
         return None
     scale, used, _ = solved
@@ -217,16 +217,16 @@ def _solve_states(
     detail: Detail,
 ) -> _Solution | None:
     """Solve the program of the classes' states; None when a sequence can be in none of them."""
-    made = _make_states(classes, batch, time_ms, gpus, detail)
-    if made is None:
+    states = _make_states(classes, batch, time_ms, gpus, detail)
+    if states is None:
         return None
-    solved = solve_program(classes, *made.stack(), made.weights, gpus)
+    solved = solve_program(classes, *states.stack(), states.weights, gpus)
     if solved is None:
         return None
     scale, used, duals = solved
-    ends = np.cumsum(made.sizes)[:-1]
+    ends = np.cumsum(states.sizes)[:-1]
     return _Solution(
-        made.levels, made.of_classes, scale, np.split(used, ends), np.split(duals, ends)
+        states.levels, states.of_classes, scale, np.split(used, ends), np.split(duals, ends)
     )
 
 

@@ -54,6 +54,7 @@ from itertools import combinations_with_replacement
 import numpy as np
 import numpy.typing as npt
 
+from seqplan.planner.bounds.share_terms import ShareTerms
 from seqplan.planner.placement.fleet import MOST, ClassMode, Floats, Ints, PipelineClass
 
 RESOURCES = 4
@@ -77,41 +78,6 @@ def count_resources(classes: Sequence[PipelineClass], *, fine: bool = False) -> 
 
 ROUNDING = 1e-9
 """Relative margin against rounding: a refutation must clear it."""
-
-
-@dataclass(frozen=True)
-class _Terms:
-    """Shares of a class's states in its resources, as sums of terms of each length.
-
-    ``coefficients`` (states, resources, properties) of ``ClassLengths.properties``, and
-    ``of_large_work`` (states,) of ``large_work`` (states, n) in the third resource alone.
-    ``of_modes``: further shares (n,) of one state and resource each.
-    """
-
-    coefficients: Floats
-    of_large_work: Floats
-    large_work: npt.NDArray[np.bool_]
-    of_modes: Sequence[tuple[int, int, Floats]]
-
-    def by_resource(self, properties: Floats) -> Floats:
-        """Sum the shares of each resource (states, resources, n)."""
-        shares: Floats = self.coefficients @ properties
-        shares[:, 2] += self.of_large_work[:, None] * self.large_work
-        for state, resource, of_lengths in self.of_modes:
-            shares[state, resource] += of_lengths
-        return shares
-
-    def weigh(self, properties: Floats, weights: Floats) -> Floats:
-        """Sum the shares at weights (states, mixes, resources) to (states, mixes, n)."""
-        states, mixes, _ = weights.shape
-        of_properties = (weights @ self.coefficients).reshape(states * mixes, -1)
-        shares = (of_properties @ properties).reshape(states, mixes, -1)
-        of_large_work = weights[..., 2] * self.of_large_work[:, None]
-        for mix in np.flatnonzero(of_large_work.any(axis=0)):
-            shares[:, mix] += of_large_work[:, mix, None] * self.large_work
-        for state, resource, of_lengths in self.of_modes:
-            shares[state] += weights[state, :, resource, None] * of_lengths
-        return shares
 
 
 @dataclass(frozen=True)
@@ -296,7 +262,7 @@ def _share_of_mode(mode: ClassMode, lengths: Floats, padded: Ints, time_ms: floa
 
 def _describe_even(
     of_class: ClassLengths, micro_batches: Ints, time_ms: float
-) -> tuple[_Terms, npt.NDArray[np.bool_]]:
+) -> tuple[ShareTerms, npt.NDArray[np.bool_]]:
     """Describe the even states, and eligibility (states, n) by work alone."""
     pp = of_class.pipeline_class.pp
     v = micro_batches.astype(np.float64)
@@ -325,7 +291,7 @@ def _describe_even(
             of_modes.append((state, 1, of_class.shares_in_modes(int(v[state]), time_ms)))
     large_work = of_class.work > budget[:, None] * (0.5 + ROUNDING)
     eligible = of_class.work <= budget[:, None] * (1 + ROUNDING)
-    return _Terms(coefficients, of_large_work, large_work, of_modes), eligible
+    return ShareTerms(coefficients, of_large_work, large_work, of_modes), eligible
 
 
 def _offer_even(
@@ -364,7 +330,7 @@ def _most_work_ms(pipeline_class: PipelineClass, time_ms: float) -> float:
 
 def _describe_peaked(
     of_class: ClassLengths, most: int, time_ms: float
-) -> tuple[_Terms, npt.NDArray[np.bool_]]:
+) -> tuple[ShareTerms, npt.NDArray[np.bool_]]:
     """Describe the peaked states, and eligibility (levels, n) by work alone."""
     pipeline_class = of_class.pipeline_class
     bubbles = pipeline_class.pp - 1
@@ -399,4 +365,4 @@ def _describe_peaked(
             for level, longest_ms in enumerate(high + pipeline_class.least_c)
         ]
     large_work = of_class.work >= high[:, None] * (0.5 + ROUNDING)
-    return _Terms(coefficients, rest * pipeline_class.least_c, large_work, of_modes), eligible
+    return ShareTerms(coefficients, rest * pipeline_class.least_c, large_work, of_modes), eligible

@@ -49,16 +49,16 @@ class TwoMicroSteps(MicroStepsFiller):
                 high_ms = best_ms * (1 - GAIN) - target_ms
                 if high_ms <= low_ms:
                     continue
-                found = self.fill_both((target_ms, high_ms), shares)
-                while found is not None:
-                    if found.total_ms < best_ms:
-                        best, best_ms = found, found.total_ms
+                filled = self.fill_both((target_ms, high_ms), shares)
+                while filled is not None:
+                    if filled.total_ms < best_ms:
+                        best, best_ms = filled, filled.total_ms
                     high_ms = min(high_ms, best_ms - target_ms)
-                    found = None
-                    while found is None and high_ms - low_ms > TOLERANCE * high_ms:
+                    filled = None
+                    while filled is None and high_ms - low_ms > TOLERANCE * high_ms:
                         middle_ms = (low_ms + high_ms) / 2
-                        found = self.fill_both((target_ms, middle_ms), shares)
-                        if found is None:
+                        filled = self.fill_both((target_ms, middle_ms), shares)
+                        if filled is None:
                             low_ms = middle_ms
                         else:
                             high_ms = middle_ms

@@ -119,7 +119,7 @@ def _find_flat_experts(setting: Setting, best: PlanningProblem) -> Strategy | No
     if all(scheme.pp == 1 for scheme in best.models):
         return _strategy_of(best)
     flat = {entry.scheme for entry in setting.profile.schemes if entry.scheme.pp == 1}
-    found = find_static_experts(
+    flat_best = find_static_experts(
         setting.profile.keep_schemes(flat),
         setting.workload,
         setting.batches[:SAMPLED],
@@ -127,7 +127,7 @@ def _find_flat_experts(setting: Setting, best: PlanningProblem) -> Strategy | No
         setting.sync,
         lockstep=setting.lockstep,
     )
-    return None if found is None else _strategy_of(found)
+    return None if flat_best is None else _strategy_of(flat_best)
 
 
 def _strategy_of(problem: PlanningProblem) -> Strategy:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from seqplan.api.cli.framework.command import add_command
+from seqplan.api.cli.framework.options import add_tokenizer
 from seqplan.api.cli.framework.terminal import percent
 from seqplan.costs.lengths import (
     BLOCKS,
@@ -27,19 +28,21 @@ from seqplan.costs.lengths import (
 _DESCRIPTION = """\
 Read the length, in tokens, of every sequence of a data set; describe the lengths and keep them.
 
-A source is .npy (integers), .txt (one integer a line), .jsonl or .jsonl.gz, .parquet or .arrow
-(an integer, a list of ids or a text or a chat in each record), a Megatron .idx (its
+A source is .npy (integers), .txt (one integer a line), .json, .jsonl or .jsonl.gz, .parquet or
+.arrow (an integer, a list of ids, a text or a conversation in each record), a Megatron .idx (its
 documents), a folder of text files, or a quoted pattern such as 'shards/*.idx'. Several sources are
-joined in order. A field image_grid_thw or video_grid_thw has the patches of each frame.
+joined in order. Conversations are messages or conversations (ShareGPT), a prompt or instruction
+(Alpaca) and its response, or chosen and rejected ones, of which each is a sequence. A field
+image_grid_thw or video_grid_thw has the patches of each frame.
 """
 
 _EXAMPLES = """\
 examples:
   seqplan lengths corpus.idx -o lengths.npy
   seqplan lengths part-*.jsonl.gz --field text --tokenizer tokenizer.json -o lengths.npy
-  seqplan lengths chat.jsonl --chat-template Qwen3-8B/ -o lengths.npy
+  seqplan lengths chat.jsonl --tokenizer Qwen3-8B/ -o lengths.npy
   seqplan lengths images.parquet --field image_grid_thw
-  seqplan lengths docs/ --glob '*.md' --bytes-per-token 4
+  seqplan lengths docs/ --glob '*.md' --tokenizer 4
 """
 
 
@@ -59,28 +62,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--field",
         metavar="F",
-        help="field or column to read; without it the first present of length, num_tokens, "
-        "input_ids, tokens, ids, text",
+        help="field or column to read; without it the first of length, num_tokens, input_ids, "
+        "tokens, ids, then those of a conversation, then text",
     )
-    parser.add_argument(
-        "--tokenizer",
-        metavar="FILE",
-        type=Path,
-        help="count the tokens of text with this Hugging Face tokenizer.json",
-    )
-    parser.add_argument(
-        "--bytes-per-token",
-        metavar="X",
-        type=float,
-        help="estimate the tokens of text from its UTF-8 bytes (about 4 for English)",
-    )
-    parser.add_argument(
-        "--chat-template",
-        metavar="FOLDER",
-        type=Path,
-        help="render the messages (and tools) of each record by the chat template of the "
-        "tokenizer in this folder, and count its tokens and an assistant's",
-    )
+    add_tokenizer(parser)
     parser.add_argument(
         "--glob", metavar="PATTERN", help="read only these files of a folder of texts"
     )
@@ -96,8 +81,6 @@ def run(args: argparse.Namespace) -> int:
     options = SourceOptions(
         field=args.field,
         tokenizer=args.tokenizer,
-        bytes_per_token=args.bytes_per_token,
-        chat_template=args.chat_template,
         glob=args.glob,
     )
     if args.output is not None:

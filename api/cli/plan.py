@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.options import (
     add_robust,
+    add_tokenizer,
     add_trainer,
     add_workers,
     natural,
@@ -22,7 +23,6 @@ from seqplan.api.cli.framework.options import (
 )
 from seqplan.api.cli.framework.output_file import check_output
 from seqplan.api.cli.framework.terminal import ProgressBar
-from seqplan.api.cli.parts.data_source import read_data
 from seqplan.api.cli.parts.planned_steps import (
     StepRow,
     plan_rows,
@@ -30,6 +30,7 @@ from seqplan.api.cli.parts.planned_steps import (
     summary_lines,
     window_lines,
 )
+from seqplan.costs.lengths import Lengths, SourceOptions, read_lengths
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.batches_file import has_batches, read_batches
 from seqplan.planner.batches.sampler import Sampler
@@ -91,12 +92,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         type=positive,
         help="truncate sequences to this; default: the proposal's, or the longest sequence",
     )
-    add(
-        "--tokenizer",
-        metavar="PATH|X",
-        help="of text: tokenizer.json, a tokenizer's folder (for chats, by its template), or X "
-        "bytes per token, about 4 for English",
-    )
+    add_tokenizer(parser)
     add("--tokens", metavar="T", type=positive, help="tokens of a step; default: the proposal's")
     add("--steps", metavar="K", type=positive, help=f"steps to draw; default {STEPS}")
     add("--seed", metavar="S", type=natural, default=0)
@@ -158,6 +154,8 @@ class _Source:
     steps: int
     truncated: int
     windows: WindowSampler | None = None
+    notes: tuple[str, ...] = ()
+    """What its lengths are counted from."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -171,7 +169,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(_fields(rows, source)), file=report)
         return 0
-    print("\n".join(_lines(args, rows, source)), file=report)
+    print("\n".join([*_note_lines(source), *_lines(args, rows, source)]), file=report)
     if args.output is not None:
         print(f"written: {args.output}")
     return 0
@@ -251,10 +249,11 @@ def _plan_from_data(args: argparse.Namespace) -> int:
     if args.gpus is not None:
         list_factors(args.slowdown, args.gpus)
     with ProgressBar(sys.stderr) as progress:
-        lengths = read_data(args.data, args.tokenizer).values
+        source_lengths = _read_lengths(args)
+        lengths = source_lengths.values
         first = propose_for_data(args, lengths, progress)
         _options(args, proposed=False).resolve_execution(first.proposal.problem)
-    source = _draw(args, first.proposal, lengths)
+    source = _draw(args, first.proposal, source_lengths)
     rows, source = _plan(args, source, plans, to_stdout=False, proposed=False)
     with ProgressBar(sys.stderr) as progress:
         comparison = _compare(args, first.proposal, first.profile, lengths, progress)
@@ -273,6 +272,7 @@ def _plan_from_data(args: argparse.Namespace) -> int:
             f"{lengths.max():,}; steps of {workload.tokens:,} tokens, sequences up to "
             f"{workload.max_len:,}"
         ),
+        *_note_lines(source),
         first.origin,
         *_lines(args, rows, source),
         "",
@@ -334,6 +334,10 @@ def _fields(rows: list[StepRow], source: _Source) -> dict[str, Any]:
     return figures | ({} if composed is None else {"window": asdict(composed)})
 
 
+def _note_lines(source: _Source) -> list[str]:
+    return [f"lengths: {'; '.join(source.notes)}"] if source.notes else []
+
+
 def _lines(args: argparse.Namespace, rows: list[StepRow], source: _Source) -> list[str]:
     lines = summary_lines(rows, source.truncated)
     if source.windows is not None:
@@ -351,20 +355,23 @@ def _source_of_proposal(args: argparse.Namespace, proposal: Proposal) -> _Source
             )
         batches = list(read_batches(Path(args.data), proposal.workload.max_len))
         return _Source(proposal, batches, len(batches), 0)
-    return _draw(args, proposal, read_data(args.data, args.tokenizer).values)
+    return _draw(args, proposal, _read_lengths(args))
 
 
-def _draw(
-    args: argparse.Namespace, proposal: Proposal, lengths: npt.NDArray[np.integer]
-) -> _Source:
+def _read_lengths(args: argparse.Namespace) -> Lengths:
+    return read_lengths([args.data], SourceOptions(tokenizer=args.tokenizer))
+
+
+def _draw(args: argparse.Namespace, proposal: Proposal, lengths: Lengths) -> _Source:
     """Draw steps from the data set, by windows if requested."""
     steps, workload = args.steps or STEPS, proposal.workload
-    sampler = Sampler(lengths, args.tokens or workload.tokens, workload.max_len, args.seed)
+    notes = lengths.sources[0].notes
+    sampler = Sampler(lengths.values, args.tokens or workload.tokens, workload.max_len, args.seed)
     if args.window == 1:
-        return _Source(proposal, sampler.batches(steps), steps, sampler.truncated)
+        return _Source(proposal, sampler.batches(steps), steps, sampler.truncated, notes=notes)
     costs = sequence_costs(_classes(proposal), sampler.lengths, workload.gpus)
     windows = WindowSampler(sampler, args.window, costs, args.seed)
-    return _Source(proposal, windows.batches(steps), steps, sampler.truncated, windows)
+    return _Source(proposal, windows.batches(steps), steps, sampler.truncated, windows, notes)
 
 
 def _classes(proposal: Proposal) -> list[PipelineClass]:

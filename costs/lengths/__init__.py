@@ -9,7 +9,7 @@ from seqplan.costs.lengths.read import SUFFIXES, read_lengths
 from seqplan.costs.lengths.save import check_output, save_lengths
 from seqplan.costs.lengths.sources.collector import MAX_LENGTH, Lengths, Progress, Source
 from seqplan.costs.lengths.sources.error import LengthsError
-from seqplan.costs.lengths.sources.options import SourceOptions
+from seqplan.costs.lengths.sources.options import SourceOptions, parse_tokenizer
 from seqplan.costs.lengths.summary import BLOCKS, Bucket, Summary, Tail, histogram_lines, summarise
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "histogram_lines",
     "longest",
     "parse_histogram",
+    "parse_tokenizer",
     "read_lengths",
     "representative",
     "save_lengths",

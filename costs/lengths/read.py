@@ -7,17 +7,16 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from seqplan.costs.lengths.sources.chat import ChatTokenizer
 from seqplan.costs.lengths.sources.collector import Collector, Lengths, Progress
 from seqplan.costs.lengths.sources.error import LengthsError, first_line
 from seqplan.costs.lengths.sources.options import SourceOptions
 from seqplan.costs.lengths.sources.saved_dataset import is_saved_dataset, list_saved_files
 from seqplan.costs.lengths.sources.token_count import TokenCounter
 
-SUFFIXES = (".npy", ".txt", ".jsonl", ".jsonl.gz", ".parquet", ".arrow", ".idx")
+SUFFIXES = (".npy", ".txt", ".json", ".jsonl", ".jsonl.gz", ".parquet", ".arrow", ".idx")
 """Files that are understood; a folder is read as text files, unless ``datasets`` saved it."""
 
-_WITH_FIELDS = (".jsonl", ".jsonl.gz", ".parquet", ".arrow")
+_WITH_FIELDS = (".json", ".jsonl", ".jsonl.gz", ".parquet", ".arrow")
 
 
 def read_lengths(
@@ -37,11 +36,10 @@ def read_lengths(
     _check_use(options, [suffix for _, suffix in files])
     collector = Collector(progress)
     counter = TokenCounter(options)
-    chats = None if options.chat_template is None else ChatTokenizer(options.chat_template)
     for path, suffix in files:
         collector.begin(str(path))
         try:
-            _read(path, suffix, options, counter, chats, collector)
+            _read(path, suffix, options, counter, collector)
         except OSError as error:
             reason = error.strerror or first_line(error)
             raise LengthsError(
@@ -96,9 +94,10 @@ def _check_use(options: SourceOptions, suffixes: list[str]) -> None:
         raise LengthsError(
             f"--field {options.field}: no source has fields. Name it for .jsonl, .parquet or .arrow"
         )
-    if options.chat_template is not None and not set(suffixes) <= set(_WITH_FIELDS):
+    if isinstance(options.tokenizer, Path) and not options.tokenizer.exists():
         raise LengthsError(
-            f"--chat-template: chats are read from {', '.join(_WITH_FIELDS)} only. Leave it out"
+            f"--tokenizer {options.tokenizer}: no such file or folder. Give a tokenizer.json, a "
+            "tokenizer's folder, or bytes per token"
         )
     if options.glob is not None and "" not in suffixes:
         raise LengthsError(f"--glob {options.glob}: no source is a folder. Leave it out")
@@ -109,7 +108,6 @@ def _read(
     suffix: str,
     options: SourceOptions,
     counter: TokenCounter,
-    chats: ChatTokenizer | None,
     collector: Collector,
 ) -> None:
     # Each reader is imported when its kind of file is met: most need little, some a lot.
@@ -133,8 +131,8 @@ def _read(
         case ".parquet" | ".arrow":
             from seqplan.costs.lengths.sources.arrow import read_arrow
 
-            read_arrow(path, options.field, counter, collector, chats)
+            read_arrow(path, options.field, counter, collector)
         case _:
             from seqplan.costs.lengths.sources.jsonl import read_jsonl
 
-            read_jsonl(path, options.field, counter, collector, chats)
+            read_jsonl(path, options.field, counter, collector)

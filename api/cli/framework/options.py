@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from seqplan.costs.lengths import parse_tokenizer
 from seqplan.planner.execution import EXECUTIONS
 from seqplan.planner.proposal.scheme_filter import SchemeFilter
 
@@ -77,6 +78,17 @@ def log_settings(text: str) -> tuple[str, bool]:
             f"must be debug, info, warning or error, or one of them as json:LEVEL: {text!r}"
         )
     return level, form == "json"
+
+
+def add_tokenizer(parser: argparse.ArgumentParser) -> None:
+    """Add the option that counts the tokens of text and conversations."""
+    parser.add_argument(
+        "--tokenizer",
+        metavar="PATH|X",
+        type=parse_tokenizer,
+        help="of text: tokenizer.json, a tokenizer's folder (for conversations, by its template), "
+        "or X bytes per token, about 4 for English",
+    )
 
 
 def check_port(port: int) -> None:

@@ -9,14 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from seqplan.costs.lengths.sources.chat import (
-    MESSAGES,
-    TOOLS,
-    ChatTokenizer,
-    needs_template,
-    read_chats,
-)
+from seqplan.costs.lengths.sources.chat import read_chats
 from seqplan.costs.lengths.sources.collector import Collector, number_places
+from seqplan.costs.lengths.sources.conversations import Layout
 from seqplan.costs.lengths.sources.error import LengthsError, first_line
 from seqplan.costs.lengths.sources.grids import is_grid_field, read_grids
 from seqplan.costs.lengths.sources.options import choose_field
@@ -27,17 +22,11 @@ ROWS_OF_IDS = 1 << 10
 """Rows decoded at once where a row may hold a whole sequence."""
 
 
-def read_arrow(
-    path: Path,
-    wanted: str | None,
-    counter: TokenCounter,
-    out: Collector,
-    chats: ChatTokenizer | None = None,
-) -> None:
+def read_arrow(path: Path, wanted: str | None, counter: TokenCounter, out: Collector) -> None:
     """Read one sequence a row: an integer, a list of ids or a text.
 
-    ``chats``: renders and counts the messages of each row instead. A column of grids
-    (``image_grid_thw``) has a sequence for each frame.
+    Rows with conversations are rendered and counted. A column of grids (``image_grid_thw``) has a
+    sequence for each frame.
     """
     try:
         import pyarrow as pa
@@ -46,7 +35,7 @@ def read_arrow(
             f"{path}: reading {path.suffix} needs the pyarrow package: pip install 'seqplan[arrow]'"
         ) from None
     try:
-        _read(path, wanted, counter, out, chats)
+        _read(path, wanted, counter, out)
     except (pa.ArrowException, EOFError, UnicodeDecodeError) as error:
         raise LengthsError(
             f"{path}: is not a whole {path.suffix} file: {first_line(error)}"
@@ -62,24 +51,23 @@ def read_arrow(
         ) from None
 
 
-def _read(
-    path: Path,
-    wanted: str | None,
-    counter: TokenCounter,
-    out: Collector,
-    chats: ChatTokenizer | None,
-) -> None:
+def _read(path: Path, wanted: str | None, counter: TokenCounter, out: Collector) -> None:
     import pyarrow as pa
 
     parquet = path.suffix.lower() == ".parquet"
     with pa.memory_map(str(path)) as mapped:
         table = _parquet(mapped) if parquet else _ipc(mapped)
-        names, wanted_here = table.schema.names, MESSAGES if chats and not wanted else wanted
-        field = choose_field(names, wanted_here, f"{path}: schema")
-        if table.schema.names.count(field) > 1:
-            raise LengthsError(f"{path}: schema: field {field!r} is there twice; rename one")
-        if chats is not None:
-            read_chats(_chats(path, table, field), field, chats, out)
+        names = table.schema.names
+        field = choose_field(names, wanted, f"{path}: schema")
+        if isinstance(field, str) and _holds_messages(table.schema.field(field).type):
+            field = Layout(chat=field)
+        fields = field.list_fields(names) if isinstance(field, Layout) else [field]
+        for name in fields:
+            if names.count(name) > 1:
+                raise LengthsError(f"{path}: schema: field {name!r} is there twice; rename one")
+        if isinstance(field, Layout):
+            chats = counter.require_chats(f"{path}: schema")
+            read_chats(_records(path, table, fields), field, names, chats, out)
             return
         if is_grid_field(field):
             read_grids(_rows(path, table, field), field, out)
@@ -151,14 +139,12 @@ def _ipc(mapped: Any) -> _Table:
     return _Table(file.schema, None, columns)
 
 
-def _chats(path: Path, table: _Table, field: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yield each row's place, messages and tools; a struct's missing keys are left out."""
-    fields = [field, TOOLS] if TOOLS in table.schema.names else [field]
+def _records(path: Path, table: _Table, fields: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each row's place and fields; a struct's missing keys are left out."""
     row = 0
     for columns in table.columns(fields, ROWS_OF_IDS):
         for values in zip(*(column.to_pylist() for column in columns), strict=True):
-            messages, tools = _without_nulls(values[0]), _without_nulls(values[-1])
-            yield f"{path}: row {row}", messages, tools if len(values) > 1 else None
+            yield f"{path}: row {row}", _without_nulls(dict(zip(fields, values, strict=True)))
             row += 1
 
 
@@ -176,6 +162,14 @@ def _without_nulls(value: Any) -> Any:
     return [_without_nulls(v) for v in value] if isinstance(value, list) else value
 
 
+def _holds_messages(dtype: Any) -> bool:
+    from pyarrow import types
+
+    return bool(types.is_list(dtype) or types.is_large_list(dtype)) and bool(
+        types.is_struct(dtype.value_type)
+    )
+
+
 def _kind(dtype: Any, place: str) -> str:
     from pyarrow import types
 
@@ -185,8 +179,6 @@ def _kind(dtype: Any, place: str) -> str:
         return "an integer"
     if types.is_list(dtype) or types.is_large_list(dtype) or types.is_fixed_size_list(dtype):
         inner = dtype.value_type
-        if types.is_struct(inner):
-            raise needs_template(place)
         if types.is_nested(inner):
             raise LengthsError(f"{place} holds {dtype}, a list of lists; write one sequence a row")
         return "a list of ids"

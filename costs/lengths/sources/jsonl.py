@@ -1,23 +1,19 @@
-"""Lengths from JSON Lines, plain or gzipped: an integer, a list of ids or a text in each record."""
+"""Lengths from JSON: objects, one a line or in a list, with lengths, ids, text or conversations."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from seqplan.costs.lengths.sources.chat import (
-    MESSAGES,
-    TOOLS,
-    ChatTokenizer,
-    is_chat,
-    needs_template,
-    read_chats,
-)
+from seqplan.costs.lengths.sources.chat import read_chats
 from seqplan.costs.lengths.sources.collector import MAX_LENGTH, Collector, length_error
+from seqplan.costs.lengths.sources.conversations import Layout, is_chat
 from seqplan.costs.lengths.sources.error import LengthsError, first_line, shown
 from seqplan.costs.lengths.sources.grids import is_grid_field, read_grids
 from seqplan.costs.lengths.sources.options import choose_field, missing_field
@@ -27,125 +23,124 @@ CHUNK = 1 << 16
 _KINDS: dict[type, str] = {int: "an integer", list: "a list of ids", str: "a text"}
 
 
-def read_jsonl(
-    path: Path,
-    wanted: str | None,
-    counter: TokenCounter,
-    out: Collector,
-    chats: ChatTokenizer | None = None,
-) -> None:
+def read_jsonl(path: Path, wanted: str | None, counter: TokenCounter, out: Collector) -> None:
     """Read one sequence a record; the first record settles the field and its kind.
 
-    ``chats``: renders and counts the messages of each record instead. A column of grids
-    (``image_grid_thw``) has a sequence for each frame.
+    Records with conversations are rendered and counted. A column of grids (``image_grid_thw``)
+    has a sequence for each frame.
     """
-    records = _records(path)
-    if chats is not None:
-        field = wanted or MESSAGES
-        rows = ((f"{path}: line {n}", r.get(field), r.get(TOOLS)) for n, r in records)
-        read_chats(rows, field, chats, out)
-        return
+    records = _list_records(path) if _is_list(path) else _read_lines(path)
     if wanted is not None and is_grid_field(wanted):
-        read_grids(
-            ((f"{path}: line {n}", _grids(path, n, wanted, r)) for n, r in records), wanted, out
-        )
+        read_grids(((place, _grids(place, wanted, r)) for place, r in records), wanted, out)
         return
     first = next(records, None)
     if first is None:
         return
-    number, record = first
-    field = choose_field(list(record), wanted, f"{path}: line {number}")
+    place, record = first
+    field = choose_field(list(record), wanted, place)
+    if isinstance(field, str) and is_chat(record[field]):
+        field = Layout(chat=field)
+    if isinstance(field, Layout):
+        chats = counter.require_chats(place)
+        read_chats(chain([first], records), field, list(record), chats, out)
+        return
     kind = type(record[field])
     if kind not in _KINDS:
-        raise _not_a_length(path, number, field, record[field])
+        raise _not_a_length(place, field, record[field])
     if wanted is None:
         out.note(f"{_KINDS[kind]} in field {field!r}")
     if kind is str:
         counter.require(f"{path}: field {field!r}")
         out.note(counter.note)
-        _read_texts(path, field, record, records, TextBatch(counter, out), number)
+        batch = TextBatch(counter, out)
+        for place, record in chain([first], records):
+            batch.add(_value(place, field, str, record), place, str)
+        batch.flush(str)
         return
-    chunk = [_length(path, number, field, kind, record)]
-    for number, record in records:
-        chunk.append(_length(path, number, field, kind, record))
+    chunk: list[int] = []
+    for place, record in chain([first], records):
+        chunk.append(_length(place, field, kind, record))
         if len(chunk) == CHUNK:
             out.add(chunk, lambda _: str(path))
             chunk.clear()
     out.add(chunk, lambda _: str(path))
 
 
-def _grids(path: Path, number: int, field: str, record: dict[str, Any]) -> Any:
+def _grids(place: str, field: str, record: dict[str, Any]) -> Any:
     if field not in record:
-        raise missing_field(list(record), field, f"{path}: line {number}")
+        raise missing_field(list(record), field, place)
     return record[field]
 
 
-def _read_texts(
-    path: Path,
-    field: str,
-    first: dict[str, Any],
-    records: Iterator[tuple[int, dict[str, Any]]],
-    batch: TextBatch,
-    number: int,
-) -> None:
-    def place(number: int) -> str:
-        return f"{path}: line {number}"
-
-    batch.add(first[field], number, place)
-    for number, record in records:
-        batch.add(_value(path, number, field, str, record), number, place)
-    batch.flush(place)
-
-
-def _length(path: Path, number: int, field: str, kind: type, record: dict[str, Any]) -> int:
-    """Return the length of one record; checked here, where its line is known."""
-    value = _value(path, number, field, kind, record)
+def _length(place: str, field: str, kind: type, record: dict[str, Any]) -> int:
+    """Return the length of one record; checked here, where its place is known."""
+    value = _value(place, field, kind, record)
     if kind is list:
-        if is_chat(value):
-            raise needs_template(f"{path}: line {number}: field {field!r}")
         if value and isinstance(value[0], (list, dict)):
             raise LengthsError(
-                f"{path}: line {number}: field {field!r} holds a list of lists; "
-                "write one sequence a record"
+                f"{place}: field {field!r} holds a list of lists; write one sequence a record"
             )
         value = len(value)
     if not 1 <= value <= MAX_LENGTH:
-        raise length_error(value, f"{path}: line {number}")
+        raise length_error(value, place)
     return int(value)
 
 
-def _value(path: Path, number: int, field: str, kind: type, record: dict[str, Any]) -> Any:
+def _value(place: str, field: str, kind: type, record: dict[str, Any]) -> Any:
     try:
         value = record[field]
     except KeyError:
-        raise missing_field(list(record), field, f"{path}: line {number}") from None
+        raise missing_field(list(record), field, place) from None
     if type(value) is not kind:
         if type(value) not in _KINDS:
-            raise _not_a_length(path, number, field, value)
+            raise _not_a_length(place, field, value)
         raise LengthsError(
-            f"{path}: line {number}: field {field!r} holds {_KINDS[type(value)]}, "
+            f"{place}: field {field!r} holds {_KINDS[type(value)]}, "
             f"in the records before {_KINDS[kind]}"
             ". Use one type in all records"
         )
     return value
 
 
-def _not_a_length(path: Path, number: int, field: str, value: Any) -> LengthsError:
+def _not_a_length(place: str, field: str, value: Any) -> LengthsError:
     return LengthsError(
-        f"{path}: line {number}: field {field!r} is {shown(value)}; "
+        f"{place}: field {field!r} is {shown(value)}; "
         "it must be an integer, a list of ids or a text"
     )
 
 
-def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each record with its line number; blank lines are skipped."""
+def _is_list(path: Path) -> bool:
+    """Return whether a ``.json`` file holds one list, not an object a line."""
+    if path.suffix.lower() != ".json":
+        return False
+    with path.open("rb") as file:
+        return file.read(64).removeprefix(BOM_UTF8).lstrip()[:1] == b"["
+
+
+def _list_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the place and the fields of each record of a list."""
+    try:
+        records = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise LengthsError(
+            f"{path}: is not JSON: {first_line(error)}. Write a list of objects, or one a line"
+        ) from None
+    for number, record in enumerate(records):
+        place = f"{path}: record {number}"
+        if type(record) is not dict:
+            raise LengthsError(f"{place}: holds {shown(record)}. It must be an object")
+        yield place, record
+
+
+def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the place and the fields of each record; blank lines are skipped."""
     for number, line in _lines(path):
+        place = f"{path}: line {number}"
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
             raise LengthsError(
-                f"{path}: line {number}: is not UTF-8 (byte {error.start + 1}: {error.reason}); "
-                "convert the file"
+                f"{place}: is not UTF-8 (byte {error.start + 1}: {error.reason}); convert the file"
             ) from None
         text = text.strip()
         if not text:
@@ -154,21 +149,18 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             record = json.loads(text)
         except json.JSONDecodeError as error:
             # The decoder's line is always the first here, which would mislead.
-            raise _not_json(path, number, f"{error.msg} at column {error.colno}") from None
+            raise _not_json(place, f"{error.msg} at column {error.colno}") from None
         except (ValueError, RecursionError) as error:
-            raise _not_json(path, number, first_line(error)) from None
+            raise _not_json(place, first_line(error)) from None
         if type(record) is not dict:
             raise LengthsError(
-                f"{path}: line {number}: holds {shown(record)}; a .jsonl source has one object "
-                "a line"
+                f"{place}: holds {shown(record)}; a .jsonl source has one object a line"
             )
-        yield number, record
+        yield place, record
 
 
-def _not_json(path: Path, number: int, why: str) -> LengthsError:
-    return LengthsError(
-        f"{path}: line {number}: is not JSON: {why}; a .jsonl source has one object a line"
-    )
+def _not_json(place: str, why: str) -> LengthsError:
+    return LengthsError(f"{place}: is not JSON: {why}; a .jsonl source has one object a line")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from seqplan.costs.lengths.sources.chat import MESSAGES, needs_template
+from seqplan.costs.lengths.sources.conversations import Layout, find_layout
 from seqplan.costs.lengths.sources.error import LengthsError
 
-AUTOMATIC = ("length", "num_tokens", "input_ids", "tokens", "ids", "text")
-"""Fields looked for when none is named: an integer before ids before text, cheap before dear."""
+COUNTED = ("length", "num_tokens", "input_ids", "tokens", "ids")
+"""Fields looked for first when none is named: integers before ids."""
+
+TEXT = "text"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,46 +21,50 @@ class SourceOptions:
     """Settings of ``read_lengths``; each concerns the sources named with it."""
 
     field: str | None = None
-    """Field or column to read (.jsonl, .parquet, .arrow); found by itself when None."""
+    """Field or column to read (.jsonl, .parquet, .arrow); chosen by its name when None."""
 
-    tokenizer: Path | None = None
-    """A Hugging Face ``tokenizer.json`` that counts the tokens of text."""
+    tokenizer: Path | float | None = None
+    """Counts text: a ``tokenizer.json``, a tokenizer's folder, or its UTF-8 bytes per token.
 
-    bytes_per_token: float | None = None
-    """Estimate the tokens of text from its UTF-8 bytes instead."""
-
-    chat_template: Path | None = None
-    """The folder of a tokenizer, whose chat template renders the messages of each record."""
+    A folder's chat template renders conversations.
+    """
 
     glob: str | None = None
     """Which files of a folder to read: a pattern on the name or on the path within the folder."""
 
     def __post_init__(self) -> None:
-        rate = self.bytes_per_token
-        if rate is not None and not (math.isfinite(rate) and rate > 0):
-            raise LengthsError(f"bytes per token must be a number above 0, not {rate!r}")
-        if rate is not None and self.tokenizer is not None:
-            raise LengthsError("give a tokenizer or bytes per token, not both. Leave one out")
-        if self.chat_template is not None and (rate is not None or self.tokenizer is not None):
-            raise LengthsError(
-                "a chat template counts with its tokenizer. Leave the tokenizer and bytes per "
-                "token out"
-            )
+        rate = self.tokenizer
+        if isinstance(rate, int | float) and not (math.isfinite(rate) and rate > 0):
+            raise LengthsError(f"--tokenizer {rate:g}: bytes per token must be a number above 0")
 
 
-def choose_field(present: Sequence[str], wanted: str | None, place: str) -> str:
-    """Choose the field to read; ``LengthsError`` names those that are there when it is not."""
+def parse_tokenizer(text: str) -> Path | float:
+    """Read a tokenizer's path, or bytes per token."""
+    try:
+        return float(text)
+    except ValueError:
+        return Path(text)
+
+
+def choose_field(present: Sequence[str], wanted: str | None, place: str) -> str | Layout:
+    """Choose the field to read, or the fields that hold conversations.
+
+    ``LengthsError`` names the fields that are there when none of them is known.
+    """
     if wanted is not None:
         if wanted not in present:
             raise missing_field(present, wanted, place)
         return wanted
-    for name in AUTOMATIC:
+    for name in COUNTED:
         if name in present:
             return name
-    if MESSAGES in present:
-        raise needs_template(f"{place}: field {MESSAGES!r}")
+    layout = find_layout(present)
+    if layout is not None and not (layout.chat is None and TEXT in present):
+        return layout
+    if TEXT in present:
+        return TEXT
     raise LengthsError(
-        f"{place}: none of the fields {', '.join(AUTOMATIC)}; "
+        f"{place}: none of the fields {', '.join((*COUNTED, TEXT))}, nor of a conversation; "
         f"it has {list_names(present)}: name one with --field"
     )
 

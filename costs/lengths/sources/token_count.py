@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from seqplan.costs.lengths.sources.chat import ChatCounter, ChatTokenizer, MessageCounter
 from seqplan.costs.lengths.sources.collector import Collector
 from seqplan.costs.lengths.sources.error import LengthsError, first_line
 from seqplan.costs.lengths.sources.options import SourceOptions
@@ -15,59 +17,71 @@ BATCH_BYTES = 4 << 20
 
 BATCH_TEXTS = 2048
 
+TOKENIZER_FILE = "tokenizer.json"
+
 
 class TokenCounter:
     """Counts the tokens of texts by the options. The tokenizer is loaded at first use."""
 
     def __init__(self, options: SourceOptions) -> None:
-        self._options = options
+        self._given = options.tokenizer
         self._tokenizer: Any = None
 
     @property
     def estimates(self) -> bool:
         """Whether counts are estimated, so that a text's bytes are all that is needed."""
-        return self._options.bytes_per_token is not None
+        return isinstance(self._given, int | float)
 
     @property
     def note(self) -> str:
         """How tokens are counted."""
         if self.estimates:
-            return f"estimated from bytes at {self._options.bytes_per_token} bytes per token"
-        return f"counted with {self._options.tokenizer}, its special tokens included"
+            return f"estimated from bytes at {self._given:g} bytes per token"
+        return f"counted with {self._given}, its special tokens included"
 
     def require(self, place: str) -> None:
         """Raise ``LengthsError`` unless text, found at ``place``, can be counted."""
-        if self.estimates or self._tokenizer is not None:
-            return
-        if self._options.tokenizer is None:
+        if self._given is None:
             raise LengthsError(
-                f"{place} is text. Give a tokenizer.json to count its tokens (--tokenizer), or "
-                "bytes per token to estimate them (--bytes-per-token 4, in plan --tokenizer 4)"
+                f"{place} is text. Give a tokenizer.json to count its tokens, or bytes per token "
+                "to estimate them (--tokenizer 4)"
             )
-        self._tokenizer = _load(self._options)
+        if self._tokenizer is None and not self.estimates:
+            self._tokenizer = _load(self._given)
+
+    def require_chats(self, place: str) -> ChatCounter:
+        """Return what counts conversations, found at ``place``; ``LengthsError`` without it."""
+        if self._given is None:
+            raise LengthsError(
+                f"{place} holds conversations. Give the folder of a tokenizer with a chat template "
+                "(--tokenizer Qwen3-8B/), or bytes per token to estimate them (--tokenizer 4)"
+            )
+        if isinstance(self._given, Path) and self._given.is_dir():
+            return ChatTokenizer(self._given)
+        self.require(place)
+        return MessageCounter(self)
 
     def estimate(self, size_bytes: int) -> int:
         """Estimate the tokens of a text of this many UTF-8 bytes, rounded up."""
-        rate = self._options.bytes_per_token
-        assert rate is not None
-        return math.ceil(size_bytes / rate)
+        assert isinstance(self._given, int | float)
+        return math.ceil(size_bytes / self._given)
 
-    def count(self, texts: list[str]) -> list[int]:
-        """Count the tokens of each text."""
+    def count(self, texts: list[str], *, marks: bool = True) -> list[int]:
+        """Count the tokens of each text; ``marks``: with those that mark its ends."""
         if self.estimates:
             return [self.estimate(len(text.encode("utf-8", "surrogatepass"))) for text in texts]
         try:
-            encodings = self._tokenizer.encode_batch_fast(texts)
+            encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=marks)
         except (TypeError, UnicodeEncodeError):
             # JSON may hold half a surrogate pair, which has no UTF-8 for the tokenizer.
             whole = [text.encode("utf-8", "replace").decode() for text in texts]
-            encodings = self._tokenizer.encode_batch_fast(whole)
+            encodings = self._tokenizer.encode_batch_fast(whole, add_special_tokens=marks)
         return [len(encoding) for encoding in encodings]
 
 
-def _load(options: SourceOptions) -> Any:
-    path = options.tokenizer
-    assert path is not None
+def _load(given: Path | float) -> Any:
+    assert isinstance(given, Path)
+    path = given / TOKENIZER_FILE if given.is_dir() else given
     try:
         from tokenizers import Tokenizer
     except ImportError:

@@ -21,8 +21,7 @@ from seqplan.planner.placement.fill import kernel_state
 from seqplan.plans.version import VERSION
 
 SURFACE = {
-    "lengths": "SOURCE --field --tokenizer --bytes-per-token --chat-template --glob -o/--output "
-    "--json",
+    "lengths": "SOURCE --field --tokenizer --glob -o/--output --json",
     "profile list": "--json",
     "profile show": "NAME|FILE --gpus --max-len --optimizer-shards --json",
     "profile measure": "--model! --device --dtype --schemes --lengths --expert-parallel --points "

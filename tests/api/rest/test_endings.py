@@ -18,12 +18,15 @@ BODY = {
 
 
 def _begun(served: Served, request_kind: str) -> socket.socket:
-    """A connection on which a body has begun to come in."""
+    """A connection on which a body has begun to come in, and the service waits for the rest."""
     host, port = served.url.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)))
     connection.sendall(
-        BODY[request_kind] + b"Host: localhost\r\nContent-Length: 100000\r\n\r\nxxxx"
+        BODY[request_kind]
+        + b"Host: localhost\r\nContent-Length: 100000\r\nExpect: 100-continue\r\n\r\n"
     )
+    assert connection.recv(4096) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    connection.sendall(b"xxxx")
     return connection
 
 

@@ -69,8 +69,8 @@ def test_jsonl(tmp_path: Path, name: str, lengths: list[int]) -> None:
     write_jsonl(path, [{"tokens": ["ä"] * n} for n in lengths])
     assert read(path) == lengths
     write_jsonl(path, [{"text": "äb" * n} for n in lengths])
-    assert read(path, bytes_per_token=3) == lengths
-    assert read(path, bytes_per_token=2.5) == [-(-6 * n // 5) for n in lengths]
+    assert read(path, tokenizer=3) == lengths
+    assert read(path, tokenizer=2.5) == [-(-6 * n // 5) for n in lengths]
 
 
 def test_jsonl_blank_lines_and_byte_order_mark(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ COLUMNS: dict[str, tuple[Callable[[int], object], Any]] = {
 def test_columns(tmp_path: Path, kind: str, lengths: list[int]) -> None:
     make, dtype = COLUMNS[kind]
     table = pa.table({"x": pa.array([make(n) for n in lengths], dtype), "y": lengths})
-    options = {"field": "x", "bytes_per_token": 3}
+    options = {"field": "x", "tokenizer": 3}
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=20)
     assert read(tmp_path / "a.parquet", **options) == lengths
     for opener in (pa.ipc.new_file, pa.ipc.new_stream):
@@ -115,10 +115,10 @@ def test_folder_of_texts(tmp_path: Path) -> None:
     (folder / ".hidden").write_text("hidden")
     tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
     assert read(folder, tokenizer=tokenizer) == [1, 2, 12, 3]
-    assert read(folder, bytes_per_token=6) == [1, 2, 12, 3]
-    assert read(folder, bytes_per_token=6, glob="*.txt") == [1, 12, 3]
-    assert read(folder, bytes_per_token=6, glob="**/*.md") == [2]
-    assert read(folder, bytes_per_token=6, glob="c/*") == [12]
+    assert read(folder, tokenizer=6) == [1, 2, 12, 3]
+    assert read(folder, tokenizer=6, glob="*.txt") == [1, 12, 3]
+    assert read(folder, tokenizer=6, glob="**/*.md") == [2]
+    assert read(folder, tokenizer=6, glob="c/*") == [12]
 
 
 def test_tokenizer_on_records(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_batches_of_texts_keep_their_order(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(token_count, "BATCH_TEXTS", 3)
     path = write_jsonl(tmp_path / "a.jsonl", [{"text": "x" * n} for n in range(1, 12)])
-    assert read(path, bytes_per_token=1) == [*range(1, 12)]
+    assert read(path, tokenizer=1) == [*range(1, 12)]
 
 
 def test_sources_are_joined_with_their_counts_and_notes(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_sources_are_joined_with_their_counts_and_notes(tmp_path: Path) -> None:
         write_idx(tmp_path / f"shard-{n}.idx", [n], [0, 1])
     lengths = read_lengths(
         [tmp_path / "a.txt", str(tmp_path / "[bc].jsonl"), tmp_path / "shard-*.idx"],
-        SourceOptions(bytes_per_token=4.0),
+        SourceOptions(tokenizer=4.0),
     )
     assert lengths.values.dtype == np.int64
     assert lengths.values.tolist() == [5, 6, 9, 2, 1, 2]
@@ -158,7 +158,7 @@ def test_sources_are_joined_with_their_counts_and_notes(tmp_path: Path) -> None:
             "c.jsonl",
             1,
             2,
-            ("a text in field 'text'", "estimated from bytes at 4.0 bytes per token"),
+            ("a text in field 'text'", "estimated from bytes at 4 bytes per token"),
         ),
         ("shard-1.idx", 1, 1, ()),
         ("shard-2.idx", 1, 2, ()),

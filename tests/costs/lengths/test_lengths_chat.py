@@ -1,4 +1,4 @@
-"""Chats as a source of lengths: rendered by transformers' template of a real tokenizer."""
+"""Conversations as a source of lengths: rendered by a real tokenizer's template, or estimated."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def chat_file(path: Path, records: list[dict[str, Any]]) -> Path:
 def test_chats_are_counted_by_the_template(tmp_path: Path, name: str, template: str) -> None:
     folder = tokenizer_folder(tmp_path / "tokenizer", template)
     path = chat_file(tmp_path / name, CHATS)
-    read = read_lengths([path], SourceOptions(chat_template=folder))
+    read = read_lengths([path], SourceOptions(tokenizer=folder))
     assert read.values.tolist() == LENGTHS
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     for chat, length in zip(CHATS, LENGTHS, strict=True):
@@ -84,23 +84,124 @@ def test_command_states_loss_tokens(tmp_path: Path) -> None:
     folder = tokenizer_folder(tmp_path / "tokenizer", MASKED)
     path = chat_file(tmp_path / "chat.jsonl", CHATS * 700)
     output = tmp_path / "lengths.npy"
-    text = succeeded(call("lengths", path, "--chat-template", folder, "-o", output))
-    assert f"1,400 sequences, {700 * sum(LENGTHS):,} tokens ({700 * LOSS_TOKENS:,} loss tok" in text
-    fields = json.loads(succeeded(call("lengths", path, "--chat-template", folder, "--json")))
+    text = succeeded(call("lengths", path, "--tokenizer", folder, "-o", output))
+    assert f"1,400 sequences, {700 * sum(LENGTHS):,} tokens (" in text
+    assert f"; {700 * LOSS_TOKENS:,} loss tokens, those of the assistant)" in text
+    fields = json.loads(succeeded(call("lengths", path, "--tokenizer", folder, "--json")))
     assert fields["sources"][0]["loss_tokens"] == 700 * LOSS_TOKENS
     plain = tokenizer_folder(tmp_path / "plain", PLAIN)
-    text = succeeded(call("lengths", path, "--chat-template", plain))
+    text = succeeded(call("lengths", path, "--tokenizer", plain))
     assert "no loss tokens: the template has no {% generation %}" in text
 
 
 @pytest.mark.parametrize("more", [(), ("--field", "messages")])
-def test_chats_without_a_template_name_the_option(tmp_path: Path, more: tuple[str, ...]) -> None:
+def test_chats_without_a_tokenizer_name_the_option(tmp_path: Path, more: tuple[str, ...]) -> None:
     path = chat_file(tmp_path / "chat.jsonl", CHATS)
     message = complaint(call("lengths", path, *more))
     assert message == (
-        f"{path}: line 1: field 'messages' holds chats. Give the folder of a "
-        "tokenizer with a chat template (--chat-template, in plan --tokenizer)"
+        f"{path}: line 1 holds conversations. Give the folder of a tokenizer with a chat template "
+        "(--tokenizer Qwen3-8B/), or bytes per token to estimate them (--tokenizer 4)"
     )
+
+
+TURNS = [("user", "a b c"), ("assistant", "d e")]
+PREFERRED = [[*TURNS], [TURNS[0], ("assistant", "f")]]
+
+
+def as_messages(turns: list[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in turns]
+
+
+def as_sharegpt(turns: list[tuple[str, str]]) -> list[dict[str, str]]:
+    names = {"user": "human", "assistant": "gpt"}
+    return [{"from": names[role], "value": content} for role, content in turns]
+
+
+RECORDS: dict[str, tuple[dict[str, Any], list[list[tuple[str, str]]]]] = {
+    "sharegpt": ({"conversations": as_sharegpt(TURNS), "id": 3}, [TURNS]),
+    "sharegpt with a system": (
+        {"conversations": as_sharegpt(TURNS), "system": "s"},
+        [[("system", "s"), *TURNS]],
+    ),
+    "alpaca": ({"instruction": "a b", "input": "c", "output": "d e"}, [TURNS]),
+    "alpaca with a history": (
+        {"instruction": "g", "input": "", "output": "h", "history": [["a b c", "d e"]]},
+        [[*TURNS, ("user", "g"), ("assistant", "h")]],
+    ),
+    "prompt and completion": ({"prompt": "a b c", "completion": "d e"}, [TURNS]),
+    "prompt and completion as messages": (
+        {"prompt": as_messages(TURNS[:1]), "completion": as_messages(TURNS[1:])},
+        [TURNS],
+    ),
+    "question and answer": ({"question": "a b c", "answer": "d e"}, [TURNS]),
+    "preferences": ({"prompt": "a b c", "chosen": "d e", "rejected": "f"}, PREFERRED),
+    "preferences as messages": (
+        {
+            "prompt": "a b c",  # the first message of each response, too
+            "chosen": as_messages(PREFERRED[0]),
+            "rejected": as_messages(PREFERRED[1]),
+        },
+        PREFERRED,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", sorted(RECORDS))
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet"])
+def test_records_of_fine_tuning_data_are_conversations(
+    tmp_path: Path, case: str, name: str
+) -> None:
+    record, conversations = RECORDS[case]
+    path = tmp_path / name
+    if name == "a.parquet":
+        pa = pytest.importorskip("pyarrow")
+        pytest.importorskip("pyarrow.parquet").write_table(pa.Table.from_pylist([record]), path)
+    elif name == "a.json":
+        path.write_text(json.dumps([record], indent=1))
+    else:
+        chat_file(path, [record])
+    folder = tokenizer_folder(tmp_path / "tokenizer", PLAIN)
+    words = [sum(3 + len(text.split()) for _, text in turns) for turns in conversations]
+    assert read_lengths([path], SourceOptions(tokenizer=folder)).values.tolist() == words
+    # Without a template: the texts, and five tokens for each message.
+    words = [sum(5 + len(text.split()) for _, text in turns) for turns in conversations]
+    read = read_lengths([path], SourceOptions(tokenizer=folder / "tokenizer.json"))
+    assert read.values.tolist() == words
+    sizes = [sum(5 + -(-len(text) // 2) for _, text in turns) for turns in conversations]
+    read = read_lengths([path], SourceOptions(tokenizer=2.0))
+    assert read.values.tolist() == sizes
+    assert read.sources[0].notes[1].endswith("and 5 for each message, as ChatML has")
+
+
+def test_images_of_conversations_are_stated_as_uncounted(tmp_path: Path) -> None:
+    parts = [{"type": "image"}, {"type": "text", "text": "abcd"}]
+    record = {"messages": [{"role": "user", "content": parts}], "images": ["a.png"]}
+    path = chat_file(tmp_path / "a.jsonl", [record, record])
+    read = read_lengths([path], SourceOptions(tokenizer=4.0))
+    assert read.values.tolist() == [6, 6]
+    assert read.sources[0].notes[-1] == (
+        "patches of images and the like are not counted: 2 parts of messages that are no text, "
+        "'images'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("record", "why"),
+    [
+        ({"conversations": [{"from": "bot", "value": "a"}]}, "has a message from 'bot'. Known are"),
+        ({"conversations": [{"from": "gpt"}]}, "'conversations' holds None. It must be a text"),
+        ({"prompt": 3, "completion": "a"}, "field 'prompt' holds 3. It must be a text"),
+        ({"prompt": "a", "completion": ["b"]}, "is ['b']. It must be a list of messages"),
+        ({"instruction": "a", "output": "b", "history": [["c"]]}, "It must hold pairs of texts"),
+        ({"a": 1, "b": 2}, "nor of a conversation; it has 'a', 'b': name one with --field"),
+    ],
+)
+def test_bad_conversations_are_one_line(tmp_path: Path, record: dict[str, Any], why: str) -> None:
+    path = chat_file(tmp_path / "a.jsonl", [record])
+    with pytest.raises(LengthsError) as rejected:
+        read_lengths([path], SourceOptions(tokenizer=4.0))
+    assert str(rejected.value).startswith(f"{path}: line 1: ")
+    assert why in str(rejected.value)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +221,7 @@ def test_bad_chats_are_one_line(tmp_path: Path, record: dict[str, Any], why: str
     folder = tokenizer_folder(tmp_path / "tokenizer", PLAIN)
     path = chat_file(tmp_path / "chat.jsonl", [CHATS[0], record])
     output = tmp_path / "lengths.npy"
-    message = complaint(call("lengths", path, "--chat-template", folder, "-o", output))
+    message = complaint(call("lengths", path, "--tokenizer", folder, "-o", output))
     assert message.startswith(f"{path}: {why}")
     assert not output.exists()
 
@@ -130,18 +231,13 @@ def test_folder_without_a_template_is_rejected(tmp_path: Path) -> None:
     bare = tokenizer_folder(tmp_path / "bare", None)
     (tmp_path / "empty").mkdir()
     for folder, why in (
-        (tmp_path / "none", "no such folder. Give a tokenizer's folder"),
         (tmp_path / "empty", "not a tokenizer with a chat template: "),
         (bare, "not a tokenizer with a chat template: "),
     ):
         with pytest.raises(LengthsError) as rejected:
-            read_lengths([path], SourceOptions(chat_template=folder))
+            read_lengths([path], SourceOptions(tokenizer=folder))
         assert str(rejected.value).startswith(f"{folder}: {why}")
         assert "\n" not in str(rejected.value)
-    with pytest.raises(LengthsError, match="a chat template counts with its tokenizer"):
-        SourceOptions(chat_template=bare, bytes_per_token=4.0)
-    with pytest.raises(LengthsError, match=r"chats are read from \.jsonl, \.jsonl\.gz, \.parq"):
-        read_lengths([tmp_path], SourceOptions(chat_template=bare))
 
 
 def test_chats_of_a_table_are_those_of_its_records(tmp_path: Path) -> None:
@@ -156,11 +252,10 @@ def test_chats_of_a_table_are_those_of_its_records(tmp_path: Path) -> None:
         writer.write_table(table)
     for name in ("chat.parquet", "chat.arrow"):
         path = tmp_path / name
-        read = read_lengths([path], SourceOptions(chat_template=folder))
+        read = read_lengths([path], SourceOptions(tokenizer=folder))
         assert read.values.tolist() == LENGTHS
         assert read.sources[0].loss_tokens == LOSS_TOKENS
-        for more in ((), ("--field", "messages")):
-            message = complaint(call("lengths", path, *more))
-            assert "field 'messages' holds chats. Give the folder of a tokenizer" in message
-        message = complaint(call("lengths", path, "--chat-template", folder, "--field", "text"))
+        message = complaint(call("lengths", path))
+        assert message.startswith(f"{path}: schema holds conversations. Give the folder")
+        message = complaint(call("lengths", path, "--tokenizer", folder, "--field", "text"))
         assert message == f"{path}: schema: no field 'text'; it has 'messages', 'tools'"

@@ -54,6 +54,6 @@ def test_damage_is_an_error_or_harmless(tmp_path: Path, name: str, data: st.Data
     content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     path = file_of(tmp_path / name, bytes(content))
     try:
-        read_lengths([path], SourceOptions(bytes_per_token=1))
+        read_lengths([path], SourceOptions(tokenizer=1))
     except LengthsError:
-        complaint(path, bytes_per_token=1)
+        complaint(path, tokenizer=1)

@@ -34,11 +34,11 @@ def records(*items: object) -> Callable[[Path], Path]:
 
 WANTS = "it must be an integer, a list of ids or a text"
 TEXT = (
-    "is text. Give a tokenizer.json to count its tokens (--tokenizer), or "
-    "bytes per token to estimate them (--bytes-per-token 4, in plan --tokenizer 4)"
+    "is text. Give a tokenizer.json to count its tokens, or bytes per token to estimate them "
+    "(--tokenizer 4)"
 )
 UNDERSTOOD = (
-    "(understood: .npy .txt .jsonl .jsonl.gz .parquet .arrow .idx, "
+    "(understood: .npy .txt .json .jsonl .jsonl.gz .parquet .arrow .idx, "
     "a folder of text files or of a saved data set). Name one of these"
 )
 ONE_A_LINE = "is not an integer; a .txt source has one length a line"
@@ -136,8 +136,8 @@ CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
     "jsonl no field": (
         records({"a": 1, "b": 2}),
         (
-            "a.jsonl: line 1: none of the fields length, num_tokens, input_ids, tokens, ids, text; "
-            "it has 'a', 'b': name one with --field"
+            "a.jsonl: line 1: none of the fields length, num_tokens, input_ids, tokens, ids, text, "
+            "nor of a conversation; it has 'a', 'b': name one with --field"
         ),
     ),
     "jsonl field goes": (
@@ -200,7 +200,8 @@ CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda d: table(d / "a.parquet", a=[1]),
         (
             "a.parquet: schema: none of the fields "
-            "length, num_tokens, input_ids, tokens, ids, text; it has 'a': name one with --field"
+            "length, num_tokens, input_ids, tokens, ids, text, nor of a conversation; it has 'a': "
+            "name one with --field"
         ),
     ),
     "parquet float": (
@@ -247,7 +248,7 @@ CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
 def test_errors_are_one_line_with_a_fix(tmp_path: Path, case: str) -> None:
     make, message = CASES[case]
     path = make(tmp_path)
-    options = {"field": "x", "bytes_per_token": 4} if case == "parquet utf-8" else {}
+    options = {"field": "x", "tokenizer": 4} if case == "parquet utf-8" else {}
     line = complaint(path, **options)
     assert line.removeprefix(tmp_path.name) == message
 
@@ -260,10 +261,8 @@ def test_options_are_checked(tmp_path: Path) -> None:
     )
     assert complaint(path, glob="*.md") == "--glob *.md: no source is a folder. Leave it out"
     for rate in (0, -1.0, float("nan"), float("inf")):
-        with pytest.raises(LengthsError, match=f"above 0, not {rate}"):
-            SourceOptions(bytes_per_token=rate)
-    with pytest.raises(LengthsError, match="not both"):
-        SourceOptions(bytes_per_token=4, tokenizer=path)
+        with pytest.raises(LengthsError, match=f"--tokenizer {rate:g}: bytes per token must be"):
+            SourceOptions(tokenizer=rate)
 
 
 def test_a_missing_field_names_those_there_are(tmp_path: Path) -> None:
@@ -276,7 +275,7 @@ def test_texts_in_folders(tmp_path: Path) -> None:
     folder.mkdir()
     tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
     assert (
-        complaint(folder, bytes_per_token=4)
+        complaint(folder, tokenizer=4)
         == "texts: holds no text files. Name a folder with text files"
     )
     file_of(folder / "a.md", b"ok \xff")
@@ -287,17 +286,24 @@ def test_texts_in_folders(tmp_path: Path) -> None:
     message = complaint(folder, tokenizer=tokenizer, glob="*.txt")
     assert message == "texts: holds no text files like *.txt. Name a folder with text files"
     file_of(folder / "a.md", "")
-    for options in ({"tokenizer": tokenizer}, {"bytes_per_token": 4}):
+    for options in ({"tokenizer": tokenizer}, {"tokenizer": 4}):
         assert complaint(folder, **options) == f"texts/a.md: length 0 {SMALL}"
     file_of(folder / "a.md", "ok")
     file_of(folder / "b.parquet", "ok")
-    assert complaint(folder, bytes_per_token=4).startswith("texts/b.parquet: is a data file")
+    assert complaint(folder, tokenizer=4).startswith("texts/b.parquet: is a data file")
 
 
 def test_tokenizers(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [{"text": "x"}])
     message = complaint(path, tokenizer=tmp_path / "none.json")
-    assert message == "none.json: no such tokenizer file; give a Hugging Face tokenizer.json"
+    assert message.endswith(
+        "none.json: no such file or folder. Give a tokenizer.json, a tokenizer's folder, or bytes "
+        "per token"
+    )
+    message = complaint(path, tokenizer=tmp_path)
+    assert message.endswith(
+        "tokenizer.json: no such tokenizer file; give a Hugging Face tokenizer.json"
+    )
     message = complaint(path, tokenizer=file_of(tmp_path / "bad.json", "{}"))
     assert message.startswith("bad.json: is not a Hugging Face tokenizer.json: ")
 

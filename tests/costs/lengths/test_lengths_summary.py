@@ -110,7 +110,7 @@ def test_many_sources_are_not_listed(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_the_command_speaks_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "abcd"}\n')
-    assert run(str(tmp_path / "a.jsonl"), "--bytes-per-token", "2", "--json") == 0
+    assert run(str(tmp_path / "a.jsonl"), "--tokenizer", "2", "--json") == 0
     printed: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert printed == {
         "sequences": 1,
@@ -129,7 +129,7 @@ def test_the_command_speaks_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
                 "tokens": 2,
                 "notes": [
                     "a text in field 'text'",
-                    "estimated from bytes at 2.0 bytes per token",
+                    "estimated from bytes at 2 bytes per token",
                 ],
                 "loss_tokens": None,
             }

@@ -72,7 +72,8 @@ class ModelSizes:
     """Sizes of a decoder; ``ValueError`` if they do not fit together.
 
     ``head_dim``: elements of a head, None for hidden/heads; ``tied``: the output head's weight is
-    the embedding's; ``architecture``: parts that a dense decoder with a gated feed-forward lacks.
+    the embedding's; ``architecture``: parts that a dense decoder with a gated feed-forward lacks;
+    ``left_out``: parts of the model that these sizes do not have, in words.
     """
 
     hidden: int
@@ -84,6 +85,7 @@ class ModelSizes:
     head_dim: int | None = None
     tied: bool = False
     architecture: Architecture = DENSE
+    left_out: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in (*SIZES, "head_dim"):

@@ -264,7 +264,8 @@ class Deployment:
     @property
     def notes(self) -> tuple[str, ...]:
         """Caveats of its figures: assumptions, and parts compared with no measurement."""
-        special, notes = self.sizes.architecture, []
+        special = self.sizes.architecture
+        notes = [f"left out: {part}" for part in self.sizes.left_out]
         if (warning := self.cluster.hardware.warning) is not None:
             notes.append(warning)
         hardware = self.cluster.hardware

@@ -58,6 +58,8 @@ CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
         "sliding_window": 4096,
     },
     "gemma3_text": {
+        "num_attention_heads": 8,
+        "vocab_size": 262_208,
         "num_key_value_heads": 4,
         "head_dim": 256,
         "tie_word_embeddings": True,
@@ -96,6 +98,15 @@ CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
     "ministral": {"num_key_value_heads": 8, "sliding_window": 4096},
     "ministral3": {"num_key_value_heads": 8, "head_dim": 128},
     "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2_vl_text": {"num_key_value_heads": 8},
+    "qwen2_5_vl_text": {"num_key_value_heads": 8},
+    "qwen3_vl_text": {"num_key_value_heads": 32, "head_dim": 128},
+    "qwen3_vl_moe_text": {
+        "num_key_value_heads": 16,
+        "tie_word_embeddings": True,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 1408,
+    },
     "granitemoehybrid": {
         "num_experts_per_tok": 2,
         "shared_intermediate_size": 1024,

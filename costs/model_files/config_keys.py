@@ -30,6 +30,7 @@ GATED = frozenset(
     | {"gemma3_text", "glm", "glm4", "granite", "helium", "internlm2", "internlm3", "llama"}
     | {"minicpm", "ministral", "mistral", "olmo", "olmo2", "olmo3", "phi3", "qwen2", "qwen3"}
     | {"bamba", "iquestcoder", "ministral3", "seed_oss", "smollm3", "stablelm", "vaultgemma"}
+    | {"qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"}
 )
 """Values of model_type that are decoders with a gated feed-forward, and nothing else in a layer but
 the parts that other keys add."""
@@ -53,7 +54,7 @@ SPARSE = frozenset(
         "olmoe",
         "phimoe",
     }
-    | {"qwen2_moe", "qwen3_moe", "qwen3_next"}
+    | {"qwen2_moe", "qwen3_moe", "qwen3_next", "qwen3_vl_moe_text"}
 )
 """Those with experts, wherever other keys place them."""
 
@@ -102,7 +103,6 @@ BEYOND = {
     ),
     **dict.fromkeys({"kimi_linear", "minimax", "rwkv", "rwkv5", "rwkv6", "rwkv7"}, _LINEAR),
     "dbrx": "experts whose sizes are nested",
-    "llama4": "a part of a larger model: give its text_config as a separate file",
     "recurrent_gemma": "recurrent layers",
     **dict.fromkeys({"bert", "roberta"}, "no decoder"),
     **dict.fromkeys({"bart", "t5"}, "an encoder and a decoder"),
@@ -110,11 +110,17 @@ BEYOND = {
 """Unmodeled parts of the layers of a model_type; of types that are not above either, nothing
 is known."""
 
+TEXT_CONFIGS = ("text_config", "llm_config")
+"""Keys of the text's part in a model of images or sound and text."""
+
+TEXT_TYPES = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}
+"""Model types whose files may state the text's sizes at the top, and the types of their text."""
+
+FURTHER_LAYERS = "num_nextn_predict_layers"
+
 UNSUPPORTED = {
-    "num_nextn_predict_layers": "layers that predict further tokens: 0 leaves them out",
     "num_kv_shared_layers": "layers that share keys and values",
-    "text_config": "a part of a larger model: give it as a separate file",
-    "vision_config": "a part of a larger model: give its text_config as a separate file",
+    "vision_config": "images, without a text_config: give the text's part as a separate file",
     "is_encoder_decoder": "an encoder and a decoder",
     **dict.fromkeys(("mamba_d_ssm", "ssm_cfg", "state_size"), _STATE_SPACE),
     **dict.fromkeys(("zero_expert_num", "num_zero_experts"), "experts that do nothing"),

@@ -10,10 +10,13 @@ from typing import Any
 from seqplan.costs.model_files.config_defaults import with_class_defaults
 from seqplan.costs.model_files.config_keys import (
     BEYOND,
+    FURTHER_LAYERS,
     GATED,
     MODELLED,
     SIZE_KEYS,
     SPARSE,
+    TEXT_CONFIGS,
+    TEXT_TYPES,
     UNGATED,
     UNSUPPORTED,
     without_effect,
@@ -33,7 +36,9 @@ def read_model_config(path: Path, longest: int | None = None) -> dict[str, Any]:
 
     ``longest``: tokens of the longest sequence that is meant, by default
     ``max_position_embeddings``: an attention window that is no shorter changes nothing. An absent
-    key has the value of its model_type's class in transformers. ``ValueError``, which begins with
+    key has the value of its model_type's class in transformers. Of a model of images and text the
+    text's part is read, and layers that predict further tokens are not: ``left_out`` states such
+    parts. ``ValueError``, which begins with
     the path, for a file that cannot be read, and for a model with unsupported parts: it lists
     every such key, and the keys that are not known here.
     """
@@ -45,6 +50,7 @@ def read_model_config(path: Path, longest: int | None = None) -> dict[str, Any]:
         raise ValueError(f"{path}: not JSON ({error})") from None
     if not isinstance(config, dict):
         raise ValueError(f"{path}: must be an object of sizes")
+    config, left_out = _choose_part(config)
     keys_by_meaning: dict[str, list[str]] = {}
     for key, meaning in _list_unsupported(config):
         keys_by_meaning.setdefault(meaning, []).append(f"{key} {_shown(config[key])}")
@@ -63,7 +69,34 @@ def read_model_config(path: Path, longest: int | None = None) -> dict[str, Any]:
         if error.why.startswith("must be"):
             raise ValueError(f"{path}: {key} {error.why}: {value}") from None
         raise ValueError(f"{path}: {key} {value}: {error.why}") from None
-    return sizes
+    return sizes | {"left_out": left_out} if left_out else sizes
+
+
+def _choose_part(config: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Choose the part of a model to plan, and list the parts left out."""
+    left_out: list[str] = []
+    for key in TEXT_CONFIGS:
+        if isinstance(text := config.get(key), dict):
+            others = [name for name, value in config.items() if name != key and _is_part(value)]
+            left_out.append(f"parts of the model next to its {key}: {', '.join(others) or 'none'}")
+            config = text | {name: config[name] for name in (_TIED,) if name in config}
+            break
+    if (kind := str(config.get("model_type"))) in TEXT_TYPES and "vision_config" in config:
+        left_out.append("parts of the model next to its text: vision_config")
+        text = {key: value for key, value in config.items() if key != "vision_config"}
+        config = text | {"model_type": TEXT_TYPES[kind]}
+    if config.get(FURTHER_LAYERS):
+        left_out.append(
+            f"layers that predict further tokens ({FURTHER_LAYERS} {config[FURTHER_LAYERS]}), "
+            "which transformers does not run"
+        )
+        config = {key: value for key, value in config.items() if key != FURTHER_LAYERS}
+    return config, tuple(left_out)
+
+
+def _is_part(value: Any) -> bool:
+    """Whether a key's value is the configuration of a part of the model."""
+    return isinstance(value, dict) and any(key.endswith("hidden_size") for key in value)
 
 
 def _sizes(config: Mapping[str, Any]) -> dict[str, Any]:

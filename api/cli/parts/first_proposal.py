@@ -87,8 +87,9 @@ def _profile_of_model(
     backend = find_backend(args.trainer or "seqplan")
     loss, zero = backend.loss, 1 if args.trainer is None else backend.zero_stages[0]
     longest = int(sampler.lengths.max())
+    sizes = sizes_of(args.model, longest)
     profile = derive_model_profile(
-        sizes_of(args.model, longest),
+        sizes,
         hosts,
         name=f"{name}-estimate",
         zero=zero,
@@ -112,9 +113,10 @@ def _profile_of_model(
             f"holds {reached} with full recomputation. {fix}"
         )
     stack = "" if backend.stack == DEFAULT_STACK else f", stack {backend.stack}"
+    left_out = "".join(f"; left out: {part}" for part in sizes.left_out)
     return profile, (
         f"profile derived for {args.model} on {workload.gpus} × {hardware.name}, {loss} loss"
-        f"{stack}: nothing was measured"
+        f"{stack}: nothing was measured{left_out}"
     )
 
 

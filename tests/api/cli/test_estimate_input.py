@@ -49,10 +49,6 @@ COUNT = "must be an integer of 1 or more"
             ("--pp", 8, "--virtual-stages", 5),
             "40 stages (pp · virtual stages) are more than the 32",
         ),
-        (
-            ("--model", CONFIGS / "gemma-3-4b.json"),
-            "a part of a larger model: give it as a separate file",
-        ),
         (("--model", CONFIGS / "qwen3-next-80b.json", "--ring", 2), "no ring passes on the state"),
         (
             ("--recompute", "some"),

@@ -178,7 +178,6 @@ def test_a_published_run_is_predicted() -> None:
         ({"chunk_size": 0}, "mamba_chunk_size null: is missing, and state-space layers want it"),
         ({"ssm_state_size": "big"}, 'ssm_state_size must be a whole number: "big"'),
         ({"moe_latent_size": "big"}, 'moe_latent_size must be a whole number: "big"'),
-        ({"num_nextn_predict_layers": 1}, "layers that predict further tokens"),
         ({"model_type": "bamba", "attn_layer_indices": 3}, "attn_layer_indices must be a list"),
     ],
 )

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import IO, TYPE_CHECKING, Any
 
 from seqplan.api.cli.framework.command import add_command
@@ -273,7 +274,7 @@ def _plan_from_data(args: argparse.Namespace) -> int:
             f"{workload.max_len:,}"
         ),
         *_note_lines(source),
-        first.origin,
+        *wrap(first.origin, 98),
         *_lines(args, rows, source),
         "",
         *(
@@ -335,7 +336,7 @@ def _fields(rows: list[StepRow], source: _Source) -> dict[str, Any]:
 
 
 def _note_lines(source: _Source) -> list[str]:
-    return [f"lengths: {'; '.join(source.notes)}"] if source.notes else []
+    return wrap(f"lengths: {'; '.join(source.notes)}", 98) if source.notes else []
 
 
 def _lines(args: argparse.Namespace, rows: list[StepRow], source: _Source) -> list[str]:

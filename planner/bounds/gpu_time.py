@@ -33,9 +33,6 @@ GROWTH, TOLERANCE = 1.01, 5e-4
 MOST_COUNTS = 4
 """Numbers of micro-batches of a place that are distinguished from larger ones."""
 
-CROSSINGS = 14
-"""Halvings towards the tokens at which places have neither work nor time left."""
-
 MOST_IN_A_ROW = 64
 """Sequences in one place that are counted at most; with more of them the GPU-time binds."""
 
@@ -231,16 +228,14 @@ class Demand:
         over &= undecided[:, None] & (work_of_few + work_of_others >= needed)
         if np.any(undecided & ~over.any(axis=1)):
             return False
-        # With fewer tokens and so fewer micro-batches they have more time, up to a point.
+        # With fewer tokens and so fewer micro-batches they have more time, up to the tokens whose
+        # work takes all of it. Both are linear between the ends of sequences.
+        taken_up_to = work_up_to + overhead / held * tokens_up_to
         row, some = np.nonzero(over)
-        high, low = high[over], np.zeros(len(row))
         whole_ms = few[some] * time_ms
-        for _ in range(CROSSINGS if len(row) else 0):
-            middle = (low + high) / 2
-            more_work = np.interp(middle, tokens_up_to, work_up_to)
-            crossed = whole_ms - overhead * middle / held < more_work
-            low, high = np.where(crossed, low, middle), np.where(crossed, middle, high)
-        reached = whole_ms - overhead * low / held + work_of_others[over] >= needed
+        tokens = np.minimum(np.interp(whole_ms, taken_up_to, tokens_up_to), high[over])
+        left_ms = whole_ms - overhead / held * tokens
+        reached = left_ms + work_of_others[over] >= needed
         return bool(np.bincount(row[reached], minlength=MOST_COUNTS)[undecided].all())
 
     def in_places_ms(self, time_ms: float) -> float:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.held_value import Mixes, Relaxation
+from seqplan.planner.bounds.known_prices import LADDER, recall_prices
 from seqplan.planner.bounds.resources import ClassLengths, count_resources
 from seqplan.planner.bounds.scale_program import (
     find_limiting_resources,
@@ -23,9 +24,6 @@ from seqplan.planner.bounds.scale_program import (
     solve_program,
 )
 from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
-
-_LADDER = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 48, 64)
-"""Numbers of micro-batches that are distinguished when all schemes are in play."""
 
 
 @dataclass(frozen=True)
@@ -116,24 +114,35 @@ def relax(
 
 
 def count_pipelines(
-    classes: Sequence[PipelineClass], batch: Batch, time_ms: float, gpus: int
+    classes: Sequence[PipelineClass], batch: Batch, time_ms: float, gpus: int, most: float
 ) -> tuple[float, Floats] | None:
     """Solve the program of ``relax`` for its scale and pipelines (classes,) alone.
 
+    None also for a scale above ``most``, which prices of earlier programs may prove unsolved.
     States and resources that others make superfluous are left out, which keeps the optimum.
     """
     states = _make_states(classes, batch, time_ms, gpus, COARSE)
     if states is None:
         return None
     share, eligible, of_class = states.stack()
-    sizes = np.array([float(pipeline_class.gpus) for pipeline_class in classes])
-    needed = find_needed_states(share, eligible, sizes[of_class])
+    sizes = np.array([float(pipeline_class.gpus) for pipeline_class in classes])[of_class]
+    prices = recall_prices(tuple(classes))
+    ladders = [of.ladder for of in states.of_classes]
+    shares = [of.shares for of in states.of_classes]
+    if prices.prove_scale(ladders, shares, eligible, states.weights, sizes / gpus) > most:
+        return None
+    needed = find_needed_states(share, eligible, sizes)
     share, eligible, of_class = share[needed], eligible[needed], of_class[needed]
     limiting = find_limiting_resources(share, eligible)
     solved = solve_program(classes, share, eligible, of_class, states.weights, gpus, limiting)
     if solved is None:
         return None
-    scale, used, _ = solved
+    scale, used, needed_duals = solved
+    duals = np.zeros((len(needed), share.shape[1]))
+    duals[needed] = needed_duals
+    prices.add(ladders, np.split(duals, np.cumsum(states.sizes)[:-1]))
+    if scale > most:
+        return None
     return scale, np.bincount(of_class, weights=used, minlength=len(classes)).astype(np.float64)
 
 
@@ -276,10 +285,10 @@ def _choose_values(costs: Sequence[Floats], in_use: Sequence[npt.NDArray[np.bool
 
 
 def _ladder(most: int, *, every_v: bool) -> Ints:
-    """Return the V up to ``most`` that have a state: each of them, or those of ``_LADDER``."""
+    """Return the V up to ``most`` that have a state: each of them, or those of ``LADDER``."""
     if every_v:
         return np.arange(1, most + 1)
-    return np.array(sorted({min(v, most) for v in _LADDER}))
+    return np.array(sorted({min(v, most) for v in LADDER}))
 
 
 def _interpolate(ladder: Ints, duals: Floats) -> Floats:

@@ -255,8 +255,8 @@ def _make_strategy(
     objective = best.objective_ms - extra_sync_ms
     if objective <= lower * (1 + TAILOR_GAIN):
         return best
-    solved = count_pipelines(classes, batch, objective, gpus)
-    if solved is None or solved[0] > 1 - TAILOR_GAIN:
+    solved = count_pipelines(classes, batch, objective, gpus, 1 - TAILOR_GAIN)
+    if solved is None:
         return best
     scale, relaxed = solved
     pipelines = relaxed / scale

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from typing import Any
 
 from seqplan.plans.scheme import Scheme, Strategy
@@ -116,10 +117,13 @@ class LayoutSyncTimes(SyncTimes):
                     f"not {time}"
                 )
 
+    @cached_property
+    def _times_ms(self) -> dict[Layout, float]:
+        return dict(self.by_layout_ms)
+
     def whole_ms(self, layouts: Collection[Layout]) -> float:
         """Return the longest of the layouts' times; ``KeyError`` for one without a time."""
-        times = dict(self.by_layout_ms)
-        return max((times[layout] for layout in layouts), default=0.0)
+        return max((self._times_ms[layout] for layout in layouts), default=0.0)
 
     def families(self, layouts: Collection[Layout], similar: float = SIMILAR) -> list[Family]:
         """List all layouts that take at most as long as each in turn.

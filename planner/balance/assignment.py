@@ -8,14 +8,11 @@ from math import ceil, inf
 import numpy as np
 
 from seqplan.planner.balance.micro_batch_counts import MicroBatches
-from seqplan.planner.balance.slots import Items, assign_items, bound_ms
+from seqplan.planner.balance.slots import UNLIMITED, Items, assign_items, bound_ms
 from seqplan.planner.placement.fleet import Floats, Ints
 
 EXTRA, GOOD = 2, 2e-2
 """Numbers of micro-steps that are tried beyond the first that works, while the gap is larger."""
-
-UNLIMITED = 2**46
-"""Tokens of a slot that takes all: those of 65,536 ranks can be added up."""
 
 
 def assign_in_lockstep(

@@ -9,7 +9,6 @@ from functools import cached_property
 import numpy as np
 
 from seqplan.planner.balance.assignment import (
-    UNLIMITED,
     assign_by_rank,
     assign_in_lockstep,
     spread_overhead,
@@ -17,7 +16,7 @@ from seqplan.planner.balance.assignment import (
 from seqplan.planner.balance.balanced import Balanced, Execution, MicroBatchTimes
 from seqplan.planner.balance.micro_batch_counts import fill_empty, pad_counts
 from seqplan.planner.balance.phase import Phase
-from seqplan.planner.balance.slots import Items, bound_ms
+from seqplan.planner.balance.slots import UNLIMITED, Items, bound_ms
 from seqplan.planner.placement.fleet import Floats, Ints
 from seqplan.planner.placement.slowdown import Slowdown
 

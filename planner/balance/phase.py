@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
+from typing import Any, NoReturn
 
 import numpy as np
 
 from seqplan.costs.latency import Latency
 from seqplan.planner.placement.fleet import Floats, Ints
 from seqplan.plans.load import PhaseLoad
+
+_NESTED = (Sequence, np.ndarray)
 
 
 @dataclass(frozen=True)
@@ -48,11 +52,28 @@ class Phase:
 
     @cached_property
     def _of_samples(self) -> tuple[Ints, Floats]:
-        owners: list[int] = []
-        lengths: list[int] = []
-        for sample, entry in enumerate(self.sequences):
-            listed = list(entry) if isinstance(entry, Sequence | np.ndarray) else [entry]
-            for length in listed:
+        nested = {kind for kind in set(map(type, self.sequences)) if issubclass(kind, _NESTED)}
+        listed: list[Any] = [
+            entry if type(entry) in nested else (entry,) for entry in self.sequences
+        ]
+        lengths = list(chain.from_iterable(listed))
+        kinds = set(map(type, lengths))
+        if bool in kinds or not all(issubclass(kind, int | np.integer) for kind in kinds):
+            self._reject(listed)
+        if min(lengths, default=0) < 0:
+            self._reject(listed)
+        owners = np.repeat(np.arange(len(listed)), list(map(len, listed)))
+        tokens: Ints = np.zeros(len(self.sequences), dtype=np.int64)
+        work: Floats = np.zeros(len(self.sequences))
+        array = np.array(lengths, dtype=np.int64)
+        np.add.at(tokens, owners, array)
+        np.add.at(work, owners, self.cost.work_ms(array))
+        return tokens, work
+
+    def _reject(self, listed: Iterable[Iterable[object]]) -> NoReturn:
+        """Raise for the first length that is no number of tokens."""
+        for sample, lengths in enumerate(listed):
+            for length in lengths:
                 if isinstance(length, bool) or not isinstance(length, int | np.integer):
                     raise TypeError(
                         f"load {self.name}: sample {sample} has {length!r}. Give tokens as whole "
@@ -62,14 +83,7 @@ class Phase:
                     raise ValueError(
                         f"load {self.name}: sample {sample} has {length} tokens. Give 0 or more"
                     )
-            owners += [sample] * len(listed)
-            lengths += map(int, listed)
-        tokens: Ints = np.zeros(len(self.sequences), dtype=np.int64)
-        work: Floats = np.zeros(len(self.sequences))
-        array = np.array(lengths, dtype=np.int64)
-        np.add.at(tokens, owners, array)
-        np.add.at(work, owners, self.cost.work_ms(array))
-        return tokens, work
+        raise AssertionError("every length is a number of tokens")
 
     def take(self, samples: Iterable[int]) -> Phase:
         """Return the phase of these samples only, in this order."""

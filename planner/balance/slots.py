@@ -7,10 +7,17 @@ In every micro-step and phase all ranks wait for the slowest. An item has a load
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from seqplan.planner.placement.fleet import Floats, Ints
+
+Number = TypeVar("Number", np.int64, np.float64)
+
+UNLIMITED = 2**46
+"""Tokens of a slot that takes all: those of 65,536 ranks can be added up."""
 
 CHUNKS = 8
 """Items that are assigned at a time, as a share of the slots: 1/8 (measured: like one by one)."""
@@ -127,6 +134,7 @@ class _State:
         self.numbers: Ints = np.zeros((slots, phases), dtype=np.int64)
         self.owner: Ints = np.full(len(items.work_ms), -1, dtype=np.int64)
         self.has: Ints = (items.work_ms > 0).astype(np.int64)
+        self.limited = bool((items.capacity < UNLIMITED).any())
         total = items.between_waits(items.work_ms).sum(axis=0)
         self.scale: Floats = 1 / np.where(total > 0, total, 1.0)
 
@@ -151,14 +159,14 @@ class _State:
         least load in it.
         """
         shares = self._share(self.items.work_ms)
-        phase, size = shares.argmax(axis=1), shares.max(axis=1)
+        phase, size = shares.argmax(axis=1).tolist(), shares.max(axis=1)
         chunk = max(1, len(self.factors) // CHUNKS)
         waiting: list[list[int]] = [[] for _ in range(shares.shape[1])]
         for item in np.argsort(-size, kind="stable").tolist():
             of_phase = waiting[phase[item]]
             of_phase.append(item)
             if len(of_phase) == chunk:
-                if not self._fill_chunk(of_phase, int(phase[item])):
+                if not self._fill_chunk(of_phase, phase[item]):
                     return False
                 of_phase.clear()
         return all(self._fill_chunk(of_phase, p) for p, of_phase in enumerate(waiting) if of_phase)
@@ -173,7 +181,9 @@ class _State:
         keys = loads[:, phase] + largest * self.factors + 1e-3 * loads.sum(axis=1)
         best = np.argsort(keys, kind="stable")[: len(which)]
         fixed = self.items.rank_of
-        if fixed is None and (self.tokens[best] + tokens[which] <= capacity).all():
+        if fixed is None and (
+            not self.limited or (self.tokens[best] + tokens[which] <= capacity).all()
+        ):
             self._add(np.array(which), best)
             return True
         for item in which:
@@ -237,30 +247,35 @@ class _State:
         given = np.flatnonzero(self.owner == slot)
         if not len(partners) or not len(given):
             return False
-        held = np.flatnonzero(np.isin(self.owner, partners))
-        nothing = np.full(len(partners), -1)
-        taken = np.concatenate([nothing, held])
+        is_partner = np.zeros(len(times), dtype=np.bool_)
+        is_partner[partners] = True
+        held = np.flatnonzero(is_partner[self.owner])
+        taken = np.concatenate([np.full(len(partners), -1), held])
         target = np.concatenate([partners, self.owner[held]])
-        work, tokens = self.items.work_ms, self.items.tokens
-        w_take = np.where(taken[:, None] >= 0, work[taken], 0.0)
-        t_take = np.where(taken[:, None] >= 0, tokens[taken], 0)
-        n_take = np.where(taken[:, None] >= 0, self.has[taken], 0)
-        w = work[given][:, None] - w_take[None]  # (given, taken, phases): leaves the slot
-        t = tokens[given][:, None] - t_take[None]
-        n = self.has[given][:, None] - n_take[None]
-        fits = (self.tokens[target] + t <= self.items.capacity).all(axis=2)
-        fits &= (self.tokens[slot] - t <= self.items.capacity).all(axis=2)
-        overhead = self.items.overhead_ms
-        of_slot = (self.work_ms[slot] - w) + np.where(self.numbers[slot] - n > 0, overhead, 0.0)
+        # What leaves the slot, (phases, given, taken): phases first, as they are few.
+        w = self._leave(self.items.work_ms, given, taken)
+        of_slot = self.work_ms[slot][:, None, None] - w
+        of_target = w
+        of_target += self.work_ms[target].T[:, None]
+        overhead = self.items.overhead_ms[:, None, None]
+        if self.numbers[slot].min() > 1 and self.numbers[partners].min() > 1:
+            of_slot += overhead  # one item less leaves some in every phase
+            of_target += overhead
+        else:
+            n = self._leave(self.has, given, taken)
+            of_slot += np.where(self.numbers[slot][:, None, None] > n, overhead, 0.0)
+            of_target += np.where(self.numbers[target].T[:, None] + n > 0, overhead, 0.0)
         of_slot *= self.factors[slot]
-        of_target = (self.work_ms[target] + w) + np.where(
-            self.numbers[target] + n > 0, overhead, 0.0
-        )
-        of_target *= self.factors[target][:, None]
-        slot_ms = self.items.between_waits(of_slot)
-        target_ms = self.items.between_waits(of_target)
-        after = total + self._change_ms(slot, target, slot_ms, target_ms, times.copy())
-        after = np.where(fits, after, np.inf)
+        of_target *= self.factors[target]
+        if not self.items.barrier:
+            of_slot, of_target = (of.sum(axis=0, keepdims=True) for of in (of_slot, of_target))
+        after = total + self._change_ms(slot, target, of_slot, of_target, times.copy())
+        if self.limited:
+            t = self._leave(self.items.tokens, given, taken)
+            capacity = self.items.capacity[:, None, None]
+            fits = (self.tokens[target].T[:, None] + t <= capacity).all(axis=0)
+            fits &= (self.tokens[slot][:, None, None] - t <= capacity).all(axis=0)
+            after[~fits] = np.inf
         i, j = divmod(int(after.argmin()), after.shape[1])
         if not after[i, j] < total * (1 - _GAIN):
             return False
@@ -269,10 +284,20 @@ class _State:
             self._move(int(taken[j]), slot)
         return True
 
+    @staticmethod
+    def _leave(amounts: npt.NDArray[Number], given: Ints, taken: Ints) -> npt.NDArray[Number]:
+        """Return the amounts that leave a slot in every exchange, (phases, given, taken).
+
+        Of one item for one that is ``taken``, or for none (-1).
+        """
+        of_taken = np.where(taken[:, None] >= 0, amounts[taken], 0)
+        left: npt.NDArray[Number] = amounts[given].T[:, :, None] - of_taken.T[:, None]
+        return left
+
     def _change_ms(
         self, slot: int, target: Ints, of_slot: Floats, of_target: Floats, times: Floats
     ) -> Floats:
-        """Compute how the sum changes, (given, taken)."""
+        """Compute how the sum changes, (given, taken), of times (phases, given, taken)."""
         by_step = times.reshape(self.micro_steps, self.ranks, -1)
         before = by_step.max(axis=1)
         step, steps = slot // self.ranks, target // self.ranks
@@ -284,11 +309,17 @@ class _State:
             rest = by_step[place // self.ranks].copy()
             rest[place % self.ranks] = -np.inf
             others[place] = rest.max(axis=0)
-        target_ms = np.maximum(of_target, others[target]) - before[steps]
-        apart = np.maximum(of_slot, without_slot) - before[step] + target_ms
-        same = (steps == step)[None, :, None]
-        change: Floats = np.where(same, np.maximum(target_ms, of_slot - before[step]), apart)
-        total: Floats = change.sum(axis=2)
+        change = np.maximum(of_target, others[target].T[:, None])
+        change -= before[steps].T[:, None]
+        same = steps == step
+        now = before[step][:, None, None]
+        together = np.maximum(change, of_slot - now)
+        if same.all():
+            change = together
+        else:
+            change += np.maximum(of_slot, without_slot[:, None, None]) - now
+            change = np.where(same, together, change)
+        total: Floats = change.sum(axis=0)
         return total
 
     def _move(self, item: int, slot: int) -> None:

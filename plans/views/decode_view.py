@@ -18,7 +18,7 @@ _VIEW = frozenset(
     {"step", "rank", "world_size", "tokens", "loss_tokens", "micro_steps", "digest"}
     | {"placement", "pipelines"}
 )
-_EXPERTS = frozenset({"experts"})
+_OPTIONAL = frozenset({"experts", "lost_ranks"})
 _EXPERT_STEPS = frozenset({"expert_parallel", "micro_steps", "total", "world"})
 _PLACED = frozenset({"scheme", "ranks"})
 
@@ -52,12 +52,17 @@ def decode_view(document: Any, *, strict: bool = True, origin: str = "view") -> 
 
 class _ViewReader(PlanReader):
     def view(self, raw: Any) -> RankView:
-        self.fields(raw, "", _VIEW, _EXPERTS)
+        self.fields(raw, "", _VIEW, _OPTIONAL)
         world_size = self.integer(raw, "world_size", "", 1)
         rank = self.integer(raw, "rank", "")
         if rank >= world_size:
             self.fail(".rank", f"{rank} is outside 0 … {world_size - 1}")
+        lost = self.integers(raw, "lost_ranks", "") if "lost_ranks" in raw else ()
+        if any(later <= before for before, later in pairwise((-1, *lost, world_size))):
+            self.fail(".lost_ranks", f"must ascend within 0 … {world_size - 1}")
         placement = self.placement(raw, world_size)
+        if running := sorted({*lost} & {rank for placed in placement for rank in placed.ranks}):
+            self.fail(".lost_ranks", f"rank {running[0]} runs a pipeline")
         pipelines = tuple(
             self.pipeline_view(entry, f".pipelines[{number}]", rank, world_size)
             for number, entry in enumerate(self.items(raw, "pipelines", ""))
@@ -78,6 +83,7 @@ class _ViewReader(PlanReader):
             digest=None if raw["digest"] is None else self.text(raw, "digest", ""),
             placement=placement,
             pipelines=pipelines,
+            lost_ranks=lost,
             **self.experts(raw, world_size, sum(len(view.micro_batches) for view in pipelines)),
         )
 

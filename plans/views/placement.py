@@ -40,13 +40,7 @@ def place_on_ranks(plan: Plan, world_size: int) -> Plan:
     """
     if plan.world_size == world_size:
         return plan
-    if plan.gpus_left != world_size:
-        left = f", of which {plan.gpus_left} are left" if plan.lost_ranks else ""
-        raise ValueError(
-            f"is planned for {plan.world_size} ranks{left}, the job has {world_size}. Plan for as "
-            "many GPUs"
-        )
-    numbers = {rank: number for number, rank in enumerate(plan.ranks_left)}
+    numbers = number_ranks(plan.world_size, plan.lost_ranks, world_size)
     lost = frozenset(plan.lost_ranks)
     return replace(
         plan,
@@ -59,6 +53,21 @@ def place_on_ranks(plan: Plan, world_size: int) -> Plan:
         groups=tuple(tuple(numbers[rank] for rank in group) for group in plan.groups),
         lost_ranks=(),
     )
+
+
+def number_ranks(planned: int, lost: Sequence[int], world_size: int) -> dict[int, int]:
+    """Number the ranks that are left of ``planned`` ones in a job of ``world_size`` processes.
+
+    ``ValueError`` if the job has another number of ranks.
+    """
+    left = sorted({*range(planned)} - {*lost})
+    if len(left) != world_size:
+        of_which = f", of which {len(left)} are left" if lost else ""
+        raise ValueError(
+            f"is planned for {planned} ranks{of_which}, the job has {world_size}. Plan for as "
+            "many GPUs"
+        )
+    return {rank: number for number, rank in enumerate(left)}
 
 
 def can_overlap_reduction(placement: Placement) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -19,7 +19,7 @@ from seqplan.plans.views.micro_batch_view import (
     make_micro_batch_view,
     micro_batch_fields,
 )
-from seqplan.plans.views.placement import Placement, placement_of, rank_runs
+from seqplan.plans.views.placement import Placement, number_ranks, placement_of, rank_runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class RankView:
     on every rank, None without lockstep; ``digest``: the plan's, if the caller gave it,
     so that ranks can check that they follow the same plan; ``placement``: of all pipelines of
     the step, the same for every rank; ``experts``: micro-steps with experts on other ranks, None
-    if ``expert_parallel`` (by how many ranks experts are split) is 1.
+    if ``expert_parallel`` (by how many ranks experts are split) is 1; ``lost_ranks``: of the plan.
     """
 
     step: int
@@ -71,6 +71,13 @@ class RankView:
     pipelines: tuple[PipelineView, ...]
     expert_parallel: int = 1
     experts: ExpertSteps | None = None
+    lost_ranks: tuple[int, ...] = ()
+
+    @property
+    def ranks_left(self) -> tuple[int, ...]:
+        """List the ranks that are not lost, ascending."""
+        lost = frozenset(self.lost_ranks)
+        return tuple(rank for rank in range(self.world_size) if rank not in lost)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the view as JSON values; all cu_seqlens are written out."""
@@ -127,6 +134,48 @@ def rank_views(plan: Plan, *, digest: str | None = None) -> list[RankView]:
     ]
 
 
+def place_view(view: RankView, world_size: int) -> RankView:
+    """Number a view's ranks as a job of ``world_size`` processes does (``place_on_ranks``).
+
+    The view of the same rank in the plan that is placed so. ``ValueError`` if the plan has not as
+    many ranks left, and for a view with experts on other ranks.
+    """
+    if view.world_size == world_size:
+        return view
+    numbers = number_ranks(view.world_size, view.lost_ranks, world_size)
+    if view.experts is not None:
+        raise ValueError("experts are on other ranks, whose numbers decide on micro-steps")
+
+    def renumber(ranks: Group) -> Group:
+        return tuple(numbers[rank] for rank in ranks)
+
+    def renumber_one(rank: int | None) -> int | None:
+        return None if rank is None else numbers[rank]
+
+    def renumber_pipeline(pipeline: PipelineView) -> PipelineView:
+        return replace(
+            pipeline,
+            tp_group=renumber(pipeline.tp_group),
+            ulysses_group=renumber(pipeline.ulysses_group),
+            ring_group=renumber(pipeline.ring_group),
+            sp_group=renumber(pipeline.sp_group),
+            pp_group=renumber(pipeline.pp_group),
+            ring_previous=renumber_one(pipeline.ring_previous),
+            ring_next=renumber_one(pipeline.ring_next),
+            pp_previous=renumber_one(pipeline.pp_previous),
+            pp_next=renumber_one(pipeline.pp_next),
+        )
+
+    return replace(
+        view,
+        rank=numbers[view.rank],
+        world_size=world_size,
+        placement=tuple(replace(placed, ranks=renumber(placed.ranks)) for placed in view.placement),
+        pipelines=tuple(map(renumber_pipeline, view.pipelines)),
+        lost_ranks=(),
+    )
+
+
 def views_json(plan: Plan, *, digest: str | None = None) -> list[bytes]:
     """Write every rank's ``RankView.to_dict`` as compact JSON, in order of rank, once for all.
 
@@ -178,6 +227,7 @@ def _view(
         pipelines=tuple(pipelines),
         expert_parallel=plan.expert_parallel,
         experts=None if experts is None else experts.steps_of(rank),
+        lost_ranks=plan.lost_ranks,
     )
 
 
@@ -202,6 +252,7 @@ def _head_dict(view: RankView) -> dict[str, Any]:
         "loss_tokens": view.loss_tokens,
         "micro_steps": view.micro_steps,
         "digest": view.digest,
+        **({"lost_ranks": list(view.lost_ranks)} if view.lost_ranks else {}),
         **_experts_dict(view.expert_parallel, view.experts),
     }
 

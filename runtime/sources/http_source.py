@@ -29,7 +29,7 @@ from seqplan.plans.plan import Plan
 from seqplan.plans.service_routes import ACKS, ACKS_MANY, JOB, PLAN, RETRIED, VIEW, fill_route
 from seqplan.plans.views.decode_view import decode_view
 from seqplan.plans.views.placement import place_on_ranks
-from seqplan.plans.views.rank_view import RankView, rank_view
+from seqplan.plans.views.rank_view import RankView, place_view, rank_view
 from seqplan.runtime.errors import EndOfPlans, PlanError, PlanTimeout
 from seqplan.runtime.sources.acknowledgements import (
     OUTAGE_S,
@@ -54,6 +54,9 @@ LAST_ACKNOWLEDGEMENTS_S = 5.0
 
 WAIT_WITH_QUEUED_S = 1.0
 """Longest wait of a request while acknowledgements are queued: a plan may wait for them."""
+
+_RENUMBERED = 2
+"""Views that are requested of a step: the first may be that of another rank."""
 
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
@@ -110,16 +113,24 @@ class HttpSource:
         self._sender = AcknowledgementSender(self._post, _rejection, file, outage_s)
 
     def view(self, step: int, rank: int, timeout_s: float) -> RankView:
-        subject = f"{self._where}: step {step} of rank {rank}"
         lost: _LostRank | None = None
-        if self._planned_ranks is None:
-            path = self._path(VIEW, step=step, rank=rank)
+        for _ in range(_RENUMBERED):
+            planned = self._number_as_planned(rank)
+            subject = f"{self._where}: step {step} of rank {planned}"
+            path = self._path(VIEW, step=step, rank=planned)
             try:
                 view = _view(self._get_plan(path, subject, timeout_s), subject)
-                if self._world_size in (None, view.world_size):
-                    return view
             except _LostRank as error:  # unless plans count another rank by this number
                 lost = error
+                break
+            if self._world_size in (None, view.world_size):
+                self._planned_ranks = None
+            elif len(view.ranks_left) == self._world_size and view.experts is None:
+                self._planned_ranks = view.ranks_left
+            else:  # or of a service that does not state lost ranks
+                break
+            if self._number_as_planned(rank) == planned:
+                return view if self._world_size is None else place_view(view, self._world_size)
         plan, digest = self.plan(step, timeout_s)
         if lost is not None and self._planned_ranks is None:
             raise lost

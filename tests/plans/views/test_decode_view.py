@@ -42,6 +42,8 @@ DAMAGES: list[tuple[str, Callable[[dict[str, Any]], object], str]] = [
         "pipelines[0].micro_batches[0].sequences[0].more: is not a field",
     ),
     ("missing", lambda d: d.pop("tokens"), "tokens: is missing"),
+    ("lost", lambda d: d.update(lost_ranks=[6, 6]), "lost_ranks: must ascend within 0 … 7"),
+    ("lost runs", lambda d: d.update(lost_ranks=[5]), "lost_ranks: rank 5 runs a pipeline"),
     ("type", lambda d: d.update(step="3"), 'step: must be an integer ≥ 0: "3"'),
     ("rank", lambda d: d.update(rank=8), "rank: 8 is outside 0 … 7"),
     ("digest", lambda d: d.update(digest=5), "digest: must be a string"),

@@ -156,6 +156,16 @@ def test_job_without_its_lost_rank_runs_on_the_ranks_that_are_left(tmp_path: Pat
             pytest.raises(PlanError, match="rank 1 is lost: the job is planned without it"),
         ):
             source.view(0, 1, HERE_S)
+        fetched: list[str] = []
+        source = HttpSource(served.url, "job", world_size=WORLD)
+        with closing(source):
+            request = source._plans.request
+            source._plans.request = lambda *of: (fetched.append(of[1]), request(*of))[1]
+            assert [source.view(step, 1, HERE_S) for step in range(STEPS)] == [
+                view for view, _ in by_url[1]
+            ]
+        # Plans count rank 1 as 2. The whole plan, which has the numbers, is read once.
+        assert [path.count("/ranks/") for path in fetched] == [1, 0, *[1] * (STEPS - 1)]
     plans = [from_json(text) for text in texts]
     path = written(tmp_path / "plans.jsonl", plans)
     assert by_url == run_ranks(every_step, WORLD, plans)

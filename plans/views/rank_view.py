@@ -144,7 +144,7 @@ def place_view(view: RankView, world_size: int) -> RankView:
         return view
     numbers = number_ranks(view.world_size, view.lost_ranks, world_size)
     if view.experts is not None:
-        raise ValueError("experts are on other ranks, whose numbers decide on micro-steps")
+        raise ValueError("experts are on other ranks. Place the whole plan, not a view")
 
     def renumber(ranks: Group) -> Group:
         return tuple(numbers[rank] for rank in ranks)

@@ -64,6 +64,9 @@ RATES: dict[tuple[str, str], AttentionRate] = {
     ("hopper", "magi"): AttentionRate(
         forward=0.75, backward=0.61, causal=0.95, narrow=0.9, wave=1.5
     ),
+    ("h20", "fa2"): AttentionRate(forward=0.57, backward=0.49, wave=1.0),
+    ("h20", "fa3"): AttentionRate(forward=0.85, backward=0.69, wave=1.5),
+    ("h20", "cudnn"): AttentionRate(forward=0.87, backward=0.67, wave=1.5),
     ("blackwell", "fa2"): AttentionRate(forward=0.2, backward=0.17),
     ("blackwell", "fa4"): AttentionRate(forward=0.71, backward=0.5),
     ("blackwell", "cudnn"): AttentionRate(forward=0.7, backward=0.5),
@@ -83,6 +86,9 @@ RATES |= {
   of USP's basic ring at 128K.
 - Hopper: set, to two digits, by 84 published calls (``seqplan profile validate``: attention
   kernels, h100-80gb). FlashAttention 1 is assumed as much slower than 2 as on Ampere.
+- H20, whose tensor cores run at a quarter of a Hopper's rate: forward without a mask, 2,048 tokens
+  and heads of 128, of 148 TFLOP/s (github.com/Dao-AILab/flash-attention, issue 1310); backward is
+  assumed to be slower by as much as on Hopper.
 - Blackwell: FlashAttention-2 is assumed to do as much in a multiprocessor as on Hopper. It, cuDNN
   there and all on CDNA 3 are assumptions, compared with no measurement. FlashAttention-4 states
   71 % of a B200's peak at best, forward ("FlashAttention-4: Algorithm and Kernel Pipelining

@@ -128,6 +128,20 @@ DEVICES: dict[str, Hardware] = {
             source="as H100 SXM with NVLink of 400 GB/s (H800 data sheet)",
         ),
         Hardware(
+            name="h20-96gb",
+            peak_tflops=148,
+            memory_bytes=96 * GIB,
+            hbm_gb_s=4000,
+            multiprocessors=78,
+            intra_gb_s=450,
+            inter_gb_s=50,
+            host_gb_s=55,
+            generation="h20",
+            unchecked=True,
+            source="NVIDIA H20 data sheet: 148 TFLOP/s dense, 96 GB, 4.0 TB/s, NVLink 900 GB/s; "
+            "400 Gb/s per GPU assumed",
+        ),
+        Hardware(
             name="b200-180gb",
             peak_tflops=2250,
             memory_bytes=180e9,
@@ -205,6 +219,21 @@ DEVICES: dict[str, Hardware] = {
             generation="cdna3",
             unchecked=True,
             source="AMD MI300X data sheet: 1,307 TFLOP/s dense, 192 GB, 5.3 TB/s, seven links of "
+            "64 GB/s one way; 400 Gb/s per GPU assumed",
+        ),
+        Hardware(
+            name="mi325x-256gb",
+            peak_tflops=1307,
+            memory_bytes=256e9,
+            hbm_gb_s=6000,
+            multiprocessors=304,
+            intra_gb_s=448,
+            inter_gb_s=50,
+            host_gb_s=55,
+            matmul_efficiency=0.5,
+            generation="cdna3",
+            unchecked=True,
+            source="AMD MI325X data sheet: 1,307 TFLOP/s dense, 256 GB, 6 TB/s, seven links of "
             "64 GB/s one way; 400 Gb/s per GPU assumed",
         ),
         Hardware(

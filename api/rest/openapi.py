@@ -10,6 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from seqplan.api.rest.payloads.bodies import Acks, PushedBatch, PushedBatches
+from seqplan.api.rest.payloads.described import CONTENTS, describe_name, make_example
 from seqplan.plans.service_routes import HEALTH, PLAN, READINESS
 
 _LARGE: tuple[type[BaseModel], ...] = (Acks, PushedBatch, PushedBatches)
@@ -45,22 +46,6 @@ _STATUSES = {
     "429": "More requests than --rate-limit allows a second; retry after Retry-After",
     "503": "The store or the service is busy or not reachable; retry after Retry-After",
 }
-
-
-_PARAMETERS = {
-    "job": "id of a job",
-    "proposal": "id of a proposal",
-    "profile": "id of an uploaded profile, or name of a shipped one",
-    "lengths": "id of a data set",
-    "step": "number of a step",
-    "rank": "number of a rank",
-    "cursor": "next of the page before; empty for the first one",
-    "after": "next of the page before",
-    "limit": "most items of the page",
-    "format": "form of the body",
-    "state": "only jobs in these states, with commas between them",
-}
-"""Descriptions of parameters whose routes have none, by name."""
 
 
 def _list_statuses(path: str, method: str, operation: dict[str, Any]) -> Iterator[str]:
@@ -103,15 +88,39 @@ def describe(app: FastAPI) -> None:
             document["components"]["securitySchemes"] = {
                 "token": {"type": "http", "scheme": "bearer", "description": "made by --add-token"}
             }
+            _describe_fields(schemas)
             for path, methods in document["paths"].items():
                 for method, operation in methods.items():
-                    for parameter in operation.get("parameters", ()):
-                        parameter.setdefault("description", _PARAMETERS.get(parameter["name"], ""))
+                    _add_examples(operation, schemas)
                     _describe_problems(path, method, operation)
             app.openapi_schema = document
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _describe_fields(schemas: dict[str, Any]) -> None:
+    """Describe each field of each schema, and add an example of the schema."""
+    for name, schema in schemas.items():
+        for field, described in schema.get("properties", {}).items():
+            if not described.get("description"):
+                described["description"] = describe_name(name, field)[0]
+        if "properties" in schema:
+            schema.setdefault("example", make_example(schemas, name))
+
+
+def _add_examples(operation: dict[str, Any], schemas: dict[str, Any]) -> None:
+    """Describe parameters, and add examples of them and of successful responses."""
+    operation_id = operation["operationId"]
+    for parameter in operation.get("parameters", ()):
+        description, example = describe_name(operation_id, parameter["name"])
+        if not parameter.get("description"):
+            parameter["description"] = description
+        parameter["example"] = example
+    for status, response in operation["responses"].items():
+        for content in response.get("content", {}).values() if status < "3" else ():
+            _, _, name = content["schema"].get("$ref", "").rpartition("/")
+            content["example"] = schemas[name]["example"] if name else CONTENTS[operation_id]
 
 
 def _describe_problems(path: str, method: str, operation: dict[str, Any]) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 from pydantic import BaseModel
 from stocked_service import Stocked
 
 from seqplan.api.rest.payloads import bodies
+from seqplan.api.rest.payloads.described import CONTENTS, DESCRIBED
 
 
 def test_bodies_are_described(stocked: Stocked) -> None:
@@ -40,6 +43,33 @@ def test_parameters_are_described_and_bodies_have_examples(stocked: Stocked) -> 
         if issubclass(kind, BaseModel) and kind not in (BaseModel, bodies.Continued):
             example = document["components"]["schemas"][kind.__name__]["example"]
             kind.model_validate(example)
+
+
+def test_fields_are_described_and_examples_are_valid(stocked: Stocked) -> None:
+    document = stocked.served.ok("GET", "/openapi.json")
+    schemas, used = document["components"]["schemas"], set(CONTENTS)
+
+    def check(schema: dict[str, Any], example: Any, place: str) -> None:
+        Draft202012Validator({**schema, "components": {"schemas": schemas}}).validate(example)
+        assert example is not None, place
+
+    for name, schema in schemas.items():
+        for field, described in schema.get("properties", {}).items():
+            assert described["description"], (name, field)
+            used |= {field, f"{name}.{field}"}
+        check(schema, schema["example"], name)
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            for parameter in operation.get("parameters", ()):
+                check(parameter["schema"], parameter["example"], f"{path} {parameter['name']}")
+                used |= {parameter["name"], f"{operation['operationId']}.{parameter['name']}"}
+            for status, response in operation["responses"].items():
+                for content in response.get("content", {}).values() if status[0] == "2" else ():
+                    check(content["schema"], content["example"], f"{method} {path} {status}")
+    assert set(DESCRIBED) <= used
+    assert {op["operationId"] for of in document["paths"].values() for op in of.values()} >= set(
+        CONTENTS
+    )
 
 
 def test_answers_are_described(stocked: Stocked) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from document_changes import MISSING, change_document
 
 from seqplan.costs.profile import Profile
 from seqplan.costs.profiled_scheme import ProfileError
@@ -40,165 +39,75 @@ SOUND: dict[str, Any] = {
 }
 
 
-def put(*path: str | int, value: Any) -> Callable[[dict[str, Any]], None]:
-    """A change that sets a field."""
-
-    def change(document: dict[str, Any]) -> None:
-        place: Any = document
-        for key in path[:-1]:
-            place = place[key]
-        place[path[-1]] = value
-
-    return change
-
-
-def drop(*path: str | int) -> Callable[[dict[str, Any]], None]:
-    """A change that takes a field away."""
-
-    def change(document: dict[str, Any]) -> None:
-        place: Any = document
-        for key in path[:-1]:
-            place = place[key]
-        del place[path[-1]]
-
-    return change
-
-
-def again(index: int) -> Callable[[dict[str, Any]], None]:
-    """A change that lists a scheme twice."""
-    return lambda document: document["schemes"].append(document["schemes"][index])
-
-
 RANGE = "must be a number from 0 to 1e+18:"
-CASES: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
-    "negative a": (
-        put("schemes", 1, "a", value=-1e-9),
-        f"schemes[1] (tp2.pp3).a: {RANGE} -1e-09",
-    ),
-    "text b": (
-        put("schemes", 0, "b", value="fast"),
-        f'schemes[0] (tp1).b: {RANGE} "fast"',
-    ),
-    "nan c": (put("schemes", 0, "c", value=float("nan")), f"schemes[0] (tp1).c: {RANGE} NaN"),
-    "infinite c": (
-        put("schemes", 0, "c", value=float("inf")),
-        f"schemes[0] (tp1).c: {RANGE} Infinity",
-    ),
-    "no b": (drop("schemes", 1, "b"), "schemes[1].b: is missing"),
-    "null b": (
-        put("schemes", 1, "b", value=None),
-        f"schemes[1] (tp2.pp3).b: {RANGE} null",
-    ),
-    "no time": (
-        lambda d: d["schemes"][0].update(a=0, b=0),
+BYTES = "memory.activation_bytes_per_token"
+STATES = "memory.sharded_state_bytes"
+CASES = [
+    ("schemes.1.a", -1e-9, f"schemes[1] (tp2.pp3).a: {RANGE} -1e-09"),
+    ("schemes.0.b", "fast", f'schemes[0] (tp1).b: {RANGE} "fast"'),
+    ("schemes.0.c", float("nan"), f"schemes[0] (tp1).c: {RANGE} NaN"),
+    ("schemes.0.c", float("inf"), f"schemes[0] (tp1).c: {RANGE} Infinity"),
+    ("schemes.1.b", MISSING, "schemes[1].b: is missing"),
+    ("schemes.1.b", None, f"schemes[1] (tp2.pp3).b: {RANGE} null"),
+    (
+        *("schemes.0", lambda entry: {**entry, "a": 0, "b": 0}),
         (
             "schemes[0] (tp1): coefficients a and b are both 0: the scheme would take no time. "
             "State one above 0"
         ),
     ),
-    "beyond float": (
-        put("schemes", 0, "a", value=10**400),
-        f"schemes[0] (tp1).a: {RANGE} 100000000000000000000000000000000000000000000000000000000…",
+    ("schemes.0.a", 10**400, f"schemes[0] (tp1).a: {RANGE} 1{'0' * 56}…"),
+    ("schemes.0.dp", 2, "schemes[0].dp: is not a field of a profile"),
+    ("schemes.0.tp", 0, "schemes[0].tp: must be an integer ≥ 1: 0"),
+    ("schemes.0.tp", 1.5, "schemes[0].tp: must be an integer ≥ 1: 1.5"),
+    ("schemes.0.tp", True, "schemes[0].tp: must be an integer ≥ 1: true"),
+    ("schemes", lambda entries: [*entries, entries[1]], "schemes: tp2.pp3 is listed twice"),
+    ("schemes.1.pp", 5, "schemes[1] (tp2.pp5): pp = 5 does not divide the 12 layers"),
+    ("schemes.0", [1], "schemes[0]: must be an object: a list"),
+    ("schemes", [], "schemes: must be at least one scheme"),
+    ("schemes", {}, "schemes: must be a list: an object"),
+    ("schemes.0.flag", 1, "schemes[0].flag: must be a string: 1"),
+    ("memory", MISSING, "memory: is missing"),
+    ("name", MISSING, "name: is missing"),
+    ("name", "", "name: must be a text that is not empty"),
+    ("zero", 1, "zero: is not a field of a profile"),
+    ("schema", 1, f"schema: is 1, {AGAIN}"),
+    ("schema", True, f"schema: is true, {AGAIN}"),
+    ("zero_stage", 0, "zero_stage: must be an integer ≥ 1: 0"),
+    ("zero_stage", 4, "zero_stage: must be 1, 2 or 3: 4"),
+    ("zero_stage", 3, "schemes: under ZeRO-3 every scheme must have tp = pp = 1"),
+    ("forward_fraction", 1, "forward_fraction: must be a share between 0 and 1: 1.0"),
+    ("hardware.gpus_per_node", "8", 'hardware.gpus_per_node: must be an integer ≥ 1: "8"'),
+    ("hardware.gpu", MISSING, "hardware.gpu: is missing"),
+    ("model.layers", MISSING, "model.layers: is missing"),
+    ("model.hidden", -64, "model.hidden: must be an integer ≥ 1: -64"),
+    ("memory.capacity_bytes", -1, f"memory.capacity_bytes: {RANGE} -1.0"),
+    ("memory.capacity_bytes", MISSING, "memory.capacity_bytes: is missing"),
+    (BYTES, {}, f"{BYTES}: must be an object of tp → bytes"),
+    (f"{BYTES}.2", 0, f"{BYTES}.2: must be at least 1 byte: 0"),
+    (f"{BYTES}.²", 1, f"{BYTES}.²: the key must be a tensor-parallel degree"),
+    (BYTES, {"1": 100}, f"{BYTES}: lacks tp = 2, which schemes[1] (tp2.pp3) needs"),
+    (STATES, 1e5, f"{STATES}: must be a list: 100000.0"),
+    (
+        *(f"{STATES}.0", [1000]),
+        f"{STATES}[0]: must be [largest context in tokens or null, bytes]",
     ),
-    "foreign in scheme": (
-        put("schemes", 0, "dp", value=2),
-        "schemes[0].dp: is not a field of a profile",
+    (
+        *(STATES, [[1000, 1], [500, 1]]),
+        f"{STATES}[1]: context 500 does not follow 1000; null is last",
     ),
-    "degree zero": (put("schemes", 0, "tp", value=0), "schemes[0].tp: must be an integer ≥ 1: 0"),
-    "degree fraction": (
-        put("schemes", 0, "tp", value=1.5),
-        "schemes[0].tp: must be an integer ≥ 1: 1.5",
+    (
+        *(STATES, [[None, 1], [500, 1]]),
+        f"{STATES}[1]: context 500 does not follow None; null is last",
     ),
-    "degree bool": (
-        put("schemes", 0, "tp", value=True),
-        "schemes[0].tp: must be an integer ≥ 1: true",
-    ),
-    "scheme twice": (again(1), "schemes: tp2.pp3 is listed twice"),
-    "invalid for model": (
-        put("schemes", 1, "pp", value=5),
-        "schemes[1] (tp2.pp5): pp = 5 does not divide the 12 layers",
-    ),
-    "not an object": (put("schemes", 0, value=[1]), "schemes[0]: must be an object: a list"),
-    "no schemes": (put("schemes", value=[]), "schemes: must be at least one scheme"),
-    "schemes object": (put("schemes", value={}), "schemes: must be a list: an object"),
-    "flag": (put("schemes", 0, "flag", value=1), "schemes[0].flag: must be a string: 1"),
-    "no memory": (drop("memory"), "memory: is missing"),
-    "no name": (drop("name"), "name: is missing"),
-    "empty name": (put("name", value=""), "name: must be a text that is not empty"),
-    "foreign": (put("zero", value=1), "zero: is not a field of a profile"),
-    "schema": (put("schema", value=1), f"schema: is 1, {AGAIN}"),
-    "schema bool": (put("schema", value=True), f"schema: is true, {AGAIN}"),
-    "stage 0": (put("zero_stage", value=0), "zero_stage: must be an integer ≥ 1: 0"),
-    "stage 4": (put("zero_stage", value=4), "zero_stage: must be 1, 2 or 3: 4"),
-    "lockstep": (
-        put("zero_stage", value=3),
-        "schemes: under ZeRO-3 every scheme must have tp = pp = 1",
-    ),
-    "fraction": (
-        put("forward_fraction", value=1),
-        "forward_fraction: must be a share between 0 and 1: 1.0",
-    ),
-    "nodes": (
-        put("hardware", "gpus_per_node", value="8"),
-        'hardware.gpus_per_node: must be an integer ≥ 1: "8"',
-    ),
-    "no gpu": (drop("hardware", "gpu"), "hardware.gpu: is missing"),
-    "no layers": (drop("model", "layers"), "model.layers: is missing"),
-    "hidden": (
-        put("model", "hidden", value=-64),
-        "model.hidden: must be an integer ≥ 1: -64",
-    ),
-    "negative capacity": (
-        put("memory", "capacity_bytes", value=-1),
-        f"memory.capacity_bytes: {RANGE} -1.0",
-    ),
-    "no capacity": (drop("memory", "capacity_bytes"), "memory.capacity_bytes: is missing"),
-    "no activation": (
-        put("memory", "activation_bytes_per_token", value={}),
-        "memory.activation_bytes_per_token: must be an object of tp → bytes",
-    ),
-    "activation of 0": (
-        put("memory", "activation_bytes_per_token", "2", value=0),
-        "memory.activation_bytes_per_token.2: must be at least 1 byte: 0",
-    ),
-    "activation key": (
-        put("memory", "activation_bytes_per_token", "²", value=1),
-        "memory.activation_bytes_per_token.²: the key must be a tensor-parallel degree",
-    ),
-    "activation lacks": (
-        drop("memory", "activation_bytes_per_token", "2"),
-        "memory.activation_bytes_per_token: lacks tp = 2, which schemes[1] (tp2.pp3) needs",
-    ),
-    "states": (
-        put("memory", "sharded_state_bytes", value=1e5),
-        "memory.sharded_state_bytes: must be a list: 100000.0",
-    ),
-    "states pair": (
-        put("memory", "sharded_state_bytes", 0, value=[1000]),
-        "memory.sharded_state_bytes[0]: must be [largest context in tokens or null, bytes]",
-    ),
-    "states descend": (
-        put("memory", "sharded_state_bytes", value=[[1000, 1], [500, 1]]),
-        "memory.sharded_state_bytes[1]: context 500 does not follow 1000; null is last",
-    ),
-    "states after null": (
-        put("memory", "sharded_state_bytes", value=[[None, 1], [500, 1]]),
-        "memory.sharded_state_bytes[1]: context 500 does not follow None; null is last",
-    ),
-    "half a surrogate": (
-        put("name", value="\ud800"),
-        "half of a surrogate pair is not text. Remove the character",
-    ),
-}
+    ("name", "\ud800", "half of a surrogate pair is not text. Remove the character"),
+]
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_malformed_profile(case: str, tmp_path: Path) -> None:
-    change, message = CASES[case]
-    document = copy.deepcopy(SOUND)
-    change(document)
+@pytest.mark.parametrize(("place", "value", "message"), CASES, ids=range(len(CASES)))
+def test_a_malformed_profile(place: str, value: Any, message: str, tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
-    path.write_text(json.dumps(document))
+    path.write_text(json.dumps(change_document(SOUND, place, value)))
     with pytest.raises(ProfileError) as caught:
         find_profile(str(path))
     assert str(caught.value) == f"{path}: {message}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import gzip
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,22 @@ from length_files import LARGE, SMALL, complaint, file_of, write_jsonl, write_to
 from seqplan.costs.lengths import LengthsError, SourceOptions, check_output, save_lengths
 
 
-def array(path: Path, values: Any) -> Path:
-    np.save(path, np.asarray(values))
-    return path
-
-
 def table(path: Path, **columns: Any) -> Path:
     pq.write_table(pa.table(columns), path)
     return path
 
 
-def records(*items: object) -> Callable[[Path], Path]:
-    return lambda folder: write_jsonl(folder / "a.jsonl", items)
+def write_source(path: Path, content: Any) -> Path:
+    """Write text or bytes, an array, columns of a table, or records as lines."""
+    if isinstance(content, np.ndarray):
+        np.save(path, content)
+    elif isinstance(content, dict):
+        table(path, **content)
+    elif isinstance(content, list):
+        write_jsonl(path, content)
+    else:
+        file_of(path, content)
+    return path
 
 
 WANTS = "it must be an integer, a list of ids or a text"
@@ -42,215 +45,122 @@ UNDERSTOOD = (
     "a folder of text files or of a saved data set). Name one of these"
 )
 ONE_A_LINE = "is not an integer; a .txt source has one length a line"
+NONE = "holds no sequences. Name a source with sequences"
+CAST = "lengths are integers; cast it, for example with .astype('int64')"
+FIELDS = (
+    "none of the fields length, num_tokens, input_ids, tokens, ids, text, nor of a conversation; "
+    "it has"
+)
+AN_OBJECT = "a .jsonl source has one object a line"
 
-CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "missing": (lambda d: d / "a.npy", "a.npy: no such file or folder. Check the path"),
-    "no match": (lambda d: d / "*.idx", "*.idx: matches no file. Change the pattern"),
-    "suffix": (
-        lambda d: file_of(d / "a.csv", "1"),
-        f"a.csv: .csv is not a source of lengths {UNDERSTOOD}",
+CASES: list[tuple[str, Any, str]] = [
+    ("a.csv", "1", f".csv is not a source of lengths {UNDERSTOOD}"),
+    ("a", "1", f"a name without suffix is not a source of lengths {UNDERSTOOD}"),
+    ("a.bin", "1", f".bin is not a source of lengths; give the .idx next to it {UNDERSTOOD}"),
+    ("a.txt", "", "is empty. Name a file with sequences"),
+    ("a.npy", "PK\3\4", "is not a .npy file; write one with numpy.save"),
+    ("a.npy", np.array([1.0, 2.0]), f"holds float64, {CAST}"),
+    ("a.npy", np.array([True]), f"holds bool, {CAST}"),
+    ("a.npy", np.array([[1, 2]]), "has shape (1, 2), lengths are one-dimensional. Flatten it"),
+    ("a.npy", np.array(1), "has shape (), lengths are one-dimensional. Flatten it"),
+    ("a.npy", np.empty(0, np.int32), NONE),
+    ("a.npy", np.array([3, 0]), f"index 1: length 0 {SMALL}"),
+    ("a.npy", np.array([3, -2]), f"index 1: length -2 {SMALL}"),
+    ("a.npy", np.array([1, 2**31]), f"index 1: length 2147483648 {LARGE}"),
+    ("a.npy", np.array([2**63], np.uint64), f"index 0: length 9223372036854775808 {LARGE}"),
+    ("a.txt", "# none\n\n", NONE),
+    ("a.txt", "1\n\nx\n", f"line 3: 'x' {ONE_A_LINE}"),
+    ("a.txt", "1\n2.0\n", f"line 2: '2.0' {ONE_A_LINE}"),
+    ("a.txt", "nan", f"line 1: 'nan' {ONE_A_LINE}"),
+    ("a.txt", "1 2\n", f"line 1: '1 2' {ONE_A_LINE}"),
+    ("a.txt", "1_000\n", f"line 1: '1_000' {ONE_A_LINE}"),
+    ("a.txt", "# h\n0\n", f"line 2: length 0 {SMALL}"),
+    ("a.txt", "1\n" + 30 * "9", f"line 2: length {30 * '9'} {LARGE}"),
+    ("a.txt", b"1\n\xff\n", f"line 2: '�' {ONE_A_LINE}"),
+    ("a.jsonl", "\n\n", NONE),
+    (
+        *("a.jsonl", '{"length": 3}\n{"length": \n'),
+        f"line 2: is not JSON: Expecting value at column 11; {AN_OBJECT}",
     ),
-    "no suffix": (
-        lambda d: file_of(d / "a", "1"),
-        f"a: a name without suffix is not a source of lengths {UNDERSTOOD}",
+    ("a.jsonl", [[1, 2]], f"line 1: holds [1, 2]; {AN_OBJECT}"),
+    (
+        *("a.jsonl", b'{"length": 3}\n{"x": "\xff"}\n'),
+        "line 2: is not UTF-8 (byte 8: invalid start byte); convert the file",
     ),
-    "bin": (
-        lambda d: file_of(d / "a.bin", "1"),
-        f"a.bin: .bin is not a source of lengths; give the .idx next to it {UNDERSTOOD}",
-    ),
-    "empty": (lambda d: file_of(d / "a.txt", ""), "a.txt: is empty. Name a file with sequences"),
-    # .npy
-    "npy foreign": (
-        lambda d: file_of(d / "a.npy", "PK\3\4"),
-        "a.npy: is not a .npy file; write one with numpy.save",
-    ),
-    "npy float": (
-        lambda d: array(d / "a.npy", [1.0, 2.0]),
-        "a.npy: holds float64, lengths are integers; cast it, for example with .astype('int64')",
-    ),
-    "npy bool": (
-        lambda d: array(d / "a.npy", [True]),
-        "a.npy: holds bool, lengths are integers; cast it, for example with .astype('int64')",
-    ),
-    "npy shape": (
-        lambda d: array(d / "a.npy", [[1, 2]]),
-        "a.npy: has shape (1, 2), lengths are one-dimensional. Flatten it",
-    ),
-    "npy scalar": (
-        lambda d: array(d / "a.npy", 1),
-        "a.npy: has shape (), lengths are one-dimensional. Flatten it",
-    ),
-    "npy none": (
-        lambda d: array(d / "a.npy", np.empty(0, np.int32)),
-        "a.npy: holds no sequences. Name a source with sequences",
-    ),
-    "npy zero": (lambda d: array(d / "a.npy", [3, 0]), f"a.npy: index 1: length 0 {SMALL}"),
-    "npy negative": (lambda d: array(d / "a.npy", [3, -2]), f"a.npy: index 1: length -2 {SMALL}"),
-    "npy large": (
-        lambda d: array(d / "a.npy", [1, 2**31]),
-        f"a.npy: index 1: length 2147483648 {LARGE}",
-    ),
-    "npy huge": (
-        lambda d: array(d / "a.npy", np.array([2**63], np.uint64)),
-        f"a.npy: index 0: length 9223372036854775808 {LARGE}",
-    ),
-    # .txt
-    "txt none": (
-        lambda d: file_of(d / "a.txt", "# none\n\n"),
-        "a.txt: holds no sequences. Name a source with sequences",
-    ),
-    "txt word": (lambda d: file_of(d / "a.txt", "1\n\nx\n"), f"a.txt: line 3: 'x' {ONE_A_LINE}"),
-    "txt float": (lambda d: file_of(d / "a.txt", "1\n2.0\n"), f"a.txt: line 2: '2.0' {ONE_A_LINE}"),
-    "txt nan": (lambda d: file_of(d / "a.txt", "nan"), f"a.txt: line 1: 'nan' {ONE_A_LINE}"),
-    "txt two": (lambda d: file_of(d / "a.txt", "1 2\n"), f"a.txt: line 1: '1 2' {ONE_A_LINE}"),
-    "txt grouped": (
-        lambda d: file_of(d / "a.txt", "1_000\n"),
-        f"a.txt: line 1: '1_000' {ONE_A_LINE}",
-    ),
-    "txt zero": (lambda d: file_of(d / "a.txt", "# h\n0\n"), f"a.txt: line 2: length 0 {SMALL}"),
-    "txt huge": (
-        lambda d: file_of(d / "a.txt", "1\n" + 30 * "9"),
-        f"a.txt: line 2: length {30 * '9'} {LARGE}",
-    ),
-    "txt bytes": (lambda d: file_of(d / "a.txt", b"1\n\xff\n"), f"a.txt: line 2: '�' {ONE_A_LINE}"),
-    # .jsonl
-    "jsonl none": (
-        lambda d: file_of(d / "a.jsonl", "\n\n"),
-        "a.jsonl: holds no sequences. Name a source with sequences",
-    ),
-    "jsonl malformed": (
-        lambda d: file_of(d / "a.jsonl", '{"length": 3}\n{"length": \n'),
+    ("a.jsonl", [{"a": 1, "b": 2}], f"line 1: {FIELDS} 'a', 'b': name one with --field"),
+    ("a.jsonl", [{"length": 1}, {"b": 2}], "line 2: no field 'length'; it has 'b'"),
+    ("a.jsonl", [{"length": None}], f"line 1: field 'length' is None; {WANTS}"),
+    ("a.jsonl", [{"length": 1}, {"length": np.nan}], f"line 2: field 'length' is nan; {WANTS}"),
+    ("a.jsonl", [{"length": 3.0}], f"line 1: field 'length' is 3.0; {WANTS}"),
+    ("a.jsonl", [{"length": True}], f"line 1: field 'length' is True; {WANTS}"),
+    (
+        *("a.jsonl", [{"length": 1}, {"length": "2"}]),
         (
-            "a.jsonl: line 2: is not JSON: Expecting value at column 11; "
-            "a .jsonl source has one object a line"
-        ),
-    ),
-    "jsonl array": (
-        records([1, 2]),
-        "a.jsonl: line 1: holds [1, 2]; a .jsonl source has one object a line",
-    ),
-    "jsonl utf-8": (
-        lambda d: file_of(d / "a.jsonl", b'{"length": 3}\n{"x": "\xff"}\n'),
-        "a.jsonl: line 2: is not UTF-8 (byte 8: invalid start byte); convert the file",
-    ),
-    "jsonl no field": (
-        records({"a": 1, "b": 2}),
-        (
-            "a.jsonl: line 1: none of the fields length, num_tokens, input_ids, tokens, ids, text, "
-            "nor of a conversation; it has 'a', 'b': name one with --field"
-        ),
-    ),
-    "jsonl field goes": (
-        records({"length": 1}, {"b": 2}),
-        "a.jsonl: line 2: no field 'length'; it has 'b'",
-    ),
-    "jsonl null": (
-        records({"length": None}),
-        f"a.jsonl: line 1: field 'length' is None; {WANTS}",
-    ),
-    "jsonl nan": (
-        records({"length": 1}, {"length": float("nan")}),
-        f"a.jsonl: line 2: field 'length' is nan; {WANTS}",
-    ),
-    "jsonl float": (records({"length": 3.0}), f"a.jsonl: line 1: field 'length' is 3.0; {WANTS}"),
-    "jsonl bool": (records({"length": True}), f"a.jsonl: line 1: field 'length' is True; {WANTS}"),
-    "jsonl mixed": (
-        records({"length": 1}, {"length": "2"}),
-        (
-            "a.jsonl: line 2: field 'length' holds a text, in the records before an integer. "
+            "line 2: field 'length' holds a text, in the records before an integer. "
             "Use one type in all records"
         ),
     ),
-    "jsonl zero": (
-        records({"length": 1}, {"length": 0}),
-        f"a.jsonl: line 2: length 0 {SMALL}",
+    ("a.jsonl", [{"length": 1}, {"length": 0}], f"line 2: length 0 {SMALL}"),
+    ("a.jsonl", [{"length": 10**30}], f"line 1: length {10**30} {LARGE}"),
+    ("a.jsonl", [{"ids": [1]}, {"ids": []}], f"line 2: length 0 {SMALL}"),
+    (
+        *("a.jsonl", [{"ids": [[1], [2]]}]),
+        "line 1: field 'ids' holds a list of lists; write one sequence a record",
     ),
-    "jsonl huge": (
-        records({"length": 10**30}),
-        f"a.jsonl: line 1: length {10**30} {LARGE}",
-    ),
-    "jsonl no ids": (records({"ids": [1]}, {"ids": []}), f"a.jsonl: line 2: length 0 {SMALL}"),
-    "jsonl nested": (
-        records({"ids": [[1], [2]]}),
-        "a.jsonl: line 1: field 'ids' holds a list of lists; write one sequence a record",
-    ),
-    "jsonl text": (records({"text": "x"}), f"a.jsonl: field 'text' {TEXT}"),
-    # .jsonl.gz
-    "gz foreign": (
-        lambda d: file_of(d / "a.jsonl.gz", "{}"),
+    ("a.jsonl", [{"text": "x"}], f"field 'text' {TEXT}"),
+    (
+        *("a.jsonl.gz", "{}"),
         (
-            "a.jsonl.gz: is not a whole gzip file: Not a gzipped file (b'{}'), after line 0. "
+            "is not a whole gzip file: Not a gzipped file (b'{}'), after line 0. "
             "Write or download it again"
         ),
     ),
-    "gz truncated": (
-        lambda d: file_of(d / "a.jsonl.gz", gzip.compress(b'{"length": 3}\n')[:-9]),
-        "a.jsonl.gz: is a truncated gzip file, it ends after line 1; copy it again",
+    (
+        *("a.jsonl.gz", gzip.compress(b'{"length": 3}\n')[:-9]),
+        "is a truncated gzip file, it ends after line 1; copy it again",
     ),
-    # .parquet
-    "parquet foreign": (
-        lambda d: file_of(d / "a.parquet", 20 * "x"),
+    (
+        *("a.parquet", 20 * "x"),
         (
-            "a.parquet: is not a whole .parquet file: Parquet magic bytes not found in footer. "
-            "Either the file is corrupted or this is not a parquet file. "
-            "Write or download it again"
+            "is not a whole .parquet file: Parquet magic bytes not found in footer. "
+            "Either the file is corrupted or this is not a parquet file. Write or download it again"
         ),
     ),
-    "parquet no field": (
-        lambda d: table(d / "a.parquet", a=[1]),
+    ("a.parquet", {"a": [1]}, f"schema: {FIELDS} 'a': name one with --field"),
+    ("a.parquet", {"length": [1.0]}, f"field 'length' holds double; {WANTS}"),
+    ("a.parquet", {"length": [1, None]}, "row 1: is null; remove the row"),
+    ("a.parquet", {"ids": [[1], None]}, "row 1: is null; remove the row"),
+    ("a.parquet", {"length": [1, 0]}, f"row 1: length 0 {SMALL}"),
+    (
+        *("a.parquet", {"ids": [[[1]]]}),
         (
-            "a.parquet: schema: none of the fields "
-            "length, num_tokens, input_ids, tokens, ids, text, nor of a conversation; it has 'a': "
-            "name one with --field"
-        ),
-    ),
-    "parquet float": (
-        lambda d: table(d / "a.parquet", length=[1.0]),
-        f"a.parquet: field 'length' holds double; {WANTS}",
-    ),
-    "parquet null": (
-        lambda d: table(d / "a.parquet", length=[1, None]),
-        "a.parquet: row 1: is null; remove the row",
-    ),
-    "parquet null ids": (
-        lambda d: table(d / "a.parquet", ids=[[1], None]),
-        "a.parquet: row 1: is null; remove the row",
-    ),
-    "parquet zero": (
-        lambda d: table(d / "a.parquet", length=[1, 0]),
-        f"a.parquet: row 1: length 0 {SMALL}",
-    ),
-    "parquet nested": (
-        lambda d: table(d / "a.parquet", ids=[[[1]]]),
-        (
-            "a.parquet: field 'ids' holds list<element: list<element: int64>>, a list of lists; "
+            "field 'ids' holds list<element: list<element: int64>>, a list of lists; "
             "write one sequence a row"
         ),
     ),
-    "parquet none": (
-        lambda d: table(d / "a.parquet", length=pa.array([], pa.int32())),
-        "a.parquet: holds no sequences. Name a source with sequences",
+    ("a.parquet", {"length": pa.array([], pa.int32())}, NONE),
+    (
+        *("a.parquet", {"x": pa.array(["y", b"\xff"], pa.binary()).view(pa.string())}),
+        "row 1: is not UTF-8 (byte 1: invalid start byte); fix the row",
     ),
-    "parquet utf-8": (
-        lambda d: table(d / "a.parquet", x=pa.array(["y", b"\xff"], pa.binary()).view(pa.string())),
-        "a.parquet: row 1: is not UTF-8 (byte 1: invalid start byte); fix the row",
-    ),
-    "parquet text": (
-        lambda d: table(d / "a.parquet", text=["x"]),
-        f"a.parquet: field 'text' {TEXT}",
-    ),
-    # a folder
-    "folder": (lambda d: d, f": a folder {TEXT}"),
-}
+    ("a.parquet", {"text": ["x"]}, f"field 'text' {TEXT}"),
+]
 
 
-@pytest.mark.parametrize("case", sorted(CASES))
-def test_errors_are_one_line_with_a_fix(tmp_path: Path, case: str) -> None:
-    make, message = CASES[case]
-    path = make(tmp_path)
-    options = {"field": "x", "tokenizer": 4} if case == "parquet utf-8" else {}
-    line = complaint(path, **options)
-    assert line.removeprefix(tmp_path.name) == message
+@pytest.mark.parametrize(("name", "content", "message"), CASES, ids=range(len(CASES)))
+def test_errors_are_one_line_with_a_fix(
+    tmp_path: Path, name: str, content: Any, message: str
+) -> None:
+    path = write_source(tmp_path / name, content)
+    options = {"field": "x", "tokenizer": 4} if "not UTF-8 (byte 1" in message else {}
+    assert complaint(path, **options) == f"{name}: {message}"
+
+
+def test_sources_that_are_not_there(tmp_path: Path) -> None:
+    missing = "a.npy: no such file or folder. Check the path"
+    assert complaint(tmp_path / "a.npy") == missing
+    assert complaint(tmp_path / "*.idx") == "*.idx: matches no file. Change the pattern"
+    assert complaint(tmp_path) == f"{tmp_path.name}: a folder {TEXT}"
 
 
 def test_options_are_checked(tmp_path: Path) -> None:

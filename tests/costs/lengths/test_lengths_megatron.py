@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -41,86 +41,57 @@ def test_megatron_documents_across_chunks(tmp_path: Path, monkeypatch: pytest.Mo
     ]
 
 
-def idx(path: Path, sequences: list[int], starts: list[int]) -> Path:
-    write_idx(path, sequences, starts)
-    return path
+def header(*fields: int) -> bytes:
+    return b"MMIDIDX\0\0" + struct.pack("<QBQQ", *fields)
 
 
-MAGIC = b"MMIDIDX\0\0"
-IDX_CASES: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "foreign": (
-        lambda p: file_of(p, 100 * "x"),
+DAMAGED = "the index is damaged, build it again"
+IDX_CASES: list[tuple[bytes | tuple[list[int], list[int]], str]] = [
+    (
+        100 * b"x",
         (
             "is not a Megatron index (it does not begin with MMIDIDX); "
             "give the .idx that was written next to the .bin"
         ),
     ),
-    "version": (
-        lambda p: file_of(p, MAGIC + struct.pack("<QBQQ", 2, 4, 0, 1)),
-        "is a Megatron index of version 2; 1 is understood",
-    ),
-    "dtype": (
-        lambda p: file_of(p, MAGIC + struct.pack("<QBQQ", 1, 9, 0, 1)),
-        "has dtype code 9; Megatron writes 1 to 8",
-    ),
-    "none": (lambda p: idx(p, [], [0]), "holds no sequences. Name a source with sequences"),
-    "promises": (
-        lambda p: file_of(p, MAGIC + struct.pack("<QBQQ", 1, 4, 2**63, 2**62)),
+    (header(2, 4, 0, 1), "is a Megatron index of version 2; 1 is understood"),
+    (header(1, 9, 0, 1), "has dtype code 9; Megatron writes 1 to 8"),
+    (([], [0]), "holds no sequences. Name a source with sequences"),
+    (
+        header(1, 4, 2**63, 2**62),
         (
             "is truncated: 34 bytes, but its header (9223372036854775808 sequences, "
             "4611686018427387903 documents) requires 147573952589676412962 or, with modes, "
             "156797324626531188770"
         ),
     ),
-    "longer": (
-        lambda p: file_of(p, idx(p, [5], [0, 1]).read_bytes() + b"12"),
+    (
+        header(1, 4, 1, 2) + bytes(30),
         (
             "is damaged: 64 bytes, but its header (1 sequences, 1 documents) requires 62 "
             "or, with modes, 63"
         ),
     ),
-    "empty document": (
-        lambda p: idx(p, [5, 6], [0, 1, 1, 2]),
-        "document 1: has no sequences; remove it from the data set",
-    ),
-    "document of nothing": (
-        lambda p: idx(p, [5, 0], [0, 1, 2]),
-        f"document 1: length 0 {SMALL}",
-    ),
-    "backwards": (
-        lambda p: idx(p, [5, 6, 7], [0, 2, 1, 3]),
-        "document 1: starts after the next one; the index is damaged, build it again",
-    ),
-    "outside": (
-        lambda p: idx(p, [5, 6], [0, 9, 2]),
-        "document starts point outside its 2 sequences; the index is damaged, build it again",
-    ),
-    "ends early": (
-        lambda p: idx(p, [5, 6], [0, 1]),
-        (
-            "document starts run from 0 to 1, not from 0 to 2 sequences; "
-            "the index is damaged, build it again"
-        ),
-    ),
-    "negative": (
-        lambda p: idx(p, [5, -6, 9], [0, 3]),
-        "sequence 1: length -6 is negative; the index is damaged, build it again",
-    ),
-    "large": (
-        lambda p: idx(p, [5, 2**31 - 1, 1], [0, 1, 3]),
-        f"document 1: length 2147483648 {LARGE}",
-    ),
-}
+    (([5, 6], [0, 1, 1, 2]), "document 1: has no sequences; remove it from the data set"),
+    (([5, 0], [0, 1, 2]), f"document 1: length 0 {SMALL}"),
+    (([5, 6, 7], [0, 2, 1, 3]), f"document 1: starts after the next one; {DAMAGED}"),
+    (([5, 6], [0, 9, 2]), f"document starts point outside its 2 sequences; {DAMAGED}"),
+    (([5, 6], [0, 1]), f"document starts run from 0 to 1, not from 0 to 2 sequences; {DAMAGED}"),
+    (([5, -6, 9], [0, 3]), f"sequence 1: length -6 is negative; {DAMAGED}"),
+    (([5, 2**31 - 1, 1], [0, 1, 3]), f"document 1: length 2147483648 {LARGE}"),
+]
 
 
-@pytest.mark.parametrize("case", sorted(IDX_CASES))
-def test_a_damaged_megatron_index_is_rejected(tmp_path: Path, case: str) -> None:
-    make, message = IDX_CASES[case]
-    assert complaint(make(tmp_path / "a.idx")) == f"a.idx: {message}"
+@pytest.mark.parametrize(("content", "message"), IDX_CASES, ids=[m for _, m in IDX_CASES])
+def test_a_damaged_megatron_index_is_rejected(tmp_path: Path, content: Any, message: str) -> None:
+    path = tmp_path / "a.idx"
+    file_of(path, content) if isinstance(content, bytes) else write_idx(path, *content)
+    assert complaint(path) == f"a.idx: {message}"
 
 
 def test_a_megatron_index_cut_anywhere_is_rejected(tmp_path: Path) -> None:
-    whole = idx(tmp_path / "whole.idx", [5, 6, 7], [0, 1, 3]).read_bytes()
+    write_idx(tmp_path / "whole.idx", [5, 6, 7], [0, 1, 3])
+    whole = (tmp_path / "whole.idx").read_bytes()
     for size in range(1, len(whole)):
         message = complaint(file_of(tmp_path / "a.idx", whole[:size]))
         assert message.startswith(f"a.idx: is truncated: {size} bytes")

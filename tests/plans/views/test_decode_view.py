@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from document_changes import MISSING, change_document
 from golden_plans import heterogeneous, regrouping
 from hypothesis import given
 from plan_strategies import plans
@@ -30,116 +29,42 @@ def view_document() -> dict[str, Any]:
     return rank_view(heterogeneous()[0], 5, digest="sha256:d").to_dict()
 
 
-def batch(document: dict[str, Any]) -> Any:
-    return document["pipelines"][0]["micro_batches"][0]
-
-
-DAMAGES: list[tuple[str, Callable[[dict[str, Any]], object], str]] = [
-    ("unknown", lambda d: d.update(more=1), "more: is not a field"),
-    (
-        "unknown inside",
-        lambda d: batch(d)["sequences"][0].update(more=1),
-        "pipelines[0].micro_batches[0].sequences[0].more: is not a field",
-    ),
-    ("missing", lambda d: d.pop("tokens"), "tokens: is missing"),
-    ("lost", lambda d: d.update(lost_ranks=[6, 6]), "lost_ranks: must ascend within 0 … 7"),
-    ("lost runs", lambda d: d.update(lost_ranks=[5]), "lost_ranks: rank 5 runs a pipeline"),
-    ("type", lambda d: d.update(step="3"), 'step: must be an integer ≥ 0: "3"'),
-    ("rank", lambda d: d.update(rank=8), "rank: 8 is outside 0 … 7"),
-    ("digest", lambda d: d.update(digest=5), "digest: must be a string"),
-    ("place", lambda d: d["pipelines"][0]["at"].update(pp=3), "at.pp: 3 is outside 0 … 2"),
-    (
-        "placed ranks",
-        lambda d: d["placement"][0].update(ranks=[[0, 2], [1, 2]]),
-        "placement[0].ranks: must be",
-    ),
-    (
-        "placed outside",
-        lambda d: d["placement"][0].update(ranks=[[4, 9]]),
-        "placement[0].ranks[0]: must be [first, stop] up to 8",
-    ),
-    (
-        "placed elsewhere",
-        lambda d: d["placement"].pop(),
-        "pipelines: are not those that the placement gives rank 5",
-    ),
-    (
-        "group size",
-        lambda d: d["pipelines"][0]["groups"].update(pp=[4, 5]),
-        "groups.pp: has 2 ranks, pp3 must have 3",
-    ),
-    (
-        "group place",
-        lambda d: d["pipelines"][0]["groups"].update(pp=[5, 4, 6]),
-        "groups.pp: has rank 4 where rank 5 stands",
-    ),
-    (
-        "group world",
-        lambda d: d["pipelines"][0]["groups"].update(pp=[4, 5, 8]),
-        "groups.pp: must be distinct ranks below world_size 8",
-    ),
-    (
-        "neighbor",
-        lambda d: d["pipelines"][0]["neighbors"].update(pp_next=4),
-        "neighbors.pp_next: is 4, the groups give 6",
-    ),
-    ("tokens", lambda d: batch(d).update(tokens=9), "tokens: is 9, the sequences give 513"),
-    (
-        "local tokens",
-        lambda d: batch(d).update(local_tokens=9),
-        "local_tokens: is 9, the sequences give 513",
-    ),
-    (
-        "room",
-        lambda d: batch(d).update(padded_local_tokens=512),
-        "padded_local_tokens: must be an integer ≥ 513: 512",
-    ),
-    (
-        "offsets",
-        lambda d: batch(d).update(cu_seqlens=[0, 511, 513]),
-        "cu_seqlens: is not the offsets of the sequences' lengths",
-    ),
-    (
-        "offsets count",
-        lambda d: batch(d).update(ring_cu_seqlens=[0, 513]),
-        "ring_cu_seqlens: must be 0 and then 2 offsets",
-    ),
-    (
-        "offsets order",
-        lambda d: batch(d).update(ring_cu_seqlens=[0, 513, 512]),
-        "ring_cu_seqlens: descends",
-    ),
-    (
-        "padding",
-        lambda d: batch(d).update(padded_cu_seqlens=[0, 500, 513]),
-        "padded_cu_seqlens: has less room than a sequence has tokens",
-    ),
-    (
-        "range",
-        lambda d: batch(d)["sequences"][0].update(ranges=[[0, 513]]),
-        "sequences[0].ranges[0]: must be [start, stop) within 0 … 512: [0, 513]",
-    ),
-    (
-        "range order",
-        lambda d: batch(d)["sequences"][0].update(ranges=[[10, 512], [0, 10]]),
-        "sequences[0].ranges[1]: must be [start, stop) within 512 … 512: [0, 10]",
-    ),
-    (
-        "ranges",
-        lambda d: batch(d)["sequences"][0].update(ranges=[[0, 1], [1, 2], [2, 512]]),
-        "sequences[0].ranges: has 3 ranges, at most two",
-    ),
+FIRST = "pipelines.0.micro_batches.0"
+RANGES = f"{FIRST}.sequences.0.ranges"
+DAMAGES = [
+    ("more", 1, "more: is not a field"),
+    (f"{FIRST}.sequences.0.more", 1, "pipelines[0].micro_batches[0].sequences[0].more: is not a"),
+    ("tokens", MISSING, "tokens: is missing"),
+    ("lost_ranks", [6, 6], "lost_ranks: must ascend within 0 … 7"),
+    ("lost_ranks", [5], "lost_ranks: rank 5 runs a pipeline"),
+    ("step", "3", 'step: must be an integer ≥ 0: "3"'),
+    ("rank", 8, "rank: 8 is outside 0 … 7"),
+    ("digest", 5, "digest: must be a string"),
+    ("pipelines.0.at.pp", 3, "at.pp: 3 is outside 0 … 2"),
+    ("placement.0.ranks", [[0, 2], [1, 2]], "placement[0].ranks: must be"),
+    ("placement.0.ranks", [[4, 9]], "placement[0].ranks[0]: must be [first, stop] up to 8"),
+    ("placement", lambda p: p[:-1], "pipelines: are not those that the placement gives rank 5"),
+    ("pipelines.0.groups.pp", [4, 5], "groups.pp: has 2 ranks, pp3 must have 3"),
+    ("pipelines.0.groups.pp", [5, 4, 6], "groups.pp: has rank 4 where rank 5 stands"),
+    ("pipelines.0.groups.pp", [4, 5, 8], "groups.pp: must be distinct ranks below world_size 8"),
+    ("pipelines.0.neighbors.pp_next", 4, "neighbors.pp_next: is 4, the groups give 6"),
+    (f"{FIRST}.tokens", 9, "tokens: is 9, the sequences give 513"),
+    (f"{FIRST}.local_tokens", 9, "local_tokens: is 9, the sequences give 513"),
+    (f"{FIRST}.padded_local_tokens", 512, "padded_local_tokens: must be an integer ≥ 513: 512"),
+    (f"{FIRST}.cu_seqlens", [0, 511, 513], "cu_seqlens: is not the offsets of the sequences' len"),
+    (f"{FIRST}.ring_cu_seqlens", [0, 513], "ring_cu_seqlens: must be 0 and then 2 offsets"),
+    (f"{FIRST}.ring_cu_seqlens", [0, 513, 512], "ring_cu_seqlens: descends"),
+    (f"{FIRST}.padded_cu_seqlens", [0, 500, 513], "has less room than a sequence has tokens"),
+    (RANGES, [[0, 513]], "sequences[0].ranges[0]: must be [start, stop) within 0 … 512: [0, 513]"),
+    (RANGES, [[10, 512], [0, 10]], "ranges[1]: must be [start, stop) within 512 … 512: [0, 10]"),
+    (RANGES, [[0, 1], [1, 2], [2, 512]], "sequences[0].ranges: has 3 ranges, at most two"),
 ]
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"), [d[1:] for d in DAMAGES], ids=[d[0] for d in DAMAGES]
-)
-def test_damage_is_named(damage: Callable[[dict[str, Any]], object], message: str) -> None:
-    document = copy.deepcopy(view_document())
-    damage(document)
+@pytest.mark.parametrize(("path", "value", "message"), DAMAGES)
+def test_damage_is_named(path: str, value: Any, message: str) -> None:
     with pytest.raises(PlanError) as raised:
-        decode_view(document, origin="from here")
+        decode_view(change_document(view_document(), path, value), origin="from here")
     assert str(raised.value).startswith("from here: ")
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)

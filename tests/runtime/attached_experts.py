@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from staged_runs import adamw
 from seqplan import runtime
 from seqplan.plans.plan import Plan
 
-RANKS, EXPERTS, VOCAB, STEPS, CLIP, AUX = 4, 8, 61, 6, 1.0, 0.1
+RANKS, EXPERTS, VOCAB, STEPS, CLIP, AUX = 4, 8, 61, 4, 1.0, 0.1
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -50,6 +51,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt_oss": {"sliding_window": 13, "layer_types": ["sliding_attention", "full_attention"]},
     "deepseek_v3": LATENT,
 }
+RESUMED = ("qwen3_moe", "deepseek_v3")
 
 
 def make_model(name: str, seed: int, dtype: torch.dtype = torch.float64, **sizes: Any) -> Any:
@@ -126,7 +128,7 @@ def train_modes(
 ) -> tuple[list[float], list[float], dict[str, Any]]:
     """A few steps, each micro-batch under a random recomputation mode if ``modes``."""
     job = attach("qwen3_moe", rank, degree)
-    case = RoutedCase(RANKS, 3, expert_parallel=degree, steps=6, modes=modes)
+    case = RoutedCase(RANKS, 3, expert_parallel=degree, steps=3, modes=modes)
     results = [job.run(step, clip_norm=CLIP) for step in job.steps(iter(case.plans()))]
     parameters = {name: value.numpy() for name, value in job.states.export()}
     job.close()
@@ -182,6 +184,25 @@ def train_plainly(name: str) -> dict[str, Any]:
         "values": values,
         "logits": logits,
     }
+
+
+def train_all(rank: int, world: int, folder: str, degrees: Mapping[str, int]) -> dict[Any, Any]:
+    """Every training of these ranks; one goes on from a checkpoint with another degree."""
+    results: dict[Any, Any] = {}
+    for name, degree in degrees.items():
+        where = f"{folder}/{name}"
+        results["train", name] = train_on_ranks(rank, world, name, degree, where)
+        if name in RESUMED:
+            results["resume", name] = resume_on_ranks(rank, world, name, 6 - degree, where)
+    for degree in (1, 4):
+        results["modes", degree] = train_modes(rank, world, degree, degree > 1)
+    for degree in (1, 2):
+        results["adapters", degree] = train_adapters(rank, world, degree)
+    return results
+
+
+def train_all_plainly(names: Iterable[str]) -> dict[str, Any]:
+    return {name: train_plainly(name) for name in names}
 
 
 def reject_on_ranks(rank: int, world: int) -> dict[str, str]:
@@ -248,7 +269,7 @@ def train_adapters(rank: int, world: int, degree: int) -> tuple[list[float], lis
         optimizer=adamw,
         expert_parallel=degree,
     )
-    plans = expert_plans(degree)[:4]
+    plans = expert_plans(degree)[:2]
     results = [job.run(step, clip_norm=CLIP) for step in job.steps(iter(plans))]
     job.close()
     return [r.loss for r in results], [r.gradient_norm for r in results]

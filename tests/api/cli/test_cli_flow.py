@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import call, complaint, fresh_process, succeeded
+from command_line import call, complaint, process, succeeded
 from planned_files import MAX_LEN, PlannedFiles, propose
 
 from seqplan.costs.shipped.catalogue import list_shipped
@@ -35,10 +35,10 @@ def test_from_a_source_to_an_explained_plan(tmp_path: Path) -> None:
     source.write_text("".join(f"{50 + 37 * i % 3000}\n" for i in range(400)))
     lengths, proposal = tmp_path / "lengths.npy", tmp_path / "proposal.json"
     plans = tmp_path / "plans.jsonl"
-    text = succeeded(fresh_process("lengths", source, "-o", lengths))
+    text = succeeded(process("lengths", source, "-o", lengths))
     assert f"written: {lengths}" in text
     text = succeeded(
-        fresh_process(
+        process(
             *("propose", "--profile", "gpt-7b-a100-40gb", "--gpus", 4, lengths),
             *("--max-len", 2048, "-o", proposal),
         )
@@ -46,16 +46,16 @@ def test_from_a_source_to_an_explained_plan(tmp_path: Path) -> None:
     assert text.endswith(f"written: {proposal}\n")
     assert "sequences truncated to 2,048 tokens." in text
     text = succeeded(
-        fresh_process(
+        process(
             *("plan", "--proposal", proposal, lengths, "--tokens", 20000),
             *("--steps", 3, "--seed", 1, "--workers", 2, "-o", plans),
         )
     )
     assert text.startswith("3 steps planned and checked")
     assert text.endswith(f"written: {plans}\n")
-    text = succeeded(fresh_process("check", "plans", plans, "--proposal", proposal))
+    text = succeeded(process("check", "plans", plans, "--proposal", proposal))
     assert text == "3 plans, no broken rules\n"
-    assert "step 2" in succeeded(fresh_process("explain", plans, "--step", 2))
+    assert "step 2" in succeeded(process("explain", plans, "--step", 2))
 
 
 def test_propose_tells_people_and_machines_the_same(

@@ -11,17 +11,18 @@ from command_line import call, complaint, succeeded
 from seqplan.plans.format.plan_file import read_plans
 
 
-@pytest.fixture
-def lengths(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def lengths(tmp_path_factory: pytest.TempPathFactory) -> Path:
     drawn = np.random.default_rng(0).lognormal(6.5, 1.2, 3000).astype(int) + 5
-    np.save(tmp_path / "lengths.npy", np.minimum(drawn, 8_000))
-    return tmp_path / "lengths.npy"
+    path = tmp_path_factory.mktemp("slowdown") / "lengths.npy"
+    np.save(path, np.minimum(drawn, 8_000))
+    return path
 
 
-@pytest.fixture
-def proposal(lengths: Path, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def proposal(lengths: Path) -> Path:
     profile = ("--profile", "llama3-8b-h100-80gb", "--gpus", 8, "--max-len", 8192)
-    file = tmp_path / "proposal.json"
+    file = lengths.with_name("proposal.json")
     succeeded(call("propose", lengths, *profile, "--tokens", 60_000, "-o", file))
     return file
 

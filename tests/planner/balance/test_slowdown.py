@@ -86,7 +86,7 @@ def test_every_sequence_once_and_none_on_a_lost_rank(
     assert balanced.slowdown == tuple(slowdown)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=6),
     slowdown=st.sampled_from([[1.0, 2.0], [1.0, 1.3, 2.0], [1.2, 1.2], [1.1, 3.0]]),

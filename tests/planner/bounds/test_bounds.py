@@ -109,14 +109,14 @@ def test_relaxed_bound(case: Case, at: float, high: float, gpus: int | None) -> 
         assert bound <= optimum * SLACK
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", range(40))
 def test_random_values_and_mixes(seed: int) -> None:
     rng = np.random.default_rng(seed)
     classes, batch = random_case(rng)
     assert worst_ratio(classes, batch, rng) <= SLACK
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_bounds_hold_whatever_modes_micro_batches_have(seed: int) -> None:
     rng = np.random.default_rng(seed)
     classes, batch = random_case_with_modes(rng)

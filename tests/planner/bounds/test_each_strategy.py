@@ -33,7 +33,7 @@ def bound_and_optimum(case: ClusterCase) -> tuple[float, float]:
     return each_strategy_bound_ms(families, batch, optimum * 1.2, branch=True), optimum
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(clusters())
 def test_no_strategy_ends_before_it(case: ClusterCase) -> None:
     bound, optimum = bound_and_optimum(case)

@@ -39,7 +39,7 @@ def convinces(written: dict[str, Any], optimum: float) -> None:
     assert check(wrong) is not None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(cases())
 def test_no_time_that_can_be_reached_has_a_witness(case: Case) -> None:
     classes, batch = case
@@ -54,7 +54,7 @@ def test_no_time_that_can_be_reached_has_a_witness(case: Case) -> None:
         convinces(write_witness(witness), optimum)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(30))
 def test_witnesses_with_modes_convince_and_false_ones_do_not(seed: int) -> None:
     classes, batch = random_case_with_modes(np.random.default_rng(seed))
     some, optimum = fleet(classes), step_optimum(classes, batch)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import resource
+import shutil
 import signal
 import time
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import pytest
 import torch
 from ranks import run_ranks, run_ranks_expecting_failure
 
 from seqplan.runtime.checkpoint.save_restore import Cursor, restore, save
 from seqplan.runtime.communicators import Communicators
+from seqplan.runtime.errors import CheckpointError
 from seqplan.runtime.models.llama import Llama, ModelConfig
 from seqplan.runtime.states.sharded_states import ShardedStates
 
@@ -35,15 +37,22 @@ def write(rank: int, world_size: int, folder: Path, steps: int) -> None:
         save(folder, Cursor(step, None), states, optimizer, groups.control, extra=extra)
 
 
-def read(rank: int, world_size: int, folder: Path) -> tuple[int, str]:
+def read(rank: int, world_size: int, *folders: Path) -> list[tuple[int, str]]:
+    """The restored step and its warning, or 0 and the error, of each folder."""
     groups, states, optimizer = parts()
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        cursor = restore(folder, states, optimizer, groups.control)
-    texts = [str(warning.message) for warning in warned]
-    assert len(texts) <= 1
-    assert cursor is not None
-    return cursor.next_step, "".join(texts)
+    restored = []
+    for folder in folders:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            try:
+                cursor = restore(folder, states, optimizer, groups.control)
+            except CheckpointError as error:
+                restored.append((0, str(error)))
+                continue
+        (text,) = [str(warning.message) for warning in warned] or [""]
+        assert cursor is not None
+        restored.append((cursor.next_step, text))
+    return restored
 
 
 def cut(path: Path) -> None:
@@ -54,35 +63,38 @@ def scramble(path: Path) -> None:
     path.write_bytes(b"\xff" * path.stat().st_size)
 
 
-@pytest.mark.parametrize(
-    ("name", "damage", "cause"),
-    [
-        ("__1_0.distcp", cut, "bytes, "),
-        ("__1_0.distcp", scramble, ""),
-        ("__0_0.distcp", Path.unlink, "No such file or directory (__0_0.distcp)"),
-        (".metadata", cut, "bytes, "),
-        (".metadata", scramble, ""),
-        ("extra-00001.pt", scramble, ""),
-        ("cursor.json", cut, "JSONDecodeError"),
-        ("cursor.json", scramble, "UnicodeDecodeError"),
-    ],
-)
-def test_the_checkpoint_before_a_damaged_one_is_restored(
-    tmp_path: Path, name: str, damage: object, cause: str
-) -> None:
-    run_ranks(write, 2, tmp_path, 2)
-    newest, before = tmp_path / "step-00000002", tmp_path / "step-00000001"
-    damage(newest / name)  # type: ignore[operator]
-    for step, text in run_ranks(read, 2, tmp_path):
-        assert step == 1
-        assert text.startswith(f"{newest}: is damaged: ")
-        assert cause in text
-        assert text.endswith("; going back to step-00000001")
-        assert "\n" not in text
-    damage(before / name)  # type: ignore[operator]
-    for text in run_ranks_expecting_failure(read, 2, tmp_path):
-        assert text.startswith(f"CheckpointError: {before}: is damaged: ")
-        assert "\n" not in text
+DAMAGES: list[tuple[str, Callable[[Path], None], str]] = [
+    ("__1_0.distcp", cut, "bytes, "),
+    ("__1_0.distcp", scramble, ""),
+    ("__0_0.distcp", Path.unlink, "No such file or directory (__0_0.distcp)"),
+    (".metadata", cut, "bytes, "),
+    (".metadata", scramble, ""),
+    ("extra-00001.pt", scramble, ""),
+    ("cursor.json", cut, "JSONDecodeError"),
+    ("cursor.json", scramble, "UnicodeDecodeError"),
+]
+
+
+def test_the_checkpoint_before_a_damaged_one_is_restored(tmp_path: Path) -> None:
+    """Of each damage the newest checkpoint has, and then of each that both have."""
+    run_ranks(write, 2, tmp_path / "whole", 2)
+    folders = [tmp_path / f"{steps}-{n}" for steps in (1, 2) for n in range(len(DAMAGES))]
+    for folder, (name, damage, _) in zip(folders, DAMAGES * 2, strict=True):
+        shutil.copytree(tmp_path / "whole", folder)
+        damage(folder / "step-00000002" / name)
+        if folder.name.startswith("2"):
+            damage(folder / "step-00000001" / name)
+    for outcomes in run_ranks(read, 2, *folders):
+        for folder, (step, text), (_, _, cause) in zip(folders, outcomes, DAMAGES * 2, strict=True):
+            assert "\n" not in text
+            if folder.name.startswith("1"):
+                assert step == 1
+                assert text.startswith(f"{folder / 'step-00000002'}: is damaged: ")
+                assert cause in text
+                assert text.endswith("; going back to step-00000001")
+            else:
+                assert step == 0
+                assert text.startswith(f"{folder / 'step-00000001'}: is damaged: ")
 
 
 def write_without_room(rank: int, world_size: int, folder: Path) -> None:
@@ -107,7 +119,7 @@ def test_a_full_disk_is_one_line_and_keeps_old_files(tmp_path: Path) -> None:
         assert "rank 1: " in text
         assert "\n" not in text
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-00000001"]
-    assert run_ranks(read, 2, tmp_path) == [(1, "")] * 2
+    assert run_ranks(read, 2, tmp_path) == [[(1, "")]] * 2
 
 
 def write_and_wait(rank: int, world_size: int, folder: Path, done: Path) -> None:

@@ -26,15 +26,15 @@ from seqplan.runtime.states.unit import Unit
 Run = Callable[[int, int, Case], Outcome]
 
 CASES: dict[str, tuple[Run, RoutedCase]] = {
-    "E 2 of 2": (staged, RoutedCase(2, 3, expert_parallel=2)),
+    "E 2 of 2": (staged, RoutedCase(2, 3, expert_parallel=2, steps=5)),
     "E 2 of 4, module": (sequence_parallel, RoutedCase(4, 3, expert_parallel=2, steps=5)),
     "E 4 of 4, tp, modes": (
         staged,
-        RoutedCase(4, 4, expert_parallel=4, tensor=True, modes=True),
+        RoutedCase(4, 4, expert_parallel=4, tensor=True, modes=True, steps=5),
     ),
     "E 4 of 4, module, modes": (
         sequence_parallel,
-        RoutedCase(4, 3, expert_parallel=4, modes=True, steps=5),
+        RoutedCase(4, 3, expert_parallel=4, modes=True, steps=4),
     ),
     "E 2 of 4, each micro-batch": (
         sequence_parallel,
@@ -49,10 +49,10 @@ CASES: dict[str, tuple[Run, RoutedCase]] = {
         RoutedCase(4, 7, expert_parallel=4, config=replace(ROUTED, ffn=0), tensor=True, steps=4),
     ),
     "E 2 of 8, stages": (staged, RoutedCase(8, 4, expert_parallel=2, staged=True, steps=4)),
-    "E 8 of 8, fp32": (staged, RoutedCase(8, 3, torch.float32, expert_parallel=8)),
+    "E 8 of 8, fp32": (staged, RoutedCase(8, 3, torch.float32, expert_parallel=8, steps=3)),
     "E 2 of 8, tp, idle ranks": (
         staged,
-        RoutedCase(8, 23, torch.float32, expert_parallel=2, tensor=True, steps=5),
+        RoutedCase(8, 23, torch.float32, expert_parallel=2, tensor=True, steps=3),
     ),
     "E 4 of 4, lockstep": (
         sequence_parallel,
@@ -155,15 +155,14 @@ def test_experts_of_8_ranks_sync_an_eighth() -> None:
     # Without split experts a layer's are in its unit: all of them.
     experts = 2 * ROUTED.layers * ROUTED.experts * 3 * ROUTED.expert_ffn * ROUTED.hidden
     assert split == [experts // 8] * 8
-    assert run_ranks(_count_synced, 8, 2) == [experts // 2] * 8
 
 
 TRACED = {
-    "module": (sequence_parallel, RoutedCase(4, 3, expert_parallel=2, steps=5, modes=True)),
-    "staged": (staged, RoutedCase(4, 4, expert_parallel=4, steps=4, tensor=True)),
+    "module": (sequence_parallel, RoutedCase(4, 3, expert_parallel=2, steps=3, modes=True)),
+    "staged": (staged, RoutedCase(4, 4, expert_parallel=4, steps=3, tensor=True)),
     "each micro-batch": (
         sequence_parallel,
-        RoutedCase(4, 5, expert_parallel=4, steps=3, reduce="micro-batch"),
+        RoutedCase(4, 5, expert_parallel=4, steps=2, reduce="micro-batch"),
     ),
 }
 

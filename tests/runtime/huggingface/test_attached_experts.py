@@ -15,15 +15,13 @@ from attached_experts import (
     EXPERTS,
     MODELS,
     RANKS,
+    RESUMED,
     STEPS,
     largest_difference,
     reject_on_ranks,
     relative,
-    resume_on_ranks,
-    train_adapters,
-    train_modes,
-    train_on_ranks,
-    train_plainly,
+    train_all,
+    train_all_plainly,
 )
 from loaded_experts import LAYERS, load_and_save, reject_loading, train_as_the_page
 from staged_runs import GATES
@@ -45,33 +43,28 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def outcomes(folder: Path) -> Any:
-    programs = []
-    for name, degree in DEGREES.items():
-        # Into the checkpoint's folder, which the next program goes on from with another degree.
-        where = str(folder / name)
-        plainly = partial(train_plainly, name)
-        programs += [
-            Program(train_on_ranks, RANKS, (name, degree, where), meanwhile=plainly),
-            Program(resume_on_ranks, RANKS, (name, 6 - degree, where)),
-        ]
-    programs += [Program(train_modes, RANKS, (degree, degree > 1)) for degree in (1, 4)]
-    programs += [Program(train_adapters, RANKS, (degree,)) for degree in (1, 2)]
-    programs += [Program(load_and_save, RANKS, (name, RANKS, str(folder))) for name in LOADED]
-    programs.append(Program(train_as_the_page, RANKS, (str(folder),)))
-    programs.append(Program(reject_loading, RANKS, (str(folder),)))
-    programs.append(Program(reject_on_ranks, RANKS, ()))
-    return run_with_transformers(programs)
+    place = str(folder)
+    trained = Program(
+        train_all, RANKS, (place, DEGREES), meanwhile=partial(train_all_plainly, DEGREES)
+    )
+    programs = {
+        "trained": trained,
+        **{name: Program(load_and_save, RANKS, (name, RANKS, place)) for name in LOADED},
+        "page": Program(train_as_the_page, RANKS, (place,)),
+        "not loaded": Program(reject_loading, RANKS, (place,)),
+        "rejected": Program(reject_on_ranks, RANKS, ()),
+    }
+    return dict(zip(programs, run_with_transformers([*programs.values()]), strict=True))
 
 
-def of(outcomes: Any, name: str) -> tuple[Any, Any, Any]:
-    """The ranks' results, those of plain code, and those of the ranks that went on."""
-    at = 2 * list(DEGREES).index(name)
-    return outcomes[at][0], outcomes[at][1], outcomes[at + 1][0]
+def of(outcomes: Any, *key: Any) -> list[Any]:
+    """The ranks' results of one training."""
+    return [rank[key] for rank in outcomes["trained"][0]]
 
 
 @pytest.mark.parametrize("name", DEGREES)
 def test_training_is_that_of_plain_code(outcomes: Any, name: str) -> None:
-    ranks, plain, _ = of(outcomes, name)
+    ranks, plain = of(outcomes, "train", name), outcomes["trained"][1][name]
     assert len(plain["losses"]) == STEPS
     for mine in ranks:
         assert relative(mine["losses"], plain["losses"]) <= LOSS
@@ -82,7 +75,7 @@ def test_training_is_that_of_plain_code(outcomes: Any, name: str) -> None:
 
 @pytest.mark.parametrize("name", DEGREES)
 def test_values_and_logits_are_those_of_all_experts(outcomes: Any, name: str) -> None:
-    ranks, plain, _ = of(outcomes, name)
+    ranks, plain = of(outcomes, "train", name), outcomes["trained"][1][name]
     for mine in ranks:
         assert [id for id, _ in mine["values"]] == [id for id, _ in plain["values"]]
         for (_, values), (_, known) in zip(mine["values"], plain["values"], strict=True):
@@ -90,11 +83,11 @@ def test_values_and_logits_are_those_of_all_experts(outcomes: Any, name: str) ->
         np.testing.assert_allclose(mine["logits"], plain["logits"], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", DEGREES)
+@pytest.mark.parametrize("name", RESUMED)
 def test_a_checkpoint_is_read_with_another_degree(outcomes: Any, folder: Path, name: str) -> None:
     from transformers import AutoModelForCausalLM
 
-    _, plain, resumed = of(outcomes, name)
+    plain, resumed = outcomes["trained"][1][name], of(outcomes, "resume", name)
     assert relative(resumed[0]["losses"], plain["losses"][STEPS // 2 :]) <= LOSS
     assert largest_difference(resumed[0]["parameters"], plain["parameters"]) <= PARAMETER
     stored = AutoModelForCausalLM.from_pretrained(folder / name / "model", dtype=torch.float64)
@@ -103,7 +96,7 @@ def test_a_checkpoint_is_read_with_another_degree(outcomes: Any, folder: Path, n
 
 
 def test_modes_with_split_experts_are_exact(outcomes: Any) -> None:
-    whole, split = (outcomes[2 * len(DEGREES) + at][0][0] for at in (0, 1))
+    whole, split = (of(outcomes, "modes", degree)[0] for degree in (1, 4))
     loss, norm, parameter = GATES[torch.float64]
     assert relative(split[0], whole[0]) <= loss
     assert relative(split[1], whole[1]) <= norm
@@ -111,14 +104,14 @@ def test_modes_with_split_experts_are_exact(outcomes: Any) -> None:
 
 
 def test_adapters_next_to_frozen_experts(outcomes: Any) -> None:
-    whole, split = (outcomes[2 * len(DEGREES) + at][0][0] for at in (2, 3))
+    whole, split = (of(outcomes, "adapters", degree)[0] for degree in (1, 2))
     assert relative(split[0], whole[0]) <= GATES[torch.float64][0]
     assert relative(split[1], whole[1]) <= GATES[torch.float64][1]
 
 
 @pytest.mark.parametrize("name", LOADED)
 def test_no_rank_holds_all_experts(outcomes: Any, name: str) -> None:
-    for rank, mine in enumerate(outcomes[LOADED.index(name) - len(LOADED) - 3][0]):
+    for rank, mine in enumerate(outcomes[name][0]):
         experts, rest = mine["experts"], mine["rest"]
         layer = experts // LAYERS
         assert mine["loaded"] == experts // RANKS
@@ -134,11 +127,11 @@ def test_no_rank_holds_all_experts(outcomes: Any, name: str) -> None:
 
 
 def test_the_page_trains_in_parts(outcomes: Any) -> None:
-    assert outcomes[-3][0] == ["torch.bfloat16"] * RANKS
+    assert outcomes["page"][0] == ["torch.bfloat16"] * RANKS
 
 
 def test_models_that_cannot_be_loaded_in_parts_are_rejected(outcomes: Any) -> None:
-    for messages in outcomes[-2][0]:
+    for messages in outcomes["not loaded"][0]:
         assert "3 does not divide the job's 4 ranks" in messages["ranks"]
         assert "has no experts that transformers' registry runs" in messages["dense"]
         assert "has no part of model.layers.1.mlp.experts.down_proj" in messages["lacking"]
@@ -149,7 +142,7 @@ def test_models_that_cannot_be_loaded_in_parts_are_rejected(outcomes: Any) -> No
 
 
 def test_models_whose_experts_cannot_be_split_are_rejected(outcomes: Any) -> None:
-    for messages in outcomes[-1][0]:
+    for messages in outcomes["rejected"][0]:
         assert "3 does not divide the job's 4 ranks" in messages["ranks"]
         for kind in ("dense", "unregistered"):
             assert "has no experts that transformers' registry runs" in messages[kind]

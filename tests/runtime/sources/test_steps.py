@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from consuming import HERE_S, control_group, prepare_tokens, threads, written
 from plan_service import PlanService, serving
-from ranks import run_ranks, run_ranks_expecting_failure
+from ranks import run_ranks
 from service_process import serving as running
 from small_plans import small_plan, small_plans, view_of
 
@@ -94,19 +94,18 @@ def left_loop(rank: int, world_size: int, url: str) -> int:
     return len(threads())
 
 
-def missing_on_one(rank: int, world_size: int, path: Path) -> None:
-    plans = path if rank == 0 else path.with_name("none.jsonl")
-    runtime.steps(plans, prepare=prepare_tokens, control_group=control_group())
-
-
-def numbers(rank: int, world_size: int) -> None:
-    plans: Any = [small_plan(0, world_size), 7]
-    for _ in runtime.steps(plans, prepare=prepare_tokens, control_group=control_group()):
-        pass
-
-
-def no_job(rank: int, world_size: int, url: str) -> None:
-    next(runtime.steps(url, prepare=prepare_tokens, control_group=control_group()))
+def reject_all(rank: int, world_size: int, path: Path, url: str) -> list[str]:
+    """Messages for a file that one rank lacks, an object that is no plan, and a missing job."""
+    messages = []
+    for plans in (
+        path if rank == 0 else path.with_name("none.jsonl"),
+        [small_plan(0, world_size), 7],
+        url,
+    ):
+        with pytest.raises(PlanError) as raised:
+            list(runtime.steps(plans, prepare=prepare_tokens, control_group=control_group()))
+        messages.append(str(raised.value))
+    return messages
 
 
 # The tests
@@ -232,13 +231,11 @@ def test_other_objects_are_rejected() -> None:
 
 def test_bad_input_ends_every_rank(tmp_path: Path) -> None:
     path = written(tmp_path / "plans.jsonl", small_plans(2, WORLD))
-    for text in run_ranks_expecting_failure(missing_on_one, WORLD, path):
-        missing = tmp_path / "none.jsonl"
-        assert text == f"PlanError: rank 1: {missing}: No such file or directory"
-    for text in run_ranks_expecting_failure(numbers, WORLD):
-        assert text == "PlanError: rank 0: step 1: must be a Plan, not int"
     with serving(PlanService([])) as service:
-        for text in run_ranks_expecting_failure(no_job, WORLD, f"{service.url}v1/jobs/other"):
-            assert text.startswith("PlanError: rank 0: http://127.0.0.1:")
-            assert "/jobs/other: step 0 of rank 0: Not found" in text
-            assert "\n" not in text
+        of_ranks = run_ranks(reject_all, WORLD, path, f"{service.url}v1/jobs/other")
+    for missing, no_plan, no_job in of_ranks:
+        assert missing == f"rank 1: {tmp_path / 'none.jsonl'}: No such file or directory"
+        assert no_plan == "rank 0: step 1: must be a Plan, not int"
+        assert no_job.startswith("rank 0: http://127.0.0.1:")
+        assert "/jobs/other: step 0 of rank 0: Not found" in no_job
+        assert "\n" not in no_job

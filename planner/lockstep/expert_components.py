@@ -26,7 +26,7 @@ from seqplan.planner.lockstep.plan_micro_steps import (
     Choice,
     MicroSteps,
     list_choices,
-    plan_choice,
+    plan_best_choice,
 )
 from seqplan.planner.placement.fleet import Floats, PipelineClass
 from seqplan.plans.experts import time_blocks
@@ -167,16 +167,12 @@ class _Trial:
 
     def _plan_component(self, number: int, held: Batch) -> MicroSteps | None:
         """Plan the micro-steps of one component; its first assignment shows what to search for."""
-        planned = {
-            choice: micro_steps
-            for choice in self._choices.get(number) or list_choices(self._models)
-            if (micro_steps := plan_choice(held, self._models, choice, self._size, self._multiple))
-        }
-        if not planned:
+        choices = self._choices.get(number) or list_choices(self._models)
+        best = plan_best_choice(held, self._models, choices, self._size, self._multiple)
+        if best is None:
             return None
-        best = min(planned, key=lambda choice: planned[choice].objective_ms)
-        self._choices[number] = [best]
-        return planned[best]
+        self._choices[number] = [best[0]]
+        return best[1]
 
     def _time_ms(self, component: ComponentSteps) -> float:
         """Time a component: Σ over micro-steps of the slowest block (ms)."""

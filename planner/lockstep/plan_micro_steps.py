@@ -106,11 +106,8 @@ def plan_micro_steps(
     micro-batch takes the cheapest mode that holds it. ``ValueError`` if sequences are fewer than
     the required micro-steps.
     """
-    planned = [
-        plan_choice(batch, models, choice, gpus, multiple) for choice in list_choices(models)
-    ]
-    fitting = [micro_steps for micro_steps in planned if micro_steps is not None]
-    return min(fitting, key=lambda micro_steps: micro_steps.objective_ms, default=None)
+    best = plan_best_choice(batch, models, list_choices(models), gpus, multiple)
+    return None if best is None else best[1]
 
 
 Choice = tuple[tuple[Scheme, ...], str | None]
@@ -127,20 +124,62 @@ def list_choices(models: Sequence[SchemeModel]) -> list[Choice]:
     ]
 
 
-def plan_choice(
-    batch: Batch, models: Sequence[SchemeModel], choice: Choice, gpus: int, multiple: int = 1
-) -> MicroSteps | None:
-    """Find good micro-steps with some of the schemes, as ``plan_micro_steps``; one search of it."""
+def plan_best_choice(
+    batch: Batch,
+    models: Sequence[SchemeModel],
+    choices: Sequence[Choice],
+    gpus: int,
+    multiple: int = 1,
+) -> tuple[Choice, MicroSteps] | None:
+    """Plan with the best of some choices, the first of equal ones; None if none holds the batch.
+
+    In the order of their bounds: a mode that holds less needs more micro-steps, and is not searched
+    if so many take longer than the best known ones, whatever their modes.
+    """
+    bounded = tuple(of_mode for model in models for of_mode in stage_class(model).by_mode)
+    ranks, stages = gpus // models[0].scheme.pp, models[0].scheme.pp
+    in_order = []
+    for place, choice in enumerate(choices):
+        of_mode = _list_models(models, choice)
+        classes = [c for c in map(stage_class, of_mode) if c.gpus <= ranks]
+        if batch.longest > max((c.capacity for c in classes), default=0):
+            continue
+        number = fewest_micro_steps(classes, batch, ranks) if len(choices) > 1 else 0
+        bound_ms = micro_steps_bound_ms(bounded, batch, ranks, number, stages) if number else 0.0
+        in_order.append((bound_ms, place, choice, of_mode))
+    best: tuple[float, int, Choice, MicroSteps] | None = None
+    for bound_ms, place, choice, of_mode in sorted(in_order, key=lambda entry: entry[:2]):
+        if best is not None and bound_ms > best[0]:
+            break
+        micro_steps = _plan_choice(batch, models, of_mode, bounded, choice[1], gpus, multiple)
+        if micro_steps is None:
+            continue
+        if best is None or (micro_steps.objective_ms, place) < best[:2]:
+            best = micro_steps.objective_ms, place, choice, micro_steps
+    return None if best is None else best[2:]
+
+
+def _list_models(models: Sequence[SchemeModel], choice: Choice) -> list[SchemeModel]:
+    """List the schemes of a choice in its mode."""
     schemes, name = choice
     by_scheme = {model.scheme: model for model in models}
-    of_mode = [
+    return [
         model
         for scheme in schemes
         if (model := by_scheme[scheme].find_mode(name) if name else by_scheme[scheme])
     ]
-    if not of_mode:
-        return None
-    bounded = tuple(of_mode for model in models for of_mode in stage_class(model).by_mode)
+
+
+def _plan_choice(
+    batch: Batch,
+    models: Sequence[SchemeModel],
+    of_mode: list[SchemeModel],
+    bounded: tuple[PipelineClass, ...],
+    name: str | None,
+    gpus: int,
+    multiple: int,
+) -> MicroSteps | None:
+    """Find good micro-steps with some of the schemes, as ``plan_micro_steps``; one search of it."""
     micro_steps = _plan_micro_steps(batch, of_mode, bounded, gpus, multiple)
     if micro_steps is None or not name:
         return micro_steps

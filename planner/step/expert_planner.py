@@ -19,11 +19,7 @@ from seqplan.planner.errors import Infeasible
 from seqplan.planner.execution import ExecutionKind
 from seqplan.planner.lockstep.assemble import assemble_micro_steps
 from seqplan.planner.lockstep.best_layout import of_layouts
-from seqplan.planner.lockstep.expert_components import (
-    ComponentSteps,
-    choose_modes,
-    plan_components,
-)
+from seqplan.planner.lockstep.expert_components import ComponentSteps, choose_modes, plan_components
 from seqplan.planner.placement.assembly import floor_us, gap, plan_of
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
 from seqplan.planner.step.pipeline_planner import PipelinePlanner
@@ -81,12 +77,9 @@ class ExpertPlanner:
                 best = self._bound_layout(self._whole.plan(batch), batch)
             except Infeasible as why:
                 error = why
-        others = [*self._plan_coupled(batch, () if best is None else best.selection)]
+        best = self._plan_coupled(batch, best)
         if self._independent is not None:
-            others += self._couple(self._independent, batch)
-        for plan in others:
-            if best is None or _total_ms(plan) < _total_ms(best):
-                best = plan
+            best = _choose_faster(best, self._couple(self._independent, batch))
         if best is None:
             raise error or Infeasible(self._describe_longest(batch))
         return best
@@ -101,42 +94,68 @@ class ExpertPlanner:
             return plan
         return replace(self._whole.prove(plan), expert_parallel=self._degree)
 
-    def _plan_coupled(self, batch: Batch, candidates: tuple[Considered, ...]) -> Iterator[Plan]:
-        """Plan components in lockstep, of each layout without stages that has smaller groups."""
-        problem, sync = self._problem, self._problem.sync
-        for layout, models in (*self._list_choices(), *self._list_of_one_mode(batch.longest)):
-            components = plan_components(
-                batch,
-                models,
-                problem.workload.gpus,
-                self._degree,
-                bound_ms=self._layout_bound_ms({layout}, batch),
-                one=problem.in_lockstep or self._quick,
-                multiple=problem.micro_step_multiple,
-            )
-            if components is None:
-                continue
-            pipelines = [p for component in components for p in self._assemble(component)]
-            if len(models) == 1 and not problem.in_lockstep:
-                pipelines = merge_pipelines(pipelines)
-            predicted = round(schedule(pipelines, expert_parallel=self._degree).makespan_ms, 3)
-            bound = self._layout_bound_ms({layout}, batch)
-            strategy = Strategy.from_counts(Counter(pipeline.scheme for pipeline in pipelines))
-            exposed = (sync or NO_SYNC).compute_exposed_ms([layout], regrouping=True)
-            plan = plan_of(
-                batch,
-                self._provenance,
-                problem.workload.gpus,
-                pipelines,
-                predicted_ms=predicted,
-                bound_ms=min(floor_us(bound), predicted),
-                selection=tuple(c for c in candidates if c.strategy != strategy),
-                sync_ms=None if sync is None else round(exposed, 3),
-                layout_bound_ms=bound,
-            )
-            yield replace(plan, expert_parallel=self._degree)
+    def _plan_coupled(self, batch: Batch, best: Plan | None) -> Plan | None:
+        """Plan components in lockstep, of layouts without stages that have smaller groups.
 
-    def _couple(self, planner: PipelinePlanner, batch: Batch) -> Iterator[Plan]:
+        In the order of their bounds, as far as they may be faster than ``best``.
+        """
+        candidates = () if best is None else best.selection
+        choices = (*self._list_choices(), *self._list_of_one_mode(batch.longest))
+        bounds = [self._layout_bound_ms({layout}, batch) for layout, _ in choices]
+        least = [
+            bound + self._expose(layout) for bound, (layout, _) in zip(bounds, choices, strict=True)
+        ]
+        for place in sorted(range(len(choices)), key=least.__getitem__):
+            if best is not None and least[place] >= _total_ms(best):
+                break
+            plan = self._plan_layout(*choices[place], batch, bounds[place], candidates)
+            best = _choose_faster(best, plan)
+        return best
+
+    def _expose(self, layout: Layout) -> float:
+        """Return the sync of a layout that nothing hides (ms)."""
+        return (self._problem.sync or NO_SYNC).compute_exposed_ms([layout], regrouping=True)
+
+    def _plan_layout(
+        self,
+        layout: Layout,
+        models: list[SchemeModel],
+        batch: Batch,
+        bound: float,
+        candidates: tuple[Considered, ...],
+    ) -> Plan | None:
+        """Plan components in lockstep, of one layout; None if no size holds a sequence."""
+        problem = self._problem
+        components = plan_components(
+            batch,
+            models,
+            problem.workload.gpus,
+            self._degree,
+            bound_ms=bound,
+            one=problem.in_lockstep or self._quick,
+            multiple=problem.micro_step_multiple,
+        )
+        if components is None:
+            return None
+        pipelines = [p for component in components for p in self._assemble(component)]
+        if len(models) == 1 and not problem.in_lockstep:
+            pipelines = merge_pipelines(pipelines)
+        predicted = round(schedule(pipelines, expert_parallel=self._degree).makespan_ms, 3)
+        strategy = Strategy.from_counts(Counter(pipeline.scheme for pipeline in pipelines))
+        plan = plan_of(
+            batch,
+            self._provenance,
+            problem.workload.gpus,
+            pipelines,
+            predicted_ms=predicted,
+            bound_ms=min(floor_us(bound), predicted),
+            selection=tuple(c for c in candidates if c.strategy != strategy),
+            sync_ms=None if problem.sync is None else round(self._expose(layout), 3),
+            layout_bound_ms=bound,
+        )
+        return replace(plan, expert_parallel=self._degree)
+
+    def _couple(self, planner: PipelinePlanner, batch: Batch) -> Plan | None:
         """Plan pipelines as if they ran by themselves, then in micro-steps of their components.
 
         The most expensive micro-batches of each pipeline come first, so that similar ones meet.
@@ -144,7 +163,7 @@ class ExpertPlanner:
         try:
             plan = planner.plan(batch)
         except Infeasible:
-            return
+            return None
         pipelines = [
             replace(
                 pipeline,
@@ -161,13 +180,13 @@ class ExpertPlanner:
             and not holds_whole_blocks(pipeline.scheme, pipeline.ranks, self._degree)
             for pipeline in pipelines
         ):
-            return  # stages after pipelines of fewer ranks do not begin with a block
+            return None  # stages after pipelines of fewer ranks do not begin with a block
         pipelines = self._price(pipelines, batch)
         predicted = round(schedule(pipelines, expert_parallel=self._degree).makespan_ms, 3)
         coupled = replace(plan, pipelines=tuple(pipelines), predicted_ms=predicted, selection=())
         layouts = layouts_of(pipeline.scheme for pipeline in pipelines)
         bound_ms = min(floor_us(self._layout_bound_ms(layouts, batch)), predicted)
-        yield replace(
+        return replace(
             coupled,
             expert_parallel=self._degree,
             lower_bound_ms=bound_ms,
@@ -368,6 +387,11 @@ def merge_pipelines(pipelines: Sequence[PlannedPipeline]) -> list[PlannedPipelin
             )
         )
     return list(merged.values())
+
+
+def _choose_faster(best: Plan | None, plan: Plan | None) -> Plan | None:
+    """Choose the plan with the smaller total, the first of equal ones."""
+    return min((one for one in (best, plan) if one is not None), key=_total_ms, default=None)
 
 
 def _total_ms(plan: Plan) -> float:

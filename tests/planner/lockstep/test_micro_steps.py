@@ -21,7 +21,11 @@ from seqplan.planner.lockstep.assemble import assemble_micro_steps
 from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps
 from seqplan.planner.lockstep.filler import Begun, MicroStepsFiller
 from seqplan.planner.lockstep.micro_step_bounds import Sequences, micro_steps_bound_ms
-from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
+from seqplan.planner.lockstep.plan_micro_steps import (
+    list_choices,
+    plan_best_choice,
+    plan_micro_steps,
+)
 from seqplan.planner.lockstep.search import _least_rest, _limit
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.workload import Workload
@@ -223,3 +227,27 @@ def test_two_micro_steps_divide_long_sequences() -> None:
     )
     plan = planner.plan(lengths)
     assert plan.gap < 0.016  # 3.6 % if they are filled in turn
+
+
+@pytest.mark.parametrize(("layout", "multiple"), [((2, 1), 1), ((2, 1), 4), ((2, 2), 1)])
+def test_choices_that_are_not_searched_are_no_better(
+    layout: tuple[int, int], multiple: int
+) -> None:
+    """The best of all modes is that of each searched alone, the first of equal ones."""
+    models = [
+        model
+        for model in load_shipped("llama3-8b-h100-80gb").usable(16, 16_384)
+        if (model.scheme.tp, model.scheme.pp) == layout
+    ]
+    choices = list_choices(models)
+    assert len(choices) > 2
+    lengths = np.random.default_rng(0).choice(np.minimum(CODE, 16_384), 80).tolist()
+    batch = Batch.from_lengths(lengths)
+    alone = [
+        planned
+        for choice in choices
+        if (planned := plan_best_choice(batch, models, [choice], 16, multiple))
+    ]
+    assert plan_best_choice(batch, models, choices, 16, multiple) == min(
+        alone, key=lambda planned: planned[1].objective_ms
+    )

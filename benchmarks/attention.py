@@ -111,14 +111,8 @@ def masked_comparisons() -> list[tuple[str, list[int], str, list[Way]]]:
         way("window 128, sinks", window=128, sinks=True),
         way("chunk 2,048", chunk=2048),
     ]
-    capped = [
-        way("capped", softcap=50.0),
-        way("capped, window 1,024", softcap=50.0, window=1024),
-    ]
-    return [
-        ("cut", [16384], "float32", cut),
-        ("capped", [16384], "float32", capped),
-    ]
+    capped = [way("capped", softcap=50.0), way("capped, window 1,024", softcap=50.0, window=1024)]
+    return [("cut", [16384], "float32", cut), ("capped", [16384], "float32", capped)]
 
 
 def window_in(dtype: str) -> None:

@@ -6,14 +6,7 @@ import time
 from collections.abc import Sequence
 from statistics import mean
 
-from benchmarks.settings import (
-    PROFILE,
-    Data,
-    markdown,
-    published_schemes,
-    published_sync,
-    workload,
-)
+from benchmarks.settings import PROFILE, Data, markdown, published_schemes, published_sync, workload
 from seqplan.planner.comparison.advice import ablation
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import Comparison, System, mean_compute_ms

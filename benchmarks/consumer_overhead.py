@@ -84,10 +84,7 @@ def _plan(step: int, ranks: int, random: np.random.Generator) -> Plan:
 
 
 def _pipeline(
-    scheme: Scheme,
-    ranks: tuple[int, ...],
-    batches: list[tuple[int, ...]],
-    lengths: tuple[int, ...],
+    scheme: Scheme, ranks: tuple[int, ...], batches: list[tuple[int, ...]], lengths: tuple[int, ...]
 ) -> PlannedPipeline:
     planned = []
     for batch in batches:

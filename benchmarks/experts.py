@@ -48,10 +48,7 @@ def _compare_degrees(source: Data, tokens: int) -> list[list[str]]:
     for degree in whole.expert_degrees:
         profile = whole.at_expert_parallel(degree)
         problem = PlanningProblem(
-            profile=profile,
-            workload=workload,
-            sync=choose_sync(profile, GPUS),
-            execution="regroup",
+            profile=profile, workload=workload, sync=choose_sync(profile, GPUS), execution="regroup"
         )
         planner = StepPlanner(problem)
         began = time.process_time()

@@ -88,12 +88,7 @@ MUTANTS = (
         (_SUMS,),
     ),
     Mutant(_UNIT, "total += parameter.grad", "total.copy_(parameter.grad)", (_SUMS,)),
-    Mutant(
-        _UNIT,
-        "self.exact = accumulation_dtype(dtype)",
-        "self.exact = dtype",
-        (_SUMS,),
-    ),
+    Mutant(_UNIT, "self.exact = accumulation_dtype(dtype)", "self.exact = dtype", (_SUMS,)),
     Mutant(_UNIT, "self.gradient.zero_()", "pass", (_SUMS,)),
     Mutant(_STATES, "unit.reduced.mul_(factor)", "pass", (_SUMS,)),
     Mutant(_STEP, "return loss, squares**0.5", "return loss, squares", (_SUMS,)),

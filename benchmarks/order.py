@@ -185,10 +185,7 @@ def compare_order(setting: Setting) -> Order:
     """Measure, plan and execute the setting's strategies on its ranks."""
     with tempfile.TemporaryDirectory() as folder:
         outcomes = on_ranks(
-            setting.ranks,
-            _rank,
-            (setting, folder),
-            ["torch._dynamo", "benchmarks.order"],
+            setting.ranks, _rank, (setting, folder), ["torch._dynamo", "benchmarks.order"]
         )
     _, planned, residuals = outcomes[0]
     rows = []

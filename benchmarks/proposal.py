@@ -55,11 +55,7 @@ def run(data: Sequence[Data]) -> None:
             for method in ("search", "eq4"):
                 start = time.perf_counter()
                 proposal = make_proposal(
-                    profile,
-                    workload(gpus),
-                    source.lengths,
-                    method=method,
-                    sync=None,
+                    profile, workload(gpus), source.lengths, method=method, sync=None
                 )
                 took = time.perf_counter() - start
                 above = proposal.expected_ms / proposal.lower_bound_ms - 1

@@ -50,31 +50,14 @@ def run(data: Sequence[Data], cost: Cost) -> None:
         for source in data:
             for context in CONTEXTS:
                 for tokens in TOKENS:
-                    rows.append(
-                        _row(
-                            name,
-                            host,
-                            source,
-                            context,
-                            tokens,
-                            cost,
-                            lockstep=lockstep,
-                        )
-                    )
+                    rows.append(_row(name, host, source, context, tokens, cost, lockstep=lockstep))
     print(f"### Trainers with one static scheme, {RANKS} ranks\n")
     head = ["trainer's planner", "lengths", "context", "tokens a step", "its time over ours"]
     print(markdown([*head, "our gap", "its CPU", "our CPU"], rows) + "\n")
 
 
 def _row(
-    name: str,
-    host: Host,
-    source: Data,
-    context: int,
-    tokens: int,
-    cost: Cost,
-    *,
-    lockstep: bool,
+    name: str, host: Host, source: Data, context: int, tokens: int, cost: Cost, *, lockstep: bool
 ) -> list[str]:
     lengths = _drawn(source, context, tokens)
     capacity = max(context, LEAST_CAPACITY)

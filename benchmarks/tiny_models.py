@@ -66,10 +66,7 @@ _LLAMA3_ROPE = _rope(
     original_max_position_embeddings=64,
 )
 _LONGROPE = _rope(
-    "longrope",
-    short_factor=[1.0] * 8,
-    long_factor=[4.0] * 8,
-    original_max_position_embeddings=64,
+    "longrope", short_factor=[1.0] * 8, long_factor=[4.0] * 8, original_max_position_embeddings=64
 )
 _GPT2 = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512, "n_inner": 96}
 _NO_DROPOUT = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0}

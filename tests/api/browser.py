@@ -122,10 +122,7 @@ TAB, RIGHT, LEFT, HOME, END, ENTER = "\ue004", "\ue014", "\ue012", "\ue011", "\u
 def browser(profile: Path) -> Iterator[Page]:
     """A browser with a fresh profile in the folder ``profile``, ended with the block."""
     driver = subprocess.Popen(
-        ["chromedriver", "--port=0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
+        ["chromedriver", "--port=0"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
     assert driver.stdout is not None
     try:

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +29,14 @@ from seqplan.api.store.store import Store
 from seqplan.api.store.tables.tokens import list_tokens
 
 PATIENCE_S = 60.0
+
+
+def wait_until(reached: Callable[[], object]) -> None:
+    """Wait for a state; ``AssertionError`` after ``PATIENCE_S``."""
+    ends = time.monotonic() + PATIENCE_S
+    while not reached():
+        assert time.monotonic() < ends
+        time.sleep(0.02)
 
 
 @dataclass

@@ -204,10 +204,7 @@ def test_any_shared_part_is_read_and_scaled(
     assert 0 <= scaled.b_shared <= scaled.b
     document = copy.deepcopy(DOCUMENT)
     document["schemes"] = [
-        {
-            "expert_parallel": degree,
-            "modes": {"none": latency.as_dict(), "full": latency.as_dict()},
-        }
+        {"expert_parallel": degree, "modes": {"none": latency.as_dict(), "full": latency.as_dict()}}
     ]
     found = Profile.from_document(document, "any").by_scheme[Scheme()]
     assert found.latency == latency

@@ -16,8 +16,7 @@ UNKNOWN = ModelShape(hidden=4096, layers=30)
 
 
 @pytest.mark.parametrize(
-    "scheme",
-    ["tp1", "tp2", "tp3", "tp6", "tp12", "tp24", "u6", "tp2.u3", "pp5", "pp30", "r7"],
+    "scheme", ["tp1", "tp2", "tp3", "tp6", "tp12", "tp24", "u6", "tp2.u3", "pp5", "pp30", "r7"]
 )
 def test_schemes_that_can_run(scheme: str) -> None:
     assert scheme_problem(Scheme.parse(scheme), GROUPED) is None

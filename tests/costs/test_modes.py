@@ -197,8 +197,7 @@ def test_offload_without_host_memory_or_link_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"host memory of mode full.1: 0 bytes a GPU\. State host"):
         derive_offloading(0.0, ["full+1"])
     cluster = dataclasses.replace(
-        DEPLOYMENT.cluster,
-        hardware=dataclasses.replace(DEPLOYMENT.cluster.hardware, host_gb_s=0.0),
+        DEPLOYMENT.cluster, hardware=dataclasses.replace(DEPLOYMENT.cluster.hardware, host_gb_s=0.0)
     )
     with pytest.raises(ValueError, match=r"the host link of h100-80gb is not known\. State host"):
         dataclasses.replace(DEPLOYMENT, cluster=cluster, host_memory_bytes=1e9, offload_layers=0.5)

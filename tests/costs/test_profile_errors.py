@@ -88,10 +88,7 @@ CASES = [
     (f"{BYTES}.²", 1, f"{BYTES}.²: the key must be a tensor-parallel degree"),
     (BYTES, {"1": 100}, f"{BYTES}: lacks tp = 2, which schemes[1] (tp2.pp3) needs"),
     (STATES, 1e5, f"{STATES}: must be a list: 100000.0"),
-    (
-        *(f"{STATES}.0", [1000]),
-        f"{STATES}[0]: must be [largest context in tokens or null, bytes]",
-    ),
+    (*(f"{STATES}.0", [1000]), f"{STATES}[0]: must be [largest context in tokens or null, bytes]"),
     (
         *(STATES, [[1000, 1], [500, 1]]),
         f"{STATES}[1]: context 500 does not follow 1000; null is last",

@@ -103,11 +103,7 @@ def test_an_internvl_tile_has_one_patch_more(tmp_path: Path) -> None:
         "intermediate_size": 256,
         "patch_size": [14, 14],
     }
-    fields = {
-        "vision_config": vision,
-        "text_config": {"hidden_size": 96},
-        "downsample_ratio": 0.5,
-    }
+    fields = {"vision_config": vision, "text_config": {"hidden_size": 96}, "downsample_ratio": 0.5}
     tower = VisionTower.from_config(write_config(tmp_path, "internvl", fields))
     assert tower.list_sequences([(1, 32, 32)] * 2) == [1025, 1025]
     assert tower.count_tokens([(1, 32, 32)] * 2) == 512

@@ -139,10 +139,7 @@ def test_options_are_those_of_the_yaml() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (
-            {"seqplan_sequences": None},
-            "seqplan_sequences: must be a whole number above 0, not ",
-        ),
+        ({"seqplan_sequences": None}, "seqplan_sequences: must be a whole number above 0, not "),
         ({"seqplan_capacity": 0}, "seqplan_capacity: must be a whole number above 0, not 0"),
         ({"seqplan_cost": None}, "give either seqplan_profile or seqplan_cost"),
         ({"seqplan_profile": "llama-7b-a800-80gb"}, "give either seqplan_profile or seqplan_cost"),

@@ -15,12 +15,7 @@ from seqplan.integrations import slime
 pytestmark = pytest.mark.skipif(find_spec("slime") is None, reason="slime is not on PYTHONPATH")
 
 COST = Cost(2e-6, 0.1, 60.0)
-PARALLEL = {
-    "dp_size": 8,
-    "cp_size": 1,
-    "vpp_size": 1,
-    "microbatch_group_size_per_vp_stage": 1,
-}
+PARALLEL = {"dp_size": 8, "cp_size": 1, "vpp_size": 1, "microbatch_group_size_per_vp_stage": 1}
 
 
 def arguments(**more: object) -> SimpleNamespace:

@@ -48,10 +48,7 @@ def heterogeneous() -> list[Plan]:
         ),
     )
     second = plan_of(
-        (
-            pipeline(TP4, (0, 1, 2, 3), batch(COSTS, TP4, {0: 100})),
-            pipeline(PP3, (4, 5, 6)),
-        ),
+        (pipeline(TP4, (0, 1, 2, 3), batch(COSTS, TP4, {0: 100})), pipeline(PP3, (4, 5, 6))),
         (100,),
         10.125,
         step=17,

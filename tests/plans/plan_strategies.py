@@ -105,9 +105,7 @@ def _blocks(draw: st.DrawFn, stages: int | None) -> tuple[list[_Block], int]:
     order = iter(draw(st.permutations(range(world))))
     blocks = [
         _Block(
-            tp,
-            pp,
-            [[[next(order) for _ in range(tp)] for _ in range(pp)] for _ in range(slots)],
+            tp, pp, [[[next(order) for _ in range(tp)] for _ in range(pp)] for _ in range(slots)]
         )
         for tp, pp, slots in shapes
     ]

@@ -36,10 +36,7 @@ def build(folder: Path) -> None:
     torch = find_torch()
     include = torch / "include"
     paths = (f"-I{include}", f"-I{include}/torch/csrc/api/include", f"-L{torch / 'lib'}")
-    for name, options in (
-        ("accelerator", ()),
-        ("fake_cuda", (*paths, "-ltorch_cpu", "-lc10")),
-    ):
+    for name, options in (("accelerator", ()), ("fake_cuda", (*paths, "-ltorch_cpu", "-lc10"))):
         library = folder / f"lib{name}.so"
         command = ["g++", *FLAGS, str(SHIMS / f"{name}.cpp"), "-o", str(library), *options]
         subprocess.run(command, check=True, capture_output=True)

@@ -36,11 +36,17 @@ def imports_of(path: Path) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name):
             node.body = [] if node.test.id == "TYPE_CHECKING" else node.body
+    return list_imports(tree)
+
+
+def list_imports(tree: ast.AST) -> Iterator[str]:
+    """The dotted names of all imports, which are absolute."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield node.module
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: imports are absolute"
+            yield node.module or ""
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from folder_graph import list_imports
 
 import seqplan.costs
 
@@ -16,22 +17,9 @@ FILES = {path.relative_to(FOLDER).as_posix(): path for path in sorted(FOLDER.rgl
 HEAVY = ("torch", "seqplan.runtime", "seqplan.profiler")
 
 
-def imports(path: Path) -> set[str]:
-    """Modules that a file names in its imports, wherever they stand."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path.name}: imports are absolute"
-            names.add(node.module or "")
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
-
-
 @pytest.mark.parametrize("file", FILES)
 def test_costs_import_neither_torch_nor_the_runtime(file: str) -> None:
-    names = imports(FILES[file])
+    names = set(list_imports(ast.parse(FILES[file].read_text("utf-8"))))
     assert not {name for name in names for heavy in HEAVY if f"{name}.".startswith(f"{heavy}.")}
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 
 import pytest
+from folder_graph import list_imports
 
 import seqplan.runtime
 
@@ -28,22 +29,13 @@ NAMESPACES = [
 """Packages and modules of the runtime that are public themselves."""
 
 
-def imported(path: Path) -> set[str]:
-    """Modules that a file names in its imports, wherever they stand."""
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path.name}: imports are absolute"
-            names.add(node.module or "")
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
-
-
 @pytest.mark.parametrize("module", MODULES)
 def test_the_runtime_knows_the_plan_format_alone(module: str) -> None:
-    of_ours = {name for name in imported(FILES[module]) if name.startswith("seqplan")}
+    of_ours = {
+        name
+        for name in list_imports(ast.parse(FILES[module].read_text("utf-8")))
+        if name.startswith("seqplan")
+    }
     foreign = {
         name for name in of_ours if not name.startswith(("seqplan.plans", "seqplan.runtime"))
     }

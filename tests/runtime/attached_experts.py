@@ -215,10 +215,7 @@ def reject_on_ranks(rank: int, world: int) -> dict[str, str]:
     def attempt(model: Any, degree: int) -> str:
         try:
             huggingface.attach(
-                model,
-                runtime.data.SeededTokens(VOCAB, 5),
-                optimizer=adamw,
-                expert_parallel=degree,
+                model, runtime.data.SeededTokens(VOCAB, 5), optimizer=adamw, expert_parallel=degree
             )
         except (ValueError, RuntimeError) as error:
             return f"{type(error).__name__}: {error}"
@@ -264,10 +261,7 @@ def train_adapters(rank: int, world: int, degree: int) -> tuple[list[float], lis
             if "lora_" in key:
                 value.copy_(torch.randn_like(value) * 0.1)
     job = huggingface.attach(
-        model,
-        runtime.data.SeededTokens(VOCAB, 5),
-        optimizer=adamw,
-        expert_parallel=degree,
+        model, runtime.data.SeededTokens(VOCAB, 5), optimizer=adamw, expert_parallel=degree
     )
     plans = expert_plans(degree)[:2]
     results = [job.run(step, clip_norm=CLIP) for step in job.steps(iter(plans))]

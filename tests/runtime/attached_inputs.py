@@ -55,11 +55,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "deepseek_v3": LATENT,
     "gemma2": {**SLIDING, "attn_logit_softcapping": 0.5},
-    "jetmoe": {
-        "kv_channels": 8,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-    },
+    "jetmoe": {"kv_channels": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": {
         **SLIDING,
         "num_local_experts": 4,

@@ -100,10 +100,7 @@ def load_and_save(rank: int, world: int, name: str, degree: int, folder: str) ->
         )
     loaded = count_experts(model)
     job = huggingface.attach(
-        model,
-        runtime.data.SeededTokens(VOCAB, 5),
-        optimizer=adamw,
-        expert_parallel=degree,
+        model, runtime.data.SeededTokens(VOCAB, 5), optimizer=adamw, expert_parallel=degree
     )
     worst, calls = 0.0, []
     for length in LENGTHS.get(rank, ()):
@@ -165,10 +162,7 @@ def reject_loading(rank: int, world: int, folder: str) -> dict[str, str]:
 
     def attach(model: Any, degree: int) -> Any:
         return huggingface.attach(
-            model,
-            runtime.data.SeededTokens(VOCAB, 5),
-            optimizer=adamw,
-            expert_parallel=degree,
+            model, runtime.data.SeededTokens(VOCAB, 5), optimizer=adamw, expert_parallel=degree
         )
 
     stored = Path(folder) / "loaded" / "qwen3_moe"

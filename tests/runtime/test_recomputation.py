@@ -16,13 +16,7 @@ from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.errors import KeptResultChanged, PlanError
 from seqplan.runtime.models.llama import Llama, ModelConfig
-from seqplan.runtime.recomputation import (
-    LAYER_MODES,
-    check_modes,
-    keep_result,
-    run_last,
-    run_part,
-)
+from seqplan.runtime.recomputation import LAYER_MODES, check_modes, keep_result, run_last, run_part
 from seqplan.runtime.saved_tensors import SavedBytes
 from seqplan.runtime.sequence_parallel.context import AttentionContext, local_context
 from seqplan.runtime.sequence_parallel.kernels.cpu import CpuKernel

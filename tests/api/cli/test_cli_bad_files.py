@@ -45,10 +45,7 @@ def resealed(change: Callable[[Any], object]) -> Callable[[str], str]:
             resealed(lambda d: d["candidates"][0].update(runs="x")),
             'candidates[0].runs: must be a number from 0 to 1: "x"',
         ),
-        (
-            resealed(lambda d: d.update(seed=1.5)),
-            "seed: must be an integer ≥ 0: 1.5",
-        ),
+        (resealed(lambda d: d.update(seed=1.5)), "seed: must be an integer ≥ 0: 1.5"),
         (resealed(lambda d: d.update(zeal=1)), "zeal: is not a field of a proposal"),
         (resealed(lambda d: d.update(candidates=[])), "no candidates"),
         (changed_gpus, "the digest does not match; the file was changed"),

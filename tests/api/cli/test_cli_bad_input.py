@@ -161,8 +161,7 @@ def test_a_step_that_no_candidate_holds(dense: PlannedFiles, tmp_path: Path, out
     batches.write_text('{"lengths":[7]}\n{"ids":[5,6],"lengths":[9,59999]}\n{"lengths":[7]}\n')
     for workers in (1, 2):
         completed = call(
-            *("plan", "--proposal", proposal, batches, "--workers", workers),
-            *("-o", output),
+            *("plan", "--proposal", proposal, batches, "--workers", workers), *("-o", output)
         )
         assert completed.code == 3
         assert completed.err.splitlines()[-1].startswith(

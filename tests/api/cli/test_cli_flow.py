@@ -180,14 +180,7 @@ def test_plan_reports_its_summary(plan_files: PlannedFiles, tmp_path: Path) -> N
 
 def test_windows_of_steps_print_their_moves(plan_files: PlannedFiles, tmp_path: Path) -> None:
     path = tmp_path / "plans.jsonl"
-    windows = (
-        "plan",
-        "--proposal",
-        plan_files.proposal,
-        plan_files.lengths,
-        "--window",
-        4,
-    )
+    windows = ("plan", "--proposal", plan_files.proposal, plan_files.lengths, "--window", 4)
     document = as_json(*windows, "--steps", plan_files.steps, "-o", path)
     drawn, composed = list(read_plans(plan_files.plans)), list(read_plans(path))
     assert sorted(i for p in composed for i in p.ids) == sorted(i for p in drawn for i in p.ids)

@@ -14,10 +14,7 @@ COUNT = "must be an integer of 1 or more"
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ("--hardware", "b20"),
-            "--hardware 'b20': unknown. Did you mean b200-180gb? There",
-        ),
+        (("--hardware", "b20"), "--hardware 'b20': unknown. Did you mean b200-180gb? There"),
         (("--model", "llama-8b"), "neither a known model (small, llama-7b, "),
         (("--tp", "1,x"), "argument --tp: must be an integer of 1 or more: 'x'"),
         (("--tp", "3"), "no scheme can run: tp3: its 3 GPUs do not divide the cluster's 8"),

@@ -32,14 +32,7 @@ def test_training_and_measuring_require_torch(dense: PlannedFiles, tmp_path: Pat
 @pytest.mark.usefixtures("no_torch")
 def test_a_profile_is_estimated_without_torch(tmp_path: Path) -> None:
     output = tmp_path / "profile.json"
-    options = (
-        "--model",
-        "llama3-8b",
-        "--hardware",
-        "a100-80gb",
-        "--gpus-per-node",
-        8,
-    )
+    options = ("--model", "llama3-8b", "--hardware", "a100-80gb", "--gpus-per-node", 8)
     outcome = call("profile", "derive", *options, "-o", output)
     assert outcome.code == 0, outcome.err
     assert output.exists()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command_line import call, complaint, succeeded
 from measuring_ranks import plan_of
-from service_process import PATIENCE_S, serving
+from service_process import serving, wait_until
 from stocked_service import DATA
 
 from seqplan.planner.balance.slow_ranks import list_usual_ms
@@ -142,10 +141,7 @@ def test_a_sidecar_plans_around_slow_ranks_and_follows_its_times(tmp_path: Path)
             ms = [2 * rank_ms or None for rank_ms in list_usual_ms(plan).tolist()]
             ack = {"step": step, "ranks": list(range(4)), "digest": None, "measured_ms": ms}
             served.ok("POST", "/v1/jobs/refit/acks/many", ack)
-        ends = time.monotonic() + PATIENCE_S
-        while len(served.ok("GET", "/v1/jobs/refit/revisions")["items"]) < 2:
-            assert time.monotonic() < ends
-            time.sleep(0.05)
+        wait_until(lambda: len(served.ok("GET", "/v1/jobs/refit/revisions")["items"]) > 1)
     with serving("--job", job_file, command="sidecar") as served:  # it is the same job
         revisions = served.ok("GET", "/v1/jobs/refit/revisions")["items"]
     assert "2.000" in revisions[1]["reason"]
@@ -160,16 +156,10 @@ def test_a_sidecar_plans_around_slow_ranks_and_follows_its_times(tmp_path: Path)
         (FILE.replace("gpus = 4", 'gpus = "4"'), "gpus: must be an integer: '4'"),
         (FILE.replace("steps = 3", "steps = 0"), "steps: must be 1 or more: 0"),
         (FILE + "execution = 1", "execution: must be a string: 1"),
-        (
-            FILE + 'execution = "micro-steps"',
-            "execution must be one of uniform, static, regroup",
-        ),
+        (FILE + 'execution = "micro-steps"', "execution must be one of uniform, static, regroup"),
         (FILE + "micro_step_multiple = true", "micro_step_multiple: must be an integer: True"),
         (FILE + "micro_step_multiple = 0", "micro_step_multiple: must be 1 or more: 0"),
-        (
-            FILE + "micro_step_multiple = 2",
-            "job.toml: micro_step_multiple 2: execution is regroup",
-        ),
+        (FILE + "micro_step_multiple = 2", "job.toml: micro_step_multiple 2: execution is regroup"),
         (FILE + 'trainer = "nemo"', "job.toml: trainer must be one of seqplan, "),
         (FILE + 'trainer = "transformers"', "job.toml: profile llama-7b-a800-80gb: is of ZeRO-1"),
         (FILE + "refit = 1", "refit: must be true or false: 1"),

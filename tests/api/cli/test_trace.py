@@ -31,10 +31,7 @@ def pipeline(
     """A pipeline on consecutive ranks; its sequences have 100 tokens each."""
     micro = tuple(
         MicroBatch(
-            sequences,
-            100 * len(sequences),
-            scheme.pad_micro_batch([100] * len(sequences)),
-            cost,
+            sequences, 100 * len(sequences), scheme.pad_micro_batch([100] * len(sequences)), cost
         )
         for sequences, cost in zip(batches, costs, strict=True)
     )

@@ -106,18 +106,12 @@ def test_arguments_are_those_of_the_route() -> None:
 
 
 def test_a_lost_response_is_requested_again_and_done_once(stocked: Stocked) -> None:
-    with (
-        forwarding(stocked.served.url, lost_responses=1) as url,
-        Client(url) as client,
-    ):
+    with forwarding(stocked.served.url, lost_responses=1) as url, Client(url) as client:
         job = client.create_job(proposal=stocked.proposal, lengths=stocked.lengths, steps=1).id
         drawn_ids = [item.id for item in client.items(client.list_jobs)]
         assert drawn_ids.count(job) == 1
         before = len(drawn_ids)
-    with (
-        forwarding(stocked.served.url, lost_responses=1) as url,
-        Client(url) as client,
-    ):
+    with forwarding(stocked.served.url, lost_responses=1) as url, Client(url) as client:
         client.delete_job(job)  # whose second request finds no job
         assert len(list(client.items(client.list_jobs))) == before - 1
     with (

@@ -116,11 +116,7 @@ def test_every_number_of_the_steps_is_in_a_table() -> None:
     page = Page.of(render(compared, PROFILE))
     cells = {cell for table in page.tables for row in table for cell in row}
     for step in compared.ours.iterations:
-        assert {
-            f"{step.tokens:,}",
-            f"{step.longest:,}",
-            f"{step.sequences:,}",
-        } <= cells
+        assert {f"{step.tokens:,}", f"{step.longest:,}", f"{step.sequences:,}"} <= cells
         assert {step.strategy, "1.230 %", f"{step.planning_ms:,.1f}"} <= cells
     for up_to, sequences, tokens in compared.histogram:
         assert {f"{up_to:,}", f"{sequences:,}", f"{tokens:,}"} <= cells

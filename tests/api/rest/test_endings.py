@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from logged_service import serving_logged
-from service_process import PATIENCE_S, Served
+from service_process import PATIENCE_S, Served, wait_until
 
 BODY = {
     "upload": b"POST /v1/lengths HTTP/1.1\r\n",
@@ -30,23 +30,13 @@ def _begun(served: Served, request_kind: str) -> socket.socket:
     return connection
 
 
-def _underway(files: Path) -> None:
-    ends = time.monotonic() + PATIENCE_S
-    while not [*files.glob("*/body.npy")]:
-        assert time.monotonic() < ends
-        time.sleep(0.01)
-
-
 def test_a_broken_off_upload_is_a_line(tmp_path: Path) -> None:
     log, files = tmp_path / "log", tmp_path / "s.db.files"
     with serving_logged(log, "--store", tmp_path / "s.db", "--port", 0) as served:
         for _ in range(3):
             with _begun(served, "upload"):
-                _underway(files)
-            ends = time.monotonic() + PATIENCE_S
-            while [*files.glob("*/body.npy")]:
-                assert time.monotonic() < ends
-                time.sleep(0.01)
+                wait_until(lambda: [*files.glob("*/body.npy")])
+            wait_until(lambda: not [*files.glob("*/body.npy")])
         _begun(served, "JSON").close()
         assert served.send("GET", "/readyz").status == 200
     text = log.read_text()
@@ -64,7 +54,7 @@ def test_it_ends_without_a_trace(
         assert served.send("GET", "/readyz").status == 200
         with _begun(served, request_kind) as connection:
             if request_kind == "upload":
-                _underway(tmp_path / "s.db.files")
+                wait_until(lambda: [*tmp_path.glob("s.db.files/*/body.npy")])
             for number in signals:
                 served.process.send_signal(number)
                 time.sleep(0.3)  # two at once are one

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from command_line import call, complaint
 from planned_files import PlannedFiles
-from service_process import PATIENCE_S, Served, serving_here
+from service_process import PATIENCE_S, Served, serving_here, wait_until
 from sqlalchemy import create_engine, text
 from stocked_service import Stocked, stock
 
@@ -129,10 +129,7 @@ def test_taking_up_a_job_that_cannot_be_begun(tmp_path: Path, world_size: int) -
     try:
         planning = service.job("j")
         assert planning is not None
-        ends = time.monotonic() + PATIENCE_S
-        while not planning.ended:
-            assert time.monotonic() < ends
-            time.sleep(0.01)
+        wait_until(lambda: planning.ended)
         with store.reading() as connection:
             row = get(connection, JobRow, "j")
         assert row is not None

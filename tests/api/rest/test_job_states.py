@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from service_process import PATIENCE_S, Served, serving_here
+from service_process import PATIENCE_S, Served, serving_here, wait_until
 from stocked_service import WORLD, Stocked, deliver, stock
 
 from seqplan.api.service.service import Limits
 from seqplan.api.service.upkeep import Keeping
 from seqplan.api.store.tables.expiry import Retention
-
-
-def _until(true: Callable[[], bool]) -> None:
-    ends = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < ends
-        time.sleep(0.02)
 
 
 def _state(served: Served, job: str) -> str:
@@ -49,7 +42,7 @@ def test_a_stopped_job_keeps_its_plans_and_can_go_on(stocked: Stocked) -> None:
 
 def test_a_job_that_is_planned_cannot_be_stopped(stocked: Stocked) -> None:
     served, job = stocked.served, stocked.job("short", 2)
-    _until(lambda: _state(served, job) == "planned")
+    wait_until(lambda: _state(served, job) == "planned")
     problem = served.problem("POST", f"/v1/jobs/{job}/stop", status=409)
     assert problem["detail"] == "job short is planned: nothing to stop"
 
@@ -65,9 +58,9 @@ def brief(tmp_path: Path) -> Iterator[Served]:
 def test_an_abandoned_job_makes_room_and_comes_back(brief: Served) -> None:
     stocked = stock(brief)
     job = stocked.job("first", 10, look_ahead=2)
-    _until(lambda: _state(brief, job) == "abandoned")
+    wait_until(lambda: _state(brief, job) == "abandoned")
     other = stocked.job("second", 10, look_ahead=2)  # the limit is one
-    _until(lambda: _state(brief, other) == "abandoned")
+    wait_until(lambda: _state(brief, other) == "abandoned")
     assert brief.send("GET", f"/v1/jobs/{job}/plans/1").status == 200
     assert _state(brief, job) == "abandoned"  # it has that plan
     reply = brief.send("GET", f"/v1/jobs/{job}/plans/2/ranks/0")
@@ -82,7 +75,7 @@ def test_an_abandoned_job_makes_room_and_comes_back(brief: Served) -> None:
 def test_a_rank_that_waits_keeps_its_job(brief: Served) -> None:
     proposal = stock(brief).proposal
     brief.ok("POST", "/v1/jobs", {"id": "pushed", "proposal": proposal})
-    _until(lambda: _state(brief, "pushed") == "abandoned")
+    wait_until(lambda: _state(brief, "pushed") == "abandoned")
     batch = {"step": 0, "ids": [1], "lengths": [10]}
     brief.ok("POST", "/v1/jobs/pushed/batches", {"batches": [batch]})
     assert brief.send("GET", "/v1/jobs/pushed/plans/0?wait=30").status == 200
@@ -91,7 +84,7 @@ def test_a_rank_that_waits_keeps_its_job(brief: Served) -> None:
 def test_a_job_that_comes_back_waits_for_room(brief: Served) -> None:
     stocked = stock(brief)
     stocked.job("first", 50, look_ahead=1)
-    _until(lambda: _state(brief, "first") == "abandoned")
+    wait_until(lambda: _state(brief, "first") == "abandoned")
     stocked.job("second", 50, look_ahead=1)
     ends = time.monotonic() + PATIENCE_S
     while (reply := brief.send("GET", "/v1/jobs/first/plans/1")).status == 204:
@@ -117,19 +110,19 @@ def test_a_job_without_requests_for_days_is_removed(
             stocked.job(name, 50 if name in ("planning", "stopped") else 2)
         served.ok("POST", "/v1/jobs/stopped/stop")
         for name in ("planned", "requested"):
-            _until(lambda name=name: _state(served, name) == "planned")
+            wait_until(lambda name=name: _state(served, name) == "planned")
     with closing(sqlite3.connect(store)) as database, database:
         database.execute("UPDATE jobs SET asked_at = asked_at - 40 * 86400 WHERE id <> 'requested'")
     keeping = Keeping(job_days=job_days, abandon_hours=abandon_hours)
     with serving_here(store, keeping=keeping) as served:
         left = names if not job_days else ("planning", "requested")
-        _until(lambda: _jobs(served) == set(left))
+        wait_until(lambda: _jobs(served) == set(left))
         expected = "abandoned" if abandon_hours == 24 else "planning"
-        _until(lambda: _state(served, "planning") == expected)
+        wait_until(lambda: _state(served, "planning") == expected)
         assert _jobs(served) == set(left)
         if job_days:
             assert served.problem("GET", "/v1/jobs/planned/plans/0", status=404)
-            _until(lambda: not _rows_of_removed_jobs(store))
+            wait_until(lambda: not _rows_of_removed_jobs(store))
 
 
 def _jobs(served: Served) -> set[str]:
@@ -153,7 +146,7 @@ def test_a_step_that_expired_says_how_to_go_on(
         job = stocked.job("job", 40)
         first = served.send("GET", f"/v1/jobs/{job}/plans/1?wait=30").body
         digests = deliver(served, served, 0, 12)
-        _until(lambda: served.ok("GET", f"/v1/jobs/{job}")["kept_from"] == 9)
+        wait_until(lambda: served.ok("GET", f"/v1/jobs/{job}")["kept_from"] == 9)
     with serving_here(tmp_path / "s.db", keeping=keeping) as served:
         problem = served.problem("GET", f"/v1/jobs/{job}/plans/1?wait=5", status=410)
         assert problem["type"].endswith("plan-expired")
@@ -179,7 +172,7 @@ def test_expired_batches_cannot_be_continued(
         batches = [{"step": step, "ids": [step], "lengths": [100]} for step in range(6)]
         served.ok("POST", "/v1/jobs/job/batches", {"batches": batches})
         deliver(served, served, 0, 6)
-        _until(lambda: served.ok("GET", "/v1/jobs/job")["kept_from"] == 4)
+        wait_until(lambda: served.ok("GET", "/v1/jobs/job")["kept_from"] == 4)
         body = {"proposal": proposal, "continues": {"job": "job", "step": 2}}
         problem = served.problem("POST", "/v1/jobs", body)
         assert "before step 4 have expired" in problem["detail"]

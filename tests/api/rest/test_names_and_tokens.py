@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 from command_line import Outcome, call, complaint, succeeded
 from planned_files import PlannedFiles
-from service_process import PATIENCE_S, serving_here
+from service_process import serving_here, wait_until
 from stocked_service import Stocked
 
 from seqplan.api.store.store import Store
@@ -54,10 +53,7 @@ def test_tokens_come_and_go_while_a_service_runs(tmp_path: Path) -> None:
             return reply.status == 200
 
         def soon(token: str, wanted: bool) -> None:
-            ends = time.monotonic() + PATIENCE_S
-            while allowed(token) != wanted:
-                assert time.monotonic() < ends
-                time.sleep(0.1)
+            wait_until(lambda: allowed(token) == wanted)
 
         assert allowed(read)
         assert succeeded(_tokens(path, "--list-tokens")) == "read\tread\nwrite\twrite\n"

@@ -42,11 +42,7 @@ def _settled(stocked: Stocked, request: dict[str, Any]) -> dict[str, Any]:
             {"sync": [10, 90.5], "optimizer_shards": 2, "schemes": ["flagged"]},
         ),
         (2, ["--method", "eq4", "--tokens", "20000"], {"method": "eq4", "tokens": 20000}),
-        (
-            4,
-            ["--trainer", "megatron", "--tokens", "8000"],
-            {"trainer": "megatron", "tokens": 8000},
-        ),
+        (4, ["--trainer", "megatron", "--tokens", "8000"], {"trainer": "megatron", "tokens": 8000}),
         (
             4,
             ["--execution", "lockstep", "--micro-step-multiple", "2"],

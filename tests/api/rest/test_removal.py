@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from service_process import PATIENCE_S, Reply, Served, serving, serving_here
+from service_process import PATIENCE_S, Reply, Served, serving, serving_here, wait_until
 from sqlalchemy import create_engine
 from stocked_service import DATA, WORLD, Stocked, stock
 
@@ -141,11 +141,7 @@ def _published(served: Served) -> int:
 
 def test_services_that_share_a_store_forget_together(postgresql_url: str, tmp_path: Path) -> None:
     shared = ("--store", postgresql_url, "--files", tmp_path / "files", "--port", 0)
-    with (
-        serving(*shared) as first,
-        serving(*shared) as other,
-        ThreadPoolExecutor(2) as threads,
-    ):
+    with serving(*shared) as first, serving(*shared) as other, ThreadPoolExecutor(2) as threads:
         stocked = stock(first)
         request = {"id": "job", "proposal": stocked.proposal}
         for step in range(4):
@@ -196,10 +192,8 @@ def test_a_removal_without_notice_is_found(postgresql_url: str, tmp_path: Path) 
             connection.exec_driver_sql(f"SELECT pg_terminate_backend(pid) {others} {mine}")
         assert waiting.result(PATIENCE_S).status == 404
         for job in ("planned", "planning"):
-            ends = time.monotonic() + PATIENCE_S
-            while served.send("GET", f"/v1/jobs/{job}/plans/0").status != 404:
-                assert time.monotonic() < ends
-                time.sleep(0.1)
+            path = f"/v1/jobs/{job}/plans/0"
+            wait_until(lambda path=path: served.send("GET", path).status == 404)
         served.proposal(
             {"profile": "llama-7b-a800-80gb", "lengths": stocked.lengths, "gpus": WORLD}
             | {"max_len": 4096, "tokens": 9000}

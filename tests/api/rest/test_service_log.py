@@ -40,10 +40,7 @@ def test_changes_are_logged_with_who_made_them(tmp_path: Path) -> None:
         assert line["level"] == "info"
         assert line["message"].endswith(", by anna")
     shown = [(line.get("job"), line["message"].split(" in ")[0]) for line in changes]
-    assert shown[2:] == [
-        ("j", "job j: POST /v1/jobs: 201"),
-        ("j", "job j: DELETE /v1/jobs/j: 204"),
-    ]
+    assert shown[2:] == [("j", "job j: POST /v1/jobs: 201"), ("j", "job j: DELETE /v1/jobs/j: 204")]
     assert [message.split(": ", 1)[1] for _, message in shown[:2]] == [
         "POST /v1/lengths: 201",
         "POST /v1/proposals/documents: 201",

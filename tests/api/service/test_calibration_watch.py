@@ -174,9 +174,7 @@ def test_looks_by_itself_until_stopped(planned: tuple[Store, list[Plan]]) -> Non
         watch.stop()
 
 
-def test_summaries_are_read_once_and_forgotten_in_order(
-    planned: tuple[Store, list[Plan]],
-) -> None:
+def test_summaries_are_read_once_and_forgotten_in_order(planned: tuple[Store, list[Plan]]) -> None:
     store, plans = planned
     with store.reading() as connection:
         lines = {}

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from logged_service import serving_logged
 from planned_files import PlannedFiles
-from service_process import PATIENCE_S
+from service_process import wait_until
 from sqlalchemy import QueuePool, create_engine
 from stocked_service import stock
 
@@ -28,13 +26,6 @@ from seqplan.planner.batches.batch import Batch
 
 READERS = 20
 """More than the 15 connections that a pool hands out by default."""
-
-
-def _await(reached: Callable[[], bool]) -> None:
-    ends = time.monotonic() + PATIENCE_S
-    while not reached():
-        assert time.monotonic() < ends
-        time.sleep(0.02)
 
 
 def test_planning_continues_with_many_slow_readers(tmp_path: Path, dense: PlannedFiles) -> None:
@@ -58,7 +49,7 @@ def test_planning_continues_with_many_slow_readers(tmp_path: Path, dense: Planne
                 assert row.state in ("planning", "planned"), row
                 return row.state == "planned" and plans.last_planned(connection, "j") == 0
 
-        _await(planned)
+        wait_until(planned)
     service.stop()
     store.close()
 
@@ -91,7 +82,7 @@ def test_a_thread_that_ends_is_reported_and_restarted(tmp_path: Path) -> None:
             )
         batches = [{"step": 0, "ids": [1], "lengths": [10]}]
         served.ok("POST", "/v1/jobs/lost/batches", {"batches": batches})
-        _await(lambda: served.send("GET", "/readyz").status == 503)
+        wait_until(lambda: served.send("GET", "/readyz").status == 503)
         problem = served.problem("GET", "/readyz", status=503)
         assert problem["type"] == "urn:seqplan:problem:planning-ended"
         assert "job lost: planning ended: IntegrityError: " in problem["detail"]

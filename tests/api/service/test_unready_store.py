@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from planned_files import PlannedFiles
-from service_process import PATIENCE_S
+from service_process import wait_until
 from sqlalchemy import create_engine, make_url, text
 
 from seqplan.api.service.service import Service
@@ -22,13 +21,6 @@ from seqplan.api.store.tables.proposals import put_proposal
 from seqplan.planner.batches.batch import Batch
 
 JOB = JobRow(id="j", proposal="p", seed=0, look_ahead=2, world_size=4, last_step=0)
-
-
-def _await(reached: Callable[[], bool]) -> None:
-    ends = time.monotonic() + PATIENCE_S
-    while not reached():
-        assert time.monotonic() < ends
-        time.sleep(0.02)
 
 
 def _fill(store: Store, proposal: str, job: JobRow) -> None:
@@ -72,7 +64,7 @@ def test_a_start_while_the_database_goes_down(
             _job(store)
         service.start()
         assert service.job("j") is None
-    _await(lambda: service.job("j") is not None)
+    wait_until(lambda: service.job("j") is not None)
     service.stop()
     store.close()
 
@@ -84,7 +76,7 @@ def test_a_job_that_ends_well_keeps_no_error(tmp_path: Path, dense: PlannedFiles
     )
     service = Service(store)
     service.start()
-    _await(lambda: _job(store).state != "planning")
+    wait_until(lambda: _job(store).state != "planning")
     row = _job(store)
     assert (row.state, row.failed_step, row.error) == ("planned", None, None)
     service.stop()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import time
 from pathlib import Path
 
 import pytest
 from logged_service import serving_logged
-from service_process import PATIENCE_S, serving_here
+from service_process import serving_here, wait_until
 from stocked_service import DATA, stock
 
 from seqplan.api.store.errors import ArrayDamaged
@@ -64,10 +63,8 @@ def test_arrays_are_compared_when_the_service_starts(tmp_path: Path) -> None:
     _change(tmp_path / "s.db.files" / "lengths" / f"{stocked.lengths}.npy")
     log = tmp_path / "log"
     with serving_logged(log, "--store", tmp_path / "s.db", "--port", 0):
-        ends = time.monotonic() + PATIENCE_S
-        while f"lengths {stocked.lengths}: their file is damaged" not in log.read_text():
-            assert time.monotonic() < ends, log.read_text()
-            time.sleep(0.02)
+        damaged = f"lengths {stocked.lengths}: their file is damaged"
+        wait_until(lambda: damaged in log.read_text())
     store = Store(str(tmp_path / "s.db"))
     with pytest.raises(ArrayDamaged, match="another sha256"):
         open_lengths(store, stocked.lengths)

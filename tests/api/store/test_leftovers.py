@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from service_process import PATIENCE_S, serving, serving_here
+from service_process import serving, serving_here, wait_until
 from stocked_service import stock
 
 from seqplan.api.store.store import Store
@@ -73,10 +73,7 @@ def test_leftovers_go_after_days_and_data_stays(
     for days in (0, 6.9):
         caplog.clear()
         remove_leftovers(store)
-        assert (_names(lengths), _names(store.files)) == (
-            before[0],
-            before[1] | {"leftovers.json"},
-        )
+        assert (_names(lengths), _names(store.files)) == (before[0], before[1] | {"leftovers.json"})
         # One line for each when it is first found.
         assert len(caplog.messages) == (len(leftovers) + 2 if days == 0 else 0)
         _found_days_ago(store, 6.9 if days == 0 else 0.2)
@@ -128,10 +125,7 @@ def test_a_killed_upload_stays_for_the_days_that_are_given(tmp_path: Path) -> No
         with socket.create_connection((host, int(port))) as upload:
             upload.sendall(b"POST /v1/lengths HTTP/1.1\r\nHost: localhost\r\n")
             upload.sendall(b"Content-Length: 1000000\r\n\r\n" + b"x" * 1000)
-            ends = time.monotonic() + PATIENCE_S
-            while not [*files.glob("upload-*/*")]:
-                assert time.monotonic() < ends
-                time.sleep(0.01)
+            wait_until(lambda: [*files.glob("upload-*/*")])
             served.process.kill()
             served.process.wait()
     array = files / "lengths" / f"{stocked.lengths}.npy"

@@ -31,11 +31,7 @@ def test_two_services_share_a_job(postgresql_url: str, tmp_path: Path) -> None:
         expected = deliver(served, served, 0, STEPS)
 
     shared = ("--store", postgresql_url, "--files", tmp_path / "files", "--port", 0)
-    with (
-        serving(*shared) as first,
-        serving(*shared) as other,
-        ThreadPoolExecutor(1) as threads,
-    ):
+    with serving(*shared) as first, serving(*shared) as other, ThreadPoolExecutor(1) as threads:
         stocked = stock(first)
         # Waits at the other before the job's plans are there, and soon gets them.
         stocked.job("job", STEPS)

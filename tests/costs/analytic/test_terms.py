@@ -124,9 +124,7 @@ def test_checkpointing_trades_time_for_memory() -> None:
     times, sizes = [], []
     for mode in ("none", "mlp", "full"):
         iteration = estimate(
-            replace(ONE_NODE, recompute=mode),
-            Scheme(tp=2, ulysses=4),
-            Load(seq_len=32768, batch=1),
+            replace(ONE_NODE, recompute=mode), Scheme(tp=2, ulysses=4), Load(seq_len=32768, batch=1)
         )
         times.append(iteration.iteration_ms)
         sizes.append(iteration.memory_bytes["activations"])

@@ -143,9 +143,7 @@ def test_every_table_that_misses_names_an_effect(by_name: dict[str, TableCheck])
     assert all(check.missing for check in by_name.values())
 
 
-def test_rows_that_set_nothing_are_predicted_by_their_stack(
-    by_name: dict[str, TableCheck],
-) -> None:
+def test_rows_that_set_nothing_are_predicted_by_their_stack(by_name: dict[str, TableCheck]) -> None:
     odd = {check.name: check for check in check_odd_rows(list(by_name.values()))}
     assert all(judges(row.identifier) for check in odd.values() for row in check.rows)
     for name, error in (("megatron, h100-80gb bf16", 0.06), ("megatron, h100-80gb fp8", 0.08)):

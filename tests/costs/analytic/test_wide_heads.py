@@ -73,10 +73,7 @@ def test_tied_embeddings_take_less_memory_and_sync_on_one_stage_only() -> None:
     def estimated(sizes: ModelSizes, scheme: str) -> tuple[float, float]:
         deployment = Deployment(cluster=CLUSTER, sizes=sizes)
         result = estimate(deployment, Scheme.parse(scheme), Load(seq_len=8192, batch=8))
-        return (
-            result.memory_bytes["parameters and gradients"],
-            result.terms_ms["parameter sync"],
-        )
+        return (result.memory_bytes["parameters and gradients"], result.terms_ms["parameter sync"])
 
     held, synchronized = estimated(NARROW, "tp8")
     held_tied, tied_synced = estimated(tied, "tp8")

@@ -17,13 +17,7 @@ from seqplan.costs.fit.measurements import (
     match_measurements,
     read_measurements,
 )
-from seqplan.costs.fit.refit import (
-    LEAST_TO_FIT,
-    LEAST_TO_SCALE,
-    refit,
-    refit_profile,
-    write_refit,
-)
+from seqplan.costs.fit.refit import LEAST_TO_FIT, LEAST_TO_SCALE, refit, refit_profile, write_refit
 from seqplan.costs.latency import Latency
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import load_shipped

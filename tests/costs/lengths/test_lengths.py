@@ -154,12 +154,7 @@ def test_sources_are_joined_with_their_counts_and_notes(tmp_path: Path) -> None:
     assert [(Path(s.path).name, s.sequences, s.tokens, s.notes) for s in lengths.sources] == [
         ("a.txt", 2, 11, ()),
         ("b.jsonl", 1, 9, ("an integer in field 'num_tokens'",)),
-        (
-            "c.jsonl",
-            1,
-            2,
-            ("a text in field 'text'", "estimated from bytes at 4 bytes per token"),
-        ),
+        ("c.jsonl", 1, 2, ("a text in field 'text'", "estimated from bytes at 4 bytes per token")),
         ("shard-1.idx", 1, 1, ()),
         ("shard-2.idx", 1, 2, ()),
     ]

@@ -102,10 +102,7 @@ def test_many_sources_are_not_listed(tmp_path: Path, capsys: pytest.CaptureFixtu
         (tmp_path / f"{n:02}.jsonl").write_text('{"length": 70}\n')
     assert run(str(tmp_path / "*.jsonl")) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == [
-        "an integer in field 'length'",
-        "12 sources: 12 sequences, 840 tokens",
-    ]
+    assert lines[:2] == ["an integer in field 'length'", "12 sources: 12 sequences, 840 tokens"]
 
 
 def test_the_command_speaks_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,10 +124,7 @@ def test_the_command_speaks_json(tmp_path: Path, capsys: pytest.CaptureFixture[s
                 "path": str(tmp_path / "a.jsonl"),
                 "sequences": 1,
                 "tokens": 2,
-                "notes": [
-                    "a text in field 'text'",
-                    "estimated from bytes at 2 bytes per token",
-                ],
+                "notes": ["a text in field 'text'", "estimated from bytes at 2 bytes per token"],
                 "loss_tokens": None,
             }
         ],

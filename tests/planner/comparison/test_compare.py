@@ -125,13 +125,7 @@ def test_one_layout_and_regrouping_are_separate_systems() -> None:
     options = Options(("one-layout", "megatron-dcp"))
     comparison = compare(profile, workload, lengths, 2, choose_sync(profile, 64), options=options)
     by_key = {system.key: system for system in comparison.systems}
-    assert set(by_key) == {
-        "ours",
-        "one-layout",
-        "regrouping",
-        "megatron-dcp",
-        "megatron-packing",
-    }
+    assert set(by_key) == {"ours", "one-layout", "regrouping", "megatron-dcp", "megatron-packing"}
     staying, regrouping = by_key["one-layout"], by_key["regrouping"]
     assert regrouping.mean_ms < staying.mean_ms * 0.99
     assert regrouping.mean_ms == pytest.approx(comparison.ours.mean_ms, rel=5e-3)
@@ -293,13 +287,7 @@ def lengths(tmp_path: Path) -> Path:
 
 def call(lengths: Path, *more: str) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
-    arguments = [
-        "compare",
-        "--profile",
-        "llama-7b-a800-80gb",
-        "--gpus",
-        "4",
-    ]
+    arguments = ["compare", "--profile", "llama-7b-a800-80gb", "--gpus", "4"]
     arguments += [str(lengths), "--max-len", "16384", "--tokens", "20000", "--steps", "2", *more]
     with redirect_stdout(out), redirect_stderr(err):
         try:

@@ -146,12 +146,7 @@ def cheap_bound_of_all(batch: Batch) -> float:
 @cache
 def proposed(sync: SyncTimes | None) -> Proposal:
     profile = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
-    return make_proposal(
-        profile,
-        Workload(8, 16384, 50_000),
-        CODE,
-        sync=sync,
-    )
+    return make_proposal(profile, Workload(8, 16384, 50_000), CODE, sync=sync)
 
 
 def test_a_proposal_carries_its_sync_to_planning(tmp_path: Path) -> None:

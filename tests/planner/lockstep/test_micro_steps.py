@@ -136,9 +136,7 @@ def test_thrifty_micro_steps_hold_everything(case: tuple[list[SchemeModel], Batc
     ]
     assert sorted(positions) == list(range(len(batch.lengths)))
     beyond = MicroStepsFiller(
-        [replace(classes[0], gpus=gpus + 1)],
-        Sequences(batch.distinct, batch.multiplicity),
-        gpus,
+        [replace(classes[0], gpus=gpus + 1)], Sequences(batch.distinct, batch.multiplicity), gpus
     )
     assert beyond.fill_with_least_waste() is None
 

@@ -60,10 +60,7 @@ def ilp_dispatch(
 
 
 def _pipelines(
-    problem: pulp.LpProblem,
-    slowest: pulp.LpVariable,
-    alone: Sequence[PipelineClass],
-    batch: Batch,
+    problem: pulp.LpProblem, slowest: pulp.LpVariable, alone: Sequence[PipelineClass], batch: Batch
 ) -> list[dict[int, pulp.LpVariable]]:
     """One pipeline's constraints each; whether it takes a sequence, for those it can hold."""
     takes = []

@@ -13,14 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from instances import (
-    Case,
-    batch_of,
-    batches,
-    fleet,
-    pipeline_classes,
-    random_case_with_modes,
-)
+from instances import Case, batch_of, batches, fleet, pipeline_classes, random_case_with_modes
 
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import load_shipped

@@ -41,11 +41,7 @@ def literal(models: list[SchemeModel], counts: list[tuple[int, float]], gpus: in
 
 @pytest.mark.parametrize("models", [[LARGE, SMALL], [LARGE, DEEP, SMALL], [LARGE]])
 @pytest.mark.parametrize(
-    "counts",
-    [
-        [(3, 10.0), (12, 4.0), (30, 1.0)],
-        [(1, 50.0), (13, 2.0), (25, 3.0), (40, 0.5)],
-    ],
+    "counts", [[(3, 10.0), (12, 4.0), (30, 1.0)], [(1, 50.0), (13, 2.0), (25, 3.0), (40, 0.5)]]
 )
 def test_the_grid_comes_close_from_above(
     models: list[SchemeModel], counts: list[tuple[int, float]]

@@ -30,9 +30,7 @@ SLOW_TO_FIT = (
 @settings(max_examples=80, deadline=None)
 @example(SLOW_TO_FIT)
 @given(clusters())
-def test_the_bound_over_all_strategies_holds_and_search_stays_above_it(
-    case: ClusterCase,
-) -> None:
+def test_the_bound_over_all_strategies_holds_and_search_stays_above_it(case: ClusterCase) -> None:
     models, batch, gpus = case
     models = {scheme: model for scheme, model in models.items() if scheme.gpus <= gpus}
     models = {s: m for s, m in models.items() if m.max_sequence >= batch.longest} or {}

@@ -89,11 +89,7 @@ def test_phases_follow_one_another_with_switches() -> None:
 
 
 def test_micro_steps_wait_for_the_slowest_group() -> None:
-    phase = (
-        pipeline("u2", 0, [10], 0),
-        pipeline("u2", 2, [4], 0),
-        pipeline("u4", 0, [5], 1),
-    )
+    phase = (pipeline("u2", 0, [10], 0), pipeline("u2", 2, [4], 0), pipeline("u4", 0, [5], 1))
     iteration = simulate_iteration(BATCH, Execution((phase,)), PROFILE, 4, NOTHING)
     assert iteration.compute_ms == 15
     assert iteration.rank_busy_ms == (15, 15, 9, 9)

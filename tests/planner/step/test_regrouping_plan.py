@@ -291,11 +291,7 @@ def test_only_layouts_without_stages_regroup() -> None:
 def test_a_proposal_counts_the_gain_of_regrouping() -> None:
     document = long_code()
     fixed = make_proposal(
-        document.profile,
-        document.workload,
-        CODE,
-        sync=document.sync,
-        execution="static",
+        document.profile, document.workload, CODE, sync=document.sync, execution="static"
     )
     assert document.expected_ms < fixed.expected_ms * 0.97
     assert document.lower_bound_ms <= document.expected_ms

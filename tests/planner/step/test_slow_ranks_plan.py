@@ -193,11 +193,7 @@ def test_a_proposal_is_planned_around_slow_ranks_without_regrouping() -> None:
 BAD: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
     ({"slowdown": [1.0]}, ValueError, "slowdown has 1 factors for 8 ranks. Give one for each"),
     ({"slowdown": [0.5] + [1.0] * 7}, ValueError, "slowdown of rank 0: 0.5. Give 1 for"),
-    (
-        {"slowdown": [None] * 7 + [1.0]},
-        Infeasible,
-        "ranks lost: 0, 1, 2, 3, 4, 5, 6. 1 of 8 ranks",
-    ),
+    ({"slowdown": [None] * 7 + [1.0]}, Infeasible, "ranks lost: 0, 1, 2, 3, 4, 5, 6. 1 of 8 ranks"),
     (
         {"slowdown": [1.5] + [1.0] * 7, "execution": "regroup"},
         OptionError,

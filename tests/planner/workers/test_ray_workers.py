@@ -102,12 +102,7 @@ def actors() -> list[int]:
 
 
 def lines(batches: list[Batch], workers: int | str) -> list[str]:
-    produced = produce(
-        dense_proposal(),
-        batches,
-        options=PlanningOptions(seed=3),
-        workers=workers,
-    )
+    produced = produce(dense_proposal(), batches, options=PlanningOptions(seed=3), workers=workers)
     return [planned.line for planned in produced]
 
 
@@ -216,11 +211,7 @@ def test_without_an_address_a_cluster_is_started_and_ended(
     command = [sys.executable, "-m", "seqplan.api.cli", "plan"]
     command += ["--proposal", str(proposal), str(batches), "--workers", "ray:2"]
     with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as running:
         assert running.stdout is not None
         assert running.stdout.readline().startswith('{"digest":"sha256:')

@@ -116,11 +116,7 @@ def test_times_are_canonical_floats() -> None:
         (("gap",), False, "gap: must be a finite number ≥ 0: false"),
         (("gap",), -0.5, "gap: must be a finite number ≥ 0: -0.5"),
         (("gap",), 10**400, "gap: must be a finite number ≥ 0: 1000"),
-        (
-            ("pipelines", 0, "micro_step"),
-            None,
-            "pipelines[0].micro_step: must be an integer",
-        ),
+        (("pipelines", 0, "micro_step"), None, "pipelines[0].micro_step: must be an integer"),
         (("pipelines", 0, "scheme", "tp"), 0, "pipelines[0].scheme.tp: must be an integer ≥ 1"),
         (
             ("pipelines", 0, "micro_batches", 0, "cost_ms"),

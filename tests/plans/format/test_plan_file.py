@@ -68,10 +68,7 @@ def test_lines_that_do_not_follow(tmp_path: Path, two: list[Plan]) -> None:
     for plans, expected in (
         ([two[1], two[0]], r"plans\.jsonl:2: step: 16 does not follow step 17"),
         ([two[0], two[0]], r"plans\.jsonl:2: step: 16 does not follow step 16"),
-        (
-            [regrouping()[0], two[0]],
-            r"plans\.jsonl:2: world_size: 8, but 6 at step 0",
-        ),
+        ([regrouping()[0], two[0]], r"plans\.jsonl:2: world_size: 8, but 6 at step 0"),
     ):
         path.write_bytes(lines(plans))
         with pytest.raises(PlanError, match=expected):

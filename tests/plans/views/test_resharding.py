@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.optimizer_sharding import unit_layouts
-from seqplan.plans.views.parameter_layout import (
-    Block,
-    Gradient,
-    ParameterLayout,
-    Shard,
-    stage_of,
-)
+from seqplan.plans.views.parameter_layout import Block, Gradient, ParameterLayout, Shard, stage_of
 from seqplan.plans.views.placement import PlacedPipeline, Placement
 from seqplan.plans.views.resharding import UnitMoves, all_whole, shards_of, unit_moves
 from seqplan.plans.views.unit_layout import UnitLayout
@@ -236,10 +230,7 @@ def test_stages_of_uneven_layers() -> None:
 
 
 def test_a_rank_of_two_shards_is_rejected() -> None:
-    placement = (
-        PlacedPipeline(Scheme(tp=2), (0, 1)),
-        PlacedPipeline(Scheme(pp=2), (0, 1)),
-    )
+    placement = (PlacedPipeline(Scheme(tp=2), (0, 1)), PlacedPipeline(Scheme(pp=2), (0, 1)))
     with pytest.raises(ValueError, match=r"rank 0: pipeline 1 needs .*, an earlier one "):
         shards_of(placement)
 

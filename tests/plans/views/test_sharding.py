@@ -12,12 +12,7 @@ from seqplan.plans.views.sharding import list_held_ranges, ring_chunks, ring_tok
 lengths_strategy = st.lists(st.one_of(st.integers(1, 15), st.integers(1, 500)), max_size=12)
 
 
-@given(
-    lengths_strategy,
-    st.integers(1, 9),
-    st.integers(1, 9),
-    st.integers(1, 3),
-)
+@given(lengths_strategy, st.integers(1, 9), st.integers(1, 9), st.integers(1, 3))
 @example([1], 8, 1, 1)
 @example([1, 1, 1], 4, 3, 2)
 @example([5, 3, 16, 17], 3, 5, 1)

@@ -6,12 +6,7 @@ import pytest
 import torch
 
 from seqplan.profiler.measure import yardstick
-from seqplan.profiler.measure.yardstick import (
-    FLAT_READINGS,
-    MOST_READINGS,
-    Yardstick,
-    warm_up,
-)
+from seqplan.profiler.measure.yardstick import FLAT_READINGS, MOST_READINGS, Yardstick, warm_up
 
 
 def test_a_device_that_slows_down_is_read_until_it_is_flat() -> None:

@@ -34,11 +34,7 @@ def _make(rank: int, world_size: int, config: ModelConfig, degree: int) -> None:
     [
         (ROUTED, 3, "expert_parallel: 3 does not divide the job's 4 ranks"),
         (ROUTED, 0, "expert_parallel: 0 does not divide the job's 4 ranks"),
-        (
-            replace(ROUTED, experts=6),
-            4,
-            "expert_parallel: 4 does not divide the model's 6 experts",
-        ),
+        (replace(ROUTED, experts=6), 4, "expert_parallel: 4 does not divide the model's 6 experts"),
         (ModelConfig(), 2, "expert_parallel: 2 for a model without experts"),
     ],
 )

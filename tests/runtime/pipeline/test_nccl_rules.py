@@ -13,10 +13,7 @@ from staged_runs import CONFIG, Case, SequenceParallelCase, sequence_parallel, s
 from seqplan.plans.views.placement import can_overlap_reduction, placement_of
 from seqplan.runtime.pipeline import prepare
 
-CASES = {
-    "messages": Case(8, 182, steps=2),
-    "groups": Case(8, 65, steps=2, by_messages=False),
-}
+CASES = {"messages": Case(8, 182, steps=2), "groups": Case(8, 65, steps=2, by_messages=False)}
 EACH = "reductions after each micro-batch"
 EACH_CASE = SequenceParallelCase(
     8, 19, config=replace(CONFIG, layers=2), steps=2, reduce="micro-batch"

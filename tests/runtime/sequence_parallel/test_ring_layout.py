@@ -28,12 +28,7 @@ Row = tuple[int, int]
 
 
 def pairs(
-    pieces: Pieces,
-    queries: list[Row],
-    keys: list[Row],
-    *,
-    causal: bool,
-    window: int | None = None,
+    pieces: Pieces, queries: list[Row], keys: list[Row], *, causal: bool, window: int | None = None
 ) -> list[tuple[Row, Row]]:
     """The queries and keys of pieces, which are aligned at the bottom right."""
     met = []

@@ -145,8 +145,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     good = written(folder / "good.jsonl", small_plans(4, 3))
     short = written(folder / "short.jsonl", small_plans(2, 3))
     changed = written(
-        folder / "changed.jsonl",
-        [*small_plans(2, 3), small_plan(2, 3, seed=1), small_plan(3, 3)],
+        folder / "changed.jsonl", [*small_plans(2, 3), small_plan(2, 3, seed=1), small_plan(3, 3)]
     )
     damaged = folder / "damaged.jsonl"
     lines = good.read_text(encoding="utf-8").splitlines()

@@ -8,14 +8,7 @@ import pytest
 import torch
 from random_plans import one_pipeline_plan
 from ranks import run_ranks, run_ranks_expecting_failure
-from staged_runs import (
-    CONFIG,
-    GATES,
-    Outcome,
-    SequenceParallelCase,
-    differences,
-    sequence_parallel,
-)
+from staged_runs import CONFIG, GATES, Outcome, SequenceParallelCase, differences, sequence_parallel
 
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.placement import can_overlap_reduction, placement_of
@@ -34,10 +27,7 @@ EACH = SequenceParallelCase(4, 24, config=SMALL, steps=4, reduce="micro-batch")
 CASES = {
     "flat": EACH,
     "whole owners, tied, recomputing": replace(
-        EACH,
-        seed=25,
-        config=replace(SMALL, tied=True, recompute="full"),
-        sharding="by_parameter",
+        EACH, seed=25, config=replace(SMALL, tied=True, recompute="full"), sharding="by_parameter"
     ),
     "fp32": replace(EACH, seed=23, dtype=torch.float32),
     "fp32 again": replace(EACH, seed=23, dtype=torch.float32, steps=2),
@@ -136,10 +126,7 @@ def without_announcement(rank: int, world_size: int, fault: str) -> None:
     ("fault", "text"),
     [
         ("mode", "ValueError: reduce must be step or micro-batch, not 'layer'"),
-        (
-            "view",
-            "RuntimeError: gradients are reduced after each micro-batch: give states.all",
-        ),
+        ("view", "RuntimeError: gradients are reduced after each micro-batch: give states.all"),
         ("twice", "RuntimeError: gradients are reduced after each micro-batch: call states.next"),
         (
             "reduce_scatter",

@@ -181,8 +181,7 @@ def test_models_that_differ_between_ranks_are_rejected(difference: str, text: st
 
 
 @pytest.mark.parametrize(
-    "tensor",
-    [torch.arange(10.0), torch.arange(7, dtype=torch.uint8), torch.ones(5).bfloat16()],
+    "tensor", [torch.arange(10.0), torch.arange(7, dtype=torch.uint8), torch.ones(5).bfloat16()]
 )
 def test_a_checksum_sees_values_and_their_order(tensor: Tensor) -> None:
     same = checksum(tensor.clone())

@@ -64,6 +64,11 @@ class _Parser(argparse.ArgumentParser):
         name, known = unknown[0].partition("=")[0], self._option_string_actions
         moved = find_moved(name, known)
         nearest = _nearest(name, known) if moved is None else f". Did you mean {moved}?"
+        without_option = {action.dest for action in self._get_positional_actions()}
+        if name.startswith("--") and name[2:].replace("-", "_") in without_option:
+            nearest = f". Leave {name} out, and give its value alone"
+        elif not name.startswith("-") and "--model" in known and not without_option:
+            nearest = f". Did you mean --model {name}?"
         return f"unrecognized arguments: {' '.join(unknown)}{nearest}"
 
     def _find_unknown(self) -> str | None:

@@ -286,6 +286,16 @@ def test_other_variables_have_no_effect(
             "unrecognized arguments: --gpus. Did you mean --nodes with --gpus-per-node?",
         ),
         (["propose", "--method", "serch"], "Did you mean search?"),
+        (["plan", "--data", "l.npy"], "--data. Leave --data out, and give its value alone"),
+        (
+            [
+                "profile",
+                "derive",
+                "qwen3-8b",
+                *("--model", "small", "--hardware", "h100", "-o", "p"),
+            ],
+            "unrecognized arguments: qwen3-8b. Did you mean --model qwen3-8b?",
+        ),
         (["propose", "--trainer", "megatrn"], "Did you mean megatron?"),
     ],
 )

@@ -66,7 +66,7 @@ class MessageCounter:
 
     def count(self, messages: Sequence[Message], tools: Any, place: str) -> tuple[int, int]:
         """Count the tokens of a conversation; an assistant's are not known."""
-        texts = [text for message in messages for text in list_texts(message)]
+        texts = [text for message in messages for text in list_texts(message, place)]
         if tools:
             texts.append(tools if isinstance(tools, str) else json.dumps(tools, ensure_ascii=False))
         counts = self._texts.count(texts, marks=False) if texts else []

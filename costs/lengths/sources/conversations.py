@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -59,7 +60,8 @@ class Layout:
         before = [_message("system", record["system"], place)] if record.get("system") else []
         if self.chat is not None:
             return [[*before, *_read_messages(record.get(self.chat), self.chat, place)]]
-        for pair in record.get("history") or []:
+        history = record.get("history") or []
+        for pair in history if type(history) is list else [history]:
             if not (type(pair) is list and len(pair) == 2):
                 raise LengthsError(
                     f"{place}: field 'history' holds {shown(pair)}. It must hold pairs of texts"
@@ -105,16 +107,20 @@ def is_chat(value: Any) -> bool:
     return type(value) is list and bool(value) and all(type(entry) is dict for entry in value)
 
 
-def list_texts(message: Message) -> list[str]:
-    """List the texts of a message, with calls of tools as JSON."""
-    import json
-
+def list_texts(message: Message, place: str) -> list[str]:
+    """List the texts of a message, with calls of tools as JSON; ``LengthsError`` if it has none."""
     content, calls = message.get("content"), message.get("tool_calls")
-    parts = content if isinstance(content, list) else [{"text": content}]
-    texts = [part.get("text") for part in parts if isinstance(part, dict)]
-    if calls:
-        texts.append(json.dumps(calls, ensure_ascii=False))
-    return [text for text in texts if isinstance(text, str)]
+    if content is None and not calls:
+        raise LengthsError(f"{place}: a message has no content: {shown(message)}. Correct it")
+    parts = content if isinstance(content, list) else [content]
+    texts = [json.dumps(calls, ensure_ascii=False)] if calls else []
+    for part in parts:
+        text = part.get("text") if isinstance(part, dict) else part
+        if type(text) is str:
+            texts.append(text)
+        elif text is not None:  # as of an image, or of a message that calls tools alone
+            raise LengthsError(f"{place}: a message holds {shown(text)}. It must be a text")
+    return texts
 
 
 def count_other_parts(messages: Sequence[Message]) -> int:
@@ -151,7 +157,7 @@ def _rename(message: Message, field: str, place: str) -> Message:
     if "from" not in message or "role" in message:
         return message
     author = message["from"]
-    if author not in ROLES:
+    if type(author) is not str or author not in ROLES:
         raise LengthsError(
             f"{place}: field {field!r} has a message from {shown(author)}. Known are "
             f"{', '.join(ROLES)}"

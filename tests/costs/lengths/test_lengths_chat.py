@@ -190,6 +190,14 @@ def test_images_of_conversations_are_stated_as_uncounted(tmp_path: Path) -> None
     [
         ({"conversations": [{"from": "bot", "value": "a"}]}, "has a message from 'bot'. Known are"),
         ({"conversations": [{"from": "gpt"}]}, "'conversations' holds None. It must be a text"),
+        ({"conversations": [{"from": ["x"], "value": "a"}]}, "has a message from ['x']. Known are"),
+        ({"prompt": "a", "completion": "b", "history": 5}, "'history' holds 5. It must hold pairs"),
+        ({"messages": [{"role": "user"}]}, "a message has no content: {'role': 'user'}. Correct"),
+        ({"messages": [{"role": "user", "content": 5}]}, "a message holds 5. It must be a text"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]},
+            "a message holds 5. It must be a text",
+        ),
         ({"prompt": 3, "completion": "a"}, "field 'prompt' holds 3. It must be a text"),
         ({"prompt": "a", "completion": ["b"]}, "is ['b']. It must be a list of messages"),
         ({"instruction": "a", "output": "b", "history": [["c"]]}, "It must hold pairs of texts"),

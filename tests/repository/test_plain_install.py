@@ -50,7 +50,7 @@ class PlainInstall:
 
     def install(self) -> None:
         pip = (sys.executable, "-m", "pip", "--python", self.python, "install", "--no-index")
-        self.run(*pip, "--no-deps", "--no-build-isolation", ".")
+        self.run(*pip, "--no-compile", "--no-deps", "--no-build-isolation", ".")
 
     def run(self, *command: str, folder: Path | None = None) -> str:
         """Run a command in the checkout, or another folder, and return its output."""

@@ -105,11 +105,17 @@ class Operations:
 
     @Operation
     def upload_lengths(
-        self, lengths: NDArray[np.integer[Any]] | bytes, *, format: str = "npy"
+        self,
+        lengths: NDArray[np.integer[Any]] | bytes,
+        *,
+        format: str = "npy",
+        field: str | None = None,
+        bytes_per_token: float | None = None,
     ) -> ServiceCall[answers.NewLengths]:
         """Upload lengths [sequences].
 
-        Or the bytes of a file in ``format``: npy, jsonl, txt or histogram.
+        Or the bytes of a file in ``format``: npy, jsonl, txt or histogram. ``field`` of jsonl;
+        ``bytes_per_token`` estimates the tokens of its text and conversations.
         ``seqplan.read_lengths`` reads all other sources. The same data has the same id.
         """
         if not isinstance(lengths, bytes):
@@ -118,9 +124,9 @@ class Operations:
             lengths = file.getvalue()
         kind = answers.NewLengths
         media = "application/octet-stream"
-        return ServiceCall(
-            "POST", routes.LENGTHS, read_model(kind), {"format": format}, lengths, media
-        )
+        given = {"format": format, "field": field, "bytes_per_token": bytes_per_token}
+        query: Query = {name: value for name, value in given.items() if value is not None}
+        return ServiceCall("POST", routes.LENGTHS, read_model(kind), query, lengths, media)
 
     @Operation
     def delete_lengths(self, lengths: str) -> ServiceCall[None]:

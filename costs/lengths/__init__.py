@@ -8,7 +8,7 @@ from seqplan.costs.lengths.histogram import longest, parse_histogram, representa
 from seqplan.costs.lengths.read import SUFFIXES, read_lengths
 from seqplan.costs.lengths.save import check_output, save_lengths
 from seqplan.costs.lengths.sources.collector import MAX_LENGTH, Lengths, Progress, Source
-from seqplan.costs.lengths.sources.error import LengthsError
+from seqplan.costs.lengths.sources.error import LengthsError, UncountedText
 from seqplan.costs.lengths.sources.options import SourceOptions, parse_tokenizer
 from seqplan.costs.lengths.summary import BLOCKS, Bucket, Summary, Tail, histogram_lines, summarise
 
@@ -24,6 +24,7 @@ __all__ = [
     "SourceOptions",
     "Summary",
     "Tail",
+    "UncountedText",
     "check_output",
     "histogram_lines",
     "longest",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,13 +36,24 @@ from seqplan.api.store.tables.lengths import (
     remove_lengths,
     write_lengths,
 )
-from seqplan.costs.lengths import LengthsError, parse_histogram, read_lengths
+from seqplan.costs.lengths import (
+    LengthsError,
+    SourceOptions,
+    UncountedText,
+    parse_histogram,
+    read_lengths,
+)
 from seqplan.plans import service_routes
 
 routes = APIRouter(tags=["lengths"])
 
 _SUFFIXES = {"npy": ".npy", "jsonl": ".jsonl", "txt": ".txt", "histogram": ".json"}
 Format = Annotated[str, Query(json_schema_extra={"enum": list(_SUFFIXES)})]
+BytesPerToken = Annotated[float | None, Query(gt=0, allow_inf_nan=False)]
+_COUNT = (
+    "Estimate its tokens with bytes_per_token=4 in the query, or count them (seqplan lengths "
+    "--tokenizer) and upload that file"
+)
 _ANSWERED = ("id", "sequences", "tokens", "longest")
 
 
@@ -70,22 +80,35 @@ def get_lengths(service: ServiceOf, lengths: str) -> Response:
     openapi_extra=describe_upload(UPLOADED),
     **answers(NewLengths, 201),
 )
-async def upload_lengths(service: ServiceOf, request: Request, format: Format = "npy") -> Response:
+async def upload_lengths(
+    service: ServiceOf,
+    request: Request,
+    format: Format = "npy",
+    field: str | None = None,
+    bytes_per_token: BytesPerToken = None,
+) -> Response:
     """Upload lengths, streamed to disk; ``format``: npy, jsonl, txt or histogram.
 
+    ``field``: of jsonl, chosen by its name if not given. Tokens of text and conversations in jsonl
+    are estimated from their UTF-8 bytes, at ``bytes_per_token``.
     Same data, same id. A histogram, JSON as [[over, up to, sequences, tokens or nothing], …],
     does for proposals; a job cannot draw from it.
     """
     if format not in _SUFFIXES:
         raise ValueError(f"query.format: {format!r} is none of {', '.join(_SUFFIXES)}")
+    if format != "jsonl" and (field, bytes_per_token) != (None, None):
+        name = "field" if field is not None else "bytes_per_token"
+        raise ValueError(f"query.{name}: {format} has no text or fields. Leave it out")
+    options = SourceOptions(field=field, tokenizer=bytes_per_token)
     with tempfile.TemporaryDirectory(dir=service.store.files, prefix=UPLOAD_PREFIX) as folder:
         path = Path(folder) / f"body{_SUFFIXES[format]}"
         with path.open("wb") as file:
             async for chunk in request.stream():
                 file.write(chunk)
-        read: Callable[[Service, Path], LengthsRow]
-        read = _read_histogram if format == "histogram" else _read
-        row = await run_in_threadpool(read, service, path)
+        if format == "histogram":
+            row = await run_in_threadpool(_read_histogram, service, path)
+        else:
+            row = await run_in_threadpool(_read, service, path, options)
 
     def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
         if row.kind != "histogram" and not lengths_path(service.store, row.id).exists():
@@ -105,9 +128,12 @@ def delete_lengths(service: ServiceOf, lengths: str) -> Response:
     return Response(status_code=204)
 
 
-def _read(service: Service, path: Path) -> LengthsRow:
+def _read(service: Service, path: Path, options: SourceOptions) -> LengthsRow:
     try:
-        lengths = read_lengths([path]).values
+        lengths = read_lengths([path], options).values
+    except UncountedText as error:
+        cause = error.cause.replace(str(path), "body")
+        raise Problem(422, "invalid-request", f"{cause}. {_COUNT}") from None
     except LengthsError as error:
         # The client knows its upload as the body, not by the file it was put in.
         raise Problem(422, "invalid-request", str(error).replace(str(path), "body")) from None

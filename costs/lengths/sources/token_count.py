@@ -9,7 +9,7 @@ from typing import Any
 
 from seqplan.costs.lengths.sources.chat import ChatCounter, ChatTokenizer, MessageCounter
 from seqplan.costs.lengths.sources.collector import Collector
-from seqplan.costs.lengths.sources.error import LengthsError, first_line
+from seqplan.costs.lengths.sources.error import LengthsError, UncountedText, first_line
 from seqplan.costs.lengths.sources.options import SourceOptions
 
 BATCH_BYTES = 4 << 20
@@ -42,7 +42,7 @@ class TokenCounter:
     def require(self, place: str) -> None:
         """Raise ``LengthsError`` unless text, found at ``place``, can be counted."""
         if self._given is None:
-            raise LengthsError(
+            raise UncountedText(
                 f"{place} is text. Give a tokenizer.json to count its tokens, or bytes per token "
                 "to estimate them (--tokenizer 4)"
             )
@@ -52,7 +52,7 @@ class TokenCounter:
     def require_chats(self, place: str) -> ChatCounter:
         """Return what counts conversations, found at ``place``; ``LengthsError`` without it."""
         if self._given is None:
-            raise LengthsError(
+            raise UncountedText(
                 f"{place} holds conversations. Give the folder of a tokenizer with a chat template "
                 "(--tokenizer Qwen3-8B/), or bytes per token to estimate them (--tokenizer 4)"
             )

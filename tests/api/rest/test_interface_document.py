@@ -23,7 +23,8 @@ def test_bodies_are_described(stocked: Stocked) -> None:
             assert post["requestBody"]["content"], path
     upload = paths["/v1/lengths"]["post"]
     assert [*upload["requestBody"]["content"]] == ["application/octet-stream"]
-    (form,) = upload["parameters"]
+    form, field, rate = upload["parameters"]
+    assert (field["name"], rate["name"]) == ("field", "bytes_per_token")
     assert form["schema"]["enum"] == ["npy", "jsonl", "txt", "histogram"]
     after = next(
         parameter

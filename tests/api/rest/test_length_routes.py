@@ -91,6 +91,43 @@ def test_malformed_lengths(stocked: Stocked, format: str, body: bytes, detail: s
     assert problem["detail"].startswith(detail)
 
 
+CHAT = b'{"messages":[{"role":"user","content":"abcdefgh"}]}\n'
+
+
+@pytest.mark.parametrize(
+    ("query", "body", "tokens"),
+    [
+        ("bytes_per_token=4", b'{"text":"abcdefgh"}\n', 2),
+        ("bytes_per_token=4", CHAT, 7),
+        ("bytes_per_token=2&field=b", b'{"a":"abcdefgh","b":"abcdefghij"}\n', 5),
+        ("field=b", b'{"a":3,"b":7}\n', 7),
+    ],
+)
+def test_lengths_of_text(stocked: Stocked, query: str, body: bytes, tokens: int) -> None:
+    uploaded = stocked.served.ok("POST", f"/v1/lengths?format=jsonl&{query}", body)
+    assert uploaded["tokens"] == tokens
+
+
+@pytest.mark.parametrize(
+    ("query", "body", "detail"),
+    [
+        ("format=jsonl", b'{"text":"abc"}\n',
+         "body: field 'text' is text. Estimate its tokens with bytes_per_token=4 in the query"),
+        ("format=jsonl", CHAT, "body: line 1 holds conversations. Estimate its tokens with"),
+        ("format=jsonl&bytes_per_token=0", CHAT, "query.bytes_per_token: "),
+        ("format=jsonl&bytes_per_token=nan", CHAT, "query.bytes_per_token: "),
+        ("bytes_per_token=4", b"5", "query.bytes_per_token: npy has no text or fields. Leave it"),
+        ("format=txt&field=a", b"5", "query.field: txt has no text or fields. Leave it out"),
+        ("format=jsonl&field=b", b'{"a":3}\n', "body: line 1: no field 'b'"),
+    ],
+)  # fmt: skip
+def test_text_that_cannot_be_counted(
+    stocked: Stocked, query: str, body: bytes, detail: str
+) -> None:
+    problem = stocked.served.problem("POST", f"/v1/lengths?{query}", body)
+    assert problem["detail"].startswith(detail)
+
+
 def test_more_sequences_than_may_be(stocked: Stocked) -> None:
     path = "/v1/lengths?format=histogram"
     problem = stocked.served.problem("POST", path, [[0, 8, 10**30]], 413)

@@ -78,6 +78,7 @@ class ProfileReader(FieldReader):
 
     def fields_of_profile(self, raw: Any) -> dict[str, Any]:
         """Read the fields of a ``Profile``; ``raw`` stays unchanged and is its ``document``."""
+        self.check_document(raw, "a profile", _PROFILE)
         document, raw = deepcopy(raw), deepcopy(raw)  # reading fills in absent fields
         schema = raw.get("schema", PROFILE_SCHEMA) if isinstance(raw, dict) else PROFILE_SCHEMA
         if type(schema) is not int or schema != PROFILE_SCHEMA:

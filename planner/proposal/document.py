@@ -177,8 +177,10 @@ class Proposal:
         try:
             raw = json.loads(text)
         except json.JSONDecodeError as error:
+            several = "; a plan file has several" if error.msg == "Extra data" else ""
             raise ProposalError(
-                f"{origin}: not a whole JSON document ({error.msg} at line {error.lineno})"
+                f"{origin}: not a whole JSON document ({error.msg} at line {error.lineno}{several})"
+                ". Name a proposal.json"
             ) from None
         except (ValueError, RecursionError) as error:
             raise ProposalError(
@@ -199,6 +201,7 @@ class _ProposalReader(FieldReader):
     format = "a proposal"
 
     def document(self, raw: Any) -> Proposal:
+        self.check_document(raw, "a proposal", _FIELDS)
         if type(raw) is not dict or "schema" not in raw:
             self.fail("", "not a proposal")
         if raw["schema"] != PROPOSAL_SCHEMA:

@@ -51,6 +51,7 @@ class PlanReader(FieldReader):
         self.schemes: dict[tuple[int, ...], Scheme] = {}
 
     def plan(self, raw: Any) -> Plan:
+        self.check_document(raw, "a plan", _PLAN)
         if isinstance(raw, dict) and "schema" in raw and raw["schema"] != SCHEMA:
             # Checked first: under another schema every other message would mislead.
             self.fail(

@@ -7,6 +7,8 @@ import math
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
 
+from seqplan.plans.format.documents import name_document
+
 MAX_INTEGER = 2**63 - 1
 """Largest integer of any format: every reader can hold it in 64 signed bits."""
 
@@ -33,6 +35,16 @@ class FieldReader:
         """Raise the reader's error at a place, or of the whole if it is empty."""
         where = f"{place.lstrip('.')}: " if place else ""
         raise self.error(f"{self.origin}: {where}{problem}")
+
+    def check_document(self, raw: Any, document: str, needed: frozenset[str]) -> None:
+        """Reject another document than ``document``, or one with none of its ``needed`` fields."""
+        if type(raw) is not dict:
+            return
+        other = name_document(raw)
+        if other is None and raw.keys().isdisjoint(needed):
+            self.fail("", f"is not {document}. Name another file")
+        if other not in (None, document):
+            self.fail("", f"is {other}, not {document}. Name another file")
 
     def fields(
         self, raw: Any, place: str, needed: frozenset[str], optional: frozenset[str] = _NONE

@@ -172,6 +172,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output left; what it read is whole lines. Keep Python from flushing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    except IsADirectoryError as error:
+        _print_error(f"{error.filename}: is a folder. Name a file in it")
+        return BAD_INPUT
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         _print_error(f"{where}{error.strerror or error}")

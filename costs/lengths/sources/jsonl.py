@@ -18,6 +18,7 @@ from seqplan.costs.lengths.sources.error import LengthsError, first_line, shown
 from seqplan.costs.lengths.sources.grids import is_grid_field, read_grids
 from seqplan.costs.lengths.sources.options import choose_field, missing_field
 from seqplan.costs.lengths.sources.token_count import TextBatch, TokenCounter
+from seqplan.plans.format.documents import name_document
 
 CHUNK = 1 << 16
 _KINDS: dict[type, str] = {int: "an integer", list: "a list of ids", str: "a text"}
@@ -37,6 +38,8 @@ def read_jsonl(path: Path, wanted: str | None, counter: TokenCounter, out: Colle
     if first is None:
         return
     place, record = first
+    if document := name_document(record):
+        raise LengthsError(f"{place}: is {document}. Name the lengths that it is made from")
     field = choose_field(list(record), wanted, place)
     if isinstance(field, str) and is_chat(record[field]):
         field = Layout(chat=field)

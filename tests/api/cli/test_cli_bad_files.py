@@ -14,6 +14,7 @@ import pytest
 from command_line import call, complaint, fresh_process, nothing_left
 from planned_files import PlannedFiles, propose
 
+from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.plans.format.canonical import canonical_json, digest_of
 from seqplan.plans.format.codec import to_json
 from seqplan.plans.format.plan_file import read_plans
@@ -84,6 +85,41 @@ def test_other_files_in_place_of_a_proposal(
         line = complaint(call("plan", "--proposal", path, dense.lengths, "-o", output))
         assert line.startswith(f"{path}: {message}")
     nothing_left(output)
+
+
+def test_documents_in_place_of_others(dense: PlannedFiles, tmp_path: Path) -> None:
+    def one_line(path: Path) -> Path:
+        line = tmp_path / f"{path.stem}.json"
+        text = path.read_text()
+        line.write_text(
+            text.splitlines()[0] if path == dense.plans else json.dumps(json.loads(text))
+        )
+        return line
+
+    chat = tmp_path / "chat.json"
+    chat.write_text('{"messages": []}\n')
+    plan, proposal = map(one_line, (dense.plans, dense.proposal))
+    profile = tmp_path / "profile.json"
+    profile.write_text(canonical_json(load_shipped(dense.profile).document))
+    output = tmp_path / "out.jsonl"
+    plans = ("check", "plans"), ":1: ", "a plan"
+    proposals = ("plan", dense.lengths, "-o", output, "--proposal"), ": ", "a proposal"
+    profiles = ("profile", "show"), ": ", "a profile"
+    for (command, place, wanted), path, given in (
+        (plans, proposal, "a proposal"),
+        (plans, chat, None),
+        (proposals, plan, "a plan"),
+        (proposals, profile, "a profile"),
+        (proposals, chat, None),
+        (profiles, plan, "a plan"),
+        (profiles, proposal, "a proposal"),
+        (profiles, chat, None),
+    ):
+        other = f"is {given}, not {wanted}" if given else f"is not {wanted}"
+        line = complaint(call(*command, path))
+        assert line == f"{path}{place}{other}. Name another file"
+    line = complaint(call("lengths", dense.plans))
+    assert line.endswith("line 1: is a plan. Name the lengths that it is made from")
 
 
 # Plans
@@ -160,7 +196,9 @@ def test_a_missing_step_rank_or_file(dense: PlannedFiles, tmp_path: Path) -> Non
     none = tmp_path / "none.jsonl"
     for outcome in (call("check", "plans", none), call("explain", none, "--step", 0)):
         assert complaint(outcome) == f"{none}: No such file or directory"
-    assert complaint(call("check", "plans", tmp_path)) == f"{tmp_path}: Is a directory"
+    assert complaint(call("check", "plans", tmp_path)) == (
+        f"{tmp_path}: is a folder. Name a file in it"
+    )
     for outcome in (
         call("check", "plans", dense.lengths),
         call("explain", dense.lengths, "--step", 0),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_model import SchemeModel
+from seqplan.planner.whole_number import read_whole_number
 from seqplan.plans.scheme import Scheme
 
 TOKENS_PER_GPU = 3125
@@ -28,9 +29,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         for name in ("gpus", "max_len", "tokens"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name} must be an integer of 1 or more, not {value!r}")
+            object.__setattr__(self, name, read_whole_number(name, getattr(self, name)))
         if self.gpus > MOST_GPUS:
             raise ValueError(f"gpus must be {MOST_GPUS} or fewer, not {self.gpus}")
         if type(self.include_flagged) is not bool:

@@ -32,15 +32,9 @@ _FIX = (
 
 
 def read_model_config(path: Path, longest: int | None = None) -> dict[str, Any]:
-    """Read the sizes that a config.json states, by their names here; the others are left out.
+    """Read the sizes that a config.json states, as ``read_config``.
 
-    ``longest``: tokens of the longest sequence that is meant, by default
-    ``max_position_embeddings``: an attention window that is no shorter changes nothing. An absent
-    key has the value of its model_type's class in transformers. Of a model of images and text the
-    text's part is read, and layers that predict further tokens are not: ``left_out`` states such
-    parts. ``ValueError``, which begins with
-    the path, for a file that cannot be read, and for a model with unsupported parts: it lists
-    every such key, and the keys that are not known here.
+    ``ValueError``, which begins with the path, also for a file that cannot be read.
     """
     try:
         config: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -50,13 +44,26 @@ def read_model_config(path: Path, longest: int | None = None) -> dict[str, Any]:
         raise ValueError(f"{path}: not JSON ({error})") from None
     if not isinstance(config, dict):
         raise ValueError(f"{path}: must be an object of sizes")
+    return read_config(config, str(path), longest)
+
+
+def read_config(config: dict[str, Any], origin: str, longest: int | None = None) -> dict[str, Any]:
+    """Read the sizes that a configuration states, by their names here; others are left out.
+
+    ``longest``: tokens of the longest sequence that is meant, by default
+    ``max_position_embeddings``: an attention window that is no shorter changes nothing. An absent
+    key has the value of its model_type's class in transformers. Of a model of images and text the
+    text's part is read, and layers that predict further tokens are not: ``left_out`` states such
+    parts. ``ValueError``, which begins with ``origin``, for a model with unsupported parts: it
+    lists every such key, and the keys that are not known here.
+    """
     config, left_out = _choose_part(config)
     keys_by_meaning: dict[str, list[str]] = {}
     for key, meaning in _list_unsupported(config):
         keys_by_meaning.setdefault(meaning, []).append(f"{key} {_shown(config[key])}")
     if keys_by_meaning:
         beyond = (f"{', '.join(keys)}: {meaning}" for meaning, keys in keys_by_meaning.items())
-        raise ValueError(f"{path}: not modeled: {'; '.join(beyond)}. {_FIX}")
+        raise ValueError(f"{origin}: not modeled: {'; '.join(beyond)}. {_FIX}")
     config = with_class_defaults(config)
     try:
         if config.get("model_type") == "nemotron_h":
@@ -67,8 +74,8 @@ def read_model_config(path: Path, longest: int | None = None) -> dict[str, Any]:
     except ConfigError as error:
         key, value = error.key, _shown(config.get(error.key))
         if error.why.startswith("must be"):
-            raise ValueError(f"{path}: {key} {error.why}: {value}") from None
-        raise ValueError(f"{path}: {key} {value}: {error.why}") from None
+            raise ValueError(f"{origin}: {key} {error.why}: {value}") from None
+        raise ValueError(f"{origin}: {key} {value}: {error.why}") from None
     return sizes | {"left_out": left_out} if left_out else sizes
 
 

@@ -25,19 +25,21 @@ _CONFIG_KEYS = {key for keys in SIZE_KEYS.values() for key in keys} - {"head_dim
 def find_model(name: str, longest: int | None = None, parameter: str = "model") -> dict[str, int]:
     """Return the sizes of a model as far as they are known.
 
-    ``name``: a known model, a config.json, or a .json or .toml file of ``FIELDS``. ``longest``:
-    tokens of the longest sequence, see ``read_model_config``. ``parameter``: its name for the
-    reader. ``ValueError`` for an unknown name and a bad file.
+    ``name``: a known model, a config.json or its folder, or a .json or .toml file of ``FIELDS``.
+    ``longest``: tokens of the longest sequence, see ``read_config``. ``parameter``: its name for
+    the reader. ``ValueError`` for an unknown name and a bad file.
     """
     if name.lower() in MODELS:
         return dict(MODELS[name.lower()])
     path = Path(name)
+    if path.is_dir():
+        return read_model_config(path / "config.json", longest)
     if path.suffix not in SUFFIXES:
         near = get_close_matches(name.lower(), MODELS, 1)
         meant = f"Did you mean {near[0]}? " if near else ""
         raise ValueError(
             f"{parameter} {name!r}: neither a known model ({', '.join(MODELS)}) nor a file of "
-            f"sizes (.json, .toml). {meant}Give one of them, such as the model's config.json"
+            f"sizes (.json, .toml). {meant}Give one of them, such as the model's folder"
         )
     fields = read_fields(path)
     if path.suffix == ".json" and (_CONFIG_KEYS & set(fields) or not set(FIELDS) & set(fields)):

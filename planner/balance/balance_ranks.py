@@ -44,6 +44,7 @@ from seqplan.planner.lockstep.one_degree import plan_one_degree
 from seqplan.planner.lockstep.rank_speeds import plan_rank_speeds
 from seqplan.planner.placement.fleet import Bin, ClassMode, PipelineClass
 from seqplan.planner.placement.slowdown import Slowdown, slow_down
+from seqplan.planner.whole_number import read_whole_number
 
 AS_FAST = 5e-3
 """Times within this of the least are equal in choosing shapes, so that padding decides."""
@@ -91,9 +92,9 @@ def balance(
         raise TypeError(f"equal_samples: {equal_samples!r}. Give True or False")
     if execution not in ("lockstep", "uniform"):
         raise ValueError(f"execution must be lockstep or uniform: {execution!r}")
-    for name, value in (("ranks", ranks), ("count_multiple", count_multiple)):
-        if type(value) is not int or value < 1:
-            raise ValueError(f"{name} must be a whole number of 1 or more, not {value!r}")
+    ranks = read_whole_number("ranks", ranks)
+    count_multiple = read_whole_number("count_multiple", count_multiple)
+    pad_to = read_whole_number("pad_to", pad_to)
     speeds = Slowdown.from_value(slowdown, ranks)
     if loads is not None:
         stated = {
@@ -200,9 +201,14 @@ def _check_modes(
     """Return the modes, one if ``capacity`` and ``cost`` state it; by ascending capacity."""
     if modes is None:
         if capacity is None and cost is None:
-            raise TypeError("capacity and cost are missing. Give both, or modes")
+            raise TypeError(
+                "capacity and cost are missing. Give both, such as capacity=16_384, "
+                "cost=Cost.from_model(…), or modes"
+            )
+        if capacity is None:
+            raise TypeError("capacity is missing. Give the tokens that a micro-batch can hold")
         # What is wrong with one of them is reported with the micro-batch that it describes.
-        return (Mode("", cast(int, capacity), cast(Latency, cost)),)
+        return (Mode("", capacity, cast(Latency, cost)),)
     if capacity is not None or cost is not None:
         raise TypeError("capacity and cost are stated by each mode. Leave both out with modes")
     if not modes or not all(isinstance(mode, Mode) for mode in modes):
@@ -286,9 +292,7 @@ def host_micro_batch(cost: Latency, capacity: int, pad_to: int) -> PipelineClass
     """Describe a micro-batch of a rank; ``ValueError`` if it holds nothing."""
     if not isinstance(cost, Latency):
         raise TypeError(f"cost: {cost!r}. Give a Cost, such as Cost.from_model(…)")
-    for name, value in (("capacity", capacity), ("pad_to", pad_to)):
-        if type(value) is not int or value < 1:
-            raise ValueError(f"{name} must be a whole number of 1 or more, not {value!r}")
+    capacity, pad_to = read_whole_number("capacity", capacity), read_whole_number("pad_to", pad_to)
     if capacity < pad_to:
         raise ValueError(
             f"capacity {capacity} holds nothing padded to multiples of {pad_to}"

@@ -140,6 +140,15 @@ class Balanced:
     lower_bound_ms: float
     slowdown: tuple[float | None, ...]
 
+    def __repr__(self) -> str:
+        counts = sorted({len(of_rank) for of_rank in self.micro_batches} - {0})
+        each = " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]])))
+        return (
+            f"<Balanced: {len(self.lengths):,} sequences, {sum(self.lengths):,} tokens in "
+            f"{each} micro-batches on each of {len(self.micro_batches)} ranks, "
+            f"{self.predicted_ms:,.1f} ms, gap {100 * self.gap:.2f} %>"
+        )
+
     @property
     def gap(self) -> float:
         """Return predicted / bound − 1: no other way is faster by more."""

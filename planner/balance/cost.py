@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,12 +17,22 @@ from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.fit.latency_fit import Observed
 from seqplan.costs.fit.refit import refit
 from seqplan.costs.latency import Latency
-from seqplan.costs.model_files.model_config import read_model_config
-from seqplan.costs.model_sizes import MODELS, SIZES, ModelSizes
+from seqplan.costs.model_files.model_config import read_config
+from seqplan.costs.model_files.model_file import find_model
+from seqplan.costs.model_sizes import SIZES, ModelSizes
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.costs.vision_tower import GATED_FFN, VisionTower
 from seqplan.plans.scheme import Scheme
+
+
+class WrittenConfig(Protocol):
+    """A configuration of transformers."""
+
+    def to_json_string(self) -> str:
+        """Write what its config.json has."""
+        ...
+
 
 FORWARD_SHARE = 1 / 3
 """Forward's part of forward and backward, in products."""
@@ -60,7 +72,7 @@ class Cost(Latency):
     @classmethod
     def from_model(
         cls,
-        model: str | Path,
+        model: str | Path | WrittenConfig | dict[str, Any],
         device: str,
         *,
         tp: int = 1,
@@ -72,13 +84,13 @@ class Cost(Latency):
     ) -> Cost:
         """Derive costs by the analytic model, if nobody has measured.
 
-        ``model``: a known name or the path of its config.json; ``device``: of ``DEVICES``;
-        ``gpus``: of the whole job. ``ValueError`` for an unknown name and an unsupported model.
+        ``model``: a known name, the path of its config.json, of a folder that has one, or of a
+        file of sizes, or a configuration of transformers (``model.config``); ``device``: of
+        ``DEVICES``; ``gpus``: of the whole job. ``ValueError`` for an unknown name and an
+        unsupported model.
         """
         scheme = Scheme(tp=tp, ulysses=ulysses, ring=ring)
-        return cls._derive(
-            _sizes(str(model)), device, scheme, recompute=recompute, zero=zero, gpus=gpus
-        )
+        return cls._derive(_sizes(model), device, scheme, recompute=recompute, zero=zero, gpus=gpus)
 
     @classmethod
     def from_vision_tower(
@@ -165,15 +177,15 @@ class Cost(Latency):
         return Cost(latency.a, latency.b, latency.c), f"{better.how}: {better.reason}"
 
 
-def _sizes(model: str) -> ModelSizes:
-    if model in MODELS:
-        return ModelSizes.from_mapping(MODELS[model])
-    if not model.endswith(".json"):
-        known = ", ".join(MODELS)
-        raise ValueError(
-            f"model {model!r}: neither a known one ({known}) nor a config.json. Name one of them"
-        )
-    sizes = read_model_config(Path(model))
+def _sizes(model: str | Path | WrittenConfig | dict[str, Any]) -> ModelSizes:
+    if not isinstance(model, str | Path | dict) and not hasattr(model, "to_json_string"):
+        raise TypeError(f"model: {model!r}. Give a name, a path or a configuration")
+    if isinstance(model, str | Path):
+        origin, sizes = str(model), find_model(str(model))
+    else:
+        config = model if isinstance(model, dict) else json.loads(model.to_json_string())
+        origin = f"model {config.get('model_type', 'without model_type')}"
+        sizes = read_config(config, origin)
     if missing := [size for size in SIZES if size not in sizes]:
-        raise ValueError(f"{model}: does not state {', '.join(missing)}. State it in config.json")
+        raise ValueError(f"{origin}: does not state {', '.join(missing)}. Add every size")
     return ModelSizes.from_mapping(sizes)

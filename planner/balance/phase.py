@@ -12,6 +12,7 @@ import numpy as np
 
 from seqplan.costs.latency import Latency
 from seqplan.planner.placement.fleet import Floats, Ints
+from seqplan.planner.whole_number import read_whole_number
 from seqplan.plans.load import PhaseLoad
 
 _NESTED = (Sequence, np.ndarray)
@@ -36,11 +37,9 @@ class Phase:
     def __post_init__(self) -> None:
         if not isinstance(self.cost, Latency):
             raise TypeError(f"load {self.name}: cost {self.cost!r}. Give a Cost")
-        if self.capacity is not None and (type(self.capacity) is not int or self.capacity < 1):
-            raise ValueError(
-                f"load {self.name}: capacity must be a whole number of 1 or more, not "
-                f"{self.capacity!r}"
-            )
+        if self.capacity is not None:
+            capacity = read_whole_number(f"load {self.name}: capacity", self.capacity)
+            object.__setattr__(self, "capacity", capacity)
         if not len(self.sequences):
             raise ValueError(f"load {self.name}: has no samples. Give tokens for each sample")
         sample = int(self.tokens.argmax())  # which rejects other values

@@ -8,6 +8,7 @@ from math import isfinite
 import numpy as np
 
 from seqplan.planner.placement.fleet import Floats
+from seqplan.planner.whole_number import read_whole_number
 from seqplan.plans.plan import Plan
 
 WINDOW = 32
@@ -32,8 +33,7 @@ class SlowRanks:
 
     def __init__(self, ranks: int, slow: Sequence[tuple[int, float | None]] = ()) -> None:
         """Start with all ranks of the usual speed but ``slow`` ones (rank, factor; None: lost)."""
-        if type(ranks) is not int or ranks < 1:
-            raise ValueError(f"ranks must be a whole number of 1 or more, not {ranks!r}")
+        ranks = read_whole_number("ranks", ranks)
         self._factors = np.ones(ranks)
         self._lost = np.zeros(ranks, dtype=bool)
         for rank, factor in slow:

@@ -32,6 +32,7 @@ from seqplan.planner.step.selection import select_within
 from seqplan.planner.strategies.constructive import LayoutSchemes
 from seqplan.planner.strategies.local_search import swap
 from seqplan.planner.sync.times import layouts_of
+from seqplan.planner.whole_number import read_whole_number
 from seqplan.plans.plan import Considered, Plan, Provenance
 from seqplan.plans.scheme import Scheme, Strategy
 
@@ -173,8 +174,7 @@ def choose_plan_shapes(plans: Sequence[Plan], number: int) -> tuple[int, ...]:
     tp in them. ``ValueError`` if there are no micro-batches, if all have stages, or if ``number``
     is below 1.
     """
-    if type(number) is not int or number < 1:
-        raise ValueError(f"number of shapes must be a whole number of 1 or more, not {number!r}")
+    number = read_whole_number("number of shapes", number)
     of_plans = [pipeline for plan in plans for pipeline in plan.pipelines]
     pipelines = [pipeline for pipeline in of_plans if pipeline.scheme.pp == 1]
     if of_plans and not pipelines:

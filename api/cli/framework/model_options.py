@@ -34,7 +34,7 @@ def add_model(parser: argparse.ArgumentParser, *, required: bool, purpose: str =
         "--model",
         metavar="NAME|FILE",
         required=required,
-        help=f"{', '.join(MODELS)}, a config.json, or a file of sizes{purpose}",
+        help=f"{', '.join(MODELS)}, a config.json or its folder, or a file of sizes{purpose}",
     )
 
 
@@ -61,8 +61,14 @@ def parse_sizes(name: str | None, longest: int | None = None) -> dict[str, int]:
 
 
 def name_part(named: str) -> str:
-    """Return the part of a profile's name that a model or device has: a name, or a file's stem."""
-    return Path(named).stem if Path(named).suffix in (".json", ".toml") else named
+    """Return the part of a profile's name that a model or device has.
+
+    A name, a file's stem, or that of the folder of a config.json.
+    """
+    path = Path(named)
+    if path.is_dir() or path.name == "config.json":
+        return (path if path.is_dir() else path.parent).resolve().name
+    return path.stem if path.suffix in (".json", ".toml") else named
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:

@@ -192,6 +192,12 @@ def test_a_config_file_and_single_sizes(tmp_path: Path) -> None:
     rest = ("--hardware", "h100-80gb", "--seq-len", 8192, "--tp", 8, "--json")
     named = succeeded(call("estimate", "--model", "llama3-8b", *rest))
     assert succeeded(call("estimate", "--model", config, *rest)) == named
+    assert succeeded(call("estimate", "--model", tmp_path, *rest)) == named
+    model = ("profile", "derive", "--schemes", "tp8", "--hardware", "h100-80gb", "--model")
+    for source in (config, tmp_path):
+        succeeded(call(*model, source, "-o", tmp_path / "profile.json"))
+        name = json.loads((tmp_path / "profile.json").read_text())["name"]
+        assert name == f"{tmp_path.name}-h100-80gb-estimate"
 
     def changed(base: str, **values: int) -> str:
         model = sizes(tmp_path, base=base, **values)

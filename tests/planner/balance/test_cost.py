@@ -33,6 +33,14 @@ def test_of_a_profile() -> None:
         Cost.from_profile(profile, "tp2.pp4")
 
 
+@pytest.mark.parametrize("kind", ["LlamaConfig", "Qwen3MoeConfig", "GptOssConfig", "Gemma3Config"])
+def test_of_a_configuration(kind: str, tmp_path: Path) -> None:
+    config = getattr(pytest.importorskip("transformers"), kind)()
+    config.save_pretrained(tmp_path)
+    given, of_folder = (Cost.from_model(c, "h100-80gb", gpus=64) for c in (config, tmp_path))
+    assert given == of_folder
+
+
 def test_of_a_model_and_a_device(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(LLAMA_8B))
@@ -47,8 +55,13 @@ def test_of_a_model_and_a_device(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"device 'h10': unknown\. Did you mean h100-80gb\?"):
         Cost.from_model(config, "h10")
     assert Cost.from_model(config, "h100") == Cost.from_model(config, "h100-80gb")
-    with pytest.raises(ValueError, match="model 'some': neither a known one"):
+    with pytest.raises(ValueError, match="model 'some': neither a known model"):
         Cost.from_model("some", "a100-80gb")
+    with pytest.raises(TypeError, match=r"model: None\. Give a name, a path or a configuration"):
+        Cost.from_model(None, "a100-80gb")  # type: ignore[arg-type]
+    assert Cost.from_model(LLAMA_8B, "a100-80gb") == Cost.from_model(tmp_path, "a100-80gb") == one
+    with pytest.raises(ValueError, match="model llama: not modeled: ssm_cfg"):
+        Cost.from_model({**LLAMA_8B, "ssm_cfg": 4}, "a100-80gb")
     with pytest.raises(ValueError, match="gpus 12: must be whole nodes of 8"):
         Cost.from_model(config, "a100-80gb", gpus=12)
     config.write_text(json.dumps({"model_type": "llama", "hidden_size": 4096}))

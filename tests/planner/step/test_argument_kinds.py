@@ -43,6 +43,7 @@ PROFILE = "llama-7b-a800-80gb"
             "max_len must be 2147483647 or less",
         ),
         (lambda: balance([5], 1, 10, None), TypeError, "cost: None. Give a Cost"),
+        (lambda: balance([5], 1, cost=COST), TypeError, "capacity is missing. Give the tokens"),
         (lambda: balance(5, 1, 10, COST), TypeError, "lengths: 5. Give a list, an array"),
         (lambda: balance("57", 1, 10, COST), TypeError, "lengths: '57'. Give a list"),
         (
@@ -74,6 +75,10 @@ def test_lengths_of_any_kind() -> None:
     lengths = [700, 1500, 90, 4000]
     planned = Planner.from_profile(PROFILE, 8, 8192, prove=False).plan(lengths)
     balanced = balance(lengths, 2, 4096, COST)
+    whole = np.array([8, 8192, 2, 4096])
+    planned_again = Planner.from_profile(PROFILE, *whole[:2], prove=False).plan(lengths)
+    assert planned_again == planned
+    assert balance(lengths, *whole[2:], COST) == balanced
     kinds = [
         np.array(lengths, dtype=np.uint16),
         np.array(lengths, dtype=np.float32),

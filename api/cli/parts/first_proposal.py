@@ -74,11 +74,12 @@ def _profile_of_model(
     from seqplan.costs.analytic.hardware_file import find_hardware
     from seqplan.costs.analytic.stacks import DEFAULT_STACK
     from seqplan.costs.derived.model_profiles import derive_model_profile
+    from seqplan.costs.model_sizes import MODELS
     from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
 
     hardware = find_hardware(args.hardware, "--hardware")
     name = f"{name_part(args.model)}-{hardware.name}"
-    if name in list_shipped():
+    if args.model in MODELS and name in list_shipped():
         shipped = load_shipped(name)
         if any(entry.origin != "derived" for entry in shipped.schemes):
             return shipped, f"profile {name}, which ships: {shipped.source}"
@@ -106,11 +107,16 @@ def _profile_of_model(
         ),
         default=0,
     )
+    if not reached:
+        raise Infeasible(
+            f"{args.model} does not fit on {workload.gpus} × {hardware.name}: no scheme has memory "
+            "left for a sequence, with full recomputation. Add GPUs"
+        )
     if reached < longest:
-        fix = f"Give --max-len {reached} to truncate, or more GPUs" if reached else "Add GPUs"
         raise Infeasible(
             f"the longest sequence has {longest} tokens, but on {workload.gpus} GPUs {args.model} "
-            f"holds {reached} with full recomputation. {fix}"
+            f"holds {reached} with full recomputation. Give --max-len {reached} to truncate, or "
+            "more GPUs"
         )
     stack = "" if backend.stack == DEFAULT_STACK else f", stack {backend.stack}"
     left_out = "".join(f"; left out: {part}" for part in sizes.left_out)

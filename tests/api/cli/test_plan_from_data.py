@@ -71,11 +71,16 @@ def test_trainer_decides_the_schemes_and_the_rival_of_today(lengths: Path) -> No
     assert "does it pay: no" in text
 
 
-def test_published_profile_goes_before_a_derived_one(lengths: Path) -> None:
+def test_published_profile_goes_before_a_derived_one(lengths: Path, tmp_path: Path) -> None:
     few = ("--gpus", 8, "--trainer", "verl-megatron", *SMALL)
     published = ("--model", "llama-7b", "--hardware", "a800-80gb")
     text = succeeded(call("plan", lengths, *published, *few))
     assert "profile llama-7b-a800-80gb, which ships" in text
+    # A file of another model has no published profile, whatever its name.
+    small = tmp_path / "llama-7b.json"
+    small.write_text('{"base": "llama-7b", "layers": 8}')
+    text = succeeded(call("plan", lengths, "--model", small, *published[2:], *few))
+    assert "nothing was measured" in text
     text = succeeded(call("plan", lengths, "--profile", "llama-7b-a800-80gb", *few))
     assert "expected error against devices: unknown" in text
 
@@ -122,8 +127,13 @@ def test_chats_are_counted_by_the_template_of_a_folder(tmp_path: Path) -> None:
         ((*MODEL, "--tokenizer", "nowhere"), 2, "--tokenizer nowhere: no such file or folder"),
         ((*MODEL, "--tokenizer", "0"), 2, "--tokenizer 0: bytes per token must be"),
         ((*MODEL, "--tokens", 10**9), 2, "fewer than a step of 1000000000"),
-        (("--model", "llama3-70b", "--hardware", "h100", "--gpus", 4), 3, "on 4 GPUs llama3-70b"),
-        ((*MODEL[:4], "--gpus", 1), 3, "on 1 GPUs llama3-8b"),
+        (
+            ("--model", "llama3-70b", "--hardware", "h100", "--gpus", 4),
+            3,
+            "does not fit on 4 × h100-80gb",
+        ),
+        ((*MODEL[:4], "--gpus", 1), 3, "llama3-8b does not fit on 1 × h100-80gb: no scheme has"),
+        ((*MODEL[:2], "--hardware", "a100-40gb", "--gpus", 4), 3, "on 4 GPUs llama3-8b holds "),
         ((*MODEL, "--trainer", "megatron", "--execution", "static"), 2, "megatron runs lockstep"),
     ],
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from textwrap import wrap
+from typing import Any
 
 from seqplan.plans.lint import SchemeCost
 from seqplan.plans.plan import Considered, Plan, PlannedPipeline
@@ -26,6 +28,8 @@ BINDING_MS = 0.001
 """Slack below the rounding of the plan's times is none."""
 
 
+_WRAP: dict[str, Any] = {"subsequent_indent": "  ", "break_on_hyphens": False}
+
 MAIN_PHASE = "language model"
 """Name of the phase that lengths are of."""
 
@@ -40,9 +44,10 @@ def explain(plan: Plan, costs: Mapping[Scheme, SchemeCost] | None = None) -> str
     times = schedule(plan.pipelines, expert_parallel=plan.expert_parallel)
     lines = [*_headline(plan, times), ""]
     lines += [*_pipelines(plan, times, costs or {}), ""]
-    lines += [*_binding(plan, times, costs or {}), *_long(plan, costs or {})]
-    lines += _loads(plan, times)
-    lines += describe_recomputation(plan, costs or {})
+    sentences = [*_binding(plan, times, costs or {}), *_long(plan, costs or {})]
+    sentences += _loads(plan, times)
+    sentences += describe_recomputation(plan, costs or {})
+    lines += [part for sentence in sentences for part in wrap(sentence, WIDTH, **_WRAP)]
     if plan.idle_ranks:
         lines.append(f"idle: {_count(plan.idle_ranks, 'rank')} ({_ranks(plan.idle_ranks, 60)})")
     if plan.selection:

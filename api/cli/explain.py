@@ -66,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
         if args.rank >= plan.world_size:
             raise ValueError(
                 f"{args.plans}: rank {args.rank} is not among the step's {plan.world_size} ranks"
+                f". Give one of 0 to {plan.world_size - 1}"
             )
         print(json.dumps(rank_view(plan, args.rank, digest=digest(plan)).to_dict()))
     elif args.witness:

@@ -191,7 +191,7 @@ def test_a_missing_step_rank_or_file(dense: PlannedFiles, tmp_path: Path) -> Non
         f"{dense.plans}: no step 4; it has steps 0 to 3"
     )
     assert complaint(call("explain", dense.plans, "--step", 0, "--rank", 4)) == (
-        f"{dense.plans}: rank 4 is not among the step's 4 ranks"
+        f"{dense.plans}: rank 4 is not among the step's 4 ranks. Give one of 0 to 3"
     )
     none = tmp_path / "none.jsonl"
     for outcome in (call("check", "plans", none), call("explain", none, "--step", 0)):

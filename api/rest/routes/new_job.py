@@ -104,7 +104,8 @@ def _with_own_batches(
     """Add what a job that continues none draws, or that its batches are pushed."""
     if row.lengths is None:
         if row.steps is not None or tokens is not None:
-            raise _invalid("steps, tokens: are for jobs with lengths")
+            name = "tokens" if row.steps is None else "steps"
+            raise _invalid(f"{name}: is for jobs with lengths. Give lengths, or leave it out")
         return row
     if row.steps is None:
         raise _invalid("steps: a job with lengths needs it")

@@ -74,6 +74,10 @@ def test_an_abandoned_job_makes_room_and_comes_back(brief: Served) -> None:
 
 def test_a_rank_that_waits_keeps_its_job(brief: Served) -> None:
     proposal = stock(brief).proposal
+    for name in ("steps", "tokens"):
+        job = {"id": "pushed", "proposal": proposal, name: 5}
+        detail = brief.problem("POST", "/v1/jobs", job)["detail"]
+        assert detail == f"{name}: is for jobs with lengths. Give lengths, or leave it out"
     brief.ok("POST", "/v1/jobs", {"id": "pushed", "proposal": proposal})
     wait_until(lambda: _state(brief, "pushed") == "abandoned")
     batch = {"step": 0, "ids": [1], "lengths": [10]}

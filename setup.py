@@ -16,7 +16,7 @@ LIMITED = not sysconfig.get_config_var(
 
 FILL = Extension(
     "seqplan.planner.placement.fill_kernel",
-    ["planner/placement/fill_kernel.c", "planner/placement/exchange.c"],
+    [f"planner/placement/{name}.c" for name in ("fill_kernel", "exchange", "sized")],
     depends=["planner/placement/fill_kernel.h"],
     # No -march and no contraction: a fused multiply-add would change bits.
     extra_compile_args=["-O2", "-ffp-contract=off", "-Werror=implicit-function-declaration"],

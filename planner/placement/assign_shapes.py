@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import combinations_with_replacement
 from math import ceil, floor
@@ -10,7 +11,9 @@ from math import ceil, floor
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.placement.fleet import ClassMode, Floats, Ints, PipelineClass
+from seqplan.planner.placement.exchange_sized import NOTHING
+from seqplan.planner.placement.fill import kernel_state
+from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
 
 CHOSEN_FREELY = 3
 """Micro-batches of a pipeline whose sizes are free; any others have the cheapest for a token."""
@@ -28,45 +31,71 @@ Sizes = tuple[int, ...]
 MicroBatches = list[list[int]]
 
 
+@dataclass(frozen=True, eq=False)
+class SizeChoices:
+    """Sizes of a pipeline's micro-batches to choose from.
+
+    ``places`` (choices, most micro-batches): of each size, the largest first, its place among the
+    sizes of the class; ``NOTHING`` behind them. ``sums`` (tokens) and ``fixed_ms``: of each choice.
+    """
+
+    places: Ints
+    sums: Floats
+    fixed_ms: Floats
+
+
 class SizedClass:
     """A class of pipelines without stages, and its sizes of micro-batches (tokens, ascending)."""
 
     def __init__(self, pipeline_class: PipelineClass, sizes: Sequence[int]) -> None:
         self.pipeline_class, self.sizes = pipeline_class, tuple(sizes)
-        self.find_mode = cache(self._find_mode)
-        self.compute_fixed_ms = cache(self._compute_fixed_ms)
+        self.modes = {size: pipeline_class.choose_mode([size], size) for size in self.sizes}
+        modes = self.modes.values()
+        self.tokens: Floats = np.array(self.sizes, dtype=np.float64)
+        self.a: Floats = np.array([mode.a for mode in modes])
+        self.b: Floats = np.array([mode.b for mode in modes])
+        self._fixed_ms = {size: size * mode.b + mode.c for size, mode in self.modes.items()}
         self.list_choices = cache(self._list_choices)
+        self.list_fastest = cache(self._list_fastest)
 
-    def _find_mode(self, size: int) -> ClassMode:
-        return self.pipeline_class.choose_mode([size], size)
-
-    def _compute_fixed_ms(self, chosen: Sizes) -> float:
+    def compute_fixed_ms(self, chosen: Sizes) -> float:
         """Compute the time of micro-batches of these sizes, without a·l² (ms)."""
-        return sum(size * mode.b + mode.c for size in chosen for mode in [self.find_mode(size)])
+        fixed_ms = 0.0  # not sum(), as in form_s
+        for size in chosen:
+            fixed_ms += self._fixed_ms[size]
+        return fixed_ms
 
-    def _list_choices(self, number: int) -> tuple[list[Sizes], Floats, Floats]:
-        """List sizes of about so many micro-batches, with their sums and times without a·l²."""
+    def list_sizes(self, choices: SizeChoices, choice: int) -> Sizes:
+        """List the sizes of a choice, the largest first."""
+        return tuple(self.sizes[k] for k in choices.places[choice].tolist() if k != NOTHING)
+
+    def _list_choices(self, number: int) -> SizeChoices:
+        """List sizes of about so many micro-batches."""
         free = min(number, CHOSEN_FREELY)
-        descending = self.sizes[::-1]
-        cheapest = min(descending, key=lambda size: self.compute_fixed_ms((size,)) / size)
-        base = (cheapest,) * (number - free)
-        choices = [
-            tuple(sorted(base + chosen, reverse=True))
+        descending = range(len(self.sizes))[::-1]
+        cheapest = min(descending, key=lambda k: self._fixed_ms[self.sizes[k]] / self.sizes[k])
+        rows = [
+            [*sorted((*base, *chosen), reverse=True), *(NOTHING,) * (free + 1 - more)]
+            for base in [(cheapest,) * (number - free)]
             for more in range(free + 2)
             for chosen in combinations_with_replacement(descending, more)
-            if base + chosen
+            if base or chosen
         ]
-        sums = np.array([float(sum(sizes)) for sizes in choices])
-        return choices, sums, np.array([self.compute_fixed_ms(sizes) for sizes in choices])
+        places: Ints = np.array(rows, dtype=np.int64)
+        fixed_ms = np.array([*(self._fixed_ms[size] for size in self.sizes), 0.0])
+        sums, of_choice = np.zeros(len(rows)), np.zeros(len(rows))
+        for column in places.T:
+            sums += np.append(self.tokens, 0.0)[column]
+            of_choice += fixed_ms[column]
+        return SizeChoices(places, sums, of_choice)
 
-    def list_fastest(self, number: int) -> list[Sizes]:
+    def _list_fastest(self, number: int) -> list[Sizes]:
         """List sizes of about so many micro-batches, of those with near sums the fastest."""
-        best: dict[int, tuple[float, Sizes]] = {}
-        for sizes in self.list_choices(number)[0]:
-            bucket = sum(sizes) * BUCKETS // self.sizes[-1]
-            entry = (self.compute_fixed_ms(sizes), sizes)
-            best[bucket] = min(best.get(bucket, entry), entry)
-        return [sizes for _, sizes in best.values()]
+        choices = self.list_choices(number)
+        bucket = choices.sums.astype(np.int64) * BUCKETS // self.sizes[-1]
+        order = np.lexsort((*choices.places.T[::-1], choices.fixed_ms, bucket))
+        first = np.append(True, np.diff(bucket[order]) > 0)
+        return [self.list_sizes(choices, choice) for choice in order[first].tolist()]
 
 
 def assign_sizes(
@@ -133,32 +162,67 @@ def _assign_class(
     k: SizedClass, batch: Batch, items: Sequence[int], sizes: Sequence[Sizes], limit_ms: float
 ) -> list[MicroBatches]:
     """Assign sequences, the longest first: to most work left, the short ones to most room."""
-    pad = k.pipeline_class.pad
+    ordered = sorted(items, key=lambda i: (-batch.lengths[i], i))
+    lengths: Ints = np.array([batch.lengths[i] for i in ordered], dtype=np.int64)
+    squares = lengths.astype(np.float64) ** 2
+    of_place = [size for of in sizes for size in of]
     pipeline: Ints = np.repeat(np.arange(len(sizes)), [len(of) for of in sizes])
-    room = np.array([size for of in sizes for size in of], dtype=np.float64)
-    of_pipeline = np.array([sum(of) for of in sizes], dtype=np.float64)
-    left = of_pipeline.copy()
-    a = np.array([k.find_mode(size).a for of in sizes for size in of])
-    work_left = np.array([limit_ms - k.compute_fixed_ms(of) for of in sizes])
-    contents: list[list[int]] = [[] for _ in room]
-    squares = {i: float(batch.lengths[i]) ** 2 for i in items}
-    to_assign = WORK_FIRST * sum(squares.values())
-    for i in sorted(items, key=lambda i: (-batch.lengths[i], i)):
-        tokens = pad(batch.lengths[i])
-        by_work = to_assign > 0
+    rooms = _Rooms(
+        tokens=k.pipeline_class.padded(lengths).astype(np.float64),
+        squares=squares,
+        room=np.array(of_place, dtype=np.float64),
+        pipeline=pipeline,
+        a=np.array([k.modes[size].a for size in of_place]),
+        work_left=np.array([limit_ms - k.compute_fixed_ms(of) for of in sizes]),
+        sums=np.array([sum(of) for of in sizes], dtype=np.float64),
+        places=np.zeros(len(ordered), dtype=np.int64),
+    )
+    _assign(rooms, WORK_FIRST * float(squares.sum()))
+    contents: list[list[int]] = [[] for _ in of_place]
+    for i, place in zip(ordered, rooms.places.tolist(), strict=True):
+        contents[place].append(i)
+    assigned: list[MicroBatches] = [[] for _ in sizes]
+    for p, content in zip(pipeline.tolist(), contents, strict=True):
+        assigned[p].append(content)
+    return assigned
+
+
+@dataclass
+class _Rooms:
+    """Micro-batches to assign sequences to, and the sequences, the longest first.
+
+    By sequence: ``tokens``, ``squares`` (tokens²) and ``places``, which are set. By micro-batch:
+    ``room`` (tokens), ``pipeline`` and ``a``. By pipeline: ``work_left`` (ms) and ``sums`` of
+    sizes (tokens).
+    """
+
+    tokens: Floats
+    squares: Floats
+    room: Floats
+    pipeline: Ints
+    a: Floats
+    work_left: Floats
+    sums: Floats
+    places: Ints
+
+
+def _assign(rooms: _Rooms, to_assign: float) -> None:
+    """Assign each sequence, by work while squares are ``to_assign``; compiled or in Python."""
+    if kernel_state() == "compiled":
+        from seqplan.planner.placement import fill_kernel
+
+        fill_kernel.assign_sized(tuple(vars(rooms).values()), to_assign)
+        return
+    room, pipeline, work_left, left = rooms.room, rooms.pipeline, rooms.work_left, rooms.sums.copy()
+    for i, (tokens, squares) in enumerate(zip(rooms.tokens, rooms.squares, strict=True)):
         holding = np.flatnonzero(room >= tokens)
         if len(holding):
-            first = work_left if by_work else left / of_pipeline
-            then = -room if by_work else room
+            first, then = (work_left, -room) if to_assign > 0 else (left / rooms.sums, room)
             place = int(holding[np.lexsort((-then[holding], -first[pipeline[holding]]))[0]])
         else:
             place = int(room.argmax())
-        contents[place].append(i)
+        rooms.places[i] = place
         room[place] -= tokens
         left[pipeline[place]] -= tokens
-        work_left[pipeline[place]] -= a[place] * squares[i]
-        to_assign -= squares[i]
-    assigned: list[MicroBatches] = [[] for _ in sizes]
-    for place, content in zip(pipeline.tolist(), contents, strict=True):
-        assigned[place].append(content)
-    return assigned
+        work_left[pipeline[place]] -= rooms.a[place] * squares
+        to_assign -= squares

@@ -32,7 +32,8 @@ except ImportError:  # not built: no compiler, or another Python's
 VARIABLE = "SEQPLAN_KERNEL"
 
 SOURCES = tuple(
-    Path(__file__).with_name(name) for name in ("fill_kernel.h", "fill_kernel.c", "exchange.c")
+    Path(__file__).with_name(name)
+    for name in ("fill_kernel.h", "fill_kernel.c", "exchange.c", "sized.c")
 )
 """What the extension is built from."""
 

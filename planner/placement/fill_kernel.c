@@ -1,17 +1,17 @@
 /* The greedy fill of one class of pipelines, compiled: the same operations on the same numbers, in the
  * same order, as greedy.py, which explains them. Every float has the same bits as there, so that
  * a plan does not depend on which of the two made it; tests compare them. exchange.c does the same
- * for exchange.py and exchange_sized.py.
+ * for exchange.py, and sized.c for micro-batches of given sizes.
  *
  * Nothing is kept between calls but the costs of a class (make_costs), which are checked once. The
  * unassigned sequences are the caller's array of counts. Memory is taken through Python, so that
  * tracemalloc counts it.
  *
- * SOURCE is the digest of fill_kernel.h, this file without the line that defines it, and exchange.c.
- * fill_kernel's caller compares it with the files beside it: a kernel that was built from another
- * text is not used.
+ * SOURCE is the digest of fill_kernel.h, this file without the line that defines it, exchange.c
+ * and sized.c. fill_kernel's caller compares it with the files beside it: a kernel that was built
+ * from another text is not used.
  */
-#define SOURCE "7d52491ba210517e"
+#define SOURCE "9041e8cae8b9c129"
 
 #include "fill_kernel.h"
 
@@ -881,6 +881,8 @@ static PyObject *unpack(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 static PyMethodDef methods[] = {
+    {"assign_sized", assign_sized, METH_VARARGS, assign_sized_doc},
+    {"choose_sizes", choose_sizes, METH_VARARGS, choose_sizes_doc},
     {"exchange", exchange, METH_VARARGS, exchange_doc},
     {"exchange_sized", exchange_sized, METH_VARARGS, exchange_sized_doc},
     {"fill_class", fill_class, METH_VARARGS, fill_class_doc},

@@ -58,6 +58,16 @@ static inline int reserve(void **array, int64_t used, int64_t *room, size_t size
     return 1;
 }
 
+/* exchange.Draws: the next of [0, 1). */
+static inline double draw_from(uint64_t *of) {
+    uint64_t state = *of;
+    state ^= state >> 12;
+    state ^= state << 25;
+    state ^= state >> 27;
+    *of = state;
+    return (double)((state * UINT64_C(0x2545F4914F6CDD1D)) >> 11) * 0x1p-53;
+}
+
 /* What is left of a packed placement. */
 typedef struct {
     const char *at;
@@ -82,5 +92,11 @@ extern const char exchange_doc[];
 
 PyObject *exchange_sized(PyObject *module, PyObject *args);
 extern const char exchange_sized_doc[];
+
+PyObject *assign_sized(PyObject *module, PyObject *args);
+extern const char assign_sized_doc[];
+
+PyObject *choose_sizes(PyObject *module, PyObject *args);
+extern const char choose_sizes_doc[];
 
 #endif

@@ -54,3 +54,10 @@ def exchange_sized(
     numbers: tuple[int, int, int, int],
     /,
 ) -> tuple[int, int, int]: ...
+def assign_sized(arrays: tuple[Floats | Ints, ...], to_assign: float, /) -> None: ...
+def choose_sizes(
+    arrays: tuple[Floats | Ints, ...],
+    limits: tuple[float, float, float, float, float, float, float, float],
+    numbers: tuple[int, int, int],
+    /,
+) -> tuple[int, int]: ...

@@ -14,19 +14,14 @@ import numpy as np
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.assign_shapes import (
-    SPREAD,
     MicroBatches,
     SizedClass,
     Sizes,
     assign_sizes,
 )
+from seqplan.planner.placement.change_sizes import change_sizes
 from seqplan.planner.placement.exchange import Draws
-from seqplan.planner.placement.exchange_sized import (
-    ABOVE_ALL,
-    NOTHING,
-    SizedBatches,
-    exchange_sized,
-)
+from seqplan.planner.placement.exchange_sized import NOTHING, SizedBatches, exchange_sized
 from seqplan.planner.placement.fleet import Floats, Ints
 
 STARTS = ((4e-3, 1e-3), (4e-3, 3e-3), (4e-3, 5e-3), (8e-3, 2e-3))
@@ -39,9 +34,6 @@ RAISE, RAISES = 2.5e-3, 24
 
 MOST_CHANGES = 2_000
 """Exchanges and changes of sizes; steps of 560 sequences on 64 GPUs need some 500."""
-
-MOST_PACKED = 12
-"""Choices of sizes at most that a pipeline's sequences are packed into."""
 
 
 def fill_shapes(
@@ -88,8 +80,7 @@ class _SizedMicroBatches:
         self._row: Ints = np.array([distinct.index(k) for k in classes])
         padded = np.stack([k.pipeline_class.padded(lengths) for k in distinct])
         self._padded: Floats = padded.astype(np.float64)
-        self._of_class: list[list[float]] = padded.astype(np.float64).tolist()
-        self._work: list[float] = self._squares.tolist()
+        self._orders: list[Ints] = [np.argsort(-of, kind="stable") for of in padded]
         self._gpus: Floats = np.array([float(k.pipeline_class.gpus) for k in classes])
         self._largest: Floats = np.array([float(k.sizes[-1]) for k in classes])
         self._draws = Draws()
@@ -138,7 +129,7 @@ class _SizedMicroBatches:
         pipeline: Ints = np.repeat(np.arange(len(sizes)), number)
         of_place: Floats = np.array([float(size) for of in sizes for size in of])
         in_order = [k for k, n in zip(self._classes, number, strict=True) for _ in range(n)]
-        modes = [k.find_mode(int(z)) for k, z in zip(in_order, of_place, strict=True)]
+        modes = [k.modes[int(z)] for k, z in zip(in_order, of_place, strict=True)]
         a: Floats = np.array([mode.a for mode in modes])
         owner: Ints = np.zeros(len(self._squares), dtype=np.int64)
         for place, micro in enumerate(micro for of in contents for micro in of):
@@ -166,65 +157,19 @@ class _SizedMicroBatches:
 
     def _change_sizes(self, top: int) -> bool:
         """Give a pipeline the sizes that leave least excess, if that is less than now."""
-        k, gpus = self._classes[top], float(self._gpus[top])
-        batches = self._batches
-        first, last = np.searchsorted(batches.pipeline, [top, top + 1])
-        items = np.flatnonzero((batches.owner >= first) & (batches.owner < last)).tolist()
-        padded = self._of_class[int(self._row[top])]
-        order = sorted(items, key=lambda i: (-padded[i], i))
-        held, tokens = sum(self._of_pipeline[top]), sum([padded[i] for i in items])
-        work_ms = float(self._batches.work_ms[top])
-        least, best = self._batches.compute_excess(top, self._limit_ms) - 1e-6, None
-        choices, sums, fixed_ms = k.list_choices(len(self._of_pipeline[top]))
-        at_least = gpus * np.maximum(
-            fixed_ms + work_ms - self._limit_ms, (tokens - sums) * k.pipeline_class.b
+        changed = change_sizes(
+            self._classes[top],
+            self._batches,
+            self._orders[int(self._row[top])],
+            top,
+            self._of_pipeline[top],
+            self._limit_ms,
         )
-        more = SPREAD * gpus * k.pipeline_class.b * np.maximum(sums - held, 0.0)
-        at_least = np.maximum(at_least, 0.0) + more
-        for place in np.argsort(at_least, kind="stable")[:MOST_PACKED].tolist():
-            if at_least[place] >= least:
-                break
-            for fullest in (True, False):
-                packed, of_each = _pack(padded, order, choices[place], fullest=fullest)
-                excess = gpus * self._weigh_sizes(k, choices[place], packed, of_each)
-                excess += float(more[place])
-                if excess < least:
-                    least, best = excess, (choices[place], packed)
-        if best is None:
+        if changed is None:
             return False
         contents = self._list_contents()
-        self._of_pipeline[top], contents[top] = best
+        self._of_pipeline[top], contents[top] = changed
         settled = self._batches.settled
         settled[top] = 0
         self._set(self._of_pipeline, contents, settled)
         return True
-
-    def _weigh_sizes(
-        self, k: SizedClass, sizes: Sizes, packed: MicroBatches, tokens: Sequence[float]
-    ) -> float:
-        """Weigh what micro-batches of other sizes are above a pipeline's limits (ms)."""
-        excess, work_ms = 0.0, k.compute_fixed_ms(sizes)
-        for size, micro, held in zip(sizes, packed, tokens, strict=True):
-            mode = k.find_mode(size)
-            above = max(held - size, 0.0) + ABOVE_ALL * max(held - k.sizes[-1], 0.0)
-            excess += mode.b * above
-            work_ms += mode.a * sum([self._work[i] for i in micro])
-        return excess + max(work_ms - self._limit_ms, 0.0)
-
-
-def _pack(
-    padded: Sequence[float], order: Sequence[int], sizes: Sizes, *, fullest: bool
-) -> tuple[MicroBatches, list[float]]:
-    """Pack sequences into the fullest or emptiest micro-batch that holds them; with their tokens.
-
-    If none does, into that of most room.
-    """
-    room = [float(size) for size in sizes]
-    packed: MicroBatches = [[] for _ in sizes]
-    for i in order:
-        tokens = padded[i]
-        fitting = [left for left in room if left >= tokens] if fullest else ()
-        place = room.index(min(fitting) if fitting else max(room))
-        packed[place].append(i)
-        room[place] -= tokens
-    return packed, [size - left for size, left in zip(sizes, room, strict=True)]

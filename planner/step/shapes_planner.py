@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import permutations
 
 from seqplan.costs.recomputation_mode import ModeModel
@@ -71,6 +72,7 @@ class ShapesPlanner:
                 held=longest,
             )
         self._layouts = LayoutSchemes.list_from_models(self._models)
+        self._find_sized = cache(self._make_sized)
         if options.prove:
             load_solver()
 
@@ -93,15 +95,8 @@ class ShapesPlanner:
     def _list_plans(self, selected: Selected, batch: Batch) -> list[Plan]:
         """List plans without bounds: as placed, then with sizes filled."""
         placement, shapes = selected.placement, self.options.shapes
-        in_order = list(zip(placement.strategy, placement.fleet.pipelines, strict=True))
-        sized = {
-            (scheme, k): SizedClass(
-                k, [n * scheme.sp for n in shapes if n * scheme.sp <= k.capacity]
-            )
-            for scheme, k in in_order
-        }
         placed = deal(batch, placement)
-        classes = [sized[entry] for entry in in_order]
+        classes = [self._find_sized(scheme) for scheme in placement.strategy]
         return [
             assemble(
                 batch,
@@ -113,6 +108,11 @@ class ShapesPlanner:
             )
             for way in [placed, *fill_shapes(classes, batch, placed, placement.objective_ms)]
         ]
+
+    def _make_sized(self, scheme: Scheme) -> SizedClass:
+        k = PipelineClass.from_model(self._models[scheme], 1)
+        sizes = [n * scheme.sp for n in self.options.shapes]
+        return SizedClass(k, [size for size in sizes if size <= k.capacity])
 
     def _list_swapped(self, selected: Selected, batch: Batch) -> Iterator[Selected]:
         """Place the batch on strategies with a few pipelines of another scheme."""

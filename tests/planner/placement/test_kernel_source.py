@@ -25,10 +25,10 @@ def test_a_kernel_of_another_source_is_not_used(tmp_path: Path) -> None:
     assert kernel.why_unusable(built, kernel.SOURCES) == ""
     edited = [Path(shutil.copy(path, tmp_path)) for path in kernel.SOURCES]
     assert kernel.why_unusable(built, edited) == ""
-    edited[2].write_text(edited[2].read_text("utf-8").replace("p-53", "p-52"), "utf-8")
+    edited[3].write_text(edited[3].read_text("utf-8").replace("0.5", "0.4"), "utf-8")
     assert kernel.why_unusable(built, edited) == "built from other sources"
-    edited[2].unlink()
-    assert kernel.why_unusable(built, edited) == "exchange.c is not next to it"
+    edited[3].unlink()
+    assert kernel.why_unusable(built, edited) == "sized.c is not next to it"
     assert kernel.why_unusable(None, kernel.SOURCES) == "not built"
 
 

@@ -133,14 +133,18 @@ class _Exchanges:
         self._by_owner = np.argsort(b.owner, kind="stable")
         self._counts = np.bincount(b.owner, minlength=len(b.sizes))
         self._firsts = np.cumsum(self._counts) - self._counts
-        first, last = np.searchsorted(b.pipeline, [top, top + 1])
-        begin = int(self._firsts[first])
-        number = int(self._counts[first:last].sum())
-        if not number:
+        works = b.weigh_work(float(b.work_ms[top]), top, self._limit_ms) > 0
+        offered = [
+            int(i)
+            for place in range(*np.searchsorted(b.pipeline, [top, top + 1]))
+            if works or b.weigh_tokens(float(b.tokens[place]), place) > 0
+            for i in self._by_owner[self._firsts[place] :][: self._counts[place]]
+        ]
+        if not offered:
             return NOTHING
         best, least = None, -LEAST_GAIN
         for drawn in range(1, DRAWN + 1):
-            given = int(self._by_owner[begin + self._draw_below(number)])
+            given = offered[self._draw_below(len(offered))]
             source = int(b.owner[given])
             second = self._draw_second(given, source)
             taken = self._draw_below(len(b.owner) + len(b.sizes))

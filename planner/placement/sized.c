@@ -28,8 +28,8 @@ enum { IN_PADDED, IN_SQUARES, IN_OWNER, IN_PIPELINE, IN_SIZES, IN_TOKENS, IN_A, 
 typedef struct {
     const double *padded, *squares, *sizes, *a, *weight, *gpus, *largest, *fixed;
     const int64_t *pipeline, *row;
-    double *tokens, *work, *excess;
-    int64_t *owner, *settled, *by_owner, *counts, *firsts, *begins;
+    double *tokens, *work, *excess, *of_tokens, *of_work; /* the last two: what they exceed limits by */
+    int64_t *owner, *settled, *by_owner, *counts, *firsts, *begins, *exceeds, *offered;
     int64_t sequences, places, pipelines, classes, drawn, block;
     double limit, above_all, least_excess, least_gain;
     uint64_t state;
@@ -55,8 +55,9 @@ static double weigh_work(const Sized *b, double work, int64_t pipeline) {
 static void update_excess(Sized *b, int64_t pipeline) {
     double excess = 0.0;
     for (int64_t place = b->begins[pipeline]; place < b->begins[pipeline + 1]; place++)
-        excess += weigh_tokens(b, b->tokens[place], place);
-    excess += weigh_work(b, b->work[pipeline], pipeline);
+        excess += b->of_tokens[place] = weigh_tokens(b, b->tokens[place], place);
+    excess += b->of_work[pipeline] = weigh_work(b, b->work[pipeline], pipeline);
+    b->exceeds[pipeline] = excess > 0.0;
     b->excess[pipeline] = excess > b->least_excess ? excess : 0.0;
 }
 
@@ -76,30 +77,33 @@ static int64_t draw_second(Sized *b, int64_t first, int64_t place) {
     return second == first ? NONE : second;
 }
 
-/* exchange_sized._Exchanges._weigh. */
-static double weigh_exchange(const Sized *b, int64_t top, const SizedExchange *x) {
+/* exchange_sized._Exchanges._weigh; infinite as well where it is no less than ``least``. */
+static double weigh_exchange(const Sized *b, int64_t top, const SizedExchange *x, double least) {
     int64_t pipeline = b->pipeline[x->target];
     const double *here = b->padded + b->row[top] * b->sequences;
     const double *there = b->padded + b->row[pipeline] * b->sequences;
+    double into = add_two(here, x->taken, x->other) - add_two(here, x->given, x->second);
+    double more = add_two(b->squares, x->taken, x->other) - add_two(b->squares, x->given, x->second);
+    double change = weigh_tokens(b, b->tokens[x->source] + into, x->source);
+    change -= b->of_tokens[x->source];
+    double top_ms = b->work[top] + b->a[x->source] * more;
+    if (pipeline != top && !b->exceeds[pipeline] &&
+        change + weigh_work(b, top_ms, top) - b->of_work[top] >= least)
+        return INFINITY; /* as nothing is negative that the other pipeline adds */
     if (value_of(here, x->taken) > b->largest[top] || value_of(here, x->other) > b->largest[top] ||
         value_of(there, x->given) > b->largest[pipeline] ||
         value_of(there, x->second) > b->largest[pipeline])
         return INFINITY;
-    double into = add_two(here, x->taken, x->other) - add_two(here, x->given, x->second);
     double out = add_two(there, x->given, x->second) - add_two(there, x->taken, x->other);
-    double more = add_two(b->squares, x->taken, x->other) - add_two(b->squares, x->given, x->second);
-    double change = weigh_tokens(b, b->tokens[x->source] + into, x->source);
-    change -= weigh_tokens(b, b->tokens[x->source], x->source);
-    change += weigh_tokens(b, b->tokens[x->target] + out, x->target);
-    change -= weigh_tokens(b, b->tokens[x->target], x->target);
     double target_ms = b->a[x->target] * more;
-    double top_ms = b->work[top] + b->a[x->source] * more;
     if (pipeline == top) top_ms -= target_ms;
+    change += weigh_tokens(b, b->tokens[x->target] + out, x->target);
+    change -= b->of_tokens[x->target];
     change += weigh_work(b, top_ms, top);
-    change -= weigh_work(b, b->work[top], top);
+    change -= b->of_work[top];
     if (pipeline != top) {
         change += weigh_work(b, b->work[pipeline] - target_ms, pipeline);
-        change -= weigh_work(b, b->work[pipeline], pipeline);
+        change -= b->of_work[pipeline];
     }
     return change;
 }
@@ -136,14 +140,18 @@ static void make_exchange(Sized *b, int64_t top, const SizedExchange *x) {
 /* exchange_sized._Exchanges._exchange: the other pipeline, NONE if no exchange helps. */
 static int64_t exchange_with(Sized *b, int64_t top) {
     sort_by_owner(b);
-    int64_t begin = b->firsts[b->begins[top]], number = 0;
+    int64_t number = 0;
     for (int64_t place = b->begins[top]; place < b->begins[top + 1]; place++)
-        number += b->counts[place];
+        if (b->of_work[top] > 0.0 || b->of_tokens[place] > 0.0) {
+            memcpy(b->offered + number, b->by_owner + b->firsts[place],
+                   (size_t)b->counts[place] * sizeof(int64_t));
+            number += b->counts[place];
+        }
     if (!number) return NONE;
     SizedExchange best = {NONE, NONE, NONE, NONE, NONE, NONE};
     double least = -b->least_gain;
     for (int64_t drawn = 1; drawn <= b->drawn; drawn++) {
-        SizedExchange x = {.given = b->by_owner[begin + draw_index(b, number)], .other = NONE};
+        SizedExchange x = {.given = b->offered[draw_index(b, number)], .other = NONE};
         x.source = b->owner[x.given];
         x.second = draw_second(b, x.given, x.source);
         x.taken = draw_index(b, b->sequences + b->places);
@@ -155,7 +163,7 @@ static int64_t exchange_with(Sized *b, int64_t top) {
             x.taken = NONE;
         }
         if (x.source != x.target) {
-            double change = weigh_exchange(b, top, &x);
+            double change = weigh_exchange(b, top, &x, least);
             if (change < least) {
                 best = x;
                 least = change;
@@ -237,7 +245,7 @@ PyObject *exchange_sized(PyObject *Py_UNUSED(module), PyObject *args) {
     b.drawn = drawn, b.block = block, b.state = state;
     int taken = take_buffers(fields, arrays, SIZED_ARRAYS);
     if (taken == SIZED_ARRAYS && read_sized(&b, arrays)) {
-        size_t words = (size_t)(b.sequences + 2 * b.places + 2 * b.pipelines + 1);
+        size_t words = (size_t)(2 * b.sequences + 3 * b.places + 4 * b.pipelines + 1);
         int64_t *room = PyMem_Calloc(words, sizeof(int64_t));
         if (room == NULL) {
             PyErr_NoMemory();
@@ -246,7 +254,11 @@ PyObject *exchange_sized(PyObject *Py_UNUSED(module), PyObject *args) {
             b.counts = b.by_owner + b.sequences;
             b.firsts = b.counts + b.places;
             b.begins = b.firsts + b.places;
-            b.excess = (double *)(b.begins + b.pipelines + 1);
+            b.exceeds = b.begins + b.pipelines + 1;
+            b.excess = (double *)(b.exceeds + b.pipelines);
+            b.of_work = b.excess + b.pipelines;
+            b.of_tokens = b.of_work + b.pipelines;
+            b.offered = (int64_t *)(b.of_tokens + b.places);
             for (int64_t k = 0; k < b.places; k++) b.begins[b.pipeline[k] + 1]++;
             for (int64_t p = 0; p < b.pipelines; p++) b.begins[p + 1] += b.begins[p];
             int64_t made = 0, stuck = run_sized(&b, most_made, &made);

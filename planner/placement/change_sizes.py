@@ -40,11 +40,13 @@ def change_sizes(
     pipeline: int,
     sizes: Sizes,
     limit_ms: float,
+    spread: float = SPREAD,
 ) -> tuple[Sizes, MicroBatches] | None:
     """Choose sizes with the least excess of a pipeline, and pack its sequences.
 
-    ``k``: its class; ``order``: all sequences, the longest first; ``sizes``: present ones. None if
-    no others leave less.
+    ``k``: its class; ``order``: all sequences, the longest first; ``sizes``: present ones;
+    ``spread``: the share of the time of a larger sum that counts as excess. None if no others leave
+    less.
     """
     choices = k.list_choices(len(sizes))
     first, last = np.searchsorted(batches.pipeline, [pipeline, pipeline + 1]).tolist()
@@ -53,7 +55,7 @@ def change_sizes(
         float(batches.work_ms[pipeline]),
         float(sum(sizes)),
         batches.compute_excess(pipeline, limit_ms) - 1e-6,
-        SPREAD,
+        spread,
         float(batches.gpus[pipeline]),
         k.pipeline_class.b,
         ABOVE_ALL,
@@ -92,7 +94,7 @@ def _choose_in_python(
     least, best = limits.excess, (NOTHING, False)
     by_work_ms = choices.fixed_ms + limits.work_ms - limits.limit_ms
     by_tokens_ms = (sum(tokens) - choices.sums) * limits.b
-    more = SPREAD * gpus * limits.b * np.maximum(choices.sums - limits.sum, 0.0)
+    more = limits.spread * gpus * limits.b * np.maximum(choices.sums - limits.sum, 0.0)
     at_least = np.maximum(gpus * np.maximum(by_work_ms, by_tokens_ms), 0.0) + more
     for choice in np.argsort(at_least, kind="stable")[:MOST_PACKED].tolist():
         if at_least[choice] >= least:

@@ -95,6 +95,16 @@ def test_chosen_sizes_hold_the_sequences_with_least_excess() -> None:
     assert changed == ((500, 300), [[1], [0]])
 
 
+def test_few_tokens_above_a_size_change_it_if_larger_sizes_are_free() -> None:
+    """304 tokens in a size of 300: one of 500 costs more than these 4 tokens."""
+    k = SizedClass(PipelineClass(1, 0.0, 1.0, 1.0, 1_500, 1, 1, 1), SIZES)
+    batches = make_pipeline(k, np.array([304]), 1)
+    batches.work_ms[:] = 0
+    order = np.array([0])
+    assert change_sizes(k, batches, order, 0, (300,), 900.0) is None
+    assert change_sizes(k, batches, order, 0, (300,), 900.0, 0.0) == ((500,), [[0]])
+
+
 @compiled
 def test_arrays_of_choices_that_do_not_agree_are_rejected() -> None:
     k = make_case(0)[0][0]

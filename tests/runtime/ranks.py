@@ -21,25 +21,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from seqplan.planner.bounds.linear_program import SOLVER
-
 # Processes are forked from a server that has imported torch and nothing else has happened in: a
 # rank starts in a fraction of the seconds that importing torch takes. One server forks the planners
-# of this process, too, whichever of them is first.
-set_forkserver_preload(
-    [
-        "torch",
-        "torch._dynamo",  # an optimizer imports it when it is made, which takes seconds
-        "torch.distributed.checkpoint",
-        "fsspec",  # which a checkpoint's writer and reader import
-        "seqplan.runtime.pipeline.staged_llama",
-        "seqplan.runtime.checkpoint.save_restore",
-        "seqplan.runtime.sources.consumer",
-        "seqplan.runtime.training.run_step",
-        "seqplan.planner.workers.processes",
-        *SOLVER,
-    ]
-)
+# of this process, too, whichever of them is first. The server starts in the checkout.
+set_forkserver_preload(["tests.runtime.rank_template"])
 FORKED = get_context("forkserver")
 
 

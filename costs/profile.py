@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain, combinations
+from itertools import chain, combinations, compress
 from pathlib import Path
 from typing import Any
 
@@ -241,7 +241,8 @@ class Profile:
     def _find_part(self, digest: str) -> Profile | None:
         if self.digest == digest:
             return self
-        parts = self._parts()
+        entries = [key_of(raw) for raw in self.document["schemes"]]  # of all modes, in their order
+        parts = [(keys, [key in keys for key in entries]) for keys in self._parts()]
         every_mode = [mode.name for mode in self.modes]
         for names in sorted(_subsets(every_mode), key=lambda names: len(names) % len(every_mode)):
             if not names:
@@ -253,9 +254,9 @@ class Profile:
             )
             # Entries are written once: a part's canonical JSON is put together from them.
             head, mark, tail = canonical_json({**document, "schemes": []}).partition(_NO_SCHEMES)
-            written = [(key_of(raw), canonical_json(raw)) for raw in document["schemes"]]
-            for keys in parts:
-                listed = ",".join(text for key, text in written if key in keys)
+            written = [canonical_json(raw) for raw in document["schemes"]]
+            for keys, chosen in parts:
+                listed = ",".join(compress(written, chosen))
                 if digest_of(f"{head}{mark[:-1]}{listed}]{tail}") == digest:
                     part = {**document, "schemes": select_entries(document, keys)}
                     return Profile.from_document(part, self.name)

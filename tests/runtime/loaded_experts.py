@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from seqplan import runtime
 
-LAYERS = 4
+LAYERS = 3
 LENGTHS = {0: (5, 9, 3), 1: (7,), 3: (4, 6)}
 """Tokens of each call in an evaluation, by rank; the others call nothing."""
 

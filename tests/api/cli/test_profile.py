@@ -29,7 +29,7 @@ def write_model(folder: Path, **changes: object) -> Path:
     return path
 
 
-def profiled(folder: Path, *arguments: str, **changes: object) -> Outcome:
+def profiled(folder: Path, *arguments: str | Path | int, **changes: object) -> Outcome:
     """Run ``profile measure`` with the model of ``TINY`` sizes with these changes."""
     model = write_model(folder, **changes)
     return call("profile", "measure", "--model", model, *arguments)
@@ -351,10 +351,9 @@ def test_modes_that_offload_are_derived_with_host_memory(tmp_path: Path) -> None
 
 def test_modes_that_offload_are_measured(tmp_path: Path) -> None:
     output = tmp_path / "p.json"
-    completed = call(
-        *("profile", "measure", "--model", "small", "--recompute", "none,none+0.5"),
-        *("--lengths", "32..128", "--points", 4, "--repeats", 3, "--host-memory-gib", 2),
-        *("--even-if-busy", "-o", output),
+    completed = profiled(
+        *(tmp_path, "--recompute", "none,none+0.5", "--lengths", "32..128", "--points", 4),
+        *("--repeats", 1, "--host-memory-gib", 2, "--even-if-busy", "-o", output),
     )
     succeeded(completed)
     profile = Profile.load(output)

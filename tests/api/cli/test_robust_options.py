@@ -9,21 +9,12 @@ import pytest
 from command_line import call, complaint, succeeded
 
 CODE = "examples/data/code.npy"
-SETTING = ("--profile", "llama-13b-a800-80gb", "--gpus", 32, "--max-len", 32768)
+SMALL = ("--profile", "llama-7b-a800-80gb", "--gpus", 8, "--max-len", 32768)
+SMALL += ("--tokens", 50_000, "--steps", 2)
 
 
 def test_compare_prints_how_much_of_a_gain_survives() -> None:
-    arguments = (
-        "compare",
-        CODE,
-        *SETTING,
-        "--tokens",
-        100_000,
-        "--steps",
-        2,
-        "--systems",
-        "static",
-    )
+    arguments = ("compare", CODE, *SMALL, "--schemes", "measured", "--systems", "static")
     text = " ".join(succeeded(call(*arguments, "--robust", "0.1")).split())
     assert "if a, b or c are off by 10%: of a gain of" in text
     fields = json.loads(succeeded(call(*arguments, "--json")))
@@ -42,10 +33,10 @@ def test_compare_prints_how_much_of_a_gain_survives() -> None:
 
 
 def test_plans_are_robust_by_an_option(tmp_path: Path) -> None:
-    arguments = ("plan", CODE, *SETTING, "--tokens", 100_000, "--steps", 2)
+    arguments = ("plan", CODE, *SMALL)
     output = tmp_path / "plans.jsonl"
     succeeded(call(*arguments, "--robust", "0.1", "-o", output))
-    checked = succeeded(call("check", "plans", output, "--profile", "llama-13b-a800-80gb"))
+    checked = succeeded(call("check", "plans", output, "--profile", "llama-7b-a800-80gb"))
     assert checked.startswith("2 plans, no broken rules")
     for options, message in (
         (("--robust", "0.9"), "--robust must be a share from 0 to 0.5: 0.9"),

@@ -166,12 +166,15 @@ def write(path: Path, *plans: Plan) -> Path:
 
 
 def test_the_verb_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plans, output = write(tmp_path / "plans.jsonl", MICRO_STEPS), tmp_path / "trace.json"
+    profile = load_shipped("llama-7b-a800-80gb")
+    plan = replace(MICRO_STEPS, provenance=replace(MICRO_STEPS.provenance, profile=profile.digest))
+    expected = trace(plan, profile.forward_fraction, f"profile {profile.name}")
+    plans, output = write(tmp_path / "plans.jsonl", plan), tmp_path / "trace.json"
     assert main(["trace", str(plans), "--step", "7", "-o", str(output)]) == 0
     assert capsys.readouterr().out == f"written: {output}\n"
-    assert json.loads(output.read_text()) == trace(MICRO_STEPS)
+    assert json.loads(output.read_text()) == expected
     assert main(["trace", str(plans), "--step", "7"]) == 0
-    assert json.loads(capsys.readouterr().out) == trace(MICRO_STEPS)
+    assert json.loads(capsys.readouterr().out) == expected
 
 
 def test_the_profile_gives_the_share_of_forward(

@@ -263,12 +263,12 @@ def test_tensor_and_pipeline_parallel_plans_agree_too(tmp_path: Path) -> None:
     assert document["parameter_difference"] <= 1e-12
 
 
-def test_data_that_does_not_hold_the_plan(plans: Path, tmp_path: Path, temporary: Path) -> None:
+@pytest.mark.usefixtures("in_server")
+def test_data_that_does_not_hold_the_plan(plans: Path, tmp_path: Path) -> None:
     data = tmp_path / "tokens.jsonl"
     data.write_text("[1, 2, 3]\n")
-    completed = process("check", "training", "--plans", plans, "--ranks", RANKS, "--data", data)
+    completed = call("check", "training", "--plans", plans, "--ranks", RANKS, "--data", data)
     assert completed.code == 2
     line = completed.err.splitlines()[-1]
     assert "of step 0: the data has no such id, it has 1 samples" in line
     assert "Traceback" not in completed.err
-    assert none_left(temporary)

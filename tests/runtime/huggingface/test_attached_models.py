@@ -18,6 +18,7 @@ from attached_rejections import REJECTED
 from attached_scenarios import load, meanwhile, on_rank, rejected_on_rank
 from attached_training import examples
 from plan_service import PlanService, serving
+from started_on_meta import start_on_meta
 from transformers_ranks import Program, needs_transformers, run_with_transformers
 
 from seqplan.plans.format.plan_file import write_plans
@@ -42,6 +43,7 @@ def every_outcome() -> Any:
                     Program(on_rank, RANKS, arguments, meanwhile=meanwhile),
                     Program(examples, 2, (ports, Path(folder)), joined=False),
                     Program(rejected_on_rank, 2, ()),
+                    Program(start_on_meta, 2, ()),
                 ],
                 first=load,
             )
@@ -204,3 +206,7 @@ def test_the_example_of_a_policy_gradient_is_rewarded(every_outcome: Any) -> Non
     rewards = [rank[1] for rank in ranks]
     assert rewards[0] == rewards[1]
     assert sum(rewards[0][-2:]) > sum(rewards[0][:2]) + 0.2
+
+
+def test_ranks_without_values_take_those_of_the_first(every_outcome: Any) -> None:
+    assert every_outcome[3][0] == [([], 0.0), ([], 0.0)]

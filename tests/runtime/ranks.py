@@ -23,8 +23,10 @@ import torch.distributed as dist
 
 # Processes are forked from a server that has imported torch and nothing else has happened in: a
 # rank starts in a fraction of the seconds that importing torch takes. One server forks the planners
-# of this process, too, whichever of them is first. The server starts in the checkout.
-set_forkserver_preload(["tests.runtime.rank_template"])
+# of this process, too, whichever of them is first; in a checkout it has the template.
+set_forkserver_preload(
+    ["torch", "seqplan.planner.workers.processes", "tests.runtime.rank_template"]
+)
 FORKED = get_context("forkserver")
 
 

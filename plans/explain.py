@@ -94,7 +94,7 @@ def _headline(plan: Plan, times: Schedule) -> Iterable[str]:
     room = WIDTH - len("pipelines ") - len(notes)
     yield f"pipelines {_cut(str(strategy) or 'none', room)}{notes}"
     if changes and not micro_steps and times.makespan_ms > 0:
-        yield _changes_cost(plan.pipelines, changes, times)
+        yield _changes_cost(plan, changes, times)
 
 
 def _slow_ranks(plan: Plan) -> Iterable[str]:
@@ -150,12 +150,13 @@ def _changes(pipelines: Sequence[PlannedPipeline]) -> set[int]:
     return changes
 
 
-def _changes_cost(pipelines: Sequence[PlannedPipeline], changes: set[int], times: Schedule) -> str:
+def _changes_cost(plan: Plan, changes: set[int], times: Schedule) -> str:
     slower = [
         pipeline.predicted_ms + CHANGE_MS * (index in changes)
-        for index, pipeline in enumerate(pipelines)
+        for index, pipeline in enumerate(plan.pipelines)
     ]
-    longer = schedule(pipelines, slower).makespan_ms / times.makespan_ms - 1
+    later = schedule(plan.pipelines, slower, plan.expert_parallel)
+    longer = later.makespan_ms / times.makespan_ms - 1
     return (
         f"  groups change {_count(changes, 'time')}: were each to take {CHANGE_MS:.0f} ms, the "
         f"pipelines would end {longer:.2%} later"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -169,6 +170,21 @@ def test_whole_blocks_are_timed_as_without_experts(plan: Plan) -> None:
         assert times == plain
     else:
         assert times.makespan_ms >= plain.makespan_ms - 1e-9
+
+
+@given(steps_with_experts())
+@settings(max_examples=80, deadline=None)
+def test_changes_of_groups_make_no_step_shorter(plan: Plan) -> None:
+    """Costs of changes are added to the times that pipelines have with experts."""
+    pipelines = []
+    for index, planned in enumerate(plan.pipelines):  # of unequal times, so that they wait
+        costs_ms = [100.0 * (1 + (3 * index + k) % 4) for k in range(len(planned.micro_batches))]
+        batches = tuple(MicroBatch((), 0, 0, cost_ms) for cost_ms in costs_ms)
+        pipelines.append(replace(planned, micro_batches=batches, predicted_ms=sum(costs_ms)))
+    later = re.search(
+        r"the pipelines would end (.+)% later", explain(replace(plan, pipelines=tuple(pipelines)))
+    )
+    assert later is None or float(later[1]) >= 0
 
 
 def test_groups_of_experts() -> None:

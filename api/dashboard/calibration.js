@@ -102,10 +102,15 @@ export function sortSchemes(schemes) {
 }
 
 /** The decision in a sentence: whether the plans may go on by this profile. */
-export function answer(schemes) {
+export function answer({ schemes, pipelines, steps }) {
   const measured = sortSchemes(schemes).filter((scheme) => scheme.error.recent !== null);
   const bad = measured.filter((scheme) => scheme.warning);
-  if (!measured.length) return "Does the profile hold: open. No rank has measured a step yet.";
+  if (!measured.length) {
+    const why = steps.measured === 0 ? "No rank has measured a step yet." : pipelines.measurable === 0
+      ? "Pipelines with several stages or that share their ranks cannot be measured alone."
+      : "No pipeline was measured by all its ranks yet.";
+    return `Does the profile hold: open. ${why}`;
+  }
   const worst = bad[0] ?? measured[0];
   const error = `${worst.scheme} has an error of ${roughPercent(worst.error.recent)} (median; 90th percentile ` +
     `${roughPercent(worst.error.p90)}, limit ${roughPercent(worst.limit)})`;
@@ -118,7 +123,7 @@ export function answer(schemes) {
 export function drawCalibration(calibration) {
   const { pipelines, steps } = calibration;
   const schemes = sortSchemes(calibration.schemes);
-  write(find("#answer"), answer(schemes));
+  write(find("#answer"), answer(calibration));
   const without = pipelines.all - pipelines.measurable;
   let note = "No rank has measured a step yet: there is no result.";
   if (steps.measured > 0) {

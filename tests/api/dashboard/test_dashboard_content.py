@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sqlite3
 from pathlib import Path
@@ -240,6 +241,22 @@ def test_calibration_is_reported_and_drawn(page: Page, monitored: Stocked) -> No
     assert page.text("#warnings") == ""
     assert not page.text("#refit")
     assert page.text("#answer").startswith("Does the profile hold: yes. The largest error of ")
+
+
+def test_why_the_profile_is_open_is_stated(page: Page, monitored: Stocked) -> None:
+    page.open(monitored.served.url)
+    for steps, measurable, why in (
+        (0, 0, "No rank has measured a step yet."),
+        (3, 0, "Pipelines with several stages or that share their ranks cannot be measured alone."),
+        (3, 5, "No pipeline was measured by all its ranks yet."),
+    ):
+        counts = {"steps": {"measured": steps}, "pipelines": {"measurable": measurable}}
+        text = page.run(
+            "const module = document.querySelector('script[type=module]').src;"
+            "return import(new URL('calibration.js', module)).then("
+            f"({{ answer }}) => answer({json.dumps({**counts, 'schemes': []})}))"
+        )
+        assert text == f"Does the profile hold: open. {why}"
 
 
 def test_revisions_are_listed_with_reasons(page: Page, monitored: Stocked) -> None:

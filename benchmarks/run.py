@@ -51,6 +51,7 @@ NAMES = (
     "queries",
     "sidecar",
     "kills",
+    "operations",
     "deletion",
     "acknowledgements",
     "architectures",

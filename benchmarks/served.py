@@ -12,13 +12,21 @@ from types import TracebackType
 
 
 class Served:
-    """``seqplan serve`` or ``sidecar`` on loopback, until the block ends."""
+    """``seqplan serve`` or ``sidecar`` on loopback, until the block ends.
 
-    def __init__(self, *arguments: object, cores: Sequence[int] = ()) -> None:
+    ``package``: a folder with the package of another release, None for this one.
+    """
+
+    def __init__(
+        self, *arguments: object, cores: Sequence[int] = (), package: Path | None = None
+    ) -> None:
+        other = {} if package is None else {"PYTHONPATH": str(package)}
         command = [sys.executable, "-m", "seqplan.api.cli", *map(str, arguments)]
         if cores:
             command = ["taskset", "--cpu-list", ",".join(map(str, cores)), *command]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, cwd=package, env=os.environ | other
+        )
         assert self.process.stderr is not None
         stderr = ""
         while not (address := re.search(r"serving on http://(\S+):(\d+)", stderr)):

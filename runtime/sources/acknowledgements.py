@@ -34,6 +34,20 @@ FIRST_TRY_S = 1.0
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 15.0
 
+REPEATED_AFTER_S = 10.0
+"""Seconds after which the last acknowledgement is sent again if the next plan is not there."""
+
+
+class ServiceBehind(Exception):
+    """The service has no plan of a step that was done: its store is restored from a backup.
+
+    ``last_step``: the last step that it has a plan of; −1 for none.
+    """
+
+    def __init__(self, last_step: int) -> None:
+        super().__init__(f"it has plans up to step {last_step} only, as after a restore")
+        self.last_step = last_step
+
 
 def default_folder() -> Path:
     """Return this user's folder for queued acknowledgements in the temporary folder."""
@@ -138,8 +152,9 @@ def _read(file: BinaryIO) -> Iterator[Acknowledgement]:
 class AcknowledgementSender:
     """Sends acknowledgements in order, each until the service has received it.
 
-    ``send`` makes one request and may raise ``OSError`` and ``HTTPException``; ``outage_s``:
-    seconds that the service may be away. Two threads may use it.
+    ``send`` makes one request and may raise ``OSError``, ``HTTPException`` and ``ServiceBehind``;
+    ``outage_s``: seconds that the service may be away, or behind without progress. Two threads may
+    use it.
     """
 
     def __init__(
@@ -158,19 +173,28 @@ class AcknowledgementSender:
         self._trouble = ""
         self._failure: Exception | None = None
         self._adopted: set[Acknowledgement] | None = None
+        self._last: dict[str, Acknowledgement] = {}
+        self._behind_at: int | None = None
+        self._received_at = time.monotonic()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the service has yet to plan a step that was acknowledged."""
+        return self._behind_at is not None
 
     @property
     def has_queued(self) -> bool:
         """Whether acknowledgements wait for the service."""
         return bool(self._file.entries)
 
-    def add(self, entry: Acknowledgement) -> None:
-        """Send an acknowledgement, or queue it while the service is away.
+    def add(self, entry: Acknowledgement, sender: str) -> None:
+        """Send an acknowledgement of ``sender``, or queue it while the service is away.
 
         ``PlanTimeout`` if it has been away for longer than ``outage_s``, ``PlanError`` if it
         rejects one, or the queue cannot be written.
         """
         with self._lock:
+            self._last[sender] = entry
             first_try_ends = time.monotonic() + min(FIRST_TRY_S, self._outage_s)
             while not self.has_queued and time.monotonic() < first_try_ends:
                 if self._try(entry):
@@ -191,6 +215,20 @@ class AcknowledgementSender:
                     f"{entry.subject}: not received for {self._outage_s:g} s, at last "
                     f"{self._trouble}; {len(self._file.entries)} are kept in {self._file.path}"
                 )
+
+    def repeat_last(self) -> None:
+        """Send the last acknowledgement of each sender again: a restored store lacks it."""
+        due = time.monotonic() >= self._received_at + REPEATED_AFTER_S
+        if self.has_queued or not due or not self._lock.acquire(blocking=False):
+            return
+        try:
+            for entry in self._last.values():
+                if not self._try(entry):
+                    self._file.append(entry)
+        except OSError as error:
+            warnings.warn(f"acknowledgements cannot be queued: {error}", stacklevel=2)
+        finally:
+            self._lock.release()
 
     def send_queued(self) -> None:
         """Send what waits, if it is time for another try; those of ended processes first."""
@@ -249,11 +287,14 @@ class AcknowledgementSender:
         try:
             answer = self._send(entry)
             if answer.status not in RETRIED:
-                self._away_since, self._pause = None, FIRST_PAUSE_S
+                self._away_since, self._pause, self._behind_at = None, FIRST_PAUSE_S, None
                 if 200 <= answer.status < 300:
+                    self._received_at = time.monotonic()
                     return True
                 raise self._rejection(answer, entry.subject)
             self._trouble, retry_after = f"{answer.status} {answer.reason}", answer.retry_after_s
+        except ServiceBehind as behind:
+            self._note_behind(entry, behind)
         except (OSError, http.client.HTTPException) as error:
             self._trouble = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0]
         if self._away_since is None:
@@ -261,3 +302,11 @@ class AcknowledgementSender:
         self._next_try = time.monotonic() + max(self._pause, retry_after)
         self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
         return False
+
+    def _note_behind(self, entry: Acknowledgement, behind: ServiceBehind) -> None:
+        self._trouble = str(behind)
+        if self._behind_at is None:
+            warnings.warn(f"{entry.subject}: waits for the service: {behind}", stacklevel=2)
+        if behind.last_step != self._behind_at:  # it plans on
+            self._away_since, self._pause = None, FIRST_PAUSE_S
+            self._behind_at = behind.last_step

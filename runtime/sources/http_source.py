@@ -36,6 +36,7 @@ from seqplan.runtime.sources.acknowledgements import (
     Acknowledgement,
     AcknowledgementFile,
     AcknowledgementSender,
+    ServiceBehind,
     default_folder,
 )
 from seqplan.runtime.sources.http_connection import Connection, HttpResponse, TooLarge
@@ -54,6 +55,9 @@ LAST_ACKNOWLEDGEMENTS_S = 5.0
 
 WAIT_WITH_QUEUED_S = 1.0
 """Longest wait of a request while acknowledgements are queued: a plan may wait for them."""
+
+WAIT_BEHIND_S = 0.2
+"""Longest wait of a request while a restored service plans steps again that were done."""
 
 _RENUMBERED = 2
 """Views that are requested of a step: the first may be that of another rank."""
@@ -157,8 +161,7 @@ class HttpSource:
         deadline = time.monotonic() + timeout_s
         pause = _FIRST_PAUSE_S
         while True:
-            longest = WAIT_WITH_QUEUED_S if self._sender.has_queued else LONGEST_WAIT_S
-            wait = max(0.0, min(deadline - time.monotonic(), longest))
+            wait = max(0.0, min(deadline - time.monotonic(), self._longest_wait()))
             path = f"{plan}?wait={wait:.3f}"
             begun = time.monotonic()
             answer = self._request(self._plans, "GET", path, subject, deadline, wait + GRACE_S)
@@ -167,12 +170,18 @@ class HttpSource:
                 return answer
             if answer.status != 204:
                 raise _rejection(answer, subject)
+            self._sender.repeat_last()
             if time.monotonic() >= deadline:
                 raise PlanTimeout(f"{subject}: not planned within {timeout_s:.3g} s")
             # A service that does not wait must not be polled in a tight loop.
             if time.monotonic() - begun < wait / 2:
                 self._pause(min(pause, deadline - time.monotonic()), subject)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _longest_wait(self) -> float:
+        if self._sender.is_behind:
+            return WAIT_BEHIND_S
+        return WAIT_WITH_QUEUED_S if self._sender.has_queued else LONGEST_WAIT_S
 
     def acknowledge(
         self, step: int, rank: int, digest: str | None, measured_ms: float | None = None
@@ -202,13 +211,33 @@ class HttpSource:
         # The same key however often it is sent: a lost answer does not count twice.
         key = f"{fields['step']}-{who}-{fields['digest']}"
         path, subject = self._path(route), f"{self._where}: {subject}"
-        self._sender.add(Acknowledgement(path, key, json.dumps(fields), subject))
+        self._sender.add(Acknowledgement(path, key, json.dumps(fields), subject), who)
 
     def _post(self, entry: Acknowledgement) -> HttpResponse:
         more = {"Content-Type": "application/json", "Idempotency-Key": entry.key}
-        return self._acks.request(
-            "POST", entry.path, entry.body.encode(), self._headers | more, GRACE_S
-        )
+        answer = self._post_body(entry.path, entry.body, more)
+        if answer.status == 409:
+            self._catch_up(entry, _read_problem(answer))
+        return answer
+
+    def _post_body(self, path: str, body: str, headers: dict[str, str]) -> HttpResponse:
+        return self._acks.request("POST", path, body.encode(), self._headers | headers, GRACE_S)
+
+    def _catch_up(self, entry: Acknowledgement, problem: dict[str, Any]) -> None:
+        """Acknowledge the last step of a restored service, so that it plans on.
+
+        ``ServiceBehind`` if the step of ``entry`` had a plan, which the service lacks.
+        """
+        fields = json.loads(entry.body)
+        last = problem.get("last_step")
+        if not str(problem.get("type", "")).endswith("not-planned") or fields["digest"] is None:
+            return
+        if isinstance(last, int) and last >= 0:
+            # Steps are done in order, so that this one is done, too.
+            fields = {name: value for name, value in fields.items() if name != "measured_ms"}
+            body = json.dumps(fields | {"step": last, "digest": None})
+            self._post_body(entry.path, body, {"Content-Type": "application/json"})
+        raise ServiceBehind(last if isinstance(last, int) else -1)
 
     def close(self) -> None:
         if self._closed.is_set():
@@ -282,12 +311,16 @@ def _plan(answer: HttpResponse, subject: str) -> tuple[Plan, str]:
     return plan, digest
 
 
-def _rejection(answer: HttpResponse, subject: str) -> Exception:
-    problem: dict[str, Any] = {}
+def _read_problem(answer: HttpResponse) -> dict[str, Any]:
     if answer.kind.partition(";")[0].strip() == "application/problem+json":
         with suppress(ValueError, RecursionError):
             document = json.loads(answer.body)
-            problem = document if isinstance(document, dict) else {}
+            return document if isinstance(document, dict) else {}
+    return {}
+
+
+def _rejection(answer: HttpResponse, subject: str) -> Exception:
+    problem = _read_problem(answer)
     if answer.status == 410 and str(problem.get("type", "")).endswith("end-of-plans"):
         return EndOfPlans(f"{subject}: {problem.get('detail', 'after the last plan')}")
     kind = _LostRank if str(problem.get("type", "")).endswith("rank-lost") else PlanError

@@ -15,6 +15,9 @@ from command_line import call, complaint, nothing_left, succeeded
 from service_process import serving_here
 from stocked_service import WORLD, deliver, stock
 
+from seqplan.runtime.sources import acknowledgements
+from seqplan.runtime.sources.http_source import HttpSource
+
 STEPS = 6
 
 
@@ -61,6 +64,53 @@ def test_a_restored_store_serves_on(tmp_path: Path) -> None:
     assert again == plans
     assert len(first) == 2
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".")) == []
+
+
+@pytest.mark.filterwarnings("ignore:.*waits for the service:UserWarning")
+def test_ranks_ahead_of_a_restored_store_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have done steps that the backup lacks: the service plans them again, equally."""
+    monkeypatch.setattr(acknowledgements, "REPEATED_AFTER_S", 0.1)
+    path, copy, restored = (tmp_path / name for name in ("store.db", "copy.tar", "restored.db"))
+    last = 12
+    with serving_here(path) as served:
+        port = int(served.url.rpartition(":")[2])
+        stock(served).job("job", last)
+        sources = [HttpSource(served.url, "job", queue_folder=tmp_path) for _ in range(WORLD)]
+        digests = run_ranks(sources, 0, 2)
+        succeeded(call("backup", path, "-o", copy))
+        digests += run_ranks(sources, 2, 8)
+        ahead = [source.view(8, rank, 60) for rank, source in enumerate(sources)]
+        for rank in (2, 3):  # these wait for step 9 only, the others have done step 8 since
+            sources[rank].acknowledge(8, rank, ahead[rank].digest)
+        lines = [served.send("GET", f"/v1/jobs/job/plans/{step}").body for step in range(9)]
+    succeeded(call("restore", copy, "--store", restored))
+    with serving_here(restored, port=port) as served, ThreadPoolExecutor(WORLD) as threads:
+        assert served.ok("GET", "/v1/jobs/job")["planned_steps"] < 9
+        with pytest.warns(UserWarning, match=r"step 8 .*: it has plans up to step \d only"):
+            sources[0].acknowledge(8, 0, ahead[0].digest, 1.0)
+        sources[1].acknowledge(8, 1, ahead[1].digest)
+        waiting = [threads.submit(s.view, 9, rank, 60) for rank, s in enumerate(sources)]
+        assert len({future.result().digest for future in waiting}) == 1
+        run_ranks(sources, 9, last)
+        for source in sources:
+            source.close()
+        assert served.ok("GET", "/v1/jobs/job")["acknowledged"] == [last - 1] * WORLD
+        assert digests == [json.loads(line)["digest"] for line in lines[:8]]
+        again = [served.send("GET", f"/v1/jobs/job/plans/{step}").body for step in range(9)]
+    assert again == lines
+
+
+def run_ranks(sources: list[HttpSource], first: int, last: int) -> list[str | None]:
+    """Fetch and acknowledge steps on each rank; return the digests."""
+    digests = []
+    for step in range(first, last):
+        for rank, source in enumerate(sources):
+            view = source.view(step, rank, 60)
+            source.acknowledge(step, rank, view.digest)
+        digests.append(view.digest)
+    return digests
 
 
 def test_a_restore_overwrites_nothing(backup: Path, tmp_path: Path) -> None:

@@ -29,11 +29,12 @@ _DESCRIPTION = """\
 Read the length, in tokens, of every sequence of a data set; describe the lengths and keep them.
 
 A source is .npy (integers), .txt (one integer a line), .json, .jsonl or .jsonl.gz, .parquet or
-.arrow (an integer, a list of ids, a text or a conversation in each record), a Megatron .idx (its
-documents), a folder of text files, or a quoted pattern such as 'shards/*.idx'. Several sources are
-joined in order. Conversations are messages or conversations (ShareGPT), a prompt or instruction
-(Alpaca) and its response, or chosen and rejected ones, of which each is a sequence. A field
-image_grid_thw or video_grid_thw has the patches of each frame.
+.arrow (an integer, a list of ids, a text or a conversation in each record), .csv or .tsv (an
+integer or a text, under names of columns), a Megatron .idx (its documents), a folder of text
+files, or a quoted pattern such as 'shards/*.idx'. Several sources are joined in order.
+Conversations are messages or conversations (ShareGPT), a prompt or instruction (Alpaca) and its
+response, or chosen and rejected ones, of which each is a sequence. A field image_grid_thw or
+video_grid_thw has the patches of each frame.
 """
 
 _EXAMPLES = """\

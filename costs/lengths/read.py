@@ -13,10 +13,9 @@ from seqplan.costs.lengths.sources.options import SourceOptions
 from seqplan.costs.lengths.sources.saved_dataset import is_saved_dataset, list_saved_files
 from seqplan.costs.lengths.sources.token_count import TokenCounter
 
-SUFFIXES = (".npy", ".txt", ".json", ".jsonl", ".jsonl.gz", ".parquet", ".arrow", ".idx")
+_WITH_FIELDS = (".json", ".jsonl", ".jsonl.gz", ".csv", ".tsv", ".parquet", ".arrow")
+SUFFIXES = (".npy", ".txt", *_WITH_FIELDS, ".idx")
 """Files that are understood; a folder is read as text files, unless ``datasets`` saved it."""
-
-_WITH_FIELDS = (".json", ".jsonl", ".jsonl.gz", ".parquet", ".arrow")
 
 
 def read_lengths(
@@ -92,7 +91,7 @@ def _check_use(options: SourceOptions, suffixes: list[str]) -> None:
     """Reject an option that no source uses: it was meant for something else."""
     if options.field is not None and not set(suffixes) & set(_WITH_FIELDS):
         raise LengthsError(
-            f"--field {options.field}: no source has fields. Name it for .jsonl, .parquet or .arrow"
+            f"--field {options.field}: no source has fields. Name it for .jsonl, .csv or .parquet"
         )
     if isinstance(options.tokenizer, Path) and not options.tokenizer.exists():
         raise LengthsError(
@@ -132,6 +131,11 @@ def _read(
             from seqplan.costs.lengths.sources.arrow import read_arrow
 
             read_arrow(path, options.field, counter, collector)
+        case ".csv" | ".tsv":
+            from seqplan.costs.lengths.sources.csv_records import read_csv_records
+            from seqplan.costs.lengths.sources.jsonl import read_records
+
+            read_records(path, read_csv_records(path), options.field, counter, collector)
         case _:
             from seqplan.costs.lengths.sources.jsonl import read_jsonl
 

@@ -1,4 +1,4 @@
-"""Lengths from JSON: objects, one a line or in a list, with lengths, ids, text or conversations."""
+"""Lengths from records in JSON or CSV: integers, ids, texts or conversations."""
 
 from __future__ import annotations
 
@@ -25,12 +25,23 @@ _KINDS: dict[type, str] = {int: "an integer", list: "a list of ids", str: "a tex
 
 
 def read_jsonl(path: Path, wanted: str | None, counter: TokenCounter, out: Collector) -> None:
+    """Read objects of JSON, one a line or in a list."""
+    records = _list_records(path) if _is_list(path) else _read_lines(path)
+    read_records(path, records, wanted, counter, out)
+
+
+def read_records(
+    path: Path,
+    records: Iterator[tuple[str, dict[str, Any]]],
+    wanted: str | None,
+    counter: TokenCounter,
+    out: Collector,
+) -> None:
     """Read one sequence a record; the first record settles the field and its kind.
 
     Records with conversations are rendered and counted. A column of grids (``image_grid_thw``)
     has a sequence for each frame.
     """
-    records = _list_records(path) if _is_list(path) else _read_lines(path)
     if wanted is not None and is_grid_field(wanted):
         read_grids(((place, _grids(place, wanted, r)) for place, r in records), wanted, out)
         return

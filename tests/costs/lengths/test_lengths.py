@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,24 @@ def test_saved_lengths_are_read_back(tmp_path: Path, lengths: list[int]) -> None
     save_lengths(path, np.array(lengths, np.int64))
     assert np.load(path).dtype == np.uint32
     assert read(path) == lengths
+
+
+@in_one_folder
+@given(some_lengths, st.lists(st.text(st.characters(exclude_categories=["Cs"]))))
+def test_csv(tmp_path: Path, lengths: list[int], texts: list[str]) -> None:
+    for suffix, dialect in ((".csv", "excel"), (".tsv", "excel-tab")):
+        path = tmp_path / f"a{suffix}"
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, dialect)
+            writer.writerow(["text", "length"])
+            writer.writerows(zip_longest(texts, lengths, fillvalue=1))
+        assert read(path) == lengths + [1] * (len(texts) - len(lengths))
+
+
+def test_texts_of_csv_may_be_long(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('text,id\n"' + 100_000 * 'four ""' + '",1\nfour,2\n')
+    assert read(path, tokenizer=4.0) == [150_000, 1]
 
 
 @in_one_folder

@@ -41,9 +41,10 @@ TEXT = (
     "(--tokenizer 4)"
 )
 UNDERSTOOD = (
-    "(understood: .npy .txt .json .jsonl .jsonl.gz .parquet .arrow .idx, "
+    "(understood: .npy .txt .json .jsonl .jsonl.gz .csv .tsv .parquet .arrow .idx, "
     "a folder of text files or of a saved data set). Name one of these"
 )
+UNNAMED = "line 1 does not name the columns. Add names, or name a file with one length a line .txt"
 ONE_A_LINE = "is not an integer; a .txt source has one length a line"
 NONE = "holds no sequences. Name a source with sequences"
 CAST = "lengths are integers; cast it, for example with .astype('int64')"
@@ -54,7 +55,7 @@ FIELDS = (
 AN_OBJECT = "a .jsonl source has one object a line"
 
 CASES: list[tuple[str, Any, str]] = [
-    ("a.csv", "1", f".csv is not a source of lengths {UNDERSTOOD}"),
+    ("a.xml", "1", f".xml is not a source of lengths {UNDERSTOOD}"),
     ("a", "1", f"a name without suffix is not a source of lengths {UNDERSTOOD}"),
     ("a.bin", "1", f".bin is not a source of lengths; give the .idx next to it {UNDERSTOOD}"),
     ("a.txt", "", "is empty. Name a file with sequences"),
@@ -108,6 +109,25 @@ CASES: list[tuple[str, Any, str]] = [
         "line 1: field 'ids' holds a list of lists; write one sequence a record",
     ),
     ("a.jsonl", [{"text": "x"}], f"field 'text' {TEXT}"),
+    ("a.csv", "5\n7\n", UNNAMED),
+    ("a.csv", "\n", UNNAMED),
+    ("a.csv", "length\n", NONE),
+    ("a.csv", "a,a\n1,2\n", "line 1: column 'a' is there twice. Rename one"),
+    ("a.csv", "a,length\n1,2\n3\n", "line 3: has 1 values for 2 columns. Quote the texts"),
+    (
+        *("a.tsv", "a\tlength\nx\t2\ny\t\n"),
+        (
+            "line 3: field 'length' holds '', in the records before an integer. "
+            "Use one type in all records"
+        ),
+    ),
+    ("a.csv", "length\n0\n", f"line 2: length 0 {SMALL}"),
+    ("a.csv", b"length\n\xff\n", "is not UTF-8: invalid start byte. Convert the file"),
+    ("a.csv", "text\nx\n", f"field 'text' {TEXT}"),
+    (
+        *("a.csv", 'length,text\n1,"x'),
+        "line 2: is not CSV: unexpected end of data. Write it again",
+    ),
     (
         *("a.jsonl.gz", "{}"),
         (
@@ -167,7 +187,7 @@ def test_options_are_checked(tmp_path: Path) -> None:
     path = file_of(tmp_path / "a.txt", "1")
     assert complaint() == "no source of lengths was given. Name at least one"
     assert complaint(path, field="x") == (
-        "--field x: no source has fields. Name it for .jsonl, .parquet or .arrow"
+        "--field x: no source has fields. Name it for .jsonl, .csv or .parquet"
     )
     assert complaint(path, glob="*.md") == "--glob *.md: no source is a folder. Leave it out"
     for rate in (0, -1.0, float("nan"), float("inf")):

@@ -1,0 +1,71 @@
+"""Records of a ``.csv`` or ``.tsv`` file, whose first line names the columns."""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from seqplan.costs.lengths.sources.error import LengthsError, first_line, shown
+
+_INTEGER = re.compile(r"\s*[+-]?[0-9]{1,18}\s*")
+
+
+def read_csv_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the place and the fields of each record.
+
+    A column whose first value is an integer is read as integers, another one as texts.
+    ``LengthsError`` names the line of an error.
+    """
+    csv.field_size_limit(sys.maxsize)  # a field may hold a whole document
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        dialect = "excel-tab" if path.suffix.lower() == ".tsv" else "excel"
+        rows = csv.reader(file, dialect, strict=True)
+        try:
+            names = next(rows, [])
+            _check_names(path, names)
+            integers: set[str] | None = None
+            for row in rows:
+                if not row:
+                    continue
+                place = f"{path}: line {rows.line_num}"
+                if len(row) != len(names):
+                    raise LengthsError(
+                        f"{place}: has {len(row)} values for {len(names)} columns. Quote the texts"
+                    )
+                record: dict[str, Any] = dict(zip(names, row, strict=True))
+                if integers is None:
+                    integers = {name for name in names if _INTEGER.fullmatch(record[name])}
+                for name in integers:
+                    record[name] = _read_integer(place, name, record[name])
+                yield place, record
+        except csv.Error as error:
+            raise LengthsError(
+                f"{path}: line {rows.line_num}: is not CSV: {first_line(error)}. Write it again"
+            ) from None
+        except UnicodeDecodeError as error:
+            raise LengthsError(f"{path}: is not UTF-8: {error.reason}. Convert the file") from None
+
+
+def _check_names(path: Path, names: list[str]) -> None:
+    """Require a first line with the names of the columns."""
+    if not names or any(_INTEGER.fullmatch(name) for name in names):
+        raise LengthsError(
+            f"{path}: line 1 does not name the columns. Add names, or name a file with one length "
+            "a line .txt"
+        )
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise LengthsError(f"{path}: line 1: column {twice!r} is there twice. Rename one")
+
+
+def _read_integer(place: str, name: str, text: str) -> int:
+    if not _INTEGER.fullmatch(text):
+        raise LengthsError(
+            f"{place}: field {name!r} holds {shown(text)}, in the records before an integer"
+            ". Use one type in all records"
+        )
+    return int(text)

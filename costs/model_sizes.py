@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -245,86 +246,101 @@ class ModelSizes:
         return cls(**by_name, architecture=architecture)
 
 
+_SIZES: Mapping[str, tuple[tuple[int, ...], Mapping[str, int]]] = {
+    "small": ((512, 8, 8, 4, 1408, 8192), {}),
+    "llama-7b": ((4096, 32, 32, 32, 11008, 32000), {}),
+    "llama-13b": ((5120, 40, 40, 40, 13824, 32000), {}),
+    "llama-32b": ((6656, 60, 64, 64, 17920, 32000), {}),
+    "llama3-8b": ((4096, 32, 32, 8, 14336, 128256), {}),
+    "llama3-70b": ((8192, 80, 64, 8, 28672, 128256), {}),
+    "llama3.2-1b": ((2048, 16, 32, 8, 8192, 128256), {"tied": True}),
+    "llama3.2-3b": ((3072, 28, 24, 8, 8192, 128256), {"tied": True}),
+    "mistral-7b": ((4096, 32, 32, 8, 14336, 32768), {}),
+    "mixtral-8x7b": (
+        (4096, 32, 32, 8, 14336, 32000),
+        {"expert_layers": 32, "experts": 8, "experts_per_token": 2, "expert_ffn": 14336},
+    ),
+    "qwen2.5-7b": ((3584, 28, 28, 4, 18944, 152064), {}),
+    "qwen2.5-14b": ((5120, 48, 40, 8, 13824, 152064), {}),
+    "qwen2.5-32b": ((5120, 64, 40, 8, 27648, 152064), {}),
+    "qwen2.5-72b": ((8192, 80, 64, 8, 29568, 152064), {}),
+    "qwen3-4b": ((2560, 36, 32, 8, 9728, 151936), {"head_dim": 128, "tied": True}),
+    "qwen3-8b": ((4096, 36, 32, 8, 12288, 151936), {}),
+    "qwen3-14b": ((5120, 40, 40, 8, 17408, 151936), {}),
+    "qwen3-32b": ((5120, 64, 64, 8, 25600, 151936), {"head_dim": 128}),
+    "qwen3-30b-a3b": (
+        (2048, 48, 32, 4, 6144, 151936),
+        {
+            "head_dim": 128,
+            "expert_layers": 48,
+            "experts": 128,
+            "experts_per_token": 8,
+            "expert_ffn": 768,
+        },
+    ),
+    "gpt-oss-20b": (
+        (2880, 24, 64, 8, 2880, 201088),
+        {
+            "head_dim": 64,
+            "window_layers": 12,
+            "window": 128,
+            "sinks": True,
+            "expert_layers": 24,
+            "experts": 32,
+            "experts_per_token": 4,
+            "expert_ffn": 2880,
+            "expert_bias": True,
+        },
+    ),
+    "gpt-oss-120b": (
+        (2880, 36, 64, 8, 2880, 201088),
+        {
+            "head_dim": 64,
+            "window_layers": 18,
+            "window": 128,
+            "sinks": True,
+            "expert_layers": 36,
+            "experts": 128,
+            "experts_per_token": 4,
+            "expert_ffn": 2880,
+            "expert_bias": True,
+        },
+    ),
+    "qwen3-235b-a22b": (
+        (4096, 94, 64, 4, 12288, 151936),
+        {
+            "head_dim": 128,
+            "expert_layers": 94,
+            "experts": 128,
+            "experts_per_token": 8,
+            "expert_ffn": 1536,
+        },
+    ),
+    "deepseek-v3": (
+        (7168, 61, 128, 128, 18432, 129280),
+        {
+            "query_rank": 1536,
+            "kv_rank": 512,
+            "rope_dim": 64,
+            "nope_dim": 128,
+            "value_dim": 128,
+            "expert_layers": 58,
+            "experts": 256,
+            "experts_per_token": 8,
+            "expert_ffn": 2048,
+            "shared_ffn": 2048,
+            "expert_groups": 8,
+            "groups_per_token": 4,
+        },
+    ),
+    "gpt-7b": ((4096, 32, 64, 64, 10944, 50304), {}),
+    "gpt-13b": ((5120, 40, 64, 64, 13696, 50304), {}),
+    "gpt-30b": ((6656, 60, 64, 64, 17792, 50304), {}),
+}
+
 MODELS: dict[str, dict[str, int]] = {
     name: {**dict(zip(SIZES, sizes, strict=True)), **others}
-    for name, (sizes, others) in {
-        "small": ((512, 8, 8, 4, 1408, 8192), {}),
-        "llama-7b": ((4096, 32, 32, 32, 11008, 32000), {}),
-        "llama-13b": ((5120, 40, 40, 40, 13824, 32000), {}),
-        "llama-32b": ((6656, 60, 64, 64, 17920, 32000), {}),
-        "llama3-8b": ((4096, 32, 32, 8, 14336, 128256), {}),
-        "llama3-70b": ((8192, 80, 64, 8, 28672, 128256), {}),
-        "qwen3-8b": ((4096, 36, 32, 8, 12288, 151936), {}),
-        "qwen3-32b": ((5120, 64, 64, 8, 25600, 151936), {"head_dim": 128}),
-        "qwen3-30b-a3b": (
-            (2048, 48, 32, 4, 6144, 151936),
-            {
-                "head_dim": 128,
-                "expert_layers": 48,
-                "experts": 128,
-                "experts_per_token": 8,
-                "expert_ffn": 768,
-            },
-        ),
-        "gpt-oss-20b": (
-            (2880, 24, 64, 8, 2880, 201088),
-            {
-                "head_dim": 64,
-                "window_layers": 12,
-                "window": 128,
-                "sinks": True,
-                "expert_layers": 24,
-                "experts": 32,
-                "experts_per_token": 4,
-                "expert_ffn": 2880,
-                "expert_bias": True,
-            },
-        ),
-        "gpt-oss-120b": (
-            (2880, 36, 64, 8, 2880, 201088),
-            {
-                "head_dim": 64,
-                "window_layers": 18,
-                "window": 128,
-                "sinks": True,
-                "expert_layers": 36,
-                "experts": 128,
-                "experts_per_token": 4,
-                "expert_ffn": 2880,
-                "expert_bias": True,
-            },
-        ),
-        "qwen3-235b-a22b": (
-            (4096, 94, 64, 4, 12288, 151936),
-            {
-                "head_dim": 128,
-                "expert_layers": 94,
-                "experts": 128,
-                "experts_per_token": 8,
-                "expert_ffn": 1536,
-            },
-        ),
-        "deepseek-v3": (
-            (7168, 61, 128, 128, 18432, 129280),
-            {
-                "query_rank": 1536,
-                "kv_rank": 512,
-                "rope_dim": 64,
-                "nope_dim": 128,
-                "value_dim": 128,
-                "expert_layers": 58,
-                "experts": 256,
-                "experts_per_token": 8,
-                "expert_ffn": 2048,
-                "shared_ffn": 2048,
-                "expert_groups": 8,
-                "groups_per_token": 4,
-            },
-        ),
-        "gpt-7b": ((4096, 32, 64, 64, 10944, 50304), {}),
-        "gpt-13b": ((5120, 40, 64, 64, 13696, 50304), {}),
-        "gpt-30b": ((6656, 60, 64, 64, 17792, 50304), {}),
-    }.items()
+    for name, (sizes, others) in _SIZES.items()
 }
 """Sizes by name; ``SOURCES`` gives their origin."""
 
@@ -339,7 +355,17 @@ SOURCES: dict[str, str] = {
     **{
         name: f"config.json of {release}"
         for name, release in (
+            ("llama3.2-1b", "Llama-3.2-1B"),
+            ("llama3.2-3b", "Llama-3.2-3B"),
+            ("mistral-7b", "Mistral-7B-v0.3"),
+            ("mixtral-8x7b", "Mixtral-8x7B-v0.1"),
+            ("qwen2.5-7b", "Qwen2.5-7B"),
+            ("qwen2.5-14b", "Qwen2.5-14B"),
+            ("qwen2.5-32b", "Qwen2.5-32B"),
+            ("qwen2.5-72b", "Qwen2.5-72B"),
+            ("qwen3-4b", "Qwen3-4B"),
             ("qwen3-8b", "Qwen3-8B"),
+            ("qwen3-14b", "Qwen3-14B"),
             ("qwen3-32b", "Qwen3-32B"),
             ("qwen3-30b-a3b", "Qwen3-30B-A3B"),
             ("gpt-oss-20b", "gpt-oss-20b"),
@@ -355,3 +381,30 @@ SOURCES: dict[str, str] = {
         "vocabulary, padded",
     ),
 }
+
+
+RELEASES: dict[str, str] = {
+    "llama-2-7b": "llama-7b",
+    "llama-2-13b": "llama-13b",
+    **{
+        f"{maker}llama-3{minor}-{size}": f"llama3-{size}"
+        for maker in ("", "meta-")
+        for minor, size in (*(("", "8b"), (".1", "8b"), ("", "70b"), (".1", "70b"), (".3", "70b")),)
+    },
+    "llama-3.2-1b": "llama3.2-1b",
+    "llama-3.2-3b": "llama3.2-3b",
+    "deepseek-r1": "deepseek-v3",
+}
+"""Releases, in small letters, with the sizes of a model in ``MODELS``."""
+
+_VARIANT = re.compile(r"(-(instruct|base|chat|hf|it|thinking))*(-v\d\.\d|-\d{4})?$")
+
+
+def find_release(name: str) -> str | None:
+    """Return the name in ``MODELS`` of a release; None for an unknown one.
+
+    ``meta-llama/Llama-3.1-8B-Instruct`` stands for ``llama3-8b``.
+    """
+    release = _VARIANT.sub("", name.rpartition("/")[2].lower())
+    known = RELEASES.get(release, release)
+    return known if known in MODELS else None

@@ -13,6 +13,7 @@ from textwrap import wrap
 from typing import IO, TYPE_CHECKING, Any
 
 from seqplan.api.cli.framework.command import add_command
+from seqplan.api.cli.framework.model_options import add_model
 from seqplan.api.cli.framework.options import (
     add_robust,
     add_tokenizer,
@@ -84,7 +85,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--proposal", metavar="FILE", type=Path, help="plan by its strategies")
     source.add_argument("--profile", metavar="NAME|FILE", help="propose with this profile first")
-    source.add_argument("--model", metavar="NAME|FILE", help="derive a profile first, and propose")
+    add_model(source, required=False, purpose="; derive a profile first, and propose")
     add("--hardware", metavar="NAME|FILE", help="with --model: the devices, such as h100-80gb")
     add("--gpus", metavar="N", type=positive, help="required without --proposal")
     add(

@@ -14,7 +14,7 @@ from seqplan.costs.model_files.description_file import (
     read_fields,
 )
 from seqplan.costs.model_files.model_config import read_model_config
-from seqplan.costs.model_sizes import MODELS, SIZES
+from seqplan.costs.model_sizes import MODELS, SIZES, find_release
 
 FIELDS = ("base", *SIZES, "head_dim", "tied")
 """Fields of a file of sizes: ``base`` names the model whose other sizes it has."""
@@ -22,24 +22,31 @@ FIELDS = ("base", *SIZES, "head_dim", "tied")
 _CONFIG_KEYS = {key for keys in SIZE_KEYS.values() for key in keys} - {"head_dim"} | {"model_type"}
 
 
+def name_known(name: str) -> str | None:
+    """Return the known model of a name or a release's name; None if it names a file or folder."""
+    if name.lower() in MODELS:
+        return name.lower()
+    return None if Path(name).exists() else find_release(name)
+
+
 def find_model(name: str, longest: int | None = None, parameter: str = "model") -> dict[str, int]:
     """Return the sizes of a model as far as they are known.
 
-    ``name``: a known model, a config.json or its folder, or a .json or .toml file of ``FIELDS``.
-    ``longest``: tokens of the longest sequence, see ``read_config``. ``parameter``: its name for
-    the reader. ``ValueError`` for an unknown name and a bad file.
+    ``name``: a known model or its release, a config.json or its folder, or a .json or .toml file
+    of ``FIELDS``. ``longest``: tokens of the longest sequence, see ``read_config``. ``parameter``:
+    its name for the reader. ``ValueError`` for an unknown name and a bad file.
     """
-    if name.lower() in MODELS:
-        return dict(MODELS[name.lower()])
+    if known := name_known(name):
+        return dict(MODELS[known])
     path = Path(name)
     if path.is_dir():
         return read_model_config(path / "config.json", longest)
     if path.suffix not in SUFFIXES:
-        near = get_close_matches(name.lower(), MODELS, 1)
-        meant = f"Did you mean {near[0]}? " if near else ""
+        near = get_close_matches(name.rpartition("/")[2].lower(), MODELS, 1)
+        listed = f"Did you mean {near[0]}?" if near else f"There are {', '.join(MODELS)}."
         raise ValueError(
-            f"{parameter} {name!r}: neither a known model ({', '.join(MODELS)}) nor a file of "
-            f"sizes (.json, .toml). {meant}Give one of them, such as the model's folder"
+            f"{parameter} {name!r}: neither a known model nor a file of sizes (.json, .toml). "
+            f"{listed} Or give the model's config.json or its folder"
         )
     fields = read_fields(path)
     if path.suffix == ".json" and (_CONFIG_KEYS & set(fields) or not set(FIELDS) & set(fields)):

@@ -163,6 +163,13 @@ class Planner:
         options = _make_options(packing, seed, prove, exact, execution, slowdown, gpus, shapes)
         return cls(proposal.problem, options)
 
+    def __repr__(self) -> str:
+        workload, kind = self._problem.workload, self._problem.execution
+        return (
+            f"Planner({self._problem.profile.name!r}, gpus={workload.gpus}, "
+            f"max_len={workload.max_len}, execution={kind!r})"
+        )
+
     @property
     def gpus(self) -> int:
         """Return the GPUs that plans are for."""

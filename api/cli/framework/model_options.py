@@ -26,7 +26,7 @@ a device that is not listed: the nearest listed one, and its values
 """Both kinds of files, for the end of a command's help."""
 
 
-def add_model(parser: argparse.ArgumentParser, *, required: bool, purpose: str = "") -> None:
+def add_model(parser: argparse._ActionsContainer, *, required: bool, purpose: str = "") -> None:
     """Add ``--model``; ``purpose``: the end of its help."""
     from seqplan.costs.model_sizes import MODELS
 
@@ -34,8 +34,17 @@ def add_model(parser: argparse.ArgumentParser, *, required: bool, purpose: str =
         "--model",
         metavar="NAME|FILE",
         required=required,
-        help=f"{', '.join(MODELS)}, a config.json or its folder, or a file of sizes{purpose}",
+        type=read_model_name,
+        help=f"{', '.join(MODELS)}, or a release of them, such as Qwen/Qwen3-8B; a config.json or "
+        f"its folder, or a file of sizes{purpose}",
     )
+
+
+def read_model_name(text: str) -> str:
+    """Return the known model of a release's name, else the text."""
+    from seqplan.costs.model_files.model_file import name_known
+
+    return name_known(text) or text
 
 
 def sizes_of(name: str, longest: int | None = None) -> ModelSizes:

@@ -15,7 +15,7 @@ COUNT = "must be an integer of 1 or more"
     ("arguments", "message"),
     [
         (("--hardware", "b20"), "--hardware 'b20': unknown. Did you mean b200-180gb? There"),
-        (("--model", "llama-8b"), "neither a known model (small, llama-7b, "),
+        (("--model", "llama-8b"), "file of sizes (.json, .toml). Did you mean llama3-8b? Or give"),
         (("--tp", "1,x"), "argument --tp: must be an integer of 1 or more: 'x'"),
         (("--tp", "3"), "no scheme can run: tp3: its 3 GPUs do not divide the cluster's 8"),
         (("--batch", 7), "no scheme can run: tp1: batch 7 is no multiple of dp · micro-batch"),

@@ -6,10 +6,11 @@ from functools import cached_property
 
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.linear_program import load_solver
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.lockstep.assemble import assemble_micro_steps
 from seqplan.planner.lockstep.best_layout import best_micro_steps, of_layouts
-from seqplan.planner.lockstep.proof import prove_micro_steps
+from seqplan.planner.lockstep.proof import CLOSE, QUICK, prove_micro_steps
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
 from seqplan.planner.sync.times import layouts_of
 from seqplan.plans.plan import Plan, Provenance
@@ -21,7 +22,11 @@ class LockstepPlanner:
     def __init__(
         self, problem: PlanningProblem, options: PlanningOptions, provenance: Provenance
     ) -> None:
-        self._problem, self._options, self._provenance = problem, options, provenance
+        self._problem, self._provenance = problem, provenance
+        quick = QUICK if options.prove else None
+        self._proof = CLOSE if options.prove_lockstep else quick
+        if self._proof:
+            load_solver()
 
     @cached_property
     def _layouts(self) -> list[list[SchemeModel]]:
@@ -48,11 +53,9 @@ class LockstepPlanner:
                 f"step {batch.step}: sequence {sample} has {batch.longest} tokens, but no group of "
                 f"{gpus} GPUs holds more than {limit}; truncate it or use more GPUs"
             )
-        micro_steps = (
-            prove_micro_steps(best.micro_steps, batch)
-            if self._options.prove_lockstep
-            else best.micro_steps
-        )
+        micro_steps = best.micro_steps
+        if self._proof:
+            micro_steps = prove_micro_steps(micro_steps, batch, self._proof)
         return assemble_micro_steps(
             batch,
             micro_steps,

@@ -14,7 +14,7 @@ from seqplan.planner.bounds.witness import describe_class, find_witness, write_w
 from seqplan.planner.exact.close_gap import closer_bound_ms
 from seqplan.planner.exact.regrouping import close_regrouping_gap
 from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
-from seqplan.planner.lockstep.proof import prove_micro_steps
+from seqplan.planner.lockstep.proof import CLOSE, QUICK, prove_micro_steps
 from seqplan.planner.placement.fleet import Fleet, Models, PipelineClass
 from seqplan.planner.placement.slowdown import make_fleet_of
 from seqplan.planner.strategies.regrouping import make_regroup_layouts
@@ -151,8 +151,9 @@ class _Proven:
         micro_steps = plan_micro_steps(self._batch, of_layouts, self._gpus, self._multiple)
         if micro_steps is None:
             return 0.0
-        if micro_steps.lower_bound_ms + ROUNDING_MS < stated_ms:
-            micro_steps = prove_micro_steps(micro_steps, self._batch)
+        for settings in (QUICK, CLOSE):
+            if micro_steps.lower_bound_ms + ROUNDING_MS < stated_ms:
+                micro_steps = prove_micro_steps(micro_steps, self._batch, settings)
         return min(micro_steps.lower_bound_ms, predicted_ms)
 
     def holds(self, strategy: Strategy, stated_ms: float, reached_ms: float) -> bool:

@@ -1,9 +1,9 @@
 """Exchanges of sequences between micro-batches of given sizes, until all is within its limits.
 
 Tokens above a size and work above the time limit are weighed in GPU-ms. The pipeline with the
-largest excess gives up to two sequences of a micro-batch to another, for up to two of its: the best
-of some exchanges drawn at random. Equal arguments give equal results, in Python and compiled
-(``exchange.c``).
+largest excess gives up to two sequences of a micro-batch to another that has room, for up to two of
+its: the best of some exchanges drawn at random. Equal arguments give equal results, in Python and
+compiled (``sized.c``).
 """
 
 from __future__ import annotations
@@ -140,20 +140,25 @@ class _Exchanges:
             if works or b.weigh_tokens(float(b.tokens[place]), place) > 0
             for i in self._by_owner[self._firsts[place] :][: self._counts[place]]
         ]
-        if not offered:
+        targets, takeable = self._list_targets(top, late=works)
+        if not offered or not targets:
             return NOTHING
         best, least = None, -LEAST_GAIN
         for drawn in range(1, DRAWN + 1):
             given = offered[self._draw_below(len(offered))]
             source = int(b.owner[given])
             second = self._draw_second(given, source)
-            taken = self._draw_below(len(b.owner) + len(b.sizes))
-            target, other = taken - len(b.owner), NOTHING
-            if target < 0:
+            drawn_taken, taken, other = (
+                self._draw_below(len(takeable) + len(targets)),
+                NOTHING,
+                NOTHING,
+            )
+            if drawn_taken < len(takeable):
+                taken = takeable[drawn_taken]
                 target = int(b.owner[taken])
                 other = self._draw_second(taken, target)
             else:
-                taken = NOTHING
+                target = targets[drawn_taken - len(takeable)]
             if source != target:
                 exchange = (given, second, taken, other, source, target)
                 change = self._weigh(top, *exchange)
@@ -162,6 +167,26 @@ class _Exchanges:
             if best is not None and drawn % BLOCK == 0:
                 break
         return NOTHING if best is None else self._make(top, *best)
+
+    def _list_targets(self, top: int, *, late: bool) -> tuple[list[int], list[int]]:
+        """List the micro-batches that may help a pipeline, and their sequences.
+
+        Those of other classes, and with room for its excess: work if it is late, and tokens if one
+        of its micro-batches is above its size.
+        """
+        b = self._all
+        places = range(*np.searchsorted(b.pipeline, [top, top + 1]))
+        above = any(b.weigh_tokens(float(b.tokens[place]), place) > 0 for place in places)
+        helps = b.row[b.pipeline] != b.row[top]
+        if late:
+            helps |= (b.work_ms < self._limit_ms - b.fixed_ms)[b.pipeline]
+        if above:
+            helps |= b.tokens < b.sizes
+        targets = np.flatnonzero(helps).tolist()
+        takeable = [
+            int(i) for k in targets for i in self._by_owner[self._firsts[k] :][: self._counts[k]]
+        ]
+        return targets, takeable
 
     def _draw_second(self, first: int, place: int) -> int:
         """Draw another sequence of a micro-batch, or none."""

@@ -11,7 +11,7 @@
  * and sized.c. fill_kernel's caller compares it with the files beside it: a kernel that was built
  * from another text is not used.
  */
-#define SOURCE "9b9eabbd90773df7"
+#define SOURCE "09ab354b9b35a0e0"
 
 #include "fill_kernel.h"
 

@@ -29,8 +29,8 @@ typedef struct {
     const double *padded, *squares, *sizes, *a, *weight, *gpus, *largest, *fixed;
     const int64_t *pipeline, *row;
     double *tokens, *work, *excess, *of_tokens, *of_work; /* the last two: what they exceed limits by */
-    int64_t *owner, *settled, *by_owner, *counts, *firsts, *begins, *exceeds, *offered;
-    int64_t sequences, places, pipelines, classes, drawn, block;
+    int64_t *owner, *settled, *by_owner, *counts, *firsts, *begins, *exceeds, *offered, *takeable, *targets;
+    int64_t sequences, places, pipelines, classes, drawn, block, taken_from;
     double limit, above_all, least_excess, least_gain;
     uint64_t state;
 } Sized;
@@ -137,6 +137,26 @@ static void make_exchange(Sized *b, int64_t top, const SizedExchange *x) {
     b->work[pipeline] -= b->a[x->target] * more;
 }
 
+/* exchange_sized._Exchanges._list_targets: how many micro-batches; sets their sequences as well. */
+static int64_t offer_targets(Sized *b, int64_t top) {
+    int64_t number = 0, late = b->of_work[top] > 0.0, above_size = 0;
+    for (int64_t place = b->begins[top]; place < b->begins[top + 1]; place++)
+        above_size |= b->of_tokens[place] > 0.0;
+    b->taken_from = 0;
+    for (int64_t place = 0; place < b->places; place++) {
+        int64_t pipeline = b->pipeline[place];
+        if (b->row[pipeline] != b->row[top] ||
+            (late && b->work[pipeline] < b->limit - b->fixed[pipeline]) ||
+            (above_size && b->tokens[place] < b->sizes[place])) {
+            b->targets[number++] = place;
+            memcpy(b->takeable + b->taken_from, b->by_owner + b->firsts[place],
+                   (size_t)b->counts[place] * sizeof(int64_t));
+            b->taken_from += b->counts[place];
+        }
+    }
+    return number;
+}
+
 /* exchange_sized._Exchanges._exchange: the other pipeline, NONE if no exchange helps. */
 static int64_t exchange_with(Sized *b, int64_t top) {
     sort_by_owner(b);
@@ -147,20 +167,22 @@ static int64_t exchange_with(Sized *b, int64_t top) {
                    (size_t)b->counts[place] * sizeof(int64_t));
             number += b->counts[place];
         }
-    if (!number) return NONE;
+    int64_t targeted = offer_targets(b, top), offers = b->taken_from + targeted;
+    if (!number || !offers) return NONE;
     SizedExchange best = {NONE, NONE, NONE, NONE, NONE, NONE};
     double least = -b->least_gain;
     for (int64_t drawn = 1; drawn <= b->drawn; drawn++) {
         SizedExchange x = {.given = b->offered[draw_index(b, number)], .other = NONE};
         x.source = b->owner[x.given];
         x.second = draw_second(b, x.given, x.source);
-        x.taken = draw_index(b, b->sequences + b->places);
-        x.target = x.taken - b->sequences;
-        if (x.target < 0) {
+        int64_t taken = draw_index(b, offers);
+        if (taken < b->taken_from) {
+            x.taken = b->takeable[taken];
             x.target = b->owner[x.taken];
             x.other = draw_second(b, x.taken, x.target);
         } else {
             x.taken = NONE;
+            x.target = b->targets[taken - b->taken_from];
         }
         if (x.source != x.target) {
             double change = weigh_exchange(b, top, &x, least);
@@ -245,7 +267,7 @@ PyObject *exchange_sized(PyObject *Py_UNUSED(module), PyObject *args) {
     b.drawn = drawn, b.block = block, b.state = state;
     int taken = take_buffers(fields, arrays, SIZED_ARRAYS);
     if (taken == SIZED_ARRAYS && read_sized(&b, arrays)) {
-        size_t words = (size_t)(2 * b.sequences + 3 * b.places + 4 * b.pipelines + 1);
+        size_t words = (size_t)(3 * b.sequences + 4 * b.places + 4 * b.pipelines + 1);
         int64_t *room = PyMem_Calloc(words, sizeof(int64_t));
         if (room == NULL) {
             PyErr_NoMemory();
@@ -259,6 +281,8 @@ PyObject *exchange_sized(PyObject *Py_UNUSED(module), PyObject *args) {
             b.of_work = b.excess + b.pipelines;
             b.of_tokens = b.of_work + b.pipelines;
             b.offered = (int64_t *)(b.of_tokens + b.places);
+            b.takeable = b.offered + b.sequences;
+            b.targets = b.takeable + b.sequences;
             for (int64_t k = 0; k < b.places; k++) b.begins[b.pipeline[k] + 1]++;
             for (int64_t p = 0; p < b.pipelines; p++) b.begins[p + 1] += b.begins[p];
             int64_t made = 0, stuck = run_sized(&b, most_made, &made);

@@ -85,7 +85,8 @@ class ShapesPlanner:
                 self._list_swapped(selected, batch), key=lambda o: o.placement.objective_ms
             )
             for other in others:
-                if other.placement.objective_ms * sum(batch.lengths) < _rate(best):
+                least_ms = other.placement.objective_ms + (other.considered[-1].sync_ms or 0.0)
+                if least_ms * sum(batch.lengths) < _rate(best):
                     best = min([best, *self._list_plans(other, batch)], key=_rate)
         bound_ms, layout_bound_ms = self._bound(best.strategy, batch, best.predicted_ms)
         layout_bound_ms = min(floor_us(layout_bound_ms), best.predicted_ms)

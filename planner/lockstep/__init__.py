@@ -5,5 +5,5 @@ fill), ``filled_micro_steps`` (its result) and ``search`` (numbers of micro-step
 for all that follow); ``one_degree`` (groups of one size), ``plan_micro_steps`` (the micro-steps of
 a layout), with ``busy_ranks`` (no rank idle), ``best_layout`` (of several) and ``assemble`` (to a
 plan); ``proof`` (a closer bound), by ``cells``, ``micro_step_program`` and ``micro_step_prices``;
-then ``rank_groups`` (for trainers).
+``replan_pairs`` (shortens plans of many micro-steps); then ``rank_groups`` (for trainers).
 """

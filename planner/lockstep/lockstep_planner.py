@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 from seqplan.costs.scheme_model import SchemeModel
@@ -11,8 +12,9 @@ from seqplan.planner.errors import Infeasible
 from seqplan.planner.lockstep.assemble import assemble_micro_steps
 from seqplan.planner.lockstep.best_layout import best_micro_steps, of_layouts
 from seqplan.planner.lockstep.proof import CLOSE, QUICK, prove_micro_steps
+from seqplan.planner.lockstep.replan_pairs import replan_pairs
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
-from seqplan.planner.sync.times import layouts_of
+from seqplan.planner.sync.times import Layout, layouts_of
 from seqplan.plans.plan import Plan, Provenance
 
 
@@ -56,6 +58,9 @@ class LockstepPlanner:
         micro_steps = best.micro_steps
         if self._proof:
             micro_steps = prove_micro_steps(micro_steps, batch, self._proof)
+        if problem.micro_step_multiple == 1:
+            models = next(m for m in self._layouts if _layout_of(m) == best.layout)
+            micro_steps = replan_pairs(micro_steps, batch, models, gpus)
         return assemble_micro_steps(
             batch,
             micro_steps,
@@ -68,3 +73,8 @@ class LockstepPlanner:
     def prove(self, plan: Plan) -> Plan:
         """Return the plan: its bound is the closest that is known of micro-steps."""
         return plan
+
+
+def _layout_of(models: Sequence[SchemeModel]) -> Layout:
+    """Return the layout of schemes that share one."""
+    return models[0].scheme.tp, models[0].scheme.pp

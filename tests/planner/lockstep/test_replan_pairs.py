@@ -1,0 +1,68 @@
+"""Pairs of micro-steps planned anew: complete plans, shorter, the same every time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from seqplan import Planner
+from seqplan.costs.scheme_model import SchemeModel
+from seqplan.costs.shipped.catalogue import load_shipped
+from seqplan.planner.batches.batch import Batch
+from seqplan.planner.lockstep.assemble import assemble_micro_steps
+from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
+from seqplan.planner.lockstep.replan_pairs import replan_pairs
+from seqplan.planner.workload import Workload
+from seqplan.plans.lint import lint
+from seqplan.plans.plan import Provenance
+
+PROFILE = "llama-32b-a800-80gb"
+CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
+PROVENANCE = Provenance("0", 0, "sha256:0", None)
+
+
+def _list_models(gpus: int, layout: tuple[int, int]) -> list[SchemeModel]:
+    models = load_shipped(PROFILE).usable(gpus, 32_768)
+    return [model for model in models if (model.scheme.tp, model.scheme.pp) == layout]
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 10_000), st.integers(20, 70), st.sampled_from([(4, 1), (8, 1)]))
+def test_they_are_complete_and_no_longer(seed: int, number: int, layout: tuple[int, int]) -> None:
+    models = _list_models(32, layout)
+    longest = max(model.max_sequence for model in models)
+    lengths = np.minimum(np.random.default_rng(seed).choice(CODE, number), longest)
+    batch = Batch.from_lengths(lengths.tolist())
+    before = plan_micro_steps(batch, models, 32)
+    assert before is not None
+    after = replan_pairs(before, batch, models, 32)
+    assert after == replan_pairs(before, batch, models, 32)
+    assert after.objective_ms <= before.objective_ms
+    assert after.lower_bound_ms == pytest.approx(before.lower_bound_ms)
+    plan = assemble_micro_steps(batch, after, PROVENANCE, 32, forward_fraction=1 / 3)
+    assert lint(plan, {model.scheme: model for model in models}) == []
+    assert plan.predicted_ms == pytest.approx(after.objective_ms, abs=0.1)
+
+
+def test_many_micro_steps_with_long_sequences_are_near_their_bound() -> None:
+    """Filled one after another they take 4.4 % more than the bound."""
+    lengths = np.minimum(np.random.default_rng(1).choice(CODE, 80_000), 131_072)
+    lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), 800_000))]
+    planner = Planner.from_profile(PROFILE, 64, 131_072, sync=None, execution="lockstep")
+    plan = planner.plan(lengths)
+    assert plan.gap < 0.02
+    models = Workload(64, 131_072, 800_000).models(load_shipped(PROFILE))
+    assert lint(plan, models) == []
+
+
+def test_plans_with_stages_stay() -> None:
+    models = _list_models(64, (4, 2))
+    batch = Batch.from_lengths(np.minimum(CODE, 32_768)[:300].tolist())
+    micro_steps = plan_micro_steps(batch, models, 64)
+    assert micro_steps is not None
+    assert len(micro_steps.micro_steps) > 2
+    assert replan_pairs(micro_steps, batch, models, 64) is micro_steps

@@ -58,9 +58,9 @@ class LockstepPlanner:
         micro_steps = best.micro_steps
         if self._proof:
             micro_steps = prove_micro_steps(micro_steps, batch, self._proof)
-        if problem.micro_step_multiple == 1:
-            models = next(m for m in self._layouts if _layout_of(m) == best.layout)
-            micro_steps = replan_pairs(micro_steps, batch, models, gpus)
+            if problem.micro_step_multiple == 1:
+                models = next(m for m in self._layouts if _layout_of(m) == best.layout)
+                micro_steps = replan_pairs(micro_steps, batch, models, gpus)
         return assemble_micro_steps(
             batch,
             micro_steps,

@@ -83,8 +83,8 @@ class Planner:
         ``execution``: by default ``regroup``, under ZeRO-3 ``lockstep``, in which the number of
         micro-steps is a multiple of ``micro_step_multiple``. ``trainer``: only schemes that it
         runs (``seqplan.planner.proposal.backends``). ``prove``: whether plans have a close bound;
-        without it they take half the time with a bound that takes microseconds, and the method
-        ``prove`` makes it close later. ``exact``: solve steps of few sequences that keep a large
+        without it they take half the time with a bound that takes microseconds, the method
+        ``prove`` makes it close later, and lockstep plans far from it are not improved. ``exact``: solve steps of few sequences that keep a large
         gap, which takes seconds for each. ``packing``: see ``PlanningOptions``. ``slowdown``: how
         many times as long each rank takes as the profile has it; pipelines with a slow rank get
         less, and groups stay within a step; None for a lost rank, without which groups are formed.

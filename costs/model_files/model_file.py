@@ -39,6 +39,11 @@ def find_model(name: str, longest: int | None = None, parameter: str = "model") 
     if known := name_known(name):
         return dict(MODELS[known])
     path = Path(name)
+    if path.is_dir() and not (path / "config.json").exists():
+        raise ValueError(
+            f"{parameter} {name!r}: a folder without config.json. Give the folder of a model, or "
+            f"one of {', '.join(MODELS)}"
+        )
     if path.is_dir():
         return read_model_config(path / "config.json", longest)
     if path.suffix not in SUFFIXES:

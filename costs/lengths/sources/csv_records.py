@@ -17,8 +17,9 @@ _INTEGER = re.compile(r"\s*[+-]?[0-9]{1,18}\s*")
 def read_csv_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the place and the fields of each record.
 
-    A column whose first value is an integer is read as integers, another one as texts.
-    ``LengthsError`` names the line of an error.
+    A column whose first value is an integer is read as integers, another one as texts; a first
+    value that is another number, or missing, is read as such. ``LengthsError`` names the line of an
+    error.
     """
     csv.field_size_limit(sys.maxsize)  # a field may hold a whole document
     with path.open(newline="", encoding="utf-8-sig") as file:
@@ -39,6 +40,9 @@ def read_csv_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 record: dict[str, Any] = dict(zip(names, row, strict=True))
                 if integers is None:
                     integers = {name for name in names if _INTEGER.fullmatch(record[name])}
+                    record.update((name, _read_first(record[name])) for name in names)
+                    yield place, record
+                    continue
                 for name in integers:
                     record[name] = _read_integer(place, name, record[name])
                 yield place, record
@@ -57,9 +61,25 @@ def _check_names(path: Path, names: list[str]) -> None:
             f"{path}: line 1 does not name the columns. Add names, or name a file with one length "
             "a line .txt"
         )
+    if len(names) == 1 and re.search("[;|\t]", names[0]):
+        raise LengthsError(
+            f"{path}: line 1: {shown(names[0])} is one column. Separate columns by commas, or by "
+            "tabs in a .tsv"
+        )
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise LengthsError(f"{path}: line 1: column {twice!r} is there twice. Rename one")
+
+
+def _read_first(text: str) -> int | float | str | None:
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if not text:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _read_integer(place: str, name: str, text: str) -> int:

@@ -70,7 +70,7 @@ def test_a_folder_precedes_a_release(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     assert find_model("Qwen/Qwen3-8B") == MODELS["qwen3-8b"]
     (tmp_path / "Qwen" / "Qwen3-8B").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"Qwen/Qwen3-8B/config.json: "):
+    with pytest.raises(ValueError, match=r"'Qwen/Qwen3-8B': a folder without config.json"):
         find_model("Qwen/Qwen3-8B")
 
 

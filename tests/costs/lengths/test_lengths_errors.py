@@ -121,6 +121,12 @@ CASES: list[tuple[str, Any, str]] = [
             "Use one type in all records"
         ),
     ),
+    (
+        *("a.csv", "length;id\n1;2\n"),
+        "line 1: 'length;id' is one column. Separate columns by commas, or by tabs in a .tsv",
+    ),
+    ("a.csv", "length\n5.0\n", f"line 2: field 'length' is 5.0; {WANTS}"),
+    ("a.csv", "id,length\n1,\n", f"line 2: field 'length' is None; {WANTS}"),
     ("a.csv", "length\n0\n", f"line 2: length 0 {SMALL}"),
     ("a.csv", b"length\n\xff\n", "is not UTF-8: invalid start byte. Convert the file"),
     ("a.csv", "text\nx\n", f"field 'text' {TEXT}"),

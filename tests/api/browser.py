@@ -1,7 +1,5 @@
 """A headless Chromium, driven through chromedriver: W3C WebDriver is JSON over HTTP."""
 
-from __future__ import annotations
-
 import base64
 import http.client
 import json

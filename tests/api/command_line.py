@@ -1,7 +1,5 @@
 """Running the command line in this process, which is fast, or as a separate process."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

@@ -4,8 +4,6 @@ A program with the number of a socket as argument, through which orders come: se
 ``command_forks.py``. It has no threads, so that a fork of it is whole, and ends with that socket.
 """
 
-from __future__ import annotations
-
 import fcntl
 import gc
 import json

@@ -1,7 +1,5 @@
 """A proposal and plans of each kind of profile, and services that have them: made once, shared."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Jobs as the dashboard shows them: their service, and a page that opens one."""
 
-from __future__ import annotations
-
 from browser import Page
 from stocked_service import Stocked
 

@@ -1,7 +1,5 @@
 """Files of devices and models for ``seqplan estimate``, and its arguments for one node."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A proxy on loopback: with TLS, or one that loses responses."""
 
-from __future__ import annotations
-
 import socket
 import ssl
 import subprocess

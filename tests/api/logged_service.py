@@ -1,7 +1,5 @@
 """A service process whose log goes to a file, for tests of its log and its end."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Ranks that report step times, as a multiple of the plan's prediction."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from service_process import Served

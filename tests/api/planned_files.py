@@ -1,7 +1,5 @@
 """What the tests of the command line share: files that it made itself."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

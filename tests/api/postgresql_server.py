@@ -1,7 +1,5 @@
 """A PostgreSQL server for the tests, from the system's packages, on loopback."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import shutil

@@ -4,8 +4,6 @@ A process is for tests of what only a process does, signals and ends, the comman
 at once.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import logging

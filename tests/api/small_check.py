@@ -1,7 +1,5 @@
 """Small plans for training checks, and the processes that a check has."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Sequence

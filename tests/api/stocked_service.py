@@ -1,7 +1,5 @@
 """Data of a service before the tests: lengths and a proposal."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A real training job of several processes whose plans come from a service."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Replays of recorded steps on a core per rank."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.core_per_rank import Event, StepRecord, replay

@@ -1,7 +1,5 @@
 """Megatron's published benchmark of dynamic context parallelism, replayed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

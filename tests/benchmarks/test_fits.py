@@ -1,7 +1,5 @@
 """Intervals of fits hold the truth of simulated devices as often as they state."""
 
-from __future__ import annotations
-
 from benchmarks.fits import CASES, fit_case
 
 

@@ -1,7 +1,5 @@
 """Mutants are changes of lines that the source has."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

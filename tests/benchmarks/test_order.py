@@ -1,7 +1,5 @@
 """``./run bench order`` on two ranks: complete rows and files. Times are never judged."""
 
-from __future__ import annotations
-
 import csv
 import math
 from pathlib import Path

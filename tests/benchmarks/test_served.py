@@ -1,7 +1,5 @@
 """CPU time of a served process: also of children that ended."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """What the tests of length sources share: writing the files, and reading the complaint."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

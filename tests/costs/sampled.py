@@ -1,7 +1,5 @@
 """Samples of a device whose times and bytes are known."""
 
-from __future__ import annotations
-
 from seqplan.costs.fit.samples import MeasuredOn, Sample
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.measure.design import design

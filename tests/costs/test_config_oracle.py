@@ -1,7 +1,5 @@
 """Sizes read from a config.json, compared with transformers' models on the meta device."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

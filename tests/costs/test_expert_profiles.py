@@ -1,7 +1,5 @@
 """Profiles with entries for several degrees of expert parallelism."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The latency model: costs, UtilLen by its definition, rejected coefficients."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

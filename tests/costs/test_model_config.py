@@ -1,7 +1,5 @@
 """Sizes of real releases' config.json, and what of them is rejected by name."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """Sizes of models, and which schemes they can run."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

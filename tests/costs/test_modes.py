@@ -1,7 +1,5 @@
 """Recomputation modes of a profile: read, restricted, evaluated and combined."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """An error in a profile is one line that names the file and the field."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

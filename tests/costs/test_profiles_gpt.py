@@ -1,7 +1,5 @@
 """The ZeRO-3 profiles against what their source publishes: cost model and memory."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The A800 profiles against what their source publishes: coefficients, and memory by its B.1."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Coefficients that contradict each other are doubted; flagged ones have been explained."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from seqplan.costs.profile import Profile

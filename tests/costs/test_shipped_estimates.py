@@ -1,7 +1,5 @@
 """The estimated profiles that ship are derived by the model, and state it."""
 
-from __future__ import annotations
-
 import json
 import re
 

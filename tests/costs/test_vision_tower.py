@@ -1,7 +1,5 @@
 """Vision encoders: their products, counted by torch on transformers' models, and their costs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

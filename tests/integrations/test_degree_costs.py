@@ -1,7 +1,5 @@
 """Costs by degree: a profile's rings, the environment's, and unknown degrees."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Experts over ranks in ``transformers.Trainer``: losses and norms of one process, or an error."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

@@ -1,7 +1,5 @@
 """Balanced steps in ``transformers.Trainer``: the losses and norms of one process, or an error."""
 
-from __future__ import annotations
-
 import functools
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """LLaMA-Factory's trainer, planned, by the interface of its release 0.9.5."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from types import ModuleType

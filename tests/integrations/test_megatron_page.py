@@ -1,7 +1,5 @@
 """The page on Megatron: flags from a proposal, by the page's code."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

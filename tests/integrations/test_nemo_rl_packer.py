@@ -1,7 +1,5 @@
 """NeMo-RL's bins, planned: their invariants, and batches that its packer gets."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

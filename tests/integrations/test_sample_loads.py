@@ -1,7 +1,5 @@
 """Settings of work before the language model that cannot be: one line each."""
 
-from __future__ import annotations
-
 import pytest
 
 from seqplan.integrations.sample_loads import VARIABLE, SampleLoad

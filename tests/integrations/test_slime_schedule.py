@@ -1,7 +1,5 @@
 """slime's schedule, planned: its invariants, its steps, and fallbacks to slime."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

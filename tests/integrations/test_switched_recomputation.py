@@ -1,7 +1,5 @@
 """Recomputation modes in Megatron's blocks and verl's engines, by stand-ins of their classes."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any

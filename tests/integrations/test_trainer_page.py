@@ -1,7 +1,5 @@
 """The page on trainers: its code trains."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """VeOmni's dynamic batches by cost, by the interface of its release 0.1.12."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from types import ModuleType

@@ -1,7 +1,5 @@
 """Profiles with expert parallelism for tests: a dense profile's costs with a part of b shared."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any

@@ -1,7 +1,5 @@
 """Small random classes, fleets and batches, chosen to be awkward rather than typical."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

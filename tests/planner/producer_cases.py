@@ -1,7 +1,5 @@
 """Small proposals and batches to plan, made without a search."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Small settings for comparisons: real lengths, shipped profiles, and one profile with rings."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

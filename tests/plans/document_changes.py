@@ -1,7 +1,5 @@
 """Documents of JSON with one place changed, for tables of bad input."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -4,8 +4,6 @@ The files fix the format: a change that alters them needs a new schema version, 
 stay and stay readable.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

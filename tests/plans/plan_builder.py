@@ -1,7 +1,5 @@
 """Small plans written by hand: micro-batches, pipelines and steps with derived fields filled in."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

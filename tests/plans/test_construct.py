@@ -1,7 +1,5 @@
 """Plans written by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from seqplan import construct_plan, explain, from_json, rank_view, to_json

@@ -1,7 +1,5 @@
 """Expert parallelism in plans: components, their micro-steps, their time, and one order for all."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The account of a step: what a reader must find in it, and that it always fits a terminal."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from golden_plans import COSTS, heterogeneous, micro_steps, regrouping

@@ -1,7 +1,5 @@
 """Process groups: the layout of ranks, the creation order."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 from plan_strategies import plans

@@ -1,7 +1,5 @@
 """The 1F1B order of one stage."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Each invariant of a plan, broken once; sound plans pass."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The list-order schedule: waiting for the last rank, micro-steps, slack."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hypothesis import given

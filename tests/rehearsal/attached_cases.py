@@ -1,7 +1,5 @@
 """Models of transformers in a rehearsal: the probe, which compares values, looks at a CPU twin."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Builds the libraries that make a CPU build of torch take fake CUDA tensors."""
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The cases of a rehearsal: steps of modules and staged models, and restored optimizers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Checks of a device, the sync measurement, token values and the example, on fake CUDA."""
 
-from __future__ import annotations
-
 import io
 import runpy
 import sys

@@ -3,8 +3,6 @@
 Logs of all ranks of a step are compared by ``matching``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -3,8 +3,6 @@
 A stand-in has the package's interface. Torch's code activates FlashAttention-3 and 4.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

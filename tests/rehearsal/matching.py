@@ -1,7 +1,5 @@
 """Whether the ranks' logs agree: collectives in one order and size, sends with receives."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Errors that a rehearsal has to find, planted one at a time into what a case runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any

@@ -5,8 +5,6 @@ and an optimizer's temporaries. Runs with twice the layers, and with twice the v
 the parts that grow with either from workspaces.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """What a rehearsed rank does to its device, counted and with the line that does it."""
 
-from __future__ import annotations
-
 import traceback
 from collections import Counter
 from dataclasses import dataclass, field

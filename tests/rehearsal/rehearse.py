@@ -4,8 +4,6 @@
 object a line: the case and its counts.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import sys

@@ -3,8 +3,6 @@
 Values, times and races between streams are not rehearsed. ``./run rehearse`` runs every case.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Fenced blocks of the README and the pages, with the mark in the line before each."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 It imports nothing but ``seqplan`` and numpy, so that it runs with any installed package.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

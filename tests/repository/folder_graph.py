@@ -4,8 +4,6 @@ A package's ``__init__.py`` is its face and belongs to its folder: one that load
 on first use imports none of them, any other may close a circle.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from graphlib import TopologicalSorter

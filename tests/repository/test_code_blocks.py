@@ -1,7 +1,5 @@
 """Code of the README and the pages: every block that can run is run, here or by a named test."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The container's files, as far as they can be judged without building an image."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The page on the core: its files exist, and have about as many lines as it states."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Cost models and lengths need neither torch nor the runtime."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

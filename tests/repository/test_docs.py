@@ -1,7 +1,5 @@
 """The pages: links lead somewhere, and everything that people can reach is in them."""
 
-from __future__ import annotations
-
 import ast
 import io
 import json

@@ -1,7 +1,5 @@
 """Systems, trainers, cost terms and kernels of installed packages, by their entry points."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

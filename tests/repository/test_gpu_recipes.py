@@ -1,7 +1,5 @@
 """The commands of docs/gpu-recipes.md, run as far as they run without a GPU."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

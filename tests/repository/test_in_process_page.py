@@ -1,7 +1,5 @@
 """The page on planning inside a program: its code runs as it is."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

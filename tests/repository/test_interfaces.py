@@ -1,7 +1,5 @@
 """``docs/interfaces.csv``: every option, route and public Python name, with its test."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import importlib

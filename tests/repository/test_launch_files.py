@@ -1,7 +1,5 @@
 """``examples/launch``: the script trains on two machines; the other files call it as it is."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The quickstart notebook executes, and its page has outputs of this code."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

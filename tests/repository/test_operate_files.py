@@ -1,7 +1,5 @@
 """``examples/operate``: every metric in it is one of a running service; systemd reads the unit."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Every package has a docstring, and those with public names list them."""
 
-from __future__ import annotations
-
 import ast
 
 from folder_graph import ROOT, TOPS

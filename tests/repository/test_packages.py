@@ -1,7 +1,5 @@
 """The packages: pyproject lists those that are there, and folders do not import in circles."""
 
-from __future__ import annotations
-
 import tomllib
 from collections import Counter
 from graphlib import CycleError

@@ -1,7 +1,5 @@
 """A plain install, used inside the checkout whose ``seqplan`` folder hides it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Importing the packages of planner/ and plans/ is cheap."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

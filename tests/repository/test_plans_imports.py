@@ -1,7 +1,5 @@
 """The contract stands alone: importing any of it loads no torch, no solver, no other package."""
 
-from __future__ import annotations
-
 import pkgutil
 import subprocess
 import sys

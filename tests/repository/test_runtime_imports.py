@@ -1,7 +1,5 @@
 """Imports of the runtime, and their time: torch only when it is used."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

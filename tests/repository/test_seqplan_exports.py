@@ -1,7 +1,5 @@
 """What ``import seqplan`` gives, and how little it loads."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from importlib import metadata

@@ -1,7 +1,5 @@
 """From the service to a rank's view, as a reader of its page would type it."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

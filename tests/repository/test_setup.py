@@ -1,7 +1,5 @@
 """What the repository is set up from: pins, version, changelog and the run script's stamp."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

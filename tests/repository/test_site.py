@@ -1,7 +1,5 @@
 """The documentation site: built strictly, whole, and without anything from another host."""
 
-from __future__ import annotations
-
 import html
 import importlib
 import re

@@ -1,7 +1,5 @@
 """The page for trainer authors: its code is the example's, or runs as it is."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Files of ``seqplan profile verify`` that users sent are as their schema has them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The code's words: verbs for functions, one class a name, the field's terms in text."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Models of transformers with split experts on ranks, and the same by plain code."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path

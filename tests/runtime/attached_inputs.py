@@ -1,7 +1,5 @@
 """Tiny models of transformers, plans, data and optimizers to attach."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models and plans that ranks reject, and the bytes that they count."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

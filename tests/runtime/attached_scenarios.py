@@ -1,7 +1,5 @@
 """All that ranks do with Hugging Face models that they attach, in one program."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Training, resuming and the examples on ranks, and the same by plain code."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

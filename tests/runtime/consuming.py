@@ -1,7 +1,5 @@
 """What ranks that consume plans have in common in the tests."""
 
-from __future__ import annotations
-
 import threading
 from datetime import timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs of random strategies with split experts on real ranks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Models of transformers that ranks load, evaluate and save in parts, with what a rank holds."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

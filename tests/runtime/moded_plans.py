@@ -1,7 +1,5 @@
 """Plans whose micro-batches have recomputation modes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

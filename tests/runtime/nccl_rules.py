@@ -7,8 +7,6 @@ queue is a communicator's, or one for all, as where a device runs one communicat
 time.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager

@@ -1,7 +1,5 @@
 """A planning service of the fewest lines that speak the real protocol, for tests of its clients."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

@@ -1,7 +1,5 @@
 """Random sound plans of sequence-parallel pipelines: any degrees, idle and regrouped ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import product
 

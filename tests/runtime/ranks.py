@@ -4,8 +4,6 @@ The functions that are run must be importable (top level of a module) and so mus
 and results be picklable.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import time

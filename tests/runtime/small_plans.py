@@ -1,7 +1,5 @@
 """Sound plans of a few ranks and short sequences, for tests of what brings them to the ranks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from seqplan.plans.format.codec import digest

@@ -1,7 +1,5 @@
 """Runs of random strategies on real ranks compared with one process without plans."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache

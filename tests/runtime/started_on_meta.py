@@ -1,7 +1,5 @@
 """A hosted model of which the first rank alone has values."""
 
-from __future__ import annotations
-
 import torch
 
 SIZES = {

@@ -1,7 +1,5 @@
 """A dead rank ends a job whose other ranks wait for the device."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The launcher of multi-rank tests: results in order, failures reported, nothing left behind."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sys

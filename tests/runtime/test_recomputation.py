@@ -1,7 +1,5 @@
 """Layers under each recomputation mode: equal gradients, tensors kept and computed again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any

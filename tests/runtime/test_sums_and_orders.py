@@ -1,7 +1,5 @@
 """Cases in which a wrong order, head or sum shows: each is compared with one process."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any
 

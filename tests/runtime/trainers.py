@@ -1,7 +1,5 @@
 """Programs on ranks, as torchrun starts them, but forked from a server that has imported torch."""
 
-from __future__ import annotations
-
 import gc
 import os
 import runpy

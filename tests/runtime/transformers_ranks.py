@@ -1,7 +1,5 @@
 """Ranks with transformers: forked from one process that has imported it, which costs seconds."""
 
-from __future__ import annotations
-
 import gc
 import os
 import tempfile

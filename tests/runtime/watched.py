@@ -3,8 +3,6 @@
 Rank 1 ends so; the others wait as for a kernel that never ends, unless it returns.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 

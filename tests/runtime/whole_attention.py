@@ -1,7 +1,5 @@
 """Attention of whole documents in one process, and which rows of it a rank holds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

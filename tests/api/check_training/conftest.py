@@ -1,7 +1,5 @@
 """Plans for two ranks, made by the command line, and where commands have their files."""
 
-from __future__ import annotations
-
 import multiprocessing.util
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Rejected inputs of a training check, its model, and its result."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

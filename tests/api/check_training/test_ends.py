@@ -1,7 +1,5 @@
 """A check that ends early: its message, and no process left behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Plans executed by real processes, compared with one process without plans."""
 
-from __future__ import annotations
-
 import json
 import math
 import signal

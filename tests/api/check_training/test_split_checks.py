@@ -1,7 +1,5 @@
 """Training checks of plans that split experts, and the sync that they report."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

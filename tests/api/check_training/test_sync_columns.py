@@ -1,7 +1,5 @@
 """The columns of ``check training`` on the parameter sync of a step."""
 
-from __future__ import annotations
-
 from random_plans import one_pipeline_plan
 
 from seqplan.api.check_training.check import CheckedStep, count_step_gathered, size_model

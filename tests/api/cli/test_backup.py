@@ -1,7 +1,5 @@
 """``seqplan backup``, ``restore`` and ``log``, with a running service and without."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

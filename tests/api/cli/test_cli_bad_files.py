@@ -1,7 +1,5 @@
 """Bad proposals, plan files and outputs: one line, the right exit code, nothing left behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Bad input: one line with problem and place, the right exit code, and no file left behind."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Batches of the caller: every malformed line is named with its number, and nothing is written."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The same inputs give the same bytes: in every process, whatever the workers and hash seeds."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The command line from lengths to explained plans, for both kinds of profile."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Even packing: the same times and strategies, and no fuller micro-batch than before."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from command_line import call, complaint, succeeded

@@ -1,7 +1,5 @@
 """What the command line promises: its commands, options, help and environment variables."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

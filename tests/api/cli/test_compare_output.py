@@ -1,7 +1,5 @@
 """Output of a comparison on a terminal."""
 
-from __future__ import annotations
-
 from comparisons import ODD, pipelined
 
 from seqplan.api.cli.parts.compare_output import comparison_fields, comparison_lines

@@ -1,7 +1,5 @@
 """``seqplan completion``: its scripts in real shells, those that this machine has."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import subprocess

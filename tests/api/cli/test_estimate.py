@@ -1,7 +1,5 @@
 """``seqplan estimate`` and ``profile validate``, and planning on a derived profile."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bad input of ``seqplan estimate``: one line, with the field or option."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Options of expert parallelism of ``seqplan estimate`` and ``profile derive``."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A command without an optional package names the extra in one line."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

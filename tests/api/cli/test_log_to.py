@@ -1,7 +1,5 @@
 """``seqplan log --to``: the same records from files, a service and its store; bad input."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

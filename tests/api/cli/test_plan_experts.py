@@ -1,7 +1,5 @@
 """Plans from data whose profile splits experts, and what they are compared with."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from dataclasses import replace

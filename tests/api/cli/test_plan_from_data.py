@@ -1,7 +1,5 @@
 """From a data set to plans and to whether they pay, in one command without a profile."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``plan --slowdown``: plans around slow ranks from the command line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

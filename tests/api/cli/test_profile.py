@@ -1,7 +1,5 @@
 """``seqplan profile measure`` and ``merge`` in this process, and on ranks under torchrun."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Options that few commands of other tests give."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``seqplan profile refit`` and ``profile derive``."""
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import cycle, islice

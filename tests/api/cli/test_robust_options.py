@@ -1,7 +1,5 @@
 """``--robust`` of plan and compare, and what compare prints of a gain that survives."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

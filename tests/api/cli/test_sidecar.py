@@ -1,7 +1,5 @@
 """The sidecar: one job from a file, with the plans that the command line makes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The Chrome trace of a step: events that do not overlap, durations that are the plan's costs."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from dataclasses import replace

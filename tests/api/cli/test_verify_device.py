@@ -1,7 +1,5 @@
 """``seqplan profile verify``: every check on this machine's CPU, a wrong kernel, bad input."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

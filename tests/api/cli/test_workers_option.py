@@ -1,7 +1,5 @@
 """Choosing where steps are planned: on the command line and in a job file."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

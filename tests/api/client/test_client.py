@@ -1,7 +1,5 @@
 """``seqplan.Client`` and ``AsyncClient`` with a real service."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import inspect

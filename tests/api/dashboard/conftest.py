@@ -1,7 +1,5 @@
 """A service with jobs of several states, and a browser whose console stays empty."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """The behavior of the dashboard in a browser, over a real service."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The content of the dashboard in a browser, over a real service."""
 
-from __future__ import annotations
-
 import json
 import re
 import sqlite3

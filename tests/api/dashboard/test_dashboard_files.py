@@ -1,7 +1,5 @@
 """The dashboard's files as the service hands them out."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from importlib.resources import files

@@ -1,7 +1,5 @@
 """Pages of other sites in a browser that reaches the service: they upload nothing, see no jobs."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

@@ -1,7 +1,5 @@
 """The record of a step: shares and rates follow from the plan and the measured times."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

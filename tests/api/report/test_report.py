@@ -1,7 +1,5 @@
 """The report: well-formed, self-contained, escaped, complete, the same each time, small."""
 
-from __future__ import annotations
-
 import random
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The report as a browser lays it out: no table is cut if there is room, no card is alone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tokens: who may read, who may write, and when none is needed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from command_line import call, complaint, succeeded

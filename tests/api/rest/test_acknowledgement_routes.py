@@ -1,7 +1,5 @@
 """Acknowledgements, of one rank and of many."""
 
-from __future__ import annotations
-
 from stocked_service import WORLD, Stocked
 
 

@@ -1,7 +1,5 @@
 """Bodies that are larger than they may be."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

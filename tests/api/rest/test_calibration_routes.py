@@ -1,7 +1,5 @@
 """A job whose ranks measure: the calibration error of its profile, and a refit that corrects it."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

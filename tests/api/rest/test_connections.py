@@ -1,7 +1,5 @@
 """Connections: too many, silent, half closed, or no HTTP at all; others go on."""
 
-from __future__ import annotations
-
 import logging
 import re
 import resource

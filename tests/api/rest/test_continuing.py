@@ -1,7 +1,5 @@
 """Jobs that go on from a step of another: the same global batches, planned for other GPUs."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A job is begun without reading its data in the transaction; missing files are reported."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

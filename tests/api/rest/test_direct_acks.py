@@ -1,7 +1,5 @@
 """Acknowledgements get the same response with and without the framework."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

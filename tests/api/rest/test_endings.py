@@ -1,7 +1,5 @@
 """Aborted uploads and shutdown of a service: a line, no trace."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import time

@@ -1,7 +1,5 @@
 """A service without tokens rejects requests of other sites' pages; with tokens those decide."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path

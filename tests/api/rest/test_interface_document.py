@@ -1,7 +1,5 @@
 """Bodies and responses in the OpenAPI document, and rules of every route."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Jobs with too many GPUs: rejected, and harmless if an older release took one."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import time

@@ -1,7 +1,5 @@
 """Jobs that are stopped, abandoned, or have steps that expired, over HTTP."""
 
-from __future__ import annotations
-
 import sqlite3
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Bodies of very many numbers, bodies that are far too large, and texts with a NUL."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from types import FrameType

@@ -1,7 +1,5 @@
 """Data sets known by counts, and uploads that are malformed."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Metrics: names, labels and help, as dashboards rely on them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

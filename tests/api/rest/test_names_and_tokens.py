@@ -1,7 +1,5 @@
 """Names of jobs by one rule everywhere; tokens listed and revoked next to a running service."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

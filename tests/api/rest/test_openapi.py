@@ -1,7 +1,5 @@
 """The interface's OpenAPI document, tested with generated requests."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Plans of single batches: the planner's bytes, in turns."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from typing import Any

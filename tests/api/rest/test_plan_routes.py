@@ -1,7 +1,5 @@
 """Plans and rank views as ranks request them from a real service process."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """Plans at hand, and forgetting those of jobs that are gone."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How far jobs are, their steps page by page, and one step in time."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Requests for proposals, and their results."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Batches that a trainer pushes, and such that cannot be."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

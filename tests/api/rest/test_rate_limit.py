@@ -1,7 +1,5 @@
 """At most so many requests a second of one token."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from service_process import serving, serving_here

@@ -1,7 +1,5 @@
 """Readers are worked on a few at a time, off the event loop."""
 
-from __future__ import annotations
-
 import threading
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Failed jobs planned again; jobs, proposals and lengths removed while others go on."""
 
-from __future__ import annotations
-
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor

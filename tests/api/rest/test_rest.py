@@ -1,7 +1,5 @@
 """What all routes have in common: keys, pages, problems; probes and metrics."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The service's log: time, level, job and request of each line; who changed something."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The watch over calibration: a line in the log once per change of state, and gauges for
 scrapers."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections.abc import Iterator

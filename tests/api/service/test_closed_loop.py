@@ -1,7 +1,5 @@
 """Jobs whose later steps follow the measured times of earlier ones."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any

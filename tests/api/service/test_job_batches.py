@@ -1,7 +1,5 @@
 """Due batches of a job with pushed batches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

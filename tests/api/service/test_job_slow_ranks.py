@@ -1,7 +1,5 @@
 """Jobs planned around slow ranks that their request names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

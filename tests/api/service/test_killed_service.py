@@ -1,7 +1,5 @@
 """A service that is killed and begun again delivers every step, as if it had not been."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Planning threads go on with slow readers; one that ends is reported and can be restarted."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import ExitStack
 from pathlib import Path

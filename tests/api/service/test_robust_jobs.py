@@ -1,7 +1,5 @@
 """Jobs planned for costs that may be off by a share."""
 
-from __future__ import annotations
-
 from itertools import islice
 
 import numpy as np

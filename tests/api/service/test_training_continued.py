@@ -1,7 +1,5 @@
 """Ranks that stop at a checkpoint, and fewer ranks that go on from it by a continuing job."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

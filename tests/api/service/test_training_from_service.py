@@ -1,7 +1,5 @@
 """A real training job of several processes whose plans come from a real service."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A store that goes while a service starts is waited for; a job that ends well has no error."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A store in each kind of database."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

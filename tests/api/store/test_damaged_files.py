@@ -1,7 +1,5 @@
 """Arrays and rows that changed on the disk: found before they are used, and fixed by an upload."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 from pathlib import Path

@@ -6,8 +6,6 @@ that draws its batches and is being planned, one that is done, one whose batches
 plans, acknowledgements and times, data sets, a profile, a proposal and a token.
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import tarfile

@@ -1,7 +1,5 @@
 """Steps that all ranks did long ago expire, and a long job's store stays small."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

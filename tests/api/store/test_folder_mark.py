@@ -1,7 +1,5 @@
 """A folder of arrays belongs to one store; nothing in it is lost to another."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

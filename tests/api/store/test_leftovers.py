@@ -1,7 +1,5 @@
 """Files that a killed service left, or that the database does not know: kept for days."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

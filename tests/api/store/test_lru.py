@@ -1,7 +1,5 @@
 """Recently used values are kept, the least recently used goes first."""
 
-from __future__ import annotations
-
 from seqplan.api.store.lru import Lru
 
 

@@ -1,7 +1,5 @@
 """Stores of other versions, for every database."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

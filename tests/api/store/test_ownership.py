@@ -1,7 +1,5 @@
 """A SQLite store is one service's at a time, by whatever path; an emptied one is rejected."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sqlite3

@@ -1,7 +1,5 @@
 """Progress read from the store, for every database, compared with counts by hand."""
 
-from __future__ import annotations
-
 import json
 import random
 

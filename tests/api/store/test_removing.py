@@ -1,7 +1,5 @@
 """Removals leave nothing, and used rows are not removed; for every database."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Records and the tables that they are rows of."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Several services on one PostgreSQL store: each serves every job, one at a time plans it."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """The contract of a store, for every database; and what only SQLite does."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A disk that is full or a database that is locked: 503, nothing lost, and it goes on after."""
 
-from __future__ import annotations
-
 import io
 import resource
 import sqlite3

@@ -1,7 +1,5 @@
 """Tokens, of which the store keeps hashes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

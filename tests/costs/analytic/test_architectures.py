@@ -1,7 +1,5 @@
 """Layers beyond those of a dense decoder: time, memory and sync against sums done by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

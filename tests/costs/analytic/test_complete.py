@@ -1,7 +1,5 @@
 """Completing measured profiles: derived schemes, and their distance from measured ones."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """Derived profiles: accepted, deterministic, near their terms; and completing measured ones."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

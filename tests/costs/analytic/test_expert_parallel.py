@@ -1,7 +1,5 @@
 """Expert parallelism in the analytic model: products, exchanges, memory, sync."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """State-space layers: sizes of releases, a term linear in the tokens, a published run."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Terms against sums done by hand, and against each other when physics fixes the larger one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How a model is trained: each option's effect against sums done by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The seven tips of USP (arXiv 2405.07719) follow from the terms; none is written into them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

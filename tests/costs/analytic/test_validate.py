@@ -1,7 +1,5 @@
 """How well the analytic model ranks published results, as docs/analytic-model.md states."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

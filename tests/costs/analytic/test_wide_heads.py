@@ -1,7 +1,5 @@
 """Heads of another width than hidden/heads, and tied embeddings, in every part of the model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

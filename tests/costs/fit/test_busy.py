@@ -1,7 +1,5 @@
 """Samples of a machine that had too much else to do."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from sampled import samples

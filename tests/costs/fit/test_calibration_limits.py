@@ -1,7 +1,5 @@
 """When a profile has drifted too far: rules over random measurements."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Samples of an H200: the fits of every recomputation mode are usable, memory is linear."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

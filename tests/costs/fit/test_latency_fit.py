@@ -1,7 +1,5 @@
 """Fits recover the truth behind samples, and report when they cannot."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Rounds and runs count together, and a device that was slowed for a while bends no curve."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Step times correct a profile only if they bear it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Samples survive on disk, and only samples that belong together make a profile."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Syncs that were measured: kept next to the samples, extended to the whole model."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

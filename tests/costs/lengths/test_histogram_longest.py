@@ -1,7 +1,5 @@
 """The longest of the lengths that stand for a histogram, without making them."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

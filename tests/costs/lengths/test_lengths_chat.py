@@ -1,7 +1,5 @@
 """Conversations as a source of lengths: rendered by a real tokenizer's template, or estimated."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files cut short or changed anywhere: an error of ours, or no harm."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

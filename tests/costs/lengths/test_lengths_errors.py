@@ -1,7 +1,5 @@
 """An error in a source is one line: the problem, its place, and a fix."""
 
-from __future__ import annotations
-
 import builtins
 import gzip
 import os

@@ -1,7 +1,5 @@
 """Patches of frames from columns of grids, in JSON Lines and Parquet."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Histograms of lengths: rejected texts, and lengths that have a given histogram."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

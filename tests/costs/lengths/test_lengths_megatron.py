@@ -1,7 +1,5 @@
 """Megatron indices: documents are summed, and damaged files are rejected."""
 
-from __future__ import annotations
-
 import struct
 from itertools import accumulate, pairwise
 from pathlib import Path

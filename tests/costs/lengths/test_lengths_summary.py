@@ -1,7 +1,5 @@
 """Statistics of lengths, their histogram, and the command that shows them."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import json

@@ -1,7 +1,5 @@
 """Folders as ``datasets.save_to_disk`` writes them (5.2): arrow streams, state.json, splits."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

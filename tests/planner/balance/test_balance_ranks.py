@@ -1,7 +1,5 @@
 """Balancing over equal ranks: every sequence once, within memory, and near the bound."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from itertools import product

@@ -1,7 +1,5 @@
 """Costs of a host's micro-batches: from profiles, from a model and a device, from measurements."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

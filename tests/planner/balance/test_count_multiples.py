@@ -1,7 +1,5 @@
 """Micro-batch counts in multiples: no slower than a short construct, and bounded soundly."""
 
-from __future__ import annotations
-
 from bisect import insort
 from itertools import product
 from math import inf

@@ -1,7 +1,5 @@
 """Packing for ranks that have their sequences already: micro-steps that match, none empty."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

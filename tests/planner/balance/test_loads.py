@@ -1,7 +1,5 @@
 """Balancing samples that have work in several phases."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Micro-batches of few shapes."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal

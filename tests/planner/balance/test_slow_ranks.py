@@ -1,7 +1,5 @@
 """Factors of slow ranks from measured times."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

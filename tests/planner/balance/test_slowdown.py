@@ -1,7 +1,5 @@
 """Balancing over ranks of which some are slower than others, or lost."""
 
-from __future__ import annotations
-
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Batches drawn from lengths: without replacement, repeatable, within their tokens."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

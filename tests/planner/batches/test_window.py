@@ -1,7 +1,5 @@
 """Windows of steps: what moves, what stays, and that a run resumes anywhere."""
 
-from __future__ import annotations
-
 from itertools import islice
 
 import numpy as np

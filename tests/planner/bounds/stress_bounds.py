@@ -4,8 +4,6 @@ Many more than a test run affords: ``python stress_bounds.py COUNT [FIRST_SEED]`
 the first instance on which a bound exceeds the optimum, and prints it.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """No lower bound exceeds the optimum, whatever the values and mixes it is made from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import chain
 

@@ -1,7 +1,5 @@
 """The bound that branches over long sequences: below every optimum, and errors in it show."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The certificate of a plan against the optimum."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given, settings
 from instances import Case, cases, fleet

@@ -1,7 +1,5 @@
 """The bound over strategies of whole pipelines: below every optimum, above that of fractions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

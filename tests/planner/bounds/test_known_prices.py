@@ -1,7 +1,5 @@
 """Prices of earlier programs prove no more than the program of a step, and change no result."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from seqplan.costs.shipped.catalogue import load_shipped

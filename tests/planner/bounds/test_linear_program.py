@@ -1,7 +1,5 @@
 """Linear programs: their optimum and duals against another solver; signals stay as they are."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

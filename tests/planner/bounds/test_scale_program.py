@@ -1,7 +1,5 @@
 """The program of a step keeps its optimum without states and resources that others replace."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from seqplan.planner.bounds.linear_program import minimize

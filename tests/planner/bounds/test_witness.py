@@ -1,7 +1,5 @@
 """A bound's witness convinces a program that has costs only, and a false one does not."""
 
-from __future__ import annotations
-
 import runpy
 from collections.abc import Callable
 from dataclasses import replace

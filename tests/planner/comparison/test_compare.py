@@ -1,7 +1,5 @@
 """The comparison as a whole, and its command."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """One static baseline: proposals and comparisons hold the same rule for it."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

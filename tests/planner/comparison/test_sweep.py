@@ -1,7 +1,5 @@
 """Sweeps: the same comparison for each value, and why a value has none."""
 
-from __future__ import annotations
-
 import io
 import json
 from contextlib import redirect_stderr, redirect_stdout

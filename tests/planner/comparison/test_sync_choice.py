@@ -1,7 +1,5 @@
 """The sync of parameters and gradients decides between strategies, and nothing else."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from pathlib import Path

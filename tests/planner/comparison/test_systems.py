@@ -1,7 +1,5 @@
 """Every baseline runs each sequence once, within memory and ranks, or gives a reason."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 from dataclasses import replace

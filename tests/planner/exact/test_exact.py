@@ -1,7 +1,5 @@
 """Exact answers against exhaustive optima, and on steps whose gap the search leaves open."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

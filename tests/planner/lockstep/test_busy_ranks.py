@@ -1,7 +1,5 @@
 """No rank idle in a micro-step: groups split or widened, sequences moved, and the rest idle."""
 
-from __future__ import annotations
-
 import pytest
 
 from seqplan.planner.lockstep.busy_ranks import BusyRanks

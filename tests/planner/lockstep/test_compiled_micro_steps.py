@@ -1,7 +1,5 @@
 """Micro-steps filled by the native extension are those that Python fills."""
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
 

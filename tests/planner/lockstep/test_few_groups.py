@@ -1,7 +1,5 @@
 """Few sequences on groups of all ranks: near the exact optimum, and no slower than a known plan."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Micro-steps of one stage: complete, within GPUs and memory, above the bound, near the optimum."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

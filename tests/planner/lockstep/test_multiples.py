@@ -1,7 +1,5 @@
 """Micro-steps in multiples: near the optimum, and no slower than one degree throughout."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

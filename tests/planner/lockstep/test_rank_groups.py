@@ -1,7 +1,5 @@
 """Micro-steps of groups: complete, aligned, within memory, no rank idle, near the bound."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

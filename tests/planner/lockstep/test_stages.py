@@ -1,7 +1,5 @@
 """Micro-steps that go through stages: what they cost, near the optimum, and never below it."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st

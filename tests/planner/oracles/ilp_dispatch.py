@@ -1,7 +1,5 @@
 """The published dispatch problem solved exactly (Hydraulis, arXiv 2412.07894, Eq. 3) with CBC."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Micro-steps by enumeration: every way to group sequences and to choose degrees."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from itertools import product
 from math import inf

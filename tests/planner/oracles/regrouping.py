@@ -1,7 +1,5 @@
 """Groups that regroup on two ranks, by enumeration."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 

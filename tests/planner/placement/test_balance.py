@@ -1,7 +1,5 @@
 """Balance and levelling: placements stay sound and become no slower."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from instances import Case, assert_sound, cases, fleet
 from oracles.exhaustive import step_optimum

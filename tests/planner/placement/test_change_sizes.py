@@ -1,7 +1,5 @@
 """Sizes chosen and sequences assigned to them: compiled as in Python, down to every bit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Chunks are consecutive, complete and as even as any consecutive split."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Exchanges of sequences between micro-batches: the compiled ones are those of Python."""
 
-from __future__ import annotations
-
 import tracemalloc
 from typing import Any
 

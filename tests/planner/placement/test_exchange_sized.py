@@ -1,7 +1,5 @@
 """Exchanges between micro-batches of given sizes: compiled as in Python, down to every bit."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Placements are complete and keep their promises; the search never beats the optimum."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import example, given, settings

@@ -1,7 +1,5 @@
 """The compiled fill: the same bits as the reference in Python, and only its build is used."""
 
-from __future__ import annotations
-
 import math
 import tracemalloc
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Which native extension is used: built from the sources next to it, unless left out."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Placement when each micro-batch has the cheapest recomputation mode that holds it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

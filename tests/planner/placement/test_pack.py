@@ -1,7 +1,5 @@
 """Packing against every packing: never below the optimum, its bound never above, close to it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

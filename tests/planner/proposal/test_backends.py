@@ -1,7 +1,5 @@
 """What each trainer runs: schemes, ZeRO stages, lockstep, and what its users run today."""
 
-from __future__ import annotations
-
 import pytest
 from settings_made import CODE
 

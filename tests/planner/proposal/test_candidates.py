@@ -1,7 +1,5 @@
 """Whole proposals on a shipped profile."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from instances import LLAMA_32B, batch_of

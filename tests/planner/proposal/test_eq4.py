@@ -1,7 +1,5 @@
 """The closed form of Eq. 4's relaxation against the table that the paper fills."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Which layout is proposed: the fastest over whole iterations, one rather than several."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from statistics import mean

@@ -1,7 +1,5 @@
 """Proposals in lockstep: micro-steps for any profile, by layout, and rejected options."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The search over all strategies for one batch, between its bound and the optimum."""
 
-from __future__ import annotations
-
 from hypothesis import example, given, settings
 from instances import ClusterCase, clusters
 from oracles.exhaustive import any_strategy_optimum

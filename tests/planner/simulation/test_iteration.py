@@ -1,7 +1,5 @@
 """The judge against hand-computed iterations, and what holds of every iteration."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """1F1B schedules worked out by hand, and how the simulation relates to the closed forms."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

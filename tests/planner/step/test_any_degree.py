@@ -1,7 +1,5 @@
 """Groups of any size: plans with more sizes are never slower, and bounds hold for all of them."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

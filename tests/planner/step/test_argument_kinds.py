@@ -1,7 +1,5 @@
 """Arguments of another kind are rejected by name; lengths come from any array or tensor."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

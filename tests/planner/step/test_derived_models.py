@@ -1,7 +1,5 @@
 """Planning with derived profiles of models with windows and experts: bounds hold, plans lint."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

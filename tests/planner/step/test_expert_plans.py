@@ -1,7 +1,5 @@
 """Steps whose experts are split over ranks: bounds by enumeration, plans, and their proposal."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from math import inf

@@ -1,7 +1,5 @@
 """Planning inside a program: from a profile alone, or from a proposal."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Plans of sequences with work before the language model: sound, proven, better than by tokens."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """Plans whose micro-batches have recomputation modes, in every kind of execution."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

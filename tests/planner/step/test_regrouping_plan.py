@@ -1,7 +1,5 @@
 """Groups that regroup within the step: sound, never slower, and bounded from below."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Plans that stay good at other costs: never slower than uniform execution at a corner."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from statistics import mean

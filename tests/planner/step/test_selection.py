@@ -1,7 +1,5 @@
 """The candidate that a step is planned on, and the reasons against the others."""
 
-from __future__ import annotations
-
 import pytest
 from instances import LLAMA_32B, assert_sound, batch_of
 

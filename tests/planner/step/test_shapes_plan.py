@@ -1,7 +1,5 @@
 """Plans whose micro-batches have few sizes: sound, bounded, with little padding."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Plans around slow ranks: their pipelines get less, and the bound stays proven."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from pathlib import Path

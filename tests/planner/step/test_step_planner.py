@@ -1,7 +1,5 @@
 """A planner is ready when it is made: its first step takes no longer than it must."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

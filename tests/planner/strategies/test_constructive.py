@@ -1,7 +1,5 @@
 """Strategies of one layout made for one batch from its schemes alone."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from unittest.mock import patch

@@ -1,7 +1,5 @@
 """Swaps of pipelines between schemes."""
 
-from __future__ import annotations
-
 from seqplan.planner.strategies.local_search import swap
 from seqplan.plans.scheme import Scheme, Strategy
 

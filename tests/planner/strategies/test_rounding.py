@@ -1,7 +1,5 @@
 """Integer strategies from fractional pipeline counts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from instances import LLAMA_32B

@@ -1,7 +1,5 @@
 """The derived sync: the published totals, and what it must depend on."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """The sync of a profile that has measured some of it."""
 
-from __future__ import annotations
-
 import pytest
 
 from seqplan.costs.profile import Profile

@@ -1,7 +1,5 @@
 """What a strategy's sync takes, and the families of strategies that take equally long."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """FlexSP's formulation: valid micro-steps, optimal groups on tiny instances."""
 
-from __future__ import annotations
-
 import itertools
 from math import inf
 

@@ -1,7 +1,5 @@
 """The published dispatch: the exact program against enumeration, the greedy trials against it."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

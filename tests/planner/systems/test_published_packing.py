@@ -1,7 +1,5 @@
 """The published packing against enumeration of the closed form C."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

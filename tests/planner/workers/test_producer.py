@@ -1,7 +1,5 @@
 """The producer: order, bytes, deaths of workers, failures in their place, and its end."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import random

@@ -1,7 +1,5 @@
 """Ending ``seqplan plan`` by signals: exit codes, no process and no part of a file left."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

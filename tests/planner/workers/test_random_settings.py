@@ -1,7 +1,5 @@
 """Plans for random profiles, clusters, strategies and lengths: always sound, never optimistic."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

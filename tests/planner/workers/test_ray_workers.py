@@ -1,7 +1,5 @@
 """Planning on a real Ray cluster of two machines, as Ray counts: bytes, deaths, failures, ends."""
 
-from __future__ import annotations
-
 import importlib.util
 import multiprocessing
 import os

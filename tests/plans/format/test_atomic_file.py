@@ -1,7 +1,5 @@
 """Atomic writes: the old content or the new one, never a part, and no litter."""
 
-from __future__ import annotations
-
 import errno
 import os
 import stat

@@ -1,7 +1,5 @@
 """Plain exports of plans: every rank's ids, read by the code of the documentation."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The JSON of a plan: exact both ways, rejected with one line if it is not a plan."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time

@@ -1,7 +1,5 @@
 """Plan files: streamed, whole or absent, and clear about the line that is wrong."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

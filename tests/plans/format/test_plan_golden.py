@@ -1,7 +1,5 @@
 """The golden plan files: byte for byte as written, readable, sound, in the schema."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

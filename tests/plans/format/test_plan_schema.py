@@ -1,7 +1,5 @@
 """The JSON Schema accepts what the codec writes and rejects what it rejects."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

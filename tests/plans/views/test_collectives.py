@@ -1,7 +1,5 @@
 """The order of collectives: shared events agree, and waiting for all members never blocks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import combinations
 

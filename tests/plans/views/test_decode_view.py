@@ -1,7 +1,5 @@
 """Rank views out of JSON: the inverse of writing them, with clear errors."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Micro-steps: together within a pipeline, in order and one at a time on a rank."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

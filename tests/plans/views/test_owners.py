@@ -1,7 +1,5 @@
 """Owners of whole parameters: all of them, each once, and about as much for every rank."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

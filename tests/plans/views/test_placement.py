@@ -1,7 +1,5 @@
 """Where pipelines run: runs of ranks, and whether reduce-scatters may overlap backward."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import pairwise

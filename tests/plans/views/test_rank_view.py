@@ -1,7 +1,5 @@
 """Rank views: together they are the plan, each rank's share of it exactly once."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

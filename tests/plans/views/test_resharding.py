@@ -1,7 +1,5 @@
 """Resharding, run with numpy arrays in place of ranks: nothing lost, nothing counted twice."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sharding: every token is held exactly once, and never more than the padded share."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st

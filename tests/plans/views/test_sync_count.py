@@ -1,7 +1,5 @@
 """What the sync of a step moves, against counts made by hand."""
 
-from __future__ import annotations
-
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.parameter_layout import Block, ParameterLayout
 from seqplan.plans.views.placement import PlacedPipeline

@@ -1,7 +1,5 @@
 """The plan that a micro-batch is measured under is sound and leaves few ranks idle."""
 
-from __future__ import annotations
-
 import pytest
 
 from seqplan.plans.lint import lint

@@ -1,7 +1,5 @@
 """One rank runs out of memory while the others wait for it: no hang, and the next run goes on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Layers with experts that ranks share, measured on real ranks, and the profile of them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

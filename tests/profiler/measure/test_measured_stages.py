@@ -1,7 +1,5 @@
 """What a pipeline's stages do while a micro-batch is measured, on real ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

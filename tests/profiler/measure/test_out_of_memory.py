@@ -1,7 +1,5 @@
 """Errors that mean that a micro-batch does not fit, by the texts that libraries write."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """Bytes of activations, counted on real layers, on fake tensors and by the analytic model."""
 
-from __future__ import annotations
-
 import gc
 from contextlib import nullcontext
 

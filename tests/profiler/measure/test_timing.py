@@ -1,7 +1,5 @@
 """How often a call is run, and which runs count; never how long it takes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

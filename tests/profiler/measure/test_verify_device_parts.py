@@ -1,7 +1,5 @@
 """Parts of verifying a device that need none: limits, the search for the most, listed devices."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """When a device counts as warm."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

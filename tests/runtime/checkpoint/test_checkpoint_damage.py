@@ -1,7 +1,5 @@
 """Checkpoints that cannot be written or read: one line, and the one before if it is whole."""
 
-from __future__ import annotations
-
 import resource
 import shutil
 import signal

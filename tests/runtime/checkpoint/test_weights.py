@@ -1,7 +1,5 @@
 """Weights in files of ``torch.distributed.checkpoint``: plain torch reads and writes them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A rank's targets: shifted in the whole sequence; wrong columns are rejected."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

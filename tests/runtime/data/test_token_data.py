@@ -1,7 +1,5 @@
 """Samples by id and a rank's share of them: right tokens, right labels, clear errors."""
 
-from __future__ import annotations
-
 import functools
 import operator
 import struct

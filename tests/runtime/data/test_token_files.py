@@ -1,7 +1,5 @@
 """Token data from files: the same samples from each kind, and one line for other files."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

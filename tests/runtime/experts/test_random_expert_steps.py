@@ -1,7 +1,5 @@
 """A thousand random steps with split experts, recorded on ranks and replayed."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Bad input of split experts: one line each, on every rank, before a step runs."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 

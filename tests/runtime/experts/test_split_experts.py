@@ -1,7 +1,5 @@
 """Training with split experts compared with one process, and faults put in on purpose."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Checkpoints and weights of split experts, read by other degrees and other numbers of ranks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

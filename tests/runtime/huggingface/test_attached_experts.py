@@ -1,7 +1,5 @@
 """Models of transformers with split experts on four ranks, compared with one process."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from functools import partial

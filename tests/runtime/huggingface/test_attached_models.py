@@ -4,8 +4,6 @@ The table of many architectures is a benchmark, ``./run bench architectures``; h
 every part of a job.
 """
 
-from __future__ import annotations
-
 import socket
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """Models of transformers under recomputation modes: alone, and attached on ranks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Norm, rotation and SwiGLU against torch's operations, with their gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

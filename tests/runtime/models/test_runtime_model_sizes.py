@@ -1,7 +1,5 @@
 """Sizes of the runtime's model."""
 
-from __future__ import annotations
-
 import pytest
 
 from seqplan.costs.model_sizes import SIZES, ModelSizes

@@ -1,7 +1,5 @@
 """Steps whose micro-batches have modes on real ranks, against the same steps without modes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Faults that others have shipped, put in on purpose: each must be seen by the gates."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Whatever strategies stand side by side, no two ranks wait for each other for ever."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from unittest.mock import patch
 

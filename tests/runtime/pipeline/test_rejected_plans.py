@@ -1,7 +1,5 @@
 """Plans that a model cannot run: one line, on every rank, before the step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Steps of any strategies side by side on real ranks, other ones next step, against one process."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

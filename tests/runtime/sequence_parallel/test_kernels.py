@@ -1,7 +1,5 @@
 """Kernels by name: which one a call runs on, and why others do not; FlexAttention's arithmetic."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

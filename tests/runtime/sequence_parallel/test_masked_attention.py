@@ -1,7 +1,5 @@
 """Windows, chunks, soft caps and sinks on real ranks, against whole documents in fp64."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

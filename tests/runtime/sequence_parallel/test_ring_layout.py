@@ -1,7 +1,5 @@
 """The pieces of all steps cover exactly the causal mask of every document."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

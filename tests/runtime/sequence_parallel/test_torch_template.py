@@ -1,7 +1,5 @@
 """torch's ring attention as a second oracle, if it applies: one document, even chunks."""
 
-from __future__ import annotations
-
 import importlib.util
 from typing import Any
 

@@ -1,7 +1,5 @@
 """If one rank fails or differs, all ranks get the same error, and none is left waiting."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time

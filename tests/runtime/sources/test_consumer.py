@@ -1,7 +1,5 @@
 """A rank's steps on real ranks: in order, agreed upon, and never one rank left waiting."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """The source of a planning service: outages are retried, invalid responses rejected."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Iterator
 from contextlib import closing

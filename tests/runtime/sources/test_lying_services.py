@@ -1,7 +1,5 @@
 """A planning service that never ends its answer: one deadline for all of it, and a bound on it."""
 
-from __future__ import annotations
-
 import re
 import socket
 import threading

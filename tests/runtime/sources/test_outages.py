@@ -1,7 +1,5 @@
 """A planning service that is away for a while: training goes on, no acknowledgement is lost."""
 
-from __future__ import annotations
-
 import os
 import time
 import warnings

@@ -1,7 +1,5 @@
 """``runtime.steps``: equal steps of a plan file, of a service's job and of plans made here."""
 
-from __future__ import annotations
-
 import gc
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Gradients that leave after each micro-batch: exact, repeatable, and never all at once."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

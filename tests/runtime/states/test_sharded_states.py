@@ -1,7 +1,5 @@
 """Units of parameters: the collectives follow the general transfer list; odd models."""
 
-from __future__ import annotations
-
 import copy
 from typing import get_args
 

@@ -1,7 +1,5 @@
 """Owners of whole parameters on real ranks: optimizers that need them step as in one process."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 

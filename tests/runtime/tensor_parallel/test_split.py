@@ -1,7 +1,5 @@
 """Products, embedding and loss of tp ranks against the same of one process, with gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """Groups of tensor parallelism: made by all ranks, at the start or when a step needs them."""
 
-from __future__ import annotations
-
 import logging
 
 from ranks import run_ranks

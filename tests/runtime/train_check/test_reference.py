@@ -1,7 +1,5 @@
 """The reference is right and does not hold the scores of a long document."""
 
-from __future__ import annotations
-
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 

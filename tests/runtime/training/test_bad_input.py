@@ -1,7 +1,5 @@
 """Plans and data that do not fit, met by ranks that train: the same line on every one of them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Kill a rank of the example trainer, start it again: the same losses, bit for bit."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A step by itself: its times, its waits for the device, its work."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from typing import Any

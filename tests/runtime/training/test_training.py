@@ -1,7 +1,5 @@
 """Steps under strategies that change at each, against one process."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models whose numbers would be wrong, and ranks that are gone: reported, not computed or hung."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Masks, weights, extras, chunks and gathered log-probabilities on ranks, against one process."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

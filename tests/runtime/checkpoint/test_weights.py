@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from ranks import run_ranks
 from torch import Tensor
 
@@ -97,6 +96,8 @@ def messages(folder: Path) -> list[list[str]]:
 def test_torch_reads_whole_tensors_by_name(
     folder: Path, messages: list[list[str]], kind: str
 ) -> None:
+    import torch.distributed.checkpoint as dcp  # here: the import takes half a second
+
     expected = dict(make_model(1).named_parameters())
     dtype = torch.bfloat16 if kind == "bf16" else torch.float32
     found = {name: torch.zeros(value.shape, dtype=dtype) for name, value in expected.items()}
@@ -113,6 +114,8 @@ def test_a_folder_is_not_written_twice(messages: list[list[str]]) -> None:
 
 
 def test_weights_that_torch_wrote_are_taken(folder: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
     values: dict[str, Tensor] = {
         name: value.detach().to(torch.bfloat16) for name, value in make_model(3).named_parameters()
     }

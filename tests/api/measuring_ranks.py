@@ -4,8 +4,7 @@ from collections.abc import Iterable
 
 from service_process import Served
 
-from seqplan.plans.format.codec import from_json
-from seqplan.plans.plan import Plan
+from seqplan import Plan, from_json
 
 
 def plan_of(served: Served, job: str, step: int) -> Plan:

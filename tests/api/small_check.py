@@ -7,8 +7,7 @@ from pathlib import Path
 
 from command_line import call, succeeded
 
-from seqplan.plans.format.codec import to_json
-from seqplan.plans.plan import Plan
+from seqplan import Plan, to_json
 
 SMALL = Path(__file__).parents[2] / "examples" / "data" / "llama-small-cpu.json"
 RANKS, STEPS = 2, 80

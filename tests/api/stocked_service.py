@@ -7,10 +7,8 @@ from pathlib import Path
 import numpy as np
 from service_process import Served
 
+from seqplan import Proposal, Workload, make_proposal
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.proposal.document import Proposal
-from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.planner.workload import Workload
 from seqplan.runtime.sources.http_source import HttpSource
 
 DATA = Path(__file__).parents[2] / "examples" / "data" / "code.npy"

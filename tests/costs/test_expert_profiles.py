@@ -8,16 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seqplan import Profile, Scheme
 from seqplan.api.cli.profile.show_profile import scheme_rows
 from seqplan.costs.cost_errors import CostError
 from seqplan.costs.fit.measurements import MixedPipeline
 from seqplan.costs.fit.refit import refit_profile, write_refit
 from seqplan.costs.latency import Latency
-from seqplan.costs.profile import Profile
 from seqplan.costs.profiled_scheme import ProfileError
 from seqplan.costs.scheme_rules import scheme_problem
 from seqplan.plans.format.canonical import canonical_json
-from seqplan.plans.scheme import Scheme
 
 MOE = {"expert_layers": 4, "experts": 8, "experts_per_token": 2, "expert_ffn": 64}
 MODEL = {"hidden": 64, "layers": 4, "heads": 8, "kv_heads": 8, "ffn": 64, "vocab": 100, **MOE}

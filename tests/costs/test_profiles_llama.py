@@ -6,9 +6,8 @@ from fractions import Fraction
 
 import pytest
 
-from seqplan.costs.profile import Profile
+from seqplan import Profile, Scheme
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.plans.scheme import Scheme
 
 CAPACITY, CONTEXT, VOCAB, ALPHA = 85_198_897_152, 5_242_880_000, 30_592, Fraction(3, 4)
 

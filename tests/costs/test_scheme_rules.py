@@ -2,10 +2,9 @@
 
 from collections.abc import Mapping
 
-from seqplan.costs.profile import Profile
+from seqplan import Profile, Scheme
 from seqplan.costs.scheme_rules import doubts
 from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
-from seqplan.plans.scheme import Scheme
 
 
 def with_quadratic(a: Mapping[int, float], flag: int | None = None) -> Profile:

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from seqplan import Cost
-from seqplan.costs.shipped.catalogue import find_profile
+from seqplan import Cost, find_profile
 from seqplan.integrations.degree_costs import (
     add_padding,
     by_degree,

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
+from seqplan import Workload, make_proposal
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.planner.workload import Workload
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "megatron.md"

@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from seqplan import Batch, Scheme, Strategy
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fill import Filling
 from seqplan.planner.placement.fill_tables import FillTables
 from seqplan.planner.placement.fleet import ClassMode, Fleet, PipelineClass
 from seqplan.planner.placement.greedy import form_s
-from seqplan.plans.scheme import Scheme, Strategy
 
 Case = tuple[tuple[PipelineClass, ...], Batch]
 ClusterCase = tuple[dict[Scheme, SchemeModel], Batch, int]

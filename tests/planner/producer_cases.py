@@ -8,18 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from seqplan.costs.profile import Profile
+from seqplan import Batch, Profile, Proposal, StepPlanner, Strategy, Workload
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.problem import PlanningOptions
-from seqplan.planner.proposal.document import Candidate, Proposal
-from seqplan.planner.step.step_planner import StepPlanner
+from seqplan.planner.proposal.document import Candidate
 from seqplan.planner.workers import processes as process_workers
 from seqplan.planner.workers import ray_driver as ray_agent
 from seqplan.planner.workers.planned_step import TimedPlan, plan_one
 from seqplan.planner.workers.processes import _serve
-from seqplan.planner.workload import Workload
-from seqplan.plans.scheme import Strategy
 
 DEADLY = 666_666
 """The id of a sequence that kills a worker which serves with ``serve_and_die``."""

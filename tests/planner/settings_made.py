@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from seqplan.costs.profile import Profile
+from seqplan import Profile, Workload
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.systems.setting import Setting
-from seqplan.planner.workload import Workload
 
 CODE = np.load(Path(__file__).parents[2] / "examples" / "data" / "code.npy")[:6000]
 

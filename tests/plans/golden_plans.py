@@ -10,9 +10,8 @@ from pathlib import Path
 from plan_builder import batch, pipeline, plan_of
 from plan_strategies import Cost
 
-from seqplan.plans.format.plan_file import write_plans
-from seqplan.plans.plan import Considered, Plan
-from seqplan.plans.scheme import Scheme, Strategy
+from seqplan import Plan, Scheme, Strategy, write_plans
+from seqplan.plans.plan import Considered
 
 FOLDER = Path(__file__).parent / "golden"
 

@@ -10,18 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_strategies import Cost
 
-from seqplan.plans.construct import construct_plan
+from seqplan import Plan, Scheme, construct_plan, explain, from_json, rank_view, to_json
 from seqplan.plans.experts import ExpertSchedule, expert_group, expert_replicas, holds_whole_blocks
-from seqplan.plans.explain import explain
-from seqplan.plans.format.codec import PlanError, from_json, to_json
+from seqplan.plans.format.codec import PlanError
 from seqplan.plans.groups import process_groups
 from seqplan.plans.lint import lint
-from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline
+from seqplan.plans.plan import MicroBatch, PlannedPipeline
 from seqplan.plans.schedule import schedule
-from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.collectives import collectives
 from seqplan.plans.views.decode_view import decode_view
-from seqplan.plans.views.rank_view import rank_view, rank_views, views_json
+from seqplan.plans.views.rank_view import rank_views, views_json
 
 
 def pipeline(first: int, width: int, *works: tuple[float, float]) -> PlannedPipeline:

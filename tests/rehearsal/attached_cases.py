@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from cases import DEVICE, LENGTHS, SIZES, Result, count, make_plan, rehearsal, spread_rows
 
-from seqplan import huggingface, runtime
-from seqplan.plans.views.rank_view import rank_view
+from seqplan import huggingface, rank_view, runtime
 from seqplan.runtime.data.tokens import SeededTokens
 from seqplan.runtime.experts import dispatch
 from seqplan.runtime.huggingface import inspection

@@ -14,11 +14,9 @@ from matching import find_mismatches
 from recording import Recording
 from torch import Tensor
 
-from seqplan import runtime
-from seqplan.plans.plan import MicroBatch, Plan
+from seqplan import Plan, Scheme, rank_view, runtime
+from seqplan.plans.plan import MicroBatch
 from seqplan.plans.recomputation import MODES
-from seqplan.plans.scheme import Scheme
-from seqplan.plans.views.rank_view import rank_view
 from seqplan.profiler.measure.bench import make_full_plan
 from seqplan.runtime.checkpoint import stored_slices
 from seqplan.runtime.data.targets import Targets

@@ -13,10 +13,7 @@ from unittest.mock import patch
 import torch
 from cases import DEVICE, LENGTHS, SIZES, Result, list_faults, make_plan, rehearsal
 
-from seqplan import runtime
-from seqplan.plans.format.codec import to_json
-from seqplan.plans.scheme import Scheme
-from seqplan.plans.views.rank_view import rank_view
+from seqplan import Scheme, rank_view, runtime, to_json
 from seqplan.profiler.measure.bench import Bench
 from seqplan.profiler.measure.sync import list_sync_measurements, measure_sync
 from seqplan.profiler.verify.settings import VerifySettings

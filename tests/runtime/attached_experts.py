@@ -10,8 +10,7 @@ import torch
 from expert_runs import RoutedCase
 from staged_runs import adamw
 
-from seqplan import runtime
-from seqplan.plans.plan import Plan
+from seqplan import Plan, runtime
 
 RANKS, EXPERTS, VOCAB, STEPS, CLIP, AUX = 4, 8, 61, 4, 1.0, 0.1
 SIZES: dict[str, Any] = {

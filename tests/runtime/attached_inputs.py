@@ -7,9 +7,7 @@ import numpy as np
 import torch
 from random_plans import one_pipeline_plan, random_plan
 
-from seqplan import runtime
-from seqplan.plans.plan import Plan
-from seqplan.plans.scheme import Scheme
+from seqplan import Plan, Scheme, runtime
 
 RANKS, VOCAB = 4, 61
 

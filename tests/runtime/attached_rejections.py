@@ -8,9 +8,7 @@ import torch
 from attached_inputs import adapted, data, model, muon, optimizer
 from random_plans import one_pipeline_plan
 
-from seqplan import runtime
-from seqplan.plans.plan import Plan
-from seqplan.plans.scheme import Scheme
+from seqplan import Plan, Scheme, runtime
 
 REJECTED: dict[str, tuple[dict[str, Any], str]] = {
     "seed_oss": ({"head_dim": 8}, "config.attention_dropout: set it to 0"),

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from seqplan.plans.format.codec import to_json
-from seqplan.plans.plan import Plan
-from seqplan.plans.views.rank_view import RankView
+from seqplan import Plan, RankView, to_json
 from seqplan.runtime.data.tokens import SeededTokens, load_share
 from seqplan.runtime.sources.fan_out import FanOutSource
 from seqplan.runtime.sources.source import FileSource

@@ -7,10 +7,9 @@ import torch
 from random_plans import random_plan, random_staged_plan
 from staged_runs import Case, sizes_of
 
-from seqplan.plans.construct import construct_plan
+from seqplan import Plan, construct_plan
 from seqplan.plans.groups import process_groups
 from seqplan.plans.lint import lint
-from seqplan.plans.plan import Plan
 from seqplan.plans.recomputation import MODES
 from seqplan.plans.schedule import schedule
 from seqplan.runtime.models.llama import Llama, ModelConfig

@@ -12,8 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from small_plans import view_of
 
-from seqplan.plans.format.codec import digest, to_json
-from seqplan.plans.plan import Plan
+from seqplan import Plan, digest, to_json
 
 
 class PlanService:

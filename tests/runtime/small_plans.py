@@ -2,12 +2,10 @@
 
 from dataclasses import replace
 
-from seqplan.plans.format.codec import digest
+from seqplan import Plan, RankView, Scheme, digest, rank_view
 from seqplan.plans.groups import process_groups
 from seqplan.plans.lint import lint
-from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
-from seqplan.plans.scheme import Scheme
-from seqplan.plans.views.rank_view import RankView, rank_view
+from seqplan.plans.plan import MicroBatch, PlannedPipeline, Provenance
 
 
 def small_plan(step: int, world_size: int, *, seed: int = 0) -> Plan:

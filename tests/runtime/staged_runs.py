@@ -8,11 +8,9 @@ import numpy as np
 import torch
 from random_plans import one_pipeline_plan, random_plan, random_staged_plan
 
-from seqplan.plans.plan import Plan
+from seqplan import Plan, Scheme, rank_view
 from seqplan.plans.recomputation import MODES
-from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.optimizer_sharding import Sharding
-from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.check.reference import dense_attention, dense_experts, reference_step
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens

@@ -9,9 +9,8 @@ import torch
 from moded_plans import set_modes
 from random_plans import one_pipeline_plan
 
+from seqplan import Scheme, rank_view
 from seqplan.plans.recomputation import MODES, join_mode
-from seqplan.plans.scheme import Scheme
-from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.errors import KeptResultChanged, PlanError
 from seqplan.runtime.models.llama import Llama, ModelConfig
 from seqplan.runtime.recomputation import LAYER_MODES, check_modes, keep_result, run_last, run_part

@@ -9,8 +9,7 @@ from random_plans import one_pipeline_plan
 from ranks import run_ranks
 from staged_runs import CONFIG, GATES, Case, Outcome, differences, sequence_parallel, staged
 
-from seqplan.plans.plan import Plan
-from seqplan.plans.scheme import Scheme
+from seqplan import Plan, Scheme
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.huggingface.progress import progress, restore_progress
 from seqplan.runtime.losses.token_losses import token_loss

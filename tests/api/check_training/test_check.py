@@ -10,11 +10,8 @@ import pytest
 from command_line import call, complaint
 from small_check import written
 
+from seqplan import Plan, Scheme, from_json, read_plans
 from seqplan.api.check_training.check import Check, CheckedStep, first_plans, relative, size_model
-from seqplan.plans.format.codec import from_json
-from seqplan.plans.format.plan_file import read_plans
-from seqplan.plans.plan import Plan
-from seqplan.plans.scheme import Scheme
 from seqplan.plans.scheme_limits import refusal as unsupported_reason
 
 

@@ -27,15 +27,13 @@ from small_check import (
     written,
 )
 
+from seqplan import Scheme, read_plans, to_json
 from seqplan.api.check_training import check as train_check
 from seqplan.api.check_training.check import Gates
 from seqplan.api.check_training.processes import RankServer, rank_server
 from seqplan.api.check_training.runs import check_training
 from seqplan.api.cli.check import check_training as check_command
-from seqplan.plans.format.codec import to_json
-from seqplan.plans.format.plan_file import read_plans
 from seqplan.plans.recomputation import MODES
-from seqplan.plans.scheme import Scheme
 
 
 def test_ranks_agree_with_one_process(plans: Path, temporary: Path) -> None:

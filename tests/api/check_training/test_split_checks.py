@@ -7,13 +7,11 @@ import pytest
 from expert_runs import RoutedCase
 from random_plans import one_pipeline_plan
 
+from seqplan import Plan, Scheme, write_plans
 from seqplan.api.check_training.check import count_step_gathered, first_plans, size_model
 from seqplan.api.check_training.processes import rank_server
 from seqplan.api.check_training.runs import check_training
 from seqplan.api.cli.check.check_training import setting_lines
-from seqplan.plans.format.plan_file import write_plans
-from seqplan.plans.plan import Plan
-from seqplan.plans.scheme import Scheme
 
 
 def write(path: Path, plans: list[Plan]) -> Path:

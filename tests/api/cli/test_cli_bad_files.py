@@ -12,10 +12,9 @@ import pytest
 from command_line import call, complaint, fresh_process, nothing_left
 from planned_files import PlannedFiles, propose
 
+from seqplan import read_plans, to_json
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.plans.format.canonical import canonical_json, digest_of
-from seqplan.plans.format.codec import to_json
-from seqplan.plans.format.plan_file import read_plans
 
 # Proposals
 

@@ -10,10 +10,9 @@ import pytest
 from command_line import call, complaint, process, succeeded
 from planned_files import MAX_LEN, PlannedFiles, propose
 
+from seqplan import Proposal, read_plans, write_plans
 from seqplan.costs.shipped.catalogue import list_shipped
-from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.simulation.timeline import simulate_plan_ms
-from seqplan.plans.format.plan_file import read_plans, write_plans
 from seqplan.plans.lint import lint
 
 

@@ -5,8 +5,7 @@ from pathlib import Path
 from command_line import call, complaint, succeeded
 from planned_files import PlannedFiles
 
-from seqplan.plans.format.plan_file import read_plans
-from seqplan.plans.plan import Plan
+from seqplan import Plan, read_plans
 
 
 def fullest(plan: Plan) -> int:

@@ -10,25 +10,20 @@ import pytest
 from command_line import call, succeeded
 from expert_profiles import make_expert_profile
 
+from seqplan import Batch, Infeasible, Profile, Scheme, StepPlanner, Workload
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.derived.model_profiles import derive_model_profile, list_expert_degrees
 from seqplan.costs.model_sizes import MODELS, ModelSizes
-from seqplan.costs.profile import Profile
 from seqplan.costs.profiled_scheme import ProfileError
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.comparison.compare import compare
-from seqplan.planner.errors import Infeasible
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
 from seqplan.planner.proposal.backends import find_backend
 from seqplan.planner.simulation.iteration import compute_ms
-from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.systems.setting import Setting
 from seqplan.planner.systems.static_experts import find_static_experts
-from seqplan.planner.workload import Workload
-from seqplan.plans.scheme import Scheme
 
 GPUS, CONTEXT, TOKENS = 4, 2048, 60_000
 LENGTHS = np.random.default_rng(1).lognormal(6, 0.8, 2000).astype(int).clip(16, CONTEXT)

@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 from command_line import call, complaint, succeeded
 
-from seqplan.costs.profile import Profile
-from seqplan.planner.proposal.document import Proposal
-from seqplan.plans.format.plan_file import read_plans
+from seqplan import Profile, Proposal, read_plans
 
 MODEL = ("--model", "llama3-8b", "--hardware", "h100", "--gpus", 8)
 SMALL = ("--tokens", 20_000, "--steps", 2, "--max-len", 8192)

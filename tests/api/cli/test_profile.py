@@ -7,10 +7,9 @@ import pytest
 from command_line import Outcome, call, complaint, succeeded
 from trainers import launched
 
+from seqplan import Profile, Scheme
 from seqplan.costs.fit.sample_file import read_syncs
-from seqplan.costs.profile import Profile
 from seqplan.planner.sync.choice import choose_sync
-from seqplan.plans.scheme import Scheme
 from seqplan.profiler.measure.design import design
 
 TINY = {"hidden": 32, "layers": 4, "heads": 4, "kv_heads": 2, "ffn": 48, "vocab": 50}

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 from command_line import call, complaint, succeeded
 
-from seqplan.costs.profile import Profile
-from seqplan.plans.format.plan_file import read_plans
-from seqplan.plans.scheme import Scheme
+from seqplan import Profile, Scheme, read_plans
 
 
 def planned(tmp_path: Path, modes: str = "none") -> tuple[Path, Path]:

@@ -9,16 +9,14 @@ from typing import Any
 
 import pytest
 
+from seqplan import Plan, Profile, Scheme, write_plans
 from seqplan.api.cli import main
 from seqplan.api.cli.trace import trace
-from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.simulation.timeline import simulate_plan_ms
-from seqplan.plans.format.plan_file import write_plans
 from seqplan.plans.groups import process_groups
-from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
+from seqplan.plans.plan import MicroBatch, PlannedPipeline, Provenance
 from seqplan.plans.schedule import schedule
-from seqplan.plans.scheme import Scheme
 
 Events = list[dict[str, Any]]
 

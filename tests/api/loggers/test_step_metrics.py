@@ -5,12 +5,9 @@ from dataclasses import replace
 import pytest
 from planned_files import PlannedFiles
 
-from seqplan import Planner
+from seqplan import Plan, Planner, find_profile, read_plans
 from seqplan.api.loggers.step_metrics import StepMetrics
-from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.planner.simulation.flops import model_flops, peak_flops
-from seqplan.plans.format.plan_file import read_plans
-from seqplan.plans.plan import Plan
 
 
 def busy_ms(plan: Plan) -> dict[int, float]:

@@ -10,10 +10,9 @@ from measuring_ranks import measure, plan_of
 from service_process import serving_here
 from stocked_service import WORLD, Stocked, stock
 
+from seqplan import Profile, Strategy
 from seqplan.costs.fit.calibration import LEAST_MEASURED
-from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.plans.scheme import Strategy
 
 PROFILE = "llama-7b-a800-80gb"
 

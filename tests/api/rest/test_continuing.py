@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 from service_process import Served, serving_here
 
+from seqplan import Plan, from_json, rank_view
 from seqplan.planner.batches.sampler import Sampler, SamplerState
-from seqplan.plans.format.codec import from_json
-from seqplan.plans.plan import Plan
-from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.sources.http_source import HttpSource
 
 ROOT = Path(__file__).parents[3]

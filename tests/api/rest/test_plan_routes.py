@@ -11,11 +11,8 @@ import pytest
 from service_process import PATIENCE_S, Reply, serving, serving_here
 from stocked_service import DATA, MAX_LEN, WORLD, Stocked, stock
 
+from seqplan import Workload, digest, from_json, make_proposal, rank_view
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.planner.workload import Workload
-from seqplan.plans.format.codec import digest, from_json
-from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.errors import PlanError
 from seqplan.runtime.sources.http_source import FAN_OUT_RANKS, HttpSource
 

@@ -13,6 +13,7 @@ from measuring_ranks import plan_of
 from service_process import PATIENCE_S, serving, serving_here
 from stocked_service import stock
 
+from seqplan import Plan, from_json, to_json
 from seqplan.api.rest.state.metrics import Metrics
 from seqplan.api.service.calibration_watch import CalibrationWatch
 from seqplan.api.service.job_calibration import JobCalibration
@@ -23,8 +24,6 @@ from seqplan.api.store.tables.jobs import remove_job
 from seqplan.api.store.tables.measurements import MeasurementRow, add_measurements
 from seqplan.api.store.tables.plans import get_plan
 from seqplan.costs.fit.measurements import measurable
-from seqplan.plans.format.codec import from_json, to_json
-from seqplan.plans.plan import Plan
 
 STEPS = 14
 GOLDEN = [

@@ -7,14 +7,10 @@ import pytest
 from measuring_ranks import plan_of
 from stocked_service import DATA, MAX_LEN, WORLD, Stocked
 
+from seqplan import Proposal, StepPlanner, Workload, explain, make_proposal
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.problem import PlanningOptions
-from seqplan.planner.proposal.document import Proposal
-from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.planner.step.step_planner import StepPlanner
-from seqplan.planner.workload import Workload
-from seqplan.plans.explain import explain
 
 STEPS = 3
 

@@ -16,11 +16,10 @@ import pytest
 from service_process import Served, serving_here
 from stocked_service import stock
 
+from seqplan import Profile, Proposal, from_json, to_json
 from seqplan.api.store.migrations import MIGRATIONS
-from seqplan.costs.profile import Profile
 from seqplan.costs.profiled_scheme import ProfileError
-from seqplan.planner.proposal.document import Proposal, ProposalError
-from seqplan.plans.format.codec import from_json, to_json
+from seqplan.planner.proposal.document import ProposalError
 from seqplan.plans.format.decode import PlanError
 
 EARLIER = Path(__file__).parent / "earlier"

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from seqplan import Profile, Scheme
 from seqplan.costs.analytic.attention import AttentionMask, attention_ms
 from seqplan.costs.analytic.complete import complete
 from seqplan.costs.analytic.deployment import Deployment
@@ -18,11 +19,9 @@ from seqplan.costs.analytic.terms import stage_terms
 from seqplan.costs.architecture import Architecture
 from seqplan.costs.model_files.model_config import read_model_config
 from seqplan.costs.model_sizes import MODELS, ModelSizes
-from seqplan.costs.profile import Profile
 from seqplan.costs.profiled_scheme import ProfileError
 from seqplan.planner.simulation.flops import model_flops as flops_of_step
 from seqplan.planner.sync.derive import count_parameters
-from seqplan.plans.scheme import Scheme
 
 CONFIGS = Path(__file__).parents[1] / "model_configs"
 CLUSTER = ClusterHardware(DEVICES["h100-80gb"], 2, 8)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from seqplan import Profile, Scheme
 from seqplan.costs.analytic.complete import complete
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
@@ -14,10 +15,8 @@ from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.analytic.terms import stage_terms
 from seqplan.costs.model_sizes import MODELS, ModelSizes
-from seqplan.costs.profile import Profile
 from seqplan.costs.profiled_scheme import ProfileError
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.plans.scheme import Scheme
 
 DEPLOYMENT = Deployment(
     cluster=ClusterHardware(DEVICES["a800-80gb"], 2, 8),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from seqplan import Profile, Scheme
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.devices import DEVICES
@@ -13,8 +14,6 @@ from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.analytic.memory import peak_bytes, usable_bytes
 from seqplan.costs.analytic.terms import stage_terms
 from seqplan.costs.model_sizes import MODELS, ModelSizes
-from seqplan.costs.profile import Profile
-from seqplan.plans.scheme import Scheme
 
 DEPLOYMENT = Deployment(
     cluster=ClusterHardware(DEVICES["a800-80gb"], 2, 8),

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from seqplan import Profile, Scheme
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.devices import DEVICES
@@ -26,8 +27,6 @@ from seqplan.costs.analytic.validation.expert_runs import (
 )
 from seqplan.costs.analytic.validation.table_check import judges
 from seqplan.costs.model_sizes import MODELS, ModelSizes
-from seqplan.costs.profile import Profile
-from seqplan.plans.scheme import Scheme
 
 QWEN = ModelSizes.from_mapping(MODELS["qwen3-30b-a3b"])
 LLAMA = ModelSizes.from_mapping(MODELS["llama3-8b"])

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from seqplan import Profile, Scheme
 from seqplan.costs.analytic.complete import complete
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
@@ -13,9 +14,7 @@ from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.analytic.memory import layer_activation_bytes
 from seqplan.costs.analytic.terms import stage_terms
 from seqplan.costs.model_sizes import ModelSizes
-from seqplan.costs.profile import Profile
 from seqplan.costs.profiled_scheme import ProfileError
-from seqplan.plans.scheme import Scheme
 
 NARROW = ModelSizes(hidden=5120, layers=64, heads=64, kv_heads=8, ffn=25600, vocab=151936)
 WIDE = replace(NARROW, head_dim=160)

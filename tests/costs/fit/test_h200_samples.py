@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from seqplan import Profile, Scheme
 from seqplan.api.cli import main
 from seqplan.costs.fit.measured_profile import fit_all
 from seqplan.costs.fit.pooling import merge_runs
-from seqplan.costs.profile import Profile
-from seqplan.plans.scheme import Scheme
 
 MEASURED = Path(__file__).resolve().parents[3] / "docs" / "data" / "measured"
 MODES = ("none", "elementwise", "mlp", "full")

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from seqplan import Plan, Profile, Scheme
 from seqplan.costs.fit.calibration import find_stated_error
 from seqplan.costs.fit.latency_fit import Observed
 from seqplan.costs.fit.measurements import (
@@ -17,11 +18,9 @@ from seqplan.costs.fit.measurements import (
 )
 from seqplan.costs.fit.refit import LEAST_TO_FIT, LEAST_TO_SCALE, refit, refit_profile, write_refit
 from seqplan.costs.latency import Latency
-from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.plans.groups import process_groups
-from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
-from seqplan.plans.scheme import Scheme
+from seqplan.plans.plan import MicroBatch, PlannedPipeline, Provenance
 
 BELIEVED = Latency(1e-6, 0.05, 3.0)
 

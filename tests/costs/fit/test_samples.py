@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from sampled import MEASURED_ON, SIZES, sample, samples
 
+from seqplan import Profile, Scheme
 from seqplan.costs.fit.measured_profile import (
     ProfiledDevices,
     find_unfitted,
@@ -18,8 +19,6 @@ from seqplan.costs.fit.pooling import merge_runs
 from seqplan.costs.fit.sample_file import SampleFile, read_samples
 from seqplan.costs.fit.samples import Sample, SampleError
 from seqplan.costs.model_sizes import ModelSizes
-from seqplan.costs.profile import Profile
-from seqplan.plans.scheme import Scheme
 from seqplan.profiler.measure.design import design
 
 

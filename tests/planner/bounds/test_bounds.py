@@ -11,8 +11,8 @@ from instances import Case, cases, fleet, random_case, random_case_with_modes
 from oracles.exhaustive import any_strategy_optimum, literal_optimum, step_optimum
 from stress_bounds import SLACK, worst_ratio
 
+from seqplan import Batch, Workload
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.all_strategies import AllStrategies, fitting_time
 from seqplan.planner.bounds.certificate import bound_by_relaxation_ms, certify
 from seqplan.planner.bounds.gpu_time import area_bound_ms, gpu_time_bound_ms, single_bound_ms
@@ -20,7 +20,6 @@ from seqplan.planner.bounds.relaxation import peak_levels, relax
 from seqplan.planner.bounds.resources import ClassLengths, count_resources
 from seqplan.planner.bounds.witness import find_witness
 from seqplan.planner.placement.fleet import ClassMode, Floats, PipelineClass
-from seqplan.planner.workload import Workload
 
 
 @settings(max_examples=40, deadline=None)

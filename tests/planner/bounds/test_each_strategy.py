@@ -8,8 +8,7 @@ from oracles.exhaustive import any_strategy_optimum
 
 from benchmarks import branch_bound, each_strategy
 from benchmarks.each_strategy import each_strategy_bound_ms
-from seqplan import Planner, find_profile
-from seqplan.planner.batches.batch import Batch
+from seqplan import Batch, Planner, find_profile
 from seqplan.planner.bounds.with_sync import Families, sync_bound_ms
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import NO_SYNC

@@ -2,14 +2,12 @@
 
 import numpy as np
 
+from seqplan import Batch, Scheme, Workload
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds import known_prices, relaxation
 from seqplan.planner.bounds.known_prices import KnownPrices, recall_prices
 from seqplan.planner.bounds.relaxation import count_pipelines
 from seqplan.planner.placement.fleet import PipelineClass
-from seqplan.planner.workload import Workload
-from seqplan.plans.scheme import Scheme
 
 SCHEMES = ("tp4", "tp8", "tp4.pp2", "tp4.r2")
 GPUS = 64

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from settings_made import CODE
 
+from seqplan import Profile, Workload
 from seqplan.api.cli import main
-from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.comparison.advice import ablation, advice, rivals
 from seqplan.planner.comparison.compare import SYSTEMS, Options, compare, histogram
@@ -21,7 +21,6 @@ from seqplan.planner.comparison.nearest import nearest_rival
 from seqplan.planner.comparison.results import Comparison, System, mean_compute_ms
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import GivenSyncTimes
-from seqplan.planner.workload import Workload
 
 ROOT = Path(__file__).parents[3]
 QUICK = ("one-layout", "static", "megatron", "hotspa", "deepspeed", "flexsp", "megatron-dcp")

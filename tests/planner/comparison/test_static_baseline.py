@@ -6,17 +6,14 @@ import numpy as np
 import pytest
 from settings_made import CODE
 
+from seqplan import Proposal, Scheme, Strategy, Workload, make_proposal
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import Comparison
 from seqplan.planner.execution import ExecutionKind
-from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.layout_times import layout_times
-from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import GivenSyncTimes
-from seqplan.planner.workload import Workload
-from seqplan.plans.scheme import Scheme, Strategy
 
 CLUSTER = Workload(8, 131_072, 30_000)
 LONGEST = 75_000

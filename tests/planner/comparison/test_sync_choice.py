@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from settings_made import CODE, dense
 
+from seqplan import Batch, Proposal, Scheme, StepPlanner, Strategy, Workload, explain, make_proposal
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.all_strategies import AllStrategies
 from seqplan.planner.bounds.gpu_time import cheap_bound_ms, single_bound_ms
@@ -21,10 +21,8 @@ from seqplan.planner.placement.assembly import assemble
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler
 from seqplan.planner.placement.fleet import Fleet
-from seqplan.planner.proposal.document import Proposal, ProposalError
-from seqplan.planner.proposal.make_proposal import make_proposal
+from seqplan.planner.proposal.document import ProposalError
 from seqplan.planner.step.selection import select
-from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import (
@@ -34,11 +32,8 @@ from seqplan.planner.sync.times import (
     layouts_of,
     replicas_differ,
 )
-from seqplan.planner.workload import Workload
-from seqplan.plans.explain import explain
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Provenance
-from seqplan.plans.scheme import Scheme, Strategy
 
 CANDIDATES = [Strategy.parse(text) for text in ("8×tp8", "4×tp16", "4×tp8 + 8×tp4", "16×tp4")]
 

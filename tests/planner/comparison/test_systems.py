@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from settings_made import CODE, dense, lockstep, rings
 
-from seqplan.planner.batches.batch import Batch
+from seqplan import Batch, Scheme, Strategy
 from seqplan.planner.simulation.iteration import compute_ms
 from seqplan.planner.systems.deepspeed import deepspeed
 from seqplan.planner.systems.flexsp import flexsp_like
@@ -28,7 +28,6 @@ from seqplan.planner.systems.static_best import static_best
 from seqplan.planner.systems.static_table import HOTSPA, MEGATRON, find_published_strategies, parse
 from seqplan.planner.systems.trainers import trainer_rules
 from seqplan.planner.systems.windows import FirstFit, first_fit_decreasing, round_robin
-from seqplan.plans.scheme import Scheme, Strategy
 
 Offers = list[ComparedSystem | Skipped]
 BY_NAME: dict[str, Callable[[Setting], Offers]] = {

@@ -14,10 +14,9 @@ from instances import Case, assert_sound, fleet, random_case, random_case_with_m
 from oracles.exhaustive import step_optimum
 from oracles.regrouping import best_on_two_ranks
 
-from seqplan import Planner, find_profile
+from seqplan import Batch, Planner, Scheme, Strategy, find_profile, to_json
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.gpu_time import single_bound_ms
@@ -32,9 +31,7 @@ from seqplan.planner.placement.fill import Filler, Placement
 from seqplan.planner.placement.fleet import Fleet, PipelineClass
 from seqplan.planner.strategies.regrouping import make_regroup_layouts
 from seqplan.planner.sync.times import NO_SYNC
-from seqplan.plans.format.codec import to_json
 from seqplan.plans.lint import lint
-from seqplan.plans.scheme import Scheme, Strategy
 
 CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 

@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.micro_steps import least_micro_steps_ms
 
-from seqplan import Planner
+from seqplan import Batch, Planner, Scheme, Workload
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.assemble import assemble_micro_steps
 from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps
 from seqplan.planner.lockstep.filler import Begun, MicroStepsFiller
@@ -26,10 +25,8 @@ from seqplan.planner.lockstep.plan_micro_steps import (
 )
 from seqplan.planner.lockstep.search import _least_rest, _limit
 from seqplan.planner.placement.fleet import PipelineClass
-from seqplan.planner.workload import Workload
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Provenance
-from seqplan.plans.scheme import Scheme
 
 CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 PLANNER = Provenance("0", 0, "sha256:0", None)

@@ -8,15 +8,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracles.micro_steps import least_micro_steps_ms
 
-from seqplan import Cost, balance
+from seqplan import Batch, Cost, Scheme, balance
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.micro_step_bounds import stage_class
 from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
 from seqplan.planner.placement.fleet import PipelineClass
-from seqplan.plans.scheme import Scheme
 
 CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 

@@ -5,9 +5,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracles.micro_steps import least_micro_steps_ms
 
+from seqplan import Batch, Scheme
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.assemble import assemble_micro_steps
 from seqplan.planner.lockstep.micro_step_bounds import (
     in_stages_ms,
@@ -20,7 +20,6 @@ from seqplan.planner.simulation.one_f_one_b import simulate_ms
 from seqplan.planner.simulation.timeline import pipelines_timeline, simulate_plan_ms
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Provenance
-from seqplan.plans.scheme import Scheme
 
 PLANNER = Provenance("0", 0, "sha256:0", None)
 

@@ -13,9 +13,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from instances import Case, batch_of, batches, fleet, pipeline_classes, random_case_with_modes
 
-from seqplan.costs.profile import Profile
+from seqplan import Batch, Profile, StepPlanner, Workload, make_proposal, to_json
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.gpu_time import single_bound_ms
 from seqplan.planner.placement import fill as kernel
 from seqplan.planner.placement.dispatch import dispatch, level
@@ -30,10 +29,6 @@ from seqplan.planner.placement.fill import (
 from seqplan.planner.placement.fill_tables import ClassCosts, FillTables
 from seqplan.planner.placement.fleet import ClassMode, PipelineClass
 from seqplan.planner.placement.greedy import MOST_COUNTED, PythonFill
-from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.planner.step.step_planner import StepPlanner
-from seqplan.planner.workload import Workload
-from seqplan.plans.format.codec import to_json
 
 Result = TypeVar("Result")
 

@@ -7,7 +7,7 @@ import pytest
 from instances import fleet, random_case_with_modes
 from oracles.exhaustive import step_optimum
 
-from seqplan.planner.batches.batch import Batch
+from seqplan import Batch, Scheme
 from seqplan.planner.bounds.gpu_time import cheap_bound_ms
 from seqplan.planner.placement.assembly import plan_pipeline
 from seqplan.planner.placement.dispatch import balance, dispatch
@@ -18,7 +18,6 @@ from seqplan.planner.placement.fleet import ClassMode, PipelineClass
 from seqplan.planner.placement.greedy import form_s
 from seqplan.planner.simulation.one_f_one_b import simulate_micro_batches_ms
 from seqplan.plans.recomputation import MODES, window_share
-from seqplan.plans.scheme import Scheme
 
 LIGHT = ClassMode(a=0.0, b=1.0, c=2.0, capacity=40, name="none", kept_share=1.0)
 HEAVY = ClassMode(a=0.0, b=1.4, c=2.0, capacity=400, name="full", kept_share=0.2)

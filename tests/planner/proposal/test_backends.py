@@ -3,20 +3,14 @@
 import pytest
 from settings_made import CODE
 
+from seqplan import Infeasible, Planner, Proposal, Scheme, StepPlanner, Workload, make_proposal
 from seqplan.costs.profiled_scheme import ProfileError
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.comparison.compare import Options, compare
-from seqplan.planner.errors import Infeasible
 from seqplan.planner.proposal.backends import BACKENDS, find_backend
-from seqplan.planner.proposal.document import Proposal
-from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.sync.choice import choose_sync
-from seqplan.planner.workers.in_process import Planner
-from seqplan.planner.workload import Workload
 from seqplan.plans.lint import lint
-from seqplan.plans.scheme import Scheme
 
 CLUSTER = Workload(8, 8192, 30_000)
 H100, A800, A100 = "llama3-8b-h100-80gb", "llama-7b-a800-80gb", "gpt-7b-a100-40gb"

@@ -7,16 +7,14 @@ from statistics import mean
 import numpy as np
 import pytest
 
-from seqplan.costs.profile import Profile
+from seqplan import Profile, Proposal, StepPlanner, Strategy, Workload, make_proposal
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
 from seqplan.planner.placement.fleet import PipelineClass
-from seqplan.planner.proposal.document import Proposal, ProposalError
+from seqplan.planner.proposal.document import ProposalError
 from seqplan.planner.proposal.layouts import choose_layout, explain_choice
-from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.proposal.scenarios import LayoutTimes, Scenarios
-from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies, strategy_ms
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import (
@@ -26,9 +24,7 @@ from seqplan.planner.sync.times import (
     layouts_of,
     parse_layout,
 )
-from seqplan.planner.workload import Workload
 from seqplan.plans.lint import lint
-from seqplan.plans.scheme import Strategy
 
 CLUSTER = Workload(16, 16384, 50_000)
 LENGTHS = np.minimum(np.random.default_rng(5).lognormal(7.2, 1.2, 4000).astype(int) + 1, 16384)

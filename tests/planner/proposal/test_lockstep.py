@@ -7,17 +7,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seqplan import Infeasible, Planner, Proposal, Workload, find_profile, make_proposal
-from seqplan.costs.profile import Profile
-from seqplan.planner.batches.batch import Batch
+from seqplan import (
+    Batch,
+    Infeasible,
+    Planner,
+    Profile,
+    Proposal,
+    StepPlanner,
+    Workload,
+    explain,
+    find_profile,
+    make_proposal,
+)
 from seqplan.planner.placement.fill import VARIABLE
 from seqplan.planner.proposal.document import ProposalError
 from seqplan.planner.simulation.timeline import simulate_plan_ms
-from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import LayoutSyncTimes
 from seqplan.planner.workers.produce import produce
-from seqplan.plans.explain import explain
 from seqplan.plans.format.canonical import canonical_json, digest_of
 from seqplan.plans.lint import lint
 

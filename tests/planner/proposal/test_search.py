@@ -4,15 +4,14 @@ from hypothesis import example, given, settings
 from instances import ClusterCase, clusters
 from oracles.exhaustive import any_strategy_optimum
 
+from seqplan import Batch, Scheme
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.all_strategies import AllStrategies, all_strategies_bound_ms
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler
 from seqplan.planner.placement.fleet import Fleet
 from seqplan.planner.proposal.search import search
-from seqplan.plans.scheme import Scheme
 
 SLOW_TO_FIT = (
     {

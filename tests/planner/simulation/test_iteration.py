@@ -6,15 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seqplan import Batch, Scheme
 from seqplan.costs.model_sizes import ModelShape, parameters
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.simulation.flops import model_flops, peak_flops
 from seqplan.planner.simulation.iteration import Execution, compute_ms, simulate_iteration
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import GivenSyncTimes
 from seqplan.plans.plan import MicroBatch, PlannedPipeline
-from seqplan.plans.scheme import Scheme
 
 PROFILE = load_shipped("llama-32b-a800-80gb").restrict(measured=True)
 NOTHING = GivenSyncTimes(0, 0, "none", 0, 0)

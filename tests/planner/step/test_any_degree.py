@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seqplan import Planner, Profile, Scheme
+from seqplan import Planner, Profile, Scheme, Workload
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.devices import DEVICES
@@ -14,7 +14,6 @@ from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.model_sizes import MODELS, ModelSizes
 from seqplan.planner.execution import ExecutionKind
 from seqplan.planner.step.check_bounds import find_unproven
-from seqplan.planner.workload import Workload
 from seqplan.plans.lint import lint
 
 CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")

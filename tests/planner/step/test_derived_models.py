@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 from oracles.exhaustive import any_strategy_optimum
 
-from seqplan import Batch, StepPlanner, Workload, make_proposal
+from seqplan import Batch, Profile, Scheme, StepPlanner, Workload, make_proposal
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.model_files.model_config import read_model_config
 from seqplan.costs.model_sizes import MODELS, ModelSizes
-from seqplan.costs.profile import Profile
 from seqplan.planner.bounds.all_strategies import AllStrategies, all_strategies_bound_ms
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler
@@ -22,7 +21,6 @@ from seqplan.planner.placement.fleet import Fleet
 from seqplan.planner.proposal.search import search
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.plans.lint import lint
-from seqplan.plans.scheme import Scheme
 
 GEMMA = Path(__file__).parents[2] / "costs" / "model_configs" / "gemma-3-1b.json"
 SCHEMES = [Scheme.parse(text) for text in ("tp1", "u2", "u4", "u2.r2", "tp4", "tp4.u2", "tp8")]

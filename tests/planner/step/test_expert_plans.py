@@ -11,32 +11,37 @@ from expert_profiles import make_expert_profile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seqplan import Cost, Mode, Planner
+from seqplan import (
+    Batch,
+    Cost,
+    Infeasible,
+    Mode,
+    Planner,
+    Proposal,
+    Scheme,
+    StepPlanner,
+    Workload,
+    make_proposal,
+    to_json,
+)
 from seqplan.api.cli.propose import proposal_lines
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.expert_sharing import expert_bound_ms
 from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
-from seqplan.planner.errors import Infeasible, OptionError
+from seqplan.planner.errors import OptionError
 from seqplan.planner.lockstep.expert_components import plan_components
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
-from seqplan.planner.proposal.document import Proposal
-from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.proposal.scheme_filter import SchemeFilter
 from seqplan.planner.simulation.timeline import plan_timeline, simulate_plan_ms
 from seqplan.planner.step.check_bounds import find_unproven
-from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.sync.choice import choose_sync
-from seqplan.planner.workload import Workload
-from seqplan.plans.format.codec import to_json
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import MicroBatch, PlannedPipeline
 from seqplan.plans.schedule import schedule
-from seqplan.plans.scheme import Scheme
 
 RANKS, DEGREE, CAPACITY = 4, 2, 12
 MODELS = [

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from seqplan import (
+    Batch,
     Infeasible,
     Planner,
     Workload,
@@ -20,7 +21,6 @@ from seqplan import (
     rank_view,
     to_json,
 )
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.strategies.homogeneous import best_homogeneous
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import GivenSyncTimes

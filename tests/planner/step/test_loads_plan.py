@@ -9,10 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seqplan import Cost, Phase, Plan, Planner, explain, find_profile, from_json, rank_view, to_json
+from seqplan import (
+    Batch,
+    Cost,
+    Phase,
+    Plan,
+    Planner,
+    Scheme,
+    Workload,
+    explain,
+    find_profile,
+    from_json,
+    rank_view,
+    to_json,
+)
 from seqplan.costs.fit.measurements import measurable
 from seqplan.planner.balance.phase import list_loads
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.batches_file import batch_from_json, batch_to_json
 from seqplan.planner.errors import OptionError
 from seqplan.planner.placement.exchange_positions import fit_loads
@@ -20,11 +32,9 @@ from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.placement.greedy import pack_modes
 from seqplan.planner.placement.slowdown import make_fleet_of
 from seqplan.planner.step.check_bounds import find_unproven, witness_of
-from seqplan.planner.workload import Workload
 from seqplan.plans.format.codec import PlanError
 from seqplan.plans.lint import lint
 from seqplan.plans.load import PhaseLoad, time_loads
-from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.decode_view import decode_view
 
 CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")

@@ -5,31 +5,34 @@ from functools import cache
 import numpy as np
 import pytest
 
-from seqplan import Planner
+from seqplan import (
+    Batch,
+    Plan,
+    Planner,
+    Profile,
+    Scheme,
+    StepPlanner,
+    Workload,
+    explain,
+    from_json,
+    make_proposal,
+    to_json,
+)
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.model_sizes import MODELS, ModelSizes
-from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.execution import ExecutionKind
 from seqplan.planner.problem import PlanningOptions
-from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.simulation.iteration import Execution, simulate_iteration
 from seqplan.planner.simulation.timeline import simulate_plan_ms
-from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.sync.times import NO_SYNC
-from seqplan.planner.workload import Workload
-from seqplan.plans.explain import explain
-from seqplan.plans.format.codec import from_json, to_json
 from seqplan.plans.lint import lint
-from seqplan.plans.plan import Plan
 from seqplan.plans.recomputation import MODES
-from seqplan.plans.scheme import Scheme
 
 WHOLE = load_shipped("llama3-8b-h100-80gb")
 H100 = WHOLE.keep_schemes({Scheme(), Scheme(tp=2), Scheme(tp=4), Scheme(tp=8), Scheme(tp=2, pp=2)})

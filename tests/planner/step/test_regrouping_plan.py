@@ -13,18 +13,28 @@ from hypothesis import strategies as st
 from oracles.regrouping import best_on_two_ranks
 
 import seqplan
+from seqplan import (
+    Batch,
+    Plan,
+    Profile,
+    Proposal,
+    Scheme,
+    StepPlanner,
+    Strategy,
+    Workload,
+    explain,
+    make_proposal,
+    rank_view,
+    to_json,
+)
 from seqplan.costs.latency import Latency
-from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
 from seqplan.planner.placement.assembly import assemble
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.problem import PlanningOptions
-from seqplan.planner.proposal.document import Proposal
-from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.step.regroup_planner import (
     REFORMING_GAIN,
@@ -33,7 +43,6 @@ from seqplan.planner.step.regroup_planner import (
     with_regrouping,
 )
 from seqplan.planner.step.selection import select
-from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.strategies.regrouping import (
     RegroupFiller,
     RegroupLayout,
@@ -43,14 +52,9 @@ from seqplan.planner.strategies.regrouping import (
 )
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import NO_SYNC
-from seqplan.planner.workload import Workload
-from seqplan.plans.explain import explain
-from seqplan.plans.format.codec import to_json
 from seqplan.plans.lint import lint
-from seqplan.plans.plan import Plan, Provenance
+from seqplan.plans.plan import Provenance
 from seqplan.plans.schedule import schedule
-from seqplan.plans.scheme import Scheme, Strategy
-from seqplan.plans.views.rank_view import rank_view
 
 CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 PLANNER = Provenance("1", 0, "sha256:p", None)

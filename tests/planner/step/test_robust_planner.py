@@ -8,24 +8,28 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from seqplan import (
+    Batch,
+    Plan,
+    Profile,
+    Proposal,
+    Scheme,
+    StepPlanner,
+    Strategy,
+    Workload,
+    from_json,
+    make_proposal,
+    read_lengths,
+    to_json,
+)
 from seqplan.costs.cost_errors import CostError, list_corners
-from seqplan.costs.lengths import read_lengths
-from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.placement.recost import simulate_at_costs_ms
 from seqplan.planner.problem import PlanningOptions
-from seqplan.planner.proposal.document import Proposal
-from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.check_bounds import find_unproven
-from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.strategies.homogeneous import strategy_ms
-from seqplan.planner.workload import Workload
-from seqplan.plans.format.codec import from_json, to_json
 from seqplan.plans.lint import lint
-from seqplan.plans.plan import Plan
-from seqplan.plans.scheme import Scheme, Strategy
 
 PROFILE = load_shipped("llama-13b-a800-80gb")
 WORKLOAD = Workload(16, 16_384, 60_000)

@@ -3,17 +3,15 @@
 import pytest
 from instances import LLAMA_32B, assert_sound, batch_of
 
+from seqplan import Batch, Infeasible, Strategy
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.gpu_time import single_bound_ms
-from seqplan.planner.errors import Infeasible
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler
 from seqplan.planner.placement.fleet import Fleet
 from seqplan.planner.step.selection import select
 from seqplan.planner.strategies.homogeneous import best_homogeneous
 from seqplan.planner.sync.times import LayoutSyncTimes, layouts_of
-from seqplan.plans.scheme import Strategy
 
 
 def test_selection_plans_on_the_best_candidate_and_accounts_for_all() -> None:

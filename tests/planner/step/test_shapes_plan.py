@@ -10,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqplan import (
+    Batch,
     Plan,
     Planner,
+    Scheme,
+    Workload,
     choose_plan_shapes,
     explain,
     find_profile,
@@ -20,16 +23,13 @@ from seqplan import (
     to_json,
 )
 from seqplan.costs.fit.measurements import measurable
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.errors import OptionError
 from seqplan.planner.placement.assign_shapes import SizedClass
 from seqplan.planner.placement.fill_shapes import fill_shapes
 from seqplan.planner.placement.fleet import ClassMode, PipelineClass
 from seqplan.planner.step.check_bounds import find_unproven
 from seqplan.planner.step.shapes_planner import count_padded_tokens
-from seqplan.planner.workload import Workload
 from seqplan.plans.lint import lint
-from seqplan.plans.scheme import Scheme
 from seqplan.plans.shapes import pad_to_shape, sum_least_sizes
 
 CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")

@@ -8,17 +8,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seqplan import Cost, Phase, Plan, Planner, explain, find_profile, from_json, to_json
+from seqplan import (
+    Cost,
+    Infeasible,
+    Phase,
+    Plan,
+    Planner,
+    Scheme,
+    Strategy,
+    Workload,
+    explain,
+    find_profile,
+    from_json,
+    make_proposal,
+    to_json,
+)
 from seqplan.costs.fit.measurements import measurable
-from seqplan.planner.errors import Infeasible, OptionError
+from seqplan.planner.errors import OptionError
 from seqplan.planner.placement.slowdown import Slowdown, make_slow_fleet
-from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.step.check_bounds import find_unproven, witness_of
 from seqplan.planner.step.slow_ranks import list_factors
-from seqplan.planner.workload import Workload
 from seqplan.plans.lint import lint
-from seqplan.plans.scheme import Scheme, Strategy
 
 CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 CASES = (("llama-7b-a800-80gb", 64, 600_000), ("llama3-8b-h100-80gb", 8, 200_000))

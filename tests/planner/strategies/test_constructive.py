@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 from instances import assert_sound, batch_of
 from oracles.exhaustive import any_strategy_optimum
 
+from seqplan import Batch, Scheme
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.all_strategies import AllStrategies, all_strategies_bound_ms
 from seqplan.planner.placement.fill import VARIABLE
 from seqplan.planner.placement.fleet import Models, PipelineClass
 from seqplan.planner.strategies.constructive import Constructive, LayoutSchemes
-from seqplan.plans.scheme import Scheme
 
 CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 

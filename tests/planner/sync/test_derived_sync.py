@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 
+from seqplan import Profile, Scheme, Strategy
 from seqplan.costs.model_sizes import ModelShape
-from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
 from seqplan.planner.proposal.proposal_sync import choose_proposal_sync
 from seqplan.planner.sync.choice import choose_sync
@@ -18,7 +18,6 @@ from seqplan.planner.sync.derive import (
     hardware_of,
 )
 from seqplan.planner.sync.times import GivenSyncTimes, LayoutSyncTimes
-from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.plans.views.placement import PlacedPipeline
 from seqplan.plans.views.resharding import shards_of, unit_moves
 from seqplan.plans.views.unit_layout import UnitLayout

@@ -15,18 +15,13 @@ import producer_cases
 import pytest
 from producer_cases import DEADLY, dense_proposal, drawn_batches, lockstep_proposal
 
-from seqplan.planner.batches.batch import Batch
-from seqplan.planner.errors import Infeasible
+from seqplan import Batch, Infeasible, Plan, Proposal, StepPlanner, from_json
 from seqplan.planner.problem import PlanningOptions
-from seqplan.planner.proposal.document import Proposal
-from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.workers import processes as process_workers
 from seqplan.planner.workers.planned_step import TimedPlan, plan_one
 from seqplan.planner.workers.pool import DEATHS, WorkerDied, WorkerPool
 from seqplan.planner.workers.processes import ProcessWorker, ProcessWorkforce
 from seqplan.planner.workers.produce import produce
-from seqplan.plans.format.codec import from_json
-from seqplan.plans.plan import Plan
 
 PROPOSALS = {"dense": dense_proposal, "lockstep": lockstep_proposal}
 

@@ -9,19 +9,24 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from producer_cases import proposal
 
-from seqplan.costs.profile import Profile
-from seqplan.planner.batches.batch import Batch
+from seqplan import (
+    Batch,
+    Plan,
+    Profile,
+    Proposal,
+    Scheme,
+    StepPlanner,
+    Strategy,
+    Workload,
+    from_json,
+    make_proposal,
+    rank_view,
+    to_json,
+)
 from seqplan.planner.batches.sampler import Sampler
-from seqplan.planner.proposal.document import Proposal
-from seqplan.planner.proposal.make_proposal import METHODS, make_proposal
+from seqplan.planner.proposal.make_proposal import METHODS
 from seqplan.planner.simulation.timeline import simulate_plan_ms
-from seqplan.planner.step.step_planner import StepPlanner
-from seqplan.planner.workload import Workload
-from seqplan.plans.format.codec import from_json, to_json
 from seqplan.plans.lint import lint
-from seqplan.plans.plan import Plan
-from seqplan.plans.scheme import Scheme, Strategy
-from seqplan.plans.views.rank_view import rank_view
 
 DEGREES = st.sampled_from([1, 1, 1, 2, 3, 4, 5])
 COEFFICIENT = st.sampled_from([0.0, 1e-6, 3e-5, 1e-3])

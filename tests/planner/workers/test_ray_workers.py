@@ -17,8 +17,7 @@ import producer_cases
 import pytest
 from producer_cases import dense_proposal, drawn_batches
 
-from seqplan.planner.batches.batch import Batch
-from seqplan.planner.errors import Infeasible
+from seqplan import Batch, Infeasible
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.workers import ray_driver as ray_agent
 from seqplan.planner.workers import ray_workers

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from golden_plans import heterogeneous, regrouping
 
-from seqplan.plans.format.codec import PlanError, to_json
-from seqplan.plans.format.plan_file import read_plans, write_plans
-from seqplan.plans.plan import Plan
+from seqplan import Plan, read_plans, to_json, write_plans
+from seqplan.plans.format.codec import PlanError
 
 
 @pytest.fixture

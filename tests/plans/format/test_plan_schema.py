@@ -9,9 +9,8 @@ from hypothesis import given
 from jsonschema import Draft202012Validator
 from plan_strategies import plans
 
-from seqplan.plans.format.codec import to_json
+from seqplan import Plan, to_json
 from seqplan.plans.format.schema import plan_json_schema
-from seqplan.plans.plan import Plan
 
 VALIDATOR = Draft202012Validator(plan_json_schema())
 

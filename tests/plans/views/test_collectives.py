@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from plan_strategies import plans
 from test_rank_view import one_pipeline
 
-from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline
-from seqplan.plans.scheme import Scheme
+from seqplan import Plan, Scheme, rank_view
+from seqplan.plans.plan import MicroBatch, PlannedPipeline
 from seqplan.plans.views.collectives import Event, collectives
-from seqplan.plans.views.rank_view import rank_view
 
 
 def orders(plan: Plan) -> list[tuple[Event, ...]]:

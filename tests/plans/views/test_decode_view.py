@@ -9,10 +9,9 @@ from golden_plans import heterogeneous, regrouping
 from hypothesis import given
 from plan_strategies import plans
 
+from seqplan import Plan, rank_view
 from seqplan.plans.format.codec import PlanError
-from seqplan.plans.plan import Plan
 from seqplan.plans.views.decode_view import decode_view
-from seqplan.plans.views.rank_view import rank_view
 
 
 @given(plans())

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_strategies import plans
 
-from seqplan.plans.plan import Plan
-from seqplan.plans.scheme import Scheme
+from seqplan import Plan, Scheme, rank_view
 from seqplan.plans.views.decode_view import decode_view
 from seqplan.plans.views.placement import (
     PlacedPipeline,
@@ -19,7 +18,7 @@ from seqplan.plans.views.placement import (
     rank_runs,
     ranks_of_runs,
 )
-from seqplan.plans.views.rank_view import place_view, rank_view, views_json
+from seqplan.plans.views.rank_view import place_view, views_json
 
 
 @given(st.lists(st.integers(0, 40), unique=True))

@@ -8,6 +8,7 @@ import pytest
 from command_line import call, complaint
 from ranks import run_ranks
 
+from seqplan import Profile, Scheme
 from seqplan.costs.fit.measured_profile import (
     ProfiledDevices,
     fit_all,
@@ -15,8 +16,6 @@ from seqplan.costs.fit.measured_profile import (
     profile_document,
 )
 from seqplan.costs.fit.pooling import merge_runs
-from seqplan.costs.profile import Profile
-from seqplan.plans.scheme import Scheme
 from seqplan.profiler.measure.design import design
 from seqplan.profiler.measure.run import Task, measure
 from seqplan.runtime.models.llama import ModelConfig

@@ -12,9 +12,8 @@ import torch
 from random_plans import one_pipeline_plan
 from ranks import run_ranks, run_ranks_expecting_failure
 
-from seqplan.plans.scheme import Scheme
+from seqplan import Scheme, rank_view
 from seqplan.plans.views.optimizer_sharding import Sharding
-from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.checkpoint.save_restore import Cursor, restore, save
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_plans import one_pipeline_plan
 
-from seqplan.plans.scheme import Scheme
+from seqplan import Scheme, rank_view
 from seqplan.plans.views.micro_batch_view import MicroBatchView
-from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.data.targets import IndexedTargets, Targets, load_targets
 from seqplan.runtime.data.tokens import NO_LABEL
 from seqplan.runtime.errors import DataError

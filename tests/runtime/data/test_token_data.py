@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seqplan import Plan, Scheme, rank_view
 from seqplan.plans.groups import process_groups
-from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
-from seqplan.plans.scheme import Scheme
+from seqplan.plans.plan import MicroBatch, PlannedPipeline, Provenance
 from seqplan.plans.views.micro_batch_view import MicroBatchView
-from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.data.megatron import MegatronTokens
 from seqplan.runtime.data.tokens import IndexedTokens, SeededTokens, TokenData, Tokens, load_share
 from seqplan.runtime.errors import DataError

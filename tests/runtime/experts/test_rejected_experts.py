@@ -8,10 +8,7 @@ import torch
 from expert_runs import ROUTED
 from ranks import run_ranks, run_ranks_expecting_failure
 
-from seqplan.plans.construct import construct_plan
-from seqplan.plans.format.codec import from_json, to_json
-from seqplan.plans.plan import Plan
-from seqplan.plans.views.rank_view import rank_view
+from seqplan import Plan, construct_plan, from_json, rank_view, to_json
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens
 from seqplan.runtime.errors import PlanError, RankLost

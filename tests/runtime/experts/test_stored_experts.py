@@ -10,8 +10,7 @@ from random_plans import one_pipeline_plan
 from ranks import run_ranks
 from staged_runs import adamw
 
-from seqplan.plans.scheme import Scheme
-from seqplan.plans.views.rank_view import rank_view
+from seqplan import Scheme, rank_view
 from seqplan.runtime.checkpoint.save_restore import Cursor, restore, save
 from seqplan.runtime.checkpoint.weights import save_weights
 from seqplan.runtime.communicators import Communicators

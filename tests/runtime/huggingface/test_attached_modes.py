@@ -9,9 +9,8 @@ from attached_inputs import adapted, data, model, optimizer, plans
 from moded_plans import set_modes
 from transformers_ranks import Program, needs_transformers, run_with_transformers
 
-from seqplan import runtime
+from seqplan import rank_view, runtime
 from seqplan.plans.recomputation import MODES
-from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.saved_tensors import SavedBytes
 from seqplan.runtime.sequence_parallel.context import local_context
 

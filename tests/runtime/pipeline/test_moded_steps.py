@@ -10,10 +10,8 @@ from random_plans import one_pipeline_plan
 from ranks import run_ranks
 from staged_runs import CONFIG, Case, SequenceParallelCase
 
-from seqplan.plans.plan import Plan
+from seqplan import Plan, Scheme, rank_view
 from seqplan.plans.recomputation import MODES
-from seqplan.plans.scheme import Scheme
-from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens
 from seqplan.runtime.errors import PlanError

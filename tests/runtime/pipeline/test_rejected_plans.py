@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 from random_plans import one_pipeline_plan
 
+from seqplan import Scheme, rank_view
 from seqplan.plans.plan import PlannedPipeline
-from seqplan.plans.scheme import Scheme
-from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.errors import PlanError
 from seqplan.runtime.models.llama import ModelConfig
 from seqplan.runtime.pipeline.prepare import check_runnable

@@ -15,9 +15,7 @@ from ranks import run_ranks, run_ranks_expecting_failure
 from torch import Tensor
 from whole_attention import computed_once, local_rows
 
-from seqplan.plans.plan import Plan
-from seqplan.plans.scheme import Scheme
-from seqplan.plans.views.rank_view import rank_view
+from seqplan import Plan, Scheme, rank_view
 from seqplan.runtime.sequence_parallel.context import (
     AttentionContext,
     attention_context,

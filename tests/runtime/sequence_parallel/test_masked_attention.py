@@ -12,9 +12,7 @@ from ranks import run_ranks
 from torch import Tensor
 from whole_attention import computed_once, dense_attention, local_rows
 
-from seqplan.plans.plan import Plan
-from seqplan.plans.scheme import Scheme
-from seqplan.plans.views.rank_view import rank_view
+from seqplan import Plan, Scheme, rank_view
 from seqplan.runtime.sequence_parallel.context import attention_context, local_context
 from seqplan.runtime.sequence_parallel.kernels import BlockKernel, CpuKernel, Kernel
 from seqplan.runtime.sequence_parallel.masks import Mask

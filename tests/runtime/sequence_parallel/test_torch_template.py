@@ -10,8 +10,7 @@ from random_plans import one_pipeline_plan
 from ranks import run_ranks
 from torch import Tensor
 
-from seqplan.plans.scheme import Scheme
-from seqplan.plans.views.rank_view import rank_view
+from seqplan import Scheme, rank_view
 from seqplan.runtime.sequence_parallel.context import attention_context
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.sequence_parallel.unified import attention

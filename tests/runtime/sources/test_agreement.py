@@ -13,8 +13,7 @@ from plan_service import PlanService, serving
 from ranks import run_ranks
 from small_plans import small_plan, small_plans
 
-from seqplan.plans.format.codec import digest
-from seqplan.plans.views.rank_view import RankView
+from seqplan import RankView, digest
 from seqplan.runtime.errors import DataError, PlanError, RankLost
 from seqplan.runtime.sources.agreement import RECORD_BYTES, Record, State, disagreement
 from seqplan.runtime.sources.consumer import PlanConsumer

@@ -12,9 +12,7 @@ from plan_service import PlanService, serving
 from ranks import run_ranks
 from small_plans import small_plan, small_plans, view_of
 
-from seqplan.plans.format.codec import digest
-from seqplan.plans.plan import Plan
-from seqplan.plans.views.rank_view import RankView
+from seqplan import Plan, RankView, digest
 from seqplan.runtime.errors import EndOfPlans, PlanError, PlanTimeout
 from seqplan.runtime.sources.consumer import PlanConsumer
 from seqplan.runtime.sources.http_source import HttpSource

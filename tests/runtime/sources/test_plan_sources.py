@@ -15,10 +15,8 @@ from plan_service import PlanService, serving
 from random_plans import one_pipeline_plan
 from small_plans import small_plan, small_plans, unsound, view_of
 
-from seqplan.plans.format.codec import digest, to_json
-from seqplan.plans.plan import Considered, Plan
-from seqplan.plans.scheme import Scheme, Strategy
-from seqplan.plans.views.rank_view import RankView
+from seqplan import Plan, RankView, Scheme, Strategy, digest, to_json
+from seqplan.plans.plan import Considered
 from seqplan.runtime.errors import EndOfPlans, PlanError, PlanTimeout
 from seqplan.runtime.sources.fan_out import FanOutSource
 from seqplan.runtime.sources.http_source import HttpSource

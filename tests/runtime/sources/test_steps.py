@@ -13,9 +13,7 @@ from ranks import run_ranks
 from service_process import serving as running
 from small_plans import small_plan, small_plans, view_of
 
-from seqplan import runtime
-from seqplan.plans.format.codec import digest, from_json
-from seqplan.plans.format.plan_file import read_plans
+from seqplan import digest, from_json, read_plans, runtime
 from seqplan.runtime.errors import PlanError
 from seqplan.runtime.sources import FileSource
 from seqplan.runtime.sources.http_source import HttpSource

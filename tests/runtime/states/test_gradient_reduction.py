@@ -8,9 +8,8 @@ from random_plans import one_pipeline_plan
 from ranks import run_ranks, run_ranks_expecting_failure
 from staged_runs import CONFIG, GATES, Outcome, SequenceParallelCase, differences, sequence_parallel
 
-from seqplan.plans.scheme import Scheme
+from seqplan import Scheme, rank_view
 from seqplan.plans.views.placement import can_overlap_reduction, placement_of
-from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens
 from seqplan.runtime.models.llama import Llama, ModelConfig

@@ -13,10 +13,8 @@ from random_plans import one_pipeline_plan, plan_of
 from ranks import run_ranks
 from small_plans import small_plan, small_plans
 
-from seqplan.plans.format.codec import digest, to_json
-from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline
-from seqplan.plans.scheme import Scheme
-from seqplan.plans.views.rank_view import RankView
+from seqplan import Plan, RankView, Scheme, digest, to_json
+from seqplan.plans.plan import MicroBatch, PlannedPipeline
 from seqplan.runtime import (
     Communicators,
     Peers,

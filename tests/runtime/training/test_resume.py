@@ -10,8 +10,7 @@ import torch
 from random_plans import random_staged_plan
 from trainers import start_trainers
 
-from seqplan.planner.workers.in_process import Planner
-from seqplan.plans.format.codec import to_json
+from seqplan import Planner, to_json
 
 SMALL = Path(__file__).parents[3] / "examples" / "data" / "llama-small-cpu.json"
 RANKS, STEPS = 2, 12

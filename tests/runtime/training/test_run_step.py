@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from seqplan.plans.scheme import Scheme
-from seqplan.plans.views.rank_view import rank_view
+from seqplan import Scheme, rank_view
 from seqplan.profiler.measure.bench import make_full_plan
 from seqplan.runtime.data.tokens import SeededTokens
 from seqplan.runtime.models.llama import Llama, ModelConfig

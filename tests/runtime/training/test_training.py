@@ -10,8 +10,7 @@ import torch
 from random_plans import random_plan
 from ranks import run_ranks
 
-from seqplan.plans.plan import Plan
-from seqplan.plans.views.rank_view import rank_view
+from seqplan import Plan, rank_view
 from seqplan.runtime.check.reference import dense_attention, reference_step
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens

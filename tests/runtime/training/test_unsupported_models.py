@@ -10,10 +10,8 @@ from ranks import run_ranks
 from small_plans import small_plan
 from torch import Tensor
 
-from seqplan.plans.plan import Plan
-from seqplan.plans.scheme import Scheme
+from seqplan import Plan, Scheme, rank_view
 from seqplan.plans.views.placement import can_overlap_reduction
-from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime import (
     AttentionContext,
     Communicators,

@@ -9,10 +9,7 @@ import torch
 from random_plans import one_pipeline_plan, random_plan
 from ranks import run_ranks
 
-from seqplan import runtime
-from seqplan.plans.plan import Plan
-from seqplan.plans.scheme import Scheme
-from seqplan.plans.views.rank_view import rank_view
+from seqplan import Plan, Scheme, rank_view, runtime
 from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.sequence_parallel.context import AttentionContext
 

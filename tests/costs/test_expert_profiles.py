@@ -101,7 +101,6 @@ def test_a_degree_is_a_profile_of_its_own() -> None:
     model = next(m for m in four.usable(8, 1) if m.scheme == Scheme())
     assert model.b_shared == 2e-4
     mode = model.find_mode("none")
-    assert mode is not None
     assert mode.b_shared == 2e-4
     assert mode.b == 1.1e-3
     with pytest.raises(ProfileError, match=r"has no expert_parallel 2, only 1, 4, 8\."):
@@ -143,7 +142,6 @@ def test_restrictions_are_found_by_digest() -> None:
         four.keep_schemes({Scheme(tp=2)}).keep_modes({"none"}),
     ):
         found = PROFILE.with_digest(part.digest)
-        assert found is not None
         assert canonical_json(found.document) == canonical_json(part.document)
 
 

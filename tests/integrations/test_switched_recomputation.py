@@ -47,8 +47,7 @@ def block(monkeypatch: pytest.MonkeyPatch) -> type[Block]:
         if name not in sys.modules:
             monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, megatron_recomputation.BLOCK, module)
-    kind: type[Block] = module.TransformerBlock
-    return kind
+    return module.TransformerBlock
 
 
 def test_a_block_runs_under_the_lightest_mode_that_holds_its_tokens(block: type[Block]) -> None:

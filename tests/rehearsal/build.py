@@ -12,7 +12,6 @@ FLAGS = ("-shared", "-fPIC", "-O1", "-std=c++20")
 def find_torch() -> Path:
     """The folder of torch, which is not imported: libraries are loaded before it."""
     spec = importlib.util.find_spec("torch")
-    assert spec is not None
     assert spec.origin is not None
     return Path(spec.origin).parent
 

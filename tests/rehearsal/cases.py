@@ -263,7 +263,6 @@ def restore(**options: Any) -> Result:
         slices._by_name = {}
         for key in saved:
             found = stored_slices._SLICE.fullmatch(key)
-            assert found is not None
             start, stop = int(found["start"]), int(found["stop"])
             entry = stored_slices.StoredPart(key, found["kind"], start, stop, False)
             slices._by_name.setdefault(found["name"], []).append(entry)

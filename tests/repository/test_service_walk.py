@@ -49,7 +49,6 @@ def typed(walk: str, port: str, folder: Path) -> str:
                 break
             outputs.append(line)
         else:
-            assert shell.stderr is not None
             pytest.fail("".join(outputs) + shell.stderr.read())
         assert shell.wait(60) == 0
     finally:

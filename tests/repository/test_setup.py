@@ -45,7 +45,6 @@ def test_every_declared_dependency_is_pinned() -> None:
 
 def test_the_changelog_begins_with_this_version() -> None:
     heading = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
-    assert heading is not None
     assert heading[1] == VERSION
 
 

@@ -60,8 +60,7 @@ class Model(torch.nn.Module):
 
     def forward(self, tokens: torch.Tensor, context: runtime.AttentionContext) -> torch.Tensor:
         hidden = self.embedding(tokens)
-        logits: torch.Tensor = self.head(hidden + self.attention(hidden, context))
-        return logits
+        return self.head(hidden + self.attention(hidden, context))
 
 
 def plans(world_size: int) -> list[Plan]:

@@ -159,7 +159,6 @@ def train_plainly(name: str) -> dict[str, Any]:
                 parameter.grad = torch.zeros_like(parameter)
         norm = float(sum(p.grad.square().sum() for p in plain.parameters()).sqrt())
         for parameter in plain.parameters():
-            assert parameter.grad is not None
             parameter.grad.mul_(min(1.0, CLIP / (norm + 1e-6)))
         stepping.step()
         losses.append(total.item())

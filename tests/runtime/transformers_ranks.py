@@ -53,8 +53,7 @@ def run_with_transformers(
         process.kill()
         process.join()
     assert not error, error
-    outcomes: list[tuple[list[Any], Any]] = results
-    return outcomes
+    return results
 
 
 def _run_programs(pipe: Connection, programs: Sequence[Program], first: Callable[[], Any]) -> None:

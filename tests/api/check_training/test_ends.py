@@ -23,7 +23,6 @@ def started(plans: Path) -> CommandProcess:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    assert command.stderr is not None
     assert command.stderr.readline().startswith("starting ranks")
     return command
 

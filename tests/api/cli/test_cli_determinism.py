@@ -13,8 +13,7 @@ from seqplan.plans.format.plan_file import read_plans
 
 @pytest.fixture(params=["dense", "lockstep"])
 def plan_files(request: pytest.FixtureRequest) -> PlannedFiles:
-    files: PlannedFiles = request.getfixturevalue(request.param)
-    return files
+    return request.getfixturevalue(request.param)
 
 
 def plan(plan_files: PlannedFiles, output: Path, *more: str | int, hash_seed: str) -> bytes:

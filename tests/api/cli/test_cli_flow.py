@@ -18,8 +18,7 @@ from seqplan.plans.lint import lint
 
 @pytest.fixture(params=["dense", "lockstep"])
 def plan_files(request: pytest.FixtureRequest) -> PlannedFiles:
-    files: PlannedFiles = request.getfixturevalue(request.param)
-    return files
+    return request.getfixturevalue(request.param)
 
 
 def as_json(*arguments: str | Path | int) -> Any:

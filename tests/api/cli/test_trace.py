@@ -186,8 +186,7 @@ def test_the_profile_gives_the_share_of_forward(
         plan = replace(PIPELINED, provenance=replace(PIPELINED.provenance, profile=digest))
         plans = write(tmp_path / "plans.jsonl", plan)
         assert main(["trace", str(plans), "--step", "7", *more]) == 0
-        trace: dict[str, Any] = json.loads(capsys.readouterr().out)
-        return trace
+        return json.loads(capsys.readouterr().out)
 
     assumed = traced(profile.digest)
     assert assumed["otherData"]["forward_fraction_source"].startswith("assumed")

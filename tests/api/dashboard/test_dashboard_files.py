@@ -73,6 +73,5 @@ def test_nothing_from_elsewhere_and_nothing_inline(served: Served) -> None:
 def test_vendored_files_state_their_origin() -> None:
     vendor = files("seqplan.api.dashboard") / "vendor"
     version = re.search(r"uPlot/?.* \(v([\d.]+)\)", (vendor / "uPlot.esm.js").read_text("utf-8"))
-    assert version is not None
     assert f"uPlot {version[1]}," in (vendor / "NOTICE").read_text("utf-8")
     assert "MIT License" in (vendor / "uPlot.LICENSE").read_text("utf-8")

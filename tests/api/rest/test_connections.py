@@ -116,5 +116,4 @@ def test_the_limit_of_open_files_is_raised(tmp_path: Path) -> None:
     with serving_logged(tmp_path / "log", "--store", tmp_path / "s.db", "--port", 0) as served:
         limits = Path(f"/proc/{served.process.pid}/limits").read_text()
     limit = re.search(r"Max open files +(\d+) +(\d+)", limits)
-    assert limit is not None
     assert limit[1] == limit[2]

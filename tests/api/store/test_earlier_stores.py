@@ -32,8 +32,7 @@ def extract(version: int, folder: Path) -> dict[str, Any]:
     """Extract a store, and return the facts about it."""
     with tarfile.open(EARLIER / f"store-{version}.tar.xz") as archive:
         archive.extractall(folder, filter="data")
-    facts: dict[str, Any] = json.loads((folder / "facts.json").read_text())
-    return facts
+    return json.loads((folder / "facts.json").read_text())
 
 
 def read_rows(folder: Path, query: str, job: str = "") -> list[Any]:

@@ -67,13 +67,10 @@ def test_a_store_of_the_first_version_is_brought_to_this_one(opened: Opener) -> 
         assert plans.list_planned_steps(connection, "j") == []
         assert not inspect(connection).has_table("acks")
         job = get(connection, JobRow, "j")
-        assert job is not None
         assert (job.first_step, job.continues, job.max_len) == (0, None, None)
         assert (job.state, job.kept_from, job.failed_step) == ("failed", 1, 1)
-        assert job.error is not None
         assert job.error.endswith("Propose again and start a new job")
         assert plans.read_latest_state(connection, job, 5) == SamplerState(0, 0, 0)
         migrated = get(connection, LengthsRow, row.id)
-        assert migrated is not None
         assert migrated.kind == "sequences"
     opened()

@@ -180,7 +180,6 @@ def test_merged_runs_make_one_profile(tmp_path: Path) -> None:
     assert measured.latency.a == pytest.approx(1e-6, rel=1e-3)
     assert other.latency.b == pytest.approx(0.005, rel=1e-3)
     assert measured.latency.c == pytest.approx(1.0, rel=1e-3)
-    assert measured.fit is not None
     assert measured.fit["verdict"] == "usable"
     assert profile.forward_fraction == pytest.approx(1 / 3, abs=1e-3)
     assert profile.memory.bytes_per_token(two) == pytest.approx(500, rel=1e-3)
@@ -355,7 +354,6 @@ def test_a_curve_is_not_fitted_to_the_time_of_launches() -> None:
     assert fit.latency.c == pytest.approx(1.0, rel=0.1)
     assert fit.latency.b == pytest.approx(0.01, rel=0.01)
     assert fit.verdict == "usable"
-    assert fit.launch_bound is not None
     assert fit.launch_bound.ms == pytest.approx(4 * HOST_MS)
     short = [one for one in measured if one.launch_bound]
     assert fit.launch_bound.tokens == max(one.tokens for one in short)

@@ -28,8 +28,7 @@ in_one_folder = settings(
 
 
 def read(*sources: Path | str, **options: Any) -> list[int]:
-    lengths: list[int] = read_lengths(sources, SourceOptions(**options)).values.tolist()
-    return lengths
+    return read_lengths(sources, SourceOptions(**options)).values.tolist()
 
 
 @in_one_folder

@@ -72,8 +72,7 @@ def run(*arguments: str) -> int:
     parser = argparse.ArgumentParser()
     lengths_command.add_parser(parser.add_subparsers())
     args = parser.parse_args(["lengths", *arguments])
-    code: int = args.run(args)
-    return code
+    return args.run(args)
 
 
 def test_the_command_describes_and_keeps(

@@ -25,7 +25,6 @@ def test_optima_and_duals_equal_those_of_another_solver() -> None:
         found = minimize(cost, [block], most, exactly, least)
         bounds = np.stack([least, np.full(columns, np.inf)], axis=1)
         other = linprog(cost, use, most, sums, exactly, bounds)
-        assert found is not None
         assert found.objective == pytest.approx(other.fun, rel=1e-6)
         assert cost @ found.values == pytest.approx(other.fun, rel=1e-6)
         # Duals prove the optimum: a weak one would be below it.
@@ -50,5 +49,4 @@ def test_handlers_of_signals_stay() -> None:
     before = caught()
     block = (np.ones(1), np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.int64))
     solved = minimize(np.ones(1), [block], np.empty(0), np.ones(1))
-    assert solved is not None
     assert (solved.objective, caught()) == (1.0, before)

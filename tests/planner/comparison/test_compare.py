@@ -218,7 +218,6 @@ def test_headline_is_the_nearest_rival() -> None:
         slower(ours, "hydraulis-balanced", 1.02),
     ]
     rival = nearest_rival(systems)
-    assert rival is not None
     assert (rival.key, round(rival.speedup, 2)) == ("flexsp", 1.09)
     text = advice(with_error(None), systems)
     assert text.startswith("Plans pay off if the profile is right within 9.0%. ")
@@ -232,7 +231,6 @@ def test_interval_of_many_steps_is_wide_as_they_differ() -> None:
     many = replace(ours, iterations=ours.iterations * 8)
     apart = slower(many, "static", 1.1)
     rival = nearest_rival([many, apart])
-    assert rival is not None
     assert rival.interval == pytest.approx((1.1, 1.1))
     assert nearest_rival([many, apart]) == rival
     # Every other step twice as fast or as slow: no system is ahead.
@@ -240,7 +238,6 @@ def test_interval_of_many_steps_is_wide_as_they_differ() -> None:
     steps = zip(many.iterations, factors, strict=True)
     uneven = tuple(replace(s, compute_ms=s.compute_ms * f) for s, f in steps)
     rival = nearest_rival([many, replace(apart, iterations=uneven)])
-    assert rival is not None
     assert rival.interval is not None
     low, high = rival.interval
     assert low < rival.speedup < high

@@ -35,8 +35,6 @@ def both(execution: ExecutionKind) -> tuple[Proposal, Comparison]:
 def test_static_baseline_holds_the_longest_sequence_everywhere(execution: ExecutionKind) -> None:
     proposal, compared = both(execution)
     models = CLUSTER.models(proposal.profile)
-    assert proposal.layouts is not None
-    assert proposal.layouts.static is not None
     of_proposal = Scheme.parse(proposal.layouts.static.partition("×")[2])
     (static,) = (system for system in compared.systems if system.key == "static")
     ((of_comparison, _),) = static.iterations[0].schemes

@@ -47,7 +47,6 @@ def solved(case: Case, negligible: float, slower: float) -> tuple[float, float, 
     classes, batch = case
     some = fleet(classes)
     filling = dispatch(Filler(some, batch), single_bound_ms(classes, batch))
-    assert filling is not None
     time_ms = filling.objective_ms * slower
     instance = Instance.from_batch(some, batch, time_ms, negligible)
     assert instance is not None
@@ -129,7 +128,6 @@ def test_too_many_sequences_are_left_alone() -> None:
     batch = Batch.from_lengths([20] * (MOST_SEQUENCES + 1))
     some = Fleet(Strategy.from_counts({Scheme(): 20}), (pipeline,))
     filling = dispatch(Filler(some, batch), single_bound_ms((pipeline,), batch))
-    assert filling is not None
     assert Instance.from_batch(some, batch, filling.objective_ms) is None
     placement = Placement(some, filling)
     assert close_gap(placement, batch, 1.0) == (placement, 1.0)

@@ -71,7 +71,6 @@ def test_compiled_micro_steps_are_those_of_python(one_each: bool) -> None:
 @compiled
 def test_bad_arguments_are_rejected() -> None:
     filler = make_filler(1)
-    assert filler._compiled is not None
     classes, counts = filler._compiled.args[0], filler.sequences.counts
     targets, alone, number = np.array([5.0]), filler._alone, (1, np.array([]))
     assert fill_kernel.fill_micro_steps(classes, 8, counts.copy(), targets, alone, *number)[0]

@@ -125,7 +125,6 @@ def test_thrifty_micro_steps_hold_everything(case: tuple[list[SchemeModel], Batc
     classes = [PipelineClass.from_model(model, 1) for model in reversed(models)]
     filler = MicroStepsFiller(classes, Sequences(batch.distinct, batch.multiplicity), gpus)
     least_waste = filler.fill_with_least_waste()
-    assert least_waste is not None
     positions = [
         place for groups in least_waste.groups(batch) for _, members in groups for place in members
     ]
@@ -146,7 +145,6 @@ def test_many_unlike_micro_steps_are_near_their_bound(layout: tuple[int, int], g
     ]
     lengths = np.minimum(CODE, 32768)[:300].tolist()
     micro_steps = plan_micro_steps(Batch.from_lengths(lengths), models, 64)
-    assert micro_steps is not None
     assert micro_steps.objective_ms <= micro_steps.lower_bound_ms * (1 + gap)
 
 

@@ -45,7 +45,6 @@ def test_between_the_bound_and_near_the_optimum(
     except ValueError:
         assume(False)
         return
-    assert micro_steps is not None
     assert len(micro_steps.micro_steps) % multiple == 0
     classes = [PipelineClass.from_model(model, 1) for model in models]
     best = least_micro_steps_ms(classes, lengths, gpus, multiple=multiple)

@@ -79,7 +79,6 @@ def test_fewer_micro_steps_are_taken_where_more_are_no_multiple() -> None:
     """A micro-step for each of 5 sequences is faster, and 6 cannot be filled."""
     models = [SchemeModel(Scheme(pp=2), Latency(0.0, 0.3, 0.0), 2)]
     micro_steps = plan_micro_steps(Batch(0, tuple(range(5)), (1,) * 5), models, 2, 2)
-    assert micro_steps is not None
     assert len(micro_steps.micro_steps) == 4
 
 
@@ -94,7 +93,6 @@ def test_their_plans_break_no_rule_and_no_simulation_takes_longer(
     except ValueError:
         assert len(batch.lengths) % multiple  # a micro-step for each would be a multiple else
         return
-    assert micro_steps is not None
     assert len(micro_steps.micro_steps) % multiple == 0
     plan = assemble_micro_steps(batch, micro_steps, PLANNER, gpus, forward_fraction=1 / 3)
     assert lint(plan, {model.scheme: model for model in models}) == []
@@ -122,7 +120,6 @@ def test_equal_micro_steps_take_as_long_as_their_simulation(
 def test_no_rank_is_idle_where_sequences_are_enough(case: Case) -> None:
     models, batch, gpus = case
     micro_steps = plan_micro_steps(batch, models, gpus)
-    assert micro_steps is not None
     largest = max(c.gpus for c in micro_steps.classes)
     assume(
         micro_steps.ranks % largest == 0 and all(largest % c.gpus == 0 for c in micro_steps.classes)

@@ -100,7 +100,6 @@ def test_a_known_placement_is_only_improved(case: Case, factor: float) -> None:
     rough = dispatch(filler, lower * factor)
     assert rough is not None
     better = dispatch(filler, lower, known=rough)
-    assert better is not None
     assert better.objective_ms <= rough.objective_ms
     below = probe(filler, lower, better.objective_ms)
     assert below is None or below.objective_ms < better.objective_ms
@@ -124,7 +123,6 @@ def test_dispatch_is_near_the_optimum_on_small_instances() -> None:
     for seed in range(200):
         classes, batch = random_case(np.random.default_rng(seed))
         filling = dispatch(Filler(fleet(classes), batch), single_bound_ms(classes, batch))
-        assert filling is not None
         ratios.append(filling.objective_ms / step_optimum(classes, batch))
     assert min(ratios) >= 1 - 1e-9
     assert np.median(ratios) < 1.05
@@ -140,5 +138,4 @@ def test_the_long_pipeline_is_kept_for_sequences_only_it_holds() -> None:
     short = PipelineClass(pp=1, a=0.0, b=1.0, c=0.0, capacity=5, unit=1, count=2, gpus=1)
     batch = Batch.from_lengths([12, 12, 12, *[5] * 14])
     filling = dispatch(Filler(fleet((long, short)), batch), 36.0)
-    assert filling is not None
     assert filling.objective_ms == pytest.approx(36)

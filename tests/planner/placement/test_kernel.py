@@ -205,7 +205,6 @@ def test_a_search_ends_at_the_same_bits(case: Case) -> None:
     def search() -> object:
         filler = Filler(fleet(classes), batch)
         filling = dispatch(filler, single_bound_ms(classes, batch))
-        assert filling is not None
         return bits(filling), bits(level(filler, filling, filling.objective_ms / 3))
 
     ours, reference = both(search)

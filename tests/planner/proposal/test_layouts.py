@@ -56,7 +56,6 @@ def by_layout(**times: float) -> LayoutSyncTimes:
 def test_the_sync_decides_the_layout(dear: str) -> None:
     times = {"tp2": 100.0, "tp4": 100.0, "tp8": 2500.0, dear: 2000.0}
     document = proposed(by_layout(**times))
-    assert document.layouts is not None
     assert document.layouts.chosen == ("tp4" if dear == "tp2" else "tp2")
     assert parse_layout(document.layouts.chosen) in layouts_of(
         scheme for candidate in document.candidates for scheme, _ in candidate.strategy.counts
@@ -71,7 +70,6 @@ def test_the_sync_decides_the_layout(dear: str) -> None:
 def test_plans_of_one_layout_are_never_behind_its_best_static_strategy() -> None:
     sync = choose_sync(profile(), CLUSTER.gpus)
     document = proposed(sync)
-    assert document.layouts is not None
     chosen = document.layouts.chosen
     assert chosen is not None
     planner = StepPlanner(document)
@@ -93,7 +91,6 @@ def test_the_document_states_the_reasons_and_reads_back() -> None:
     again = Proposal.from_json(document.to_json(), "file")
     assert again == document
     assert again.digest == document.digest
-    assert document.layouts is not None
     why = " ".join(document.layouts.why)
     assert "one layout, " in why
     assert "static strategy" in why or "the static" in why
@@ -105,7 +102,6 @@ def test_the_document_states_the_reasons_and_reads_back() -> None:
     raw = [{**entry, "origin": "measured"} for entry in profile().document["schemes"]]
     measured = Profile.from_document({**profile().document, "schemes": raw}, "measured")
     same = make_proposal(measured, CLUSTER, LENGTHS, sync=choose_sync(measured, 16))
-    assert same.layouts is not None
     assert "more expensive" not in " ".join(same.layouts.why)
 
 

@@ -172,7 +172,6 @@ def test_an_sync_that_one_micro_step_hides_counts_for_nothing() -> None:
     # Once it counted for static groups, and for every layout at other costs.
     hidden = choose_sync(LLAMA, CLUSTER.gpus, overlap=1.0)
     document = make_proposal(LLAMA, CLUSTER, CODE[:400], sync=hidden, execution="lockstep")
-    assert document.layouts is not None
     row = document.layouts.rows[0]
     assert row.sync_ms < 0.1 * row.expected_ms
     assert document.layouts.static_ms is not None
@@ -181,12 +180,10 @@ def test_an_sync_that_one_micro_step_hides_counts_for_nothing() -> None:
 
 
 def test_costs_at_which_another_layout_wins_are_stated(document: Proposal) -> None:
-    assert document.layouts is not None
     assert "tp8 where the sync takes twice as long" in document.layouts.why[-1]
     derived = choose_sync(LLAMA, CLUSTER.gpus)
     assert isinstance(derived, LayoutSyncTimes)
     doubled = replace(derived, by_layout_ms=tuple((k, 2 * ms) for k, ms in derived.by_layout_ms))
     dear = make_proposal(LLAMA, CLUSTER, CODE[:400], sync=doubled, execution="lockstep")
     assert document.layouts.chosen == "tp4"
-    assert dear.layouts is not None
     assert dear.layouts.chosen == "tp8"

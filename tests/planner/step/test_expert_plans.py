@@ -175,7 +175,6 @@ def test_a_proposal_weighs_layouts_of_groups_smaller_than_a_block() -> None:
     path = Path(__file__).parents[3] / "examples" / "data" / "code.npy"
     lengths = np.minimum(np.load(path), 8192)
     proposal = make_proposal(profile, Workload(24, 8192, 100_000), lengths)
-    assert proposal.layouts is not None
     assert proposal.layouts.chosen == "tp4"
     assert proposal.candidates[0].strategy.counts[0][0] == Scheme(tp=8)
     plan = StepPlanner(proposal).plan(next(iter(Sampler(lengths, 100_000, 8192, 0).batches(1))))

@@ -48,7 +48,6 @@ def test_a_profile_is_enough() -> None:
     sync = choose_sync(PROFILE, 64)
     batch = Batch.from_lengths(LENGTHS.tolist())
     static = best_homogeneous([batch], models, 64, sync)
-    assert static is not None
     assert plan.sync_ms is not None
     static_ms = static[1][0] + sync.of_strategy_ms(static[0])
     assert plan.predicted_ms + plan.sync_ms <= static_ms * 1.001
@@ -62,7 +61,6 @@ def test_few_sequences_are_tried_on_static_strategies() -> None:
         plan = Planner.from_profile(profile, 8, 16_384).plan(batch.lengths)
         sync = choose_sync(profile, 8)
         static = best_homogeneous([batch], Workload(8, 16_384, 1).models(profile), 8, sync)
-        assert static is not None
         static_ms = static[1][0] + sync.of_strategy_ms(static[0])
         assert plan.sync_ms is not None
         assert plan.predicted_ms + plan.sync_ms <= static_ms * 1.001

@@ -84,7 +84,6 @@ def test_robust_plans_are_plans_of_the_profile() -> None:
 
 def test_robust_plans_are_at_no_corner_slower_than_uniform_execution() -> None:
     layouts = _proposal().layouts
-    assert layouts is not None
     assert layouts.static is not None
     uniform = Strategy.parse(layouts.static)
     sync = _proposal().sync

@@ -49,7 +49,6 @@ def test_constructed_strategies_are_sound_and_not_below_the_optimum(
     constructive = Constructive(layout, batch, gpus)
     assert layout.holds(batch)
     placement = constructive.place(np.inf)
-    assert placement is not None
     assert_sound(placement.fleet, batch, placement.filling)
     assert placement.strategy.gpus <= gpus
     classes = [PipelineClass.from_model(model, 1) for model in models.values()]
@@ -69,13 +68,11 @@ def test_it_is_close_to_the_bound_without_any_candidate(layout: tuple[int, int],
     layout = LayoutSchemes.list_from_models(models)[0]
     constructive = Constructive(layout, batch, 1024)
     placement = constructive.place(np.inf)
-    assert placement is not None
     assert_sound(placement.fleet, batch, placement.filling)
     assert placement.strategy.gpus == 1024
     assert placement.objective_ms <= layout.bound_ms(batch, 1024) * 1.08
     with patch.dict(os.environ, {VARIABLE: "python"}):
         in_python = Constructive(layout, batch, 1024).place(np.inf)
-    assert in_python is not None
     assert in_python.strategy == placement.strategy
     assert in_python.filling.bins == placement.filling.bins
 
@@ -90,7 +87,6 @@ def test_a_limit_just_above_the_result_does_not_hide_it() -> None:
     assert reached is not None
     for margin in (1.003, 1.01, 1.05, 1.4):
         again = constructive.place(reached.objective_ms * margin)
-        assert again is not None
         assert again.objective_ms <= reached.objective_ms * 1.002
 
 
@@ -110,7 +106,6 @@ def test_with_stages_a_long_sequence_pays_for_its_bubble() -> None:
     layout = LayoutSchemes.list_from_models(models)[0]
     batch = Batch.from_lengths(np.minimum(CODE[:600], 32768).tolist())
     placement = Constructive(layout, batch, 512).place(np.inf)
-    assert placement is not None
     assert_sound(placement.fleet, batch, placement.filling)
     every_strategy = AllStrategies(layout.models, 512)
     bound = all_strategies_bound_ms(every_strategy, batch, placement.objective_ms)

@@ -210,7 +210,6 @@ def test_without_an_address_a_cluster_is_started_and_ended(
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as running:
-        assert running.stdout is not None
         assert running.stdout.readline().startswith('{"digest":"sha256:')
         os.killpg(running.pid, signal.SIGINT)
         _, stderr = running.communicate(timeout=PATIENCE_S)

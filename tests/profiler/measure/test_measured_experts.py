@@ -70,7 +70,6 @@ def test_experts_on_ranks_are_measured(tmp_path: Path, degree: int) -> None:
     experts = 4 * 4 * 3 * 32 * 48
     assert profile.memory.resident_expert_bytes == 8 * experts
     sizes = profile.shape.sizes
-    assert sizes is not None
     assert profile.memory.resident_layer_bytes == 8 * (sizes.layers_parameters - experts)
     for entry in profile.schemes:
         assert 0 <= entry.b_shared <= entry.latency.b

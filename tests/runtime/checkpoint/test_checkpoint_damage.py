@@ -48,7 +48,6 @@ def read(rank: int, world_size: int, *folders: Path) -> list[tuple[int, str]]:
                 restored.append((0, str(error)))
                 continue
         (text,) = [str(warning.message) for warning in warned] or [""]
-        assert cursor is not None
         restored.append((cursor.next_step, text))
     return restored
 

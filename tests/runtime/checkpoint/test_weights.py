@@ -88,8 +88,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def messages(folder: Path) -> list[list[str]]:
-    written: list[list[str]] = run_ranks(write, 3, folder)
-    return written
+    return run_ranks(write, 3, folder)
 
 
 @pytest.mark.parametrize("kind", ["flat", "by_parameter", "staged", "bf16"])

@@ -125,8 +125,7 @@ def all_mutations(rank: int, world_size: int) -> dict[str, Outcome]:
 
 @pytest.fixture(scope="module")
 def outcomes() -> list[dict[str, Outcome]]:
-    ranks: list[dict[str, Outcome]] = run_ranks(all_mutations, CASE.ranks, timeout_s=150)
-    return ranks
+    return run_ranks(all_mutations, CASE.ranks, timeout_s=150)
 
 
 def test_the_case_exercises_the_faults() -> None:

@@ -40,8 +40,7 @@ def traces_of(rank: int, world_size: int) -> dict[str, Trace]:
 
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[str, Trace]]:
-    recorded_traces: list[dict[str, Trace]] = run_ranks(traces_of, 8, timeout_s=150)
-    return recorded_traces
+    return run_ranks(traces_of, 8, timeout_s=150)
 
 
 def test_the_cases_reduce_during_and_after_backward() -> None:

@@ -34,8 +34,7 @@ class Odd(nn.Module):
         x = self.first(x)
         for layer in self.layers:
             x = torch.tanh(layer(x))
-        result: Tensor = self.last(self.frozen(x)) * self.scale
-        return result
+        return self.last(self.frozen(x)) * self.scale
 
 
 def odd_model(rank: int, world_size: int) -> list[float]:
@@ -106,8 +105,7 @@ class MixedLayer(nn.Module):
         self.product = nn.Linear(6, 6).bfloat16()
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = x + self.product(self.norm(x.float()).bfloat16())
-        return result
+        return x + self.product(self.norm(x.float()).bfloat16())
 
 
 def mixed_model(rank: int, world_size: int) -> dict[str, tuple[Tensor, Tensor]]:

@@ -82,8 +82,7 @@ def both_ways(rank: int, world_size: int) -> dict[tuple[bool, int], list[Tensor]
 
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[tuple[bool, int], list[Tensor]]]:
-    results: list[dict[tuple[bool, int], list[Tensor]]] = run_ranks(both_ways, RANKS)
-    return results
+    return run_ranks(both_ways, RANKS)
 
 
 @pytest.mark.parametrize("by_messages", [False, True], ids=["groups", "messages"])

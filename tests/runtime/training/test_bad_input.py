@@ -156,8 +156,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, l
             (folder / f"{name}-{rank}.jsonl").write_text("".join(f"{line}\n" for line in lines))
     results = run_ranks(rejections, RANKS, folder, timeout_s=90)  # leaves no process behind
     assert results[0] == results[1]
-    by_scenario: dict[str, tuple[str, list[int]]] = results[0]
-    return by_scenario
+    return results[0]
 
 
 @pytest.mark.parametrize(

@@ -69,8 +69,7 @@ class Headless(torch.nn.Module):
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         self.most = max(self.most, len(hidden))
-        logits: torch.Tensor = self.llama.head(hidden)
-        return logits
+        return self.llama.head(hidden)
 
 
 def llama() -> runtime.models.Llama:

@@ -135,8 +135,7 @@ def browser(profile: Path) -> Iterator[Page]:
         }
         wanted = {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
         capabilities = {"capabilities": {"alwaysMatch": wanted}}
-        session = _command(port, "POST", "/session", capabilities)["sessionId"]
-        page = Page(port, session)
+        page = Page(port, _command(port, "POST", "/session", capabilities)["sessionId"])
         try:
             yield page
         finally:

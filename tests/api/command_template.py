@@ -133,8 +133,7 @@ def fork_server_of_planners() -> None:
         program = str(arguments[-1])
         if "multiprocessing.forkserver" not in program or orders.fileno() < 0:
             return start(path, arguments, descriptors)
-        text = json.dumps([program, *descriptors]).encode()
-        socket.send_fds(orders, [text], descriptors)
+        socket.send_fds(orders, [json.dumps([program, *descriptors]).encode()], descriptors)
         orders.close()
         return pid
 

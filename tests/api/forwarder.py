@@ -25,8 +25,7 @@ def forwarding(
             client,
             socket.create_connection((target.hostname, target.port)) as s,
         ):
-            upward = threading.Thread(target=copy, args=(client, s), daemon=True)
-            upward.start()
+            threading.Thread(target=copy, args=(client, s), daemon=True).start()
             first = s.recv(1 << 16)  # the service has handled the request
             if left[0] > 0:
                 left[0] -= 1

@@ -61,8 +61,7 @@ def _user() -> str | None:
     """The user of the server, which does not run as root."""
     if os.getuid() != 0:
         return None
-    names = {entry.pw_name for entry in pwd.getpwall()}
-    return "postgres" if "postgres" in names else "nobody"
+    return "postgres" if "postgres" in {entry.pw_name for entry in pwd.getpwall()} else "nobody"
 
 
 def _await(port: int, server: subprocess.Popen[bytes], log: Path) -> None:

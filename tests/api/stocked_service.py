@@ -43,8 +43,7 @@ def _document() -> bytes:
     """A proposal for the lengths, made once for all services of a test run."""
     workload = Workload(gpus=WORLD, max_len=MAX_LEN, tokens=8000)
     profile = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
-    proposal = make_proposal(profile, workload, np.load(DATA), sync=None)
-    return proposal.to_json().encode()
+    return make_proposal(profile, workload, np.load(DATA), sync=None).to_json().encode()
 
 
 def stock(served: Served) -> Stocked:

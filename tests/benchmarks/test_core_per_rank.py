@@ -58,8 +58,7 @@ def test_messages_of_a_channel_arrive_in_order() -> None:
 
 def test_ranks_leave_a_meeting_together() -> None:
     early = StepRecord([Event("meet", 1.0), end(2.0)])
-    late = StepRecord([Event("meet", 4.0), end(4.5)])
-    assert replay([early, late]) == pytest.approx(5.0)
+    assert replay([early, StepRecord([Event("meet", 4.0), end(4.5)])]) == pytest.approx(5.0)
 
 
 def test_a_missing_message_is_an_error() -> None:

@@ -59,8 +59,7 @@ def test_a_profile_of_one_mode_is_the_derived_one(name: str) -> None:
     derived = derive_profile(DEPLOYMENT, [Scheme(), Scheme(tp=4)], name="all", modes=[name])
     assert one.mode_names == name
     for entry in derived["schemes"]:
-        scheme = Scheme(tp=entry.get("tp", 1))
-        assert one.by_scheme[scheme].latency.a == entry["a"]
+        assert one.by_scheme[Scheme(tp=entry.get("tp", 1))].latency.a == entry["a"]
     assert one.document["memory"] == derived["memory"]
     assert PROFILE.with_digest(one.digest) == one
 

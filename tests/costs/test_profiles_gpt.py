@@ -35,8 +35,7 @@ def test_coefficients_are_the_published_cost_model(name: str) -> None:
     profile = load_shipped(name)
     assert profile.zero_stage == 3
     assert profile.lockstep
-    degrees = {entry.scheme.ulysses for entry in profile.schemes}
-    assert degrees == {1, *BANDWIDTH}
+    assert {entry.scheme.ulysses for entry in profile.schemes} == {1, *BANDWIDTH}
     for entry in profile.schemes:
         sp = entry.scheme.ulysses
         assert entry.scheme == Scheme(ulysses=sp)

@@ -74,8 +74,7 @@ def test_rings_of_a_profile() -> None:
     profile = find_profile("llama-7b-a800-80gb")
     rings = {e.scheme.ring for e in profile.schemes if (e.scheme.tp, e.scheme.sp) == (2, 1)}
     assert rings == {1}
-    costs = ring_costs(profile, "tp2")
-    assert costs[1] == Cost.from_profile(profile, "tp2")
+    assert ring_costs(profile, "tp2")[1] == Cost.from_profile(profile, "tp2")
     with pytest.raises(ValueError, match="no scheme tp3"):
         ring_costs("llama-7b-a800-80gb", "tp3")
 

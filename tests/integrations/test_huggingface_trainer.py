@@ -232,8 +232,7 @@ def test_unsupported_settings_are_rejected(tmp_path: Path, monkeypatch: pytest.M
             return iter(SAMPLES)
 
     assert "an iterable data set" in rejected(train_dataset=Stream(), arguments={"max_steps": 2})
-    see = rejected(data_collator=seeing)
-    assert "documents of a micro-batch see each other" in see
+    assert "documents of a micro-batch see each other" in rejected(data_collator=seeing)
 
 
 def seeing(samples: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:

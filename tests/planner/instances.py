@@ -110,8 +110,7 @@ def random_case(rng: np.random.Generator) -> Case:
 
 def add_modes(pipeline: PipelineClass, rng: np.random.Generator) -> PipelineClass:
     """Up to four recomputation modes, the last as the class: faster ones hold less."""
-    last = ClassMode(pipeline.a, pipeline.b, pipeline.c, pipeline.capacity, "mode 0")
-    modes = [last]
+    modes = [ClassMode(pipeline.a, pipeline.b, pipeline.c, pipeline.capacity, "mode 0")]
     for number in range(1, int(rng.integers(2, 5))):
         slower = modes[-1]
         capacity = int(slower.capacity * rng.uniform(0.2, 0.95)) // pipeline.unit * pipeline.unit
@@ -132,8 +131,7 @@ def add_modes(pipeline: PipelineClass, rng: np.random.Generator) -> PipelineClas
 def random_case_with_modes(rng: np.random.Generator) -> Case:
     """A random case some of whose classes have recomputation modes."""
     classes, batch = random_case(rng)
-    chosen = [add_modes(k, rng) if rng.random() < 0.8 else k for k in classes]
-    return tuple(chosen), batch
+    return tuple([add_modes(k, rng) if rng.random() < 0.8 else k for k in classes]), batch
 
 
 def random_class(

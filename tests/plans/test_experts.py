@@ -126,8 +126,7 @@ def test_views_state_micro_steps_of_the_component(plan: Plan) -> None:
         assert all(before < after for before, after in pairwise((-1, *numbers, total)))
         assert total <= world
         for other in expert_group(view.rank, plan.expert_parallel):
-            mate = views[other].experts
-            assert mate.total == total
+            assert views[other].experts.total == total
         assert decode_view(json.loads(text)) == view
     coupled = {
         index: component.coupled
@@ -189,8 +188,7 @@ def test_groups_of_experts() -> None:
 
 def coupled() -> Plan:
     """Two ranks of one block, each with a replica."""
-    plan = construct_plan([5, 3, 4], {"tp1": [[[0], [1]], [[2]]]})
-    return replace(plan, expert_parallel=2)
+    return replace(construct_plan([5, 3, 4], {"tp1": [[[0], [1]], [[2]]]}), expert_parallel=2)
 
 
 def test_the_format_holds_the_degree() -> None:

@@ -77,8 +77,7 @@ def test_many_pipelines_of_a_scheme_are_summed_up() -> None:
     pipelines = tuple(
         pipeline(scheme, (rank,), batch(COSTS, scheme, {rank: 10 + rank})) for rank in range(200)
     )
-    plan = plan_of(pipelines, tuple(range(10, 210)), 1000.0)
-    lines = explain(plan).splitlines()
+    lines = explain(plan_of(pipelines, tuple(range(10, 210)), 1000.0)).splitlines()
     assert len(lines) < 20
     assert "tp1     199  199             1     1      209     209     60.3       0.0" in lines
     rest = next(line for line in lines if "194 more" in line)

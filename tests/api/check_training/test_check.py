@@ -85,8 +85,7 @@ def checked(plan: Plan, loss: float, norm: float, parameter: float) -> Check:
     ],
 )
 def test_the_verdict(plans: Path, loss: float, norm: float, parameter: float, agrees: bool) -> None:
-    plan = next(read_plans(plans))
-    assert checked(plan, loss, norm, parameter).agrees is agrees
+    assert checked(next(read_plans(plans)), loss, norm, parameter).agrees is agrees
 
 
 def test_relative_differences() -> None:

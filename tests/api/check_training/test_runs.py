@@ -78,8 +78,7 @@ def test_saved_bytes_are_reported_with_the_modes_of_the_plan(server: RankServer)
         replace(batch, recompute=mode)
         for batch, mode in zip(plan.pipelines[0].micro_batches, MODES, strict=True)
     ]
-    pipeline = replace(plan.pipelines[0], micro_batches=tuple(batches))
-    moded = replace(plan, pipelines=(pipeline,))
+    moded = replace(plan, pipelines=(replace(plan.pipelines[0], micro_batches=tuple(batches)),))
     settings = {"data": None, "seed": 0, "dtype": "float64", "progress": lambda *_: None}
     check = check_training([moded, replace(moded, step=1)], server=server, **settings)
     assert check.agrees

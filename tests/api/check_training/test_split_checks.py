@@ -44,8 +44,7 @@ def test_steps_of_several_degrees_are_rejected(tmp_path: Path) -> None:
 def test_a_rank_gathers_its_part_of_the_experts() -> None:
     plan = replace(one_pipeline_plan(Scheme(ulysses=4), [9, 4]), expert_parallel=4)
     sizes = size_model([plan])
-    special = sizes.architecture
-    assert special.experts == 8
+    assert sizes.architecture.experts == 8
     # All four ranks hold different experts, which no one else owns: nothing of them moves.
     shared = sizes.parameters - sizes.expert_parameters
     assert count_step_gathered(plan, sizes).elements == pytest.approx(shared * 3 / 4, rel=1e-3)

@@ -42,8 +42,7 @@ def test_a_restored_store_serves_on(tmp_path: Path) -> None:
     """It is copied while its service plans and takes acknowledgements."""
     path, copy, restored = (tmp_path / name for name in ("store.db", "copy.tar", "restored.db"))
     with serving_here(path) as served:
-        stocked = stock(served)
-        stocked.job("job", STEPS)
+        stock(served).job("job", STEPS)
         first = deliver(served, served, 0, 2)
         with ThreadPoolExecutor(1) as threads:
             delivering = threads.submit(deliver, served, served, 2, STEPS)

@@ -128,8 +128,7 @@ def damaged(plans: Path, copy_to: Path, change: Callable[[str], str]) -> Path:
 
 
 def test_a_plan_file_cut_in_a_line(dense: PlannedFiles, tmp_path: Path) -> None:
-    lines = dense.plans.read_text().splitlines(keepends=True)
-    whole = sum(map(len, lines[:2]))
+    whole = sum(map(len, dense.plans.read_text().splitlines(keepends=True)[:2]))
     path = damaged(dense.plans, tmp_path / "cut.jsonl", lambda text: text[: whole + 100])
     for outcome in (call("check", "plans", path), call("explain", path, "--step", 3)):
         assert complaint(outcome).startswith(f"{path}:3: ")

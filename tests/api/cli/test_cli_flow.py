@@ -210,8 +210,7 @@ def planning(files: PlannedFiles, steps: int) -> tuple[str | Path, ...]:
 def test_plans_are_exported_for_loaders(plan_files: PlannedFiles, tmp_path: Path) -> None:
     export, path = tmp_path / "export.jsonl", tmp_path / "plans.jsonl"
     succeeded(call(*planning(plan_files, 2), "-o", path))
-    text = succeeded(call("export", path, "-o", export))
-    assert text == f"exported: {export}, 2 steps\n"
+    assert succeeded(call("export", path, "-o", export)) == f"exported: {export}, 2 steps\n"
     lines = [json.loads(line) for line in export.read_text().splitlines()]
     for plan in read_plans(path):
         of_step = [line for line in lines if line["step"] == plan.step]

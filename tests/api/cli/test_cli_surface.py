@@ -129,8 +129,7 @@ def test_the_examples_of_the_help_parse() -> None:
     """Commands in help texts have valid arguments."""
     parser = build_parser({})
     for command in ("", *COMMANDS):
-        text = succeeded(call(*command.split(), "--help"))
-        _, _, examples = text.partition("example")
+        _, _, examples = succeeded(call(*command.split(), "--help")).partition("example")
         commands = examples.partition("\n")[2].replace("\\\n", " ").splitlines()
         typed = [part.split(" > ")[0] for line in commands for part in line.split("&&")]
         for words in [words for words in map(str.split, typed) if words[:1] == ["seqplan"]]:
@@ -267,8 +266,7 @@ def test_other_variables_have_no_effect(
     for name in ("PORT", "LENGTHS", "GPUS", "JSON", "STEPS", "BATCHES"):
         monkeypatch.setenv(f"SEQPLAN_{name}", "tcp://10.0.0.1:8400")
     assert call("serve", "--list-tokens").code == 0
-    arguments = ("--proposal", lockstep.proposal, lockstep.lengths, "--steps", 1)
-    succeeded(call("plan", *arguments))
+    succeeded(call("plan", "--proposal", lockstep.proposal, lockstep.lengths, "--steps", 1))
 
 
 @pytest.mark.parametrize(

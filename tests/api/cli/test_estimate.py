@@ -26,8 +26,7 @@ def test_one_scheme_with_its_terms() -> None:
     assert text.startswith("u8 × dp 1 on 1 × 8 a800-80gb, 16 micro-batches a replica\n")
     for part in ("matrix products", "attention", "ulysses", "\nfits: ", "MFU"):
         assert part in text
-    document = json.loads(succeeded(call(*arguments, "--json")))
-    (estimate,) = document["estimates"]
+    (estimate,) = json.loads(succeeded(call(*arguments, "--json")))["estimates"]
     assert estimate["scheme"] == {"tp": 1, "pp": 1, "ulysses": 8, "ring": 1}
     assert sum(estimate["terms_ms"].values()) == pytest.approx(estimate["iteration_ms"])
     assert abs(sum(estimate["memory_bytes"].values()) - estimate["peak_bytes"]) < 10
@@ -85,8 +84,7 @@ def test_a_scheme_that_does_not_fit_is_a_row_and_code_3() -> None:
     assert " fits " in rows["tp8"]
     assert " does not fit " in rows["tp1"]
     assert "none fits" not in table.out
-    document = json.loads(call(*NODE, "--batch", 8, "--json").out)
-    (estimate,) = document["estimates"]
+    (estimate,) = json.loads(call(*NODE, "--batch", 8, "--json").out)["estimates"]
     assert (estimate["fits"], estimate["verdict"]) == (False, "does not fit")
     assert estimate["peak_bytes"] > estimate["usable_bytes"] > 0
 
@@ -141,8 +139,7 @@ def test_how_it_is_trained_decides(tmp_path: Path) -> None:
     assert fp8["matrix products"] < slow["matrix products"] < usual["matrix products"]
     assert estimated("--virtual-stages", 4)["pipeline bubble"] == usual["pipeline bubble"] / 4
     assert estimated("--tp-overlap", 0.5)["tp communication"] == usual["tp communication"] / 2
-    hidden = estimated("--sync", "hidden")["parameter sync"]
-    assert 0 < hidden < 0.5 * usual["parameter sync"]
+    assert 0 < estimated("--sync", "hidden")["parameter sync"] < 0.5 * usual["parameter sync"]
     gathered = estimated("--context-parallel", "all-gather")
     assert "ring merge" in usual
     assert "ring merge" not in gathered
@@ -359,8 +356,7 @@ def test_parameters_on_the_host_and_tiles_leave_memory_for_tokens(tmp_path: Path
     options = ("--offload-optimizer", "--offload-parameters", "--tiled-mlp")
 
     def run(*options: object) -> dict[str, Any]:
-        outcome = call(*arguments, "--json", *options)
-        (estimated,) = json.loads(outcome.out)["estimates"]
+        (estimated,) = json.loads(call(*arguments, "--json", *options).out)["estimates"]
         return cast("dict[str, Any]", estimated)
 
     without, parameters, tiles = (

@@ -37,8 +37,7 @@ PROFILE = make_expert_profile({1: 0.0, 2: 0.3, 4: 0.4})
 def files(tmp_path: Path) -> tuple[Path, Path]:
     lengths, profile = tmp_path / "lengths.npy", tmp_path / "profile.json"
     np.save(lengths, LENGTHS)
-    document = make_expert_profile({2: 0.3, 4: 0.4}).document
-    profile.write_text(json.dumps(dict(document)))
+    profile.write_text(json.dumps(dict(make_expert_profile({2: 0.3, 4: 0.4}).document)))
     return lengths, profile
 
 
@@ -149,8 +148,7 @@ def test_a_derived_profile_has_the_degrees_that_hold_the_data() -> None:
 
 
 def test_a_trainer_that_keeps_experts_whole_takes_their_entries() -> None:
-    whole = find_backend("transformers")
-    assert not whole.splits_experts
+    assert not find_backend("transformers").splits_experts
     split = make_expert_profile({1: 0.0, 4: 0.4})
     assert find_backend("megatron").usable_profile(split, GPUS).expert_degrees == (1, 4)
     verl = replace(find_backend("verl-fsdp"), zero_stages=(1,))

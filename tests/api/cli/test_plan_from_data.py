@@ -35,10 +35,8 @@ def test_one_command_leaves_every_file(lengths: Path, tmp_path: Path) -> None:
     assert "expected error against devices: 4%" in answer
     assert f"written: {folder}" in text
     profile = Profile.load(folder / "profile.json")
-    proposal = Proposal.load(folder / "proposal.json")
-    assert proposal.profile.digest == profile.digest
-    plans = list(read_plans(folder / "plans.jsonl"))
-    assert len(plans) == 20
+    assert Proposal.load(folder / "proposal.json").profile.digest == profile.digest
+    assert len(list(read_plans(folder / "plans.jsonl"))) == 20
     assert (folder / "report.html").read_text().startswith("<!")
     assert np.array_equal(np.load(folder / "lengths.npy"), np.load(lengths))
     # The parts serve again, and give the same plans.

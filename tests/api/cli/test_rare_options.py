@@ -52,8 +52,7 @@ def test_compare_in_lockstep_for_a_trainer(tmp_path: Path) -> None:
     fields = json.loads(succeeded(call(*few, *options)))
     assert any("run in lockstep" in sentence for sentence in fields["assumptions"])
     assert any("multiple of 2" in sentence for sentence in fields["assumptions"])
-    drawn = json.loads(succeeded(call(*few, "--seed", 7)))
-    assert drawn["seed"] == 7
+    assert json.loads(succeeded(call(*few, "--seed", 7)))["seed"] == 7
     trained = json.loads(succeeded(call(*few, "--trainer", "megatron")))
     assert trained["baseline"] == "megatron-dcp"
 
@@ -63,8 +62,7 @@ def test_serve_keeps_what_it_was_given(tmp_path: Path) -> None:
     store = tmp_path / "store.db"
     with serving("--store", store, "--port", 0, *keeping, "--allow-host", "planner") as served:
         assert served.send("GET", "/v1/jobs").status == 200
-        with_host = served.send("GET", "/v1/jobs", headers={"Host": "planner"})
-        assert with_host.status == 200
+        assert served.send("GET", "/v1/jobs", headers={"Host": "planner"}).status == 200
         assert served.send("GET", "/v1/jobs", headers={"Host": "elsewhere"}).status != 200
     for option, value in (("--keep-steps", 0), ("--abandon-hours", 0), ("--grace-days", -1)):
         assert f"argument {option}: must be" in complaint(

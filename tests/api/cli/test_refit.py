@@ -33,8 +33,7 @@ def planned(tmp_path: Path, modes: str = "none") -> tuple[Path, Path]:
     proposal, plans = tmp_path / "proposal.json", tmp_path / "plans.jsonl"
     common = str(lengths)
     cluster = ("--gpus", "8", "--max-len", "8192", "--tokens", "100000")
-    options = ("--profile", str(profile), *cluster, common, "-o", str(proposal))
-    succeeded(call("propose", *options))
+    succeeded(call("propose", "--profile", str(profile), *cluster, common, "-o", str(proposal)))
     steps = ("--proposal", str(proposal), common, "--steps", "12", "-o", str(plans))
     succeeded(call("plan", *steps))
     return profile, plans

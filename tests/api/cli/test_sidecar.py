@@ -90,8 +90,7 @@ def test_sidecar_plans_for_costs_that_are_off(tmp_path: Path) -> None:
     np.save(tmp_path / "lengths.npy", np.load(DATA)[:3000])
     job_file = tmp_path / "job.toml"
     job_file.write_text(FILE + "robust = 0.1\n")
-    plans = planned_by_the_sidecar(job_file)
-    assert all('"robust":0.1' in plan for plan in plans)
+    assert all('"robust":0.1' in plan for plan in planned_by_the_sidecar(job_file))
 
 
 def test_sidecar_plans_for_a_trainer(tmp_path: Path) -> None:

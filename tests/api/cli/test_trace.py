@@ -116,8 +116,7 @@ def test_the_last_event_ends_the_step(plan: Plan) -> None:
 
 
 def test_ranks_that_form_anew_wait() -> None:
-    events = passes(trace(REFORMED))
-    assert min(event["ts"] for event in events if event["pid"] > 0) == 30300.0
+    assert min(event["ts"] for event in passes(trace(REFORMED)) if event["pid"] > 0) == 30300.0
 
 
 def test_micro_steps_wait_and_are_marked() -> None:
@@ -188,8 +187,7 @@ def test_the_profile_gives_the_share_of_forward(
         assert main(["trace", str(plans), "--step", "7", *more]) == 0
         return json.loads(capsys.readouterr().out)
 
-    assumed = traced(profile.digest)
-    assert assumed["otherData"]["forward_fraction_source"].startswith("assumed")
+    assert traced(profile.digest)["otherData"]["forward_fraction_source"].startswith("assumed")
     stated = traced(profile.digest, "--profile", str(path))["otherData"]
     assert (stated["forward_fraction"], stated["forward_fraction_source"]) == (
         0.25,

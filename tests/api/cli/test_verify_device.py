@@ -24,8 +24,7 @@ SCHEMA = Path(__file__).resolve().parents[3] / "docs" / "verified.schema.json"
 
 def test_every_check_on_a_cpu(tmp_path: Path) -> None:
     output = tmp_path / "verified.json"
-    outcome = call("profile", "verify", "--quick", "-o", output)
-    text = succeeded(outcome)
+    text = succeeded(call("profile", "verify", "--quick", "-o", output))
     assert "no limit was missed" in text
     document = json.loads(output.read_text())
     validate(document, json.loads(SCHEMA.read_text("utf-8")))

@@ -160,8 +160,7 @@ def test_controls_have_names(page: Page, monitored: Stocked) -> None:
     assert {"button", "slider", "checkbox", "combobox", "link"} <= {
         node["role"]["value"] for node in operable
     }
-    unnamed = [node for node in operable if not node.get("name", {}).get("value")]
-    assert unnamed == []
+    assert [node for node in operable if not node.get("name", {}).get("value")] == []
     page.devtools("Accessibility.disable")
 
 

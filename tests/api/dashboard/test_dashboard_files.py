@@ -46,8 +46,7 @@ def test_every_file_has_its_type_and_may_be_kept(served: Served) -> None:
     folder = links(page)[0].split("/")[2]
     types = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8"}
     types["svg"] = "image/svg+xml"
-    package = files("seqplan.api.dashboard")
-    root = Path(str(package))
+    root = Path(str(files("seqplan.api.dashboard")))
     paths = [path for path in root.rglob("*") if path.suffix[1:] in types]
     assert {"main.js", "dashboard.css", "uPlot.esm.js"} <= {path.name for path in paths}
     for path in paths:

@@ -26,8 +26,7 @@ PROFILE = load_shipped("llama-7b-a800-80gb").restrict(measured=True)
 @COMPARISONS
 @pytest.mark.parametrize("profile", [None, PROFILE], ids=["bare", "profiled"])
 def test_every_element_closes(compared: Comparison, profile: None) -> None:
-    document = render(compared, profile)
-    page = Page.of(document)
+    page = Page.of(render(compared, profile))
     assert page.faults == []
     idents = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(idents) == len(set(idents))
@@ -60,8 +59,7 @@ def test_text_is_escaped() -> None:
 
 
 def test_invalid_characters_are_replaced() -> None:
-    compared = replace(pipelined(), advice="a\x00b\ud800c\x1b[31m")
-    document = render(compared)
+    document = render(replace(pipelined(), advice="a\x00b\ud800c\x1b[31m"))
     assert "a\ufffdb\ufffdc\ufffd[31m" in document
     assert document.encode()
 
@@ -157,8 +155,7 @@ def test_the_headline_is_the_nearest_rival() -> None:
     assert f"Our slowest step (1): {ODD}" not in words
     assert sum(f"{ODD}, balanced, the nearest rival" in line for line in words) == 2
     # One that is the nearest too has one card only.
-    less = replace(compared, systems=(compared.ours, published))
-    words = Page.of(render(less)).words
+    words = Page.of(render(replace(compared, systems=(compared.ours, published)))).words
     assert "Speed-up over the nearest rival" in words
     assert "Speed-up over the best published system" not in words
     assert f"Our slowest step (1): {ODD}" in words

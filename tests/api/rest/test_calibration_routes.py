@@ -55,8 +55,7 @@ def test_a_slower_cluster_is_warned_of_and_refitted(stocked: Stocked, tmp_path: 
 
     output = tmp_path / "refitted.json"
     server = ("--server", served.url, "--job", job)
-    written = succeeded(_refit(*server, "-o", output)).splitlines()
-    assert written[-1] == f"written: {output}"
+    assert succeeded(_refit(*server, "-o", output)).splitlines()[-1] == f"written: {output}"
     before, after = load_shipped(PROFILE).by_scheme, Profile.load(output).by_scheme
     for judged in warned:
         ((scheme, _),) = Strategy.parse(f"1×{judged['scheme']}").counts

@@ -99,8 +99,7 @@ def test_more_steps_than_the_job_that_is_continued(small: Small) -> None:
     small.drawn("short", 4)
     whole = small.drawn("long", 9)
     small.plans("short", range(4))
-    more = small.on_two("longer", "short", 4, steps=9)
-    assert more["last_step"] == whole["last_step"] == 8
+    assert small.on_two("longer", "short", 4, steps=9)["last_step"] == whole["last_step"] == 8
     assert batches(small.plans("longer", range(4, 9))) == batches(small.plans("long", range(4, 9)))
 
 

@@ -36,8 +36,7 @@ def test_an_answer_is_that_of_the_framework(stocked: Stocked, body: Any) -> None
     direct = served.send("POST", "/v1/jobs/acked/acks", body)
     # What the direct way leaves to the framework: JSON by another name.
     kind = {"Content-Type": "application/json; charset=utf-8"}
-    data = json.dumps(body).encode()
-    other = served.send("POST", "/v1/jobs/acked/acks", data, kind)
+    other = served.send("POST", "/v1/jobs/acked/acks", json.dumps(body).encode(), kind)
     assert (direct.status, direct.json) == (other.status, other.json)
     assert direct.headers["content-type"] == other.headers["content-type"]
 

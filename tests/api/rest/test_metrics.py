@@ -34,8 +34,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
     """A store with a job that is being planned."""
     opened = Store(str(tmp_path / "s.db"))
     with opened.writing() as connection:
-        row = JobRow(id="j", proposal="p", seed=0, look_ahead=2, world_size=2)
-        add_job(connection, row)
+        add_job(connection, JobRow(id="j", proposal="p", seed=0, look_ahead=2, world_size=2))
     yield opened
     opened.close()
 

@@ -58,8 +58,7 @@ def test_tokens_come_and_go_while_a_service_runs(tmp_path: Path) -> None:
         assert succeeded(_tokens(path, "--revoke-token", "read")) == ""
         soon(read, False)
         assert allowed(write)
-        new = succeeded(_tokens(path, "--add-token", "new")).strip()
-        soon(new, True)
+        soon(succeeded(_tokens(path, "--add-token", "new")).strip(), True)
         message = complaint(_tokens(path, "--revoke-token", "read"))
         assert message == "there is no token 'read'; there are 'new', 'write'"
         # Without any token left nothing is open.
@@ -84,8 +83,7 @@ def test_labels_of_metrics_are_escaped(tmp_path: Path, dense: PlannedFiles) -> N
     store, odd = Store(str(tmp_path / "s.db")), 'x"} 1\nevil{job="y'
     with store.writing() as connection:  # as release 0.1.0's sidecar could
         proposals.put_proposal(connection, "p", {}, dense.proposal.read_text())
-        row = JobRow(id=odd, proposal="p", seed=0, look_ahead=1, world_size=4)
-        add_job(connection, row)
+        add_job(connection, JobRow(id=odd, proposal="p", seed=0, look_ahead=1, world_size=4))
     service = Service(store)
     service.start()  # the job waits for batches
     text = Metrics(service, CalibrationWatch(store, PlanSummaries())).text()

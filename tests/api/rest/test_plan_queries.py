@@ -72,8 +72,7 @@ def test_processes_of_idle_proposals_end(stocked: Stocked, monkeypatch: pytest.M
 
 def test_a_deleted_proposal_plans_no_more(stocked: Stocked) -> None:
     with Client(stocked.served.url) as client:
-        document = client.get_proposal_document(stocked.proposal)
-        copy = client.upload_proposal(document).id
+        copy = client.upload_proposal(client.get_proposal_document(stocked.proposal)).id
         assert client.plan_batch(copy, LENGTHS).world_size == WORLD
         client.delete_proposal(copy)
         with pytest.raises(ServiceError, match=f"404: there is no proposal {copy}$"):

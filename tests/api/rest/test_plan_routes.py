@@ -94,8 +94,7 @@ def test_waiting_ranks_get_the_error_of_a_step(tmp_path: Path) -> None:
         with pytest.raises(PlanError, match="step 2 of job lost cannot be planned: ArrayDamaged"):
             source.view(2, 0, 60)
         source.close()
-        problem = served.problem("GET", f"/v1/jobs/{job}/plans/4", status=424)
-        assert problem["failed_step"] == 2
+        assert served.problem("GET", f"/v1/jobs/{job}/plans/4", status=424)["failed_step"] == 2
         assert served.send("GET", f"/v1/jobs/{job}/plans/1").body == before
         assert served.ok("GET", f"/v1/jobs/{job}")["state"] == "failed"
 

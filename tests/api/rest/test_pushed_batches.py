@@ -11,8 +11,7 @@ from seqplan.plans.load import PhaseLoad
 
 def test_pushed_batches(stocked: Stocked) -> None:
     served = stocked.served
-    created = served.ok("POST", "/v1/jobs", {"proposal": stocked.proposal})
-    job = created["id"]
+    job = served.ok("POST", "/v1/jobs", {"proposal": stocked.proposal})["id"]
     assert served.send("GET", f"/v1/jobs/{job}/plans/5?wait=0.2").status == 204
     batches = f"/v1/jobs/{job}/batches"
     first = {"step": 5, "ids": [3, 4], "lengths": [100, 4000]}

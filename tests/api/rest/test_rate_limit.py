@@ -42,13 +42,11 @@ def test_a_token_beyond_its_rate_waits_and_others_do_not(tmp_path: Path) -> None
 
 def test_ranks_wait_for_the_next_second(tmp_path: Path) -> None:
     with serving("--store", tmp_path / "s.db", "--port", 0, "--rate-limit", RATE) as served:
-        stocked = stock(served)
-        job = stocked.job("job", steps=2)
+        job = stock(served).job("job", steps=2)
         source = HttpSource(served.url, job)
         for step in range(2):
             for rank in range(WORLD):
-                view = source.view(step, rank, 60)
-                source.acknowledge(step, rank, view.digest)
+                source.acknowledge(step, rank, source.view(step, rank, 60).digest)
         source.close()
         with Client(served.url) as client:
             assert client.get_job(job).acknowledged == [1] * WORLD

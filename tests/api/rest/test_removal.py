@@ -45,8 +45,7 @@ def test_a_failed_job_is_planned_again(tmp_path: Path) -> None:
         for step in range(6):
             for rank in range(WORLD):
                 source = HttpSource(served.url, job)
-                view = source.view(step, rank, 30)
-                source.acknowledge(step, rank, view.digest)
+                source.acknowledge(step, rank, source.view(step, rank, 30).digest)
                 source.close()
         plans = [served.send("GET", f"/v1/jobs/{job}/plans/{k}").body for k in range(6)]
         assert plans == expected
@@ -97,8 +96,7 @@ def test_another_job_may_have_the_name(stocked: Stocked) -> None:
     served.ok("POST", "/v1/jobs", {"id": "name", "proposal": stocked.proposal})
     batch = {"step": 0, "ids": [77], "lengths": [300]}
     served.ok("POST", "/v1/jobs/name/batches", {"batches": [batch]})
-    plan = served.send("GET", "/v1/jobs/name/plans/0?wait=30").json
-    assert plan["sequences"]["ids"] == [77]
+    assert served.send("GET", "/v1/jobs/name/plans/0?wait=30").json["sequences"]["ids"] == [77]
     assert served.ok("GET", "/v1/jobs/name")["acknowledged"] == [-1] * WORLD
 
 
@@ -140,8 +138,7 @@ def _published(served: Served) -> int:
 def test_services_that_share_a_store_forget_together(postgresql_url: str, tmp_path: Path) -> None:
     shared = ("--store", postgresql_url, "--files", tmp_path / "files", "--port", 0)
     with serving(*shared) as first, serving(*shared) as other, ThreadPoolExecutor(2) as threads:
-        stocked = stock(first)
-        request = {"id": "job", "proposal": stocked.proposal}
+        request = {"id": "job", "proposal": stock(first).proposal}
         for step in range(4):
             first.ok("POST", "/v1/jobs", request)
             batch = {"step": step, "ids": [step], "lengths": [100]}
@@ -152,8 +149,7 @@ def test_services_that_share_a_store_forget_together(postgresql_url: str, tmp_pa
             path = "/v1/jobs/job/plans/9/ranks/0?wait=50"
             waiting = [threads.submit(served.send, "GET", path) for served in (first, other)]
             # Whichever of the two plans it, either removes it.
-            remover = (first, other)[step % 2]
-            assert remover.send("DELETE", "/v1/jobs/job").status == 204
+            assert (first, other)[step % 2].send("DELETE", "/v1/jobs/job").status == 204
             assert [reply.result(PATIENCE_S).status for reply in waiting] == [404, 404]
             for served in (first, other):
                 assert served.problem("GET", f"/v1/jobs/job/plans/{step}", status=404)
@@ -210,6 +206,5 @@ def test_a_sidecar_whose_job_was_removed(tmp_path: Path) -> None:
         )
         with serving("--job", file, command="sidecar") as served:
             served.headers["Authorization"] = f"Bearer {token_file.read_text().strip()}"
-            plan = served.send("GET", "/v1/jobs/job/plans/1?wait=30").json
-            assert plan["world_size"] == gpus
+            assert served.send("GET", "/v1/jobs/job/plans/1?wait=30").json["world_size"] == gpus
             assert served.send("DELETE", "/v1/jobs/job").status == 204

@@ -70,8 +70,7 @@ def test_slow_rank_is_planned_around_and_losses_are_undone(
     assert slow["proposal"] == begin["proposal"]
     assert slow["step"] >= 64
     done = _run(served, "slow", done, slow["step"] - done, speeds)
-    plan = plan_of(served, "slow", done)
-    assert max(pipeline.slowdown for pipeline in plan.pipelines) == 1.5
+    assert max(pipeline.slowdown for pipeline in plan_of(served, "slow", done).pipelines) == 1.5
     # All ranks become slower from then on: the revision stays, and the next one follows them.
     done = _run(served, "slow", done, 32, 2 * speeds)
     refit = _revisions(served, "slow", 3)[2]

@@ -29,8 +29,7 @@ def test_killed_in_the_middle(tmp_path: Path) -> None:
         served.process.send_signal(signal.SIGKILL)
         served.process.wait()
     with serving(*store) as served:
-        job = served.ok("GET", "/v1/jobs/job")
-        assert job["acknowledged"] == [4] * WORLD
+        assert served.ok("GET", "/v1/jobs/job")["acknowledged"] == [4] * WORLD
         digests += deliver(served, served, 5, 6)
         served.process.send_signal(signal.SIGKILL)
         served.process.wait()

@@ -69,8 +69,7 @@ def test_a_pool_that_has_run_dry_is_an_outage(tmp_path: Path) -> None:
 def test_a_thread_that_ends_is_reported_and_restarted(tmp_path: Path) -> None:
     path, log = tmp_path / "s.db", tmp_path / "log"
     with serving_logged(log, "--store", path, "--port", 0) as served:
-        stocked = stock(served)
-        served.ok("POST", "/v1/jobs", {"id": "lost", "proposal": stocked.proposal})
+        served.ok("POST", "/v1/jobs", {"id": "lost", "proposal": stock(served).proposal})
         database = sqlite3.connect(path, isolation_level=None)
         # Neither the plan nor that the job has failed can be kept.
         for name, when in (("plans", "INSERT ON plans"), ("jobs", "UPDATE OF state ON jobs")):

@@ -66,8 +66,7 @@ def test_a_proposal_in_lockstep_is_rejected(stocked: Stocked) -> None:
     workload = Workload(gpus=WORLD, max_len=MAX_LEN, tokens=8000)
     document = make_proposal(profile, workload, np.load(DATA), sync=None, execution="lockstep")
     served = stocked.served
-    body = document.to_json().encode()
-    lockstep = served.ok("POST", "/v1/proposals/documents", body)["id"]
+    lockstep = served.ok("POST", "/v1/proposals/documents", document.to_json().encode())["id"]
     job = {"id": "first", "lengths": stocked.lengths, "steps": 500, "robust": 0.1}
     message = "robust is for pipelines: the problem is in lockstep. Leave robust out"
     reply = served.send("POST", "/v1/jobs", {**job, "proposal": lockstep})

@@ -35,8 +35,7 @@ def test_ranks_train_from_a_sidecar_and_report_times(tmp_path: Path, fan_out_ran
             str(fan_out_ranks),
         )
         assert list(losses) == list(range(STEPS))
-        job = served.ok("GET", "/v1/jobs/job")
-        assert job["acknowledged"] == [STEPS - 1] * WORLD
+        assert served.ok("GET", "/v1/jobs/job")["acknowledged"] == [STEPS - 1] * WORLD
         steps = served.ok("GET", "/v1/jobs/job/steps")["items"]
         assert [step["ranks_acknowledged"] for step in steps] == [WORLD] * STEPS
         assert all(step["measured_ms"] > 0 for step in steps)

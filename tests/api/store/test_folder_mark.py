@@ -90,8 +90,7 @@ def test_a_new_postgresql_store_with_a_marked_folder(postgresql_url: str, tmp_pa
     with pytest.raises(StoreError, match="is new, but"):
         Store(postgresql_url, tmp_path / "files")
     store = Store(postgresql_url, tmp_path / "other")
-    second = Store(postgresql_url, tmp_path / "other")
-    second.close()
+    Store(postgresql_url, tmp_path / "other").close()
     store.close()
     with pytest.raises(StoreError, match="belongs to another store"):
         Store(postgresql_url, tmp_path / "files")

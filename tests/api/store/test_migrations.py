@@ -71,6 +71,5 @@ def test_a_store_of_the_first_version_is_brought_to_this_one(opened: Opener) -> 
         assert (job.state, job.kept_from, job.failed_step) == ("failed", 1, 1)
         assert job.error.endswith("Propose again and start a new job")
         assert plans.read_latest_state(connection, job, 5) == SamplerState(0, 0, 0)
-        migrated = get(connection, LengthsRow, row.id)
-        assert migrated.kind == "sequences"
+        assert get(connection, LengthsRow, row.id).kind == "sequences"
     opened()

@@ -37,8 +37,7 @@ def test_progress_equals_stored_acknowledgements(store: Store) -> None:
             row = MeasurementRow("job", step, rank, took_ms)
             measurements.add_measurements(connection, [row])
             measured[step, rank] = took_ms
-        other = MeasurementRow("other", STEPS[-1], 0, 1e6)
-        measurements.add_measurements(connection, [other])
+        measurements.add_measurements(connection, [MeasurementRow("other", STEPS[-1], 0, 1e6)])
     steps = sorted({step for step, _ in measured})
     with store.reading() as connection:
         assert acks.last_acknowledged(connection, "job", WORLD) == last_steps

@@ -60,8 +60,7 @@ def test_proposals_are_made_by_one(postgresql_url: str, tmp_path: Path) -> None:
         other.ok("POST", "/v1/jobs", {"id": "j", "proposal": key})
         batch = {"step": 0, "ids": [5], "lengths": [100]}
         first.ok("POST", "/v1/jobs/j/batches", {"batches": [batch]})
-        reply = first.send("GET", "/v1/jobs/j/plans/0?wait=60")
-        assert reply.json["sequences"]["ids"] == [5]
+        assert first.send("GET", "/v1/jobs/j/plans/0?wait=60").json["sequences"]["ids"] == [5]
         assert _published(first) + _published(other) == 1
 
 

@@ -31,8 +31,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     store = tmp_path / "store.db"
     log = tmp_path / "log"
     with serving_logged(log, "--store", store, "--port", 0) as served:
-        stocked = stock(served)
-        stocked.job("job", STEPS, look_ahead=2)
+        stock(served).job("job", STEPS, look_ahead=2)
         assert served.send("GET", "/v1/jobs/job/plans/1?wait=60").status == 200
         acknowledgements = [(0, rank) for rank in range(WORLD - 1)]
         assert [_acknowledge(served, *acknowledgement) for acknowledgement in acknowledgements] == [

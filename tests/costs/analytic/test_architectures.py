@@ -38,8 +38,7 @@ def special(**sizes: int) -> ModelSizes:
 
 
 def terms(sizes: ModelSizes, scheme: str, lengths: list[int]) -> dict[str, float]:
-    deployment = Deployment(cluster=CLUSTER, sizes=sizes)
-    stage = stage_terms(deployment, Scheme.parse(scheme), lengths)
+    stage = stage_terms(Deployment(cluster=CLUSTER, sizes=sizes), Scheme.parse(scheme), lengths)
     return {name: float(ms) for name, ms in stage.items()}
 
 
@@ -54,8 +53,7 @@ def test_keys_of_a_query_match_a_count(length: int) -> None:
         pairs = sum(query + 0.5 - first_seen(query) for query in range(length))
         if mask.window and length > 8:
             pairs = sum(min(query + 0.5, 8) for query in range(length))
-        seen_keys = float(mask.seen(np.array([float(length)]))[0])
-        assert seen_keys * length == pytest.approx(pairs)
+        assert float(mask.seen(np.array([float(length)]))[0]) * length == pytest.approx(pairs)
 
 
 def test_windows_are_linear_beyond_themselves_and_nothing_before() -> None:
@@ -106,8 +104,7 @@ def test_a_token_runs_through_its_experts_only_and_all_of_them_are_held() -> Non
         for config in (QWEN, dense)
     ]
     assert few[0] > 5 * few[1]
-    deployment = Deployment(cluster=CLUSTER, sizes=QWEN)
-    assert state_bytes(deployment)[0] == 12 * QWEN.parameters
+    assert state_bytes(Deployment(cluster=CLUSTER, sizes=QWEN))[0] == 12 * QWEN.parameters
     assert count_parameters(QWEN.shape, (4, 1))[0] == pytest.approx(QWEN.parameters / 4, rel=1e-4)
     assert model_flops(QWEN, 1024) < 0.15 * 6 * QWEN.parameters * 1024
     assert flops_of_step(QWEN.shape, [1024, 512]) == model_flops(QWEN, 1024) + model_flops(
@@ -131,8 +128,7 @@ def test_linear_attention_is_linear_and_a_separate_term() -> None:
     sizes = of_config("qwen3-next-80b")
     short, long = (terms(sizes, "u4", [n])["linear attention"] for n in (8192, 65536))
     assert long == pytest.approx(8 * short)
-    packed = terms(sizes, "u4", [8192] * 8)["linear attention"]
-    assert packed == pytest.approx(long)
+    assert terms(sizes, "u4", [8192] * 8)["linear attention"] == pytest.approx(long)
     assert "linear attention" not in terms(LLAMA, "u4", [8192])
 
 

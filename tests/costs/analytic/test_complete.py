@@ -199,8 +199,7 @@ def test_shipped_profiles_equal_completed_ones(model: str) -> None:
 @pytest.mark.parametrize("model", ["7b", "13b", "32b"])
 def test_sequence_parallelism_costs_gpu_time_and_buys_room(model: str) -> None:
     """Next to the same tp and pp: no less GPU-time per token, and tokens in proportion to GPUs."""
-    profile = load_shipped(f"llama-{model}-a800-80gb")
-    models = {m.scheme: m for m in profile.usable(64, 32768)}
+    models = {m.scheme: m for m in load_shipped(f"llama-{model}-a800-80gb").usable(64, 32768)}
     pairs = [(s, Scheme(s.tp, s.pp)) for s in models if s.sp > 1 and Scheme(s.tp, s.pp) in models]
     assert pairs
     for scheme, base in pairs:

@@ -46,8 +46,7 @@ def terms(deployment: Deployment, scheme: str = "tp1", tokens: int = 8192) -> di
 
 
 def test_a_dense_model_has_no_terms_of_experts() -> None:
-    found = terms(replace(DEPLOYMENT, sizes=LLAMA))
-    assert not [name for name in found if "expert" in name]
+    assert not [name for name in terms(replace(DEPLOYMENT, sizes=LLAMA)) if "expert" in name]
 
 
 def test_experts_of_a_block_have_more_rows_each_and_take_less_time() -> None:
@@ -129,8 +128,7 @@ def test_states_of_experts_are_divided_by_their_block() -> None:
 
 
 def test_gradients_of_experts_are_summed_over_their_own_replicas() -> None:
-    deployment = with_experts(degree=8)
-    dense, experts = split_parameters(deployment, Scheme(tp=2), 32, 1e9, 8e9)
+    dense, experts = split_parameters(with_experts(degree=8), Scheme(tp=2), 32, 1e9, 8e9)
     assert (dense.parameters, dense.group.size, dense.group.stride) == (5e8, 32, 2)
     assert (experts.parameters, experts.group.size, experts.group.stride) == (1e9, 8, 8)
     (both,) = split_parameters(DEPLOYMENT, Scheme(tp=2), 32, 1e9, 8e9)
@@ -235,8 +233,7 @@ def test_a_profile_with_experts_is_derived_again_for_another_stage() -> None:
 def test_nearly_every_published_run_fits() -> None:
     runs = [run for run in list_expert_runs() if run["trainer"] == "bridge_experts"]
     assert len(runs) == 133
-    misfits = [run["id"] for run in runs if not estimate_run(run).fits]
-    assert len(misfits) <= 0.03 * len(runs)
+    assert len([run["id"] for run in runs if not estimate_run(run).fits]) <= 0.03 * len(runs)
 
 
 def test_runs_that_set_nothing_are_predicted() -> None:

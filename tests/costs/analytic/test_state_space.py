@@ -98,8 +98,7 @@ def test_the_scan_is_linear_in_tokens_and_split() -> None:
     assert long == pytest.approx(8 * short)
     assert terms(sizes, "u4", [8192] * 8)["state space"] == pytest.approx(long)
     assert terms(sizes, "tp2.u2", [65536])["state space"] == pytest.approx(long)
-    twice = nano(state_size=256)
-    assert long < terms(twice, "u4", [65536])["state space"] < 2 * long
+    assert long < terms(nano(state_size=256), "u4", [65536])["state space"] < 2 * long
     attention = terms(sizes, "u4", [65536])["attention"]
     full = replace(sizes, architecture=Architecture())
     assert terms(full, "u4", [65536])["attention"] == pytest.approx(29 / 6 * attention)

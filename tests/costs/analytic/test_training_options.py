@@ -70,8 +70,7 @@ def test_kernels_keep_gradients_of_keys_for_each_query_head_or_not() -> None:
     )
 
     def transient(kernel: str) -> float:
-        hardware = replace(H100, attention_kernel=kernel)
-        cluster = replace(deployment.cluster, hardware=hardware)
+        cluster = replace(deployment.cluster, hardware=replace(H100, attention_kernel=kernel))
         return count_transient_bytes(replace(deployment, cluster=cluster), 1)
 
     assert transient("sdpa") - transient("fa2") == 2 * 2 * (4096 - 1024)

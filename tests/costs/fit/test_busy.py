@@ -43,5 +43,4 @@ def test_processor_time_is_stated_too() -> None:
         for measured in read(5.0, 3)
     ]
     for together in (half, pool_samples(half), pool_samples(rescale_to_usual_speed(half))):
-        note = busy(together)
-        assert note.endswith("; layers had 0.5 cores of it while they ran")
+        assert busy(together).endswith("; layers had 0.5 cores of it while they ran")

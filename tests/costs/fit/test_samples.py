@@ -184,8 +184,7 @@ def test_merged_runs_make_one_profile(tmp_path: Path) -> None:
     assert profile.forward_fraction == pytest.approx(1 / 3, abs=1e-3)
     assert profile.memory.bytes_per_token(two) == pytest.approx(500, rel=1e-3)
     # 12 bytes a parameter over 2 GPUs, 8 resident, then 1,000 bytes a token.
-    model = ModelSizes.from_mapping(SIZES)
-    room = 10_000_000 - (6 + 8) * model.parameters
+    room = 10_000_000 - (6 + 8) * ModelSizes.from_mapping(SIZES).parameters
     assert profile.model(measured, 2, 100).max_len == pytest.approx(room / 1000, abs=2)
 
 
@@ -193,8 +192,7 @@ def test_out_of_memory_is_data() -> None:
     several = samples(Scheme())
     empty: tuple[float, ...] = ()
     several.append(Sample(Scheme(), "fit", (9999,), 2, empty, empty, empty, 0, 0, oom=True))
-    memory = fit_memory(MEASURED_ON, several)
-    assert memory.errors.samples == len(several) - 1
+    assert fit_memory(MEASURED_ON, several).errors.samples == len(several) - 1
     with pytest.raises(SampleError, match="no sample fits into memory"):
         fit_memory(MEASURED_ON, several[-1:])
 

@@ -13,8 +13,7 @@ def _buckets(draw: st.DrawFn) -> list[Bucket]:
         over += draw(st.integers(0, 20))
         up_to = over + draw(st.integers(1, 60))
         n = draw(st.integers(0, 40))
-        tokens = draw(st.integers(n * (over + 1), n * up_to))
-        buckets.append(Bucket(over, up_to, n, tokens))
+        buckets.append(Bucket(over, up_to, n, draw(st.integers(n * (over + 1), n * up_to))))
         over = up_to
     return buckets
 

@@ -132,8 +132,7 @@ def test_folder_of_texts(tmp_path: Path) -> None:
     (folder / ".git").mkdir()
     (folder / ".git" / "config").write_text("hidden")
     (folder / ".hidden").write_text("hidden")
-    tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
-    assert read(folder, tokenizer=tokenizer) == [1, 2, 12, 3]
+    assert read(folder, tokenizer=write_tokenizer(tmp_path / "tokenizer.json")) == [1, 2, 12, 3]
     assert read(folder, tokenizer=6) == [1, 2, 12, 3]
     assert read(folder, tokenizer=6, glob="*.txt") == [1, 12, 3]
     assert read(folder, tokenizer=6, glob="**/*.md") == [2]

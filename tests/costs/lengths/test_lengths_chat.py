@@ -65,8 +65,7 @@ def chat_file(path: Path, records: list[dict[str, Any]]) -> Path:
 @pytest.mark.parametrize("template", [PLAIN, MASKED])
 def test_chats_are_counted_by_the_template(tmp_path: Path, name: str, template: str) -> None:
     folder = tokenizer_folder(tmp_path / "tokenizer", template)
-    path = chat_file(tmp_path / name, CHATS)
-    read = read_lengths([path], SourceOptions(tokenizer=folder))
+    read = read_lengths([chat_file(tmp_path / name, CHATS)], SourceOptions(tokenizer=folder))
     assert read.values.tolist() == LENGTHS
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     for chat, length in zip(CHATS, LENGTHS, strict=True):

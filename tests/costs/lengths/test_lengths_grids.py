@@ -20,8 +20,7 @@ def test_each_frame_is_a_sequence(tmp_path: Path) -> None:
     assert found.sources[0].notes == ("patches of each frame; 2 of 4 records have images",)
     pa = pytest.importorskip("pyarrow")
     table = pa.table({"image_grid_thw": pa.array(GRIDS, pa.list_(pa.list_(pa.int64())))})
-    parquet = pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(table, tmp_path / "images.parquet")
+    pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "images.parquet")
     again = read_lengths([tmp_path / "images.parquet"], SourceOptions(field="image_grid_thw"))
     assert again.values.tolist() == PATCHES
 

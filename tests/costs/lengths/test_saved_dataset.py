@@ -30,8 +30,7 @@ def test_rows_are_read_in_their_order(tmp_path: Path) -> None:
     folder = saved(tmp_path / "set", [[5, 3], [9], [700, 1]])
     assert read_lengths([folder], OPTIONS).values.tolist() == [5, 3, 9, 700, 1]
     saved(tmp_path / "more", [[2]])
-    both = read_lengths([str(tmp_path / "*")], OPTIONS)
-    assert both.values.tolist() == [2, 5, 3, 9, 700, 1]
+    assert read_lengths([str(tmp_path / "*")], OPTIONS).values.tolist() == [2, 5, 3, 9, 700, 1]
 
 
 def test_a_split_must_be_named(tmp_path: Path) -> None:

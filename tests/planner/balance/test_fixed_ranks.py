@@ -71,8 +71,7 @@ def test_others_fill_the_time_of_a_rank_with_a_long_sequence() -> None:
     The first micro-batch of every rank lasts as long as the long sequence, so rank 1 puts half
     of its sequences there and none of its micro-steps waits.
     """
-    cost = Cost(0.0, 1.0, 0.0)
-    balanced = balance_fixed([[800, *[100] * 4], [100] * 12], 1_000, cost)
+    balanced = balance_fixed([[800, *[100] * 4], [100] * 12], 1_000, Cost(0.0, 1.0, 0.0))
     assert balanced.predicted_ms == pytest.approx(1_200.0)
     assert balanced.gap < 1e-6
 

@@ -59,8 +59,7 @@ def test_it_is_closer_than_fractions_and_below_plans(seed: int, longest: int) ->
     sync = choose_sync(profile, 16)
     drawn = np.exp(np.random.default_rng(seed).normal(6.5, 1.4, 100))
     lengths = [longest, *np.clip(drawn, 1, longest).astype(int).tolist()]
-    planner = Planner.from_profile(profile, 16, 32_768, execution="static")
-    plan = planner.plan(lengths)
+    plan = Planner.from_profile(profile, 16, 32_768, execution="static").plan(lengths)
     reached = plan.predicted_ms + (plan.sync_ms or 0.0)
     families, batch = Families(models, 16, sync), Batch.from_lengths(lengths)
     bound = each_strategy_bound_ms(families, batch, reached)

@@ -46,8 +46,7 @@ def test_no_time_that_can_be_reached_has_a_witness(case: Case) -> None:
     if not np.isfinite(optimum):
         return
     assert find_witness(some, batch, optimum * (1 + 1e-6)) is None
-    bound = certify(some, batch, optimum)
-    witness = find_witness(some, batch, bound * (1 - 2e-3))
+    witness = find_witness(some, batch, certify(some, batch, optimum) * (1 - 2e-3))
     if witness is not None:
         convinces(write_witness(witness), optimum)
 

@@ -44,8 +44,7 @@ def of(same: float, different: float) -> SyncTimes:
 
 def alone_ms(strategy: Strategy, batch: Batch) -> float:
     fleet = Fleet.from_strategy(strategy, dense().models)
-    filling = dispatch(Filler(fleet, batch), cheap_bound_ms(fleet.classes, batch))
-    return filling.objective_ms
+    return dispatch(Filler(fleet, batch), cheap_bound_ms(fleet.classes, batch)).objective_ms
 
 
 def test_a_dear_sync_changes_the_choice_and_not_the_times() -> None:

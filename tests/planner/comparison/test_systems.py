@@ -161,8 +161,7 @@ def test_a_trainer_runs_on_a_scheme_that_holds_all_data(name: str) -> None:
 def test_differencing_makes_parts_of_about_equal_sums() -> None:
     # Korf's example: 4, 5, 6, 7, 8 differ by 2 where the best differ by 0.
     assert differencing([4, 5, 6, 7, 8], 2) == [[0, 1, 3], [2, 4]]
-    rng = np.random.default_rng(0)
-    numbers = rng.integers(1, 1000, 240).tolist()
+    numbers = np.random.default_rng(0).integers(1, 1000, 240).tolist()
     for equal_size in (False, True):
         parts = differencing(numbers, 8, equal_size=equal_size)
         assert sorted(i for part in parts for i in part) == list(range(240))
@@ -179,8 +178,7 @@ def test_rebalancing_moves_samples_of_slow_ranks_only() -> None:
     assert rebalance(near, costs, [1] * 5) == near
     assert rebalance([[0, 1, 2, 3], [4]], costs, [1] * 5, room=inf) == [[0, 3, 4], [1, 2]]
     # A rank takes at most 1.2 times the mean tokens, so the second one takes the fourth sample.
-    moved = rebalance([[0, 1, 2, 3], [4]], costs, [10, 1, 1, 8, 1])
-    assert moved == [[0, 4], [1, 2, 3]]
+    assert rebalance([[0, 1, 2, 3], [4]], costs, [10, 1, 1, 8, 1]) == [[0, 4], [1, 2, 3]]
     alone = [[0, 1], [2]]  # one sample as long as both ranks
     assert rebalance(alone, [9.0, 1.0, 1.0], [1] * 3) == alone
 

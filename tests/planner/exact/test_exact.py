@@ -61,8 +61,7 @@ def solved(case: Case, negligible: float, slower: float) -> tuple[float, float, 
 @pytest.mark.parametrize("seed", range(20))
 def test_small_steps_are_solved(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    case = random_case(rng)
-    time_ms, bound_ms, optimum = solved(case, 0.0, float(rng.choice([1.0, 1.5])))
+    time_ms, bound_ms, optimum = solved(random_case(rng), 0.0, float(rng.choice([1.0, 1.5])))
     assert bound_ms <= optimum * (1 + 1e-9)
     assert bound_ms >= optimum * (1 - 2 * LEAST_GAIN)
     assert optimum * (1 - 1e-9) <= time_ms <= optimum * (1 + 2 * LEAST_GAIN)
@@ -85,8 +84,7 @@ def test_more_micro_batches_than_aregrouped_are_still_counted() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_small_steps_with_modes_are_solved(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    with_stages, batch = random_case_with_modes(rng)
+    with_stages, batch = random_case_with_modes(np.random.default_rng(seed))
     classes = tuple(replace(k, pp=1) if seed % 2 else k for k in with_stages)
     some, optimum = fleet(classes), step_optimum(classes, batch)
     filling = dispatch(Filler(some, batch), single_bound_ms(classes, batch))
@@ -178,8 +176,7 @@ def test_plans_are_faster_or_closer_or_as_they_were() -> None:
     assert after.predicted_ms < before.predicted_ms
     assert after.lower_bound_ms >= before.lower_bound_ms
     assert before.gap > EXACT_GAP > after.gap
-    again = exact.plan(lengths, step=after.step)
-    assert to_json(again) == to_json(after)
+    assert to_json(exact.plan(lengths, step=after.step)) == to_json(after)
     # A plan that is out already keeps what it runs; its bound becomes as close.
     proven = exact.prove(before)
     assert proven.pipelines == before.pipelines

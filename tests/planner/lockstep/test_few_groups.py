@@ -62,8 +62,7 @@ def test_no_slower_than_a_known_plan() -> None:
     )
     assert plan_groups(lengths, ranks, CAPACITY, costs).predicted_ms <= known_ms * (1 + 1e-9)
     for draw in range(20):
-        rng = np.random.default_rng(draw)
-        lengths = np.minimum(rng.choice(CODE, 100), CAPACITY).tolist()
+        lengths = np.minimum(np.random.default_rng(draw).choice(CODE, 100), CAPACITY).tolist()
         # One sequence a rank and micro-step, in any order.
         known = [[(1, [i]) for i in range(r, r + ranks)] for r in range(0, 100, ranks)]
         known_ms = sum(

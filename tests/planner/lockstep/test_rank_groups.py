@@ -168,8 +168,7 @@ def test_a_long_sequence_gets_ranks_and_the_others_work_next_to_it() -> None:
 def test_few_sequences_one_by_one_are_near_their_bound() -> None:
     """Ranks that the longest sequence needs to be short are ranks that the others lack."""
     costs = by_degree(ring_costs("llama-7b-a800-80gb", "tp2"), 64)
-    drawn = np.random.default_rng(0).choice(CODE, 150)
-    lengths = np.minimum(drawn, 32768).tolist()
+    lengths = np.minimum(np.random.default_rng(0).choice(CODE, 150), 32768).tolist()
     assert plan_groups(lengths, 64, 8192, costs, one_each=True).gap <= 0.07
 
 

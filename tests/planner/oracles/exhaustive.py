@@ -95,8 +95,7 @@ def _optima_of_modes(pipeline: PipelineClass, sets: Subsets) -> list[float]:
     """
     costs = [inf] * len(sets.vectors)
     for mode in pipeline.modes:
-        as_class = replace(pipeline, a=mode.a, b=mode.b, c=mode.c, modes=())
-        work, padded = _totals(as_class, sets)
+        work, padded = _totals(replace(pipeline, a=mode.a, b=mode.b, c=mode.c, modes=()), sets)
         costs = [
             min(cost, ms + mode.c) if tokens <= mode.capacity else cost
             for cost, ms, tokens in zip(costs, work, padded, strict=True)

@@ -57,8 +57,7 @@ def exchange_both(case: Case, filling: Filling, lower_ms: float) -> tuple[Any, A
     classes, batch = case
     costs = [FillTables.from_batch(batch).find_costs(k) for k in classes]
     ours = exchange._exchange_compiled(costs, filling, lower_ms)
-    reference = exchange._exchange_in_python(costs, filling, lower_ms)
-    return ours, reference
+    return ours, exchange._exchange_in_python(costs, filling, lower_ms)
 
 
 @compiled
@@ -78,8 +77,7 @@ def test_compiled_exchanges_are_those_of_python(monkeypatch: pytest.MonkeyPatch)
         exchanged = exchange_sequences(fleet(case[0]), case[1], filling, 0.0)
         assert_sound(fleet(case[0]), case[1], exchanged)
         assert exchanged.objective_ms <= filling.objective_ms
-        repacked = [PackedPlacement.pack(bins) for bins in filling.bins]
-        assert repacked == [*filling.placements]
+        assert [PackedPlacement.pack(bins) for bins in filling.bins] == [*filling.placements]
         shorter += exchanged.objective_ms < filling.objective_ms
     assert made >= 40
     assert shorter >= 12

@@ -137,5 +137,4 @@ def test_the_long_pipeline_is_kept_for_sequences_only_it_holds() -> None:
     long = PipelineClass(pp=1, a=0.0, b=1.0, c=0.0, capacity=20, unit=1, count=1, gpus=2)
     short = PipelineClass(pp=1, a=0.0, b=1.0, c=0.0, capacity=5, unit=1, count=2, gpus=1)
     batch = Batch.from_lengths([12, 12, 12, *[5] * 14])
-    filling = dispatch(Filler(fleet((long, short)), batch), 36.0)
-    assert filling.objective_ms == pytest.approx(36)
+    assert dispatch(Filler(fleet((long, short)), batch), 36.0).objective_ms == pytest.approx(36)

@@ -81,8 +81,7 @@ def fleets(draw: st.DrawFn) -> Case:
         a = pipeline.a * draw(st.floats(0.5, 1.5)) * 24 / scale
         b = pipeline.b * draw(st.floats(0.5, 1.5))
         c = pipeline.c * draw(st.floats(0.5, 1.5)) * scale / 24
-        count = draw(st.integers(1, 6))
-        classes.append(replace(pipeline, a=a, b=b, c=c, count=count))
+        classes.append(replace(pipeline, a=a, b=b, c=c, count=draw(st.integers(1, 6))))
     return tuple(draw(st.permutations(classes))), batch
 
 
@@ -167,8 +166,7 @@ def arrays_of(costs: ClassCosts) -> list[Any]:
 
 @compiled
 def test_costs_that_do_not_fit_are_rejected() -> None:
-    batch = Batch.from_lengths([9, 5, 5, 1])
-    arrays = arrays_of(ClassCosts(batch.distinct, MODES))
+    arrays = arrays_of(ClassCosts(Batch.from_lengths([9, 5, 5, 1]).distinct, MODES))
     make_costs = fill_kernel.make_costs
     assert make_costs(*arrays, 1)
     for place, array in enumerate(arrays):

@@ -126,12 +126,10 @@ def test_modes_are_chosen_for_micro_batches_as_full_as_stages_leave_them() -> No
     light = ClassMode(a=1.3e-6, b=0.0550, c=24.2, capacity=7768, name="none")
     more = ClassMode(a=1.3e-6, b=0.0558, c=24.2, capacity=11164, name="elementwise")
     full = ClassMode(a=1.6e-6, b=0.0729, c=32.9, capacity=125_780, name="full")
-    lengths = np.random.default_rng(0).integers(50, 1000, 300)
-    batch = Batch.from_lengths(lengths.tolist())
+    batch = Batch.from_lengths(np.random.default_rng(0).integers(50, 1000, 300).tolist())
 
     def place(*modes: ClassMode) -> float:
         k = PipelineClass(2, full.a, full.b, full.c, full.capacity, 4, 1, 8, modes)
-        filling = dispatch(Filler(fleet((k,)), batch), cheap_bound_ms((k,), batch))
-        return filling.objective_ms
+        return dispatch(Filler(fleet((k,)), batch), cheap_bound_ms((k,), batch)).objective_ms
 
     assert place(light, more, full) <= place(light, full) * 1.001

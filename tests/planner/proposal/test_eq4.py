@@ -56,8 +56,7 @@ def test_the_grid_comes_close_from_above(
 
 def test_shares_and_choices_add_up() -> None:
     lengths = np.array([3, 12, 13, 30])
-    counts = np.array([10.0, 4.0, 2.0, 1.0])
-    proposal = continuous_proposal([LARGE, SMALL], lengths, counts)
+    proposal = continuous_proposal([LARGE, SMALL], lengths, np.array([10.0, 4.0, 2.0, 1.0]))
     assert proposal.gpu_ms == pytest.approx(proposal.gpu_ms_by_scheme.sum(axis=1))
     assert proposal.choice.tolist() == [1, 1, 0, 0]
     by_hand = 10 * (0.018 + 1.2 + 0.2) + 4 * (0.288 + 4.8 + 0.2)

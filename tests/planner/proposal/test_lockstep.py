@@ -91,8 +91,7 @@ def test_the_document_states_the_execution(document: Proposal) -> None:
 
 def test_candidates_are_its_static_groups_and_none_is_faster(document: Proposal) -> None:
     assert all(candidate.strategy.homogeneous for candidate in document.candidates)
-    layouts = {(s.tp, s.pp) for c in document.candidates for s, _ in c.strategy.counts}
-    assert len(layouts) == 1
+    assert len({(s.tp, s.pp) for c in document.candidates for s, _ in c.strategy.counts}) == 1
     times = [c.expected_ms for c in document.candidates if c.runs == 1 and c.expected_ms]
     assert document.expected_ms <= min(times) + 1e-3
     assert document.lower_bound_ms <= document.expected_ms

@@ -74,8 +74,7 @@ def test_form_s_is_never_below_where_costs_rise_and_then_fall(
 def test_form_s_is_never_below_in_the_chosen_order(
     costs: list[float], pp: int, forward: float
 ) -> None:
-    order = order_micro_batches(costs, pp, forward)
-    time = simulate_ms([costs[j] for j in order], pp, forward)
+    time = simulate_ms([costs[j] for j in order_micro_batches(costs, pp, forward)], pp, forward)
     assert time <= form_s(costs, pp) * (1 + 1e-12)
 
 

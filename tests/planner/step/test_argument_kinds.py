@@ -74,8 +74,7 @@ def test_lengths_of_any_kind() -> None:
     planned = Planner.from_profile(PROFILE, 8, 8192, prove=False).plan(lengths)
     balanced = balance(lengths, 2, 4096, COST)
     whole = np.array([8, 8192, 2, 4096])
-    planned_again = Planner.from_profile(PROFILE, *whole[:2], prove=False).plan(lengths)
-    assert planned_again == planned
+    assert Planner.from_profile(PROFILE, *whole[:2], prove=False).plan(lengths) == planned
     assert balance(lengths, *whole[2:], COST) == balanced
     kinds = [
         np.array(lengths, dtype=np.uint16),

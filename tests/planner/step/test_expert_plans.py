@@ -84,8 +84,7 @@ def test_bound_and_plan_against_every_plan(lengths: tuple[int, ...]) -> None:
     batch = Batch.from_lengths(list(lengths))
     optimum = find_optimum_ms(lengths, 2)
     assert expert_bound_ms(MODELS, DEGREE, batch, RANKS) <= optimum + 1e-9
-    components = plan_components(batch, MODELS, RANKS, DEGREE)
-    assert components is not None
+    assert plan_components(batch, MODELS, RANKS, DEGREE) is not None
 
 
 def test_full_costs_of_one_pipeline_are_no_bound() -> None:

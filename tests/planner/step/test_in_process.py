@@ -46,8 +46,7 @@ def test_a_profile_is_enough() -> None:
     assert rank_view(plan, 5).digest == digest(plan)
     assert explain(plan).startswith("step 0: ")
     sync = choose_sync(PROFILE, 64)
-    batch = Batch.from_lengths(LENGTHS.tolist())
-    static = best_homogeneous([batch], models, 64, sync)
+    static = best_homogeneous([Batch.from_lengths(LENGTHS.tolist())], models, 64, sync)
     assert plan.sync_ms is not None
     static_ms = static[1][0] + sync.of_strategy_ms(static[0])
     assert plan.predicted_ms + plan.sync_ms <= static_ms * 1.001

@@ -95,8 +95,7 @@ def test_explain_states_what_recomputation_costs() -> None:
     lengths = [60_000, *[2_000] * 20]
     batch = Batch.from_lengths(lengths)
     planner = Planner.from_profile(profile, gpus=8, max_len=65_536, execution="static", sync=None)
-    plan = planner.plan(list(batch.lengths))
-    text = explain(plan, models)
+    text = explain(planner.plan(list(batch.lengths)), models)
     (line,) = [line for line in text.splitlines() if line.startswith("recomputation: ")]
     assert " full of " in line, text
     assert "% of the GPU-time; without it no scheme holds the largest, 60,000 tokens" in text

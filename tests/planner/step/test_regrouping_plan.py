@@ -166,8 +166,7 @@ def test_the_bound_is_below_every_plan_there_is(models: Models, lengths: list[in
     classes = of_models(models).classes
     batch = Batch.from_lengths(lengths)
     optimum = best_on_two_ranks(classes, lengths)
-    bound = gpu_time_bound_ms(classes, batch, 2)
-    assert bound <= optimum * (1 + 1e-12)
+    assert gpu_time_bound_ms(classes, batch, 2) <= optimum * (1 + 1e-12)
     if optimum == float("inf"):
         return
     placed = find_regrouping(classes, batch, 2, below_ms=4 * optimum)
@@ -270,10 +269,8 @@ def test_they_are_offered_where_the_sync_is_weighed_and_groups_may_change() -> N
     (layout,) = find_regroup_layouts(document.problem)
     assert layout.layout == (8, 1)
     fixed = StepPlanner(replace(document, execution="static"))
-    batch = next(iter(Sampler(CODE, 800_000, 131_072, 0).batches(1)))
-    assert not fixed.plan(batch).regroups
-    profile = document.profile
-    without = make_proposal(profile, Workload(16, 8192, 20_000), CODE, sync=None)
+    assert not fixed.plan(next(iter(Sampler(CODE, 800_000, 131_072, 0).batches(1)))).regroups
+    without = make_proposal(document.profile, Workload(16, 8192, 20_000), CODE, sync=None)
     assert find_regroup_layouts(without.problem) == []
 
 
@@ -283,8 +280,7 @@ def test_only_layouts_without_stages_regroup() -> None:
     assert [entry.layout for entry in layouts] == [(4, 1), (8, 1), (16, 1)]
     assert long_code().layouts is not None
     document = replace(long_code(), layouts=replace(long_code().layouts, chosen=None))
-    offered = find_regroup_layouts(document.problem)
-    assert [entry.layout for entry in offered] == [(8, 1)]
+    assert [entry.layout for entry in find_regroup_layouts(document.problem)] == [(8, 1)]
 
 
 def test_a_proposal_counts_the_gain_of_regrouping() -> None:
@@ -302,8 +298,7 @@ def test_a_proposal_counts_the_gain_of_regrouping() -> None:
 def test_with_several_layouts_the_one_that_is_best_for_the_step_regroups() -> None:
     """Code up to 128K, four times the tokens: tp8 in one step, tp4 in another."""
     profile = load_shipped("llama-32b-a800-80gb")
-    workload = Workload(64, 131_072, 800_000)
-    models = workload.models(profile)
+    models = Workload(64, 131_072, 800_000).models(profile)
     sync = choose_sync(profile, 64)
     layouts = make_regroup_layouts(models, sync)
     degrees = set()

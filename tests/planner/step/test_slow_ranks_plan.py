@@ -36,8 +36,7 @@ CASES = (("llama-7b-a800-80gb", 64, 600_000), ("llama3-8b-h100-80gb", 8, 200_000
 
 
 def draw(tokens: int, seed: int) -> list[int]:
-    pool = CODE[CODE <= 32_768]
-    drawn = np.random.default_rng(seed).choice(pool, 4_000)
+    drawn = np.random.default_rng(seed).choice(CODE[CODE <= 32_768], 4_000)
     return drawn[: int(np.searchsorted(np.cumsum(drawn), tokens))].tolist()
 
 
@@ -68,8 +67,7 @@ def test_plans_around_slow_ranks_are_sound(profile: str, gpus: int, tokens: int)
     known = find_profile(profile)
     models = Workload(gpus, 32_768, 32_768).models(known)
     for seed in range(3):
-        rng = np.random.default_rng(seed)
-        factors = rng.choice([1.0, 1.0, 1.0, 1.15, 1.7], gpus).tolist()
+        factors = np.random.default_rng(seed).choice([1.0, 1.0, 1.0, 1.15, 1.7], gpus).tolist()
         made = plan(profile, gpus, draw(tokens, seed), factors)
         assert list(lint(made, models)) == []
         assert from_json(to_json(made)) == made
@@ -86,8 +84,7 @@ def test_plans_around_slow_ranks_are_sound(profile: str, gpus: int, tokens: int)
             == list(range(gpus))
             or made.idle_ranks
         )
-        again = plan(profile, gpus, draw(tokens, seed), factors)
-        assert to_json(again) == to_json(made)
+        assert to_json(plan(profile, gpus, draw(tokens, seed), factors)) == to_json(made)
         claimed = replace(made, lower_bound_ms=made.predicted_ms)
         if made.gap > 0.003:
             assert list(find_unproven(claimed, models)) != []
@@ -128,8 +125,7 @@ def test_largest_pipelines_take_the_fastest_blocks() -> None:
     strategy = Strategy.parse("1×tp4 + 2×tp2")
     placed = Slowdown((1.3, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)).place(strategy)
     assert placed is not None
-    by_factor = {factor: ranks for ranks, factor in placed if factor > 1}
-    assert by_factor == {1.3: (0, 1)}
+    assert {factor: ranks for ranks, factor in placed if factor > 1} == {1.3: (0, 1)}
     assert ((4, 5, 6, 7), 1.0) in placed
     lost = Slowdown((None, *(1.0,) * 7))
     assert lost.place(strategy) is None
@@ -285,8 +281,7 @@ def test_observed_factors_start_from_those_that_are_given() -> None:
     true[slow] = 1.4
     for seed in range(64):
         planned = planner.plan(draw(200_000, seed))
-        measured = compute_times(planned, true, rng)[:7]
-        factors = planner.observe(planned, [*measured, None])
+        factors = planner.observe(planned, [*compute_times(planned, true, rng)[:7], None])
     assert factors[slow] == pytest.approx(1.4, rel=0.03)
     assert factors[7] is None
     after = planner.plan(draw(200_000, 0))

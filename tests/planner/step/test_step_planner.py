@@ -65,8 +65,7 @@ def test_a_plan_of_another_profile_is_not_proven() -> None:
 
     def planned(name: str) -> tuple[StepPlanner, Plan]:
         profile = find_profile(name).restrict(measured=True)
-        document = make_proposal(profile, Workload(4, 4096, 8000), lengths)
-        planner = StepPlanner(document)
+        planner = StepPlanner(make_proposal(profile, Workload(4, 4096, 8000), lengths))
         return planner, planner.plan(Batch(0, tuple(range(40)), (700, 2900) * 20))
 
     dense, plan = planned("llama-7b-a800-80gb")

@@ -66,8 +66,7 @@ def test_it_is_close_to_the_bound_without_any_candidate(layout: tuple[int, int],
     models = {m.scheme: m for m in usable if (m.scheme.tp, m.scheme.pp) == layout}
     batch = batch_of(seed, 1500)
     layout = LayoutSchemes.list_from_models(models)[0]
-    constructive = Constructive(layout, batch, 1024)
-    placement = constructive.place(np.inf)
+    placement = Constructive(layout, batch, 1024).place(np.inf)
     assert_sound(placement.fleet, batch, placement.filling)
     assert placement.strategy.gpus == 1024
     assert placement.objective_ms <= layout.bound_ms(batch, 1024) * 1.08
@@ -81,8 +80,7 @@ def test_a_limit_just_above_the_result_does_not_hide_it() -> None:
     usable = load_shipped("llama-32b-a800-80gb").usable(1024, 32768)
     models = {m.scheme: m for m in usable if (m.scheme.tp, m.scheme.pp) == (8, 1)}
     batch = batch_of(2, 1500)
-    layout = LayoutSchemes.list_from_models(models)[0]
-    constructive = Constructive(layout, batch, 1024)
+    constructive = Constructive(LayoutSchemes.list_from_models(models)[0], batch, 1024)
     reached = constructive.place(np.inf)
     assert reached is not None
     for margin in (1.003, 1.01, 1.05, 1.4):

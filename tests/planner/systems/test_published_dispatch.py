@@ -48,8 +48,7 @@ def least(classes: tuple[PipelineClass, ...], batch: Batch) -> float:
         pairs = list(zip(batch.lengths, choice, strict=True))
         if all(length <= pipelines[p].capacity for length, p in pairs):
             parts = [[length for length, q in pairs if q == p] for p in range(len(pipelines))]
-            times = map(dispatch_bound_ms, pipelines, parts)
-            best = min(best, max(times))
+            best = min(best, max(map(dispatch_bound_ms, pipelines, parts)))
     return best
 
 
@@ -114,8 +113,7 @@ def test_a_trial_gives_each_sequence_to_the_first_to_end(case: Case, overhead: b
 
 
 def test_trials_that_leave_a_pipeline_empty_are_rejected_unless_all_do() -> None:
-    batch = Batch.from_lengths([8, 1, 1])
-    assert all(greedy_dispatch(PAIR, batch, trials=50))
+    assert all(greedy_dispatch(PAIR, Batch.from_lengths([8, 1, 1]), trials=50))
     assert sum(map(len, greedy_dispatch(PAIR, Batch.from_lengths([8]), trials=5))) == 1
 
 

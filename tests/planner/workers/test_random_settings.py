@@ -101,10 +101,8 @@ def cases(draw: st.DrawFn, lockstep: bool) -> tuple[Proposal, Batch]:
 
 def check(plan: Plan, document: Proposal, batch: Batch) -> None:
     """Every promise of a plan that can be checked without the planner."""
-    models = document.workload.models(document.profile)
-    assert lint(plan, models) == []
-    fraction = document.profile.forward_fraction
-    assert simulate_plan_ms(plan, fraction) <= plan.predicted_ms + 1e-3
+    assert lint(plan, document.workload.models(document.profile)) == []
+    assert simulate_plan_ms(plan, document.profile.forward_fraction) <= plan.predicted_ms + 1e-3
     assert (plan.ids, plan.lengths, plan.step) == (batch.ids, batch.lengths, batch.step)
     placed = [i for p in plan.pipelines for m in p.micro_batches for i in m.sequences]
     assert sorted(placed) == list(range(len(batch.lengths)))

@@ -53,8 +53,7 @@ def test_shared_events_agree_and_nothing_blocks(plan: Plan) -> None:
         assert len(set(events)) == len(events)
     for first, other in combinations(range(plan.world_size), 2):
         shared_by_one = [event for event in everyone[first] if other in event.group]
-        shared_by_other = [event for event in everyone[other] if first in event.group]
-        assert shared_by_one == shared_by_other
+        assert shared_by_one == [event for event in everyone[other] if first in event.group]
     assert_runs_to_its_end(everyone)
 
 

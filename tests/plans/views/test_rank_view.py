@@ -72,8 +72,7 @@ def test_views_hold_every_token_once(plan: Plan) -> None:
 
 @given(plans())
 def test_groups_and_neighbors_agree_between_ranks(plan: Plan) -> None:
-    everyone = views(plan)
-    parts = {(part.index, view.rank): part for view in everyone for part in view.pipelines}
+    parts = {(part.index, view.rank): part for view in views(plan) for part in view.pipelines}
 
     def same(part: PipelineView, rank: int) -> PipelineView:
         return parts[part.index, rank]

@@ -37,8 +37,7 @@ def placements(draw: st.DrawFn) -> tuple[Placement, int]:
     whole = st.just((1, 1, 1, 1)) | st.just((1, 1, 2, 1))
     drawn = st.lists(degrees, min_size=1, max_size=3) | st.lists(whole, min_size=1, max_size=3)
     schemes = [Scheme(*scheme) for scheme in draw(drawn)]
-    used = sum(scheme.gpus for scheme in schemes)
-    world_size = used + draw(st.sampled_from([0, 0, 1, 3]))
+    world_size = sum(scheme.gpus for scheme in schemes) + draw(st.sampled_from([0, 0, 1, 3]))
     order = draw(st.permutations(range(world_size)))
     placed = []
     for scheme in schemes:
@@ -132,8 +131,7 @@ def test_all_gather_brings_every_held_element_once(case: Case) -> None:
                     at += stop - start
                 assert at == len(packed)
             assert buffer.tolist() == expected
-            held = unit.held_ranges(shard)
-            assert sum(part.numel for part in held) == len(expected)
+            assert sum(part.numel for part in unit.held_ranges(shard)) == len(expected)
         assert not messages
 
 

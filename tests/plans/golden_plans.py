@@ -69,7 +69,7 @@ def regrouping() -> list[Plan]:
     )
     lengths = (600, 200, 301, 777, 1500, 333, 41)
     empty = plan_of((pipeline(ONE, (0,)),), (), 0.0, gap=0.0, step=1, world_size=6)
-    return [plan_of(pipelines, lengths, 790.5), replace(empty, idle_ranks=(1, 2, 3, 4, 5))]
+    return [plan_of(pipelines, lengths, 790.5), empty]
 
 
 def micro_steps() -> list[Plan]:

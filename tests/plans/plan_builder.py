@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from plan_strategies import Cost
-
 from seqplan.plans.groups import process_groups
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
 from seqplan.plans.scheme import Scheme
@@ -15,7 +13,7 @@ def micro_step_ms(value: float) -> float:
     return round(value, 3)
 
 
-def batch(costs: Mapping[Scheme, Cost], scheme: Scheme, lengths: dict[int, int]) -> MicroBatch:
+def batch(costs: Mapping[Scheme, Any], scheme: Scheme, lengths: dict[int, int]) -> MicroBatch:
     """A micro-batch of sequences given as position → length (tokens), in packed order."""
     cost = costs[scheme]
     time = sum(cost.a * length**2 + cost.b * length for length in lengths.values()) + cost.c
@@ -33,24 +31,29 @@ def pipeline(
 
 
 def plan_of(
-    pipelines: tuple[PlannedPipeline, ...], lengths: tuple[int, ...], predicted: float, **more: Any
+    pipelines: tuple[PlannedPipeline, ...],
+    lengths: tuple[int, ...],
+    predicted: float,
+    gap: float = 1.0,
+    **more: Any,
 ) -> Plan:
-    """A sound plan around these pipelines, its bound half of ``predicted``; ``more`` overrides."""
+    """A sound plan around these pipelines, whose bound follows from ``gap``; ``more`` overrides."""
     used = {rank for replica in pipelines for rank in replica.ranks}
+    world_size = more.get("world_size", max(used) + 1)
     fields: dict[str, Any] = {
         "step": 0,
         "provenance": Provenance("1", 0, "sha256:p", None),
-        "world_size": max(used) + 1,
+        "world_size": world_size,
         "ids": tuple(range(len(lengths))),
         "lengths": lengths,
         "tokens": sum(lengths),
         "loss_tokens": sum(lengths) - len(lengths),
         "pipelines": pipelines,
-        "idle_ranks": tuple(sorted(set(range(max(used) + 1)) - used)),
+        "idle_ranks": tuple(sorted(set(range(world_size)) - used)),
         "groups": process_groups(pipelines),
         "predicted_ms": predicted,
-        "lower_bound_ms": predicted / 2,
-        "gap": 1.0,
+        "lower_bound_ms": predicted / (1 + gap),
+        "gap": gap,
         "selection": (),
     }
     return Plan(**fields | more)

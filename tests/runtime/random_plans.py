@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from itertools import product
+from typing import Any
 
 import numpy as np
+from plan_builder import plan_of
 
-from seqplan.plans.groups import process_groups
 from seqplan.plans.lint import lint
-from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
+from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline
 from seqplan.plans.schedule import schedule
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.scheme_limits import refusal
@@ -56,7 +57,7 @@ def random_plan(
         _pipeline(scheme, ranks, lengths, [batch for batch in batches if batch])
         for (scheme, ranks), batches in zip(slots, contents, strict=True)
     )
-    return plan_of(pipelines, lengths, world_size, step=step)
+    return make_plan(pipelines, lengths, world_size, step=step)
 
 
 def runnable_schemes(gpus: int, sizes: Mapping[str, int]) -> list[Scheme]:
@@ -116,7 +117,7 @@ def random_staged_plan(
         _pipeline(scheme, ranks, lengths, [batch for batch in batches if batch])
         for (scheme, ranks), batches in zip(slots, contents, strict=True)
     )
-    return plan_of(pipelines, lengths, world_size, step=step)
+    return make_plan(pipelines, lengths, world_size, step=step)
 
 
 def one_pipeline_plan(
@@ -126,31 +127,16 @@ def one_pipeline_plan(
     positions = list(range(len(lengths)))
     batches = [positions] if packed else [[position] for position in positions]
     pipeline = _pipeline(scheme, tuple(range(scheme.gpus)), lengths, batches)
-    return plan_of((pipeline,), lengths, scheme.gpus, step=step)
+    return make_plan((pipeline,), lengths, scheme.gpus, step=step)
 
 
-def plan_of(
+def make_plan(
     pipelines: tuple[PlannedPipeline, ...], lengths: list[int], world_size: int, *, step: int
 ) -> Plan:
     """The plan of these pipelines; sample ids are ten times the position, and the step added."""
-    busy = {rank for pipeline in pipelines for rank in pipeline.ranks}
-    predicted = schedule(pipelines).makespan_ms
-    plan = Plan(
-        step=step,
-        provenance=Provenance("0", 0, "sha256:none", None),
-        world_size=world_size,
-        ids=tuple(10 * position + step for position in range(len(lengths))),
-        lengths=tuple(lengths),
-        tokens=sum(lengths),
-        loss_tokens=sum(lengths) - len(lengths),
-        pipelines=pipelines,
-        idle_ranks=tuple(rank for rank in range(world_size) if rank not in busy),
-        groups=process_groups(pipelines),
-        predicted_ms=predicted,
-        lower_bound_ms=predicted,
-        gap=0.0,
-        selection=(),
-    )
+    ids = tuple(10 * position + step for position in range(len(lengths)))
+    fields: Any = {"step": step, "world_size": world_size, "ids": ids}
+    plan = plan_of(pipelines, tuple(lengths), schedule(pipelines).makespan_ms, gap=0.0, **fields)
     faults = lint(plan, None)
     assert not faults, faults
     return plan

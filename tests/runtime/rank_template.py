@@ -7,7 +7,8 @@ from pathlib import Path
 
 from seqplan.planner.bounds.linear_program import SOLVER
 
-sys.path.insert(0, str(Path(__file__).parent))  # as pytest does, for modules that tests share
+for shared in (Path(__file__).parent, Path(__file__).parents[1] / "plans"):
+    sys.path.insert(0, str(shared))  # as pytest does, for modules that tests share
 for name in (
     "torch",
     "torch._dynamo",  # an optimizer imports it when it is made, which takes seconds

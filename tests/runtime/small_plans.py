@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
+from plan_builder import plan_of
+
 from seqplan import Plan, RankView, Scheme, digest, rank_view
-from seqplan.plans.groups import process_groups
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import MicroBatch, PlannedPipeline, Provenance
 
@@ -17,23 +18,9 @@ def small_plan(step: int, world_size: int, *, seed: int = 0) -> Plan:
         _pipeline(Scheme(), (rank,), (2 + 2 * rank, 3 + 2 * rank), lengths)
         for rank in range(world_size)
     ]
-    pipelines = (wide, *narrow)
-    plan = Plan(
-        step=step,
-        provenance=Provenance("1", seed, "sha256:p", None),
-        world_size=world_size,
-        ids=ids,
-        lengths=lengths,
-        tokens=sum(lengths),
-        loss_tokens=sum(lengths) - len(lengths),
-        pipelines=pipelines,
-        idle_ranks=(),
-        groups=process_groups(pipelines),
-        predicted_ms=4.0,
-        lower_bound_ms=4.0,
-        gap=0.0,
-        selection=(),
-    )
+    provenance = Provenance("1", seed, "sha256:p", None)
+    fields = {"step": step, "ids": ids, "provenance": provenance}
+    plan = plan_of((wide, *narrow), lengths, 4.0, gap=0.0, **fields)
     assert not lint(plan, None)
     return plan
 

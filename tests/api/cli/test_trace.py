@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from plan_builder import plan_of
 
 from seqplan import Plan, Profile, Scheme, write_plans
 from seqplan.api.cli import main
 from seqplan.api.cli.trace import trace
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.simulation.timeline import simulate_plan_ms
-from seqplan.plans.groups import process_groups
-from seqplan.plans.plan import MicroBatch, PlannedPipeline, Provenance
+from seqplan.plans.plan import MicroBatch, PlannedPipeline
 from seqplan.plans.schedule import schedule
 
 Events = list[dict[str, Any]]
@@ -36,39 +36,23 @@ def pipeline(
     return PlannedPipeline(scheme, ranks, micro, predicted, **more)
 
 
-def plan_of(*pipelines: PlannedPipeline) -> Plan:
-    used = {rank for pipeline in pipelines for rank in pipeline.ranks}
+def make_plan(*pipelines: PlannedPipeline) -> Plan:
     count = sum(len(micro.sequences) for pipeline in pipelines for micro in pipeline.micro_batches)
     predicted = round(schedule(pipelines).makespan_ms, 3)
-    return Plan(
-        step=7,
-        provenance=Provenance("1", 0, "sha256:p", None),
-        world_size=max(used) + 1,
-        ids=tuple(range(count)),
-        lengths=(100,) * count,
-        tokens=100 * count,
-        loss_tokens=99 * count,
-        pipelines=pipelines,
-        idle_ranks=(),
-        groups=process_groups(pipelines),
-        predicted_ms=predicted,
-        lower_bound_ms=predicted,
-        gap=0.0,
-        selection=(),
-    )
+    return plan_of(pipelines, (100,) * count, predicted, gap=0.0, step=7)
 
 
-PIPELINED = plan_of(
+PIPELINED = make_plan(
     pipeline(Scheme(tp=2, pp=3), 0, [(0,), (1, 2), (3,)], [10.001, 33.337, 7.1]),
     pipeline(Scheme(tp=1, pp=2), 6, [(4,), (5,)], [3.333, 20.2]),
     pipeline(Scheme(tp=1, pp=2), 8, [], []),
 )
-REFORMED = plan_of(
+REFORMED = make_plan(
     pipeline(Scheme(ulysses=4), 0, [(0, 1)], [30.3]),
     pipeline(Scheme(ulysses=2), 0, [(2,)], [5.5]),
     pipeline(Scheme(ulysses=2), 2, [(3,), (4,)], [7.7, 1.1]),
 )
-MICRO_STEPS = plan_of(
+MICRO_STEPS = make_plan(
     pipeline(Scheme(ulysses=2), 0, [(0,)], [30.3], micro_step=0),
     pipeline(Scheme(ulysses=2), 2, [(1,)], [11.2], micro_step=0),
     pipeline(Scheme(ring=4), 0, [(2,)], [9.9], micro_step=1),
@@ -226,6 +210,6 @@ def test_an_unsound_plan_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixtu
     first, *others = MICRO_STEPS.pipelines
     micro = MicroBatch((99,), 100, 100, 30.3)
     wrong = PlannedPipeline(first.scheme, first.ranks, (micro,), 30.3, 0)
-    plans = write(tmp_path / "plans.jsonl", plan_of(wrong, *others))
+    plans = write(tmp_path / "plans.jsonl", make_plan(wrong, *others))
     assert main(["trace", str(plans), "--step", "7"]) == 2
     assert "position 99 is outside" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from plan_builder import plan_of
 
 from seqplan import Plan, Profile, Scheme
 from seqplan.costs.fit.calibration import find_stated_error
@@ -19,8 +20,7 @@ from seqplan.costs.fit.measurements import (
 from seqplan.costs.fit.refit import LEAST_TO_FIT, LEAST_TO_SCALE, refit, refit_profile, write_refit
 from seqplan.costs.latency import Latency
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.plans.groups import process_groups
-from seqplan.plans.plan import MicroBatch, PlannedPipeline, Provenance
+from seqplan.plans.plan import MicroBatch, PlannedPipeline
 
 BELIEVED = Latency(1e-6, 0.05, 3.0)
 
@@ -78,22 +78,7 @@ def plan(step: int) -> Plan:
         PlannedPipeline(one, (3,), (), 0.0),
         PlannedPipeline(staged, (4, 5), (batches[4],), 2.0),
     )
-    return Plan(
-        step=step,
-        provenance=Provenance("0", 0, "p", None),
-        world_size=6,
-        ids=tuple(range(5)),
-        lengths=(100, 101, 102, 103, 104),
-        tokens=510,
-        loss_tokens=505,
-        pipelines=pipelines,
-        idle_ranks=(),
-        groups=process_groups(pipelines),
-        predicted_ms=2.0,
-        lower_bound_ms=2.0,
-        gap=0.0,
-        selection=(),
-    )
+    return plan_of(pipelines, (100, 101, 102, 103, 104), 2.0, gap=0.0, step=step)
 
 
 def test_a_pipeline_counts_where_its_ranks_were_measured_and_ran_nothing_else() -> None:

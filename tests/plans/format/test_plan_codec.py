@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from plan_builder import plan_of
 from plan_strategies import plans
 
 from seqplan.plans.format.codec import PlanError, digest, from_json, to_json
@@ -21,22 +22,10 @@ def small_plan() -> Plan:
     pipeline = PlannedPipeline(
         Scheme(tp=2), (0, 1), (MicroBatch((1, 0), 12, 12, 3.25),), 3.25, micro_step=0
     )
-    return Plan(
-        step=17,
-        provenance=Provenance("1.0", 0, "sha256:p", None),
-        world_size=3,
-        ids=(70, 71),
-        lengths=(5, 7),
-        tokens=12,
-        loss_tokens=10,
-        pipelines=(pipeline,),
-        idle_ranks=(2,),
-        groups=((0, 1),),
-        predicted_ms=3.25,
-        lower_bound_ms=3.25,
-        gap=0.0,
-        selection=(Considered(Strategy.from_counts({Scheme(tp=2): 1}), 3.25, None),),
-    )
+    considered = Considered(Strategy.from_counts({Scheme(tp=2): 1}), 3.25, None)
+    more: Any = {"step": 17, "provenance": Provenance("1.0", 0, "sha256:p", None), "world_size": 3}
+    more |= {"ids": (70, 71), "selection": (considered,)}
+    return plan_of((pipeline,), (5, 7), 3.25, gap=0.0, **more)
 
 
 SMALL = (

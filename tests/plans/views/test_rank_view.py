@@ -2,14 +2,15 @@
 
 import json
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
+from plan_builder import plan_of
 from plan_strategies import plans
 
-from seqplan.plans.groups import process_groups
-from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
+from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import PipelineView, RankView, rank_view, rank_views, views_json
 
@@ -22,22 +23,9 @@ def one_pipeline(scheme: Scheme, lengths: tuple[int, ...], world_size: int) -> P
     padded = scheme.pad_micro_batch(lengths)
     batch = MicroBatch(tuple(range(len(lengths))), sum(lengths), padded, 5.0)
     pipeline = PlannedPipeline(scheme, tuple(range(scheme.gpus)), (batch,), 5.0 * scheme.pp)
-    return Plan(
-        step=3,
-        provenance=Provenance("1", 0, "sha256:p", None),
-        world_size=world_size,
-        ids=tuple(range(100, 100 + len(lengths))),
-        lengths=lengths,
-        tokens=sum(lengths),
-        loss_tokens=sum(lengths) - len(lengths),
-        pipelines=(pipeline,),
-        idle_ranks=tuple(range(scheme.gpus, world_size)),
-        groups=process_groups([pipeline]),
-        predicted_ms=pipeline.predicted_ms,
-        lower_bound_ms=pipeline.predicted_ms,
-        gap=0.0,
-        selection=(),
-    )
+    ids = tuple(range(100, 100 + len(lengths)))
+    more: Any = {"step": 3, "world_size": world_size, "ids": ids}
+    return plan_of((pipeline,), lengths, pipeline.predicted_ms, gap=0.0, **more)
 
 
 @given(plans())

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_builder import plan_of
 
-from seqplan import Plan, Scheme, rank_view
-from seqplan.plans.groups import process_groups
-from seqplan.plans.plan import MicroBatch, PlannedPipeline, Provenance
+from seqplan import Scheme, rank_view
+from seqplan.plans.plan import MicroBatch, PlannedPipeline
 from seqplan.plans.views.micro_batch_view import MicroBatchView
 from seqplan.runtime.data.megatron import MegatronTokens
 from seqplan.runtime.data.tokens import IndexedTokens, SeededTokens, TokenData, Tokens, load_share
@@ -25,22 +25,7 @@ def views(scheme: Scheme, ids: list[int], lengths: list[int]) -> list[MicroBatch
     padded = scheme.pad_micro_batch(lengths)
     batch = MicroBatch(tuple(range(len(lengths))), sum(lengths), padded, 1.0)
     pipeline = PlannedPipeline(scheme, tuple(range(scheme.gpus)), (batch,), 1.0)
-    plan = Plan(
-        step=0,
-        provenance=Provenance("1", 0, "sha256:p", None),
-        world_size=scheme.gpus,
-        ids=tuple(ids),
-        lengths=tuple(lengths),
-        tokens=sum(lengths),
-        loss_tokens=sum(lengths) - len(lengths),
-        pipelines=(pipeline,),
-        idle_ranks=(),
-        groups=process_groups([pipeline]),
-        predicted_ms=1.0,
-        lower_bound_ms=1.0,
-        gap=0.0,
-        selection=(),
-    )
+    plan = plan_of((pipeline,), tuple(lengths), 1.0, gap=0.0, ids=tuple(ids))
     return [rank_view(plan, rank).pipelines[0].micro_batches[0] for rank in range(scheme.gpus)]
 
 
@@ -96,8 +81,7 @@ def test_shares_hold_every_token_with_its_label(
 
 def test_a_rank_without_tokens_reads_nothing() -> None:
     empty = next(view for view in views(Scheme(ring=4), [0], [1]) if not view.local_tokens)
-    share = load_share(IndexedTokens([]), empty)
-    assert [len(array) for array in share] == [0, 0, 0]
+    assert [len(array) for array in load_share(IndexedTokens([]), empty)] == [0, 0, 0]
 
 
 ONE = views(Scheme(), [5], [4])[0]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from random_plans import one_pipeline_plan, plan_of
+from random_plans import make_plan, one_pipeline_plan
 from ranks import run_ranks
 from small_plans import small_plan, small_plans
 
@@ -47,7 +47,7 @@ def pipeline_parallel_plan() -> str:
     """Two stages, one micro-batch: it passes both, one after the other."""
     batch = MicroBatch((0,), 6, 6, 2.0)
     pipeline = PlannedPipeline(Scheme(pp=2), (0, 1), (batch,), 4.0)
-    return to_json(plan_of((pipeline,), [6], RANKS, step=0))
+    return to_json(make_plan((pipeline,), [6], RANKS, step=0))
 
 
 def another_schema() -> str:

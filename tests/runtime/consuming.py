@@ -3,11 +3,13 @@
 import threading
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
 from seqplan import Plan, RankView, to_json
 from seqplan.runtime.data.tokens import SeededTokens, load_share
+from seqplan.runtime.sources.consumer import PlanConsumer
 from seqplan.runtime.sources.fan_out import FanOutSource
 from seqplan.runtime.sources.source import FileSource
 
@@ -33,6 +35,14 @@ def prepare_tokens(view: RankView) -> int:
         for pipeline in view.pipelines
         for batch in pipeline.micro_batches
     )
+
+
+def consume(source: Any, rank: int, world_size: int, **more: Any) -> PlanConsumer[Any]:
+    """A rank's consumer, which prepares tokens and has a new group, unless ``more`` differs."""
+    if "control_group" not in more:
+        more["control_group"] = control_group()
+    place = {"rank": rank, "world_size": world_size}
+    return PlanConsumer(source, **{"prepare": prepare_tokens, **place, **more})
 
 
 def fan_out(path: Path, rank: int, world_size: int) -> FanOutSource:

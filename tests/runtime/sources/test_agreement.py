@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from consuming import HERE_S, control_group, fan_out, prepare_tokens, threads, written
+from consuming import HERE_S, consume, control_group, fan_out, prepare_tokens, threads, written
 from plan_service import PlanService, serving
 from ranks import run_ranks
 from small_plans import small_plan, small_plans
@@ -51,15 +51,7 @@ def steps_until_failure(rank: int, world_size: int, scenario: str, where: Any) -
         prepare = short_of_data
     elif scenario == "bug" and rank == 1:
         prepare = {}.__getitem__
-    group = control_group()
-    with PlanConsumer(
-        source,
-        rank=rank,
-        world_size=world_size,
-        prepare=prepare,
-        control_group=group,
-        timeout_s=timeout_s,
-    ) as steps:
+    with consume(source, rank, world_size, prepare=prepare, timeout_s=timeout_s) as steps:
         with pytest.raises(PlanError) as caught:
             run_out(steps)
         with pytest.raises(PlanError, match="after a failure no step follows"):
@@ -117,13 +109,7 @@ class Unacknowledged(FileSource):
 def lost_rank(rank: int, world_size: int, path: Path) -> str:
     """Rank 1 stops requesting steps; the others fail by the group's time-out."""
     group = control_group(3)
-    with PlanConsumer(
-        FileSource(path),
-        rank=rank,
-        world_size=world_size,
-        prepare=prepare_tokens,
-        control_group=group,
-    ) as steps:
+    with consume(FileSource(path), rank, world_size, control_group=group) as steps:
         next(steps)
         if rank == 1:
             return ""
@@ -190,8 +176,7 @@ def test_a_digest_that_differs_on_one_rank(failures: dict[str, str]) -> None:
 
 
 def test_a_rank_that_stops_asking(tmp_path: Path) -> None:
-    path = written(tmp_path / "plans.jsonl", small_plans(4, 2))
-    messages = run_ranks(lost_rank, 2, path)
+    messages = run_ranks(lost_rank, 2, written(tmp_path / "plans.jsonl", small_plans(4, 2)))
     assert "\n" not in messages[0]
 
 

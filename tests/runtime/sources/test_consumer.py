@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from consuming import HERE_S, control_group, fan_out, prepare_tokens, threads, written
+from consuming import HERE_S, consume, fan_out, prepare_tokens, threads, written
 from plan_service import PlanService, serving
 from ranks import run_ranks
 from small_plans import small_plan, small_plans, view_of
@@ -30,15 +30,7 @@ def every_step(rank: int, world_size: int, kind: str, where: Any) -> tuple[list[
     else:
         source = fan_out(where, rank, world_size)
     ran: list[Any] = []
-    with PlanConsumer(
-        source,
-        rank=rank,
-        world_size=world_size,
-        prepare=prepare_tokens,
-        control_group=control_group(),
-        start_step=5,
-        timeout_s=HERE_S,
-    ) as steps:
+    with consume(source, rank, world_size, start_step=5, timeout_s=HERE_S) as steps:
         for step in steps:
             assert step.view == view_of(small_plan(step.view.step, world_size), rank)
             ran.append((step.view.step, step.view.digest, step.prepared))
@@ -52,13 +44,7 @@ def failing_trainer(rank: int, world_size: int, path: Path) -> int:
     """The main thread raises in the middle of a step."""
     with (
         pytest.raises(ZeroDivisionError),
-        PlanConsumer(
-            FileSource(path),
-            rank=rank,
-            world_size=world_size,
-            prepare=prepare_tokens,
-            control_group=control_group(),
-        ) as steps,
+        consume(FileSource(path), rank, world_size) as steps,
     ):
         print(next(steps).prepared // 0)
     return len(threads())
@@ -72,15 +58,9 @@ def many_steps(rank: int, world_size: int, path: Path) -> tuple[int, list[tuple[
     """Threads and descriptors early and late; the last steps are fetched by then at neither."""
     counts = []
     count = 0
-    with PlanConsumer(
-        fan_out(path, rank, world_size),
-        rank=rank,
-        world_size=world_size,
-        prepare=prepare_tokens,
-        control_group=control_group(),
-        timeout_s=HERE_S,
-        ahead_s=0.0,  # or all are fetched, and the thread has ended, when it is counted
-    ) as steps:
+    source = fan_out(path, rank, world_size)
+    # Ahead by no time: else all are fetched, and the thread has ended, when it is counted.
+    with consume(source, rank, world_size, timeout_s=HERE_S, ahead_s=0.0) as steps:
         for step in steps:
             count += 1
             steps.acknowledge(step.view.step)

@@ -6,13 +6,12 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from consuming import HERE_S, control_group
+from consuming import HERE_S, consume
 from ranks import run_ranks, run_ranks_expecting_failure
 from service_process import Served, serving
 from stocked_service import WORLD, stock
 
 from seqplan.plans.views.rank_view import RankView
-from seqplan.runtime.sources.consumer import PlanConsumer
 from seqplan.runtime.sources.http_source import HttpSource
 
 STEPS, KILLED_AFTER, AWAY_UNTIL = 9, 2, 6
@@ -44,14 +43,7 @@ def train(rank: int, world_size: int, url: str, folder: Path, outage_s: float = 
     """Run all steps; the service is killed after one, and is back when some more are done."""
     source = NotingSource(url, "job", outage_s=outage_s, queue_folder=folder / "queue")
     ran = []
-    with PlanConsumer(
-        source,
-        rank=rank,
-        world_size=world_size,
-        prepare=step_number,
-        control_group=control_group(),
-        prefetch=1,
-    ) as steps:
+    with consume(source, rank, world_size, prepare=step_number, prefetch=1) as steps:
         for step in steps:
             ran.append(step.prepared)
             if step.prepared == KILLED_AFTER:

@@ -1,12 +1,11 @@
 """Cost models and lengths need neither torch nor the runtime."""
 
 import ast
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from folder_graph import list_imports
+from fresh_python import run_python
 
 import seqplan.costs
 
@@ -27,8 +26,5 @@ def test_there_is_something_to_check() -> None:
 
 def test_importing_the_package_loads_nothing_else() -> None:
     code = "import sys, seqplan.costs; print(*sys.modules)"
-    completed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    loaded = set(completed.stdout.split())
+    loaded = set(run_python("-c", code).split())
     assert not {"torch", "numpy", "scipy", "seqplan.costs.profile"} & loaded

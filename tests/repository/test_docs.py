@@ -96,8 +96,7 @@ def test_files_that_are_named_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_no_page_knows_a_machine(page: Path) -> None:
-    paths = re.findall(r"(?<![\w.])/(?:home|root|tmp|work|Users|mnt|opt)/\S*", of(page))
-    assert paths == []
+    assert re.findall(r"(?<![\w.])/(?:home|root|tmp|work|Users|mnt|opt)/\S*", of(page)) == []
 
 
 def test_every_page_is_in_the_readme() -> None:

@@ -81,8 +81,7 @@ def test_scripts_are_bash() -> None:
 def test_settings_of_the_other_files_are_those_of_the_script() -> None:
     read = set(re.findall(r"\$\{?([A-Z]+)\b", (ROOT / SCRIPT).read_text("utf-8"))) - {"BASH"}
     sky = yaml.safe_load((LAUNCH / "skypilot.yaml").read_text("utf-8"))
-    documents = yaml.safe_load_all((LAUNCH / "kubernetes.yaml").read_text("utf-8"))
-    service, job = documents
+    service, job = yaml.safe_load_all((LAUNCH / "kubernetes.yaml").read_text("utf-8"))
     slurm = (LAUNCH / "slurm.sbatch").read_text("utf-8")
     (container,) = job["spec"]["template"]["spec"]["containers"]
     given = {

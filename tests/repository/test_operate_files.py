@@ -86,8 +86,7 @@ def test_every_label_is_of_its_metric(labels: dict[str, set[str]]) -> None:
 
 def test_the_unit_starts_the_service(tmp_path: Path) -> None:
     text = (OPERATE / "seqplan.service").read_text("utf-8")
-    command = re.search(r"^ExecStart=(.*)$", text, re.MULTILINE)
-    program, *arguments = shlex.split(command[1])
+    program, *arguments = shlex.split(re.search(r"^ExecStart=(.*)$", text, re.MULTILINE)[1])
     args = build_parser({}).parse_args(arguments)
     directory = re.search(r"^StateDirectory=(.*)$", text, re.MULTILINE)
     assert args.store.startswith(f"/var/lib/{directory[1]}/")

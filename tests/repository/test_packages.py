@@ -28,8 +28,7 @@ def test_packages_are_the_folders_on_disk() -> None:
         if name == "seqplan":
             continue
         for face in (ROOT / folder).rglob("__init__.py"):
-            parts = face.parent.relative_to(ROOT / folder).parts
-            names.add(".".join((name, *parts)))
+            names.add(".".join((name, *face.parent.relative_to(ROOT / folder).parts)))
     assert sorted(SETUP["packages"]) == sorted(names)
 
 

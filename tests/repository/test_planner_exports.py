@@ -1,8 +1,8 @@
 """Importing the packages of planner/ and plans/ is cheap."""
 
-import subprocess
-import sys
 from pathlib import Path
+
+from fresh_python import run_python
 
 ROOT = Path(__file__).parents[2]
 ROOMS = sorted(
@@ -22,8 +22,7 @@ def test_importing_a_face_loads_nothing_heavy() -> None:
     """No modules below it: commands that plan nothing should not wait for them."""
     rooms = "".join(f"import {room}\n" for room in ROOMS)
     code = f"import sys, seqplan.planner, seqplan.plans\n{rooms}print(*sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    modules = set(run.stdout.split())
+    modules = set(run_python("-c", code).split())
     assert not modules & set(HEAVY)
     ours = {name for name in modules if name.startswith("seqplan")}
     of_faces = {"seqplan.plans.lazy_exports", "seqplan.plans.version", "seqplan.whole_package"}

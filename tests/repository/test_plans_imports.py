@@ -1,8 +1,8 @@
 """The contract stands alone: importing any of it loads no torch, no solver, no other package."""
 
 import pkgutil
-import subprocess
-import sys
+
+from fresh_python import run_python
 
 import seqplan.plans
 
@@ -15,7 +15,4 @@ def test_plans_imports_nothing_heavy() -> None:
         module.name for module in pkgutil.walk_packages(seqplan.plans.__path__, "seqplan.plans.")
     ]
     code = f"import sys, {', '.join(names)}; print(*sys.modules)"
-    completed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert not (FOREIGN | LATER) & set(completed.stdout.split())
+    assert not (FOREIGN | LATER) & set(run_python("-c", code).split())

@@ -1,8 +1,6 @@
 """Imports of the runtime, and their time: torch only when it is used."""
 
 import ast
-import subprocess
-import sys
 from collections import Counter
 from importlib import import_module
 from importlib.util import find_spec
@@ -11,6 +9,7 @@ from pkgutil import iter_modules
 
 import pytest
 from folder_graph import list_imports
+from fresh_python import run_python
 
 import seqplan.runtime
 
@@ -42,13 +41,8 @@ def test_the_runtime_knows_the_plan_format_alone(module: str) -> None:
 
 def loaded(code: str) -> set[str]:
     """Modules that a process has after running ``code``."""
-    completed = subprocess.run(
-        [sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return set(completed.stdout.splitlines()[-1].split())
+    printed = run_python("-c", f"{code}\nimport sys; print(*sys.modules)")
+    return set(printed.splitlines()[-1].split())
 
 
 def test_importing_the_package_does_not_import_torch() -> None:
@@ -68,8 +62,7 @@ def test_everything_imported_needs_plans_alone() -> None:
     Those for models of transformers, which take seconds to import, are read only (above).
     """
     names = [n for n in MODULES if "__" not in n and not n.startswith("huggingface.")]
-    code = "\n".join(f"import seqplan.runtime.{name}" for name in names)
-    modules = loaded(code)
+    modules = loaded("\n".join(f"import seqplan.runtime.{name}" for name in names))
     assert "torch" in modules
     assert not {"seqplan.planner", "seqplan.costs", "seqplan.api"} & modules
     assert not {"ortools", "pulp", "fastapi", "torch._dynamo", "sympy"} & modules

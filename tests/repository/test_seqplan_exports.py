@@ -1,11 +1,10 @@
 """What ``import seqplan`` gives, and how little it loads."""
 
-import subprocess
-import sys
 from importlib import metadata
 
 import numpy as np
 import pytest
+from fresh_python import run_python
 
 import seqplan
 
@@ -21,10 +20,8 @@ def test_every_name_is_there() -> None:
 
 def test_importing_it_loads_nothing_heavy() -> None:
     code = "import seqplan, sys; dir(seqplan); print(*sys.modules)"
-    modules = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout.split()
-    assert not {"numpy", "scipy", "torch", "seqplan.planner"} & set(modules)
+    loaded = set(run_python("-c", code).split())
+    assert not {"numpy", "scipy", "torch", "seqplan.planner"} & loaded
 
 
 def test_a_step_is_planned_from_these_names_alone() -> None:

@@ -1,13 +1,12 @@
 """Rejected inputs of a training check, its model, and its result."""
 
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from command_line import call, complaint
+from fresh_python import run_python
 from small_check import written
 
 from seqplan import Plan, Scheme, from_json, read_plans
@@ -132,7 +131,4 @@ def test_a_model_that_all_schemes_can_run(plans: Path, schemes: list[Scheme]) ->
 
 def test_importing_it_leaves_torch_alone() -> None:
     code = "import sys, seqplan.api.cli.check.check_training; print('torch' in sys.modules)"
-    completed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert completed.stdout == "False\n"
+    assert run_python("-c", code) == "False\n"

@@ -137,16 +137,6 @@ def test_an_input_is_not_overwritten(dense: PlannedFiles, lengths: Path) -> None
     assert dense.proposal.read_bytes() == before
 
 
-def test_a_step_does_not_repeat_sequences(
-    dense: PlannedFiles, output: Path, tmp_path: Path
-) -> None:
-    source = tmp_path / "few.txt"
-    source.write_text("100\n200\n")
-    outcome = call("plan", "--proposal", dense.proposal, source, "-o", output)
-    assert "has 300 tokens, fewer than a step of 8000" in complaint(outcome)
-    nothing_left(output)
-
-
 def test_batches_with_images_are_planned(
     dense: PlannedFiles, lockstep: PlannedFiles, tmp_path: Path
 ) -> None:

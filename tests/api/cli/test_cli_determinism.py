@@ -85,14 +85,13 @@ def test_another_seed_draws_other_batches(plan_files: PlannedFiles) -> None:
 
 
 def test_more_steps_begin_with_the_same(plan_files: PlannedFiles) -> None:
-    text = succeeded(
-        call(
-            *("plan", "--proposal", plan_files.proposal, plan_files.lengths),
-            *("--steps", plan_files.steps + 2),
-        )
-    )
-    assert text.startswith(plan_files.plans.read_text())
-    assert text.count("\n") == plan_files.steps + 2
+    """Without a file, plans are on stdout and the summary is not."""
+    steps = plan_files.steps + 2
+    given = ("--proposal", plan_files.proposal, plan_files.lengths, "--steps", steps)
+    outcome = call("plan", *given)
+    assert succeeded(outcome).startswith(plan_files.plans.read_text())
+    assert outcome.out.count("\n") == steps
+    assert "steps planned and checked" in outcome.err
 
 
 def test_a_proposal_of_another_seed_is_judged_on_other_batches(

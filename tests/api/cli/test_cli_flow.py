@@ -58,14 +58,8 @@ def test_propose_tells_people_and_machines_the_same(
     plan_files: PlannedFiles, tmp_path: Path
 ) -> None:
     document = as_json(
-        *(
-            "propose",
-            "--profile",
-            plan_files.profile,
-            "--gpus",
-            plan_files.gpus,
-            plan_files.lengths,
-        ),
+        *("propose", "--profile", plan_files.profile, "--gpus", plan_files.gpus),
+        plan_files.lengths,
         *("--max-len", MAX_LEN, "--tokens", plan_files.tokens, "--schemes", "measured"),
         *("-o", tmp_path / "again.json"),
     )
@@ -201,15 +195,10 @@ def test_windows_that_move_nothing_say_only_that(dense: PlannedFiles, tmp_path: 
     assert not [line for line in lines if "more often than at random" in line]
 
 
-def planning(files: PlannedFiles, steps: int) -> tuple[str | Path, ...]:
-    """The command that plans some steps of the proposal in these files."""
-    given = ("--proposal", files.proposal, files.lengths)
-    return ("plan", *given, "--steps", str(steps))
-
-
 def test_plans_are_exported_for_loaders(plan_files: PlannedFiles, tmp_path: Path) -> None:
     export, path = tmp_path / "export.jsonl", tmp_path / "plans.jsonl"
-    succeeded(call(*planning(plan_files, 2), "-o", path))
+    given = ("--proposal", plan_files.proposal, plan_files.lengths, "--steps", 2)
+    succeeded(call("plan", *given, "-o", path))
     assert succeeded(call("export", path, "-o", export)) == f"exported: {export}, 2 steps\n"
     lines = [json.loads(line) for line in export.read_text().splitlines()]
     for plan in read_plans(path):
@@ -224,12 +213,6 @@ def test_plans_are_exported_for_loaders(plan_files: PlannedFiles, tmp_path: Path
     empty.write_text("")
     complaint(call("export", empty, "-o", tmp_path / "none.jsonl"))
     assert not (tmp_path / "none.jsonl").exists()
-
-
-def test_plan_without_a_file_writes_plans_on_stdout(plan_files: PlannedFiles) -> None:
-    outcome = call(*planning(plan_files, plan_files.steps))
-    assert succeeded(outcome) == plan_files.plans.read_text()
-    assert "steps planned and checked" in outcome.err
 
 
 def test_check_against_nothing_a_profile_and_a_proposal(plan_files: PlannedFiles) -> None:

@@ -4,13 +4,13 @@ import argparse
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command_forks import CommandProcess
 from command_line import call, complaint, fresh_process, succeeded
+from fresh_python import run_python
 from planned_files import MAX_LEN, PlannedFiles
 
 from seqplan.api.cli import COMMANDS, build_parser
@@ -139,51 +139,30 @@ def test_the_examples_of_the_help_parse() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "the following arguments are required: COMMAND"),
-        (["replan"], "unknown command: 'replan'. Did you mean plan?"),
-        (["zzz"], "unknown command: 'zzz' (see seqplan --help)"),
-        (["profile"], "seqplan profile: the following arguments are required: COMMAND"),
-        (["profile", "shwo"], "seqplan profile: unknown command: 'shwo'. Did you mean show?"),
-        (["plan"], "the following arguments are required: DATA"),
-        (
-            ["plan", "--proposal", "p", "l", "--workers", "0"],
-            "argument --workers: must be W or ray:W, W of 1 or more: '0'",
-        ),
-        (
-            ["plan", "--proposal", "p", "l", "--tokens", "abc"],
-            "argument --tokens: must be an integer of 1 or more: 'abc'",
-        ),
-        (
-            ["plan", "--proposal", "p", "l", "--steps", "-1"],
-            "argument --steps: must be an integer of 1 or more: '-1'",
-        ),
-        (
-            ["plan", "--proposal", "p", "l", "--seed", "1.5"],
-            "argument --seed: must be an integer of 0 or more: '1.5'",
-        ),
-        (["explain", "p", "--step", "-2"], "argument --step: must be an integer of 0 or more"),
-        (
-            ["check", "plans", "p", "--profile", "a", "--proposal", "b"],
-            "argument --proposal: not allowed",
-        ),
-        (
-            ["check", "plans", "p", "--strict"],
-            "unrecognized arguments: --strict (see seqplan check",
-        ),
-        (["propose", "--method", "best"], "argument --method: invalid choice: 'best'"),
+        ("", "the following arguments are required: COMMAND"),
+        ("replan", "unknown command: 'replan'. Did you mean plan?"),
+        ("zzz", "unknown command: 'zzz' (see seqplan --help)"),
+        ("profile", "seqplan profile: the following arguments are required: COMMAND"),
+        ("profile shwo", "seqplan profile: unknown command: 'shwo'. Did you mean show?"),
+        ("plan", "the following arguments are required: DATA"),
+        ("plan l --workers 0", "argument --workers: must be W or ray:W, W of 1 or more: '0'"),
+        ("plan l --tokens abc", "argument --tokens: must be an integer of 1 or more: 'abc'"),
+        ("plan l --steps -1", "argument --steps: must be an integer of 1 or more: '-1'"),
+        ("plan l --seed 1.5", "argument --seed: must be an integer of 0 or more: '1.5'"),
+        ("explain p --step -2", "argument --step: must be an integer of 0 or more"),
+        ("check plans p --profile a --proposal b", "argument --proposal: not allowed"),
+        ("check plans p --strict", "unrecognized arguments: --strict (see seqplan check"),
+        ("propose --method best", "argument --method: invalid choice: 'best'"),
     ],
 )
-def test_usage_errors_are_one_line(arguments: list[str], message: str) -> None:
-    line = complaint(call(*arguments))
+def test_usage_errors_are_one_line(arguments: str, message: str) -> None:
+    line = complaint(call(*arguments.split()))
     assert message in line
     assert "--help)" in line
 
 
 def test_the_planner_commands_leave_torch_alone(made_script: Path) -> None:
-    completed = subprocess.run(
-        [sys.executable, made_script], capture_output=True, text=True, check=True
-    )
-    assert json.loads(completed.stdout.splitlines()[-1]) == []
+    assert json.loads(run_python(made_script, quiet=False).splitlines()[-1]) == []
 
 
 @pytest.fixture
@@ -222,10 +201,7 @@ def test_help_is_light() -> None:
         "import sys; from seqplan.api.cli import build_parser; build_parser({}).format_help();"
         f"print([name for name in {heavy} if name in sys.modules])"
     )
-    completed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert completed.stdout == "[]\n"
+    assert run_python("-c", code) == "[]\n"
 
 
 @pytest.mark.parametrize("group", ["", *GROUPS])
@@ -235,10 +211,7 @@ def test_lists_of_commands_load_none(group: str) -> None:
         f"with contextlib.suppress(SystemExit): main([*{group.split()}, '--help'])\n"
         "print([name for name in ('numpy', 'seqplan.planner') if name in sys.modules])"
     )
-    completed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert completed.stdout.endswith("\n[]\n")
+    assert run_python("-c", code).endswith("\n[]\n")
 
 
 # Environment
@@ -272,31 +245,26 @@ def test_other_variables_have_no_effect(
 @pytest.mark.parametrize(
     ("arguments", "nearest"),
     [
-        (["proposee"], "Did you mean propose?"),
-        (["check", "plans", "plans.jsonl", "--profil-e=x"], "Did you mean --profile?"),
-        (["plan", "--stepp", "3"], "unrecognized arguments: --stepp. Did you mean --step"),
-        (["plan", "l", "--propsal=p"], "Did you mean --proposal?"),
-        (["plan", "l", "--prop", "p"], "unrecognized arguments: --prop"),
+        ("proposee", "Did you mean propose?"),
+        ("check plans plans.jsonl --profil-e=x", "Did you mean --profile?"),
+        ("plan --stepp 3", "unrecognized arguments: --stepp. Did you mean --step"),
+        ("plan l --propsal=p", "Did you mean --proposal?"),
+        ("plan l --prop p", "unrecognized arguments: --prop"),
         (
-            ["profile", "derive", "--model", "small", "--gpus", "8"],
+            "profile derive --model small --gpus 8",
             "unrecognized arguments: --gpus. Did you mean --nodes with --gpus-per-node?",
         ),
-        (["propose", "--method", "serch"], "Did you mean search?"),
-        (["plan", "--data", "l.npy"], "--data. Leave --data out, and give its value alone"),
+        ("propose --method serch", "Did you mean search?"),
+        ("plan --data l.npy", "--data. Leave --data out, and give its value alone"),
         (
-            [
-                "profile",
-                "derive",
-                "qwen3-8b",
-                *("--model", "small", "--hardware", "h100", "-o", "p"),
-            ],
+            "profile derive qwen3-8b --model small --hardware h100 -o p",
             "unrecognized arguments: qwen3-8b. Did you mean --model qwen3-8b?",
         ),
-        (["propose", "--trainer", "megatrn"], "Did you mean megatron?"),
+        ("propose --trainer megatrn", "Did you mean megatron?"),
     ],
 )
-def test_the_nearest_name_is_suggested(arguments: list[str], nearest: str) -> None:
-    assert nearest in complaint(call(*arguments))
+def test_the_nearest_name_is_suggested(arguments: str, nearest: str) -> None:
+    assert nearest in complaint(call(*arguments.split()))
 
 
 @pytest.mark.parametrize(

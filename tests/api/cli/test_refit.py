@@ -16,20 +16,8 @@ def planned(tmp_path: Path, modes: str = "none") -> tuple[Path, Path]:
     """An estimated profile, and plans made with it."""
     profile, lengths = tmp_path / "p.json", tmp_path / "l.npy"
     np.save(lengths, np.random.default_rng(0).integers(100, 8000, 4000))
-    derived = "--model llama3-8b --hardware h100-80gb --schemes u1,u2,u4,tp2"
-    succeeded(
-        call(
-            "profile",
-            "derive",
-            *derived.split(),
-            "--recompute",
-            modes,
-            "--loss",
-            "whole",
-            "-o",
-            str(profile),
-        )
-    )
+    derived = f"--model llama3-8b --hardware h100-80gb --schemes u1,u2,u4,tp2 --recompute {modes}"
+    succeeded(call("profile", "derive", *derived.split(), "--loss", "whole", "-o", profile))
     proposal, plans = tmp_path / "proposal.json", tmp_path / "plans.jsonl"
     common = str(lengths)
     cluster = ("--gpus", "8", "--max-len", "8192", "--tokens", "100000")

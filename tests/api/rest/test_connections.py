@@ -4,13 +4,12 @@ import logging
 import re
 import resource
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from fresh_python import run_python
 from logged_service import serving_logged
 from service_process import PATIENCE_S, Served, serving_here
 
@@ -111,8 +110,7 @@ def test_the_limit_of_open_files_is_raised(tmp_path: Path) -> None:
         "from seqplan.api.rest.connections import open_files, raise_file_limit\n"
         "print(open_files(), raise_file_limit(), open_files())"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.split() == ["200", str(hard), str(hard)], done.stderr
+    assert run_python("-c", program).split() == ["200", str(hard), str(hard)]
     with serving_logged(tmp_path / "log", "--store", tmp_path / "s.db", "--port", 0) as served:
         limits = Path(f"/proc/{served.process.pid}/limits").read_text()
     limit = re.search(r"Max open files +(\d+) +(\d+)", limits)

@@ -1,6 +1,5 @@
 """Exact answers against exhaustive optima, and on steps whose gap the search leaves open."""
 
-import subprocess
 import sys
 from dataclasses import replace
 from itertools import islice
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fresh_python import run_python
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from instances import Case, assert_sound, fleet, random_case, random_case_with_modes
@@ -271,7 +271,4 @@ def test_the_solver_is_imported_on_demand() -> None:
         "    Planner.from_profile('llama-7b-a800-80gb', 8, 4096, exact=exact)\n"
         "    print('ortools.sat.python.cp_model' in sys.modules)"
     )
-    completed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert completed.stdout.split() == ["False", "True"]
+    assert run_python("-c", code).split() == ["False", "True"]

@@ -1,12 +1,11 @@
 """Planning inside a program: from a profile alone, or from a proposal."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fresh_python import run_python
 
 from seqplan import (
     Batch,
@@ -217,10 +216,7 @@ def test_neither_torch_nor_the_solver_is_needed() -> None:
         "seqplan.balance([5, 6, 7], 2, 16, seqplan.Cost(0.0, 1.0, 1.0))\n"
         "print([name for name in ('torch', 'scipy', 'ortools') if name in sys.modules])"
     )
-    completed = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
-    )
-    assert (completed.stderr, completed.stdout.strip()) == ("", "[]")
+    assert run_python("-c", script) == "[]\n"
 
 
 def test_resident_bytes_follow_the_profile() -> None:

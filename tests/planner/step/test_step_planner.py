@@ -1,11 +1,10 @@
 """A planner is ready when it is made: its first step takes no longer than it must."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fresh_python import run_python
 
 from seqplan import Batch, Plan, StepPlanner, Workload, find_profile, make_proposal, to_json
 from seqplan.planner.batches.sampler import Sampler
@@ -31,10 +30,7 @@ def test_the_first_step_imports_nothing(tmp_path: Path, profile: str, gpus: int)
     path, lengths = tmp_path / "proposal.json", np.array([700, 2900] * 50)
     workload = Workload(gpus, 4096, 8000)
     path.write_text(make_proposal(find_profile(profile), workload, lengths).to_json())
-    completed = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(path)], capture_output=True, text=True, check=False
-    )
-    assert (completed.stderr, completed.stdout.split()) == ("", [])
+    assert run_python("-c", SCRIPT, path).split() == []
 
 
 def test_a_plan_handed_out_first_is_proven_later() -> None:

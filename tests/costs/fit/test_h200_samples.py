@@ -3,6 +3,7 @@
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,9 +36,18 @@ def test_a_fit_predicts_what_it_was_not_fitted_to(mode: str) -> None:
     assert {sample.tokens for sample in bound} <= {256, 416, 676, 1098, 1783}
 
 
+def flatten(value: Any, place: str = "") -> dict[str, Any]:
+    """Numbers and texts of a document by their place."""
+    if not isinstance(value, dict | list):
+        return {place: value}
+    parts = value.items() if isinstance(value, dict) else enumerate(value)
+    return {k: v for key, part in parts for k, v in flatten(part, f"{place}/{key}").items()}
+
+
 def test_the_profile_is_made_of_the_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """But for the last digits, which processors compute differently."""
     profile = MEASURED / "llama3-8b-h200.json"
     source = json.loads(profile.read_text("utf-8"))["source"]
     command = shlex.split(source.partition(": ")[2])
@@ -47,5 +57,9 @@ def test_the_profile_is_made_of_the_samples(
     assert main([*command[1:-1], str(again)]) == 0
     document = json.loads(again.read_text("utf-8"))
     document["source"] = source
-    assert document == json.loads(profile.read_text("utf-8"))
+    found, expected = flatten(document), flatten(json.loads(profile.read_text("utf-8")))
+    assert found.keys() == expected.keys()
+    for place, value in expected.items():
+        close = pytest.approx(value, rel=1e-12) if isinstance(value, float) else value
+        assert found[place] == close, place
     assert Profile.load(profile).mode_names == ", ".join(MODES)

@@ -163,8 +163,7 @@ def page(folder: Path) -> tuple[int, str]:
     }
     os.chdir(folder)
     exec(program, names)
-    stored = AutoModelForCausalLM.from_pretrained("trained").dtype
-    return names["job"].next_step, str(stored)
+    return names["job"].next_step, str(AutoModelForCausalLM.from_pretrained("trained").dtype)
 
 
 def examples(rank: int, world_size: int, ports: list[int], folder: Path) -> Any:

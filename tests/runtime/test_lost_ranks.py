@@ -30,8 +30,7 @@ def run(end: str, *, kill: bool) -> tuple[list[int | None], list[str]]:
     try:
         outputs = []
         if kill:
-            first = [rank.output.readline() for rank in ranks]
-            assert first == ["ready\n"] * RANKS
+            assert [rank.output.readline() for rank in ranks] == ["ready\n"] * RANKS
             ranks[1].process.kill()
         for rank in ranks:
             outputs.append(rank.output.read())

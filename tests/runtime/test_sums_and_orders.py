@@ -175,8 +175,7 @@ def test_compiled_layers_leave_their_graph_at_attention() -> None:
 
 
 def test_each_label_counts_by_its_weight() -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(5, 7, generator=generator, dtype=torch.float64)
+    logits = torch.randn(5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     labels, weights = torch.tensor([3, 0, -100, 6, 1]), torch.tensor([0.5, 2.0, 9.0, 0.0, 1.25])
     rows = [row for row in range(5) if labels[row] >= 0]
     expected = -sum(weights[row] * logits[row].log_softmax(0)[labels[row]] for row in rows)

@@ -273,8 +273,7 @@ def run_blocks(
         updates(states, optimizer, at, save_at)
         save(folder, Cursor(save_at, None), states, optimizer, groups.control)
     elif optimizer.state:
-        state = next(iter(optimizer.state.values()))
-        assert state["first_codes"].dtype == torch.int8
+        assert next(iter(optimizer.state.values()))["first_codes"].dtype == torch.int8
     updates(states, optimizer, max(at, save_at), last)
     return dict(states.export())
 

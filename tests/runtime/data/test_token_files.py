@@ -28,8 +28,7 @@ def npy(path: Path) -> Path:
 def megatron(path: Path) -> Path:
     np.array(ROWS, dtype="<i4").tofile(path / "tokens.bin")
     header = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 4, 2, 3)
-    body = struct.pack("<2i2q3q", 4, 4, 0, 16, 0, 1, 2)
-    (path / "tokens.idx").write_bytes(header + body)
+    (path / "tokens.idx").write_bytes(header + struct.pack("<2i2q3q", 4, 4, 0, 16, 0, 1, 2))
     return path / "tokens.idx"
 
 
@@ -48,8 +47,7 @@ def test_the_same_samples_from_every_kind(tmp_path: Path, make_file: object) -> 
 
 def test_folding_leaves_small_ids() -> None:
     data = SeededTokens(256, 3)
-    folded = FoldedTokens(data, 256)
-    assert folded.tokens(9, 5, 50).tolist() == data.tokens(9, 5, 50).tolist()
+    assert FoldedTokens(data, 256).tokens(9, 5, 50).tolist() == data.tokens(9, 5, 50).tolist()
 
 
 @pytest.mark.parametrize(

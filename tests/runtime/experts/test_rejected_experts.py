@@ -128,8 +128,7 @@ def test_rows_beyond_a_limit_are_rejected() -> None:
 
 def _lose_a_rank(rank: int, world_size: int) -> str:
     """End one rank before its tokens go to the others; the error of the others."""
-    groups = Communicators.create()
-    blocks = ExpertBlocks.create(2, groups)
+    blocks = ExpertBlocks.create(2, Communicators.create())
     if rank == 1:
         os._exit(3)
     tokens, index = torch.randn(3, 4), torch.zeros(3, 1, dtype=torch.int64)
@@ -170,7 +169,6 @@ def test_a_model_alone_runs_its_experts() -> None:
     from seqplan.runtime.sequence_parallel.context import local_context
 
     model = Llama(ROUTED)
-    logits = model(torch.arange(7), local_context([7]))
-    logits.sum().backward()
+    model(torch.arange(7), local_context([7])).sum().backward()
     assert [layer.shape for layer in model.router_logits] == [(7, 8)] * 2
     assert all(parameter.grad is not None for parameter in model.parameters())

@@ -63,8 +63,7 @@ CASES: dict[str, tuple[Run, RoutedCase]] = {
 
 @pytest.mark.parametrize(("run", "case"), CASES.values(), ids=CASES)
 def test_training_is_that_of_one_process(run: Run, case: RoutedCase) -> None:
-    outcomes = run_ranks(run, case.ranks, case, timeout_s=150)
-    worst = differences(case, outcomes)
+    worst = differences(case, run_ranks(run, case.ranks, case, timeout_s=150))
     assert all(error <= gate for error, gate in zip(worst, GATES[case.dtype], strict=True)), worst
 
 
@@ -217,5 +216,4 @@ def _run_with(rank: int, world_size: int, fault: str, case: RoutedCase) -> Outco
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_program_is_seen(fault: str) -> None:
     case = RoutedCase(4, 3, expert_parallel=2, steps=1)
-    outcomes = run_ranks(_run_with, 4, fault, case)
-    assert differences(case, outcomes)[1] > 1e-4
+    assert differences(case, run_ranks(_run_with, 4, fault, case))[1] > 1e-4

@@ -70,7 +70,6 @@ def test_steps_come_to_their_end(ranks: list[dict[str, Trace]], name: str, one_q
 
 def test_a_step_that_would_hang_is_seen(ranks: list[dict[str, Trace]]) -> None:
     """Stages that reduce in backward deadlock if kernels run one at a time."""
-    traces = [of_rank[OVERLAPPED] for of_rank in ranks]
-    stuck = replay(traces, one_queue=True)
+    stuck = replay([of_rank[OVERLAPPED] for of_rank in ranks], one_queue=True)
     assert stuck is not None
     assert "rank" in stuck

@@ -33,8 +33,7 @@ def test_training_is_that_of_one_process(case: Case) -> None:
     assert any(scheme.tp > 1 for scheme in schemes)
     assert any(scheme.pp > 1 for scheme in schemes)
     assert any(scheme.sp > 1 for scheme in schemes)
-    outcomes = run_ranks(staged, case.ranks, case, timeout_s=150)
-    worst = differences(case, outcomes)
+    worst = differences(case, run_ranks(staged, case.ranks, case, timeout_s=150))
     assert all(error <= gate for error, gate in zip(worst, GATES[case.dtype], strict=True)), worst
 
 

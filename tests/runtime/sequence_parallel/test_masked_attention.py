@@ -152,8 +152,7 @@ def exactness(rank: int, world_size: int) -> Errors:
             plan = one_pipeline_plan(scheme, [int(length) for length in rng.permutation(lengths)])
         else:
             plan = random_plan(rng, world_size, heads=4, longest=150, sequences=6)
-        dtype = dtypes[number % len(dtypes)]
-        errors = errors_of_plan(plan, rank, number, kind, dtype)
+        errors = errors_of_plan(plan, rank, number, kind, dtypes[number % len(dtypes)])
         for key, error in errors.items():
             note(worst, *key, *error)
     return worst
@@ -247,8 +246,7 @@ def test_masks_that_hide_nothing_change_no_bit() -> None:
     assert torch.equal(attention(q, k, v, context, chunk=7), whole)
     nothing = torch.full((2,), -1000.0)
     assert torch.allclose(attention(q, k, v, context, sinks=nothing), whole)
-    drained = attention(q, k, v, context, sinks=-nothing)
-    assert torch.equal(drained, torch.zeros(12, 2, 4))
+    assert torch.equal(attention(q, k, v, context, sinks=-nothing), torch.zeros(12, 2, 4))
 
 
 @pytest.mark.parametrize(

@@ -101,8 +101,7 @@ def test_losses_and_parameters_are_those_of_one_process(
 
 def usage() -> tuple[int, int, int]:
     """Threads, descriptors and resident KiB of this process."""
-    status = Path("/proc/self/status").read_text()
-    resident = int(status.split("VmRSS:")[1].split()[0])
+    resident = int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0])
     return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd")), resident
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from seqplan.costs.scheme_model import SchemeModel
@@ -11,8 +12,10 @@ from seqplan.planner.bounds.linear_program import load_solver
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.lockstep.assemble import assemble_micro_steps
 from seqplan.planner.lockstep.best_layout import best_micro_steps, of_layouts
+from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
 from seqplan.planner.lockstep.proof import CLOSE, QUICK, prove_micro_steps
 from seqplan.planner.lockstep.replan_pairs import replan_pairs
+from seqplan.planner.placement.assembly import with_bound
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
 from seqplan.planner.sync.times import Layout, layouts_of
 from seqplan.plans.plan import Plan, Provenance
@@ -59,8 +62,7 @@ class LockstepPlanner:
         if self._proof:
             micro_steps = prove_micro_steps(micro_steps, batch, self._proof)
             if problem.micro_step_multiple == 1:
-                models = next(m for m in self._layouts if _layout_of(m) == best.layout)
-                micro_steps = replan_pairs(micro_steps, batch, models, gpus)
+                micro_steps = replan_pairs(micro_steps, batch, self._models_of(best.layout), gpus)
         return assemble_micro_steps(
             batch,
             micro_steps,
@@ -71,8 +73,19 @@ class LockstepPlanner:
         )
 
     def prove(self, plan: Plan) -> Plan:
-        """Return the plan: its bound is the closest that is known of micro-steps."""
-        return plan
+        """Return the plan with the closest bound over its layout that can be proven."""
+        batch, (layout,) = Batch.from_plan(plan), layouts_of(k for k, _ in plan.strategy.counts)
+        micro_steps = plan_micro_steps(
+            batch, self._models_of(layout), plan.world_size, self._problem.micro_step_multiple
+        )
+        if micro_steps is None:
+            return plan
+        bound_ms = prove_micro_steps(micro_steps, batch).lower_bound_ms
+        proven = with_bound(plan, bound_ms)
+        return replace(proven, layout_lower_bound_ms=proven.lower_bound_ms)
+
+    def _models_of(self, layout: Layout) -> list[SchemeModel]:
+        return next(models for models in self._layouts if _layout_of(models) == layout)
 
 
 def _layout_of(models: Sequence[SchemeModel]) -> Layout:

@@ -66,3 +66,15 @@ def test_plans_with_stages_stay() -> None:
     assert micro_steps is not None
     assert len(micro_steps.micro_steps) > 2
     assert replan_pairs(micro_steps, batch, models, 64) is micro_steps
+
+
+def test_a_plan_without_a_close_bound_is_proven_later() -> None:
+    lengths = np.minimum(np.random.default_rng(2).choice(CODE, 80_000), 32_768)
+    lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), 200_000))]
+    quick = Planner.from_profile(PROFILE, 64, 32_768, sync=None, execution="lockstep", prove=False)
+    plan = quick.plan(lengths)
+    proven = quick.prove(plan)
+    assert proven.pipelines == plan.pipelines
+    assert proven.gap < 0.015 < plan.gap
+    assert proven.layout_gap == proven.gap
+    assert quick.prove(proven) == proven

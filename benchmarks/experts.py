@@ -22,7 +22,7 @@ from seqplan.planner.problem import PlanningOptions, PlanningProblem
 from seqplan.planner.step.pipeline_planner import PipelinePlanner
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.sync.choice import choose_sync
-from seqplan.planner.systems.static_experts import find_static_experts
+from seqplan.planner.systems.static_experts import find_static_expert_run
 from seqplan.planner.workload import Workload
 from seqplan.plans.experts import holds_whole_blocks
 from seqplan.plans.plan import PlannedPipeline, Provenance
@@ -78,7 +78,7 @@ def _static_row(
     source: Data, workload: Workload, batches: Sequence[Batch], first_ms: float
 ) -> list[str]:
     whole = load_shipped(PROFILE)
-    best = find_static_experts(
+    best = find_static_expert_run(
         whole,
         workload,
         batches,

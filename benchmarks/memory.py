@@ -30,7 +30,7 @@ from seqplan.planner.placement.fleet import Fleet
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.planner.proposal.uniform import find_best_scheme
+from seqplan.planner.proposal.uniform import find_uniform_scheme
 from seqplan.planner.step.selection import select
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
@@ -237,7 +237,7 @@ def _static_ms(
 ) -> float | None:
     """Time the best static scheme with our dispatch and packing, sync included (ms)."""
     sync = choose_sync(profile, workload.gpus)
-    fastest = find_best_scheme(profile, workload, batches, longest, sync, lockstep=False)
+    fastest = find_uniform_scheme(profile, workload, batches, longest, sync, lockstep=False)
     return None if fastest is None else fastest[1]
 
 

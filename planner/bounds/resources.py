@@ -33,7 +33,7 @@ with stages:
 At pp = 1, up to ``MIXED`` micro-batches are of one of few choices of modes. For prices p_m ≥ 0 of a
 token of MaxLen, those of a choice with k_m of each mode take Σ (work + padded·p) ≤ τ − Σ k_m·c_m +
 Σ k_m·MaxLen_m·p_m. The share of a sequence, in the place of its tokens, is the least over all
-choices and their modes. Any prices are valid (``shares_in_modes`` has those that are close).
+choices and their modes. Any prices are valid; ``shares_of_all_micro_batches`` has close ones.
 
 *Peaked*, one state for each level of M: M > β, as when one long sequence is longer than an even
 micro-batch. For M in [low, high) what remains for work and micro-batches, whatever V is, is
@@ -142,7 +142,7 @@ class ClassLengths:
         """Return which lengths have less work than the level's end (levels, n)."""
         return self.work < self.level_works[1][:, None]
 
-    def shares_of_modes(self, micro_batch_ms: float) -> Floats:
+    def shares_of_micro_batch(self, micro_batch_ms: float) -> Floats:
         """Compute each length's least share of a micro-batch of at most so long (n,)."""
         shares = self.pipeline_class.least_over_modes(
             self.lengths,
@@ -150,8 +150,8 @@ class ClassLengths:
         )
         return np.minimum(shares, LARGEST_SHARE)
 
-    def cost_of_modes(self, micro_batch_ms: float) -> Floats:
-        """Compute each length's least work and share of c (ms), as ``shares_of_modes``."""
+    def cost_in_micro_batch(self, micro_batch_ms: float) -> Floats:
+        """Compute each length's least work and share of c (ms), as ``shares_of_micro_batch``."""
         return self.pipeline_class.least_over_modes(
             self.lengths,
             lambda mode, length, padded: (
@@ -181,7 +181,7 @@ class ClassLengths:
         capacity = np.array([mode.capacity for mode in self.pipeline_class.all_modes])
         return self.padded <= capacity[:, None]
 
-    def shares_in_modes(self, micro_batches: int, time_ms: float) -> Floats:
+    def shares_of_all_micro_batches(self, micro_batches: int, time_ms: float) -> Floats:
         """Compute each length's least share (n,) over all modes that so many can have.
 
         Of micro-batches that run one after another within the time.
@@ -282,13 +282,17 @@ def _describe_even(
         if of_class.number > SHARES_OF_MODES and pp == 1:
             coefficients[:, SHARES_OF_MODES] = coefficients[:, 4]
         elif of_class.number > SHARES_OF_MODES:
-            shares = [of_class.shares_of_modes(ms) / k for k, ms in zip(v, longest_ms, strict=True)]
-            shares[-1] = of_class.cost_of_modes(longest_ms[-1]) / time_ms
+            shares = [
+                of_class.shares_of_micro_batch(ms) / k for k, ms in zip(v, longest_ms, strict=True)
+            ]
+            shares[-1] = of_class.cost_in_micro_batch(longest_ms[-1]) / time_ms
             of_modes += [(state, SHARES_OF_MODES, share) for state, share in enumerate(shares)]
     if pp == 1 and of_class.pipeline_class.modes:
         for state in np.flatnonzero(micro_batches[:-1] <= MIXED).tolist():
             coefficients[state, 1] = 0.0
-            of_modes.append((state, 1, of_class.shares_in_modes(int(v[state]), time_ms)))
+            of_modes.append(
+                (state, 1, of_class.shares_of_all_micro_batches(int(v[state]), time_ms))
+            )
     large_work = of_class.work > budget[:, None] * (0.5 + ROUNDING)
     eligible = of_class.work <= budget[:, None] * (1 + ROUNDING)
     return ShareTerms(coefficients, of_large_work, large_work, of_modes), eligible
@@ -361,7 +365,7 @@ def _describe_peaked(
     if of_class.number > SHARES_OF_MODES:
         coefficients[:, SHARES_OF_MODES] = 0.0
         of_modes = [
-            (level, SHARES_OF_MODES, of_class.cost_of_modes(longest_ms) * rest[level])
+            (level, SHARES_OF_MODES, of_class.cost_in_micro_batch(longest_ms) * rest[level])
             for level, longest_ms in enumerate(high + pipeline_class.least_c)
         ]
     large_work = of_class.work >= high[:, None] * (0.5 + ROUNDING)

@@ -21,7 +21,7 @@ from seqplan.planner.proposal.backends import TrainingBackend, apply_backend, fi
 from seqplan.planner.proposal.candidates import Progress
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.planner.proposal.uniform import find_best_scheme
+from seqplan.planner.proposal.uniform import find_uniform_scheme
 from seqplan.planner.simulation.iteration import Execution, Iteration, simulate_iteration
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.sync.choice import derive_again
@@ -37,7 +37,7 @@ from seqplan.planner.systems.megatron_packing import megatron_packing
 from seqplan.planner.systems.one_layout import one_layout
 from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
 from seqplan.planner.systems.static_best import static_best
-from seqplan.planner.systems.static_experts import SAMPLED, find_static_experts
+from seqplan.planner.systems.static_experts import SAMPLED, find_static_expert_run
 from seqplan.planner.systems.trainers import trainer_rules
 from seqplan.planner.workload import Workload
 from seqplan.plans.extensions import list_extensions, load_extension
@@ -196,7 +196,7 @@ def _set_up_others(setting: Setting, profile: Profile) -> Setting:
     """
     best = None
     if profile.expert_degrees != (1,):
-        best = find_static_experts(
+        best = find_static_expert_run(
             profile,
             setting.workload,
             setting.batches[:SAMPLED],
@@ -325,7 +325,7 @@ def _keep_best_mode(setting: Setting) -> Profile:
     best: tuple[float, Profile] | None = None
     for mode in profile.modes:
         of_mode = profile.keep_modes({mode.name})
-        fastest = find_best_scheme(
+        fastest = find_uniform_scheme(
             of_mode,
             setting.workload,
             setting.batches[:SAMPLED],

@@ -27,7 +27,7 @@ def keep_best_scheme(
 
     Of those that hold ``longest`` tokens, of which there is one.
     """
-    best = find_best_scheme(
+    best = find_uniform_scheme(
         profile,
         workload,
         batches,
@@ -40,7 +40,7 @@ def keep_best_scheme(
     return profile.keep_schemes({best[0]})
 
 
-def find_best_scheme(
+def find_uniform_scheme(
     profile: Profile,
     workload: Workload,
     batches: Sequence[Batch],

@@ -19,7 +19,7 @@ from seqplan.planner.strategies.homogeneous import (
     strategy_ms,
 )
 from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
-from seqplan.planner.systems.static_experts import QUICK, SAMPLED, find_static_experts
+from seqplan.planner.systems.static_experts import QUICK, SAMPLED, find_static_expert_run
 from seqplan.plans.scheme import Strategy
 
 JUDGED_WITHIN = 1.15
@@ -119,7 +119,7 @@ def _find_flat_experts(setting: Setting, best: PlanningProblem) -> Strategy | No
     if all(scheme.pp == 1 for scheme in best.models):
         return _strategy_of(best)
     flat = {entry.scheme for entry in setting.profile.schemes if entry.scheme.pp == 1}
-    flat_best = find_static_experts(
+    flat_best = find_static_expert_run(
         setting.profile.keep_schemes(flat),
         setting.workload,
         setting.batches[:SAMPLED],

@@ -21,7 +21,7 @@ SAMPLED = 4
 """Batches that a static run's degree, mode and scheme are chosen by."""
 
 
-def find_static_experts(
+def find_static_expert_run(
     profile: Profile,
     workload: Workload,
     batches: Sequence[Batch],

@@ -23,7 +23,7 @@ from seqplan.planner.proposal.backends import find_backend
 from seqplan.planner.simulation.iteration import compute_ms
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.systems.setting import Setting
-from seqplan.planner.systems.static_experts import find_static_experts
+from seqplan.planner.systems.static_experts import find_static_expert_run
 
 GPUS, CONTEXT, TOKENS = 4, 2048, 60_000
 LENGTHS = np.random.default_rng(1).lognormal(6, 0.8, 2000).astype(int).clip(16, CONTEXT)
@@ -87,7 +87,7 @@ def test_the_static_run_is_the_fastest_of_all_degrees_modes_and_schemes() -> Non
 
 
 def find_static(profile: Profile) -> PlanningProblem:
-    found = find_static_experts(
+    found = find_static_expert_run(
         profile, WORKLOAD, BATCHES, LONGEST, choose_sync(profile, GPUS), lockstep=False
     )
     assert found is not None

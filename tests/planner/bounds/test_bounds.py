@@ -129,7 +129,7 @@ def test_bounds_hold_whatever_modes_micro_batches_have(seed: int) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 2))
-def test_shares_in_modes_hold_for_all_micro_batches(seed: int, micro_batches: int) -> None:
+def test_shares_of_all_micro_batches_hold(seed: int, micro_batches: int) -> None:
     """Sequences in micro-batches of any modes take at most the time of these."""
     rng = np.random.default_rng(seed)
     classes, batch = random_case_with_modes(rng)
@@ -150,7 +150,7 @@ def test_shares_in_modes_hold_for_all_micro_batches(seed: int, micro_batches: in
     share = dict(
         zip(
             everything.distinct.tolist(),
-            lengths.shares_in_modes(micro_batches, time_ms * SLACK),
+            lengths.shares_of_all_micro_batches(micro_batches, time_ms * SLACK),
             strict=True,
         )
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from seqplan.plans.scheme import Scheme
 
 
-def refusal(
+def find_unsupported(
     scheme: Scheme, *, layers: int, heads: int, kv_heads: int, ffn: int, vocab: int
 ) -> str | None:
     """Return in one clause why a model cannot run ``scheme``, None if it can.

@@ -71,7 +71,7 @@ class Hardware:
         return (
             f"unchecked: that {self.name} reaches {self.matmul_efficiency:.0%} of its peak in "
             f"products and {rate.forward:.0%} in attention ({self.attention_kernel}) is assumed, "
-            "and held against no measurement; times may be off by a factor of two"
+            "and compared with no measurement; times may be off by a factor of two"
         )
 
     def __post_init__(self) -> None:

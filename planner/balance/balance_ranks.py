@@ -207,7 +207,7 @@ def _check_modes(
             )
         if capacity is None:
             raise TypeError("capacity is missing. Give the tokens that a micro-batch can hold")
-        # What is wrong with one of them is reported with the micro-batch that it describes.
+        # An error in one of them is reported with the micro-batch that it describes.
         return (Mode("", capacity, cast(Latency, cost)),)
     if capacity is not None or cost is not None:
         raise TypeError("capacity and cost are stated by each mode. Leave both out with modes")

@@ -39,7 +39,7 @@ class LockstepPlanner:
         models = self._problem.models
         schemes = [s for strategy in self._problem.strategies for s, _ in strategy.counts]
         chosen = layouts_of(schemes or models)
-        return [own for layout, own in of_layouts(models).items() if layout in chosen]
+        return [some for layout, some in of_layouts(models).items() if layout in chosen]
 
     def plan(self, batch: Batch) -> Plan:
         """Plan the micro-steps of a batch; ``Infeasible`` if no group holds a sequence."""

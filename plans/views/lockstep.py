@@ -18,7 +18,7 @@ from seqplan.plans.views.placement import Placement
 class LockstepSchedule(NamedTuple):
     """The micro-step of each of a rank's micro-batches, ascending, and their number."""
 
-    own: tuple[int, ...]
+    with_work: tuple[int, ...]
     total: int
 
 

@@ -25,7 +25,7 @@ class Targets(NamedTuple):
     """Labels, weights and extras of a range of a sample's tokens.
 
     ``labels``: int64 (tokens,), ``NO_LABEL`` to ignore a token; ``weights``: float64
-    (tokens,), how much each label counts, 1 where None; ``extras``: by name, (tokens, …).
+    (tokens,), how much each label counts, 1 if None; ``extras``: by name, (tokens, …).
     """
 
     labels: Tokens

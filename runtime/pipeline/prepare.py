@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from seqplan.plans.recomputation import MODES
-from seqplan.plans.scheme_limits import refusal as unsupported_reason
+from seqplan.plans.scheme_limits import find_unsupported
 from seqplan.plans.views.parameter_layout import Shard
 from seqplan.plans.views.placement import can_overlap_reduction
 from seqplan.plans.views.rank_view import PipelineView, RankView
@@ -78,7 +78,7 @@ def check_runnable(view: RankView, config: ModelConfig, blocks: ExpertBlocks | N
             "between micro-batches (Megatron); here plan without lockstep, or with pp 1"
         )
     for index, placed in enumerate(view.placement):
-        reason = unsupported_reason(
+        reason = find_unsupported(
             placed.scheme,
             layers=config.layers,
             heads=config.heads,

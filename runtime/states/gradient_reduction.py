@@ -142,14 +142,14 @@ class ReduceEachMicroBatch:
 
     def next_micro_batch(self) -> None:
         """As ``GradientReduction``: take part in micro-steps without a micro-batch here."""
-        counts = self._of_step().own
+        counts = self._of_step().with_work
         if self._micro_batch < len(counts):
             self._join(counts[self._micro_batch])
         self._announced = True
 
     def begin_backward(self, *, last: bool) -> None:
         """As ``GradientReduction``; ``RuntimeError`` without ``next_micro_batch`` before."""
-        if self._micro_batch >= len(self._of_step().own) or not self._announced:
+        if self._micro_batch >= len(self._of_step().with_work) or not self._announced:
             raise RuntimeError(
                 "gradients are reduced after each micro-batch: call states.next_micro_batch() "
                 "before each forward, and backward once for each micro-batch of the step's view"
@@ -173,9 +173,9 @@ class ReduceEachMicroBatch:
     def finish(self) -> None:
         """As ``GradientReduction``."""
         micro_steps = self._of_step()
-        if self._micro_batch != len(micro_steps.own):
+        if self._micro_batch != (number := len(micro_steps.with_work)):
             raise RuntimeError(
-                f"backward ran {self._micro_batch} times, and the step has {len(micro_steps.own)} "
+                f"backward ran {self._micro_batch} times, and the step has {number} "
                 "micro-batches of this rank"
             )
         self._join(micro_steps.total)

@@ -7,7 +7,7 @@ import pytest
 from seqplan.costs.model_sizes import ModelShape, ModelSizes, parameters
 from seqplan.costs.scheme_rules import scheme_problem
 from seqplan.plans.scheme import Scheme
-from seqplan.plans.scheme_limits import refusal
+from seqplan.plans.scheme_limits import find_unsupported
 
 GROUPED = ModelShape(hidden=4096, layers=30, heads=24, kv_heads=6)
 UNKNOWN = ModelShape(hidden=4096, layers=30)
@@ -47,7 +47,7 @@ def test_the_runtime_runs_every_scheme_of_a_profile() -> None:
         for tp, pp, ulysses in product((1, 2, 3, 4, 6, 8, 12, 24), (1, 2, 3, 5), (1, 2, 3, 4, 6)):
             scheme = Scheme(tp, pp, ulysses, 1)
             if scheme_problem(scheme, shape) is None:
-                assert refusal(scheme, **sizes) is None, (scheme, shape)
+                assert find_unsupported(scheme, **sizes) is None, (scheme, shape)
                 allowed += 1
     assert allowed > 200
 

@@ -19,7 +19,7 @@ PRIVATE = re.compile(
 )
 """Words that engineers of the field have to translate."""
 
-MOST_PRIVATE = {"product": 13, "tests": 10, "pages": 7}
+MOST_PRIVATE = {"product": 0, "tests": 0, "pages": 1}
 """How often they occur: never more than when they were last counted."""
 
 PARTICIPLE = re.compile(r"^(?:[a-z]+ed|lent|dealt|told|made|known|held|kept|thrifty|said)$")

@@ -11,7 +11,7 @@ from seqplan.plans.lint import lint
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline
 from seqplan.plans.schedule import schedule
 from seqplan.plans.scheme import Scheme
-from seqplan.plans.scheme_limits import refusal
+from seqplan.plans.scheme_limits import find_unsupported
 
 
 def random_lengths(rng: np.random.Generator, count: int, longest: int) -> list[int]:
@@ -68,7 +68,7 @@ def runnable_schemes(gpus: int, sizes: Mapping[str, int]) -> list[Scheme]:
         for tp, pp, ulysses in product(divisors, repeat=3)
         if gpus % (tp * pp * ulysses) == 0
     ]
-    return [scheme for scheme in schemes if refusal(scheme, **sizes) is None]
+    return [scheme for scheme in schemes if find_unsupported(scheme, **sizes) is None]
 
 
 def random_staged_plan(
@@ -83,8 +83,8 @@ def random_staged_plan(
 ) -> Plan:
     """A plan of any schemes side by side that a model of ``sizes`` can run.
 
-    ``sizes``: as of ``refusal``. Ranks in any order, some idle, some again in another pipeline
-    later in the step; up to ``most`` micro-batches in a pipeline, none in some.
+    ``sizes``: as of ``find_unsupported``. Ranks in any order, some idle, some again in another
+    pipeline later in the step; up to ``most`` micro-batches in a pipeline, none in some.
     """
     order = [int(rank) for rank in rng.permutation(world_size)]
     slots: list[tuple[Scheme, tuple[int, ...]]] = []

@@ -135,7 +135,7 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     headers = dict(error.headers) if error.headers else None
     if error.status_code == 405:
         headers = {"Allow": ", ".join(_allow_methods(request))}
-    kind = kinds.get(error.status_code, "refused")
+    kind = kinds.get(error.status_code, "rejected")
     return problem(error.status_code, kind, detail, headers)
 
 

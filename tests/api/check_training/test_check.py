@@ -11,7 +11,7 @@ from small_check import written
 
 from seqplan import Plan, Scheme, from_json, read_plans
 from seqplan.api.check_training.check import Check, CheckedStep, first_plans, relative, size_model
-from seqplan.plans.scheme_limits import refusal as unsupported_reason
+from seqplan.plans.scheme_limits import find_unsupported
 
 
 def test_plans_for_another_number_of_ranks(plans: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_model_that_all_schemes_can_run(plans: Path, schemes: list[Scheme]) ->
     assert sizes.hidden % (2 * sizes.heads) == 0
     assert sizes.heads % sizes.kv_heads == 0
     for scheme in schemes:
-        reason = unsupported_reason(
+        reason = find_unsupported(
             scheme,
             layers=sizes.layers,
             heads=sizes.heads,

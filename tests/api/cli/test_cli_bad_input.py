@@ -17,8 +17,8 @@ from seqplan.costs.shipped.catalogue import load_shipped
 @pytest.mark.parametrize("command", ["propose", "plan", "lengths"])
 def test_bad_lengths(command: str, tmp_path: Path, output: Path, lockstep: PlannedFiles) -> None:
     """The messages of each format are tested with its source."""
-    sources = {"a.txt": "5\n-3\n", "a.csv": "1\n", "none.npy": None}
-    messages = ("length -3 is not positive", ".csv is not a source of lengths", "no such file")
+    sources = {"a.txt": "5\n-3\n", "a.xml": "1\n", "none.npy": None}
+    messages = ("length -3 is not positive", ".xml is not a source of lengths", "no such file")
     for (name, content), message in zip(sources.items(), messages, strict=True):
         source = tmp_path / name
         if content is not None:

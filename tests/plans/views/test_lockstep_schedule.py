@@ -30,7 +30,7 @@ def test_ranks_of_a_pipeline_meet(step: tuple[Placement, list[int]]) -> None:
     last = 0
     for pipeline, count in zip(placement, counts, strict=True):
         parts = {
-            micro_steps[rank].own[next_micro_steps[rank] : next_micro_steps[rank] + count]
+            micro_steps[rank].with_work[next_micro_steps[rank] : next_micro_steps[rank] + count]
             for rank in pipeline.ranks
         }
         assert len(parts) == 1
@@ -40,8 +40,8 @@ def test_ranks_of_a_pipeline_meet(step: tuple[Placement, list[int]]) -> None:
             next_micro_steps[rank] += count
         last = max([last, *(number + 1 for number in part)])
     for rank, rank_micro_steps in enumerate(micro_steps):
-        assert len(rank_micro_steps.own) == next_micro_steps[rank]
-        assert list(rank_micro_steps.own) == sorted(set(rank_micro_steps.own))
+        assert len(rank_micro_steps.with_work) == next_micro_steps[rank]
+        assert list(rank_micro_steps.with_work) == sorted(set(rank_micro_steps.with_work))
         assert rank_micro_steps.total == last
 
 

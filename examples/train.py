@@ -25,7 +25,7 @@ def main() -> None:
     """Parse the arguments and train until the plans end."""
     arguments = parsed()
     if arguments.device == "cuda":
-        # First of all: whatever is made later lies on this rank's own device.
+        # First of all: whatever is made later lies on this rank's device.
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
         torch.cuda.set_device(device)
         dist.init_process_group("nccl", device_id=device)

@@ -190,3 +190,25 @@ def test_factors_that_cannot_be(slowdown: Any, error: type[Exception], message: 
 def test_equally_many_samples_do_not_go_with_slower_ranks() -> None:
     with pytest.raises(ValueError, match="equal_samples with different factors of slowdown"):
         balance([4, 4], 2, 8, COST, slowdown=[1.0, 2.0], equal_samples=True)
+
+
+@pytest.mark.parametrize("factor", [1.1, 1.3])
+def test_ranks_that_are_nearly_full_of_tokens(factor: float) -> None:
+    """Filled to targets they take 1.3 and 1.5 % more than the bound."""
+    lengths = np.random.default_rng(13).lognormal(6.2, 1.2, 256).astype(int).clip(1, 12_000)
+    capacity = int(lengths.sum() / (7 + 1 / factor) / 0.992)
+    slowdown = [1.0] * 7 + [factor]
+    cost = Cost(1e-6, 0.1, 65.0)
+    slow = balance(lengths, 8, capacity, cost, execution="lockstep", slowdown=slowdown)
+    assert [len(of_rank) for of_rank in slow.micro_batches] == [1] * 8
+    assert slow.gap < 0.007
+
+
+def test_tokens_that_fast_ranks_cannot_hold_bind() -> None:
+    """In one micro-step the slow rank has 900 tokens at least, and two cost their overhead."""
+    slowdown = [1.0] * 7 + [2.0]
+    slow = balance(
+        [100] * 79, 8, 1000, Cost(0.0, 1.0, 50.0), execution="lockstep", slowdown=slowdown
+    )
+    assert [len(of_rank) for of_rank in slow.micro_batches] == [2] * 8
+    assert slow.lower_bound_ms == pytest.approx(7900 / 7.5 + 100)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from seqplan.runtime.errors import communicating
+
+EXIT_PAUSE_S = 0.05
+"""Pause at the end of a process, for gloo's threads. Without it, about 1 of 50 programs that end
+right after a collective aborts on 2 busy cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +51,20 @@ class Communicators:
             control=dist.new_group(timeout=timeout, backend="gloo"),
             timeout_s=timeout_s,
         )
+        atexit.unregister(_pause_for_gloo)  # once, however many groups there are
+        atexit.register(_pause_for_gloo)
         # Point-to-point batches of some ranks only work once all ranks have met in the group.
         for group in (groups.attention, groups.tensor, groups.states):
             dist.barrier(group=group)
         return groups
+
+
+def _pause_for_gloo() -> None:
+    """Let gloo's threads release the tensors of their last collective.
+
+    They need the interpreter for that; while it ends, they would abort the process.
+    """
+    time.sleep(EXIT_PAUSE_S)
 
 
 def raise_on_all_ranks(

@@ -11,7 +11,7 @@ from typing import Any
 
 from seqplan.costs.lengths.sources.error import LengthsError, first_line, shown
 
-_INTEGER = re.compile(r"\s*[+-]?[0-9]{1,18}\s*")
+_INTEGER = re.compile(r"\s*[+-]?[0-9]{1,4000}\s*")
 
 
 def read_csv_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from seqplan.costs.model_files.model_file import find_model
-from seqplan.costs.model_sizes import MODELS, SOURCES, ModelSizes, find_release
+from seqplan.costs.model_files.releases import find_release
+from seqplan.costs.model_sizes import MODELS, SOURCES, ModelSizes
 
 
 @pytest.mark.parametrize(

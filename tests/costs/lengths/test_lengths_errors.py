@@ -125,6 +125,7 @@ CASES: list[tuple[str, Any, str]] = [
     ),
     ("a.csv", "length\n5.0\n", f"line 2: field 'length' is 5.0; {WANTS}"),
     ("a.csv", "id,length\n1,\n", f"line 2: field 'length' is None; {WANTS}"),
+    ("a.csv", "length\n5\n" + 30 * "9", f"line 3: length {30 * '9'} {LARGE}"),
     ("a.csv", "length\n0\n", f"line 2: length 0 {SMALL}"),
     ("a.csv", b"length\n\xff\n", "is not UTF-8: invalid start byte. Convert the file"),
     ("a.csv", "text\nx\n", f"field 'text' {TEXT}"),

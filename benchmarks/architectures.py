@@ -1,7 +1,8 @@
 """Hugging Face models under hostile plans on four CPU ranks, compared with one process.
 
 Ten steps of AdamW with clipping; the reference runs each document alone, transformers'
-attention. The ranks are forked from a process that has imported transformers.
+attention. The ranks are forked from a process that has imported transformers, and share the work of
+the reference.
 """
 
 from __future__ import annotations
@@ -13,16 +14,19 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+import torch.distributed as dist
+import transformers
 
 from benchmarks.hostile_plans import RANKS, hostile_plans
-from benchmarks.settings import markdown
+from benchmarks.ranks import on_ranks
+from benchmarks.tables import Output, Table
 from benchmarks.tiny_models import MODELS, REJECTED, VOCAB, tiny_model
+from seqplan import huggingface, runtime
 
 LONGEST = 300
 CLIP_NORM = 1.0
@@ -48,8 +52,13 @@ class Case:
     compiled: bool = False
 
     @property
+    def rounded(self) -> bool:
+        """Whether it computes in bf16."""
+        return self.dtype != "float32" or self.autocast
+
+    @property
     def label(self) -> str:
-        """What the table calls it."""
+        """Its name in the table."""
         how = [
             self.name,
             *(["LoRA"] if self.lora else []),
@@ -64,10 +73,10 @@ class Case:
         return " · ".join(how)
 
 
-def cases() -> list[Case]:
-    """List all that is tried, in the table's order."""
+def list_cases(only: str = "") -> list[Case]:
+    """List the cases whose labels begin with ``only``, in the table's order."""
     ways = ("llama", "qwen3_moe", "deepseek_v3")
-    return [
+    every = [
         *(Case(name) for name in MODELS),
         *(Case(name, targets="mask") for name in ways),
         *(Case(name, targets="weights") for name in ways),
@@ -88,6 +97,7 @@ def cases() -> list[Case]:
         ),
         *(Case(name) for name in REJECTED),
     ]
+    return [case for case in every if case.label.startswith(only)]
 
 
 @dataclass(frozen=True)
@@ -97,86 +107,59 @@ class Outcome:
     losses: list[float]
     norms: list[float]
     rejection: str = ""
-    rejected_by_all: bool = False
     saved_equally: bool = False
 
 
-def run(data: object) -> None:
-    """Print trained and rejected models; ``SystemExit`` if a limit is exceeded."""
-    # A separate process: ranks are forked from it before it has started any thread.
-    process = get_context("spawn").Process(target=_compare_all)
-    process.start()
-    process.join()
-    if process.exitcode:
-        raise SystemExit("architectures: a case failed")
-
-
-def _compare_all() -> None:
-    import torch
-    import torch._dynamo  # an optimizer imports it when it is made, which takes seconds
-    import transformers
-
-    warnings.filterwarnings("ignore")
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    torch.set_num_threads(1)
+def compare_architectures(data: object, only: str = "") -> Output:
+    """Compare trained and rejected models; ``SystemExit`` if a limit is exceeded."""
     started = time.monotonic()
-    forking = get_context("fork")
-    with tempfile.TemporaryDirectory() as folder:
-        pipes, ranks = [], []
-        for rank in range(RANKS):
-            here, there = forking.Pipe()
-            process = forking.Process(
-                target=_run_rank, args=(rank, there, Path(folder)), daemon=True
-            )
-            process.start()
-            there.close()
-            pipes.append(here)
-            ranks.append(process)
-        rows, rejections, failures = [], [], []
-        for case in cases():
-            outcomes: list[Outcome] = [pipe.recv() for pipe in pipes]
-            first = outcomes[0]
-            if not first.rejection:
-                cells, faults = _compared(case, first)
-                rows.append([case.label, *cells])
-                failures += [f"{case.label}: {fault}" for fault in faults]
-                continue
-            same = len({outcome.rejection for outcome in outcomes}) == 1
-            rejections.append([case.label, first.rejection, "yes" if same else "no"])
-            if not same or case.name in MODELS:
-                failures.append(f"{case.label}: {first.rejection}")
-        for process in ranks:
-            process.join()
-    print(f"\n{len(MODELS)} architectures, 4 CPU ranks, {len(hostile_plans(LONGEST))} steps each\n")
-    print(
-        markdown(["model", "loss differs by", "norm differs by", "saved model read back"], rows)
-        + "\n"
+    trained = Table(
+        "model | loss differs by | norm differs by | saved model read back",
+        "{} | {} | {} | {}",
+        title=f"{len(MODELS)} architectures, 4 CPU ranks, {len(hostile_plans(LONGEST))} steps each",
     )
-    print(markdown(["rejected", "with", "on every rank"], rejections) + "\n")
-    print(f"{time.monotonic() - started:.0f} s")
+    rejected = Table("rejected | with | on every rank", "{} | {} | {}")
+    failures = []
+    with tempfile.TemporaryDirectory() as folder:
+        preload = ("torch._dynamo", "transformers", "benchmarks.architectures")
+        by_rank = on_ranks(RANKS, _run_rank, (Path(folder), only), preload)
+    references = {number: plain for _, plains in by_rank for number, plain in plains.items()}
+    for number, case in enumerate(list_cases(only)):
+        outcomes = [of_rank[number] for of_rank, _ in by_rank]
+        first = outcomes[0]
+        if not first.rejection:
+            cells, faults = _compare(case, first, *references[number])
+            trained.add(case.label, *cells)
+            failures += [f"{case.label}: {fault}" for fault in faults]
+            continue
+        same = len({outcome.rejection for outcome in outcomes}) == 1
+        rejected.add(case.label, first.rejection, "yes" if same else "no")
+        if not same or case.name in MODELS:
+            failures.append(f"{case.label}: {first.rejection}")
+    yield trained
+    yield rejected
+    yield f"{time.monotonic() - started:.0f} s"
     if failures:
         raise SystemExit("\n".join(failures))
 
 
-def _compared(case: Case, outcome: Outcome) -> tuple[list[str], list[str]]:
+def _compare(
+    case: Case, outcome: Outcome, plain: Outcome, exact: Outcome
+) -> tuple[list[str], list[str]]:
     """Compare with plain code: the cells of a row, and what exceeds its limit."""
-    plain = _plain(case)
     faults = [] if outcome.saved_equally else ["the saved model differs"]
-    rounded = case.dtype != "float32" or case.autocast
-    exact = _plain(case, exact=True) if rounded else plain
     cells = []
     for quantity, limit, mine, ours, true in (
         ("losses", LOSS_LIMIT, outcome.losses, plain.losses, exact.losses),
         ("norms", NORM_LIMIT, outcome.norms, plain.norms, exact.norms),
     ):
         error = _differences(mine, true).max()
-        if rounded:  # of one step the error may happen to be small
+        if case.rounded:  # of one step the error may happen to be small
             error, of_one = (_mean_square(some, true) for some in (mine, ours))
             limit = BF16_FACTOR * of_one
         if not error <= limit:
             faults.append(f"{quantity} differ by {error:.1e}, more than {limit:.1e}")
-        reference = f" of fp32; one process {of_one:.1e}" if rounded else ""
+        reference = f" of fp32; one process {of_one:.1e}" if case.rounded else ""
         cells.append(f"{error:.1e}{reference}")
     return [*cells, "bit-equal" if outcome.saved_equally else "no"], faults
 
@@ -191,34 +174,35 @@ def _mean_square(some: list[float], same: list[float]) -> float:
     return float(np.sqrt((_differences(some, same) ** 2).mean()))
 
 
-def _run_rank(rank: int, pipe: Connection, folder: Path) -> None:
-    import torch
-    import torch.distributed as dist
-
-    from seqplan import runtime
-
-    torch.set_num_threads(1)
-    meeting = f"file://{folder / 'meeting'}"
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=RANKS)
+def _run_rank(
+    rank: int, folder: Path, only: str
+) -> tuple[list[Outcome], dict[int, tuple[Outcome, Outcome]]]:
+    """Train all cases; also train a share of them in one process, rounded and in fp32."""
+    warnings.filterwarnings("ignore")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     groups = runtime.Communicators.create()
-    for number, case in enumerate(cases()):
+    cases, outcomes = list_cases(only), []
+    for number, case in enumerate(cases):
         try:
-            outcome = _attached(case, rank, groups, folder / str(number))
+            outcome = _train(case, rank, groups, folder / str(number))
         except ValueError as error:
             outcome = Outcome([], [], rejection=" ".join(str(error).split()))
         except Exception:
             traceback.print_exc()
             outcome = Outcome([], [], rejection=f"FAILS: {traceback.format_exc(limit=1)}")
-        pipe.send(outcome)
+        outcomes.append(outcome)
         dist.barrier(group=groups.control)
-    dist.destroy_process_group()
+    references = {}
+    for number in range(rank, len(outcomes), RANKS):
+        if not outcomes[number].rejection:
+            plain = _train_plainly(case := cases[number])
+            exact = _train_plainly(case, exact=True) if case.rounded else plain
+            references[number] = plain, exact
+    return outcomes, references
 
 
-def _attached(case: Case, rank: int, groups: Any, folder: Path) -> Outcome:
-    import torch
-
-    from seqplan import huggingface
-
+def _train(case: Case, rank: int, groups: Any, folder: Path) -> Outcome:
     model = _model(case, seed=rank)  # rank 0's values must win
     if case.compiled:
         for layer in model.model.layers:
@@ -231,36 +215,31 @@ def _attached(case: Case, rank: int, groups: Any, folder: Path) -> Outcome:
         loss_rows=case.rows,
         groups=groups,
     )
-    results = [job.run(step, clip_norm=CLIP_NORM) for step in job.steps(_plans(case))]
+    results = [job.run(step, clip_norm=CLIP_NORM) for step in job.steps(hostile_plans(LONGEST))]
     job.save_pretrained(folder)
     same = True
     if rank == 0:
-        same = _saved_equally(case, model, folder)
+        same = _is_saved_equally(case, model, folder)
     losses = [result.loss for result in results]
     return Outcome(losses, [result.gradient_norm for result in results], saved_equally=same)
 
 
-def _saved_equally(case: Case, model: Any, folder: Path) -> bool:
-    import torch
-    from transformers import AutoModelForCausalLM
-
+def _is_saved_equally(case: Case, model: Any, folder: Path) -> bool:
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
     if case.lora:
         from peft import PeftModel
 
         again = PeftModel.from_pretrained(_base(case, seed=0), folder)
     else:
-        again = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        again = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     stored = dict(again.named_parameters())
     return bool(trained) and all(
         torch.equal(stored[name].to(value.dtype), value) for name, value in trained.items()
     )
 
 
-def _plain(case: Case, *, exact: bool = False) -> Outcome:
+def _train_plainly(case: Case, *, exact: bool = False) -> Outcome:
     """Train in one process without plans; ``exact``: in fp32 for every case."""
-    import torch
-
     model = _model(case, seed=0)
     if exact:
         model = model.float()
@@ -268,7 +247,7 @@ def _plain(case: Case, *, exact: bool = False) -> Outcome:
     trained = [value for value in model.parameters() if value.requires_grad]
     losses, norms = [], []
     routed = getattr(model.config, "output_router_logits", False)
-    for plan in _plans(case):
+    for plan in hostile_plans(LONGEST):
         optimizer.zero_grad()
         total, divisor = 0.0, 0.0
         documents, routers = [], []
@@ -312,16 +291,12 @@ def _plain(case: Case, *, exact: bool = False) -> Outcome:
 
 def _router_loss(model: Any, routers: list[tuple[Any, ...]]) -> Any:
     """Return transformers' loss of the routers, of all documents together."""
-    import torch
-
     together = tuple(torch.cat(layer) for layer in zip(*routers, strict=True))
     function: Any = vars(sys.modules[type(model).__module__])["load_balancing_loss_func"]
     return function(together, model.num_experts, model.num_experts_per_tok)
 
 
 def _base(case: Case, seed: int) -> Any:
-    import torch
-
     model = tiny_model(case.name, seed).to(getattr(torch, case.dtype))
     if case.exact_norms:
         for name, module in model.named_modules():
@@ -331,8 +306,6 @@ def _base(case: Case, seed: int) -> Any:
 
 
 def _model(case: Case, seed: int) -> Any:
-    import torch
-
     # Frozen values must be equal on every rank.
     model = _base(case, seed=0 if case.lora else seed)
     if case.lora:
@@ -350,19 +323,11 @@ def _model(case: Case, seed: int) -> Any:
 
 
 def _optimizer(parameters: Any) -> Any:
-    import torch
-
     trained = [(name, value) for name, value in parameters if value.requires_grad]
     return torch.optim.AdamW(trained, lr=1e-3, eps=1e-6)
 
 
-def _plans(case: Case) -> Any:
-    return hostile_plans(LONGEST)
-
-
 def _data(case: Case) -> Any:
-    from seqplan import runtime
-
     if not case.targets:
         return runtime.data.SeededTokens(VOCAB, 0)
     weights = "weights" if case.targets == "weights" else None
@@ -373,8 +338,6 @@ class _Rows(Mapping[int, dict[str, Any]]):
     """Columns by sample id, made of the id alone."""
 
     def __getitem__(self, id: int) -> dict[str, Any]:
-        from seqplan import runtime
-
         rng = np.random.default_rng(id)
         return {
             "tokens": runtime.data.SeededTokens(VOCAB, 0).tokens(id, 0, LONGEST),

@@ -10,16 +10,10 @@ cluster would pay. Every comparison runs the same kernel, so that the difference
 - *ragged*: documents of a long-tailed distribution: under a plan made with the example profile of a
   small model on four CPU ranks, against one ring and one Ulysses group for all.
 - *cut*, *capped*: one document of 16K tokens on a ring under windows, chunks, soft caps and sinks.
-
-``python -m benchmarks.attention bfloat16`` measures the full layer and the window of the *cut* ones
-alone in that dtype, which takes minutes: once, after a warm-up.
 """
 
 from __future__ import annotations
 
-import statistics
-import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -28,15 +22,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.ranks import on_ranks
-from benchmarks.settings import CODE, Data, markdown
+from benchmarks.ranks import on_ranks, plan_evenly, sum_ranks, time_together
+from benchmarks.settings import CODE, Data
+from benchmarks.tables import Output, Table
 from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.workload import Workload
-from seqplan.plans.groups import process_groups
-from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
+from seqplan.plans.construct import construct_plan
+from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.sequence_parallel.context import attention_context
@@ -45,10 +40,6 @@ from seqplan.runtime.sequence_parallel.ring_layout import GATHER_BELOW
 from seqplan.runtime.sequence_parallel.unified import attention
 
 RANKS, HEADS, KV_HEADS, HEAD_DIM = 4, 8, 4, 64
-REPEATS, WARM_UP = 3, 1
-CUTS = (2048, 4096)
-"""Tokens that the ragged documents are cut to."""
-
 EXAMPLE = CODE.with_name("llama-small-cpu.json")
 ALL = 10**9
 
@@ -66,41 +57,40 @@ class Way(NamedTuple):
 RING, ULYSSES = Scheme(1, 1, 1, RANKS), Scheme(1, 1, RANKS, 1)
 
 
-def run(data: Sequence[Data]) -> None:
-    """Print one table; the ragged documents are drawn from the first of ``data``."""
+def compare_attention(
+    data: Sequence[Data], cuts: Sequence[int] = (2048, 4096), longest: int = 16384
+) -> Output:
+    """Compare ways to attend; the ragged documents are drawn from the first of ``data``.
+
+    ``cuts``: tokens that the ragged documents are cut to.
+    """
     rng = np.random.default_rng(0)
     ragged = rng.choice(data[0].lengths, 58)
-    short = [int(length) for length in rng.integers(16, 257, 96)]
+    short = rng.integers(16, 257, 96).tolist()
     ours = Way("ours", RING, GATHER_BELOW)
     torchs, alone = Way("torch", RING, 0), Way("one process", RING, 0)
     ring, gathered = Way("ring", RING, 0), Way("gathered", RING, ALL)
     plans = [Way("planned", None, GATHER_BELOW), ring, Way("ulysses", ULYSSES, 0)]
+    cut, capped = list_masked()
     comparisons: list[tuple[str, list[int], str, list[Way]]] = [
-        ("dense", [4096], "float32", [ours, torchs, alone]),
+        ("dense", [longest // 4], "float32", [ours, torchs, alone]),
         ("short", short, "bfloat16", [ours, ring, gathered]),
         ("short", short, "float32", [ours, ring, gathered]),
-        *(
-            ("ragged", [int(length) for length in ragged.clip(1, cut)], "float32", plans)
-            for cut in CUTS
-        ),
-        *masked_comparisons(),
+        *(("ragged", ragged.clip(1, tokens).tolist(), "float32", plans) for tokens in cuts),
+        ("cut", [longest], "float32", cut),
+        ("capped", [longest], "float32", capped),
     ]
-    rows = []
-    for title, lengths, dtype, ways in comparisons:
-        measured = _on_ranks(lengths, dtype, ways)
-        first = measured[ways[0].name]
-        for name, (seconds, elements) in measured.items():
-            tokens = f"{len(lengths)} of {sum(lengths):,} tokens"
-            relative = f"{seconds / first.seconds:.3f}"
-            mebibytes = "" if name == "torch" else f"{elements / 2**20:.1f}"
-            rows.append([title, tokens, dtype, name, f"{seconds:.3f}", relative, mebibytes])
-    header = ["comparison", "documents", "dtype", "way", "CPU-seconds", "÷ first", "MiB sent"]
-    print(f"attention on {RANKS} ranks, {HEADS} heads of {HEAD_DIM}, {KV_HEADS} key heads\n")
-    print(markdown(header, rows))
+    yield _compare(comparisons)
 
 
-def masked_comparisons() -> list[tuple[str, list[int], str, list[Way]]]:
-    """List the comparisons of windows, chunks, soft caps and sinks."""
+def compare_bfloat16(data: Sequence[Data]) -> Output:
+    """Compare a full layer and a window of 1,024 in bf16, once after a warm-up: minutes."""
+    cut, _ = list_masked()
+    yield _compare([("cut", [16384], "bfloat16", cut[:2])], repeats=1)
+
+
+def list_masked() -> tuple[list[Way], list[Way]]:
+    """List ways with windows, chunks and sinks, and with soft caps."""
 
     def way(name: str, **options: Any) -> Way:
         return Way(name, RING, GATHER_BELOW, tuple(options.items()))
@@ -112,43 +102,32 @@ def masked_comparisons() -> list[tuple[str, list[int], str, list[Way]]]:
         way("chunk 2,048", chunk=2048),
     ]
     capped = [way("capped", softcap=50.0), way("capped, window 1,024", softcap=50.0, window=1024)]
-    return [("cut", [16384], "float32", cut), ("capped", [16384], "float32", capped)]
+    return cut, capped
 
 
-def window_in(dtype: str) -> None:
-    """Print the time of a full layer and of a window of 1,024 in ``dtype``."""
-    (_, lengths, _, ways), _ = masked_comparisons()
-    measured = _on_ranks(lengths, dtype, ways[:2], repeats=1)
-    full = measured[ways[0].name].seconds
-    rows = [
-        [name, f"{seconds:.2f}", f"{seconds / full:.3f}", f"{elements / 2**20:.1f}"]
-        for name, (seconds, elements) in measured.items()
-    ]
-    print(markdown([dtype, "CPU-seconds", "÷ first", "MiB sent"], rows))
+def _compare(
+    comparisons: Sequence[tuple[str, list[int], str, list[Way]]], repeats: int = 3
+) -> Table:
+    """Measure each way of a comparison, its repeats taking turns with the others'."""
+    table = Table(
+        "comparison | documents | dtype | way | CPU-seconds | ÷ first | MiB sent",
+        "{} | {} of {:,} tokens | {} | {} | {:.3f} | {:.3f} | {}",
+        title=f"Attention on {RANKS} ranks, {HEADS} heads of {HEAD_DIM}, {KV_HEADS} key heads",
+    )
+    for title, lengths, dtype, ways in comparisons:
+        by_rank = on_ranks(RANKS, _time_ways, (lengths, dtype, ways, repeats))
+        first = 0.0
+        for at, way in enumerate(ways):
+            seconds = sum_ranks([times[at] for times, _ in by_rank])
+            first = first or seconds
+            sent = sum(of_ways[at] for _, of_ways in by_rank)
+            mebibytes = "" if way.name == "torch" else f"{sent / 2**20:.1f}"
+            cells = dtype, way.name, seconds, seconds / first, mebibytes
+            table.add(title, len(lengths), sum(lengths), *cells)
+    return table
 
 
-class Measured(NamedTuple):
-    """Of all ranks, forward and backward: median CPU-seconds, and bytes sent."""
-
-    seconds: float
-    sent: int
-
-
-def _on_ranks(
-    lengths: list[int], dtype: str, ways: list[Way], repeats: int = REPEATS
-) -> dict[str, Measured]:
-    """Measure each way, its repeats taking turns with the others'."""
-    results = on_ranks(RANKS, _rank, (lengths, dtype, ways, repeats))
-    medians = {}
-    for index, way in enumerate(ways):
-        of_ranks = [times[index] for times, _ in results]
-        sums = [sum(times) for times in zip(*of_ranks, strict=True)]
-        sent_bytes = sum(sent_by_way[index] for _, sent_by_way in results)
-        medians[way.name] = Measured(statistics.median(sums[WARM_UP:]), sent_bytes)
-    return medians
-
-
-def _rank(
+def _time_ways(
     rank: int, lengths: list[int], dtype_name: str, ways: list[Way], repeats: int
 ) -> tuple[list[list[float]], list[int]]:
     """Time each way, its repeats in turn with the others'; and the bytes that each sent a time."""
@@ -158,14 +137,9 @@ def _rank(
         _call(way, rank, lengths, dtype, way_peers)
         for way, way_peers in zip(ways, peers, strict=True)
     ]
-    times: list[list[float]] = [[] for _ in ways]
-    for _ in range(WARM_UP + repeats):
-        for call, seconds in zip(calls, times, strict=True):
-            dist.barrier()
-            started = time.process_time()
-            call()
-            seconds.append(time.process_time() - started)
-    return times, [way_peers.sent // (WARM_UP + repeats) for way_peers in peers]
+    times = [[time_together(call) for call in calls] for _ in range(1 + repeats)]
+    sent = [way_peers.sent // (1 + repeats) for way_peers in peers]
+    return list(map(list, zip(*times[1:], strict=True))), sent
 
 
 class _CountingPeers(Peers):
@@ -191,9 +165,10 @@ def _call(
     if scheme is None:
         plan = _planned(lengths)
     elif name == "one process":
-        plan = _plan(Scheme(), (0,), lengths)
+        places = list(range(len(lengths)))
+        plan = construct_plan(lengths, {"u1": [[places]]}, world_size=RANKS)
     else:
-        plan = _plan(scheme, tuple(range(RANKS)), lengths)
+        plan = plan_evenly(scheme, lengths, RANKS, per_batch=len(lengths))
     if options.get("sinks"):
         options["sinks"] = torch.randn(HEADS).to(dtype).requires_grad_()
     work = []
@@ -264,31 +239,3 @@ def _torch_ring(tokens: int, dtype: torch.dtype) -> Callable[[], Any]:
         )
 
     return call
-
-
-def _plan(scheme: Scheme, ranks: tuple[int, ...], lengths: list[int]) -> Plan:
-    """All documents in one micro-batch of one pipeline."""
-    batch = MicroBatch(
-        tuple(range(len(lengths))), sum(lengths), scheme.pad_micro_batch(lengths), 1.0
-    )
-    pipelines = (PlannedPipeline(scheme, ranks, (batch,), 1.0),)
-    return Plan(
-        step=0,
-        provenance=Provenance("benchmark", 0, "none", None),
-        world_size=RANKS,
-        ids=tuple(range(len(lengths))),
-        lengths=tuple(lengths),
-        tokens=sum(lengths),
-        loss_tokens=sum(lengths),
-        pipelines=pipelines,
-        idle_ranks=tuple(rank for rank in range(RANKS) if rank not in ranks),
-        groups=process_groups(pipelines),
-        predicted_ms=1.0,
-        lower_bound_ms=1.0,
-        gap=0.0,
-        selection=(),
-    )
-
-
-if __name__ == "__main__":
-    window_in(sys.argv[1])

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.settings import Data, markdown
+from benchmarks.settings import Data
+from benchmarks.tables import Output, Table
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.estimate import Load, estimate
@@ -59,26 +60,23 @@ class Replayed:
         return self.packed_ms / packed - 1, self.dynamic_ms / dynamic - 1
 
 
-def run(data: Sequence[Data]) -> None:
-    """Print predicted and published iterations, and the root of their mean square error."""
+def compare_iterations(data: Sequence[Data]) -> Output:
+    """Compare predicted with published iterations; the lengths are drawn, not of ``data``."""
     replayed = [replay(gpus) for gpus in PUBLISHED_MS]
-    rows = [
-        [
-            str(of.gpus),
-            *(
-                f"{ms:.0f} / {published:.0f} ({error:+.0%})"
-                for ms, published, error in zip(
-                    (of.packed_ms, of.dynamic_ms), PUBLISHED_MS[of.gpus], of.errors, strict=True
-                )
-            ),
-            f"{of.packed_ms / of.dynamic_ms:.2f} / {np.divide(*PUBLISHED_MS[of.gpus]):.2f}",
-        ]
-        for of in replayed
-    ]
-    print(f"### Dynamic context parallelism, predicted / published ({SOURCE})\n")
-    print(markdown(["GPUs", "packed, ms", "dynamic, ms", "gain"], rows))
+    time = "{:.0f} / {:.0f} ({:+.0%})"
+    table = Table(
+        "GPUs | packed, ms | dynamic, ms | gain",
+        f"{{}} | {time} | {time} | {{:.2f}} / {{:.2f}}",
+        title=f"Dynamic context parallelism, predicted / published ({SOURCE})",
+    )
+    for of in replayed:
+        published = PUBLISHED_MS[of.gpus]
+        times = zip((of.packed_ms, of.dynamic_ms), published, of.errors, strict=True)
+        gains = of.packed_ms / of.dynamic_ms, np.divide(*published)
+        table.add(of.gpus, *(figure for cell in times for figure in cell), *gains)
+    yield table
     errors = [error for of in replayed for error in of.errors]
-    print(f"\nrms {np.sqrt(np.mean(np.square(errors))):.1%}\n")
+    yield f"rms {np.sqrt(np.mean(np.square(errors))):.1%}"
 
 
 def draw_lengths() -> np.ndarray[tuple[int], np.dtype[np.int64]]:

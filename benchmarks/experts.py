@@ -8,16 +8,17 @@ degree, recomputation mode and scheme throughout, by our dispatch and packing.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
+from statistics import fmean, median
 
-import numpy as np
-
-from benchmarks.settings import Data, markdown
+from benchmarks.planning import PlannedSteps, draw_batches, plan_steps
+from benchmarks.settings import Data
+from benchmarks.tables import Cells, Output, Table
+from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
 from seqplan.planner.step.pipeline_planner import PipelinePlanner
 from seqplan.planner.step.step_planner import StepPlanner
@@ -28,77 +29,53 @@ from seqplan.plans.experts import holds_whole_blocks
 from seqplan.plans.plan import PlannedPipeline, Provenance
 from seqplan.plans.schedule import schedule
 
-PROFILE, GPUS, CONTEXT, STEPS = "qwen3-30b-a3b-h100-80gb", 64, 32_768, 2
-TOKENS = (1_000_000, 4_000_000)
+PROFILE, GPUS, CONTEXT = "qwen3-30b-a3b-h100-80gb", 64, 32_768
 
 
-def run(data: Sequence[Data]) -> None:
-    """Print time, gap and planning time by degree."""
-    rows = [row for source in data for tokens in TOKENS for row in _compare_degrees(source, tokens)]
-    print(f"### Experts over ranks: {PROFILE}, {GPUS} GPUs, {CONTEXT // 1024}K, {STEPS} steps\n")
-    head = ["lengths, tokens a step", "E", "step, sync included", "of it sync", "gap"]
-    print(markdown([*head, "without blocks / ours", "planning, CPU s"], rows) + "\n")
-
-
-def _compare_degrees(source: Data, tokens: int) -> list[list[str]]:
-    workload = Workload(gpus=GPUS, max_len=CONTEXT, tokens=tokens)
-    batches = list(Sampler(source.lengths, tokens, CONTEXT, 0).batches(STEPS))
-    whole = load_shipped(PROFILE)
-    rows, first_ms = [], 0.0
-    for degree in whole.expert_degrees:
-        profile = whole.at_expert_parallel(degree)
-        problem = PlanningProblem(
-            profile=profile, workload=workload, sync=choose_sync(profile, GPUS), execution="regroup"
-        )
-        planner = StepPlanner(problem)
-        began = time.process_time()
-        plans = [planner.plan(batch) for batch in batches]
-        cpu_s = (time.process_time() - began) / len(plans)
-        times = [plan.predicted_ms + (plan.sync_ms or 0.0) for plan in plans]
-        first_ms = first_ms or float(np.mean(times))
-        ratios = [
-            _plan_without_blocks(problem, batch) / time_ms
-            for batch, time_ms in zip(batches, times, strict=True)
-        ]
-        rows.append(
-            [
-                f"{source.name}, {tokens / 1e6:g}M",
-                str(degree),
-                f"{np.mean(times) / first_ms:.3f} of E = {whole.expert_degrees[0]}",
-                f"{np.mean([plan.sync_ms or 0.0 for plan in plans]) / np.mean(times):.0%}",
-                f"{np.median([plan.gap for plan in plans]):.1%}",
-                f"{np.mean(ratios):.3f}",
-                f"{cpu_s:.1f}",
-            ]
-        )
-    return [*rows, _static_row(source, workload, batches, first_ms)]
-
-
-def _static_row(
-    source: Data, workload: Workload, batches: Sequence[Batch], first_ms: float
-) -> list[str]:
-    whole = load_shipped(PROFILE)
-    best = find_static_expert_run(
-        whole,
-        workload,
-        batches,
-        int(min(source.lengths.max(), CONTEXT)),
-        choose_sync(whole.at_expert_parallel(1), GPUS),
-        lockstep=False,
+def compare_degrees(
+    data: Sequence[Data], tokens: Sequence[int] = (1_000_000, 4_000_000), steps: int = 2
+) -> Output:
+    """Compare time, gap and planning time by degree of expert parallelism."""
+    table = Table(
+        "lengths, tokens a step | E | step, sync included | of it sync | gap"
+        " | without blocks / ours | planning, CPU s",
+        "{}, {:g}M | {} | {:.3f} of E = {} | {:.0%} | {} | {} | {}",
+        title=f"Experts over ranks: {PROFILE}, {GPUS} GPUs, {CONTEXT // 1024}K, {steps} steps",
     )
-    assert best is not None
-    planner = StepPlanner(best, PlanningOptions(prove=False))
-    plans = [planner.plan(batch) for batch in batches]
-    sync_ms = float(np.mean([plan.sync_ms or 0.0 for plan in plans]))
-    total_ms = sync_ms + float(np.mean([plan.predicted_ms for plan in plans]))
-    (scheme,) = best.models
-    return [
-        f"{source.name}, {workload.tokens / 1e6:g}M",
-        f"{best.profile.expert_parallel}: {scheme} alone, {best.profile.modes[0].name}",
-        f"{total_ms / first_ms:.3f} of E = {whole.expert_degrees[0]}",
-        f"{sync_ms / total_ms:.0%}",
-        *["—"] * 3,
-    ]
+    whole = load_shipped(PROFILE)
+    for source, total in product(data, tokens):
+        workload = Workload(gpus=GPUS, max_len=CONTEXT, tokens=total)
+        batches = draw_batches(source, workload, steps)
+        first_ms = 0.0
+        for degree in whole.expert_degrees:
+            profile = whole.at_expert_parallel(degree)
+            sync = choose_sync(profile, GPUS)
+            problem = PlanningProblem(
+                profile=profile, workload=workload, sync=sync, execution="regroup"
+            )
+            planned = plan_steps(StepPlanner(problem).plan, batches)
+            times = planned.iterations_ms
+            first_ms = first_ms or fmean(times)
+            apart = [_plan_without_blocks(problem, batch) for batch in batches]
+            ratio, cpu_s = fmean(apart / times), fmean(planned.planning_ms) / 1e3
+            rest = f"{median(planned.gaps):.1%}", f"{ratio:.3f}", f"{cpu_s:.1f}"
+            cells = _list_cells(str(degree), planned, first_ms, whole)
+            table.add(source.name, total / 1e6, *cells, *rest)
+        longest = int(min(source.lengths.max(), CONTEXT))
+        sync = choose_sync(whole.at_expert_parallel(1), GPUS)
+        best = find_static_expert_run(whole, workload, batches, longest, sync, lockstep=False)
+        assert best is not None
+        planned = plan_steps(StepPlanner(best, PlanningOptions(prove=False)).plan, batches)
+        (scheme,) = best.models
+        name = f"{best.profile.expert_parallel}: {scheme} alone, {best.profile.modes[0].name}"
+        cells = _list_cells(name, planned, first_ms, whole)
+        table.add(source.name, total / 1e6, *cells, *["—"] * 3)
+    yield table
+
+
+def _list_cells(name: str, planned: PlannedSteps, first_ms: float, whole: Profile) -> Cells:
+    ms = fmean(planned.iterations_ms)
+    return name, ms / first_ms, whole.expert_degrees[0], planned.sync_ms / ms
 
 
 def _plan_without_blocks(problem: PlanningProblem, batch: Batch) -> float:

@@ -8,7 +8,8 @@ from itertools import product
 
 import numpy as np
 
-from benchmarks.settings import Data, markdown
+from benchmarks.settings import Data
+from benchmarks.tables import Cells, Output, Table
 from seqplan.costs.fit.latency_fit import Fit
 from seqplan.costs.fit.measured_profile import fit_schemes
 from seqplan.costs.fit.pooling import pool_samples, rescale_to_usual_speed
@@ -92,9 +93,8 @@ def fit_case(case: Case, seed: int) -> Covered:
     )
 
 
-def run(data: Sequence[Data]) -> None:
-    """Print the share of intervals that hold the truth, by noise and by slowed share."""
-    del data  # devices are simulated
+def cover_intervals(data: Sequence[Data]) -> Output:
+    """Count intervals that hold the truth, by noise and by slowed share."""
     covered = [fit_case(case, seed) for seed, case in enumerate(CASES)]
     groups = {
         f"noise of {noise:.1%}": [c for c in covered if c.case.noise == noise] for noise in NOISES
@@ -103,32 +103,20 @@ def run(data: Sequence[Data]) -> None:
         f"{share:.0%} slowed": [c for c in covered if c.case.share == share] for share in SHARES
     }
     groups["all"] = covered
-    print(f"### Intervals of {len(covered)} fits of simulated devices\n")
-    head = [
-        "device",
-        "cases",
-        "a",
-        "b",
-        "c",
-        "all three",
-        "suspect",
-        "largest error of b if usable",
-    ]
-    print(markdown(head, [_row(name, group) for name, group in groups.items()]) + "\n")
+    yield Table(
+        "device | cases | a | b | c | all three | suspect | largest error of b if usable",
+        "{} | {} | {:.1%} | {:.1%} | {:.1%} | {:.1%} | {} | {:.0%}",
+        [_summarize(name, group) for name, group in groups.items()],
+        f"Intervals of {len(covered)} fits of simulated devices",
+    )
 
 
-def _row(name: str, covered: Sequence[Covered]) -> list[str]:
+def _summarize(name: str, covered: Sequence[Covered]) -> Cells:
     within = np.array([case.within for case in covered])
     usable = [one for one in covered if one.fit.verdict == "usable"]
-    errors = [abs(one.fit.latency.b / one.case.curve.b - 1) for one in usable]
-    return [
-        name,
-        str(len(covered)),
-        *(f"{share:.1%}" for share in within.mean(axis=0)),
-        f"{within.all(axis=1).mean():.1%}",
-        str(len(covered) - len(usable)),
-        f"{max(errors):.0%}",
-    ]
+    error = max(abs(one.fit.latency.b / one.case.curve.b - 1) for one in usable)
+    shares = *within.mean(axis=0), within.all(axis=1).mean()
+    return name, len(covered), *shares, len(covered) - len(usable), error
 
 
 def _simulate(case: Case, role: Role, lengths: tuple[int, ...], rng: np.random.Generator) -> Sample:

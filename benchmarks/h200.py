@@ -6,9 +6,10 @@ Scheme tp1 of llama3-8b, one sequence in a micro-batch, the loss whole as in the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from itertools import product
 
-from benchmarks.settings import Data, markdown
+from benchmarks.settings import Data
+from benchmarks.tables import RESULTS, Output, Table
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.devices import DEVICES
@@ -18,19 +19,20 @@ from seqplan.costs.model_sizes import MODELS, ModelSizes
 from seqplan.costs.profile import Profile
 from seqplan.plans.scheme import Scheme
 
-MEASURED = (
-    Path(__file__).resolve().parents[1] / "docs" / "data" / "measured" / "llama3-8b-h200.json"
-)
+MEASURED = RESULTS / "measured" / "llama3-8b-h200.json"
 LENGTHS = (2048, 4096, 8192, 16384, 32768)
 STACKS = ("eager", "compiled", "megatron")
 
 
-def run(data: Sequence[Data]) -> None:
-    """Print one table; no data set is used."""
+def compare_stacks(data: Sequence[Data]) -> Output:
+    """Compare derived times with measured ones; no data set is used."""
     measured = Profile.load(MEASURED)
     modes = [mode.name for mode in measured.modes]
-    rows = []
-    for stack in STACKS:
+    table = Table(
+        " | ".join(["stack | mode", *(f"{length:,} tokens" for length in LENGTHS)]),
+        "{} | {}" + " | {:.2f}" * len(LENGTHS),
+    )
+    for stack, mode in product(STACKS, modes):
         deployment = Deployment(
             cluster=ClusterHardware(DEVICES["h200-141gb"], 1, 8),
             sizes=ModelSizes.from_mapping(MODELS["llama3-8b"]),
@@ -39,12 +41,9 @@ def run(data: Sequence[Data]) -> None:
         )
         document = derive_profile(deployment, [Scheme()], name="derived", modes=modes)
         derived = Profile.from_document(document, "the derived profile")
-        for mode in modes:
-            ratios = (
-                _ms(derived, mode, length) / _ms(measured, mode, length) for length in LENGTHS
-            )
-            rows.append([stack, mode, *(f"{ratio:.2f}" for ratio in ratios)])
-    print(markdown(["stack", "mode", *(f"{length:,} tokens" for length in LENGTHS)], rows))
+        ratios = (_ms(derived, mode, length) / _ms(measured, mode, length) for length in LENGTHS)
+        table.add(stack, mode, *ratios)
+    yield table
 
 
 def _ms(profile: Profile, mode: str, length: int) -> float:

@@ -6,28 +6,25 @@ mode of all; then plans and the best static scheme whose micro-batches have mode
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
-import numpy.typing as npt
+from statistics import fmean
 
 from benchmarks.each_strategy import each_strategy_bound_ms
-from benchmarks.settings import Data, markdown
+from benchmarks.planning import PlannedSteps, draw_batches, plan_steps, time_cpu
+from benchmarks.settings import Data, Lengths
+from benchmarks.tables import Cells, Output, Table
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.derived.model_profiles import derive_model_profile
 from seqplan.costs.model_sizes import MODELS, ModelSizes
 from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.with_sync import Families
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.execution import ExecutionKind
 from seqplan.planner.placement.fleet import Fleet
-from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.proposal.uniform import find_uniform_scheme
@@ -42,8 +39,6 @@ STEPS, NODES = 4, 8
 
 REPEATS = 3
 """Proposals of one mode and of all in turns; the least CPU time of each counts."""
-
-Lengths = npt.NDArray[np.int64]
 
 HOST_BYTES = 100e9
 """Host memory for the activations of a GPU, where modes may offload."""
@@ -118,191 +113,160 @@ SETTINGS = (
     Setting(*_QWEN_16, "code", 128 * K, Goals(None, None, None, 0.06)),
     Setting(*_LLAMA_32, "Wikipedia", 32 * K, Goals(None, None, None, 0.12)),
 )
-PARTS = tuple(setting.name for setting in SETTINGS)
 
 
-@dataclass(frozen=True)
-class Planned:
-    """Iterations of plans (ms), CPU of a proposal (s) and of a step (ms)."""
-
-    times_ms: tuple[float, ...]
-    proposal_s: float
-    step_ms: float
-
-    @property
-    def mean_ms(self) -> float:
-        """Return the mean iteration (ms)."""
-        return float(np.mean(self.times_ms))
-
-
-def run(data: Sequence[Data], parts: Sequence[str] = PARTS) -> None:
-    """Print iterations of the settings named, in seconds, and their ratios."""
+def compare_modes(
+    data: Sequence[Data], only: str = "", settings: Sequence[Setting] = SETTINGS
+) -> Output:
+    """Compare iterations (s) of the settings whose names begin with ``only``."""
+    settings = [setting for setting in settings if setting.name.startswith(only)]
+    if not settings:
+        raise SystemExit(f"memory has no setting {only!r}")
     lengths = {source.name.partition(" ")[0]: source.lengths for source in data}
-    rows = []
-    for setting in SETTINGS:
-        if setting.name in parts and setting.data in lengths:
-            rows.append(_row(setting, lengths[setting.data]))
-            print(" | ".join(rows[-1]), flush=True)
-    print(
-        f"\n### Recomputation modes by micro-batch ({STEPS} steps, derived profiles, predicted)\n\n"
-        "Gains: reached · the most that any plan gains by its bound · the goal.\n"
+    over = "{:.1%} → {:.1%} · {:.0%} | {:.1f} → {:.1f} s, {:.2f} × | {:.0f} → {:.0f} ms"
+    table = Table(
+        "setting | static | plans of one mode | with modes | static / modes | one / modes"
+        " | static / static with modes | modes / modes with offload"
+        " | over the bound of all plans: one → modes | CPU of a proposal, one → modes"
+        " | CPU of a step, one → modes",
+        "{} on {} | {:.2f} {} | {:.2f} {} | {:.3f} | {} | {} | {} | {:.3f} | " + over,
+        title=f"Recomputation modes by micro-batch ({STEPS} steps, derived profiles, predicted)",
     )
-    head = [
-        "setting",
-        "static",
-        "plans of one mode",
-        "with modes",
-        "static / modes",
-        "one / modes",
-        "static / static with modes",
-        "modes / modes with offload",
-        "over the bound of all plans: one → modes",
-        "CPU of a proposal, one → modes",
-        "CPU of a step, one → modes",
-    ]
-    print(markdown(head, rows) + "\n")
+    for setting in settings:
+        if setting.data in lengths:
+            table.add(*_compare(setting, lengths[setting.data]))
+            print(table.rows[-1], flush=True)
+    yield table
+    yield "Gains: reached · the most that any plan gains by its bound · the goal."
 
 
-def _row(setting: Setting, lengths: Lengths) -> list[str]:
+def _compare(setting: Setting, lengths: Lengths) -> Cells:
     hardware = ClusterHardware(DEVICES[setting.device], NODES, 8)
     with_host = replace(hardware, hardware=replace(hardware.hardware, host_memory_bytes=HOST_BYTES))
     sizes = ModelSizes.from_mapping(MODELS[setting.model])
     profile = derive_model_profile(sizes, hardware, name=f"{setting.model}-{setting.device}")
+    source = Data(setting.data, lengths)
     workload = Workload(setting.gpus, setting.context, setting.tokens)
-    sampler = Sampler(lengths, setting.tokens, setting.context, 0)
-    batches = list(sampler.batches(STEPS))
-    longest = int(sampler.lengths.max())
-
-    def plan(profile: Profile) -> Planned:
-        return _plan(profile, workload, lengths, batches, setting.execution)
-
+    batches = draw_batches(source, workload, STEPS)
+    case = _Case(workload, lengths, batches, setting.execution)
     static: dict[str, float] = {}
-    planned: dict[str, Planned] = {}
+    planned: dict[str, _Planned] = {}
     for mode in profile.modes:
         of_mode = profile.keep_modes({mode.name})
         try:
-            planned[mode.name] = plan(of_mode)
+            planned[mode.name] = case.plan(of_mode)
         except Infeasible:
             continue
-        fastest = _static_ms(of_mode, workload, batches, longest)
-        if fastest is not None:
+        if (fastest := case.time_static(of_mode)) is not None:
             static[mode.name] = fastest
-    modes = plan(profile)
-    offloading = plan(derive_model_profile(sizes, with_host, name=profile.name))
-    uniform_ms = _static_ms(profile, workload, batches, longest)
+    modes = case.plan(profile)
+    offloading = case.plan(derive_model_profile(sizes, with_host, name=profile.name))
+    uniform_ms = case.time_static(profile)
     assert uniform_ms is not None
     best_static = min(static, key=lambda mode: static[mode])
     best_plans = min(planned, key=lambda mode: planned[mode].mean_ms)
-    one = planned[best_plans]
+    static_ms, one, goals = static[best_static], planned[best_plans], setting.goals
     of_best = profile.keep_modes({best_plans})
-    regroup = setting.execution is None
-    static_ms, goals = static[best_static], setting.goals
-    bound_ms = _bound_ms(profile, workload, batches, modes.times_ms, regroup=regroup)
+    bound_ms = case.bound(profile, modes)
     if any(
         goal is not None and of_one / modes.mean_ms < goal <= of_one / bound_ms
         for goal, of_one in ((goals.static, static_ms), (goals.one, one.mean_ms))
     ):
-        bound_ms = _bound_ms(
-            profile, workload, batches, modes.times_ms, regroup=regroup, branch=True
-        )
-    one_bound_ms = _bound_ms(of_best, workload, batches, one.times_ms, regroup=regroup)
-    uniform_bound_ms = _bound_static_ms(profile, workload, batches, longest)
-    one_s, modes_s = one.proposal_s, modes.proposal_s
+        bound_ms = case.bound(profile, modes, branch=True)
+    one_bound_ms, uniform_bound_ms = case.bound(of_best, one), case.bound_static(profile)
+    one_ms, modes_ms = one.proposal_ms, modes.proposal_ms
     for _ in range(REPEATS - 1):
-        one_s = min(one_s, _time_proposal(of_best, workload, lengths, setting.execution)[1])
-        modes_s = min(modes_s, _time_proposal(profile, workload, lengths, setting.execution)[1])
-    above = modes.mean_ms / bound_ms - 1
-    return [
-        f"{setting.name} on {setting.device}",
-        f"{static_ms / 1e3:.2f} {best_static}",
-        f"{one.mean_ms / 1e3:.2f} {best_plans}",
-        f"{modes.mean_ms / 1e3:.3f}",
-        _gains(static_ms / modes.mean_ms, static_ms / bound_ms, goals.static),
-        _gains(one.mean_ms / modes.mean_ms, one.mean_ms / bound_ms, goals.one),
-        _gains(static_ms / uniform_ms, static_ms / uniform_bound_ms, goals.uniform),
-        f"{modes.mean_ms / offloading.mean_ms:.3f}",
-        f"{one.mean_ms / one_bound_ms - 1:.1%} → {above:.1%} · {goals.above:.0%}",
-        f"{one_s:.1f} → {modes_s:.1f} s, {modes_s / one_s:.2f} ×",
-        f"{one.step_ms:.0f} → {modes.step_ms:.0f} ms",
-    ]
+        one_ms = min(one_ms, time_cpu(case.propose, of_best)[1])
+        modes_ms = min(modes_ms, time_cpu(case.propose, profile)[1])
+    return (
+        *(setting.name, setting.device, static_ms / 1e3, best_static),
+        *(one.mean_ms / 1e3, best_plans, modes.mean_ms / 1e3),
+        _list_gains(static_ms / modes.mean_ms, static_ms / bound_ms, goals.static),
+        _list_gains(one.mean_ms / modes.mean_ms, one.mean_ms / bound_ms, goals.one),
+        _list_gains(static_ms / uniform_ms, static_ms / uniform_bound_ms, goals.uniform),
+        modes.mean_ms / offloading.mean_ms,
+        *(one.mean_ms / one_bound_ms - 1, modes.mean_ms / bound_ms - 1, goals.above),
+        *(one_ms / 1e3, modes_ms / 1e3, modes_ms / one_ms),
+        *(fmean(one.steps.planning_ms), fmean(modes.steps.planning_ms)),
+    )
 
 
-def _gains(reached: float, most: float, goal: float | None) -> str:
+def _list_gains(reached: float, most: float, goal: float | None) -> str:
     """Word a gain, the most that any plan gains, and the goal."""
     return f"{reached:.3f} · {most:.3f} · {'–' if goal is None else f'{goal:.3f}'}"
 
 
-def _static_ms(
-    profile: Profile, workload: Workload, batches: Sequence[Batch], longest: int
-) -> float | None:
-    """Time the best static scheme with our dispatch and packing, sync included (ms)."""
-    sync = choose_sync(profile, workload.gpus)
-    fastest = find_uniform_scheme(profile, workload, batches, longest, sync, lockstep=False)
-    return None if fastest is None else fastest[1]
+@dataclass(frozen=True)
+class _Planned:
+    """Plans of the steps, and CPU time of their proposal (ms)."""
+
+    steps: PlannedSteps
+    proposal_ms: float
+
+    @property
+    def mean_ms(self) -> float:
+        return fmean(self.steps.iterations_ms)
 
 
-def _bound_static_ms(
-    profile: Profile, workload: Workload, batches: Sequence[Batch], longest: int
-) -> float:
-    """Bound the mean iteration of the best static scheme, sync included (ms)."""
-    models, sync = workload.models(profile), choose_sync(profile, workload.gpus)
-    means = []
-    for strategy in homogeneous_strategies(models, workload.gpus, longest):
-        fleet = Fleet.from_strategy(strategy, models)
-        planned = [select(b, [strategy], models, workload.gpus, tailor=False) for b in batches]
-        bounds = [
-            certify(fleet, batch, selected.placement.objective_ms)
-            for batch, selected in zip(batches, planned, strict=True)
-        ]
-        means.append(float(np.mean(bounds)) + sync.of_strategy_ms(strategy))
-    return min(means)
+@dataclass(frozen=True)
+class _Case:
+    """A cluster with lengths and batches, for profiles of several modes."""
 
+    workload: Workload
+    lengths: Lengths
+    batches: Sequence[Batch]
+    execution: ExecutionKind | None
 
-def _plan(
-    profile: Profile,
-    workload: Workload,
-    lengths: Lengths,
-    batches: Sequence[Batch],
-    execution: ExecutionKind | None,
-) -> Planned:
-    proposal, proposal_s = _time_proposal(profile, workload, lengths, execution)
-    planner = StepPlanner(proposal, PlanningOptions())
-    start = time.process_time()
-    plans = [planner.plan(batch) for batch in batches]
-    step_ms = (time.process_time() - start) / len(plans) * 1e3
-    times = [plan.predicted_ms + (plan.sync_ms or 0.0) for plan in plans]
-    return Planned(tuple(times), proposal_s, step_ms)
+    @property
+    def longest(self) -> int:
+        return int(min(self.lengths.max(), self.workload.max_len))
 
+    def propose(self, profile: Profile) -> Proposal:
+        """Propose strategies with a profile."""
+        return make_proposal(profile, self.workload, self.lengths, execution=self.execution)
 
-def _time_proposal(
-    profile: Profile, workload: Workload, lengths: Lengths, execution: ExecutionKind | None
-) -> tuple[Proposal, float]:
-    """Make a proposal; return it with its CPU time (s)."""
-    start = time.process_time()
-    proposal = make_proposal(profile, workload, lengths, execution=execution)
-    return proposal, time.process_time() - start
+    def plan(self, profile: Profile) -> _Planned:
+        """Propose and plan the batches."""
+        proposal, ms = time_cpu(self.propose, profile)
+        return _Planned(plan_steps(StepPlanner(proposal).plan, self.batches), ms)
 
-
-def _bound_ms(
-    profile: Profile,
-    workload: Workload,
-    batches: Sequence[Batch],
-    times: Sequence[float],
-    *,
-    regroup: bool,
-    branch: bool = False,
-) -> float:
-    """Bound the mean iteration (ms) of strategies of whole pipelines and of groups that regroup."""
-    models, sync = workload.models(profile), choose_sync(profile, workload.gpus)
-    families = Families(models, workload.gpus, sync, similar=0.0)
-    regrouping = make_regroup_layouts(models, sync) if regroup else []
-    bounds = [
-        min(
-            [
-                each_strategy_bound_ms(families, batch, time_ms, branch=branch),
-                *(layout.bound_ms(batch, workload.gpus) for layout in regrouping),
-            ]
+    def time_static(self, profile: Profile) -> float | None:
+        """Time the best static scheme with our dispatch and packing, sync included (ms)."""
+        sync = choose_sync(profile, self.workload.gpus)
+        fastest = find_uniform_scheme(
+            profile, self.workload, self.batches, self.longest, sync, lockstep=False
         )
-        for batch, time_ms in zip(batches, times, strict=True)
-    ]
-    return float(np.mean(bounds))
+        return None if fastest is None else fastest[1]
+
+    def bound_static(self, profile: Profile) -> float:
+        """Bound the mean iteration of the best static scheme, sync included (ms)."""
+        gpus, models = self.workload.gpus, self.workload.models(profile)
+        sync = choose_sync(profile, gpus)
+        means = []
+        for strategy in homogeneous_strategies(models, gpus, self.longest):
+            fleet = Fleet.from_strategy(strategy, models)
+            planned = [select(b, [strategy], models, gpus, tailor=False) for b in self.batches]
+            bounds = [
+                certify(fleet, batch, selected.placement.objective_ms)
+                for batch, selected in zip(self.batches, planned, strict=True)
+            ]
+            means.append(fmean(bounds) + sync.of_strategy_ms(strategy))
+        return min(means)
+
+    def bound(self, profile: Profile, planned: _Planned, *, branch: bool = False) -> float:
+        """Bound the mean iteration of whole pipelines, and of groups that regroup (ms)."""
+        gpus, models = self.workload.gpus, self.workload.models(profile)
+        sync = choose_sync(profile, gpus)
+        families = Families(models, gpus, sync, similar=0.0)
+        regrouping = make_regroup_layouts(models, sync) if self.execution is None else []
+        return fmean(
+            min(
+                [
+                    each_strategy_bound_ms(families, batch, time_ms, branch=branch),
+                    *(layout.bound_ms(batch, gpus) for layout in regrouping),
+                ]
+            )
+            for batch, time_ms in zip(
+                self.batches, planned.steps.iterations_ms.tolist(), strict=True
+            )
+        )

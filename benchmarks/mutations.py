@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.mutants import MUTANTS, Mutant
-from benchmarks.settings import markdown
+from benchmarks.tables import Output, Table
 
 ROOT = Path(__file__).parents[1]
 WORKERS = 2
@@ -34,8 +34,8 @@ _FOLDERS = (
 )
 
 
-def run(data: object) -> None:
-    """Print which mutants are caught; ``SystemExit`` if fewer than 95 % are."""
+def catch_mutants(data: object) -> Output:
+    """List which mutants are caught; ``SystemExit`` if fewer than 95 % are."""
     begun = time.monotonic()
     for mutant in MUTANTS:
         count = (ROOT / mutant.file).read_text(encoding="utf-8").count(mutant.old)
@@ -51,14 +51,17 @@ def run(data: object) -> None:
             if broken := [test for test, fails in zip(files, whole, strict=True) if fails]:
                 raise SystemExit(f"mutations: tests fail without a mutant: {', '.join(broken)}")
             results = list(pool.map(lambda mutant: _fails(copies, mutant, mutant.tests), MUTANTS))
-    rows = [
-        [mutant.file, f"`{_line(mutant.old)}`", f"`{_line(mutant.new)}`", caught or "**no**"]
-        for mutant, caught in zip(MUTANTS, results, strict=True)
-    ]
-    print(markdown(["file", "line", "changed to", "caught"], rows) + "\n")
+    yield Table(
+        "file | line | changed to | caught",
+        "{} | `{}` | `{}` | {}",
+        (
+            (mutant.file, _line(mutant.old), _line(mutant.new), caught or "**no**")
+            for mutant, caught in zip(MUTANTS, results, strict=True)
+        ),
+    )
     share = sum(map(bool, results)) / len(results)
     seconds = time.monotonic() - begun
-    print(f"{sum(map(bool, results))} of {len(results)} caught ({share:.0%}), {seconds:.0f} s")
+    yield f"{sum(map(bool, results))} of {len(results)} caught ({share:.0%}), {seconds:.0f} s"
     if share < LEAST_SHARE:
         raise SystemExit(f"mutations: {share:.0%} caught, at least {LEAST_SHARE:.0%} are expected")
 

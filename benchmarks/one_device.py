@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.ranks import on_ranks
-from benchmarks.settings import Data, markdown
-from seqplan.plans.groups import process_groups
-from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline
+from benchmarks.ranks import on_ranks, plan_evenly
+from benchmarks.settings import Data
+from benchmarks.tables import Cells, Output, Table
+from seqplan.plans.construct import construct_plan
+from seqplan.plans.plan import Plan
 from seqplan.plans.recomputation import MODES
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
-from seqplan.profiler.measure.bench import make_full_plan
 from seqplan.profiler.measure.device import device_name
 from seqplan.runtime.checkpoint import Cursor, restore, save
 from seqplan.runtime.communicators import Communicators
@@ -60,38 +60,34 @@ Results = list[tuple[float, float]]
 """Loss and gradient norm of each step."""
 
 
-def run(data: Sequence[Data]) -> None:
-    """Print three tables; no data set is used."""
+def train_on_one_device(data: Sequence[Data]) -> Output:
+    """Train under every scheme and mode, and resume; no data set is used."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # deterministic algorithms require it
-    print(f"{device_name(DEVICE)}, {DTYPE}, torch {torch.__version__}\n")
+    yield f"{device_name(DEVICE)}, {DTYPE}, torch {torch.__version__}"
     expected = on_ranks(1, _train_schemes, (1, ("u1",)), cuda=CUDA)[0]
-    rows = []
+    table = Table(
+        "ranks | scheme | steps | loss off by | gradient norm off by",
+        "{} | {} | {} | {:.2g} % | {:.2g} %",
+    )
     for ranks, schemes in SCHEMES.items():
         results = on_ranks(ranks, _train_schemes, (ranks, schemes), cuda=CUDA)[0]
-        rows += [
-            [
-                str(ranks),
-                scheme,
-                *_compare(results[at :: len(schemes)], expected[at :: len(schemes)]),
-            ]
-            for at, scheme in enumerate(schemes)
-        ]
-    print(markdown(["ranks", "scheme", "steps", "loss off by", "gradient norm off by"], rows))
-    print(
-        markdown(
-            ["mode", "losses and norms", "ms", "MiB"], on_ranks(1, _train_modes, (), cuda=CUDA)[0]
-        )
-    )
-    print(markdown(["AdamW", "resumed half-way"], on_ranks(1, _resume, (), cuda=CUDA)[0]))
+        for at, scheme in enumerate(schemes):
+            of_scheme = results[at :: len(schemes)]
+            worst = _compare(of_scheme, expected[at :: len(schemes)])
+            table.add(ranks, scheme, len(of_scheme), *(100 * share for share in worst))
+    yield table
+    modes = on_ranks(1, _train_modes, cuda=CUDA)[0]
+    yield Table("mode | losses and norms | ms | MiB", "{} | {} | {:,.0f} | {}", modes)
+    resumed = on_ranks(1, _resume, cuda=CUDA)[0]
+    yield Table("AdamW | resumed half-way", "{} | {}", resumed)
 
 
-def _compare(results: Results, expected: Results) -> list[str]:
-    """Return the number of steps, and the largest differences relative to the expected values."""
-    worst = [
+def _compare(results: Results, expected: Results) -> list[float]:
+    """Return the largest differences of losses and norms, relative to the expected values."""
+    return [
         max(abs(got - wanted) / abs(wanted) for got, wanted in zip(*values, strict=True))
         for values in zip(zip(*results, strict=True), zip(*expected, strict=True), strict=True)
     ]
-    return [str(len(results)), *(f"{100 * share:.2g} %" for share in worst)]
 
 
 def _train_schemes(rank: int, world: int, schemes: Sequence[str]) -> Results:
@@ -102,22 +98,21 @@ def _train_schemes(rank: int, world: int, schemes: Sequence[str]) -> Results:
     return _train(job, optimizer, plans, rank)
 
 
-def _train_modes(rank: int) -> list[list[str]]:
+def _train_modes(rank: int) -> list[Cells]:
     """Train a few steps in each mode; whether results are the first one's, time, most memory."""
     torch.use_deterministic_algorithms(True)
-    rows: list[list[str]] = []
+    rows: list[Cells] = []
     first: Results = []
     for mode in (*MODES, "none+0.5", "none+1"):
         job, optimizer = _make_job(DEEP)
         plans = []
         for step in range(MODE_STEPS):
-            plan = make_full_plan(
-                Scheme(), [length - (length > MODE_STEPS) * step for length in LONG], 1
-            )
+            lengths = [length - (length > MODE_STEPS) * step for length in LONG]
+            plan = construct_plan(lengths, {"u1": [[list(range(len(lengths)))]]}, step=step)
             (pipeline,) = plan.pipelines
             (batch,) = pipeline.micro_batches
             moded = replace(pipeline, micro_batches=(replace(batch, recompute=mode),))
-            plans.append(replace(plan, step=step, pipelines=(moded,)))
+            plans.append(replace(plan, pipelines=(moded,)))
         results = _train(job, optimizer, plans[:-1], rank)
         before = _restart_peak()
         began = time.perf_counter()
@@ -125,7 +120,7 @@ def _train_modes(rank: int) -> list[list[str]]:
         ms = 1e3 * (time.perf_counter() - began)
         first = first or results
         same = "the same bits" if results == first else "differ"
-        rows.append([mode, same, f"{ms:,.0f}", _read_peak(before)])
+        rows.append((mode, same, ms, _read_peak(before)))
         del job, optimizer
     return rows
 
@@ -142,12 +137,12 @@ def _read_peak(before: int) -> str:
     return f"{(torch.cuda.max_memory_allocated() - before) / 2**20:,.0f}" if CUDA else "–"
 
 
-def _resume(rank: int) -> list[list[str]]:
+def _resume(rank: int) -> list[Cells]:
     """Train without a stop, and with one half-way from which a checkpoint is restored."""
     torch.use_deterministic_algorithms(True)
     groups = Communicators.create()
     plans = [_plan(Scheme(), step, 1) for step in range(RESUMED)]
-    rows = []
+    rows: list[Cells] = []
     for options in OPTIMIZERS:
         whole = _train(*_make_job(CONFIG, groups=groups, **options), plans, rank)
         with tempfile.TemporaryDirectory() as folder:
@@ -158,35 +153,14 @@ def _resume(rank: int) -> list[list[str]]:
             restore(folder, job.states, optimizer, groups.control)
             parts += _train(job, optimizer, plans[RESUMED // 2 :], rank)
         name = ", ".join(f"{name}={value}" for name, value in options.items())
-        rows.append([name, "the same bits" if parts == whole else "differs"])
+        rows.append((name, "the same bits" if parts == whole else "differs"))
     return rows
 
 
 def _plan(scheme: Scheme, step: int, world: int) -> Plan:
-    """Divide the step's sequences evenly over as many pipelines as there is room for."""
-    count = world // scheme.gpus
-    pipelines = []
-    for place in range(count):
-        ids = range(place, len(LENGTHS), count)
-        batches = []
-        for half in (ids[: len(ids) // 2], ids[len(ids) // 2 :]):
-            lengths = [LENGTHS[at] for at in half]
-            if half:
-                padding = scheme.pad_micro_batch(lengths)
-                batches.append(MicroBatch(tuple(half), sum(lengths), padding, 1.0))
-        ranks = range(place * scheme.gpus, (place + 1) * scheme.gpus)
-        pipelines.append(PlannedPipeline(scheme, tuple(ranks), tuple(batches), float(len(batches))))
-    first = step * len(LENGTHS)
-    return replace(
-        make_full_plan(scheme, LENGTHS[:1], world),
-        step=step,
-        ids=tuple(range(first, first + len(LENGTHS))),
-        lengths=LENGTHS,
-        tokens=sum(LENGTHS),
-        loss_tokens=sum(LENGTHS) - len(LENGTHS),
-        pipelines=tuple(pipelines),
-        groups=process_groups(pipelines),
-    )
+    """Divide the sequences evenly over as many pipelines as fit, in halves of micro-batches."""
+    per_batch = max(1, len(LENGTHS) // (world // scheme.gpus) // 2)
+    return plan_evenly(scheme, LENGTHS, world, per_batch, step)
 
 
 def _make_job(

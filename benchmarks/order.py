@@ -11,7 +11,6 @@ time: the profile is measured with it, and ``core_per_rank`` replays each step o
 
 from __future__ import annotations
 
-import csv
 import os
 import tempfile
 from collections.abc import Sequence
@@ -25,9 +24,9 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.core_per_rank import StepRecord, record_step, replay
-from benchmarks.measured_profile import measure_profile
-from benchmarks.ranks import on_ranks
-from benchmarks.settings import Data, machine, markdown
+from benchmarks.ranks import measure_profile, on_ranks
+from benchmarks.settings import Data, machine
+from benchmarks.tables import Output, Table, write_csv
 from seqplan.costs.profile import Profile
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.assembly import assemble
@@ -93,30 +92,10 @@ SETTING = Setting(
     ranks=RANKS,
     config=ModelConfig(hidden=128, layers=4, heads=8, kv_heads=4, ffn=352, vocab=512),
     strategies=(
-        "4xtp1",
-        "2xu2",
-        "2xr2",
-        "1xu4",
-        "1xr4",
-        "1xu2.r2",
-        "2xtp2",
-        "1xtp4",
-        "1xtp2.u2",
-        "1xtp2.r2",
-        "2xpp2",
-        "1xpp4",
-        "1xtp2.pp2",
-        "1xpp2.u2",
-        "1xpp2.r2",
-        "2xtp1 + 1xu2",
-        "2xtp1 + 1xr2",
-        "2xtp1 + 1xtp2",
-        "2xtp1 + 1xpp2",
-        "1xu2 + 1xr2",
-        "1xu2 + 1xtp2",
-        "1xu2 + 1xpp2",
-        "1xr2 + 1xtp2",
-        "1xtp2 + 1xpp2",
+        *("4xtp1", "2xu2", "2xr2", "1xu4", "1xr4", "1xu2.r2", "2xtp2", "1xtp4", "1xtp2.u2"),
+        *("1xtp2.r2", "2xpp2", "1xpp4", "1xtp2.pp2", "1xpp2.u2", "1xpp2.r2", "2xtp1 + 1xu2"),
+        *("2xtp1 + 1xr2", "2xtp1 + 1xtp2", "2xtp1 + 1xpp2", "1xu2 + 1xr2", "1xu2 + 1xtp2"),
+        *("1xu2 + 1xpp2", "1xr2 + 1xtp2", "1xtp2 + 1xpp2"),
     ),
     lengths=draw_lengths(80, 64, 256, seed=0),
     capacity=256,
@@ -151,6 +130,12 @@ class Row:
         return self.pipelines_ms + self.sync_ms
 
     @property
+    def times_ms(self) -> tuple[float, ...]:
+        """Return the times in the order of the table's columns."""
+        predicted = self.pipelines_ms, self.sync_ms, self.predicted_ms, self.simulated_ms
+        return *predicted, self.executed_ms, self.busiest_ms
+
+    @property
     def ratio(self) -> float:
         """Return executed over predicted time."""
         return self.executed_ms / self.predicted_ms
@@ -174,15 +159,15 @@ class Order:
         return [getattr(row, field) for row in self.rows]
 
 
-def run(data: Sequence[Data]) -> None:
-    """Print the table and the correlation; the batch is drawn, not taken from ``data``."""
-    order = compare_order(SETTING)
-    print_order(order)
+def compare_order(data: Sequence[Data], setting: Setting = SETTING) -> Output:
+    """Compare predicted and executed times; the batch is drawn, not taken from ``data``."""
+    order = execute_order(setting)
+    yield from list_results(order)
     if folder := os.environ.get(RESULTS):
-        write_csv(order, Path(folder) / "order.csv")
+        write_order(order, Path(folder))
 
 
-def compare_order(setting: Setting) -> Order:
+def execute_order(setting: Setting) -> Order:
     """Measure, plan and execute the setting's strategies on its ranks."""
     with tempfile.TemporaryDirectory() as folder:
         outcomes = on_ranks(
@@ -251,10 +236,10 @@ def _rank(rank: int, setting: Setting, folder: str) -> Any:
         repeats=setting.measured_repeats,
         processor_time=setting.processor_time,
     )
-    measured = measure_profile(task, Path(folder), setting.capacity, rank, setting.ranks)
-    planned = plan_strategies(setting, measured.profile)
+    profile, document = measure_profile(task, Path(folder), setting.capacity, rank, setting.ranks)
+    planned = plan_strategies(setting, profile)
     records = _execute(rank, setting, [plan for plan, _, _ in planned])
-    return records, planned, measured.document["residuals"]
+    return records, planned, document["residuals"]
 
 
 def _execute(rank: int, setting: Setting, plans: Sequence[Plan]) -> list[list[StepRecord]]:
@@ -277,61 +262,50 @@ def _execute(rank: int, setting: Setting, plans: Sequence[Plan]) -> list[list[St
     return [steps[setting.warm_up :] for steps in records]
 
 
-def print_order(order: Order) -> None:
-    """Print the setting, the table and the correlation."""
-    setting, config = order.setting, order.setting.config
-    lengths = setting.lengths
-    print("### Predicted against executed\n")
-    print(
+def list_results(order: Order) -> Output:
+    """Yield the setting, the table and the correlation."""
+    setting, config, lengths = order.setting, order.setting.config, order.setting.lengths
+    yield Table(
+        "strategy | micro-batches | pipelines | sync, optimizer | predicted | simulated | executed"
+        " | busiest rank | spread | executed / predicted | wall",
+        "{} | {}" + " | {:.0f}" * 6 + " | {:.0%} | {:.2f} | {:.0f}",
+        (
+            (row.strategy, row.micro_batches, *row.times_ms, row.spread, row.ratio, row.wall_ms)
+            for row in order.rows
+        ),
+        "Predicted against executed",
+    )
+    yield (
         f"{len(lengths)} sequences, {sum(lengths):,} tokens, longest {max(lengths):,}; Llama of "
         f"{config.layers} layers, hidden {config.hidden}, float32, on {setting.ranks} CPU ranks."
     )
-    if setting.processor_time:
-        print(
-            "Ranks share cores: executed and predicted times are processor time, replayed on a "
-            "core per rank. Wall time on the shared cores is listed."
-        )
-    else:
-        print("Executed time is the wall time of the slowest rank.")
-    print(f"Profile: {order.residuals}.\n")
-    head = ["strategy", "micro-batches", "pipelines", "sync, optimizer", "predicted", "simulated"]
-    head += ["executed", "busiest rank", "spread", "executed / predicted", "wall"]
-    rows = [
-        [
-            row.strategy,
-            str(row.micro_batches),
-            *(f"{ms:.0f}" for ms in (row.pipelines_ms, row.sync_ms, row.predicted_ms)),
-            *(f"{ms:.0f}" for ms in (row.simulated_ms, row.executed_ms, row.busiest_ms)),
-            f"{row.spread:.0%}",
-            f"{row.ratio:.2f}",
-            f"{row.wall_ms:.0f}",
-        ]
-        for row in order.rows
-    ]
-    print(markdown(head, rows))
-    print(
-        f"\nTimes in ms. Spearman's rank correlation with executed times over {len(rows)} "
+    yield (
+        "Ranks share cores: executed and predicted times are processor time, replayed on a "
+        "core per rank. Wall time on the shared cores is listed."
+        if setting.processor_time
+        else "Executed time is the wall time of the slowest rank."
+    )
+    yield f"Profile: {order.residuals}."
+    yield (
+        f"Times in ms. Spearman's rank correlation with executed times over {len(order.rows)} "
         f"strategies: predicted {order.correlation():.3f} (target {TARGET}), simulated "
         f"{order.correlation('simulated_ms'):.3f}. Predicted with the busiest rank: "
         f"{order.correlation(second='busiest_ms'):.3f}, with wall times: "
-        f"{order.correlation(second='wall_ms'):.3f}.\n"
+        f"{order.correlation(second='wall_ms'):.3f}."
     )
 
 
-def write_csv(order: Order, path: Path) -> None:
-    """Write the rows, each with the machine."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def write_order(order: Order, folder: Path) -> None:
+    """Write the rows to ``order.csv``, each with the machine."""
     clock = "processor time, replayed" if order.setting.processor_time else "wall"
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        head = ["strategy", "heterogeneous", "micro_batches", "pipelines_ms", "sync_optimizer_ms"]
-        head += ["predicted_ms", "simulated_ms", "executed_ms", "busiest_rank_ms"]
-        head += ["spread", "ratio", "wall_ms"]
-        writer.writerow([*head, "clock", "machine"])
-        for row in order.rows:
-            times = row.pipelines_ms, row.sync_ms, row.predicted_ms, row.simulated_ms
-            writer.writerow(
-                [row.strategy, row.heterogeneous, row.micro_batches]
-                + [f"{ms:.1f}" for ms in (*times, row.executed_ms, row.busiest_ms)]
-                + [f"{row.spread:.3f}", f"{row.ratio:.3f}", f"{row.wall_ms:.1f}", clock, machine()]
-            )
+    head = "strategy heterogeneous micro_batches pipelines_ms sync_optimizer_ms predicted_ms"
+    head += " simulated_ms executed_ms busiest_rank_ms spread ratio wall_ms clock machine"
+    rows = (
+        (
+            *(row.strategy, row.heterogeneous, row.micro_batches),
+            *(f"{ms:.1f}" for ms in row.times_ms),
+            *(f"{row.spread:.3f}", f"{row.ratio:.3f}", f"{row.wall_ms:.1f}", clock, machine()),
+        )
+        for row in order.rows
+    )
+    write_csv("order.csv", head.split(), rows, folder)

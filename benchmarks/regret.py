@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, median
 
-from benchmarks.settings import Data, markdown
-from benchmarks.whole import SETTINGS
+from benchmarks.iterations import SETTINGS
+from benchmarks.planning import draw_batches
+from benchmarks.settings import Data
+from benchmarks.tables import Cells, Output, Table
 from seqplan.costs.cost_errors import CostError, list_corners
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.placement.recost import simulate_at_costs_ms
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
@@ -136,45 +137,45 @@ class _Loss:
     robust_worst: float | None
 
 
-def run(data: Sequence[Data]) -> None:
-    """Print, for each data set and error, the part of the gain that survives."""
+def measure_regret(
+    data: Sequence[Data],
+    settings: Sequence[tuple[str, int, int, int]] = USED,
+    errors: Sequence[CostError] = ERRORS,
+    added: Sequence[CostError] = ADDED,
+) -> Output:
+    """State, for each data set and error, the part of the gain that survives."""
     for source in data:
         began = time.process_time()
-        losses = [loss for setting in USED for loss in _judge(source, *setting)]
-        print(f"### {source.name}: plans made with wrong costs, {GPUS} GPUs, {STEPS} steps\n")
-        head = [
-            "costs of the plans",
-            "gain that survives, median",
-            "least",
-            "worst step over uniform",
-        ]
-        head += [f"with robust {SHARE:g}", "least", "worst step over uniform"]
+        losses = [loss for setting in settings for loss in _plan(source, setting, errors, added)]
         names = list(dict.fromkeys(loss.error for loss in losses))
-        groups = [[loss for loss in losses if loss.error == name] for name in names]
-        within = [
-            loss for loss in losses if loss.error in {error.name for error in list_corners(0.1)}
-        ]
-        rows = [_row(group[0].error, group) for group in groups]
-        rows.append(_row("a, b, c ± 10 %, all", within))
-        print(markdown(head, rows) + "\n")
-        print(f"{time.process_time() - began:.0f} s of CPU time\n")
+        groups = {name: [loss for loss in losses if loss.error == name] for name in names}
+        corners = {error.name for error in list_corners(0.1)}
+        groups["a, b, c ± 10 %, all"] = [loss for loss in losses if loss.error in corners]
+        yield Table(
+            "costs of the plans | gain that survives, median | least | worst step over uniform"
+            f" | with robust {SHARE:g} | least | worst step over uniform",
+            "{} | {:.0%} | {:.0%} | {:+.1%} | {} | {} | {}",
+            [_summarize(name, group) for name, group in groups.items() if group],
+            f"{source.name}: plans made with wrong costs, {GPUS} GPUs, {STEPS} steps",
+        )
+        yield f"{time.process_time() - began:.0f} s of CPU time"
 
 
-def _judge(source: Data, model: str, gpus: int, context: int, tokens: int) -> list[_Loss]:
+def _plan(
+    source: Data,
+    setting: tuple[str, int, int, int],
+    errors: Sequence[CostError],
+    added: Sequence[CostError],
+) -> list[_Loss]:
+    model, gpus, context, tokens = setting
     true = load_shipped(f"llama-{model}-a800-80gb")
     workload = Workload(gpus, context, tokens)
-    sampler = Sampler(source.lengths, tokens, context, 0)
-    case = _Case(
-        true,
-        workload,
-        source,
-        tuple(sampler.batches(STEPS)),
-        int(sampler.lengths.max()),
-        choose_sync(true, gpus),
-    )
+    batches = tuple(draw_batches(source, workload, STEPS))
+    longest = int(min(source.lengths.max(), context))
+    case = _Case(true, workload, source, batches, longest, choose_sync(true, gpus))
     losses, known = [], _Truth.find(case, true)
-    for error in (*ERRORS, *ADDED):
-        wrong, truth = (error.apply(true), true) if error in ERRORS else (true, error.apply(true))
+    for error in (*errors, *added):
+        wrong, truth = (true, error.apply(true)) if error in added else (error.apply(true), true)
         of_truth = known if truth is true else _Truth.find(case, truth)
         proposal = known.proposal if wrong is true else case.propose(wrong)
         uniform = case.time(case.plan_uniform(wrong), truth)
@@ -197,16 +198,12 @@ def _worst(ours: Sequence[float], uniform: Sequence[float]) -> float:
     return max(mine / theirs - 1 for mine, theirs in zip(ours, uniform, strict=True))
 
 
-def _row(name: str, losses: Sequence[_Loss]) -> list[str]:
+def _summarize(name: str, losses: Sequence[_Loss]) -> Cells:
     gaining = [loss for loss in losses if loss.full >= LEAST_GAIN]
     kept = [loss.kept / loss.full for loss in gaining]
     robust = [loss.robust / loss.full for loss in gaining if loss.robust is not None]
     worst = [loss.robust_worst for loss in losses if loss.robust_worst is not None]
-    plain = [
-        f"{median(kept):.0%}",
-        f"{min(kept):.0%}",
-        f"{max(loss.worst for loss in losses):+.1%}",
-    ]
+    plain = name, median(kept), min(kept), max(loss.worst for loss in losses)
     if not robust:
-        return [name, *plain, "–", "–", "–"]
-    return [name, *plain, f"{median(robust):.0%}", f"{min(robust):.0%}", f"{max(worst):+.1%}"]
+        return *plain, "–", "–", "–"
+    return *plain, f"{median(robust):.0%}", f"{min(robust):.0%}", f"{max(worst):+.1%}"

@@ -1,74 +1,83 @@
-"""``./run bench [NAME …]``: run benchmarks and print Markdown tables."""
+"""``./run bench [NAME …]``: run benchmarks and print Markdown tables.
+
+A benchmark is a function of the data sets that yields tables and text. To add one, write the
+function, name it here, and describe its results in docs/figures.md.
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 import os
+from inspect import signature
 from pathlib import Path
 
 from benchmarks.settings import data_sets, machine
 
-NAMES = (
-    "proposal",
-    "step",
-    "exact",
-    "fill",
-    "published",
-    "flexsp",
-    "dynamic_cp",
-    "memory",
-    "fits",
-    "compare",
-    "table3",
-    "whole",
-    "regret",
-    "contexts",
-    "drawn_settings",
-    "regrouping",
-    "window",
-    "degrees",
-    "lockstep",
-    "experts",
-    "balance",
-    "slow_rank",
-    "loads_shapes",
-    "integrations",
-    "in_process",
-    "scaling",
-    "imbalance",
-    "large",
-    "ingest",
-    "attention",
-    "sync",
-    "strategies",
-    "order",
-    "reduction",
-    "recomputation",
-    "one_device",
-    "h200",
-    "serve",
-    "queries",
-    "sidecar",
-    "kills",
-    "operations",
-    "deletion",
-    "acknowledgements",
-    "architectures",
-    "data_parallel",
-    "mutations",
-    "call_path",
-)
+BENCHMARKS = {
+    "proposal": "proposals.make_proposals",
+    "step": "steps.plan_one_step",
+    "exact": "steps.close_gaps",
+    "fill": "steps.compare_fills",
+    "published": "proposals.compare_published",
+    "flexsp": "proposals.compare_flexsp",
+    "dynamic_cp": "dynamic_cp.compare_iterations",
+    "memory": "memory.compare_modes",
+    "fits": "fits.cover_intervals",
+    "compare": "comparisons.compare_systems",
+    "table3": "comparisons.compare_published_clusters",
+    "whole": "iterations.compare_iterations",
+    "regret": "regret.measure_regret",
+    "contexts": "comparisons.sweep_contexts",
+    "drawn_settings": "iterations.compare_drawn_settings",
+    "regrouping": "groups.compare_regrouping",
+    "window": "groups.compose_windows",
+    "degrees": "groups.compare_degrees",
+    "lockstep": "groups.bound_lockstep",
+    "experts": "experts.compare_degrees",
+    "balance": "balancing.balance_ranks",
+    "slow_rank": "cpu_ranks.slow_one_rank",
+    "loads_shapes": "balancing.plan_loads_and_shapes",
+    "integrations": "trainers.compare_trainers",
+    "in_process": "steps.plan_in_process",
+    "scaling": "steps.scale_planning",
+    "imbalance": "comparisons.measure_imbalance",
+    "large": "comparisons.compare_large",
+    "ingest": "ingest.read_sources",
+    "attention": "attention.compare_attention",
+    "attention_bfloat16": "attention.compare_bfloat16",
+    "sync": "sync.count_messages",
+    "strategies": "cpu_ranks.compare_schemes",
+    "order": "order.compare_order",
+    "reduction": "cpu_ranks.compare_reduction",
+    "recomputation": "transformers_ranks.compare_recomputation",
+    "consumer": "cpu_ranks.time_consumer",
+    "one_device": "one_device.train_on_one_device",
+    "h200": "h200.compare_stacks",
+    "serve": "service_requests.time_requests",
+    "queries": "service_requests.time_queries",
+    "sidecar": "service_requests.run_sidecar",
+    "kills": "service_faults.kill_processes",
+    "operations": "service_faults.operate_service",
+    "deletion": "service_jobs.delete_job",
+    "acknowledgements": "service_jobs.train_many_ranks",
+    "architectures": "architectures.compare_architectures",
+    "data_parallel": "transformers_ranks.compare_data_parallel",
+    "mutations": "mutations.catch_mutants",
+    "call_path": "steps.count_files",
+}
+"""Name → module and function."""
 
 
 def main() -> None:
     """Run the benchmarks that were named, all of them by default."""
     parser = argparse.ArgumentParser(prog="./run bench", description=__doc__)
+    names = ", ".join(BENCHMARKS)
     parser.add_argument(
         "names",
         metavar="NAME",
         nargs="*",
-        help=f"of {', '.join(NAMES)}; memory:SETTING runs the settings whose names begin so",
+        help=f"of {names}; memory:SETTING runs the settings whose names begin so",
     )
     parser.add_argument(
         "--wikipedia",
@@ -78,27 +87,18 @@ def main() -> None:
         help="token lengths of Wikipedia articles, which the repository does not carry",
     )
     args = parser.parse_args()
-    requests = [name.partition(":") for name in args.names or NAMES]
-    if foreign := {name for name, _, _ in requests} - set(NAMES):
-        parser.error(f"unknown benchmark {sorted(foreign)[0]!r}; there are {', '.join(NAMES)}")
-    parts = {(name, part): _find_parts(parser, name, part) for name, _, part in requests if part}
+    requests = [name.partition(":") for name in args.names or BENCHMARKS]
+    if unknown := {name for name, _, _ in requests} - set(BENCHMARKS):
+        parser.error(f"unknown benchmark {sorted(unknown)[0]!r}; there are {names}")
     print(f"measured on {machine()}\n")
     data = data_sets(Path(args.wikipedia) if args.wikipedia else None)
     for name, _, part in requests:
-        run = importlib.import_module(f"benchmarks.{name}").run
-        if part:
-            run(data, parts=parts[name, part])
-        else:
-            run(data)
-
-
-def _find_parts(parser: argparse.ArgumentParser, name: str, part: str) -> list[str]:
-    """List the parts of a benchmark whose names begin with ``part``."""
-    known = getattr(importlib.import_module(f"benchmarks.{name}"), "PARTS", ())
-    parts = [candidate for candidate in known if candidate.startswith(part)]
-    if not parts:
-        parser.error(f"unknown part {part!r} of {name}; there are {', '.join(known) or 'none'}")
-    return parts
+        module, _, function = BENCHMARKS[name].partition(".")
+        run = getattr(importlib.import_module(f"benchmarks.{module}"), function)
+        if part and "only" not in signature(run).parameters:
+            parser.error(f"{name} has no parts")
+        for output in run(data, only=part) if part else run(data):
+            print(f"{output}\n", flush=True)
 
 
 if __name__ == "__main__":

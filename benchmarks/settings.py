@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,12 +24,29 @@ CLUSTERS = {64: 200_000, 1024: 3_200_000}
 """GPUs → tokens of a step."""
 
 
+Lengths = npt.NDArray[np.int64]
+
+
 @dataclass(frozen=True)
 class Data:
     """A named array of sequence lengths."""
 
     name: str
-    lengths: npt.NDArray[np.int64]
+    lengths: Lengths
+
+    def draw(self, seed: int, count: int, *, cut: int | None = None) -> Lengths:
+        """Draw ``count`` lengths with replacement, longer ones cut to ``cut`` tokens."""
+        drawn = np.random.default_rng(seed).choice(self.lengths, count)
+        return drawn if cut is None else np.minimum(drawn, cut)
+
+    def draw_tokens(self, seed: int, tokens: int, count: int, *, cut: int | None = None) -> Lengths:
+        """Draw lengths of no more than ``tokens`` in all, from ``count`` drawn ones."""
+        drawn = self.draw(seed, count, cut=cut)
+        return drawn[: int(np.searchsorted(np.cumsum(drawn), tokens))]
+
+    def keep_within(self, context: int) -> Data:
+        """Leave out sequences longer than the context."""
+        return Data(self.name, self.lengths[self.lengths <= context])
 
 
 def data_sets(wikipedia: Path | None) -> list[Data]:
@@ -75,9 +91,3 @@ def machine() -> str:
     except OSError:
         pass
     return f"{os.cpu_count()} cores, {model}, Python {platform.python_version()}"
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.served import Served
+from benchmarks.services import Served
 from benchmarks.settings import Data
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.proposal.make_proposal import make_proposal
@@ -143,15 +143,33 @@ def send(
 
 
 def finish(ranks: Sequence[Rank]) -> None:
+    """Wait for the ends of all ranks; raise their failures."""
     for rank in ranks:
         rank.thread.join()
     raise_failures(ranks)
 
 
 def raise_failures(ranks: Sequence[Rank]) -> None:
+    """Raise the failure of a rank that has one."""
     for rank in ranks:
         if rank.failure is not None:
             raise rank.failure
+
+
+def count_steps(ranks: Sequence[Rank]) -> int:
+    """Count the steps that all ranks have done together."""
+    return sum(len(rank.steps) for rank in ranks)
+
+
+def check_jobs(served: Supervised, uploads: Uploads, steps: int) -> None:
+    """Raise unless every acknowledgement and every upload with a response is there."""
+    for number in range(JOBS):
+        job = json.loads(send(served.address, "GET", f"/v1/jobs/job{number}"))
+        assert job["acknowledged"] == [steps - 1] * WORLD, job
+        assert job["planned_steps"] == steps
+    for key in uploads.data_sets:
+        body = json.dumps({"proposal": served.proposal, "lengths": key, "steps": 1, "tokens": 100})
+        send(served.address, "POST", "/v1/jobs", body.encode())  # reads the array, by its sha256
 
 
 class Supervised:

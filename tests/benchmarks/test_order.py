@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.order import SETTING, Order, Setting, compare_order, print_order, write_csv
+from benchmarks.order import SETTING, Order, Setting, execute_order, list_results, write_order
 from seqplan.runtime.models.llama import ModelConfig
 
 TINY = Setting(
@@ -24,7 +24,7 @@ TINY = Setting(
 
 @pytest.fixture(scope="module")
 def order() -> Order:
-    return compare_order(TINY)
+    return execute_order(TINY)
 
 
 def test_every_strategy_has_a_complete_row(order: Order) -> None:
@@ -38,13 +38,10 @@ def test_every_strategy_has_a_complete_row(order: Order) -> None:
     assert -1 <= order.correlation() <= 1
 
 
-def test_table_and_file_have_all_rows(
-    order: Order, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    print_order(order)
-    printed = capsys.readouterr().out
+def test_table_and_file_have_all_rows(order: Order, tmp_path: Path) -> None:
+    printed = "\n".join(map(str, list_results(order)))
     assert "replayed on a core per rank" in printed
-    write_csv(order, tmp_path / "results" / "order.csv")
+    write_order(order, tmp_path / "results")
     with (tmp_path / "results" / "order.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == len(order.rows)

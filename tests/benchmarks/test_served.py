@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from benchmarks.served import Served
+from benchmarks.services import Served
 
 CHILD = "import time\nwhile time.process_time() < 0.3: pass"
 PARENT = f"""import subprocess, sys

@@ -8,7 +8,7 @@ import pytest
 from command_line import call, succeeded
 from service_process import Reply, Served, serving_here
 
-from benchmarks.http_clients import Client
+from benchmarks.services import Client
 
 WRITES = [
     ("POST", "/v1/lengths?format=txt", b"5\n6\n7\n"),

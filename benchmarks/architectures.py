@@ -25,7 +25,7 @@ import transformers
 from benchmarks.hostile_plans import RANKS, hostile_plans
 from benchmarks.ranks import on_ranks
 from benchmarks.tables import Output, Table
-from benchmarks.tiny_models import MODELS, REJECTED, VOCAB, tiny_model
+from benchmarks.tiny_models import MODELS, REJECTED, VOCAB, make_tiny_model
 from seqplan import huggingface, runtime
 
 LONGEST = 300
@@ -297,7 +297,7 @@ def _router_loss(model: Any, routers: list[tuple[Any, ...]]) -> Any:
 
 
 def _base(case: Case, seed: int) -> Any:
-    model = tiny_model(case.name, seed).to(getattr(torch, case.dtype))
+    model = make_tiny_model(case.name, seed).to(getattr(torch, case.dtype))
     if case.exact_norms:
         for name, module in model.named_modules():
             if "norm" in name:

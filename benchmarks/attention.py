@@ -25,14 +25,8 @@ from torch import Tensor
 from benchmarks.ranks import on_ranks, plan_evenly, sum_ranks, time_together
 from benchmarks.settings import CODE, Data
 from benchmarks.tables import Output, Table
-from seqplan.costs.profile import Profile
-from seqplan.planner.batches.batch import Batch
+from seqplan import Batch, Plan, Profile, Scheme, StepPlanner, Workload, construct_plan
 from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.planner.step.step_planner import StepPlanner
-from seqplan.planner.workload import Workload
-from seqplan.plans.construct import construct_plan
-from seqplan.plans.plan import Plan
-from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
 from seqplan.runtime.sequence_parallel.context import attention_context
 from seqplan.runtime.sequence_parallel.peers import Peer, Peers, Transfer

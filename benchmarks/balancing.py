@@ -277,13 +277,7 @@ def plan_loads_and_shapes(
 
 
 def _plan_shapes(
-    source: Data,
-    profile: str,
-    gpus: int,
-    tokens: int,
-    layout: str | None,
-    context: int,
-    steps: int,
+    source: Data, profile: str, gpus: int, tokens: int, layout: str | None, context: int, steps: int
 ) -> Iterator[Cells]:
     free = Planner.from_profile(profile, gpus, context, execution="static")
     one = Planner.from_profile(profile, gpus, context, layout=layout, execution="static")

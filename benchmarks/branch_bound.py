@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
-from seqplan.planner.batches.batch import Batch
+from seqplan import Batch
 from seqplan.planner.bounds.certificate import certify_relaxed
 from seqplan.planner.bounds.relaxation import FINE
 from seqplan.planner.placement.fleet import Fleet, PipelineClass

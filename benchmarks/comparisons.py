@@ -13,16 +13,13 @@ from typing import Any
 from benchmarks.planning import time_wall
 from benchmarks.settings import CODE, PROFILE, Data, published_schemes, published_sync, workload
 from benchmarks.tables import Cells, Output, Table, write_csv
-from seqplan.costs.profile import Profile
-from seqplan.planner.batches.batch import Batch
+from seqplan import Batch, Infeasible, Profile, Workload
 from seqplan.planner.bounds.gpu_time import single_bound_ms
 from seqplan.planner.comparison.advice import ablation
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.comparison.results import Comparison, System, mean_compute_ms
-from seqplan.planner.errors import Infeasible
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.sync.times import NO_SYNC, GivenSyncTimes, SyncTimes
-from seqplan.planner.workload import Workload
 
 UNAWARE = ("static", "megatron", "hotspa")
 """Systems that are run once more without a sync; Hydraulis does not weigh it anyway."""

@@ -10,7 +10,7 @@ import importlib
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import product
 from pathlib import Path
@@ -23,12 +23,9 @@ import torch.distributed as dist
 from benchmarks.ranks import on_ranks, plan_evenly, sum_ranks, time_together
 from benchmarks.settings import Data, Lengths
 from benchmarks.tables import Output, Table
-from seqplan import Cost, SlowRanks, balance
-from seqplan.plans.construct import construct_plan
+from seqplan import Cost, Plan, RankView, Scheme, SlowRanks, balance, construct_plan, rank_view
 from seqplan.plans.format.plan_file import write_plans
-from seqplan.plans.plan import Plan
-from seqplan.plans.scheme import Scheme
-from seqplan.plans.views.rank_view import RankView, rank_view
+from seqplan.plans.groups import process_groups
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens, load_share
 from seqplan.runtime.models.llama import Llama, ModelConfig
@@ -207,7 +204,12 @@ def _plan_mixed(step: int, ranks: int, random: np.random.Generator) -> Plan:
         mine = list(range(1 + rank, SEQUENCES, ranks))
         alone.append([mine[first : first + 8] for first in range(0, len(mine), 8)])
     ids = range(SEQUENCES * step, SEQUENCES * (step + 1))
-    return construct_plan(lengths, {f"u{ranks}": [[[0]]], "u1": alone}, ids=ids, step=step)
+    plan = construct_plan(lengths, {f"u{ranks}": [[[0]]], "u1": alone}, ids=ids, step=step)
+    together, *others = plan.pipelines
+    others = [replace(pipeline, ranks=(rank,)) for rank, pipeline in enumerate(others)]
+    pipelines = (together, *others)
+    groups = process_groups(pipelines)
+    return replace(plan, world_size=ranks, pipelines=pipelines, groups=groups)
 
 
 def _consume(rank: int, kind: str, path: Path, ranks: int) -> list[float]:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.branch_bound import branch_bound_ms
-from seqplan.planner.batches.batch import Batch
+from seqplan import Batch, Strategy
 from seqplan.planner.bounds.certificate import CERTIFY_GAP, certify
 from seqplan.planner.bounds.gpu_time import cheap_bound_ms
 from seqplan.planner.bounds.held_value import HeldValue, Mixes, Relaxation, list_fixed_mixes
@@ -22,7 +22,6 @@ from seqplan.planner.bounds.relaxation import relax
 from seqplan.planner.bounds.resources import ROUNDING
 from seqplan.planner.bounds.with_sync import Families
 from seqplan.planner.placement.fleet import Fleet, PipelineClass
-from seqplan.plans.scheme import Strategy
 
 Counts = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

@@ -16,15 +16,12 @@ from statistics import fmean, median
 from benchmarks.planning import PlannedSteps, draw_batches, plan_steps
 from benchmarks.settings import Data
 from benchmarks.tables import Cells, Output, Table
-from seqplan.costs.profile import Profile
+from seqplan import Batch, Profile, StepPlanner, Workload
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
 from seqplan.planner.step.pipeline_planner import PipelinePlanner
-from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.systems.static_experts import find_static_expert_run
-from seqplan.planner.workload import Workload
 from seqplan.plans.experts import holds_whole_blocks
 from seqplan.plans.plan import PlannedPipeline, Provenance
 from seqplan.plans.schedule import schedule

@@ -10,12 +10,12 @@ import numpy as np
 
 from benchmarks.settings import Data
 from benchmarks.tables import Cells, Output, Table
+from seqplan import Scheme
 from seqplan.costs.fit.latency_fit import Fit
 from seqplan.costs.fit.measured_profile import fit_schemes
 from seqplan.costs.fit.pooling import pool_samples, rescale_to_usual_speed
 from seqplan.costs.fit.samples import MeasuredOn, Role, Sample
 from seqplan.costs.latency import Latency
-from seqplan.plans.scheme import Scheme
 from seqplan.profiler.measure.design import design
 
 LAYERS, TIMED, ROUNDS, REPETITIONS = 8, 2, 3, 3

@@ -48,9 +48,7 @@ no 128K on this many GPUs."""
 
 
 def compare_regrouping(
-    data: Sequence[Data],
-    settings: Sequence[tuple[int, int, str]] = REGROUPED,
-    steps: int = 6,
+    data: Sequence[Data], settings: Sequence[tuple[int, int, str]] = REGROUPED, steps: int = 6
 ) -> Output:
     """Compare groups that regroup within the step with groups that stay, on one layout."""
     for source in data:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from seqplan import Plan, Scheme
 from seqplan.plans.groups import process_groups
 from seqplan.plans.lint import lint
-from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
+from seqplan.plans.plan import MicroBatch, PlannedPipeline, Provenance
 from seqplan.plans.schedule import schedule
-from seqplan.plans.scheme import Scheme
 
 RANKS = 4
 DOCUMENTS = 17

@@ -16,24 +16,17 @@ import numpy as np
 from benchmarks.planning import draw_batches, plan_steps, time_cpu
 from benchmarks.settings import Data, published_sync
 from benchmarks.tables import Output, Table
-from seqplan.costs.profile import Profile
+from seqplan import Batch, Infeasible, Plan, Profile, StepPlanner, Strategy, Workload, make_proposal
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.with_sync import Families, sync_bound_ms
-from seqplan.planner.errors import Infeasible
 from seqplan.planner.placement.dispatch import probe
 from seqplan.planner.placement.dominance import drop_dominated
 from seqplan.planner.placement.fill import Filler, Placement
 from seqplan.planner.placement.fleet import Fleet, Floats
-from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.strategies.homogeneous import best_homogeneous
 from seqplan.planner.strategies.local_search import swap
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import SyncTimes
-from seqplan.planner.workload import Workload
-from seqplan.plans.plan import Plan
-from seqplan.plans.scheme import Strategy
 
 SETTINGS = (
     ("32b", 64, 16384, 200_000),

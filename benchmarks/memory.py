@@ -14,26 +14,20 @@ from benchmarks.each_strategy import each_strategy_bound_ms
 from benchmarks.planning import PlannedSteps, draw_batches, plan_steps, time_cpu
 from benchmarks.settings import Data, Lengths
 from benchmarks.tables import Cells, Output, Table
+from seqplan import Batch, Infeasible, Profile, Proposal, StepPlanner, Workload, make_proposal
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.derived.model_profiles import derive_model_profile
 from seqplan.costs.model_sizes import MODELS, ModelSizes
-from seqplan.costs.profile import Profile
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.with_sync import Families
-from seqplan.planner.errors import Infeasible
 from seqplan.planner.execution import ExecutionKind
 from seqplan.planner.placement.fleet import Fleet
-from seqplan.planner.proposal.document import Proposal
-from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.proposal.uniform import find_uniform_scheme
 from seqplan.planner.step.selection import select
-from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
 from seqplan.planner.strategies.regrouping import make_regroup_layouts
 from seqplan.planner.sync.choice import choose_sync
-from seqplan.planner.workload import Workload
 
 STEPS, NODES = 4, 8
 

@@ -1,4 +1,4 @@
-"""Which faults of the runtime its tests catch: each line of ``mutants`` in a copy of the tree.
+"""Which faults of the runtime its tests catch: each of ``mutants.csv`` in a copy of the tree.
 
 Faults are put in one at a time, and the test files named with them run until the first failure. One
 that passes all of them is not caught; one that does not end in time is.
@@ -6,6 +6,7 @@ that passes all of them is not caught; one that does not end in time is.
 
 from __future__ import annotations
 
+import csv
 import os
 import queue
 import shutil
@@ -17,11 +18,30 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
-from benchmarks.mutants import MUTANTS, Mutant
 from benchmarks.tables import Output, Table
 
 ROOT = Path(__file__).parents[1]
+
+
+class Mutant(NamedTuple):
+    """One fault: ``old`` occurs once in ``file``; ``tests``: files of which one must fail."""
+
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+def read_mutants() -> list[Mutant]:
+    """Read the faults; ``tests`` are divided by spaces."""
+    with Path(__file__).with_name("mutants.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [Mutant(r["file"], r["old"], r["new"], tuple(r["tests"].split())) for r in rows]
+
+
+MUTANTS = read_mutants()
 WORKERS = 2
 LIMIT_S = 120.0
 """Seconds for the tests of a mutant; a fault may leave a rank waiting."""

@@ -20,11 +20,8 @@ import torch
 from benchmarks.ranks import on_ranks, plan_evenly
 from benchmarks.settings import Data
 from benchmarks.tables import Cells, Output, Table
-from seqplan.plans.construct import construct_plan
-from seqplan.plans.plan import Plan
+from seqplan import Plan, Scheme, construct_plan, rank_view
 from seqplan.plans.recomputation import MODES
-from seqplan.plans.scheme import Scheme
-from seqplan.plans.views.rank_view import rank_view
 from seqplan.profiler.measure.device import device_name
 from seqplan.runtime.checkpoint import Cursor, restore, save
 from seqplan.runtime.communicators import Communicators

@@ -27,17 +27,13 @@ from benchmarks.core_per_rank import StepRecord, record_step, replay
 from benchmarks.ranks import measure_profile, on_ranks
 from benchmarks.settings import Data, machine
 from benchmarks.tables import Output, Table, write_csv
-from seqplan.costs.profile import Profile
-from seqplan.planner.batches.batch import Batch
+from seqplan import Batch, Plan, Profile, Strategy, Workload, rank_view
 from seqplan.planner.placement.assembly import assemble
 from seqplan.planner.simulation.timeline import simulate_pipelines_ms
 from seqplan.planner.step.selection import select
 from seqplan.planner.sync.choice import choose_sync
-from seqplan.planner.workload import Workload
-from seqplan.plans.plan import Plan, Provenance
-from seqplan.plans.scheme import Strategy
+from seqplan.plans.plan import Provenance
 from seqplan.plans.version import VERSION
-from seqplan.plans.views.rank_view import rank_view
 from seqplan.profiler.measure.design import design
 from seqplan.profiler.measure.run import Task
 from seqplan.runtime.communicators import Communicators

@@ -11,11 +11,9 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 
 from benchmarks.settings import Data
-from seqplan.planner.batches.batch import Batch
+from seqplan import Batch, Plan, Workload
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.placement.fleet import Floats
-from seqplan.planner.workload import Workload
-from seqplan.plans.plan import Plan
 
 P = ParamSpec("P")
 Result = TypeVar("Result")

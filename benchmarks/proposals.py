@@ -11,16 +11,14 @@ import numpy as np
 from benchmarks.planning import draw_batches, time_wall
 from benchmarks.settings import CLUSTERS, PROFILE, Data, published_schemes, workload
 from benchmarks.tables import Output, Table, spread
+from seqplan import Batch, StepPlanner, make_proposal
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
 from seqplan.planner.lockstep.proof import prove_micro_steps
 from seqplan.planner.proposal.eq4 import continuous_proposal, integer_strategies
-from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.simulation.one_f_one_b import simulate_ms
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.step.selection import select
-from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.systems.hydraulis import CBC_S, TRIALS, eq4_pool, run_published_step
 from seqplan.planner.systems.programs.flexsp_program import flexsp
 from seqplan.planner.systems.setting import Setting

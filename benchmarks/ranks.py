@@ -16,11 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from seqplan import Plan, Profile, Scheme, construct_plan
 from seqplan.costs.fit.measured_profile import ProfiledDevices, fit_all, profile_document
-from seqplan.costs.profile import Profile
-from seqplan.plans.construct import construct_plan
-from seqplan.plans.plan import Plan
-from seqplan.plans.scheme import Scheme
 from seqplan.profiler.measure.run import Task, measure
 
 Result = TypeVar("Result")

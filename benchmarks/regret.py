@@ -14,20 +14,15 @@ from benchmarks.iterations import SETTINGS
 from benchmarks.planning import draw_batches
 from benchmarks.settings import Data
 from benchmarks.tables import Cells, Output, Table
+from seqplan import Batch, Profile, Proposal, StepPlanner, Workload, make_proposal
 from seqplan.costs.cost_errors import CostError, list_corners
-from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.recost import simulate_at_costs_ms
 from seqplan.planner.problem import PlanningOptions
-from seqplan.planner.proposal.document import Proposal
-from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.strategies.homogeneous import best_homogeneous
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import SyncTimes
 from seqplan.planner.systems.setting import Setting
-from seqplan.planner.workload import Workload
 from seqplan.plans.plan import PlannedPipeline
 
 STEPS = 3

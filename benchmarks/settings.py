@@ -10,13 +10,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from seqplan.costs.lengths import read_lengths
+from seqplan import Profile, Workload, read_lengths
 from seqplan.costs.model_sizes import parameters
-from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import SyncTimes
-from seqplan.planner.workload import Workload
 
 CODE = Path(__file__).parents[1] / "examples" / "data" / "code.npy"
 PROFILE = "llama-32b-a800-80gb"

@@ -18,20 +18,15 @@ import numpy as np
 from benchmarks.planning import PlannedSteps, count_sequences, draw_batches, plan_steps, time_wall
 from benchmarks.settings import CLUSTERS, PROFILE, Data, published_schemes, workload
 from benchmarks.tables import Cells, Output, Table, write_csv
-from seqplan import Planner
+from seqplan import Batch, Planner, Scheme, StepPlanner, Strategy, Workload, make_proposal
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.gpu_time import area_bound_ms, single_bound_ms
 from seqplan.planner.exact.close_gap import EXACT_GAP
 from seqplan.planner.placement.dispatch import TOLERANCE, dispatch
 from seqplan.planner.placement.fill import VARIABLE, Filler, Filling, Shortfall, kernel_state
 from seqplan.planner.placement.fleet import Fleet
 from seqplan.planner.problem import PlanningOptions
-from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.planner.step.step_planner import StepPlanner
-from seqplan.planner.workload import Workload
 from seqplan.plans import scheme
-from seqplan.plans.scheme import Scheme, Strategy
 
 CONTEXTS = (32768, 16384)
 

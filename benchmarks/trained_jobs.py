@@ -16,9 +16,8 @@ import numpy as np
 
 from benchmarks.services import Served
 from benchmarks.settings import Data
+from seqplan import Workload, make_proposal
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.proposal.make_proposal import make_proposal
-from seqplan.planner.workload import Workload
 from seqplan.runtime.sources.http_source import HttpSource
 
 JOBS, WORLD = 3, 4

@@ -29,14 +29,12 @@ import numpy as np
 from benchmarks.planning import time_cpu
 from benchmarks.settings import Data
 from benchmarks.tables import Cells, Output, Table
-from seqplan import Cost, balance
+from seqplan import Batch, Cost, Scheme, balance
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.integrations.degree_costs import by_degree, ring_costs
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.rank_groups import plan_groups
 from seqplan.planner.systems.trainers import first_fit_split
-from seqplan.plans.scheme import Scheme
 
 PROFILE, SCHEME = "llama-7b-a800-80gb", "tp2"
 LONGEST, CAPACITY, RANKS = 32_768, 8_192, 64

@@ -23,10 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.ranks import measure_profile, on_ranks, sum_ranks
 from benchmarks.settings import Data
 from benchmarks.tables import Output, Table
-from seqplan import Planner, huggingface
-from seqplan.plans.construct import construct_plan
-from seqplan.plans.plan import Plan
-from seqplan.plans.scheme import Scheme
+from seqplan import Plan, Planner, Scheme, construct_plan, huggingface
 from seqplan.profiler.measure.design import design
 from seqplan.profiler.measure.run import Task
 from seqplan.runtime.data.tokens import SeededTokens

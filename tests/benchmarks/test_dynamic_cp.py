@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.dynamic_cp import PUBLISHED_MS, draw_lengths, pack_in_order, replay
+from benchmarks.analytic_model import PUBLISHED_MS, draw_lengths, pack_in_order, replay
 
 
 def test_times_are_near_those_published() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.mutants import MUTANTS, Mutant
+from benchmarks.mutations import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
 

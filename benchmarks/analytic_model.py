@@ -1,27 +1,29 @@
-"""Megatron's published benchmark of dynamic context parallelism, replayed with ``--stack eager``.
+"""The analytic model's times next to others: Megatron's dynamic context parallelism, an H200.
 
-The lengths are those of its benchmark (drawn by NumPy from its seed), and both schedulers'
-decisions are made again; each micro-batch lasts as long as its slowest group. Measured were
-iterations 11 to 30.
+Megatron's published benchmark is replayed with ``--stack eager``. The lengths are those of its
+benchmark (drawn by NumPy from its seed), and both schedulers' decisions are made again; each
+micro-batch lasts as long as its slowest group. Measured were iterations 11 to 30.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
 from benchmarks.settings import Data
-from benchmarks.tables import Output, Table
+from benchmarks.tables import RESULTS, Output, Table
+from seqplan import Profile, Scheme
 from seqplan.costs.analytic.deployment import Deployment
+from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.estimate import Load, estimate
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.analytic.terms import stage_terms
-from seqplan.costs.model_sizes import ModelSizes
+from seqplan.costs.model_sizes import MODELS, ModelSizes
 from seqplan.planner.systems.megatron_packing import next_micro_batch
-from seqplan.plans.scheme import Scheme
 
 SOURCE = "Megatron-LM 10ce7bc, examples/dynamic_context_parallel/README.md and benchmark_dcp.sh"
 
@@ -60,7 +62,7 @@ class Replayed:
         return self.packed_ms / packed - 1, self.dynamic_ms / dynamic - 1
 
 
-def compare_iterations(data: Sequence[Data]) -> Output:
+def compare_dynamic_cp(data: Sequence[Data]) -> Output:
     """Compare predicted with published iterations; the lengths are drawn, not of ``data``."""
     replayed = [replay(gpus) for gpus in PUBLISHED_MS]
     time = "{:.0f} / {:.0f} ({:+.0%})"
@@ -149,3 +151,39 @@ def _trim_mean(times: Sequence[float]) -> float:
     """Average without the largest and the smallest tenth, as published."""
     cut = len(times) // 10
     return float(np.mean(sorted(times)[cut : len(times) - cut]))
+
+
+MEASURED = RESULTS / "measured" / "llama3-8b-h200.json"
+MEASURED_AT = (2048, 4096, 8192, 16384, 32768)
+STACKS = ("eager", "compiled", "megatron")
+
+
+def compare_stacks(data: Sequence[Data]) -> Output:
+    """Compare derived times of an H200 with those of its measured profile, by stack and length.
+
+    Scheme tp1 of llama3-8b, one sequence in a micro-batch, the loss whole as in the measurement.
+    """
+    measured = Profile.load(MEASURED)
+    modes = [mode.name for mode in measured.modes]
+    table = Table(
+        " | ".join(["stack | mode", *(f"{length:,} tokens" for length in MEASURED_AT)]),
+        "{} | {}" + " | {:.2f}" * len(MEASURED_AT),
+    )
+    for stack, mode in product(STACKS, modes):
+        deployment = Deployment(
+            cluster=ClusterHardware(DEVICES["h200-141gb"], 1, 8),
+            sizes=ModelSizes.from_mapping(MODELS["llama3-8b"]),
+            stack=stack,
+            loss="whole",
+        )
+        document = derive_profile(deployment, [Scheme()], name="derived", modes=modes)
+        derived = Profile.from_document(document, "the derived profile")
+        ratios = (
+            _ms(derived, mode, length) / _ms(measured, mode, length) for length in MEASURED_AT
+        )
+        table.add(stack, mode, *ratios)
+    yield table
+
+
+def _ms(profile: Profile, mode: str, length: int) -> float:
+    return profile.keep_modes([mode]).by_scheme[Scheme()].latency.micro_batch_ms([length])

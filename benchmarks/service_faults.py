@@ -5,7 +5,6 @@ Kill -9 at random moments; then an upgrade, an outage, a backup and a restore.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -17,8 +16,10 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from sqlalchemy import create_engine, func, select
@@ -31,15 +32,14 @@ from benchmarks.trained_jobs import (
     PATIENCE_S,
     WORLD,
     Rank,
-    RepeatedRequests,
+    Repeated,
     Supervised,
-    Uploads,
     check_jobs,
     count_steps,
     finish,
     raise_failures,
-    send,
     train_jobs,
+    upload,
 )
 from seqplan.api.store import schema
 
@@ -84,7 +84,8 @@ def _kill(kind: str, kills: int, folder: Path, data: Data) -> Cells:
                 time.sleep(0.005)
 
         ranks = train_jobs(served, data, steps, may_begin)
-        uploads, deletions = Uploads(served.address), _Deletions(served.address)
+        uploads = Repeated(partial(upload, served))
+        deletions = Repeated(partial(_delete_job, served))
         began = time.perf_counter()
         random = np.random.default_rng(0)
         for _ in range(kills):
@@ -102,15 +103,16 @@ def _kill(kind: str, kills: int, folder: Path, data: Data) -> Cells:
         for rank, calm in zip(ranks, expected, strict=True):
             assert rank.steps == list(range(steps)), rank.steps
             assert rank.digests == calm.digests
-        check_jobs(served, uploads, steps)
-        listed = json.loads(send(served.address, "GET", "/v1/jobs?limit=1000"))["items"]
-        assert not {row["id"] for row in listed} & set(deletions.jobs)
+        check_jobs(served, uploads.results, steps)
+        with served.connect() as client:
+            listed = {job.id for job in client.items(client.list_jobs)}
+        assert not listed & set(deletions.results)
         engine_url = url if "://" in url else f"sqlite:///{url}"
         _check_rows(engine_url)
     kinds = [SERVICE, PLANNER, FORKING, *([STORE] if killed[STORE] else [])]
     assert all(killed[who] for who in kinds), killed
     names = ", ".join(f"{killed[who]} × {who}" for who in kinds)
-    return names, steps * JOBS, len(uploads.data_sets), len(deletions.jobs), took
+    return names, steps * JOBS, len(uploads.results), len(deletions.results), took
 
 
 def _kill_one(
@@ -151,23 +153,17 @@ def _check_rows(url: str) -> None:
     assert used <= keys, used - keys
 
 
-class _Deletions(RepeatedRequests):
-    """Jobs with pushed batches that are deleted at once; ``jobs``: those with a response."""
-
-    def __init__(self, address: tuple[str, int]) -> None:
-        self.jobs: list[str] = []
-        super().__init__(address)
-
-    def send(self, number: int) -> None:
-        job = f"deleted{number}"
-        listed = json.loads(send(self.address, "GET", "/v1/proposals"))["items"]
-        body = json.dumps({"id": job, "proposal": listed[0]["id"]}).encode()
-        send(self.address, "POST", "/v1/jobs", body, {"Idempotency-Key": job})
-        batches = [{"step": step, "ids": [1, 2], "lengths": [100, 200]} for step in range(1500)]
-        pushed = json.dumps({"batches": batches}).encode()
-        send(self.address, "POST", f"/v1/jobs/{job}/batches", pushed, {"Idempotency-Key": "b"})
-        send(self.address, "DELETE", f"/v1/jobs/{job}", accepted=(204, 404))
-        self.jobs.append(job)
+def _delete_job(served: Supervised, number: int) -> str:
+    """Begin a job with pushed batches, and delete it at once; return its id."""
+    job = f"deleted{number}"
+    batches: list[Any] = [
+        {"step": step, "ids": [1, 2], "lengths": [100, 200]} for step in range(1500)
+    ]
+    with served.connect() as client:
+        client.create_job(id=job, proposal=served.proposal)
+        client.push_batches(job, batches=batches)
+        client.delete_job(job)
+    return job
 
 
 def _planning_processes(service: int) -> dict[int, str]:
@@ -205,7 +201,7 @@ def operate_service(data: Sequence[Data], steps: int = 60) -> Output:
             store = (str(folder / "jobs.db"), folder / "files")
             served = stack.enter_context(Supervised(*store, package=earlier))
             ranks = train_jobs(served, data[-1], steps, lambda step: time.sleep(0.1))
-            uploads = Uploads(served.address)
+            uploads = Repeated(partial(upload, served))
             if earlier is not None:
                 table.add(*_upgrade(served, ranks))
             table.add(*_interrupt(served, ranks))
@@ -213,7 +209,7 @@ def operate_service(data: Sequence[Data], steps: int = 60) -> Output:
             table.add(*_restore(served, ranks, store, folder))
             finish(ranks)
             _check_digests(ranks, plans, steps)
-            check_jobs(served, uploads, steps)
+            check_jobs(served, uploads.results, steps)
     yield (
         "Each step was delivered once to each of 4 ranks, with the digest of an undisturbed run\n"
         "of either release; each acknowledgement and upload is there at the end."

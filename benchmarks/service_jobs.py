@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import sqlite3
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -29,6 +28,7 @@ from benchmarks.services import (
 )
 from benchmarks.settings import Data, published_schemes
 from benchmarks.tables import Output, Table
+from benchmarks.trained_jobs import Repeated
 from seqplan import Client as ServiceClient
 from seqplan.api.rest.connections import raise_file_limit
 from seqplan.api.store.rows import JobRow
@@ -166,19 +166,21 @@ def delete_job(data: Sequence[Data], steps: int = STEPS, quiet_s: float = 10.0) 
     """Delete a job of 20,000 steps and 64 ranks, and time another job's acknowledgements."""
     with serve(prepare=partial(_fill, steps=steps)) as (served, path):
         filled = path.stat().st_size
-        with _Acknowledging(served) as quiet:
-            time.sleep(quiet_s)
-        with _Acknowledging(served) as busy:
-            began = time.perf_counter()
-            connection = HTTPConnection(served.host, served.port, timeout=60)
-            connection.request("DELETE", "/v1/jobs/old")
-            assert connection.getresponse().status == 204
-            connection.close()
-            answered = time.perf_counter() - began
-            while _has_rows(path):
-                assert time.perf_counter() - began < SETTLED_S
-                time.sleep(0.2)
-            took = time.perf_counter() - began
+        connection = HTTPConnection(served.host, served.port, timeout=60)
+        quiet = Repeated(partial(_acknowledge, connection), pause_s=0.005)
+        time.sleep(quiet_s)
+        quiet.end()
+        busy = Repeated(partial(_acknowledge, connection), pause_s=0.005)
+        began = time.perf_counter()
+        with ServiceClient(served.url) as client:
+            client.delete_job("old")
+        answered = time.perf_counter() - began
+        while _has_rows(path):
+            assert time.perf_counter() - began < SETTLED_S
+            time.sleep(0.2)
+        took = time.perf_counter() - began
+        busy.end()
+        connection.close()
         left = path.stat().st_size
     yield (
         f"{steps} plans of {LINE_BYTES // 1000} kB and {steps * RANKS} times: DELETE answered in "
@@ -190,7 +192,7 @@ def delete_job(data: Sequence[Data], steps: int = STEPS, quiet_s: float = 10.0) 
         "{} | {} | {:.1f} | {:.1f} | {:.1f}",
         (
             (name, len(times), *np.quantile(times, (0.5, 0.99)), max(times))
-            for name, times in (("before", quiet.ms), ("during the deletion", busy.ms))
+            for name, times in (("before", quiet.results), ("during the deletion", busy.results))
         ),
     )
 
@@ -227,33 +229,14 @@ def _has_rows(path: Path) -> bool:
     return bool(left) or free > 1024
 
 
-class _Acknowledging:
-    """Acknowledges the running job's steps, one request at a time, in a thread."""
-
-    def __init__(self, served: Served) -> None:
-        self.ms: list[float] = []
-        self._connection = HTTPConnection(served.host, served.port, timeout=60)
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> _Acknowledging:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ending.set()
-        self._thread.join()
-        self._connection.close()
-
-    def _run(self) -> None:
-        step = 0
-        while not self._ending.wait(0.005):
-            body = json.dumps({"step": step, "rank": 0, "digest": None, "measured_ms": 1.0})
-            began = time.perf_counter()
-            kind = {"Content-Type": "application/json"}
-            self._connection.request("POST", "/v1/jobs/running/acks", body, kind)
-            answer = self._connection.getresponse()
-            answer.read()
-            assert answer.status == 200
-            self.ms.append((time.perf_counter() - began) * 1e3)
-            step = (step + 1) % 100_000
+def _acknowledge(connection: HTTPConnection, number: int) -> float:
+    """Acknowledge a step of the running job; return the time of the response (ms)."""
+    step = number % 100_000
+    body = json.dumps({"step": step, "rank": 0, "digest": None, "measured_ms": 1.0})
+    began = time.perf_counter()
+    kind = {"Content-Type": "application/json"}
+    connection.request("POST", "/v1/jobs/running/acks", body, kind)
+    answer = connection.getresponse()
+    answer.read()
+    assert answer.status == 200
+    return (time.perf_counter() - began) * 1e3

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import io
-import json
 import threading
-import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from benchmarks.services import Served
 from benchmarks.settings import Data
-from seqplan import Workload, make_proposal
+from seqplan import Client, Workload, make_proposal
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.runtime.sources.http_source import HttpSource
+
+Result = TypeVar("Result")
 
 JOBS, WORLD = 3, 4
 PATIENCE_S = 120.0
@@ -57,88 +54,50 @@ def train_jobs(
 ) -> list[Rank]:
     """Begin the jobs, and their ranks."""
     lengths, workload = data.lengths[:20_000], Workload(WORLD, 4096, 8000)
-    file = io.BytesIO()
-    np.save(file, lengths)
-    key = json.loads(send(served.address, "POST", "/v1/lengths", file.getvalue()))["id"]
-    document = make_proposal(load_shipped("llama-7b-a800-80gb"), workload, lengths, sync=None)
-    response = send(served.address, "POST", "/v1/proposals/documents", document.to_json().encode())
-    served.proposal = json.loads(response)["id"]
-    for number in range(JOBS):
-        body = {"id": f"job{number}", "proposal": served.proposal, "lengths": key, "seed": number}
-        body |= {"steps": steps, "look_ahead": 3}
-        send(served.address, "POST", "/v1/jobs", json.dumps(body).encode())
+    profile = load_shipped("llama-7b-a800-80gb")
+    proposal = make_proposal(profile, workload, lengths, sync=None)
+    names = [f"job{number}" for number in range(JOBS)]
+    with served.connect() as client:
+        served.proposal = client.upload_proposal(proposal.to_json()).id
+        options: Any = {"lengths": client.upload_lengths(lengths).id, "look_ahead": 3}
+        options |= {"proposal": served.proposal, "steps": steps}
+        for seed, name in enumerate(names):
+            client.create_job(id=name, seed=seed, **options)
     return [
-        Rank(served.url, f"job{number}", rank, steps, may_begin)
-        for number in range(JOBS)
-        for rank in range(WORLD)
+        Rank(served.url, name, rank, steps, may_begin) for name in names for rank in range(WORLD)
     ]
 
 
-class RepeatedRequests(ABC):
-    """Requests that a thread repeats until it is stopped."""
+class Repeated(Generic[Result]):
+    """Requests that a thread repeats until it is stopped; ``results``: of those that ended."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
-        self.address = address
+    def __init__(self, send: Callable[[int], Result], pause_s: float = 0.3) -> None:
+        self.results: list[Result] = []
+        self._send, self._pause_s = send, pause_s
+        self._failure: Exception | None = None
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        number = 0
-        while not self._ending.wait(0.3):
-            number += 1
-            self.send(number)
-
-    @abstractmethod
-    def send(self, number: int) -> None:
-        """Send the requests of one repetition."""
+        try:
+            while not self._ending.wait(self._pause_s):
+                self.results.append(self._send(len(self.results)))
+        except Exception as error:
+            self._failure = error
 
     def end(self) -> None:
+        """Stop after the request in progress; raise the failure of one."""
         self._ending.set()
         self._thread.join()
+        if self._failure is not None:
+            raise self._failure
 
 
-class Uploads(RepeatedRequests):
-    """Uploads of 8 MB, each of other lengths; ``data_sets``: those with a response."""
-
-    def __init__(self, address: tuple[str, int]) -> None:
-        self.data_sets: list[str] = []
-        super().__init__(address)
-
-    def send(self, number: int) -> None:
-        file = io.BytesIO()
-        np.save(file, np.arange(number, number + 1_000_000) % 4000 + 1)
-        self.data_sets.append(
-            json.loads(send(self.address, "POST", "/v1/lengths", file.getvalue()))["id"]
-        )
-
-
-def send(
-    address: tuple[str, int],
-    method: str,
-    path: str,
-    body: bytes | None = None,
-    headers: dict[str, str] | None = None,
-    accepted: Sequence[int] = (200, 201, 202, 204),
-) -> bytes:
-    """Retry until the response is no outage."""
-    kind = {"Content-Type": "application/json"}
-    ends = time.monotonic() + PATIENCE_S
-    while True:
-        connection = HTTPConnection(*address, timeout=30)
-        try:
-            connection.request(method, path, body, {**kind, **(headers or {})})
-            answer = connection.getresponse()
-            text = answer.read()
-            if answer.status in accepted:
-                return text
-            assert answer.status in (500, 502, 503), (method, path, answer.status, text)
-        except (OSError, HTTPException):
-            answer = None  # killed meanwhile
-        finally:
-            connection.close()
-        assert time.monotonic() < ends, (method, path)
-        time.sleep(0.1)
+def upload(served: Supervised, number: int) -> str:
+    """Upload 8 MB of lengths, others for each number; return their id."""
+    with served.connect() as client:
+        return client.upload_lengths(np.arange(number, number + 1_000_000) % 4000 + 1).id
 
 
 def finish(ranks: Sequence[Rank]) -> None:
@@ -160,15 +119,15 @@ def count_steps(ranks: Sequence[Rank]) -> int:
     return sum(len(rank.steps) for rank in ranks)
 
 
-def check_jobs(served: Supervised, uploads: Uploads, steps: int) -> None:
+def check_jobs(served: Supervised, uploaded: Sequence[str], steps: int) -> None:
     """Raise unless every acknowledgement and every upload with a response is there."""
-    for number in range(JOBS):
-        job = json.loads(send(served.address, "GET", f"/v1/jobs/job{number}"))
-        assert job["acknowledged"] == [steps - 1] * WORLD, job
-        assert job["planned_steps"] == steps
-    for key in uploads.data_sets:
-        body = json.dumps({"proposal": served.proposal, "lengths": key, "steps": 1, "tokens": 100})
-        send(served.address, "POST", "/v1/jobs", body.encode())  # reads the array, by its sha256
+    with served.connect() as client:
+        for number in range(JOBS):
+            job = client.get_job(f"job{number}")
+            assert job.acknowledged == [steps - 1] * WORLD, job
+            assert job.planned_steps == steps
+        for lengths in uploaded:  # a job reads the array, by its sha256
+            client.create_job(proposal=served.proposal, lengths=lengths, steps=1, tokens=100)
 
 
 class Supervised:
@@ -185,11 +144,15 @@ class Supervised:
 
     def __enter__(self) -> Supervised:
         self._served = Served(*self._arguments, "--port", 0, package=self._package)
-        self.address, self.url = (self._served.host, self._served.port), self._served.url
+        self.url, self._port = self._served.url, self._served.port
         return self
 
     def __exit__(self, *_: object) -> None:
         self._served.end()
+
+    def connect(self) -> Client:
+        """Return a client that retries requests during an outage."""
+        return Client(self.url, retry_s=PATIENCE_S)
 
     @property
     def process(self) -> int:
@@ -211,4 +174,4 @@ class Supervised:
         """Begin the service of this release again, with another store and folder if given."""
         if store is not None:
             self._arguments = ("serve", "--store", store[0], "--files", store[1])
-        self._served = Served(*self._arguments, "--port", self.address[1])
+        self._served = Served(*self._arguments, "--port", self._port)

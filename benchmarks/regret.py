@@ -6,12 +6,12 @@ Plans and the uniform strategy are made with wrong costs and simulated with the 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import mean, median
+from statistics import fmean, median
 
 from benchmarks.iterations import SETTINGS
-from benchmarks.planning import draw_batches
+from benchmarks.planning import draw_batches, plan_steps
 from benchmarks.settings import Data
 from benchmarks.tables import Cells, Output, Table
 from seqplan import Batch, Profile, Proposal, StepPlanner, Workload, make_proposal
@@ -51,85 +51,69 @@ ADDED = tuple(CostError(name=f"{ms:g} ms a CP rank unknown", rank_ms=ms) for ms 
 """Errors that the true costs have, and those of the plans lack."""
 
 
-Steps = list[tuple[tuple[PlannedPipeline, ...], float]]
-"""Pipelines and sync (ms) of each step."""
-
 LEAST_GAIN = 0.01
 """Gain from which a part of it is stated: at 16K tokens there is none."""
 
 
 @dataclass(frozen=True)
 class _Case:
-    """A setting: its profile, cluster, batches and sync."""
+    """A setting: its cluster, batches and sync."""
 
-    profile: Profile
     workload: Workload
     source: Data
     batches: tuple[Batch, ...]
-    longest: int
     sync: SyncTimes
 
     def propose(self, profile: Profile) -> Proposal:
         """Propose strategies with a profile."""
         return make_proposal(profile, self.workload, self.source.lengths, sync=self.sync)
 
-    def plan(self, proposal: Proposal, robust: float) -> Steps:
-        """Plan the steps of a proposal."""
-        planner = StepPlanner(proposal, PlanningOptions(robust=robust))
-        plans = [planner.plan(batch) for batch in self.batches]
-        return [(plan.pipelines, plan.sync_ms or 0.0) for plan in plans]
+    def time_plans(self, proposal: Proposal, robust: float, truth: Profile) -> list[float]:
+        """Plan the steps of a proposal; simulate them with true costs (ms)."""
+        planned = plan_steps(
+            StepPlanner(proposal, PlanningOptions(robust=robust)).plan, self.batches
+        )
+        return self._time([(plan.pipelines, plan.sync_ms or 0.0) for plan in planned.plans], truth)
 
-    def plan_uniform(self, profile: Profile) -> Steps:
-        """Plan the steps on the best static strategy by a profile."""
-        models = self.workload.models(profile)
-        found = best_homogeneous(self.batches, models, self.workload.gpus, self.sync, self.longest)
+    def time_uniform(self, profile: Profile, truth: Profile) -> list[float]:
+        """Plan the steps on the best static strategy by a profile; simulate them (ms)."""
+        models, gpus = self.workload.models(profile), self.workload.gpus
+        longest = int(min(self.source.lengths.max(), self.workload.max_len))
+        found = best_homogeneous(self.batches, models, gpus, self.sync, longest)
         assert found is not None
-        setting = Setting(profile, self.workload, self.batches, self.longest, self.sync)
+        setting = Setting(profile, self.workload, self.batches, longest, self.sync)
+        phases = [setting.run_balanced(batch, [found[0]]).phases for batch in self.batches]
         sync_ms = self.sync.of_strategy_ms(found[0])
-        return [
-            (next(iter(setting.run_balanced(batch, [found[0]]).phases)), sync_ms)
-            for batch in self.batches
-        ]
+        return self._time([(next(iter(of_step)), sync_ms) for of_step in phases], truth)
 
-    def time(self, steps: Steps, profile: Profile) -> list[float]:
-        """Simulate steps with the costs of a profile (ms)."""
-        models = self.workload.models(profile)
+    def time_best(self, truth: Profile) -> tuple[Proposal, float, float]:
+        """Plan with the true costs: the proposal, and mean steps, ours and uniform (ms)."""
+        proposal = self.propose(truth)
+        ours, uniform = self.time_plans(proposal, 0.0, truth), self.time_uniform(truth, truth)
+        return proposal, fmean(ours), fmean(uniform)
+
+    def _time(
+        self, steps: Sequence[tuple[tuple[PlannedPipeline, ...], float]], truth: Profile
+    ) -> list[float]:
+        """Simulate pipelines and sync of the steps (ms)."""
+        models = self.workload.models(truth)
         return [
-            simulate_at_costs_ms(pipelines, batch.lengths, models, profile.forward_fraction)
-            + sync_ms
+            simulate_at_costs_ms(pipelines, batch.lengths, models, truth.forward_fraction) + sync_ms
             for (pipelines, sync_ms), batch in zip(steps, self.batches, strict=True)
         ]
 
 
 @dataclass(frozen=True)
-class _Truth:
-    """Mean times with true costs, if plans are made with them (ms)."""
-
-    proposal: Proposal
-    best_ms: float
-    rival_ms: float
-
-    @classmethod
-    def find(cls, case: _Case, profile: Profile) -> _Truth:
-        """Plan with the true costs."""
-        proposal = case.propose(profile)
-        return cls(
-            proposal,
-            mean(case.time(case.plan(proposal, 0.0), profile)),
-            mean(case.time(case.plan_uniform(profile), profile)),
-        )
-
-
-@dataclass(frozen=True)
 class _Loss:
-    """Gains over the best static strategy, and the worst step over the uniform one made alike."""
+    """Part of the gain over the best static strategy that survives, None if there is no gain.
+
+    ``worst``: the worst step over that of a uniform strategy with the same costs, less one.
+    """
 
     error: str
-    full: float
-    kept: float
-    robust: float | None
+    robust: bool
+    survives: float | None
     worst: float
-    robust_worst: float | None
 
 
 def measure_regret(
@@ -139,18 +123,20 @@ def measure_regret(
     added: Sequence[CostError] = ADDED,
 ) -> Output:
     """State, for each data set and error, the part of the gain that survives."""
+    corners = {error.name for error in list_corners(0.1)}
+    part = " | gain that survives, median | least | worst step over uniform"
     for source in data:
         began = time.process_time()
         losses = [loss for setting in settings for loss in _plan(source, setting, errors, added)]
-        names = list(dict.fromkeys(loss.error for loss in losses))
-        groups = {name: [loss for loss in losses if loss.error == name] for name in names}
-        corners = {error.name for error in list_corners(0.1)}
-        groups["a, b, c ± 10 %, all"] = [loss for loss in losses if loss.error in corners]
+        groups = {error.name: {error.name} for error in (*errors, *added)}
+        groups["a, b, c ± 10 %, all"] = corners
         yield Table(
-            "costs of the plans | gain that survives, median | least | worst step over uniform"
-            f" | with robust {SHARE:g} | least | worst step over uniform",
-            "{} | {:.0%} | {:.0%} | {:+.1%} | {} | {} | {}",
-            [_summarize(name, group) for name, group in groups.items() if group],
+            "costs of the plans" + part + part.replace("gain", f"with robust {SHARE:g}: gain"),
+            "{}" + " | {} | {} | {}" * 2,
+            [
+                (name, *_summarize(losses, names, False), *_summarize(losses, names, True))
+                for name, names in groups.items()
+            ],
             f"{source.name}: plans made with wrong costs, {GPUS} GPUs, {STEPS} steps",
         )
         yield f"{time.process_time() - began:.0f} s of CPU time"
@@ -161,44 +147,29 @@ def _plan(
     setting: tuple[str, int, int, int],
     errors: Sequence[CostError],
     added: Sequence[CostError],
-) -> list[_Loss]:
+) -> Iterator[_Loss]:
     model, gpus, context, tokens = setting
-    true = load_shipped(f"llama-{model}-a800-80gb")
-    workload = Workload(gpus, context, tokens)
+    true, workload = load_shipped(f"llama-{model}-a800-80gb"), Workload(gpus, context, tokens)
     batches = tuple(draw_batches(source, workload, STEPS))
-    longest = int(min(source.lengths.max(), context))
-    case = _Case(true, workload, source, batches, longest, choose_sync(true, gpus))
-    losses, known = [], _Truth.find(case, true)
+    case = _Case(workload, source, batches, choose_sync(true, gpus))
+    known = case.time_best(true)
     for error in (*errors, *added):
         wrong, truth = (true, error.apply(true)) if error in added else (error.apply(true), true)
-        of_truth = known if truth is true else _Truth.find(case, truth)
-        proposal = known.proposal if wrong is true else case.propose(wrong)
-        uniform = case.time(case.plan_uniform(wrong), truth)
-        plain = case.time(case.plan(proposal, 0.0), truth)
-        robust = None if error in FAR else case.time(case.plan(proposal, SHARE), truth)
-        losses.append(
-            _Loss(
-                error.name,
-                of_truth.rival_ms / of_truth.best_ms - 1,
-                of_truth.rival_ms / mean(plain) - 1,
-                None if robust is None else of_truth.rival_ms / mean(robust) - 1,
-                _worst(plain, uniform),
-                None if robust is None else _worst(robust, uniform),
-            )
-        )
-    return losses
+        _, best_ms, rival_ms = known if truth is true else case.time_best(truth)
+        proposal = known[0] if wrong is true else case.propose(wrong)
+        uniform = case.time_uniform(wrong, truth)
+        full = rival_ms / best_ms - 1
+        for robust in (0.0, *([] if error in FAR else [SHARE])):
+            ours = case.time_plans(proposal, robust, truth)
+            kept = rival_ms / fmean(ours) - 1
+            worst = max(mine / theirs - 1 for mine, theirs in zip(ours, uniform, strict=True))
+            survives = kept / full if full >= LEAST_GAIN else None
+            yield _Loss(error.name, robust > 0, survives, worst)
 
 
-def _worst(ours: Sequence[float], uniform: Sequence[float]) -> float:
-    return max(mine / theirs - 1 for mine, theirs in zip(ours, uniform, strict=True))
-
-
-def _summarize(name: str, losses: Sequence[_Loss]) -> Cells:
-    gaining = [loss for loss in losses if loss.full >= LEAST_GAIN]
-    kept = [loss.kept / loss.full for loss in gaining]
-    robust = [loss.robust / loss.full for loss in gaining if loss.robust is not None]
-    worst = [loss.robust_worst for loss in losses if loss.robust_worst is not None]
-    plain = name, median(kept), min(kept), max(loss.worst for loss in losses)
-    if not robust:
-        return *plain, "–", "–", "–"
-    return *plain, f"{median(robust):.0%}", f"{min(robust):.0%}", f"{max(worst):+.1%}"
+def _summarize(losses: Sequence[_Loss], names: set[str], robust: bool) -> Cells:
+    of = [loss for loss in losses if loss.error in names and loss.robust is robust]
+    kept = [loss.survives for loss in of if loss.survives is not None]
+    if not kept:
+        return "–", "–", "–"
+    return f"{median(kept):.0%}", f"{min(kept):.0%}", f"{max(loss.worst for loss in of):+.1%}"

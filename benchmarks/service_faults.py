@@ -121,13 +121,14 @@ def _kill_one(
     if database is not None and draw < 0.5:
         database.kill_and_begin()
         return STORE
-    processes = _planning_processes(served.process)
+    processes = _planning_processes(served.process.pid)
     if processes and draw < 0.75:
         process = int(random.choice(sorted(processes)))
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
         return processes[process]
-    served.kill_and_begin()
+    served.kill()
+    served.begin()
     return SERVICE
 
 
@@ -264,7 +265,7 @@ def _upgrade(served: Supervised, ranks: Sequence[Rank]) -> Cells:
 
 def _interrupt(served: Supervised, ranks: Sequence[Rank]) -> Cells:
     done, began = _wait_for(ranks, 8), time.monotonic()
-    served.end(kill=True)
+    served.kill()
     time.sleep(OUTAGE_S)
     served.begin()
     return "outage (kill -9)", done, time.monotonic() - began, "all"
@@ -279,7 +280,7 @@ def _restore(
     _call("backup", store[0], "--files", store[1], "-o", copy)
     before = count_steps(ranks) // WORLD
     done, began = _wait_for(ranks, 8), time.monotonic()
-    served.end(kill=True)
+    served.kill()
     _call("restore", copy, "--store", restored, "--files", folder / "restored.files")
     served.begin((restored, folder / "restored.files"))
     stayed = f"steps to {before}, planned again beyond"

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 
 class Served:
@@ -30,6 +30,12 @@ class Served:
     def __init__(
         self, *arguments: object, cores: Sequence[int] = (), package: Path | None = None
     ) -> None:
+        self.start(*arguments, cores=cores, package=package)
+
+    def start(
+        self, *arguments: object, cores: Sequence[int] = (), package: Path | None = None
+    ) -> None:
+        """Start the process, and wait until it serves."""
         other = {} if package is None else {"PYTHONPATH": str(package)}
         command = [sys.executable, "-m", "seqplan.api.cli", *map(str, arguments)]
         if cores:
@@ -61,7 +67,7 @@ class Served:
             ours |= more  # the planner's processes come from a server of their kind
         return sum(spent.get(process, 0) for process in ours) / ticks
 
-    def __enter__(self) -> Served:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

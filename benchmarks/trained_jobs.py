@@ -130,48 +130,21 @@ def check_jobs(served: Supervised, uploaded: Sequence[str], steps: int) -> None:
             client.create_job(proposal=served.proposal, lengths=lengths, steps=1, tokens=100)
 
 
-class Supervised:
-    """A service that is begun again, on the same port, when it has ended.
-
-    ``package``: a folder with the package of another release, None for this one.
-    """
+class Supervised(Served):
+    """A service that is begun again, on the same port, when it has ended."""
 
     proposal = ""
 
     def __init__(self, url: str, files: Path, package: Path | None = None) -> None:
-        self._arguments: tuple[Any, ...] = ("serve", "--store", url, "--files", files)
-        self._package = package
-
-    def __enter__(self) -> Supervised:
-        self._served = Served(*self._arguments, "--port", 0, package=self._package)
-        self.url, self._port = self._served.url, self._served.port
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._served.end()
+        self._store = ("serve", "--store", url, "--files", files)
+        super().__init__(*self._store, "--port", 0, package=package)
 
     def connect(self) -> Client:
         """Return a client that retries requests during an outage."""
         return Client(self.url, retry_s=PATIENCE_S)
 
-    @property
-    def process(self) -> int:
-        """The service's process number."""
-        return self._served.process.pid
-
-    def kill_and_begin(self) -> None:
-        self._served.kill()
-        self.begin()
-
-    def end(self, *, kill: bool = False) -> None:
-        """End the service, which stays away."""
-        if kill:
-            self._served.kill()
-        else:
-            self._served.end()
-
     def begin(self, store: tuple[str, Path] | None = None) -> None:
         """Begin the service of this release again, with another store and folder if given."""
         if store is not None:
-            self._arguments = ("serve", "--store", store[0], "--files", store[1])
-        self._served = Served(*self._arguments, "--port", self._port)
+            self._store = ("serve", "--store", store[0], "--files", store[1])
+        self.start(*self._store, "--port", self.port)

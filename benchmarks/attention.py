@@ -48,6 +48,7 @@ class Way(NamedTuple):
     options: tuple[tuple[str, Any], ...] = ()
 
 
+PRELOAD = ("torch", "benchmarks.attention")
 RING, ULYSSES = Scheme(1, 1, 1, RANKS), Scheme(1, 1, RANKS, 1)
 
 
@@ -109,7 +110,7 @@ def _compare(
         title=f"Attention on {RANKS} ranks, {HEADS} heads of {HEAD_DIM}, {KV_HEADS} key heads",
     )
     for title, lengths, dtype, ways in comparisons:
-        by_rank = on_ranks(RANKS, _time_ways, (lengths, dtype, ways, repeats))
+        by_rank = on_ranks(RANKS, _time_ways, (lengths, dtype, ways, repeats), PRELOAD)
         first = 0.0
         for at, way in enumerate(ways):
             seconds = sum_ranks([times[at] for times, _ in by_rank])

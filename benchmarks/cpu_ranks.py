@@ -46,6 +46,9 @@ SCHEMES = {
 }
 """By the number of ranks."""
 
+PRELOAD = ("torch._dynamo", "benchmarks.cpu_ranks")
+"""Modules that ranks need, which take seconds to import."""
+
 Times = dict[str, list[tuple[float, float]]]
 """By scheme, CPU-seconds of a rank's steps, and those of communication threads."""
 
@@ -65,7 +68,6 @@ def compare_schemes(
     computation with its square. Sequences are drawn from the first of ``data``, cut to 200.
     """
     lengths = data[0].draw(0, sequences).clip(1, 200).tolist()
-    preload = ["torch._dynamo", "benchmarks.cpu_ranks"]  # which takes seconds
     for width in hidden:
         table = Table(
             "ranks | pipelines of | CPU-seconds | of gloo's threads | ÷ tp1",
@@ -74,7 +76,7 @@ def compare_schemes(
             f"Llama of 4 layers, hidden {width}, float32",
         )
         for ranks, names in schemes.items():
-            by_rank = on_ranks(ranks, _time_schemes, (ranks, names, lengths, width), preload)
+            by_rank = on_ranks(ranks, _time_schemes, (ranks, names, lengths, width), PRELOAD)
             first = 0.0
             for name in names:
                 steps = zip(*(times[name] for times in by_rank), strict=True)
@@ -190,7 +192,7 @@ def time_consumer(data: Sequence[Data], ranks: int = RANKS, steps: int = 100) ->
             for step in range(steps + WARM_UP):
                 write(_plan_mixed(step, ranks, random))
         for kind in ("plan file", "fan-out"):
-            times = np.concatenate(on_ranks(ranks, _consume, (kind, path, ranks)))
+            times = np.concatenate(on_ranks(ranks, _consume, (kind, path, ranks), PRELOAD))
             table.add(kind, *np.quantile(times, (0.5, 0.9)))
     table.title = f"Agreement of {ranks} ranks on {steps} steps of {SEQUENCES} sequences"
     yield table
@@ -265,7 +267,7 @@ def slow_one_rank(data: Sequence[Data], steps: int = 80, compared: int = 16) -> 
     ranks' times, which takes 64 steps. A step takes as long as its slowest rank, in CPU-seconds, as
     ranks share cores here.
     """
-    blind, aware = (on_ranks(RANKS, _train, (steps, aware)) for aware in (False, True))
+    blind, aware = (on_ranks(RANKS, _train, (steps, aware), PRELOAD) for aware in (False, True))
     table = Table(
         "planned | slowest rank of a step | ranks, CPU-seconds",
         "{} | {:.3f} s | {}",

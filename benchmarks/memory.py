@@ -6,9 +6,12 @@ mode of all; then plans and the best static scheme whose micro-batches have mode
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from benchmarks.each_strategy import each_strategy_bound_ms
 from benchmarks.planning import PlannedSteps, draw_batches, plan_steps, time_cpu
@@ -36,6 +39,9 @@ REPEATS = 3
 
 HOST_BYTES = 100e9
 """Host memory for the activations of a GPU, where modes may offload."""
+
+
+K = 1024
 
 
 @dataclass(frozen=True)
@@ -75,45 +81,25 @@ class Setting:
         return "-".join([*parts, self.data.lower(), f"{self.context // K}k"])
 
 
-K = 1024
-_LLAMA_8 = ("llama3-8b", "h100-80gb", 8, 256 * K)
-_QWEN_64 = ("qwen3-32b", "h100-80gb", 64, 1024 * K)
-_LLAMA_64 = ("llama3-70b", "h100-80gb", 64, 1024 * K)
-_A800 = ("llama-32b", "a800-80gb", 64, 1024 * K)
-_QWEN_16 = ("qwen3-32b", "h100-80gb", 16, 256 * K)
-_LLAMA_32 = ("llama3-70b", "h100-80gb", 32, 512 * K)
-SETTINGS = (
-    Setting(*_LLAMA_8, "Wikipedia", 32 * K, Goals(1.12, 1.0, 1.12, 0.03)),
-    Setting(*_LLAMA_8, "Wikipedia", 128 * K, Goals(1.25, 1.003, 1.24, 0.03)),
-    Setting(*_LLAMA_8, "code", 32 * K, Goals(1.07, 1.015, 1.07, 0.03)),
-    Setting(*_LLAMA_8, "code", 128 * K, Goals(1.18, 1.015, 1.12, 0.03)),
-    Setting(*_QWEN_64, "Wikipedia", 32 * K, Goals(1.05, 1.005, None, 0.06)),
-    Setting(*_QWEN_64, "Wikipedia", 128 * K, Goals(1.25, 1.17, None, 0.06)),
-    Setting(*_QWEN_64, "code", 128 * K, Goals(1.06, 1.06, None, 0.06)),
-    Setting(*_LLAMA_64, "Wikipedia", 32 * K, Goals(1.22, 1.15, None, 0.12)),
-    Setting(*_LLAMA_64, "code", 32 * K, Goals(1.12, 1.09, None, 0.12)),
-    Setting(*_A800, "Wikipedia", 32 * K, Goals(1.1, 1.005, None, 0.03)),
-    Setting(*_A800, "Wikipedia", 128 * K, Goals(1.36, 1.22, None, 0.03)),
-    Setting(*_A800, "code", 128 * K, Goals(1.035, 1.035, None, 0.03)),
-    Setting(
-        "llama-32b", "a800-80gb", 64, 200_000, "Wikipedia", 128 * K, Goals(1.29, 1.25, None, 0.03)
-    ),
-    Setting(*_QWEN_16, "Wikipedia", 32 * K, Goals(None, 1.12, None, 0.06), "static"),
-    Setting(*_QWEN_16, "Wikipedia", 128 * K, Goals(None, 1.17, None, 0.06), "static"),
-    Setting(*_QWEN_16, "code", 128 * K, Goals(None, 1.07, None, 0.06), "static"),
-    Setting(*_LLAMA_32, "Wikipedia", 32 * K, Goals(None, 1.2, None, 0.12), "static"),
-    Setting(*_QWEN_16, "Wikipedia", 32 * K, Goals(None, None, None, 0.06)),
-    Setting(*_QWEN_16, "Wikipedia", 128 * K, Goals(None, None, None, 0.06)),
-    Setting(*_QWEN_16, "code", 128 * K, Goals(None, None, None, 0.06)),
-    Setting(*_LLAMA_32, "Wikipedia", 32 * K, Goals(None, None, None, 0.12)),
-)
+def read_settings() -> list[Setting]:
+    """Read ``memory.csv``; an empty field is None."""
+    settings = []
+    with Path(__file__).with_suffix(".csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            gpus, tokens, context = (int(row[name]) for name in ("gpus", "tokens", "context"))
+            static, one, uniform = (
+                float(row[name]) if row[name] else None for name in ("static", "one", "uniform")
+            )
+            execution: Any = row["execution"] or None
+            goals = Goals(static, one, uniform, float(row["above"]))
+            where = row["model"], row["device"], gpus, tokens, row["data"], context
+            settings.append(Setting(*where, goals, execution))
+    return settings
 
 
-def compare_modes(
-    data: Sequence[Data], only: str = "", settings: Sequence[Setting] = SETTINGS
-) -> Output:
+def compare_modes(data: Sequence[Data], only: str = "", settings: Sequence[Setting] = ()) -> Output:
     """Compare iterations (s) of the settings whose names begin with ``only``."""
-    settings = [setting for setting in settings if setting.name.startswith(only)]
+    settings = [s for s in settings or read_settings() if s.name.startswith(only)]
     if not settings:
         raise SystemExit(f"memory has no setting {only!r}")
     lengths = {source.name.partition(" ")[0]: source.lengths for source in data}

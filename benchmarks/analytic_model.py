@@ -68,7 +68,7 @@ def compare_dynamic_cp(data: Sequence[Data]) -> Output:
     time = "{:.0f} / {:.0f} ({:+.0%})"
     table = Table(
         "GPUs | packed, ms | dynamic, ms | gain",
-        f"{{}} | {time} | {time} | {{:.2f}} / {{:.2f}}",
+        " | ".join(["{}", time, time, "{:.2f} / {:.2f}"]),
         title=f"Dynamic context parallelism, predicted / published ({SOURCE})",
     )
     for of in replayed:

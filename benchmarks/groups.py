@@ -190,7 +190,7 @@ def compare_degrees(
     ratio = "{:.3f} ({:.3f} to {:.3f})"
     table = Table(
         "lengths | execution | powers of two / any | gap of any",
-        f"{{}}, {{}}K | {{}} | {ratio} | {{:.1%}}",
+        "{}, {}K | {} | " + ratio + " | {:.1%}",
         title=f"Rings of any degree, {GPUS} GPUs, {tokens:,} tokens a step, {steps} steps",
     )
     for source, context, execution in product(data, contexts, executions):
@@ -210,7 +210,7 @@ def compare_degrees(
     known = ring_costs(profiles[1], "tp2")
     yield Table(
         "lengths, 32K | ranks | micro-batches | powers of two / all divisors | gap | CPU",
-        f"{{}} | {{}} | {{}} | {ratio} | {{:.1%}} | {{:.0f}} ms",
+        "{} | {} | {} | " + ratio + " | {:.1%} | {:.0f} ms",
         [
             _compare_divisors(source, known, ranks, steps, one_each=one_each)
             for source, ranks, one_each in product(data, megatron_ranks, (False, True))

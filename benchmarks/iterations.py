@@ -122,8 +122,8 @@ def compare_iterations(
             "model, GPUs, context, tokens | layout | ours | best static | static / ours"
             " | worst step | if only these steps count | above the bound | proposal, CPU"
             " | step, CPU",
-            f"{name} | {{}} | {{:.2f}} s | {{}}: {{:.2f}} s | {{:.3f}} | {{:.3f}} | {{}}: {{:.3f}}"
-            " | {:.1%} | {:.0f} s | {:.0f} ms",
+            name + " | {} | {:.2f} s | {}: {:.2f} s | {:.3f} | {:.3f} | {}: {:.3f} | {:.1%}"
+            " | {:.0f} s | {:.0f} ms",
             title=f"{source.name}: whole iterations, simulated on the A800 profiles",
         )
         for model, *where in settings:
@@ -139,7 +139,7 @@ def compare_iterations(
         yield table
         others = Table(
             "model, GPUs, context, tokens | sync | layout | static / ours | above the bound",
-            f"{name} | {{}} | {{}} | {{:.3f}} | {{:.1%}}",
+            name + " | {} | {} | {:.3f} | {:.1%}",
         )
         for model, *where in other_syncs:
             profile = load_shipped(f"llama-{model}-a800-80gb")

@@ -69,7 +69,7 @@ def compare_published(data: Sequence[Data], gpus: int = 64, steps: int = 20) -> 
     table = Table(
         "lengths | its simulated step over ours | over ours on its pool (form S)"
         " | its planning, median",
-        f"{{}} | {ratio} | {ratio} | {{:.1f}} s",
+        " | ".join(["{}", ratio, ratio, "{:.1f} s"]),
         title=f"Published pipeline on the same batches ({PROFILE}, {gpus} GPUs, {steps} steps)",
     )
     where = workload(gpus)

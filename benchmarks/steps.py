@@ -169,7 +169,7 @@ def compare_fills(
     table = Table(
         "lengths | GPUs | sequences | succeeds: Python | compiled | faster"
         " | fails: Python | compiled | faster",
-        f"{{}} | {{:,}} | {{:,}} | {timed} | {timed}",
+        " | ".join(["{} | {:,} | {:,}", timed, timed]),
         title=f"One fill, fastest of {repeats} ({PROFILE}, 32,768 tokens of context)",
     )
     for source, gpus in product(data, sizes):

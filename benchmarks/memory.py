@@ -99,9 +99,11 @@ def read_settings() -> list[Setting]:
 
 def compare_modes(data: Sequence[Data], only: str = "", settings: Sequence[Setting] = ()) -> Output:
     """Compare iterations (s) of the settings whose names begin with ``only``."""
-    settings = [s for s in settings or read_settings() if s.name.startswith(only)]
+    every = settings or read_settings()
+    settings = [setting for setting in every if setting.name.startswith(only)]
     if not settings:
-        raise SystemExit(f"memory has no setting {only!r}")
+        names = ", ".join(setting.name for setting in every)
+        raise SystemExit(f"memory has no setting {only!r}; there are {names}")
     lengths = {source.name.partition(" ")[0]: source.lengths for source in data}
     over = "{:.1%} → {:.1%} · {:.0%} | {:.1f} → {:.1f} s, {:.2f} × | {:.0f} → {:.0f} ms"
     table = Table(

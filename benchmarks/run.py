@@ -77,7 +77,7 @@ def main() -> None:
         "names",
         metavar="NAME",
         nargs="*",
-        help=f"of {names}; memory:SETTING runs the settings whose names begin so",
+        help=f"of {names}; memory:SETTING and architectures:MODEL run those whose names begin so",
     )
     parser.add_argument(
         "--wikipedia",

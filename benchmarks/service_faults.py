@@ -201,15 +201,15 @@ def operate_service(data: Sequence[Data], steps: int = 60) -> Output:
         with ExitStack() as stack:
             store = (str(folder / "jobs.db"), folder / "files")
             served = stack.enter_context(Supervised(*store, package=earlier))
-            ranks = train_jobs(served, data[-1], steps, lambda step: time.sleep(0.1))
+            training = _Training(served, data[-1], steps)
             uploads = Repeated(partial(upload, served))
             if earlier is not None:
-                table.add(*_upgrade(served, ranks))
-            table.add(*_interrupt(served, ranks))
+                table.add(*_upgrade(served, training))
+            table.add(*_interrupt(served, training))
             uploads.end()  # later ones are after the backup
-            table.add(*_restore(served, ranks, store, folder))
-            finish(ranks)
-            _check_digests(ranks, plans, steps)
+            table.add(*_restore(served, training, store, folder))
+            training.finish(steps)
+            _check_digests(training.ranks, plans, steps)
             check_jobs(served, uploads.results, steps)
     yield (
         "Each step was delivered once to each of 4 ranks, with the digest of an undisturbed run\n"
@@ -247,24 +247,47 @@ def _plan_undisturbed(
     return [rank.digests for rank in ranks]
 
 
-def _wait_for(ranks: Sequence[Rank], steps: int) -> int:
-    """Wait until ranks have done more steps; return the steps of all jobs."""
-    begun = min(len(rank.steps) for rank in ranks)
-    while min(len(rank.steps) for rank in ranks) < begun + steps:
-        raise_failures(ranks)
-        time.sleep(0.02)
-    return count_steps(ranks) // WORLD
+class _Training:
+    """Jobs whose ranks begin some steps more after each event, so that no event comes too late."""
+
+    def __init__(self, served: Supervised, data: Data, steps: int) -> None:
+        self._released = 0
+        self.ranks = train_jobs(served, data, steps, self._may_begin)
+
+    def _may_begin(self, step: int) -> None:
+        time.sleep(0.1)
+        while step >= self._released:
+            time.sleep(0.005)
+
+    @property
+    def done(self) -> int:
+        """Steps of all jobs that are done."""
+        return count_steps(self.ranks) // WORLD
+
+    def wait_for(self, steps: int) -> int:
+        """Wait until ranks have done more steps, and begin others; return the steps done."""
+        begun = min(len(rank.steps) for rank in self.ranks)
+        self._released = begun + steps + 6
+        while min(len(rank.steps) for rank in self.ranks) < begun + steps:
+            raise_failures(self.ranks)
+            time.sleep(0.02)
+        return self.done
+
+    def finish(self, steps: int) -> None:
+        """Do the last steps."""
+        self._released = steps
+        finish(self.ranks)
 
 
-def _upgrade(served: Supervised, ranks: Sequence[Rank]) -> Cells:
-    done, began = _wait_for(ranks, 8), time.monotonic()
+def _upgrade(served: Supervised, training: _Training) -> Cells:
+    done, began = training.wait_for(8), time.monotonic()
     served.end()
     served.begin()
     return "upgrade", done, time.monotonic() - began, "all"
 
 
-def _interrupt(served: Supervised, ranks: Sequence[Rank]) -> Cells:
-    done, began = _wait_for(ranks, 8), time.monotonic()
+def _interrupt(served: Supervised, training: _Training) -> Cells:
+    done, began = training.wait_for(8), time.monotonic()
     served.kill()
     time.sleep(OUTAGE_S)
     served.begin()
@@ -272,14 +295,14 @@ def _interrupt(served: Supervised, ranks: Sequence[Rank]) -> Cells:
 
 
 def _restore(
-    served: Supervised, ranks: Sequence[Rank], store: tuple[str, Path], folder: Path
+    served: Supervised, training: _Training, store: tuple[str, Path], folder: Path
 ) -> Cells:
     """Back up, train on, lose the disk, restore."""
-    _wait_for(ranks, 2)
+    training.wait_for(2)
     copy, restored = folder / "backup.tar", str(folder / "restored.db")
     _call("backup", store[0], "--files", store[1], "-o", copy)
-    before = count_steps(ranks) // WORLD
-    done, began = _wait_for(ranks, 8), time.monotonic()
+    before = training.done
+    done, began = training.wait_for(8), time.monotonic()
     served.kill()
     _call("restore", copy, "--store", restored, "--files", folder / "restored.files")
     served.begin((restored, folder / "restored.files"))

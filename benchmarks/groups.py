@@ -8,7 +8,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from benchmarks.planning import PlannedSteps, draw_batches, plan_steps, time_cpu
+from benchmarks.planning import draw_batches, plan_steps, time_cpu
 from benchmarks.settings import PROFILE, Data
 from benchmarks.tables import Cells, Output, Table, spread
 from seqplan import Batch, Cost, Planner, Profile, Scheme, StepPlanner, Workload
@@ -28,13 +28,13 @@ from seqplan.planner.lockstep.rank_groups import plan_groups
 from seqplan.planner.placement.dominance import drop_dominated
 from seqplan.planner.placement.fleet import Models, PipelineClass
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
-from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.strategies.constructive import Constructive, LayoutSchemes
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import parse_layout
 
 GPUS = 64
+EXECUTIONS: tuple[ExecutionKind, ...] = ("static", "regroup")
 
 REGROUPED = (
     (32_768, 200_000, "tp4"),
@@ -63,9 +63,11 @@ def compare_regrouping(
             profile = load_shipped(PROFILE).restrict(layout=parse_layout(layout))
             where, sync = Workload(GPUS, context, tokens), choose_sync(profile, GPUS)
             proposal = make_proposal(profile, where, source.lengths, sync=sync)
-            fixed, free = (
-                _plan(proposal, source, steps, execution=kind) for kind in ("static", "regroup")
-            )
+            batches = draw_batches(source, where, steps)
+            planners = [
+                StepPlanner(proposal, PlanningOptions(execution=kind)) for kind in EXECUTIONS
+            ]
+            fixed, free = (plan_steps(planner.plan, batches) for planner in planners)
             gains = [
                 before.predicted_ms / after.predicted_ms - 1
                 for before, after in zip(fixed.plans, free.plans, strict=True)
@@ -79,13 +81,6 @@ def compare_regrouping(
                 fmean(free.planning_ms),
             )
         yield table
-
-
-def _plan(
-    proposal: Proposal, source: Data, steps: int, *, execution: ExecutionKind
-) -> PlannedSteps:
-    planner = StepPlanner(proposal, PlanningOptions(execution=execution))
-    return plan_steps(planner.plan, draw_batches(source, proposal.workload, steps))
 
 
 WINDOWED = (

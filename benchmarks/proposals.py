@@ -22,7 +22,6 @@ from seqplan.planner.step.selection import select
 from seqplan.planner.systems.hydraulis import CBC_S, TRIALS, eq4_pool, run_published_step
 from seqplan.planner.systems.programs.flexsp_program import flexsp
 from seqplan.planner.systems.setting import Setting
-from seqplan.plans.plan import PlannedPipeline
 
 PUBLISHED_S = {64: 2.03, 1024: 107.21}
 """Hydraulis table 2: strategy proposal, CommonCrawl, 32K, one process."""
@@ -84,18 +83,14 @@ def compare_published(data: Sequence[Data], gpus: int = 64, steps: int = 20) -> 
             step, ms = time_wall(run_published_step, setting, pool, batch, fast=False, cbc_s=CBC_S)
             took.append(ms / 1e3)
             theirs = step.phases[0]
-            ratios.append(max(map(_simulate, theirs)) / simulate_plan_ms(ours.plan(batch)))
+            times = [simulate_ms([m.cost_ms for m in p.micro_batches], p.scheme.pp) for p in theirs]
+            ratios.append(max(times) / simulate_plan_ms(ours.plan(batch)))
             balanced = select(batch, pool, ours.problem.models, gpus, tailor=False)
             form_s = max(pipeline.predicted_ms for pipeline in theirs)
             same.append(form_s / balanced.placement.objective_ms)
         table.add(source.name, *spread(ratios, fmean), *spread(same, fmean), median(took))
     yield table
     yield f"{TRIALS} trials of Alg. 1, CBC {CBC_S} s per number of micro-batches; mean (range)"
-
-
-def _simulate(pipeline: PlannedPipeline) -> float:
-    costs = [micro.cost_ms for micro in pipeline.micro_batches]
-    return simulate_ms(costs, pipeline.scheme.pp)
 
 
 def compare_flexsp(

@@ -11,7 +11,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -235,21 +234,19 @@ async def _load(
     """Return the time of each query, the duration of all, and the service's CPU time (s)."""
     async with AsyncClient(served.url, timeout_s=300) as client:
         path = fill_route(PLAN_BATCH, proposal=await _upload(client, proposal, batches))
-    bodies: list[Any] = [
-        {"step": batch.step, "ids": batch.ids, "lengths": batch.lengths} for batch in batches
+    fields = ("step", "ids", "lengths")
+    bodies = [
+        json.dumps({name: getattr(batch, name) for name in fields}, default=int).encode()
+        for batch in batches
     ]
-    encoded = [json.dumps(body, default=int).encode() for body in bodies]
 
-    def make_sender(connection: Client) -> Callable[[int], Awaitable[object]]:
-        async def send(number: int) -> None:
-            answer = await connection.send("POST", path, encoded[number % len(encoded)])
-            assert answer.status == 200, answer
+    async def post(connection: Client, number: int) -> None:
+        answer = await connection.send("POST", path, bodies[number % len(bodies)])
+        assert answer.status == 200, answer
 
-        return send
-
-    async with connect(served, clients) as connections:
+    async with connect(served, clients) as connected:
         cpu_s, begun = served.cpu_s(), time.perf_counter()
-        times = await _repeat_queries(queries, list(map(make_sender, connections)))
+        times = await _repeat_queries(queries, [partial(post, client) for client in connected])
         seconds, cpu_s = time.perf_counter() - begun, served.cpu_s() - cpu_s
     return [took for part in times for took in part], seconds, cpu_s
 
@@ -261,12 +258,10 @@ async def _share(
     clients = {token: AsyncClient(url, token, timeout_s=300) for token in users}
     uploaded = await _upload(clients[users[0]], proposal, batches)
 
-    def make_sender(token: str) -> Callable[[int], Awaitable[object]]:
-        return lambda number: clients[token].plan_batch(
-            uploaded, batches[number % len(batches)].lengths
-        )
+    async def plan(token: str, number: int) -> None:
+        await clients[token].plan_batch(uploaded, batches[number % len(batches)].lengths)
 
-    times = await _repeat_queries(queries, list(map(make_sender, users)))
+    times = await _repeat_queries(queries, [partial(plan, token) for token in users])
     for client in clients.values():
         await client.close()
     by_token: dict[str, list[float]] = {token: [] for token in clients}

@@ -22,7 +22,8 @@ from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.estimate import Load, estimate
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.analytic.terms import stage_terms
-from seqplan.costs.model_sizes import MODELS, ModelSizes
+from seqplan.costs.model_files.listed_models import MODELS
+from seqplan.costs.model_sizes import ModelSizes
 from seqplan.planner.systems.megatron_packing import next_micro_batch
 
 SOURCE = "Megatron-LM 10ce7bc, examples/dynamic_context_parallel/README.md and benchmark_dcp.sh"

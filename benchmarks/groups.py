@@ -16,7 +16,8 @@ from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import ClusterHardware
-from seqplan.costs.model_sizes import MODELS, ModelSizes
+from seqplan.costs.model_files.listed_models import MODELS
+from seqplan.costs.model_sizes import ModelSizes
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.integrations.degree_costs import by_degree, ring_costs
 from seqplan.integrations.megatron_groups import plan_chains

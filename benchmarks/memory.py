@@ -21,7 +21,8 @@ from seqplan import Batch, Infeasible, Profile, Proposal, StepPlanner, Workload,
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.derived.model_profiles import derive_model_profile
-from seqplan.costs.model_sizes import MODELS, ModelSizes
+from seqplan.costs.model_files.listed_models import MODELS
+from seqplan.costs.model_sizes import ModelSizes
 from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.with_sync import Families
 from seqplan.planner.execution import ExecutionKind

@@ -8,7 +8,7 @@ from benchmarks.planning import time_cpu
 from benchmarks.settings import Data
 from benchmarks.tables import Cells, Output, Table
 from seqplan import Strategy
-from seqplan.costs.model_sizes import MODELS
+from seqplan.costs.model_files.listed_models import MODELS
 from seqplan.plans.views.placement import PlacedPipeline, Placement
 from seqplan.plans.views.resharding import shards_of, unit_moves
 from seqplan.plans.views.sync_count import Moved, count_moved

@@ -17,7 +17,8 @@ from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.derived.expected_error import describe_expected_error, describe_expert_error
 from seqplan.costs.derived.model_profiles import list_schemes
-from seqplan.costs.model_sizes import MODELS, ModelSizes
+from seqplan.costs.model_files.listed_models import MODELS
+from seqplan.costs.model_sizes import ModelSizes
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped import catalogue
 from seqplan.plans.format.atomic_file import atomic_write

@@ -31,6 +31,15 @@ def read_fields(path: Path, *, at_most: int = 1 << 24) -> dict[str, Any]:
     return fields
 
 
+def read_listed(path: Path) -> dict[str, dict[str, Any]]:
+    """Read a file of named tables; one that is ``like`` an earlier one has its other values."""
+    listed: dict[str, dict[str, Any]] = {}
+    for name, values in read_fields(path).items():
+        like = values.pop("like", None)
+        listed[name] = {**listed[like], **values} if like else values
+    return listed
+
+
 def check_fields(path: Path, fields: Collection[str], known: Collection[str]) -> None:
     """``ValueError`` for the first unknown field, with the nearest known one."""
     for name in fields:

@@ -13,9 +13,9 @@ from seqplan.costs.model_files.description_file import (
     check_integer,
     read_fields,
 )
+from seqplan.costs.model_files.listed_models import MODELS, find_release
 from seqplan.costs.model_files.model_config import read_model_config
-from seqplan.costs.model_files.releases import find_release
-from seqplan.costs.model_sizes import MODELS, SIZES
+from seqplan.costs.model_sizes import SIZES
 
 FIELDS = ("base", *SIZES, "head_dim", "tied")
 """Fields of a file of sizes: ``base`` names the model whose other sizes it has."""

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from seqplan.costs.analytic.hardware import Hardware
-from seqplan.costs.model_sizes import MODELS, SIZES, ModelSizes
+from seqplan.costs.model_files.listed_models import MODELS
+from seqplan.costs.model_sizes import SIZES, ModelSizes
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.models.llama import ModelConfig
 from seqplan.runtime.sequence_parallel.kernels import (

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from seqplan.costs.model_files.config_defaults import CLASS_DEFAULTS
+from seqplan.costs.model_files.config_defaults import read_class_defaults
 from seqplan.costs.model_files.config_keys import (
     GATED,
     MODELLED,
@@ -179,10 +179,11 @@ def test_sparse_type_without_its_number_of_experts_is_rejected(tmp_path: Path, k
         read_model_config(path)
 
 
-@pytest.mark.parametrize("kind", sorted(set(CLASS_DEFAULTS) - REMOTE))
+@pytest.mark.parametrize("kind", sorted(set(read_class_defaults()) - REMOTE))
 def test_class_defaults_are_those_of_transformers(kind: str) -> None:
     stated = transformers.CONFIG_MAPPING[kind].__dataclass_fields__
-    assert {key: stated[key].default for key in CLASS_DEFAULTS[kind]} == CLASS_DEFAULTS[kind]
+    defaults = read_class_defaults()[kind]
+    assert {key: stated[key].default for key in defaults} == defaults
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import ClusterHardware
-from seqplan.costs.model_sizes import MODELS, ModelSizes
+from seqplan.costs.model_files.listed_models import MODELS
+from seqplan.costs.model_sizes import ModelSizes
 from seqplan.costs.profile import Profile, ProfileError
 from seqplan.costs.profile_document import combine_modes, keep_modes
 from seqplan.plans.recomputation import MODES, is_offloaded, join_mode, split_mode

@@ -6,7 +6,8 @@ import re
 import pytest
 
 from seqplan.costs.derived.shipped_estimates import EXPERT_DEGREES, document_of, names, text_of
-from seqplan.costs.model_sizes import MODELS, ModelSizes
+from seqplan.costs.model_files.listed_models import MODELS
+from seqplan.costs.model_sizes import ModelSizes
 from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
 from seqplan.plans.scheme import Scheme
 

@@ -28,7 +28,7 @@ a device that is not listed: the nearest listed one, and its values
 
 def add_model(parser: argparse._ActionsContainer, *, required: bool, purpose: str = "") -> None:
     """Add ``--model``; ``purpose``: the end of its help."""
-    from seqplan.costs.model_sizes import MODELS
+    from seqplan.costs.model_files.listed_models import MODELS
 
     parser.add_argument(
         "--model",

@@ -74,7 +74,7 @@ def _profile_of_model(
     from seqplan.costs.analytic.hardware_file import find_hardware
     from seqplan.costs.analytic.stacks import DEFAULT_STACK
     from seqplan.costs.derived.model_profiles import derive_model_profile
-    from seqplan.costs.model_sizes import MODELS
+    from seqplan.costs.model_files.listed_models import MODELS
     from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
 
     hardware = find_hardware(args.hardware, "--hardware")

@@ -26,8 +26,8 @@ NVIDIA_ASSUMED = (
 )
 
 _BLACKWELL = """\
-B200_PRODUCTS and FP4_SHARE were set with the rows of an even hash. GB200's fp8 runs are predicted
-12 to 22 % fast and GB300's 6 to 12 % slow: one share of the peak for both is too simple.
+B200's share of the peak and FP4_SHARE were set with the rows of an even hash. GB200's fp8 runs are
+predicted 12 to 22 % fast and GB300's 6 to 12 % slow: one share of the peak for both is too simple.
 All bf16 rows have an odd hash: they have set nothing."""
 
 _HOPPER_BF16 = """\

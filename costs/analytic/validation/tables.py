@@ -27,7 +27,8 @@ from seqplan.costs.analytic.validation.published import read_published
 from seqplan.costs.analytic.validation.table_check import TableCheck, ValidatedRow
 from seqplan.costs.analytic.validation.training_tables import training_checks
 from seqplan.costs.memory import Memory
-from seqplan.costs.model_sizes import MODELS, ModelSizes
+from seqplan.costs.model_files.listed_models import MODELS
+from seqplan.costs.model_sizes import ModelSizes
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.plans.scheme import Scheme

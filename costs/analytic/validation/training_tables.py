@@ -27,8 +27,8 @@ published: the allocator retries if memory is full.
 Micro-batches of two sequences of the 13B model are predicted 11 to 15 % fast."""
 
 _FOUNDRY_H100 = """\
-HOPPER_PRODUCTS, the share of the peak that products reach, was set to 0.66 with these rows over
-those of A100 in view, where the framework cancels."""
+The share of an H100's peak that products reach was set to 0.66 with these rows over those of
+A100 in view: the framework cancels in them."""
 
 _FOUNDRY_FP8 = """\
 FP8_GAIN is taken as 1.8; here 1.6 would fit best, in NVIDIA's runs 2.1."""

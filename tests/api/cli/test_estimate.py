@@ -15,7 +15,8 @@ from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.analytic.memory import VERDICTS
 from seqplan.costs.analytic.validation import held_out, tables
-from seqplan.costs.model_sizes import MODELS, ModelSizes
+from seqplan.costs.model_files.listed_models import MODELS
+from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.scheme import Scheme
 

@@ -14,7 +14,8 @@ from seqplan import Batch, Infeasible, Profile, Scheme, StepPlanner, Workload
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.derived.model_profiles import derive_model_profile, list_expert_degrees
-from seqplan.costs.model_sizes import MODELS, ModelSizes
+from seqplan.costs.model_files.listed_models import MODELS
+from seqplan.costs.model_sizes import ModelSizes
 from seqplan.costs.profiled_scheme import ProfileError
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.comparison.compare import compare

@@ -17,8 +17,9 @@ from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.analytic.memory import layer_activation_bytes, peak_bytes, state_bytes
 from seqplan.costs.analytic.terms import stage_terms
 from seqplan.costs.architecture import Architecture
+from seqplan.costs.model_files.listed_models import MODELS
 from seqplan.costs.model_files.model_config import read_model_config
-from seqplan.costs.model_sizes import MODELS, ModelSizes
+from seqplan.costs.model_sizes import ModelSizes
 from seqplan.costs.profiled_scheme import ProfileError
 from seqplan.planner.simulation.flops import model_flops as flops_of_step
 from seqplan.planner.sync.derive import count_parameters

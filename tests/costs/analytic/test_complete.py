@@ -14,7 +14,8 @@ from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.analytic.terms import stage_terms
-from seqplan.costs.model_sizes import MODELS, ModelSizes
+from seqplan.costs.model_files.listed_models import MODELS
+from seqplan.costs.model_sizes import ModelSizes
 from seqplan.costs.profiled_scheme import ProfileError
 from seqplan.costs.shipped.catalogue import load_shipped
 

@@ -13,7 +13,8 @@ from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.analytic.memory import peak_bytes, usable_bytes
 from seqplan.costs.analytic.terms import stage_terms
-from seqplan.costs.model_sizes import MODELS, ModelSizes
+from seqplan.costs.model_files.listed_models import MODELS
+from seqplan.costs.model_sizes import ModelSizes
 
 DEPLOYMENT = Deployment(
     cluster=ClusterHardware(DEVICES["a800-80gb"], 2, 8),

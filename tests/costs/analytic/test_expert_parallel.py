@@ -26,7 +26,8 @@ from seqplan.costs.analytic.validation.expert_runs import (
     list_expert_runs,
 )
 from seqplan.costs.analytic.validation.table_check import judges
-from seqplan.costs.model_sizes import MODELS, ModelSizes
+from seqplan.costs.model_files.listed_models import MODELS
+from seqplan.costs.model_sizes import ModelSizes
 
 QWEN = ModelSizes.from_mapping(MODELS["qwen3-30b-a3b"])
 LLAMA = ModelSizes.from_mapping(MODELS["llama3-8b"])

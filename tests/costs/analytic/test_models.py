@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from seqplan.costs.model_files import listed_models
+from seqplan.costs.model_files.description_file import read_listed
+from seqplan.costs.model_files.listed_models import MODELS, find_release
 from seqplan.costs.model_files.model_file import find_model
-from seqplan.costs.model_files.releases import find_release
-from seqplan.costs.model_sizes import MODELS, SOURCES, ModelSizes
+from seqplan.costs.model_sizes import ModelSizes
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,8 @@ def test_a_folder_precedes_a_release(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_every_preset_has_a_source() -> None:
-    assert set(SOURCES) == set(MODELS)
+    path = Path(listed_models.__file__).with_name("models.toml")
+    assert all(values["source"] for values in read_listed(path).values())
 
 
 def test_sizes_that_do_not_fit_together() -> None:

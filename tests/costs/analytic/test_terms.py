@@ -18,7 +18,8 @@ from seqplan.costs.analytic.links import (
     shift_ms,
 )
 from seqplan.costs.analytic.terms import stage_terms
-from seqplan.costs.model_sizes import MODELS, ModelSizes
+from seqplan.costs.model_files.listed_models import MODELS
+from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.scheme import Scheme
 
 A800 = DEVICES["a800-80gb"]

@@ -16,7 +16,8 @@ from seqplan.costs.analytic.kernels import BACKWARD_FLOPS, attention_kernel_ms, 
 from seqplan.costs.analytic.links import Group, rank_latency_ms, ring_collective_ms
 from seqplan.costs.analytic.memory import count_transient_bytes, layer_activation_bytes, verdict
 from seqplan.costs.analytic.terms import stage_terms
-from seqplan.costs.model_sizes import MODELS, ModelSizes
+from seqplan.costs.model_files.listed_models import MODELS
+from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.scheme import Scheme
 
 H100 = DEVICES["h100-80gb"]

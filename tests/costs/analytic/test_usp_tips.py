@@ -9,7 +9,8 @@ from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.estimate import Estimate, Load, estimate, problem
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.analytic.terms import stage_terms
-from seqplan.costs.model_sizes import MODELS, ModelSizes
+from seqplan.costs.model_files.listed_models import MODELS
+from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.scheme import Scheme
 
 LLAMA = ModelSizes.from_mapping(MODELS["llama-7b"])

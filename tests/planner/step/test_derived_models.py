@@ -12,8 +12,9 @@ from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.model_files.listed_models import MODELS
 from seqplan.costs.model_files.model_config import read_model_config
-from seqplan.costs.model_sizes import MODELS, ModelSizes
+from seqplan.costs.model_sizes import ModelSizes
 from seqplan.planner.bounds.all_strategies import AllStrategies, all_strategies_bound_ms
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler

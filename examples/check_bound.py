@@ -83,6 +83,21 @@ def in_modes(k, number, time, lengths, counts):
     return parts
 
 
+def part_of_micro_batch(k, m, length, time):
+    """What a sequence takes at least of a micro-batch of mode m and at most this time."""
+    left = time - m["c"]
+    if m["b"] * m["max_tokens"] < left:
+        return min(padded(k, length) / m["max_tokens"], 2)  # its tokens end before the time does
+    return min(length * (m["a"] * length + m["b"]) / max(left, 1e-9), 2)
+
+
+def in_one_mode(k, length, time):
+    """The least part of a micro-batch, and the least work and part of c, over all modes."""
+    modes = [(m, part_of_micro_batch(k, m, length, time)) for m in modes_that_hold(k, length)]
+    costs = (length * (m["a"] * length + m["b"]) + m["c"] * part for m, part in modes)
+    return min(part for _, part in modes), min(costs)
+
+
 def least_c(k):
     return min(m["c"] for m in k.get("modes", [k]))
 
@@ -91,7 +106,7 @@ def padded(k, length):
     return -(-length // k["pad_to"]) * k["pad_to"]
 
 
-def even_states(k, time, lengths, counts, number, several):
+def even_states(k, time, lengths, counts, number, resources):
     """Shares of every sequence for V = 1 … number micro-batches, none much above the others.
 
     The last state is for V ≥ number, which have all tokens that their work allows. Yields lists of
@@ -126,14 +141,19 @@ def even_states(k, time, lengths, counts, number, several):
             ]
             if in_mode:
                 share[1] = in_mode[place]
-            if several:
+            if resources > 4:
                 # The largest micro-batch costs no less than their mean.
                 share.append(cost(k, length) / (time if last else time * v / (v + stages - 1)))
+            if resources > 5 and stages == 1:
+                share.append(share[4])
+            elif resources > 5:
+                part, taken = in_one_mode(k, length, time / (v + stages - 1))
+                share.append(taken / time if last else part / v)
             shares.append(share)
         yield shares
 
 
-def peaked_states(k, time, lengths, levels, even, several):
+def peaked_states(k, time, lengths, levels, even, resources):
     """With stages: shares if the largest micro-batch, above all even ones, is in [level, next)."""
     if k["stages"] == 1:
         return
@@ -163,19 +183,23 @@ def peaked_states(k, time, lengths, levels, even, several):
             if "modes" in k:
                 taken[0] = cost(k, length)
             share = [w / max(offered, 1e-12), *(ms / max(left, 1e-12) for ms in taken)]
-            shares.append([*share, share[1]] if several else share)
+            if resources > 4:
+                share.append(share[1])
+            if resources > 5:
+                share.append(in_one_mode(k, length, high + c)[1] / max(left, 1e-12))
+            shares.append(share)
         yield shares
 
 
 def check_prices(witness):
     time, lengths, values = witness["bound_ms"], witness["lengths"], witness["values"]
-    several = any("modes" in k for k in witness["classes"])
     for k in witness["classes"]:
         levels = witness["levels"] if k["stages"] > 1 else []
         even = len(k["mixes"]) - len(levels)
+        resources = len(k["mixes"][0])
         states = [
-            *even_states(k, time, lengths, witness["counts"], even, several),
-            *peaked_states(k, time, lengths, levels, even, several),
+            *even_states(k, time, lengths, witness["counts"], even, resources),
+            *peaked_states(k, time, lengths, levels, even, resources),
         ]
         if k.get("runs_longest"):
             longest = lengths.index(max(lengths))
@@ -228,27 +252,38 @@ def fits_in_counts(witness, time, ending):
     """Whether places of the fewest GPUs may hold all work in whole micro-batches.
 
     A micro-batch takes its time on every place of its group, at least the least overhead of all,
-    and each of its tokens a share of what its own overhead is above that. At most v of them hold v
-    times the tokens of one; more than v leave time − (v + 1)·c for work. Tried for every number n
-    of places with at most v.
+    and each of its tokens a share of what its own overhead is above that. Those of many tokens have
+    fewer schemes and modes: a token takes more than the least work there. At most v of them pay for
+    their tokens as ``prices`` says; more than v leave time − (v + 1)·c for work. Tried for every
+    number n of places with at most v.
     """
     classes, gpus = witness["classes"], witness["gpus"]
     size = min(k["gpus"] for k in classes)
-    if any(k["stages"] > 1 or k["gpus"] % size for k in classes):
+    if any(k["gpus"] % size for k in classes):
         return True
     places, c = gpus // size, min(k["c"] for k in classes)
-    held = max(k["max_tokens"] * size / k["gpus"] for k in classes)
-    items = []
+    items, above = [], {}
     for length, count, by_then in ending:
-        work_ms = min(
+        tokens = min(padded(k, length) for k in by_then)
+        on_place = [
             k["gpus"]
             // size
             * (work(k, length) + (k["c"] - c) / k["max_tokens"] * padded(k, length))
             for k in by_then
-        )
-        items.append((work_ms, min(padded(k, length) for k in by_then), count))
+        ]
+        for k, ms in zip(by_then, on_place, strict=True):
+            more = (ms - min(on_place)) / tokens
+            above[k["scheme"]] = min(more, above.get(k["scheme"], math.inf))
+        items.append((min(on_place), tokens, count))
     items.sort(key=lambda item: -item[0] / item[1])  # most work a token first
     total = sum(work_ms * count for work_ms, _, count in items)
+    room = [
+        (k["max_tokens"] * size / k["gpus"], above[k["scheme"]])
+        for k in classes
+        if k["scheme"] in above
+    ]
+    lines = prices(c, room)
+    most = max(tokens for tokens, _ in room)
 
     def most_work(tokens):
         reached = 0.0
@@ -259,10 +294,9 @@ def fits_in_counts(witness, time, ending):
             reached += work_ms * count
         return reached
 
-    for v in range(1, 5):
+    for v in range(5):
         if not any(
-            few_work(n, v * held * n, time, c, held, most_work)
-            + (places - n) * max(time - (v + 1) * c, 0)
+            few_work(n, v, time, most, lines, most_work) + (places - n) * max(time - (v + 1) * c, 0)
             >= total * (1 - 1e-9)
             for n in range(places + 1)
         ):
@@ -270,18 +304,38 @@ def fits_in_counts(witness, time, ending):
     return True
 
 
-def few_work(n, tokens, time, c, held, most_work):
-    """The most work of n places with so many tokens: as these allow, and as time does."""
-    if most_work(tokens) <= n * time - c * tokens / held:
-        return most_work(tokens)
-    low, high = 0.0, tokens
-    for _ in range(14):
+def prices(c, room):
+    """Lines below what a micro-batch takes beyond the least work: its c, and more for its tokens.
+
+    ``room``: of each scheme the tokens of a micro-batch, and what one takes more at least. Pairs of
+    the time of each micro-batch and the time of a token; the first has time for tokens alone.
+    """
+    points = [(tokens, c + tokens * more) for tokens, more in room]
+    slope, start = min((ms / tokens, tokens) for tokens, ms in points)
+    lines, at = [(0.0, slope)], (start, slope * start)
+    while later := [point for point in points if point[0] > at[0]]:
+        slope, tokens = min(((ms - at[1]) / (t - at[0]), t) for t, ms in later)
+        lines.append((at[1] - slope * at[0], slope))
+        at = (tokens, at[1] + slope * (tokens - at[0]))
+    return lines
+
+
+def few_work(n, v, time, most, lines, most_work):
+    """The most work of n places with at most v micro-batches each: as tokens and time allow."""
+    low, high = 0.0, n * v * most
+
+    def left(tokens):
+        return n * time - max(n * v * each + tokens * token for each, token in lines)
+
+    if most_work(high) <= left(high):
+        return most_work(high)
+    for _ in range(20):
         middle = (low + high) / 2
-        if most_work(middle) > n * time - c * middle / held:
+        if most_work(middle) > left(middle):
             high = middle
         else:
             low = middle
-    return n * time - c * low / held
+    return max(left(low), 0.0)
 
 
 def check_gpu_time(witness):

@@ -23,7 +23,7 @@ from seqplan.planner.bounds.held_value import (
     Relaxation,
     list_fixed_mixes,
 )
-from seqplan.planner.bounds.relaxation import COARSE, Detail, relax
+from seqplan.planner.bounds.relaxation import COARSE, FINE, Detail, relax
 from seqplan.planner.bounds.resources import ROUNDING
 from seqplan.planner.placement.fleet import Fleet, Floats, Ints, PipelineClass
 
@@ -47,7 +47,8 @@ REFINED = 2
 
 FAR = 0.02
 """Prices that prove this share less than the program expects are followed by those of a time
-halfway to the objective: a long sequence that takes a whole pipeline can be all that is priced."""
+halfway to the objective: a long sequence that takes a whole pipeline can be all that is priced.
+If as much is left to the objective, the finer program may prove more."""
 
 
 def bound_by_relaxation_ms(
@@ -180,17 +181,33 @@ def cut_values(values: Floats, least: Floats, counts: Ints, offered: float) -> t
 def certify(fleet: Fleet, batch: Batch, objective_ms: float) -> float:
     """Prove a lower bound (ms) on the step's time with this fleet, by priced relaxation.
 
+    If stages have recomputation modes and the bound is not close, a finer program is solved.
+    """
+    low_ms = _certify_cases(fleet, batch, objective_ms, COARSE)
+    if low_ms >= objective_ms / (1 + FAR) or not has_staged_modes(fleet):
+        return low_ms
+    return max(low_ms, _certify_cases(fleet, batch, objective_ms, FINE))
+
+
+def has_staged_modes(fleet: Fleet) -> bool:
+    """Whether pipelines with stages have recomputation modes, which coarse programs mix."""
+    return any(pipeline_class.pp > 1 and pipeline_class.modes for pipeline_class in fleet.classes)
+
+
+def _certify_cases(fleet: Fleet, batch: Batch, objective_ms: float, detail: Detail) -> float:
+    """Prove a bound (ms), if need be one for each class of the longest sequence.
+
     If the longest sequence needs stages, the relaxation lets a part of a pipeline pay for the
-    bubbles that it causes. So where its bound is not close, the least is taken of bounds that each
+    bubbles that it causes. So if its bound is not close, the least is taken of bounds that each
     assume on which class that sequence runs (``Fleet.assume_longest``).
     """
     cases = fleet.assume_longest(batch.longest)
-    low_ms = certify_relaxed(fleet, batch, objective_ms, 1 if cases else REFINED)
+    low_ms = certify_relaxed(fleet, batch, objective_ms, 1 if cases else REFINED, detail)
     if not cases or low_ms >= objective_ms / (1 + 2 * CERTIFY_GAP):
         return low_ms
     least_ms = inf
     for assumed in cases:
-        least_ms = min(least_ms, certify_relaxed(assumed, batch, objective_ms))
+        least_ms = min(least_ms, certify_relaxed(assumed, batch, objective_ms, detail=detail))
         if least_ms <= low_ms:
             break
     return max(low_ms, least_ms)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
-
-import numpy as np
 
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.gpu_time import Demand, bound_demand_ms, gpu_time_bound_ms
-from seqplan.planner.bounds.resources import ROUNDING
 from seqplan.planner.placement.fleet import PipelineClass
 
 
@@ -22,7 +19,8 @@ def expert_bound_ms(
 
     Infinite if no scheme holds a sequence. Without expert parallelism it is ``gpu_time_bound_ms``.
     All ranks together do the work at its full cost. A single pipeline can end earlier, as others of
-    its block take a part of it: one at a time it counts at the cost of ``relax_sharing``.
+    its block take a part of it: one at a time it counts at the cost of ``relax_sharing``. The ranks
+    of a block run equally many micro-steps, each of which takes it the mean of their work or more.
     """
     full = tuple(PipelineClass.from_model(model, 1) for model in models)
     if expert_parallel == 1:
@@ -30,23 +28,15 @@ def expert_bound_ms(
     relaxed = tuple(
         PipelineClass.from_model(relax_sharing(model, expert_parallel), 1) for model in models
     )
-    all_work = Demand.from_batch(full, batch, gpus).gpu_ms
-    demand = replace(Demand.from_batch(relaxed, batch, gpus), gpu_ms=all_work)
-    return max(bound_demand_ms(demand), _bound_one_micro_step_ms(full, batch, gpus))
-
-
-def _bound_one_micro_step_ms(classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> float:
-    """Bound by the work of the mean rank and the overhead of one micro-batch (ms).
-
-    Some component has at least the mean work a rank, and runs at least one micro-step.
-    """
-    lengths = batch.distinct
-    work_ms = [
-        np.where(k.padded(lengths) <= k.capacity, k.gpus * k.work_ms(lengths), np.inf)
-        for k in classes
-    ]
-    mean_ms = float(np.min(work_ms, axis=0) @ batch.multiplicity) / gpus
-    return (mean_ms + min(k.least_c for k in classes)) * (1 - ROUNDING)
+    all_work = Demand.from_batch(full, batch, gpus)
+    return bound_demand_ms(
+        replace(
+            Demand.from_batch(relaxed, batch, gpus),
+            gpu_ms=all_work.gpu_ms,
+            full_ms=all_work.work_ms,
+            place_gpus=expert_parallel,
+        )
+    )
 
 
 def relax_sharing(model: SchemeModel, expert_parallel: int) -> SchemeModel:
@@ -59,9 +49,18 @@ def relax_sharing(model: SchemeModel, expert_parallel: int) -> SchemeModel:
 
 def reduce_sharing(model: SchemeModel, part: float) -> SchemeModel:
     """Return a model of whose shared work only a part counts."""
+    return _leave_out(model, lambda latency: latency.b_shared * (1 - part))
 
+
+def reduce_equal_sharing(model: SchemeModel, part: float) -> SchemeModel:
+    """Return a model of whose shared work a part counts, if equal in all modes."""
+    equal = min(latency.b_shared for latency in (model.latency, *(m.latency for m in model.modes)))
+    return _leave_out(model, lambda _: equal * (1 - part))
+
+
+def _leave_out(model: SchemeModel, left_out: Callable[[Latency], float]) -> SchemeModel:
     def reduce(latency: Latency) -> Latency:
-        return Latency(latency.a, latency.b - latency.b_shared * (1 - part), latency.c)
+        return Latency(latency.a, latency.b - left_out(latency), latency.c)
 
     return replace(
         model,

@@ -8,7 +8,7 @@ that ends by T runs each sequence on a class that finishes it alone by T. On tho
   group of G GPUs takes ⌊G/g⌋ of them, so that together they take no more than m·T of their time;
   and of the q·m + 1 longest, some q + 1 run one after another in one place, which ends by T.
 - a place of the fewest GPUs that runs V micro-batches has T − V·c for work, and they hold V times
-  the tokens of one: a place with few of them lacks tokens, one with many lacks time.
+  the tokens of one: a place with few of them lacks tokens or recomputes, one with many lacks time.
 
 All of these fall as T grows, because more classes finish a sequence in time. The bound is the least
 T that none of them exceeds.
@@ -24,14 +24,12 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.bounds.place_counts import fits_in_places
 from seqplan.planner.bounds.resources import ROUNDING
 from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
 
 GROWTH, TOLERANCE = 1.01, 5e-4
 """Factor by which a time grows until micro-batches may fit, and relative width of the bisection."""
-
-MOST_COUNTS = 4
-"""Numbers of micro-batches of a place that are distinguished from larger ones."""
 
 MOST_IN_A_ROW = 64
 """Sequences in one place that are counted at most; with more of them the GPU-time binds."""
@@ -147,8 +145,10 @@ class Demand:
     """What sequences need of ``classes``: times and GPU-times (classes, n) of distinct lengths.
 
     ``alone_ms``: of a sequence alone in a pipeline; ``work_ms``: of one stage, without overhead;
-    ``shared_ms``: with its tokens' share of a micro-batch's overhead. ``alone_ms``, ``shared_ms``
-    and ``gpu_ms`` are infinite if the class does not hold it.
+    ``shared_ms``: with its tokens' share of a micro-batch's overhead. ``full_ms``: as ``work_ms``,
+    as far as it adds up over all ranks. ``alone_ms``, ``shared_ms`` and ``gpu_ms`` are infinite if
+    the class does not hold it. ``place_gpus``: ranks that run equally many micro-batches whatever
+    their groups; 0 for those of the fewest GPUs that a class has.
     """
 
     classes: tuple[PipelineClass, ...]
@@ -159,6 +159,8 @@ class Demand:
     work_ms: Floats
     shared_ms: Floats
     gpu_ms: Floats
+    full_ms: Floats
+    place_gpus: int = 0
 
     @classmethod
     def from_batch(cls, classes: tuple[PipelineClass, ...], batch: Batch, gpus: int) -> Demand:
@@ -183,6 +185,7 @@ class Demand:
             work_ms,
             area_ms / sizes,
             area_ms,
+            work_ms,
         )
 
     def area_ms(self) -> float:
@@ -193,50 +196,25 @@ class Demand:
     def fits_in_counts(self, time_ms: float) -> bool:
         """Whether places with whole numbers of micro-batches may hold all sequences by a time.
 
-        Places are of the fewest GPUs that a class has. One that runs V micro-batches, on whatever
-        groups, has time − V·c for work, and they hold V times a place's part of the tokens of one.
-        For some v, n places run up to v. They hold n·v times these tokens, and no more work than
-        the sequences with most work a token; the others have time − (v + 1)·c each. True unless
-        that is too little for every n, at some v; True also for several stages.
+        A place is ``place_gpus`` ranks that run equally many micro-batches, on whatever groups.
         """
-        size = int(self.sizes.min())
-        if self.most_stages > 1 or np.any(self.sizes % size) or self.gpus < size:
+        size = self.place_gpus or int(self.sizes.min())
+        if self.gpus < size or (not self.place_gpus and np.any(self.sizes % size)):
             return True
         ends = self.alone_ms <= time_ms * (1 + ROUNDING)
-        parts = self.sizes // size
+        parts = self.sizes / size
         overhead = float(self.overheads.min())
         # Of a larger overhead each token pays its share of what it is above the least.
         more = (self.overheads - overhead) / self.capacities * self.padded
-        work = np.where(ends, parts * (self.work_ms + more), np.inf).min(axis=0)
-        tokens = np.where(ends, self.padded, np.iinfo(np.int64).max).min(axis=0)
-        most_first = np.argsort(-work / tokens, kind="stable")
-        counts = self.counts[most_first]
-        tokens_up_to = np.concatenate([[0.0], np.cumsum(counts * tokens[most_first])])
-        work_up_to = np.concatenate([[0.0], np.cumsum(counts * work[most_first])])
-        held = float((self.capacities / parts).max())
-        places = self.gpus // size
-        few, most = np.arange(places + 1), np.arange(1, MOST_COUNTS + 1)[:, None]
-        needed = work_up_to[-1] * (1 - ROUNDING)
-        high = few * most * held
-        work_of_few = np.interp(high, tokens_up_to, work_up_to)
-        work_of_others = (places - few) * np.maximum(time_ms - (most + 1) * overhead, 0.0)
-        left_ms = few * (time_ms - most * overhead)
-        over = left_ms < work_of_few
-        # Those that may hold all even in the time that most micro-batches leave refute nothing.
-        least = np.where(over, left_ms, work_of_few) + work_of_others
-        undecided = least.max(axis=1) < needed
-        over &= undecided[:, None] & (work_of_few + work_of_others >= needed)
-        if np.any(undecided & ~over.any(axis=1)):
-            return False
-        # With fewer tokens and so fewer micro-batches they have more time, up to the tokens whose
-        # work takes all of it. Both are linear between the ends of sequences.
-        taken_up_to = work_up_to + overhead / held * tokens_up_to
-        row, some = np.nonzero(over)
-        whole_ms = few[some] * time_ms
-        tokens = np.minimum(np.interp(whole_ms, taken_up_to, tokens_up_to), high[over])
-        left_ms = whole_ms - overhead / held * tokens
-        reached = left_ms + work_of_others[over] >= needed
-        return bool(np.bincount(row[reached], minlength=MOST_COUNTS)[undecided].all())
+        return fits_in_places(
+            np.where(ends, parts * (self.full_ms + more), np.inf),
+            np.where(ends, self.padded, np.iinfo(np.int64).max).min(axis=0),
+            self.counts,
+            (self.capacities / parts)[:, 0],
+            overhead,
+            self.gpus // size,
+            time_ms,
+        )
 
     def in_places_ms(self, time_ms: float) -> float:
         """Compute what places need at least if each sequence ends by ``time_ms`` (ms)."""

@@ -52,8 +52,9 @@ class Detail:
     """How fine the program is: groups of sequences, levels of peaked states, and resources.
 
     ``singles`` longest distinct lengths stand alone, the rest form ``groups``. ``peaks`` longest
-    are levels, and ``lower`` ones fall by ``ratio`` each. With ``fine``, one more resource counts
-    micro-batches by mode, and ``further`` numbers of them are distinguished.
+    are levels, and ``lower`` ones fall by ``ratio`` each. With ``fine``, levels rise up to MaxLen,
+    one more resource counts micro-batches by mode, and ``further`` numbers of them are
+    distinguished.
     """
 
     groups: int = 24
@@ -67,7 +68,7 @@ class Detail:
 
 COARSE = Detail()
 FINE = Detail(singles=28, peaks=20, lower=8, ratio=0.85, fine=True, further=6)
-"""Details of a step's planning, and of bounds for which time does not matter."""
+"""Details of a step's planning, and of bounds that these leave far from the plan."""
 
 
 def relax(
@@ -203,7 +204,8 @@ def _make_states(
 ) -> _States | None:
     """Make the states of the classes; None when a sequence can be in none of them."""
     lengths, weights = group_lengths(batch, detail.groups, detail.singles)
-    levels = peak_levels(batch.distinct, detail.peaks, detail.lower, detail.ratio)
+    reach = max(k.capacity for k in classes) if detail.fine else 0
+    levels = peak_levels(batch.distinct, detail.peaks, detail.lower, detail.ratio, reach)
     states = []
     number = count_resources(classes, fine=detail.fine)
     for pipeline_class in classes:
@@ -239,14 +241,19 @@ def _solve_states(
     )
 
 
-def peak_levels(lengths: Ints, singles: int = 6, others: int = 4, ratio: float = 0.75) -> Ints:
+def peak_levels(
+    lengths: Ints, singles: int = 6, others: int = 4, ratio: float = 0.75, reach: int = 0
+) -> Ints:
     """Choose levels for the peaked states: the longest of ``lengths`` (descending), then fewer.
 
-    A peak is a sequence alone or nearly so; further levels fall by a ``ratio`` each.
+    A peak is a sequence alone or nearly so; further levels fall by a ``ratio`` each. Those of
+    micro-batches of several sequences rise by it up to ``reach`` (tokens).
     """
     top = lengths[:singles].tolist()
     below = [int(top[-1] * ratio**k) for k in range(1, others + 1)]
-    return np.array(sorted({0, *top, *below}), dtype=np.int64)
+    rising = int(np.log(max(reach / top[0], 1.0)) / -np.log(ratio))
+    above = [int(top[0] / ratio**k) for k in range(1, rising + 1)]
+    return np.array(sorted({0, *top, *below, *above}), dtype=np.int64)
 
 
 def group_lengths(batch: Batch, groups: int, singles: int) -> tuple[Ints, Floats]:

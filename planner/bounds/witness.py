@@ -12,14 +12,15 @@ one of its pipelines runs it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.certificate import cut_values
+from seqplan.planner.bounds.certificate import cut_values, has_staged_modes
 from seqplan.planner.bounds.held_value import HeldValue, Relaxation, list_fixed_mixes
-from seqplan.planner.bounds.relaxation import relax
+from seqplan.planner.bounds.relaxation import COARSE, FINE, relax
 from seqplan.planner.bounds.resources import ROUNDING
 from seqplan.planner.placement.fleet import ClassMode, Fleet, Floats, PipelineClass
 
@@ -121,8 +122,9 @@ def write_witness(witness: Witness | tuple[Witness, ...]) -> dict[str, Any]:
 
 
 def _find_one(fleet: Fleet, batch: Batch, time_ms: float) -> Witness | None:
-    for near in NEAR:
-        relaxation = relax(fleet.classes, batch, time_ms * near)
+    details = (COARSE, FINE) if has_staged_modes(fleet) else (COARSE,)
+    for detail, near in product(details, NEAR):
+        relaxation = relax(fleet.classes, batch, time_ms * near, detail=detail)
         if relaxation is not None:
             witness = _witness(fleet, batch, relaxation, time_ms)
             if witness is not None:

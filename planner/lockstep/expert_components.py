@@ -5,8 +5,8 @@ equally many micro-steps, whose groups are formed anew; components do not wait f
 Sequences go to components by their GPU-time, and some move from slow to fast ones.
 
 What the ranks of a block share takes each of them the mean. If a component is one block, all
-micro-steps together take the same for it, however sequences are grouped, and groups are chosen by
-the other costs alone.
+micro-steps together take the same for it, however sequences are grouped in one recomputation mode,
+and groups are chosen by the other costs alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.expert_sharing import reduce_sharing
+from seqplan.planner.bounds.expert_sharing import reduce_equal_sharing
 from seqplan.planner.bounds.gpu_time import gpu_ms
 from seqplan.planner.lockstep.plan_micro_steps import (
     Choice,
@@ -28,13 +28,12 @@ from seqplan.planner.lockstep.plan_micro_steps import (
     list_choices,
     plan_best_choice,
 )
-from seqplan.planner.placement.fleet import Floats, PipelineClass
+from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
 from seqplan.plans.experts import time_blocks
 from seqplan.plans.recomputation import repeats_exchanges
 
 SIZES = 2
-"""Sizes of components that are tried, from the smallest that hold the longest sequence on, and that
-of all ranks."""
+"""Sizes of components that are tried, from the smallest that hold the longest sequence on."""
 
 REBALANCED = 3
 """Times that sequences move from slow to fast components at most."""
@@ -42,6 +41,10 @@ REBALANCED = 3
 NEAR = 1.02
 """Time over the bound at which a size is good enough: further ones gain 0.4 % at ten times the CPU
 on 64 GPUs with steps of 8M tokens."""
+
+EVEN = 1.1
+"""Slowest component over the mean up to which larger components gain nothing: on 32 and 64 GPUs no
+plan of 16 was then shorter with them, nor with one component of all ranks."""
 
 LEVEL = 1.003
 """Slowest component over the mean at which sequences stay."""
@@ -73,8 +76,8 @@ def plan_components(
     """Plan components of the size that is fastest; None if no size holds the longest sequence.
 
     ``models``: schemes of one layout without stages. ``bound_ms``: a bound, near which no further
-    size is tried. ``one``: one component of all ranks, whose
-    number of micro-steps is a multiple of ``multiple``. Deterministic.
+    size is tried. ``one``: one component of all ranks, whose number of micro-steps is a multiple of
+    ``multiple``. Deterministic.
     """
     sizes = [
         size
@@ -83,20 +86,40 @@ def plan_components(
         and any(m.scheme.gpus <= size and m.max_sequence >= batch.longest for m in models)
     ]
     trials: list[_Trial] = []
-    for size in dict.fromkeys([*sizes[-1:], *([] if one else sizes[:SIZES])]):
+    for size in sizes[-1:] if one else sizes[:SIZES]:
+        if trials and min(trial.best_ms / trial.mean_ms for trial in trials) <= EVEN:
+            break
         for part in _list_parts(size, gpus, expert_parallel):
-            trial = _Trial(batch, models, gpus, size, expert_parallel, multiple, part)
+            trial = _Trial(batch, models, [size] * (gpus // size), expert_parallel, multiple, part)
             if trial.fits:
                 trials.append(trial)
                 if trial.best_ms <= NEAR * bound_ms:
                     return trial.best
     # The mean is what an even assignment may reach.
     for trial in sorted(trials, key=lambda trial: trial.mean_ms):
-        for _ in range(REBALANCED):
-            if trial.mean_ms >= min(other.best_ms for other in trials) or not trial.rebalance():
-                break
+        trial.rebalance_below(min(other.best_ms for other in trials))
     best = min(trials, key=lambda trial: trial.best_ms, default=None)
     return None if best is None else best.best
+
+
+def replan_components(
+    batch: Batch,
+    models: Sequence[SchemeModel],
+    sizes: Sequence[int],
+    parts: Sequence[tuple[int, ...]],
+    expert_parallel: int,
+    below_ms: float,
+) -> list[ComponentSteps] | None:
+    """Plan components of ``sizes`` ranks from given parts of the batch; None if one does not fit.
+
+    ``parts``: positions in the batch. Sequences move from slow to fast components while a time
+    below ``below_ms`` seems possible. Deterministic.
+    """
+    trial = _Trial(batch, models, sizes, expert_parallel, 1, None, parts)
+    if not trial.fits:
+        return None
+    trial.rebalance_below(below_ms)
+    return trial.best
 
 
 def _list_parts(size: int, gpus: int, expert_parallel: int) -> tuple[float, ...]:
@@ -113,32 +136,45 @@ class _Trial:
         self,
         batch: Batch,
         models: Sequence[SchemeModel],
-        gpus: int,
-        size: int,
+        sizes: Sequence[int],
         expert_parallel: int,
         multiple: int,
-        part: float,
+        part: float | None,
+        parts: Sequence[tuple[int, ...]] = (),
     ) -> None:
-        self._batch, self._size, self._multiple = batch, size, multiple
+        """Plan the parts, by default even ones; ``part`` of shared costs, by default as usual."""
+        self._batch, self._sizes, self._multiple = batch, np.array(sizes), multiple
         self._degree = expert_parallel
-        fitting = [model for model in models if model.scheme.gpus <= size]
+        fitting = [model for model in models if model.scheme.gpus <= max(sizes)]
         self._full = {model.scheme: model for model in fitting}
-        self._models = [reduce_sharing(model, part) for model in fitting]
+        self._models = {
+            size: [
+                reduce_equal_sharing(model, (size != self._degree) if part is None else part)
+                for model in fitting
+                if model.scheme.gpus <= size
+            ]
+            for size in set(sizes)
+        }
         classes = [PipelineClass.from_model(model, 1) for model in fitting]
         self._weights = gpu_ms(classes, np.array(batch.lengths, dtype=np.int64)).min(axis=0)
         self._choices: dict[int, list[Choice]] = {}
         self._known: dict[tuple[int, ...], MicroSteps | None] = {}
-        self._count = gpus // size
-        self._parts = assign_evenly(self._weights, self._count)
+        self._parts = list(parts) or assign_evenly(self._weights, len(sizes))
         self.best: list[ComponentSteps] = []
         self.best_ms, self.mean_ms = inf, inf
         self.fits = self._plan()
+
+    def rebalance_below(self, limit_ms: float) -> None:
+        """Move sequences while components of the mean time would take less than a limit (ms)."""
+        for _ in range(REBALANCED):
+            if self.mean_ms >= min(limit_ms, self.best_ms) or not self.rebalance():
+                break
 
     def rebalance(self) -> bool:
         """Move sequences from slow to fast components; whether that changed something."""
         if max(self._times) <= LEVEL * self.mean_ms:
             return False
-        moved = _move_sequences(self._parts, self._weights, np.array(self._times) * self._size)
+        moved = _move_sequences(self._parts, self._weights, self._times, self._sizes)
         if moved == self._parts:
             return False
         self._parts = moved
@@ -158,17 +194,20 @@ class _Trial:
             micro_steps = self._known[part]
             if micro_steps is None:
                 return False
-            components.append(ComponentSteps(number * self._size, part, held, micro_steps))
+            first = int(self._sizes[:number].sum())
+            components.append(ComponentSteps(first, part, held, micro_steps))
         self._times = [self._time_ms(component) for component in components]
-        self.mean_ms = sum(self._times) / self._count
+        self.mean_ms = float(self._sizes[: len(self._times)] @ self._times / self._sizes.sum())
         if max(self._times) < self.best_ms:
             self.best, self.best_ms = components, max(self._times)
         return True
 
     def _plan_component(self, number: int, held: Batch) -> MicroSteps | None:
         """Plan the micro-steps of one component; its first assignment shows what to search for."""
-        choices = self._choices.get(number) or list_choices(self._models)
-        best = plan_best_choice(held, self._models, choices, self._size, self._multiple)
+        size = int(self._sizes[number])
+        models = self._models[size]
+        choices = self._choices.get(number) or list_choices(models)
+        best = plan_best_choice(held, models, choices, size, self._multiple)
         if best is None:
             return None
         self._choices[number] = [best[0]]
@@ -234,13 +273,14 @@ def assign_evenly(weights: Floats, count: int) -> list[tuple[int, ...]]:
 
 
 def _move_sequences(
-    parts: Sequence[tuple[int, ...]], weights: Floats, gpu_time: Floats
+    parts: Sequence[tuple[int, ...]], weights: Floats, times: Sequence[float], sizes: Ints
 ) -> list[tuple[int, ...]]:
-    """Move sequences from parts above the mean GPU-time (ms) to those below it.
+    """Move sequences from parts above the mean time (ms) to those below it.
 
     The heaviest that fit into the excess leave; each goes to the part that lacks most.
     """
-    excess = gpu_time - gpu_time.mean()
+    sizes = sizes[: len(times)]
+    excess = sizes * (np.array(times) - sizes @ times / sizes.sum())
     remaining = [list(part) for part in parts]
     leaving: list[int] = []
     for number, part in enumerate(remaining):

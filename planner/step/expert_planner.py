@@ -19,14 +19,26 @@ from seqplan.planner.errors import Infeasible
 from seqplan.planner.execution import ExecutionKind
 from seqplan.planner.lockstep.assemble import assemble_micro_steps
 from seqplan.planner.lockstep.best_layout import of_layouts
-from seqplan.planner.lockstep.expert_components import ComponentSteps, choose_modes, plan_components
+from seqplan.planner.lockstep.expert_components import (
+    NEAR,
+    ComponentSteps,
+    choose_modes,
+    plan_components,
+    replan_components,
+)
 from seqplan.planner.placement.assembly import floor_us, gap, plan_of
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
+from seqplan.planner.step.coupled_pipelines import (
+    couple_pipelines,
+    list_parts,
+    merge_pipelines,
+    price_micro_batch,
+)
 from seqplan.planner.step.pipeline_planner import PipelinePlanner
 from seqplan.planner.step.robust_planner import PlannerOfSteps
 from seqplan.planner.sync.times import NO_SYNC, Layout, layouts_of
-from seqplan.plans.experts import ExpertSchedule, holds_whole_blocks
-from seqplan.plans.plan import Considered, MicroBatch, Plan, PlannedPipeline, Provenance
+from seqplan.plans.experts import holds_whole_blocks
+from seqplan.plans.plan import Considered, Plan, PlannedPipeline, Provenance
 from seqplan.plans.schedule import schedule
 from seqplan.plans.scheme import Strategy
 
@@ -77,11 +89,24 @@ class ExpertPlanner:
                 best = self._bound_layout(self._whole.plan(batch), batch)
             except Infeasible as why:
                 error = why
-        best = self._plan_coupled(batch, best)
+        candidates = () if best is None else best.selection
         if self._independent is not None:
-            best = _choose_faster(best, self._couple(self._independent, batch))
+            best = self._plan_apart(self._independent, batch, best)
+        best = self._plan_coupled(batch, best, candidates)
         if best is None:
             raise error or Infeasible(self._describe_longest(batch))
+        return best
+
+    def _plan_apart(self, planner: PipelinePlanner, batch: Batch, best: Plan | None) -> Plan | None:
+        """Plan pipelines as if they ran by themselves, then the components that they form anew."""
+        coupled = self._couple(planner, batch)
+        if coupled is None:
+            return best
+        best = coupled if best is None else _choose_faster(best, coupled)
+        if best is coupled and not self._quick:
+            best = self.prove(best)
+        if self._execution == "regroup":
+            best = _choose_faster(best, self._replan_components(coupled, batch, best))
         return best
 
     def prove(self, plan: Plan) -> Plan:
@@ -94,12 +119,13 @@ class ExpertPlanner:
             return plan
         return replace(self._whole.prove(plan), expert_parallel=self._degree)
 
-    def _plan_coupled(self, batch: Batch, best: Plan | None) -> Plan | None:
+    def _plan_coupled(
+        self, batch: Batch, best: Plan | None, candidates: tuple[Considered, ...]
+    ) -> Plan | None:
         """Plan components in lockstep, of layouts without stages that have smaller groups.
 
         In the order of their bounds, as far as they may be faster than ``best``.
         """
-        candidates = () if best is None else best.selection
         choices = (*self._list_choices(), *self._list_of_one_mode(batch.longest))
         bounds = [self._layout_bound_ms({layout}, batch) for layout, _ in choices]
         least = [
@@ -109,7 +135,7 @@ class ExpertPlanner:
             if best is not None and least[place] >= _total_ms(best):
                 break
             plan = self._plan_layout(*choices[place], batch, bounds[place], candidates)
-            best = _choose_faster(best, plan)
+            best = plan if best is None else _choose_faster(best, plan)
         return best
 
     def _expose(self, layout: Layout) -> float:
@@ -137,8 +163,43 @@ class ExpertPlanner:
         )
         if components is None:
             return None
+        return self._plan_of(components, layout, batch, bound, candidates, len(models) == 1)
+
+    def _replan_components(self, coupled: Plan, batch: Batch, best: Plan) -> Plan | None:
+        """Plan the components of coupled pipelines anew, each from its sequences.
+
+        None if pipelines have stages or several layouts, or if little is left to the bound.
+        """
+        layouts = layouts_of(pipeline.scheme for pipeline in coupled.pipelines)
+        bound = coupled.layout_lower_bound_ms
+        if len(layouts) > 1 or bound is None or best.predicted_ms <= NEAR * bound:
+            return None
+        (layout,) = layouts
+        if layout[1] > 1:
+            return None
+        divided = list_parts(coupled.pipelines, self._degree, self._problem.workload.gpus)
+        if divided is None:
+            return None
+        planned = replan_components(
+            batch, self._layouts[layout], *divided, self._degree, best.predicted_ms
+        )
+        if planned is None:
+            return None
+        return self._plan_of(planned, layout, batch, bound, (), False)
+
+    def _plan_of(
+        self,
+        components: Sequence[ComponentSteps],
+        layout: Layout,
+        batch: Batch,
+        bound: float,
+        candidates: tuple[Considered, ...],
+        merged: bool,
+    ) -> Plan:
+        """Make the plan of components of one layout."""
+        problem = self._problem
         pipelines = [p for component in components for p in self._assemble(component)]
-        if len(models) == 1 and not problem.in_lockstep:
+        if merged and not problem.in_lockstep:
             pipelines = merge_pipelines(pipelines)
         predicted = round(schedule(pipelines, expert_parallel=self._degree).makespan_ms, 3)
         strategy = Strategy.from_counts(Counter(pipeline.scheme for pipeline in pipelines))
@@ -156,32 +217,14 @@ class ExpertPlanner:
         return replace(plan, expert_parallel=self._degree)
 
     def _couple(self, planner: PipelinePlanner, batch: Batch) -> Plan | None:
-        """Plan pipelines as if they ran by themselves, then in micro-steps of their components.
-
-        The most expensive micro-batches of each pipeline come first, so that similar ones meet.
-        """
+        """Plan pipelines as if they ran by themselves, then in micro-steps of their components."""
         try:
             plan = planner.plan(batch)
         except Infeasible:
             return None
-        pipelines = [
-            replace(
-                pipeline,
-                micro_batches=tuple(
-                    sorted(pipeline.micro_batches, key=lambda micro: -micro.cost_ms)
-                )
-                if pipeline.scheme.pp == 1
-                else pipeline.micro_batches,
-            )
-            for pipeline in plan.pipelines
-        ]
-        if any(
-            pipeline.scheme.pp > 1
-            and not holds_whole_blocks(pipeline.scheme, pipeline.ranks, self._degree)
-            for pipeline in pipelines
-        ):
-            return None  # stages after pipelines of fewer ranks do not begin with a block
-        pipelines = self._price(pipelines, batch)
+        pipelines = couple_pipelines(plan, batch, self._problem.models, self._degree)
+        if pipelines is None:
+            return None
         predicted = round(schedule(pipelines, expert_parallel=self._degree).makespan_ms, 3)
         coupled = replace(plan, pipelines=tuple(pipelines), predicted_ms=predicted, selection=())
         layouts = layouts_of(pipeline.scheme for pipeline in pipelines)
@@ -193,46 +236,6 @@ class ExpertPlanner:
             gap=gap(predicted, bound_ms),
             layout_lower_bound_ms=bound_ms,
         )
-
-    def _price(self, pipelines: list[PlannedPipeline], batch: Batch) -> list[PlannedPipeline]:
-        """Choose modes by micro-step in coupled components, and state what micro-batches share."""
-        steps = ExpertSchedule(pipelines, self._degree)
-        priced = [list(pipeline.micro_batches) for pipeline in pipelines]
-        for component in steps.components:
-            of_step: dict[int, list[tuple[int, int]]] = {}
-            for index in component.pipelines if component.coupled else ():
-                for number in range(len(priced[index])):
-                    of_step.setdefault(steps.first[index] + number, []).append((index, number))
-            for places in of_step.values():
-                held = [
-                    (
-                        self._problem.models[pipelines[index].scheme],
-                        [batch.lengths[i] for i in priced[index][number].sequences],
-                    )
-                    for index, number in places
-                ]
-                for (index, number), (model, lengths), mode in zip(
-                    places, held, choose_modes(held), strict=True
-                ):
-                    ranks = pipelines[index].ranks
-                    priced[index][number] = price_micro_batch(
-                        priced[index][number],
-                        model.find_mode(mode) or model,
-                        lengths,
-                        mode,
-                        whole=holds_whole_blocks(model.scheme, ranks, self._degree),
-                    )
-        return [
-            replace(
-                pipeline,
-                micro_batches=tuple(micro_batches),
-                predicted_ms=max(
-                    pipeline.predicted_ms if pipeline.scheme.pp > 1 else 0.0,
-                    round(sum(micro.cost_ms for micro in micro_batches), 3),
-                ),
-            )
-            for pipeline, micro_batches in zip(pipelines, priced, strict=True)
-        ]
 
     def _list_choices(self) -> Iterator[tuple[Layout, list[SchemeModel]]]:
         """Yield the schemes that groups of components may have, with their layout.
@@ -357,41 +360,9 @@ class ExpertPlanner:
         )
 
 
-def price_micro_batch(
-    micro: MicroBatch, model: SchemeModel, lengths: Sequence[int], mode: str | None, *, whole: bool
-) -> MicroBatch:
-    """Return a micro-batch in a mode, with the costs of the mode's ``model``.
-
-    ``whole``: its pipeline consists of whole blocks, and shares nothing with others.
-    """
-    return replace(
-        micro,
-        cost_ms=round(model.latency.micro_batch_ms(lengths), 3),
-        recompute=mode,
-        shared_ms=0.0 if whole else round(model.b_shared * micro.tokens, 3),
-    )
-
-
-def merge_pipelines(pipelines: Sequence[PlannedPipeline]) -> list[PlannedPipeline]:
-    """Merge pipelines on the same ranks into one that runs their micro-batches in order."""
-    merged: dict[tuple[int, ...], PlannedPipeline] = {}
-    for pipeline in pipelines:
-        before = merged.get(pipeline.ranks)
-        merged[pipeline.ranks] = (
-            pipeline
-            if before is None
-            else replace(
-                before,
-                micro_batches=before.micro_batches + pipeline.micro_batches,
-                predicted_ms=round(before.predicted_ms + pipeline.predicted_ms, 3),
-            )
-        )
-    return list(merged.values())
-
-
-def _choose_faster(best: Plan | None, plan: Plan | None) -> Plan | None:
+def _choose_faster(best: Plan, plan: Plan | None) -> Plan:
     """Choose the plan with the smaller total, the first of equal ones."""
-    return min((one for one in (best, plan) if one is not None), key=_total_ms, default=None)
+    return best if plan is None else min(best, plan, key=_total_ms)
 
 
 def _total_ms(plan: Plan) -> float:

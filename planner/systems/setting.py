@@ -15,7 +15,7 @@ from seqplan.planner.placement.assembly import assemble, plan_pipeline, ranks_of
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.problem import PlanningProblem
 from seqplan.planner.simulation.iteration import Execution
-from seqplan.planner.step.expert_planner import price_micro_batch
+from seqplan.planner.step.coupled_pipelines import price_micro_batch
 from seqplan.planner.step.selection import select
 from seqplan.planner.sync.times import NO_SYNC, SyncTimes
 from seqplan.planner.workload import Workload

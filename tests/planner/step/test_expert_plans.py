@@ -1,5 +1,6 @@
 """Steps whose experts are split over ranks: bounds by enumeration, plans, and their proposal."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from math import inf
@@ -26,6 +27,7 @@ from seqplan import (
 )
 from seqplan.api.cli.propose import proposal_lines
 from seqplan.costs.latency import Latency
+from seqplan.costs.recomputation_mode import ModeModel
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.sampler import Sampler
@@ -49,11 +51,24 @@ MODELS = [
     SchemeModel(Scheme(ulysses=2), Latency(0.011, 0.55, 1.2, 0.3), 2 * CAPACITY),
     SchemeModel(Scheme(ulysses=4), Latency(0.006, 0.3, 1.5, 0.15), 4 * CAPACITY),
 ]
+MODED = [
+    replace(
+        model,
+        modes=(
+            ModeModel("none", model.latency, model.max_len // 2),
+            ModeModel("full", replace(model.latency, b=1.3 * model.b, c=3.0), model.max_len),
+        ),
+        latency=replace(model.latency, b=1.3 * model.b, c=3.0),
+    )
+    for model in MODELS
+]
 SLOTS = [(0, (0,)), (0, (1,)), (0, (2,)), (0, (3,)), (1, (0, 1)), (1, (2, 3)), (2, (0, 1, 2, 3))]
 """Groups of four ranks in two blocks: model and ranks."""
 
 
-def find_optimum_ms(lengths: tuple[int, ...], steps: int) -> float:
+def find_optimum_ms(
+    lengths: tuple[int, ...], steps: int, models: Sequence[SchemeModel] = MODELS
+) -> float:
     """Enumerate every plan of up to ``steps`` micro-steps on two blocks; the least time (ms)."""
     best = inf
     for places in product(product(range(steps), range(len(SLOTS))), repeat=len(lengths)):
@@ -65,10 +80,11 @@ def find_optimum_ms(lengths: tuple[int, ...], steps: int) -> float:
             continue
         pipelines = []
         for (_, slot), group in sorted(held.items()):
-            model, ranks = MODELS[SLOTS[slot][0]], SLOTS[slot][1]
+            model, ranks = models[SLOTS[slot][0]], SLOTS[slot][1]
             if sum(group) > model.max_sequence:
                 break
-            cost = model.latency.micro_batch_ms(group)
+            latencies = [mode.latency for mode in model.modes if sum(group) <= mode.max_len]
+            cost = min(of.micro_batch_ms(group) for of in latencies or [model.latency])
             whole = len(ranks) >= DEGREE
             shared = 0.0 if whole else model.b_shared * sum(group)
             micro = MicroBatch((), sum(group), sum(group), cost, shared_ms=shared)
@@ -78,13 +94,29 @@ def find_optimum_ms(lengths: tuple[int, ...], steps: int) -> float:
     return best
 
 
+@pytest.mark.parametrize("models", [MODELS, MODED], ids=["one mode", "two modes"])
 @settings(max_examples=12, deadline=None)
-@given(st.lists(st.integers(1, 14), min_size=1, max_size=3).map(tuple))
-def test_bound_and_plan_against_every_plan(lengths: tuple[int, ...]) -> None:
+@given(lengths=st.lists(st.integers(1, 14), min_size=1, max_size=3).map(tuple))
+def test_bound_and_plan_against_every_plan(
+    models: list[SchemeModel], lengths: tuple[int, ...]
+) -> None:
     batch = Batch.from_lengths(list(lengths))
-    optimum = find_optimum_ms(lengths, 2)
-    assert expert_bound_ms(MODELS, DEGREE, batch, RANKS) <= optimum + 1e-9
-    assert plan_components(batch, MODELS, RANKS, DEGREE) is not None
+    optimum = find_optimum_ms(lengths, 2, models)
+    assert expert_bound_ms(models, DEGREE, batch, RANKS) <= optimum + 1e-9
+    assert plan_components(batch, models, RANKS, DEGREE) is not None
+
+
+def test_blocks_run_whole_micro_steps() -> None:
+    """Two blocks of equal sequences need two micro-steps, or recompute: 1.7 by tokens alone."""
+    batch = Batch.from_lengths([5] * 8)
+    models = [replace(MODED[0], modes=(MODED[0].modes[0],), latency=MODED[0].modes[0].latency)]
+    work = 8 * models[0].latency.micro_batch_ms([5]) - 8 * models[0].c
+    assert models[0].modes[0].max_len < 2 * 5
+    bound = expert_bound_ms([replace(models[0], max_len=6)], DEGREE, batch, RANKS)
+    assert bound == pytest.approx(work / RANKS + 2 * models[0].c, rel=2e-3)
+    both = expert_bound_ms(MODED[:1], DEGREE, batch, RANKS)
+    recomputed = (work + 0.3 * 8 * 5) / RANKS + 3.0
+    assert work / RANKS + 1.7 * models[0].c < both <= min(bound, recomputed) + 1e-9
 
 
 def test_full_costs_of_one_pipeline_are_no_bound() -> None:
@@ -130,6 +162,7 @@ def test_plans_are_sound_and_proven(degree: int, execution: str) -> None:
         for event in placed.events
     ]
     assert max(ends) <= plan.predicted_ms + 1e-2
+    assert StepPlanner(problem).prove(plan).gap == plan.gap
     if execution == "regroup":
         assert plan.gap < 0.06
     assert to_json(StepPlanner(problem).plan(batch)) == to_json(plan)
@@ -145,6 +178,20 @@ def test_components_beat_whole_blocks_if_sequences_are_short() -> None:
     assert any(pipeline.scheme.gpus < GPUS for pipeline in plan.pipelines)
     assert plan.predicted_ms < whole.predicted_ms
     assert planner.prove(plan) == plan
+
+
+def test_components_of_pipelines_are_planned_anew() -> None:
+    """Pipelines planned by themselves meet in uneven micro-steps: 4.3 % above the bound."""
+    profile = load_shipped("qwen3-30b-a3b-h100-80gb").at_expert_parallel(8)
+    profile = profile.keep_schemes({s.scheme for s in profile.schemes if s.scheme.tp == 4})
+    lengths = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
+    workload = Workload(32, 32_768, 400_000)
+    problem = PlanningProblem(profile=profile, workload=workload, sync=None, execution="regroup")
+    batch = next(iter(Sampler(np.minimum(lengths, 32_768), 400_000, 32_768, 0).batches(1)))
+    plan = StepPlanner(problem).plan(batch)
+    assert plan.gap < 0.03
+    assert list(find_unproven(plan, problem.models)) == []
+    assert lint(plan, problem.models) == []
 
 
 def test_lockstep_with_modes_is_no_slower_than_with_one_of_them() -> None:
@@ -195,7 +242,7 @@ def test_a_proposal_weighs_the_degrees() -> None:
     text = "\n".join(proposal_lines(proposal))
     assert f"Experts on {chosen} ranks:" in text
     assert "at least +" in text
-    both = make_expert_profile({2: 0.3, 4: 0.3})
+    both = make_expert_profile({2: 0.3, 4: 0.3}, slower={4: 1.01})
     equal = make_proposal(both, WORKLOAD, LENGTHS, sync=None)
     assert None not in [row.expected_ms for row in equal.experts]
     syncs = [choose_sync(both.at_expert_parallel(degree), GPUS) for degree in (2, 4)]

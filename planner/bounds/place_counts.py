@@ -1,0 +1,109 @@
+"""Whether places that run whole numbers of micro-batches can hold all sequences by a time.
+
+A place is some ranks that run equally many micro-batches. For some v, n places run up to v of them,
+and the others have T − (v + 1)·c each for work, if c is the least overhead. The n hold at most the
+sequences with most work a token, and pay for their tokens: a micro-batch of more tokens has fewer
+classes, on which a token takes more than the least work. If that is too little for every n, at some
+v, no plan ends by T.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+
+from seqplan.planner.bounds.resources import ROUNDING
+from seqplan.planner.placement.fleet import Floats, Ints
+
+MOST_COUNTS = 4
+"""Numbers of micro-batches of a place that are distinguished from larger ones."""
+
+POINTS = 65
+"""Numbers of places that are tried at once."""
+
+
+def fits_in_places(
+    work_ms: Floats,
+    tokens: Ints,
+    counts: Ints,
+    room: Floats,
+    overhead_ms: float,
+    places: int,
+    time_ms: float,
+) -> bool:
+    """Whether ``places`` may hold all sequences by a time; False is proven.
+
+    ``work_ms`` (classes, n): what a sequence takes of a place, infinite if the class does not run
+    it; ``tokens``, ``counts`` (n,): least padded tokens and number of each; ``room`` (classes,):
+    tokens of a micro-batch on a place; ``overhead_ms``: of a micro-batch at least.
+    """
+    work = work_ms.min(axis=0)
+    prices = _list_prices(overhead_ms, room, ((work_ms - work) / tokens).min(axis=1))
+    most_first = np.argsort(-work / tokens, kind="stable")
+    counts = counts[most_first]
+    tokens_up_to = np.concatenate([[0.0], np.cumsum(counts * tokens[most_first])])
+    work_up_to = np.concatenate([[0.0], np.cumsum(counts * work[most_first])])
+    taken_up_to = [work_up_to + price * tokens_up_to for _, price, _ in prices]
+    needed = work_up_to[-1] * (1 - ROUNDING)
+
+    def hold(few: Ints, most: int) -> Floats:
+        """Bound the work (ms) of all places if ``few`` run ``most`` at most."""
+        held = few * (most * prices[-1][2])
+        for (fixed, _, _), taken in zip(prices, taken_up_to, strict=True):
+            in_time = np.interp(few * (time_ms - most * fixed), taken, tokens_up_to)
+            held = np.minimum(held, in_time)
+        rest_ms = max(time_ms - (most + 1) * overhead_ms, 0.0)
+        worked: Floats = np.interp(held, tokens_up_to, work_up_to) + (places - few) * rest_ms
+        return worked
+
+    return all(_reaches(needed, places, most, hold) for most in range(MOST_COUNTS + 1))
+
+
+def _list_prices(
+    overhead_ms: float, room: Floats, above_ms: Floats
+) -> list[tuple[float, float, float]]:
+    """List prices beyond the least work: of a micro-batch, of a token, and its room.
+
+    ``room`` (classes,): tokens of a micro-batch; ``above_ms``: what a token takes more on the class
+    at least, infinite if no sequence ends there. A micro-batch of more tokens has fewer classes, so
+    that the time rises with its tokens along a convex line, and m micro-batches of t tokens
+    together take m·(price of one) + t·(price of a token) or more, at each pair of prices.
+    """
+    corners = [(0.0, overhead_ms)]
+    able = np.isfinite(above_ms)
+    for tokens, extra in sorted(zip(room[able], room[able] * above_ms[able], strict=True)):
+        corner = (float(tokens), overhead_ms + float(extra))
+        while corners[1:] and (
+            corners[-1][0] == corner[0]
+            or _slope(corners[-2], corners[-1]) >= _slope(corners[-1], corner)
+        ):
+            if corners[-1][0] == corner[0]:
+                corner = min(corner, corners[-1])
+            corners.pop()
+        corners.append(corner)
+    fullest = min(range(1, len(corners)), key=lambda i: corners[i][1] / corners[i][0])
+    prices = [(0.0, corners[fullest][1] / corners[fullest][0], corners[fullest][0])]
+    for before, corner in itertools.pairwise(corners[fullest:]):
+        slope = _slope(before, corner)
+        prices.append((before[1] - slope * before[0], slope, corner[0]))
+    return prices
+
+
+def _slope(before: tuple[float, float], after: tuple[float, float]) -> float:
+    return (after[1] - before[1]) / (after[0] - before[0])
+
+
+def _reaches(needed: float, places: int, most: int, hold: Callable[[Ints, int], Floats]) -> bool:
+    """Whether ``hold``, concave in its first argument, reaches a value between 0 and ``places``."""
+    low, high = 0, places
+    while True:
+        few = np.unique(np.linspace(low, high, POINTS).round().astype(np.int64))
+        held = hold(few, most)
+        best = int(held.argmax())
+        if held[best] >= needed:
+            return True
+        if high - low < POINTS:
+            return False
+        low, high = int(few[max(best - 1, 0)]), int(few[min(best + 1, len(few) - 1)])

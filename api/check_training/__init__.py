@@ -1,6 +1,5 @@
 """Plans executed by local processes, compared with a single-process reference run.
 
 Read ``check`` (comparison and tolerances), ``runs`` (both runs, concurrently), then
-``processes`` (a server that forks and ends ranks) and ``plan_pipe`` (plans for the
-one process, each when it may run it).
+``processes`` (a server that forks and ends ranks).
 """

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
+import queue
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from seqplan.api.check_training.check import (
@@ -15,9 +19,9 @@ from seqplan.api.check_training.check import (
     relative,
     size_model,
 )
-from seqplan.api.check_training.plan_pipe import PlanPipe
 from seqplan.api.check_training.processes import Message, RankServer
 from seqplan.costs.model_sizes import ModelSizes
+from seqplan.plans.format.codec import to_json
 from seqplan.plans.format.plan_file import write_plans
 from seqplan.plans.plan import Plan
 
@@ -72,11 +76,7 @@ class _Runs:
     """
 
     def __init__(
-        self,
-        plans: Sequence[Plan],
-        pipe: PlanPipe,
-        progress: Progress,
-        step_seen: StepSeen,
+        self, plans: Sequence[Plan], pipe: PlanPipe, progress: Progress, step_seen: StepSeen
     ) -> None:
         self.checked: list[CheckedStep] = []
         self.parameter, self.parameter_difference = "", math.nan
@@ -161,12 +161,7 @@ def _furthest(values: Sequence[float], expected: float) -> float:
 
 
 def _settings(
-    plans: Sequence[Plan],
-    data: str | None,
-    seed: int,
-    dtype: str,
-    sizes: ModelSizes,
-    folder: Path,
+    plans: Sequence[Plan], data: str | None, seed: int, dtype: str, sizes: ModelSizes, folder: Path
 ) -> dict[str, object]:
     """``CheckSettings`` of ``seqplan.runtime.check`` by name."""
     return {
@@ -205,3 +200,39 @@ def _experts(sizes: ModelSizes) -> dict[str, object]:
         "expert_ffn": special.expert_ffn,
         "router_loss": ROUTER_LOSS,
     }
+
+
+_ENDING_S = 0.02
+
+
+class PlanPipe:
+    """A pipe, made at ``path``, from which one process reads lines as they come.
+
+    A thread writes them, as a pipe holds little and its reader may be busy.
+    """
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self.path = path
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write, name="plans", daemon=True)
+        self._thread.start()
+
+    def send(self, plan: Plan) -> None:
+        """Let the reader have one more plan."""
+        self._lines.put(to_json(plan) + "\n")
+
+    def close(self) -> None:
+        """End the thread; the reader must have ended."""
+        self._lines.put(None)
+        while self._thread.is_alive():
+            # Where the thread waits for a reader, to come or to read on, there is one for a moment.
+            os.close(os.open(self.path, os.O_RDONLY | os.O_NONBLOCK))
+            self._thread.join(_ENDING_S)
+
+    def _write(self) -> None:
+        # A reader that is gone is somebody else's to notice.
+        with suppress(BrokenPipeError), open(self.path, "w", encoding="utf-8") as pipe:
+            while (line := self._lines.get()) is not None:
+                pipe.write(line)
+                pipe.flush()

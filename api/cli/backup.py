@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.output_file import check_output
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Copy a SQLite store and its folder of uploaded arrays to one file, as they are at one moment. A
 service may be using the store meanwhile. For PostgreSQL: pg_dump, and a copy of the folder.
 """
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   seqplan backup seqplan.db -o seqplan.backup.tar
   seqplan restore seqplan.backup.tar --store restored.db
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the command and its options."""
-    parser = add_command(subparsers, "backup", run, description=_DESCRIPTION, epilog=_EXAMPLES)
-    parser.add_argument("store", metavar="STORE", help="the SQLite file of serve --store")
-    parser.add_argument(
-        "--files", metavar="DIR", type=Path, help="uploaded arrays; default STORE.files"
-    )
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, required=True)
-    return parser
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
+    add("store", metavar="STORE", help="the SQLite file of serve --store")
+    add("--files", metavar="DIR", type=Path, help="uploaded arrays; default STORE.files")
+    add("-o", "--output", metavar="FILE", type=Path, required=True)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.options import (
     add_execution,
     add_planning_input,
@@ -46,9 +45,9 @@ from seqplan.planner.sync.times import NO_SYNC, SyncTimes
 from seqplan.planner.systems.hotspa import SWITCH_MS
 from seqplan.planner.systems.hydraulis import CBC_S
 from seqplan.planner.workload import TOKENS_PER_GPU, Workload
-from seqplan.plans.format.atomic_file import atomic_write
+from seqplan.plans.format.atomic_file import write_text
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Compare plans with what would run instead: static strategies, and the published systems that the
 profile allows. All are simulated on the same batches by the same simulator; nothing is measured.
 """
@@ -69,7 +68,7 @@ _ASSUMPTIONS: dict[str, Callable[[str], Any]] = {
     "search-static": _truth,
 }
 
-_EXAMPLES = f"""\
+EXAMPLES = f"""\
 example:
   seqplan compare lengths.npy --profile llama-32b-a800-80gb --gpus 64 \\
     --max-len 32768 --tokens 200000 -o report.html
@@ -84,15 +83,8 @@ assumptions: optimizer-ms=MS (default as measured, else {OPTIMIZER_MS:g}); switc
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the command and its options."""
-    parser = add_command(
-        subparsers,
-        "compare",
-        run,
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     add = parser.add_argument
     add_planning_input(parser)
     add(
@@ -135,7 +127,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     add_robust(parser)
     add("-o", "--output", metavar="FILE", type=Path, help="write report.html")
     add("--json", action="store_true", help="all figures as JSON on stdout")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -156,9 +147,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         from seqplan.api.report import render
 
-        page = render(comparison, profile, sweeps)
-        with atomic_write(args.output, "w") as file:
-            file.write(page)
+        write_text(args.output, render(comparison, profile, sweeps))
     if args.json:
         fields = comparison_fields(comparison) | {
             "sweeps": [sweep_fields(swept) for swept in sweeps]

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import Any
-
-from seqplan.api.cli.framework.command import add_command
 
 SHELLS = ("bash", "zsh", "fish")
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Print a script that completes commands, options, their choices and file names. It is static: a
 shell that has loaded it starts no Python.
 """
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   seqplan completion bash > ~/.local/share/bash-completion/completions/seqplan
   seqplan completion zsh > "${fpath[1]}/_seqplan"
@@ -23,11 +20,9 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the command and its options."""
-    parser = add_command(subparsers, "completion", run, description=_DESCRIPTION, epilog=_EXAMPLES)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

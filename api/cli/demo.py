@@ -7,7 +7,6 @@ import sys
 import textwrap
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +20,6 @@ from seqplan.api.check_training.every_kind import (
 )
 from seqplan.api.check_training.processes import RankServer, rank_server
 from seqplan.api.cli.check.check_training import print_check
-from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.extras import RUNTIME, lacks_torch
 from seqplan.api.cli.framework.terminal import ProgressBar, percent, seconds, table
 from seqplan.api.cli.parts.planned_steps import StepRow, plan_rows, summary_lines
@@ -37,7 +35,7 @@ from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.strategies.homogeneous import best_homogeneous
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.workload import Workload
-from seqplan.plans.format.atomic_file import atomic_write
+from seqplan.plans.format.atomic_file import atomic_write, write_text
 from seqplan.plans.format.codec import to_json
 
 DATA = resources.files("seqplan.costs") / "example_data"
@@ -48,7 +46,7 @@ PROFILE, CLUSTER, STEPS, SEED = "llama-32b-a800-80gb", Workload(64, 32768, 200_0
 SMALL_WORKLOAD, SMALL_STEPS, SMALL_SEED = Workload(4, 4096, 12_000), 4, 5
 """Executed on this machine: few tokens, and batches whose strategies differ from step to step."""
 
-_DESCRIPTION = f"""\
+DESCRIPTION = f"""\
 Plan {STEPS} steps of training {PROFILE} on {CLUSTER.gpus} GPUs with real lengths: the tokens of
 32,514 source files. Shows every stage and writes the proposal and the plans. Then a few small
 steps are planned for processes of this machine, which execute them: losses and parameters must be
@@ -56,32 +54,28 @@ those of one process. At the end tensor, pipeline, Ulysses and ring parallelism 
 one step.
 """
 
+EXAMPLES = """\
+example:
+  seqplan demo --lengths lengths.npy -o out
+"""
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the command and its options."""
-    parser = add_command(
-        subparsers,
-        "demo",
-        run,
-        description=_DESCRIPTION,
-        epilog="example:\n  seqplan demo --lengths lengths.npy -o out\n",
-    )
-    parser.add_argument(
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
+    add(
         "--lengths",
         metavar="FILE",
         default=str(DATA / "code.npy"),
         help="default: lengths that ship with seqplan",
     )
-    parser.add_argument(
+    add(
         "--cpu-profile",
         metavar="FILE",
         default=str(DATA / "llama-small-cpu.json"),
         help="of the small model that is executed; default: one that ships with seqplan",
     )
-    parser.add_argument(
-        "-o", "--output", metavar="FOLDER", type=Path, default=Path("out"), help="default out"
-    )
-    return parser
+    add("-o", "--output", metavar="FOLDER", type=Path, default=Path("out"), help="default out")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -137,8 +131,7 @@ def run(args: argparse.Namespace) -> int:
             "sync of parameters and gradients)"
         )
         print("\n".join(textwrap.wrap(lines, 98)))
-    with atomic_write(args.output / "proposal.json", "w") as file:
-        file.write(proposal.to_json())
+    write_text(args.output / "proposal.json", proposal.to_json())
     print(f"\nwritten: {plans} and {args.output / 'proposal.json'}")
     agrees = True
     if lacks_torch():
@@ -182,8 +175,7 @@ def execute_every_kind(lengths: npt.NDArray[np.integer], path: Path, server: Ran
     sampler = Sampler(lengths, SMALL_WORKLOAD.tokens, SMALL_WORKLOAD.max_len, SMALL_SEED)
     (batch,) = sampler.batches(1)
     plan = plan_every_kind(batch, profile, SMALL_SEED, SMALL_WORKLOAD.max_len)
-    with atomic_write(path) as file:
-        file.write(to_json(plan) + "\n")
+    write_text(path, to_json(plan) + "\n")
     check = print_check(
         [plan], server=server, data=None, seed=SMALL_SEED, dtype="float32", profile=profile
     )

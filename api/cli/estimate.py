@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.model_options import (
     FILES,
     add_cluster,
@@ -35,7 +34,7 @@ from seqplan.plans.scheme import Scheme
 NONE_FITS = 3
 """Exit code if none of the printed estimates fits into memory."""
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Estimate an iteration of equal sequences: milliseconds by term, TFLOP/s, model FLOPs utilization,
 and bytes on the fullest GPU. From data sheets and kernel efficiencies; nothing is measured (see
 seqplan profile validate for how far that is right). Lists of degrees give a table, fastest first;
@@ -44,7 +43,7 @@ the error of the bytes. Exit code 3: estimates are printed, and none of them fit
 2: no scheme can run at all.
 """
 
-_EXAMPLES = f"""\
+EXAMPLES = f"""\
 {FILES}
 examples:
   seqplan estimate --model llama3-8b --hardware a800-80gb --nodes 2 --ulysses 4 --ring 4 \\
@@ -54,47 +53,37 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the command and its options."""
-    parser = add_command(
-        subparsers,
-        "estimate",
-        run,
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
     add_model(parser, required=True)
     add_cluster(parser)
     for axis in ("tp", "pp", "ulysses", "ring"):
-        parser.add_argument(
-            f"--{axis}", metavar="N,N", type=degrees, default=(1,), help="default 1"
-        )
-    parser.add_argument(
+        add(f"--{axis}", metavar="N,N", type=degrees, default=(1,), help="default 1")
+    add(
         "--expert-parallel",
         metavar="N,N",
         type=degrees,
         default=(1,),
         help="ranks that hold all experts together; default 1: each rank of tp a part of all",
     )
-    parser.add_argument(
+    add(
         "--expert-tensor-parallel",
         metavar="N",
         type=positive,
         default=1,
         help="ranks that each expert is split over, with --expert-parallel above 1; default 1",
     )
-    parser.add_argument("--seq-len", metavar="L", type=positive, required=True, help="tokens")
-    parser.add_argument(
+    add("--seq-len", metavar="L", type=positive, required=True, help="tokens")
+    add(
         "--batch",
         metavar="B",
         type=positive,
         help="sequences an iteration; default the smallest number that all schemes can run",
     )
-    parser.add_argument(
-        "--micro-batch", metavar="B", type=positive, default=1, help="sequences; default 1"
-    )
-    parser.add_argument("--zero", type=int, choices=(1, 2, 3), default=1, help="stage; default 1")
-    parser.add_argument(
+    add("--micro-batch", metavar="B", type=positive, default=1, help="sequences; default 1")
+    add("--zero", type=int, choices=(1, 2, 3), default=1, help="stage; default 1")
+    add(
         "--recompute",
         metavar="MODE",
         type=parse_mode_or_modules,
@@ -102,10 +91,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help=f"{', '.join(MODES)}; with +SHARE that part of the layers goes to host memory; or "
         f"parts by Megatron's names: {','.join(RECOMPUTED_MODULES)}; default none",
     )
-    parser.add_argument("--loss", choices=LOSSES, default="chunked", help="default chunked")
+    add("--loss", choices=LOSSES, default="chunked", help="default chunked")
     add_training(parser, schedule=True)
-    parser.add_argument("--json", action="store_true", help="as JSON")
-    return parser
+    add("--json", action="store_true", help="as JSON")
 
 
 def run(args: argparse.Namespace) -> int:

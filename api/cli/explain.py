@@ -8,12 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.check.check_plans import models_of
-from seqplan.api.cli.framework.command import add_command
+from seqplan.api.cli.check.check_plans import add_origin, models_of, read_origin
 from seqplan.api.cli.framework.options import natural
 from seqplan.costs.scheme_model import SchemeModel
-from seqplan.costs.shipped.catalogue import find_profile
-from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.step.check_bounds import witness_of
 from seqplan.plans.explain import explain
@@ -23,9 +20,9 @@ from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import rank_view
 
-_DESCRIPTION = "Explain one step of a plan file, or show one rank's part of it."
+DESCRIPTION = "Explain one step of a plan file, or show one rank's part of it."
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   seqplan explain plans.jsonl --step 3
   seqplan explain plans.jsonl --step 3 --rank 17
@@ -33,30 +30,19 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the command and its options."""
-    parser = add_command(
-        subparsers,
-        "explain",
-        run,
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-    )
-    parser.add_argument("plans", metavar="plans.jsonl", type=Path)
-    parser.add_argument("--step", metavar="K", type=natural, required=True)
-    parser.add_argument("--rank", metavar="R", type=natural, help="this rank's view, as JSON")
-    parser.add_argument("--json", action="store_true", help="the plan itself, as JSON")
-    parser.add_argument(
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
+    add("plans", metavar="plans.jsonl", type=Path)
+    add("--step", metavar="K", type=natural, required=True)
+    add("--rank", metavar="R", type=natural, help="this rank's view, as JSON")
+    add("--json", action="store_true", help="the plan itself, as JSON")
+    add(
         "--witness",
         action="store_true",
         help="the proof of the bound: values of sequences and prices of pipelines, as JSON",
     )
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument(
-        "--profile", metavar="NAME|FILE", help="what groups hold and cost is explained as well"
-    )
-    source.add_argument("--proposal", metavar="FILE", type=Path, help="the same, with its settings")
-    return parser
+    add_origin(parser, "what groups hold and cost is explained as well")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,9 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _models(plan: Plan, args: argparse.Namespace) -> Mapping[Scheme, SchemeModel] | None:
     """Load the models of the profile or proposal that was named; None without one."""
-    profile = None if args.profile is None else find_profile(args.profile)
-    proposal = None if args.proposal is None else Proposal.load(args.proposal)
-    return models_of(plan, profile, proposal, str(args.plans))
+    return models_of(plan, *read_origin(args), str(args.plans))
 
 
 def _witness(plan: Plan, args: argparse.Namespace) -> dict[str, Any]:

@@ -4,33 +4,29 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.output_file import check_output
 from seqplan.plans.format.export import check_export, export_plans
 from seqplan.plans.format.plan_file import read_plans
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Write the ids of each rank's micro-batches, one line or row for each step and rank, for data loaders
 that cannot read plans and trainers whose groups are set.
 """
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   seqplan export plans.jsonl -o ids.jsonl
   seqplan export plans.jsonl -o ids.parquet
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the command and its options."""
-    parser = add_command(subparsers, "export", run, description=_DESCRIPTION, epilog=_EXAMPLES)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     parser.add_argument("plans", metavar="plans.jsonl", type=Path)
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=Path, required=True, help=".jsonl or .parquet"
     )
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

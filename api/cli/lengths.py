@@ -10,7 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.options import add_tokenizer
 from seqplan.api.cli.framework.terminal import percent
 from seqplan.costs.lengths import (
@@ -25,7 +24,7 @@ from seqplan.costs.lengths import (
     summarise,
 )
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Read the length, in tokens, of every sequence of a data set; describe the lengths and keep them.
 
 A source is .npy (integers), .txt (one integer a line), .json, .jsonl or .jsonl.gz, .parquet or
@@ -37,7 +36,7 @@ response, or chosen and rejected ones, of which each is a sequence. A field imag
 video_grid_thw has the patches of each frame.
 """
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   seqplan lengths corpus.idx -o lengths.npy
   seqplan lengths part-*.jsonl.gz --field text --tokenizer tokenizer.json -o lengths.npy
@@ -50,40 +49,25 @@ examples:
 _MOST_LISTED = 10
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the command and its options."""
-    parser = add_command(
-        subparsers,
-        "lengths",
-        run,
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-    )
-    parser.add_argument("sources", metavar="SOURCE", nargs="+", help="file, folder or pattern")
-    parser.add_argument(
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
+    add("sources", metavar="SOURCE", nargs="+", help="file, folder or pattern")
+    add(
         "--field",
         metavar="F",
         help="field or column to read; without it the first of length, num_tokens, input_ids, "
         "tokens, ids, then those of a conversation, then text",
     )
     add_tokenizer(parser)
-    parser.add_argument(
-        "--glob", metavar="PATTERN", help="read only these files of a folder of texts"
-    )
-    parser.add_argument(
-        "-o", "--output", metavar="FILE.npy", type=Path, help="keep the lengths in this file"
-    )
-    parser.add_argument("--json", action="store_true", help="describe them as JSON")
-    return parser
+    add("--glob", metavar="PATTERN", help="read only these files of a folder of texts")
+    add("-o", "--output", metavar="FILE.npy", type=Path, help="keep the lengths in this file")
+    add("--json", action="store_true", help="describe them as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command. ``LengthsError`` on bad input, ``OSError`` if the output is not writable."""
-    options = SourceOptions(
-        field=args.field,
-        tokenizer=args.tokenizer,
-        glob=args.glob,
-    )
+    options = SourceOptions(field=args.field, tokenizer=args.tokenizer, glob=args.glob)
     if args.output is not None:
         check_output(args.output)
     with _ProgressLine(sys.stderr) as progress:

@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.options import natural
 from seqplan.api.cli.framework.server_options import add_credentials, add_server, connect
 from seqplan.api.cli.framework.terminal import percent, seconds, table
@@ -22,14 +21,14 @@ if TYPE_CHECKING:
     from seqplan.api.loggers.step_metrics import StepMetrics
     from seqplan.api.store.rows import JobOutline
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 List the jobs of a running service or of its SQLite store; with --job, the steps of one: predicted
 and measured times, optimality gap, planning time, and how many ranks have acknowledged each.
 --to writes a record a step to a file or an experiment logger, from a job or from plan files; with
 rates and MFU, which count the sync of the plan and no optimizer.
 """
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   seqplan log --server http://127.0.0.1:8400
   seqplan log --server http://127.0.0.1:8400 --job job --after 999
@@ -44,20 +43,18 @@ _PAGE = 200
 _JOB_FIELDS = ("id", "state", "world_size", "slowest", "last_planned_step", "last_step", "error")
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the command and its options."""
-    parser = add_command(subparsers, "log", run, description=_DESCRIPTION, epilog=_EXAMPLES)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
     source = parser.add_mutually_exclusive_group(required=True)
     add_server(source)
     source.add_argument("--store", metavar="PATH", help="a SQLite file, in use or not")
     source.add_argument("--plans", metavar="FILE", help="with --to: the plans that were run")
-    parser.add_argument("--job", metavar="ID", help="the steps of this job")
-    parser.add_argument(
-        "--after", metavar="STEP", type=natural, help="with --job: only the steps beyond this one"
-    )
+    add("--job", metavar="ID", help="the steps of this job")
+    add("--after", metavar="STEP", type=natural, help="with --job: only the steps beyond this one")
     add_credentials(parser)
-    parser.add_argument("--json", action="store_true", help="as JSON")
-    parser.add_argument(
+    add("--json", action="store_true", help="as JSON")
+    add(
         "--to",
         metavar="KIND:TARGET",
         action="append",
@@ -66,18 +63,15 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="write the steps' records: jsonl:FILE, tensorboard:FOLDER, wandb:PROJECT or "
         "mlflow:EXPERIMENT; may be repeated",
     )
-    parser.add_argument(
+    add(
         "--run", dest="run_name", metavar="NAME", help="with --to: the run; default the job or file"
     )
-    parser.add_argument(
-        "--measurements", metavar="FILE", type=Path, help="with --plans: measured times"
-    )
-    parser.add_argument(
+    add("--measurements", metavar="FILE", type=Path, help="with --plans: measured times")
+    add(
         "--profile",
         metavar="NAME|FILE",
         help="with --to: the plans' profile, for MFU; of a job by default the one it has",
     )
-    return parser
 
 
 def _destination(text: str) -> Destination:

@@ -12,7 +12,6 @@ from pathlib import Path
 from textwrap import wrap
 from typing import IO, TYPE_CHECKING, Any
 
-from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.model_options import add_model
 from seqplan.api.cli.framework.options import (
     add_robust,
@@ -44,7 +43,7 @@ from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.problem import PACKINGS, PlanningOptions
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.sync.times import parse_layout
-from seqplan.plans.format.atomic_file import atomic_write
+from seqplan.plans.format.atomic_file import atomic_write, write_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,14 +52,14 @@ if TYPE_CHECKING:
     from seqplan.costs.profile import Profile
     from seqplan.planner.comparison.results import Comparison
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Plan the steps of a training run: batches drawn from the data set's lengths, or batches that the
 trainer has drawn. With --proposal its strategies are used. With --model and --hardware, or a
 --profile, strategies are proposed first; the output then answers whether plans pay off over what
 would run instead. Every plan is checked before it is written.
 """
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   seqplan plan chat.jsonl --tokenizer Qwen3-8B/ --model qwen3-8b --hardware h100-80gb --gpus 64
   seqplan plan lengths.npy --model llama3-8b --hardware h100-80gb --gpus 64 --max-len 32768 -o run/
@@ -77,9 +76,8 @@ LARGE_GPUS, LARGE_TOKENS = 256, 400_000
 """Above either, compared systems with long searches are cut short, and labeled so."""
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the command and its options."""
-    parser = add_command(subparsers, "plan", run, description=_DESCRIPTION, epilog=_EXAMPLES)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     add = parser.add_argument
     add("data", metavar="DATA", help="lengths, token ids, text, chats, or batches drawn already")
     source = parser.add_mutually_exclusive_group(required=True)
@@ -144,7 +142,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--proposal, else none",
     )
     add("--json", action="store_true", help="the summary as JSON")
-    return parser
 
 
 @dataclass(frozen=True)
@@ -217,10 +214,7 @@ def _plan(
     rows = []
     with _output(output, to_stdout=to_stdout) as out, ProgressBar(sys.stderr) as progress:
         for row, line in plan_rows(
-            source.proposal,
-            source.batches,
-            _options(args, proposed=proposed),
-            args.workers,
+            source.proposal, source.batches, _options(args, proposed=proposed), args.workers
         ):
             if out is not None:
                 out.write(line + "\n")
@@ -231,8 +225,8 @@ def _plan(
 
 def _plan_from_data(args: argparse.Namespace) -> int:
     """Propose for the data, plan steps of it, and compare them."""
+    from seqplan.api.cli.parts.compare_output import pay_fields, pay_lines
     from seqplan.api.cli.parts.first_proposal import propose_for_data, write_parts
-    from seqplan.api.cli.parts.pay_output import pay_fields, pay_lines
     from seqplan.planner.proposal.expert_rows import explain_degrees
     from seqplan.planner.step.slow_ranks import list_factors
 
@@ -326,8 +320,7 @@ def _compare(
 def _write_report(path: Path, comparison: Comparison, profile: Profile) -> None:
     from seqplan.api.report import render
 
-    with atomic_write(path, "w") as file:
-        file.write(render(comparison, profile, []))
+    write_text(path, render(comparison, profile, []))
 
 
 def _fields(rows: list[StepRow], source: _Source) -> dict[str, Any]:

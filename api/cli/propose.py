@@ -7,9 +7,7 @@ import json
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
 
-from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.options import (
     add_execution,
     add_planning_input,
@@ -27,43 +25,36 @@ from seqplan.planner.proposal.expert_rows import explain_degrees
 from seqplan.planner.proposal.make_proposal import METHODS, make_proposal
 from seqplan.planner.proposal.proposal_sync import choose_proposal_sync
 from seqplan.planner.workload import TOKENS_PER_GPU, Workload
-from seqplan.plans.format.atomic_file import atomic_write
+from seqplan.plans.format.atomic_file import write_text
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Propose parallel strategies for a data set's lengths: the few that together serve its batches best,
 each with the time it is expected to take and, for all of them, a lower bound over all strategies.
 """
 
-_EXAMPLES = """\
+EXAMPLES = """\
 example:
   seqplan propose lengths.npy --profile llama-32b-a800-80gb --gpus 64 \\
     --max-len 32768 --tokens 200000 -o proposal.json
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the command and its options."""
-    parser = add_command(
-        subparsers,
-        "propose",
-        run,
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
     add_planning_input(parser)
-    parser.add_argument(
+    add(
         "--method",
         choices=METHODS,
         default=METHODS[0],
         help="search: ours (default); eq4: the published dynamic program, relaxed and rounded",
     )
-    parser.add_argument("--seed", metavar="S", type=natural, default=0)
+    add("--seed", metavar="S", type=natural, default=0)
     add_usable_schemes(parser)
     add_sync(parser)
     add_execution(parser)
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write proposal.json")
-    parser.add_argument("--json", action="store_true", help="the proposal on stdout")
-    return parser
+    add("-o", "--output", metavar="FILE", type=Path, help="write proposal.json")
+    add("--json", action="store_true", help="the proposal on stdout")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -82,11 +73,7 @@ def run(args: argparse.Namespace) -> int:
         optimizer_shards=args.optimizer_shards,
     )
     sync = choose_proposal_sync(
-        profile,
-        args.gpus,
-        args.sync.times,
-        args.sync.overlap,
-        method=args.method,
+        profile, args.gpus, args.sync.times, args.sync.overlap, method=args.method
     )
     with ProgressBar(sys.stderr) as progress:
         proposal = make_proposal(
@@ -103,8 +90,7 @@ def run(args: argparse.Namespace) -> int:
         )
     text = proposal.to_json()
     if args.output is not None:
-        with atomic_write(args.output, "w") as file:
-            file.write(text)
+        write_text(args.output, text)
     if args.json:
         print(json.dumps(json.loads(text), ensure_ascii=False))
     else:

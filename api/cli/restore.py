@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from seqplan.api.cli.framework.command import add_command
-
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Make a SQLite store and its folder of uploaded arrays from a file of seqplan backup. Nothing is
 overwritten: neither may exist. For PostgreSQL: pg_restore.
 """
 
-_EXAMPLES = """\
+EXAMPLES = """\
 example:
   seqplan restore seqplan.backup.tar --store restored.db && seqplan serve --store restored.db
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the command and its options."""
-    parser = add_command(subparsers, "restore", run, description=_DESCRIPTION, epilog=_EXAMPLES)
-    parser.add_argument("backup", metavar="FILE", type=Path, help="of seqplan backup")
-    parser.add_argument("--store", metavar="PATH", required=True, help="the new SQLite file")
-    parser.add_argument(
-        "--files", metavar="DIR", type=Path, help="uploaded arrays; default STORE.files"
-    )
-    return parser
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
+    add("backup", metavar="FILE", type=Path, help="of seqplan backup")
+    add("--store", metavar="PATH", required=True, help="the new SQLite file")
+    add("--files", metavar="DIR", type=Path, help="uploaded arrays; default STORE.files")
 
 
 def run(args: argparse.Namespace) -> int:

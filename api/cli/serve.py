@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.options import (
     above_zero,
     add_log,
@@ -17,13 +16,17 @@ from seqplan.api.cli.framework.options import (
     positive,
 )
 
-_DESCRIPTION = """\
+if TYPE_CHECKING:
+    from seqplan.api.cli.framework.job_file import JobFile
+    from seqplan.api.service.upkeep import Keeping
+
+DESCRIPTION = """\
 Serve plans over HTTP: trainers' ranks request their views, acknowledge steps, and never wait for
 a plan that a killed service had published, as everything is in the store before it is sent.
 Without tokens in the store it listens on loopback only, and rejects pages of other sites.
 """
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   seqplan serve --store seqplan.db --port 8400
   seqplan serve --store seqplan.db --add-token trainer --scope write
@@ -31,33 +34,21 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the command and its options."""
-    parser = add_command(
-        subparsers,
-        "serve",
-        run,
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-    )
-    parser.add_argument(
-        "--store", metavar="URL", required=True, help="a SQLite file, or postgresql+psycopg://…"
-    )
-    parser.add_argument(
-        "--files", metavar="DIR", type=Path, help="uploaded arrays; default STORE.files"
-    )
-    parser.add_argument("--host", metavar="HOST", default="127.0.0.1", help="default 127.0.0.1")
-    parser.add_argument(
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
+    add("--store", metavar="URL", required=True, help="a SQLite file, or postgresql+psycopg://…")
+    add("--files", metavar="DIR", type=Path, help="uploaded arrays; default STORE.files")
+    add("--host", metavar="HOST", default="127.0.0.1", help="default 127.0.0.1")
+    add(
         "--allow-host",
         metavar="NAME",
         action="append",
         default=[],
         help="a Host, in addition to loopback, of a service without tokens; may be repeated",
     )
-    parser.add_argument(
-        "--port", metavar="PORT", type=natural, default=8400, help="default 8400; 0: a free one"
-    )
-    parser.add_argument(
+    add("--port", metavar="PORT", type=natural, default=8400, help="default 8400; 0: a free one")
+    add(
         "--rate-limit",
         metavar="REQUESTS",
         type=positive,
@@ -65,22 +56,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     add_workers(parser, "planners of a job")
     add_keeping(parser)
-    parser.add_argument(
-        "--add-token", metavar="NAME", help="print a new bearer token, once, and end"
-    )
-    parser.add_argument(
-        "--list-tokens", action="store_true", help="print the names and scopes of tokens, and end"
-    )
-    parser.add_argument(
-        "--revoke-token", metavar="NAME", help="have a token open nothing any more, and end"
-    )
-    parser.add_argument("--scope", choices=("read", "write"), default="read", help="of that token")
-    parser.add_argument("--token-job", metavar="ID", help="the only job that it opens")
-    parser.add_argument(
-        "--token-days", metavar="DAYS", type=above_zero, help="after which it opens nothing"
-    )
+    add("--add-token", metavar="NAME", help="print a new bearer token, once, and end")
+    add("--list-tokens", action="store_true", help="print the names and scopes of tokens, and end")
+    add("--revoke-token", metavar="NAME", help="have a token open nothing any more, and end")
+    add("--scope", choices=("read", "write"), default="read", help="of that token")
+    add("--token-job", metavar="ID", help="the only job that it opens")
+    add("--token-days", metavar="DAYS", type=above_zero, help="after which it opens nothing")
     add_log(parser)
-    return parser
 
 
 def add_keeping(parser: argparse.ArgumentParser) -> None:
@@ -117,15 +99,26 @@ def add_keeping(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def keeping_of(settings: argparse.Namespace | JobFile) -> Keeping:
+    """Return the retention that options, or the fields of a job file, state."""
+    from seqplan.api.service.upkeep import Keeping
+    from seqplan.api.store.tables.expiry import Retention
+
+    return Keeping(
+        retention=Retention(steps=settings.keep_steps),
+        abandon_hours=settings.abandon_hours,
+        job_days=settings.job_days,
+        grace_days=settings.grace_days,
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """Run the command. ``ValueError`` for a store or an address that cannot be used."""
     # Imported here: no other command needs the web framework or the database.
     from seqplan.api.rest.server import serve
     from seqplan.api.rest.state.service_log import write_log
     from seqplan.api.service.service import Limits, Service
-    from seqplan.api.service.upkeep import Keeping
     from seqplan.api.store.store import Store
-    from seqplan.api.store.tables.expiry import Retention
 
     check_port(args.port)
     args.workers.check_installed()
@@ -136,14 +129,8 @@ def run(args: argparse.Namespace) -> int:
     write_log(args.log)
     store = Store(args.store, args.files)
     try:
-        keeping = Keeping(
-            retention=Retention(steps=args.keep_steps),
-            abandon_hours=args.abandon_hours,
-            job_days=args.job_days,
-            grace_days=args.grace_days,
-        )
         limits = Limits(requests_a_second=args.rate_limit)
-        service = Service(store, workers=args.workers, keeping=keeping, limits=limits)
+        service = Service(store, workers=args.workers, keeping=keeping_of(args), limits=limits)
         return serve(store, service, args.host, args.port, args.allow_host)
     finally:
         store.close()

@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.job_file import JobFile, read_job_file
 from seqplan.api.cli.framework.options import add_log, check_port
 from seqplan.api.cli.framework.terminal import ProgressBar
+from seqplan.api.cli.serve import keeping_of
 from seqplan.costs.lengths import read_lengths
 from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.planner.batches.sampler import check_tokens
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 _CLAIM_S = 0.2
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Plan and serve one job that a file describes: the same engine and interface as seqplan serve.
 Restarted with the same file it continues.
 """
 
-_EXAMPLES = """\
+EXAMPLES = """\
 example:
   seqplan sidecar --job job.toml
 job.toml:
@@ -47,18 +47,10 @@ optional: job, tokens, seed, look_ahead, store, files, host, port, allow_host,
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the command and its options."""
-    parser = add_command(
-        subparsers,
-        "sidecar",
-        run,
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     parser.add_argument("--job", metavar="FILE", type=Path, required=True, help="job.toml")
     add_log(parser)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,9 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from seqplan.api.rest.server import serve
     from seqplan.api.rest.state.service_log import write_log
     from seqplan.api.service.service import Service
-    from seqplan.api.service.upkeep import Keeping
     from seqplan.api.store.store import Store
-    from seqplan.api.store.tables.expiry import Retention
 
     job = read_job_file(args.job)
     write_log(args.log)
@@ -80,13 +70,7 @@ def run(args: argparse.Namespace) -> int:
         _enter_once(store, job, args.job)
         if job.token_file:
             _write_token(store, Path(job.token_file), job.job)
-        keeping = Keeping(
-            retention=Retention(steps=job.keep_steps),
-            abandon_hours=job.abandon_hours,
-            job_days=job.job_days,
-            grace_days=job.grace_days,
-        )
-        service = Service(store, workers=job.workers, keeping=keeping)
+        service = Service(store, workers=job.workers, keeping=keeping_of(job))
         hosts = [job.allow_host] if job.allow_host else []
         return serve(store, service, job.host, job.port, hosts, ranks_only=True)
     finally:
@@ -117,15 +101,8 @@ def _enter_once(store: Store, job: JobFile, origin: Path) -> None:
 
 
 def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
-    from seqplan.api.service.job_costs import (
-        check_refit,
-        check_robust,
-        check_robust_proposal,
-        check_slowdown,
-        list_slow_ranks,
-    )
-    from seqplan.api.store.rows import JobRow, ProposalRow, get
-    from seqplan.api.store.slow_factors import write_slowdown
+    from seqplan.api.service.job_costs import check_costs, check_refit, list_slow_ranks
+    from seqplan.api.store.rows import JobRow, ProposalRow, get, write_slowdown
     from seqplan.api.store.tables.jobs import add_job
     from seqplan.api.store.tables.lengths import put_lengths, write_lengths
     from seqplan.api.store.tables.proposals import put_proposal
@@ -134,16 +111,12 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
     profile = find_profile(job.profile)
     try:
         profile, execution = apply_backend(
-            profile,
-            job.gpus,
-            job.execution or None,
-            job.micro_step_multiple,
-            job.trainer or None,
+            profile, job.gpus, job.execution or None, job.micro_step_multiple, job.trainer or None
         )
         if job.refit:
             check_refit(profile, lockstep=profile.lockstep or execution == "lockstep")
-        slow = list_slow_ranks(job.slowdown, job.gpus, refit=job.refit) if job.slowdown else ()
-        check_robust(job.robust, slow, refit=job.refit)
+        factors = job.slowdown or None
+        slow = list_slow_ranks(factors, job.gpus, refit=job.refit, robust=job.robust)
     except ValueError as error:
         raise ValueError(f"{origin}: {error}") from None
     lengths = read_lengths([job.lengths]).values
@@ -153,18 +126,13 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
         check_tokens(int(lengths.clip(max=job.context).sum()), workload.tokens)
     except ValueError as error:
         raise ValueError(f"{origin}: {error}") from None
-    request = {"profile": profile.digest, "lengths": row.id, "seed": job.seed}
+    request: dict[str, Any] = {"profile": profile.digest, "lengths": row.id, "seed": job.seed}
     request |= {"gpus": workload.gpus, "max_len": workload.max_len, "tokens": workload.tokens}
     request |= {"steps": job.steps, "look_ahead": job.look_ahead}
     # Left out at their defaults, as in the stores of earlier versions.
-    request |= {"execution": job.execution} if job.execution else {}
-    request |= (
-        {"micro_step_multiple": job.micro_step_multiple} if job.micro_step_multiple > 1 else {}
-    )
-    request |= {"trainer": job.trainer} if job.trainer else {}
-    request |= {"refit": True} if job.refit else {}
-    request |= {"slowdown": list(job.slowdown)} if job.slowdown else {}
-    request |= {"robust": job.robust} if job.robust else {}
+    for name in ("execution", "micro_step_multiple", "trainer", "refit", "slowdown", "robust"):
+        if (value := getattr(job, name)) != getattr(JobFile, name):
+            request[name] = list(value) if name == "slowdown" else value
     with store.reading() as connection:
         known = get(connection, JobRow, job.job)
         first = None if known is None else list_revisions(connection, known)[0].proposal
@@ -187,10 +155,7 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
             trainer=job.trainer or None,
             progress=progress,
         )
-    if slow:
-        check_slowdown(document, slow)
-    if job.robust:
-        check_robust_proposal(document)
+    check_costs(document, slow, job.robust)
     key = f"sidecar-{job.job}"
     with claim.writing() as connection:
         put_lengths(connection, row)

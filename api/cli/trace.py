@@ -8,24 +8,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.framework.command import add_command
+from seqplan.api.cli.check.check_plans import find_part
 from seqplan.api.cli.framework.options import natural
 from seqplan.api.cli.framework.output_file import check_output
 from seqplan.costs.shipped.catalogue import find_profile, list_shipped, load_shipped
 from seqplan.planner.simulation.one_f_one_b import FORWARD_FRACTION, ForwardFraction, TimedPass
 from seqplan.planner.simulation.timeline import PipelineTimeline, PlanTimeline, plan_timeline
-from seqplan.plans.format.atomic_file import atomic_write
+from seqplan.plans.format.atomic_file import write_text
 from seqplan.plans.format.plan_file import find_step
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan, PlannedPipeline
 from seqplan.plans.ranges import ranges_text
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Write the simulated execution of one step as a Chrome trace: open it in Perfetto. A process is a
 pipeline, a thread a stage of it, an event one forward or backward of a micro-batch.
 """
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   seqplan trace plans.jsonl --step 3 -o trace.json
 """
@@ -36,27 +36,18 @@ ASSUMED = "assumed: the plan's profile does not ship and was not given"
 PHASES = {"F": "forward", "B": "backward"}
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the command and its options."""
-    parser = add_command(
-        subparsers,
-        "trace",
-        run,
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-    )
-    parser.add_argument("plans", metavar="plans.jsonl", type=Path)
-    parser.add_argument("--step", metavar="K", type=natural, required=True)
-    parser.add_argument(
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
+    add("plans", metavar="plans.jsonl", type=Path)
+    add("--step", metavar="K", type=natural, required=True)
+    add(
         "--profile",
         metavar="NAME|FILE",
         help="the plan's profile, with forward's share of a micro-batch; found by itself "
         "if it ships",
     )
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", type=Path, help="trace.json; without it, stdout"
-    )
-    return parser
+    add("-o", "--output", metavar="FILE", type=Path, help="trace.json; without it, stdout")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -72,8 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output is None:
         print(document)
         return 0
-    with atomic_write(args.output) as file:
-        file.write(document + "\n")
+    write_text(args.output, document + "\n")
     print(f"written: {args.output}")
     return 0
 
@@ -85,21 +75,15 @@ def _forward_fraction(plan: Plan, args: argparse.Namespace) -> tuple[ForwardFrac
     """
     if args.profile is not None:
         profile = find_profile(args.profile)
-        part = profile.with_digest(plan.provenance.profile)
-        if part is None:
-            raise ValueError(
-                f"{args.plans}: step {plan.step} was planned from another profile than "
-                f"{profile.name} ({plan.provenance.profile[:19]}…, not {profile.digest[:19]}…)"
-            )
+        part = find_part(plan, profile, args.plans)
         return part.forward_fraction, f"profile {profile.name}"
     for name in list_shipped():
         profile = load_shipped(name)
         if plan.expert_parallel not in profile.expert_degrees:
             continue
         of_degree = profile.at_expert_parallel(plan.expert_parallel)
-        part = of_degree.with_digest(plan.provenance.profile)
-        if part is not None:
-            return part.forward_fraction, f"profile {name}"
+        if (known := of_degree.with_digest(plan.provenance.profile)) is not None:
+            return known.forward_fraction, f"profile {name}"
     return FORWARD_FRACTION, ASSUMED
 
 

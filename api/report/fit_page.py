@@ -10,13 +10,14 @@ from seqplan.api.report.drawing.numbers import UNKNOWN, coefficient, millisecond
 from seqplan.api.report.drawing.svg import (
     Drawing,
     Scale,
+    circle,
     figure,
     label,
     line,
     number,
     path,
     polyline,
-    text_width,
+    value_axis,
 )
 from seqplan.api.report.page import document
 from seqplan.costs.fit.latency_fit import Errors, Fit
@@ -161,9 +162,9 @@ def _curve(fit: Fit, points: list[_Point], width: float) -> Drawing:
     y_scale = min(times) / 1.5, max(times) * 1.5
     height, top, bottom = 320.0, 26.0, 284.0
     y = Scale(*y_scale, bottom, top, log=True)
-    left = max(text_width(f"{tick:,g}") for tick in y.ticks(36)) + 8
+    shapes, left = value_axis(y, width - 8, "{:,g}".format, 36)
     x = _tokens_scale(single, left, width)
-    shapes = [label(0, 12, "ms", class_="soft"), *_axes(x, y, left, width, height)]
+    shapes += [label(0, 12, "ms", class_="soft"), *_token_axis(x, y, left, width, height)]
     first, last = single[0].tokens, single[-1].tokens
     lengths = [first * (last / first) ** (at / (CURVE_POINTS - 1)) for at in range(CURVE_POINTS)]
     latency = fit.latency
@@ -177,9 +178,9 @@ def _residuals(points: list[_Point], width: float) -> Drawing:
     farthest = max(0.05, *(abs(point.residual) for point in points)) * 1.1
     height, top, bottom = 240.0, 26.0, 204.0
     y = Scale(-farthest, farthest, bottom, top)
-    left = max(text_width(percent(tick, 0)) for tick in y.ticks(30)) + 8
+    shapes, left = value_axis(y, width - 8, lambda tick: percent(tick, 0), 30)
     x = _tokens_scale(points, left, width)
-    shapes = _axes(x, y, left, width, height, as_percent=True)
+    shapes += _token_axis(x, y, left, width, height)
     shapes.append(line(left, y(0.0), width - 8, y(0.0), "axis"))
     shapes += [_mark(point, x(point.tokens), y(point.residual)) for point in points]
     return Drawing(height, tuple(shapes))
@@ -190,14 +191,8 @@ def _tokens_scale(points: list[_Point], left: float, width: float) -> Scale:
     return Scale(min(tokens) * 0.9, max(tokens) * 1.1, left, width - 8, log=True)
 
 
-def _axes(
-    x: Scale, y: Scale, left: float, width: float, height: float, *, as_percent: bool = False
-) -> list[str]:
+def _token_axis(x: Scale, y: Scale, left: float, width: float, height: float) -> list[str]:
     shapes = []
-    for tick in y.ticks(30 if as_percent else 36):
-        name = percent(tick, 0) if as_percent else f"{tick:,g}"
-        shapes.append(line(left, y(tick), width - 8, y(tick), "grid"))
-        shapes.append(label(left - 6, y(tick) + 4, name, anchor="end"))
     bottom = max(y.start, y.end)
     for power in range(0, 32, 1 if width > 500 else 2):
         if x.low <= 2**power <= x.high:
@@ -212,7 +207,7 @@ def _axes(
 def _mark(point: _Point, x: float, y: float) -> str:
     shape, _ = ROLES[point.sample.role]
     if shape == "circle":
-        return f'<circle cx="{number(x)}" cy="{number(y)}" r="4.5" class="hollow"></circle>'
+        return circle(x, y, 4.5, "hollow")
     if shape == "square":
         return path(f"M{number(x - 4)} {number(y - 4)}h8v8h-8z", "hollow")
     return path(f"M{number(x)} {number(y - 5.5)}l5.5 5.5l-5.5 5.5l-5.5 -5.5z", "hollow")

@@ -8,12 +8,11 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from seqplan.api.rest.middleware.body_limit import BodyLimit
+from seqplan.api.rest.middleware.body_limit import BodyLimit, NoNul
 from seqplan.api.rest.middleware.dashboard import Dashboard
 from seqplan.api.rest.middleware.direct_acks import DirectAcks
 from seqplan.api.rest.middleware.direct_plans import PlanAnswers
 from seqplan.api.rest.middleware.head_requests import Head
-from seqplan.api.rest.middleware.nul_bytes import NoNul
 from seqplan.api.rest.middleware.rate_limit import RateLimit
 from seqplan.api.rest.middleware.request_metrics import Figures
 from seqplan.api.rest.middleware.shutdown import Ending
@@ -22,7 +21,6 @@ from seqplan.api.rest.openapi import describe
 from seqplan.api.rest.payloads import problems
 from seqplan.api.rest.routes import (
     acknowledgements,
-    calibration,
     jobs,
     lengths,
     plan_queries,
@@ -31,8 +29,6 @@ from seqplan.api.rest.routes import (
     profiles,
     progress,
     proposals,
-    revisions,
-    timeline,
 )
 from seqplan.api.rest.state.ack_writer import AckQueue
 from seqplan.api.rest.state.metrics import Metrics
@@ -50,12 +46,9 @@ _RESOURCES = (
     proposals,
     plan_queries,
     jobs,
-    revisions,
     plans,
     acknowledgements,
     progress,
-    calibration,
-    timeline,
 )
 """In the order in which the OpenAPI document lists them."""
 

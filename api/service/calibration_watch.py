@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Container
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from seqplan.api.service.job_calibration import JobCalibration, job_calibration
-from seqplan.api.service.plan_summary import PlanSummaries
+from seqplan.api.service.periodic_thread import PeriodicThread
+from seqplan.api.service.plan_summary import PlanSummaries, PlanSummary
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.lru import Lru
 from seqplan.api.store.rows import JobRow, ProposalRow, get
 from seqplan.api.store.store import Store
-from seqplan.api.store.tables import jobs, measurements
+from seqplan.api.store.tables import jobs, measurements, plans
 from seqplan.api.store.tables.proposals import ready_document
-from seqplan.costs.fit.calibration import CalibrationError
+from seqplan.costs.fit.calibration import (
+    CalibrationError,
+    find_stated_error,
+    measure_calibration_error,
+)
 from seqplan.costs.profile import Profile
 from seqplan.plans.scheme import Scheme
 
@@ -30,15 +35,48 @@ _PROFILES = 64
 _JUDGEMENTS = 16
 """Cached evaluations, so that polling pages cost nothing without new measurements."""
 
+Points = list[tuple[float, float]]
+"""(predicted ms, measured ms) of pipelines, oldest first."""
+
+Measured = Mapping[int, Mapping[int, float]]
+"""Milliseconds by step and rank."""
+
+MOST_POINTS = 1000
+"""Points that are kept of each scheme."""
+
+
+@dataclass(frozen=True)
+class JobCalibration:
+    """The calibration error of a job by scheme, over the measured steps ``first`` to ``last``.
+
+    ``points``: (predicted ms, measured ms) of the latest ``MOST_POINTS`` measured pipelines of each
+    scheme, oldest first.
+    ``pipelines``: all with work in these steps, of which ``measurable`` have one stage and their
+    ranks to themselves, of which ``measured`` were measured on all of their ranks.
+    """
+
+    profile: str
+    first: int | None
+    last: int | None
+    steps: int
+    pipelines: int
+    measurable: int
+    measured: int
+    schemes: tuple[CalibrationError, ...]
+    points: dict[Scheme, Points]
+
+
 _State = tuple[list[int], tuple[int, float]]
 
 _log = logging.getLogger("seqplan.calibration")
 
 
-class CalibrationWatch:
+class CalibrationWatch(PeriodicThread):
     """Looks at the jobs of a store for as long as it is started. May be used from threads."""
 
-    def __init__(self, store: Store, summaries: PlanSummaries) -> None:
+    def __init__(self, store: Store, summaries: PlanSummaries, every_s: float = EVERY_S) -> None:
+        failure = "a look at the calibration error of the jobs ended"
+        super().__init__("calibration watch", every_s, _log, failure)
         self._store = store
         self._summaries = summaries
         self._profiles: Lru[str, Profile] = Lru(_PROFILES)
@@ -47,37 +85,11 @@ class CalibrationWatch:
         self._latest: dict[str, tuple[CalibrationError, ...]] = {}
         self._warned: set[tuple[str, Scheme]] = set()
         self._lock = threading.Lock()
-        self._ending = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self, every_s: float = EVERY_S) -> None:
-        """Look now and every ``every_s`` seconds, in a separate thread, until stopped."""
-
-        def run() -> None:
-            while not self._ending.is_set():
-                try:
-                    self.look()
-                except StoreUnavailable:
-                    pass  # the next look may find it again
-                except Exception:
-                    _log.exception("a look at the calibration error of the jobs ended")
-                self._ending.wait(every_s)
-
-        self._ending.clear()
-        self._thread = threading.Thread(target=run, name="calibration watch", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread."""
-        self._ending.set()
-        if self._thread is not None:
-            self._thread.join()
 
     def faults(self) -> list[str]:
         """Return a line if the thread has ended unexpectedly."""
-        if self._thread is None or self._thread.is_alive() or self._ending.is_set():
-            return []
-        return ["the calibration error of jobs is watched no more; start the service again"]
+        line = "the calibration error of jobs is watched no more; start the service again"
+        return [line] if self.ended else []
 
     def look(self) -> None:
         """Evaluate the jobs measured since the last look, and log changes.
@@ -93,7 +105,7 @@ class CalibrationWatch:
         self._looked = {job: step for job, (_, step) in last.items()}
         self._forget_all_but(last)
         for job, (state, step) in last.items():
-            if self._ending.is_set():
+            if self._stopping.is_set():
                 return
             if step is None or step == looked.get(job) or (first and state != "planning"):
                 continue
@@ -179,3 +191,48 @@ class CalibrationWatch:
                 for scheme_calibration in errors
                 if scheme_calibration.recent is not None
             ]
+
+
+def job_calibration(
+    connection: Connection, job: str, steps: list[int], profile: Profile, summaries: PlanSummaries
+) -> JobCalibration:
+    """Compare predictions of these steps, ascending, with measurements."""
+    measured = measurements.read_measurements_since(connection, job, steps[0]) if steps else {}
+    summary_of = summaries.of(
+        plans.digests(connection, job, measured),
+        lambda missing: plans.plan_lines(connection, job, missing),
+    )
+    points = _points(measured, summary_of)
+    schemes = sorted(
+        {pipeline.scheme for plan in summary_of.values() for pipeline in plan.measurable}
+    )
+    return JobCalibration(
+        profile=profile.name,
+        first=min(measured, default=None),
+        last=max(measured, default=None),
+        steps=len(measured),
+        pipelines=sum(plan.pipelines for plan in summary_of.values()),
+        measurable=sum(len(plan.measurable) for plan in summary_of.values()),
+        measured=sum(map(len, points.values())),
+        schemes=tuple(_of_scheme(scheme, points.get(scheme, []), profile) for scheme in schemes),
+        points={scheme: latest[-MOST_POINTS:] for scheme, latest in points.items()},
+    )
+
+
+def _points(measured: Measured, summary_of: Mapping[int, PlanSummary]) -> dict[Scheme, Points]:
+    """Pair what each measured pipeline was predicted to take with what it took, by scheme."""
+    points: dict[Scheme, Points] = {}
+    for step, by_rank in measured.items():
+        for pipeline in summary_of[step].measurable if step in summary_of else ():
+            took_ms = pipeline.slowest_rank_ms(by_rank)
+            if took_ms is not None and pipeline.predicted_ms > 0:
+                points.setdefault(pipeline.scheme, []).append((pipeline.predicted_ms, took_ms))
+    return points
+
+
+def _of_scheme(scheme: Scheme, points: Points, profile: Profile) -> CalibrationError:
+    predicted, took = [point[0] for point in points], [point[1] for point in points]
+    entries = [entry for entry in profile.schemes if entry.scheme == scheme]
+    # Errors that several degrees of expert parallelism state are of other coefficients.
+    stated = find_stated_error(entries[0]) if len(entries) == 1 else None
+    return measure_calibration_error(scheme, predicted, took, stated)

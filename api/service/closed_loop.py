@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -18,9 +17,9 @@ from typing import Protocol
 from sqlalchemy import Connection
 
 from seqplan.api.service.measured_steps import MeasuredStep, find_correction, measure_loss
+from seqplan.api.service.periodic_thread import PeriodicThread
 from seqplan.api.store.errors import StoreUnavailable
-from seqplan.api.store.rows import JobRow, ProposalRow, get
-from seqplan.api.store.slow_factors import SlowFactors
+from seqplan.api.store.rows import JobRow, ProposalRow, SlowFactors, get
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables import measurements, plans, revisions
 from seqplan.api.store.tables.jobs import list_unfinished
@@ -53,47 +52,26 @@ class Revise(Protocol):
     ) -> Revision | None: ...
 
 
-class ClosedLoop:
+class ClosedLoop(PeriodicThread):
     """A thread that revises the jobs of a store; of services that share it one does so.
 
     ``make``: called with the id of a proposal to make; ``revise``: see ``Service.revise``.
     """
 
     def __init__(self, store: Store, make: Callable[[str], None], revise: Revise) -> None:
+        super().__init__(
+            "refits", _EVERY_S, _log, "a look at jobs with refit failed; it is tried again"
+        )
         self._store, self._make, self._revise = store, make, revise
         self._loops: dict[str, _JobLoop] = {}
-        self._ending = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Begin, in a separate thread."""
-        self._thread = threading.Thread(target=self._run, name="refits", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End the thread."""
-        self._ending.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    @property
-    def ended(self) -> bool:
-        """Whether the thread has ended before its time."""
-        return self._thread is not None and not (self._thread.is_alive() or self._ending.is_set())
-
-    def _run(self) -> None:
-        while not self._ending.is_set():
-            try:
-                with self._store.claim("refits") as claim:
-                    while claim is not None and not self._ending.wait(_EVERY_S):
-                        self.look()
-            except StoreUnavailable:
-                pass  # the store logs it; the next look may find it again
-            except Exception:
-                _log.exception("a look at jobs with refit failed; it is tried again")
-            self._ending.wait(_EVERY_S)
 
     def look(self) -> None:
+        """Take up the jobs with ``refit``, for as long as no other service does."""
+        with self._store.claim("refits") as claim:
+            while claim is not None and not self._stopping.wait(_EVERY_S):
+                self._look_at_jobs()
+
+    def _look_at_jobs(self) -> None:
         """Read the new times of each job with ``refit``, and revise those that need it."""
         with self._store.reading() as connection:
             rows = {row.key: row for row in list_unfinished(connection) if row.refit}

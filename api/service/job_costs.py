@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from seqplan.api.store.slow_factors import SlowFactors, list_lost
+from seqplan.api.store.rows import SlowFactors, list_lost
 from seqplan.costs.profile import Profile
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.problem import PlanningOptions
@@ -13,42 +13,46 @@ from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.step.slow_ranks import leave_out_lost, list_factors
 
 
-def list_slow_ranks(factors: Sequence[Any], gpus: int, *, refit: bool) -> SlowFactors:
-    """List the slow ranks of a new job, given the factor of each rank.
+def list_slow_ranks(
+    factors: Sequence[Any] | None, gpus: int, *, refit: bool, robust: float
+) -> SlowFactors:
+    """List the slow ranks of a new job, given the factor of each rank, None for a lost one.
 
-    A lost rank has None. ``ValueError`` for a job with ``refit``, another number of ranks and
-    factors that cannot be.
+    ``ValueError`` for another number of ranks, factors that cannot be, and a job whose costs change
+    by ``refit`` or may be off by ``robust``, a share, besides.
     """
-    if refit:
-        raise ValueError("slowdown: refit finds the factors of slow ranks. Leave one of them out")
-    if len(factors) != gpus:
-        raise ValueError(
-            f"slowdown has {len(factors)} factors for {gpus} ranks. Give one for each rank"
-        )
-    slow = tuple((rank, factor) for rank, factor in enumerate(factors) if factor != 1)
-    list_factors(slow, gpus)
+    slow: SlowFactors = ()
+    if factors is not None:
+        if refit:
+            raise ValueError(
+                "slowdown: refit finds the factors of slow ranks. Leave one of them out"
+            )
+        if len(factors) != gpus:
+            raise ValueError(
+                f"slowdown has {len(factors)} factors for {gpus} ranks. Give one for each rank"
+            )
+        slow = tuple((rank, factor) for rank, factor in enumerate(factors) if factor != 1)
+        list_factors(slow, gpus)
+    if robust and refit:
+        raise ValueError("robust: refit finds the costs and slow ranks. Leave one of them out")
+    PlanningOptions(robust=robust, slowdown=slow)
     return slow
 
 
-def check_slowdown(proposal: Proposal, slow: SlowFactors) -> None:
-    """Raise ``ValueError`` for a proposal whose steps are not planned around these ranks."""
-    PlanningOptions(slowdown=((0, 2.0),)).resolve_execution(proposal.problem)
-    try:
-        leave_out_lost(proposal.problem, list_lost(slow))
-    except Infeasible as error:
-        raise ValueError(f"slowdown: {error}") from None
-
-
-def check_robust(share: float, slow: SlowFactors, *, refit: bool) -> None:
-    """Raise ``ValueError`` for costs that change, or may be off by no such share."""
-    if share and refit:
-        raise ValueError("robust: refit finds the costs and slow ranks. Leave one of them out")
-    PlanningOptions(robust=share, slowdown=slow)
-
-
-def check_robust_proposal(proposal: Proposal) -> None:
-    """Raise ``ValueError`` for a proposal whose steps are not planned at several costs."""
-    PlanningOptions(robust=0.1).resolve_execution(proposal.problem)
+def check_costs(
+    proposal: Proposal, slow: SlowFactors, robust: float, *, refit: bool = False, request: str = ""
+) -> None:
+    """Raise ``ValueError`` for a proposal that cannot plan a job of such costs."""
+    if refit:
+        check_refit(proposal.profile, lockstep=proposal.in_lockstep, request=request)
+    if slow:
+        PlanningOptions(slowdown=((0, 2.0),)).resolve_execution(proposal.problem)
+        try:
+            leave_out_lost(proposal.problem, list_lost(slow))
+        except Infeasible as error:
+            raise ValueError(f"slowdown: {error}") from None
+    if robust:  # its steps are planned at several costs
+        PlanningOptions(robust=robust).resolve_execution(proposal.problem)
 
 
 def check_refit(profile: Profile, *, lockstep: bool, request: str = "") -> None:

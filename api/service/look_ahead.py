@@ -18,8 +18,7 @@ from seqplan.api.service.job_batches import (
 from seqplan.api.service.job_news import JobNews
 from seqplan.api.service.plan_bytes import ReadyPlan
 from seqplan.api.store.errors import ArrayDamaged, ArrayMissing, StoreUnavailable
-from seqplan.api.store.rows import JobRow, ProposalRow, get
-from seqplan.api.store.slow_factors import read_slowdown
+from seqplan.api.store.rows import JobRow, ProposalRow, get, read_slowdown
 from seqplan.api.store.store import Claim, Store
 from seqplan.api.store.tables import acks, jobs, plans
 from seqplan.api.store.tables.plans import StoredPlan

@@ -19,8 +19,7 @@ from seqplan.api.service.proposal_maker import ProposalMaker
 from seqplan.api.service.upkeep import Keeping, Upkeep
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.notices import removed_job
-from seqplan.api.store.rows import JobRow, get, get_for_update
-from seqplan.api.store.slow_factors import SlowFactors
+from seqplan.api.store.rows import JobRow, SlowFactors, get, get_for_update
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables import jobs
 from seqplan.api.store.tables.leftovers import put_back_arrays
@@ -157,11 +156,7 @@ class Service:
                 return
             self.upkeep.wake()
             planning = PlanningJob(
-                self.store,
-                row,
-                self._on_published,
-                ended=self._count_end,
-                workers=self.workers,
+                self.store, row, self._on_published, ended=self._count_end, workers=self.workers
             )
             self._running[row.id] = planning
             try:

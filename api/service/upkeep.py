@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
 
+from seqplan.api.service.periodic_thread import PeriodicThread
 from seqplan.api.store.compaction import free_pages
-from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.rows import JobRow
 from seqplan.api.store.store import Claim, Store
-from seqplan.api.store.tables import answers, expiry, jobs, leftovers, removals
+from seqplan.api.store.tables import answers, expiry, jobs, leftovers
 from seqplan.api.store.tables.expiry import Retention
 from seqplan.api.store.tables.lengths import find_damaged
 
@@ -57,7 +56,7 @@ class Keeping:
     """Hours for which a repeated Idempotency-Key is answered as before."""
 
 
-class Upkeep:
+class Upkeep(PeriodicThread):
     """Keeps a store in order, in a thread; of services that share it one at a time does so.
 
     ``abandon`` and ``remove``: called with the id of a job that no rank has requested anything of.
@@ -73,50 +72,15 @@ class Upkeep:
         remove: Callable[[str], object],
         take_requests: Callable[[], dict[str, float]],
     ) -> None:
+        super().__init__("upkeep", EVERY_S, _log, "upkeep of the store failed; it is tried again")
         self._store = store
         self._keeping = keeping
         self._abandon = abandon
         self._remove = remove
         self._take_requests = take_requests
-        self._wanted = threading.Event()
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
         self._expire_at = self._hourly_at = 0.0
         self.jobs_by_state: dict[str, int] = {}
         """Jobs of the store in each state, as of the last look."""
-
-    def start(self) -> None:
-        """Begin, in a separate thread."""
-        self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End; the next one finishes deletions."""
-        self._stopping.set()
-        self._wanted.set()
-        if self._thread is not None:
-            self._thread.join()
-
-    def wake(self) -> None:
-        """Look at the store now: a job was removed."""
-        self._wanted.set()
-
-    @property
-    def ended(self) -> bool:
-        """Whether the thread has ended before its time."""
-        started = self._thread is not None and not self._stopping.is_set()
-        return started and self._thread is not None and not self._thread.is_alive()
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            self._wanted.clear()
-            try:
-                self.look()
-            except StoreUnavailable:
-                pass  # the store logs it; the next look may find it again
-            except Exception:
-                _log.exception("upkeep of the store failed; it is tried again")
-            self._wanted.wait(EVERY_S)
 
     def look(self) -> None:
         """Do all that is due."""
@@ -141,11 +105,11 @@ class Upkeep:
 
     def _finish_removals(self, claim: Claim) -> None:
         with self._store.reading() as connection:
-            pending = removals.pending_removals(connection)
+            pending = expiry.pending_removals(connection)
         for key in pending:
 
             def delete_some(connection: Connection, rows: int, key: str = key) -> bool:
-                return removals.delete_batch(connection, key, rows)
+                return expiry.delete_batch(connection, key, rows)
 
             self._in_batches(claim, delete_some)
 
@@ -215,7 +179,7 @@ class Upkeep:
 
         Between two of them as much time passes as one took: whoever waits goes first.
         """
-        rows = removals.MOST_ROWS // 4
+        rows = expiry.MOST_ROWS // 4
         while not self._stopping.is_set():
             with claim.writing(background=True) as connection:
                 began = time.monotonic()
@@ -224,5 +188,5 @@ class Upkeep:
             if not more:
                 return
             # Rows of plans may be megabytes, those of ranks bytes.
-            rows = max(4, min(removals.MOST_ROWS, int(rows * min(2.0, _TARGET_S / took))))
+            rows = max(4, min(expiry.MOST_ROWS, int(rows * min(2.0, _TARGET_S / took))))
             self._stopping.wait(took)

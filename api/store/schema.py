@@ -28,28 +28,26 @@ lengths = Table(
     "lengths",
     metadata,
     Column("id", String(64), primary_key=True),  # hex of a sha256; names the array's file
+    # sequences; or histogram: the array only represents it
+    Column("kind", String(16), nullable=False, default="sequences"),
     Column("sequences", BigInteger, nullable=False),
     Column("tokens", BigInteger, nullable=False),
     Column("longest", BigInteger, nullable=False),
     Column("histogram", Text, nullable=False),  # JSON: [[over, up to, sequences, tokens], …]
-    # sequences; or histogram: the array only represents it
-    Column("kind", String(16), nullable=False, default="sequences"),
 )
 proposals = Table(
     "proposals",
     metadata,
     Column("id", String(64), primary_key=True),
-    Column("request", Text, nullable=False),
     Column("state", String(16), nullable=False),  # running, ready, failed
-    Column("document", Text),
     Column("error", Text),
+    Column("request", Text, nullable=False),
+    Column("document", Text),
 )
 jobs = Table(
     "jobs",
     metadata,
     Column("id", String(128), primary_key=True),
-    # What rows of other tables have in ``job``: a later job of the same id has another key.
-    Column("key", String(128), nullable=False, default="", index=True),
     Column("proposal", String(64), nullable=False),
     Column("lengths", String(64)),  # null: the trainer pushes its batches
     Column("tokens", BigInteger),
@@ -65,6 +63,8 @@ jobs = Table(
     # A job that continues another has its step numbers and batches, drawn as that one drew them.
     Column("continues", String(128)),  # null: begins a run
     Column("first_step", BigInteger, nullable=False, default=0),
+    # What rows of other tables have in ``job``: a later job of the same id has another key.
+    Column("key", String(128), nullable=False, default="", index=True),
     Column("max_len", BigInteger),  # what drawn sequences are truncated to; null: the proposal's
     Column("first_epoch", BigInteger, nullable=False, default=0),  # the sampler before first_step
     Column("first_cursor", BigInteger, nullable=False, default=0),

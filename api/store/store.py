@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import os
 import secrets
@@ -19,14 +20,11 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from seqplan.api.store import compaction, schema
-from seqplan.api.store.errors import StoreError, StoreUnavailable
+from seqplan.api.store.errors import StoreError, StoreUnavailable, outages
 from seqplan.api.store.folder_mark import FolderMark
-from seqplan.api.store.health import Health
 from seqplan.api.store.migrations import migrate
 from seqplan.api.store.notices import CHANNEL
-from seqplan.api.store.outages import outages
 from seqplan.api.store.ownership import InUseElsewhere, Ownership
-from seqplan.api.store.turns import Turns
 
 _BUSY_MS = 5000
 
@@ -284,9 +282,7 @@ def _engine(url: str, database: str | None) -> Engine:
         except NoSuchModuleError as error:
             raise StoreError(f"{parse_address(url)[0]}: {error}") from None
     engine = create_engine(
-        f"sqlite:///{database}",
-        connect_args={"timeout": _BUSY_MS / 1000},
-        max_overflow=_UNBOUNDED,
+        f"sqlite:///{database}", connect_args={"timeout": _BUSY_MS / 1000}, max_overflow=_UNBOUNDED
     )
     event.listen(engine, "connect", _configure)
     event.listen(engine, "begin", _begin)
@@ -304,3 +300,65 @@ def _begin(connection: Connection) -> None:
     # A reader that turns writer can be rejected at once: writers begin as such.
     writes = connection.get_execution_options().get("writes")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+class Turns:
+    """Admits one writer at a time, one of the background only while no other waits."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._busy = False
+        self._waiting = 0
+
+    @contextmanager
+    def take(self, *, background: bool = False) -> Iterator[None]:
+        """Hold the turn for the block."""
+        with self._changed:
+            if background:
+                self._changed.wait_for(lambda: not self._busy and not self._waiting)
+            else:
+                self._waiting += 1
+                self._changed.wait_for(lambda: not self._busy)
+                self._waiting -= 1
+            self._busy = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+
+
+_log = logging.getLogger("seqplan.store")
+
+
+class Health:
+    """Logs a line when writes to the store ``where`` begin to fail or succeed again."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._lock = threading.Lock()
+        self.opened = False
+        """Whether the store is open; until then its opener reports what fails."""
+        self.problem: str | None = None
+        """Why the last transaction that writes failed; None if it did not."""
+        self.failures = 0
+
+    def note_failure(self, reason: str) -> None:
+        """Note that the store could not be written to."""
+        if not self.opened:
+            return
+        with self._lock:
+            self.failures += 1
+            begins, self.problem = self.problem is None, reason
+        if begins:
+            _log.error("%s: cannot be written to: %s", self._where, reason)
+
+    def note_success(self) -> None:
+        """Note that a transaction is on disk."""
+        if self.problem is None:
+            return
+        with self._lock:
+            ends, self.problem = self.problem is not None, None
+        if ends:
+            _log.warning("%s: can be written to again", self._where)

@@ -40,6 +40,12 @@ def atomic_write(
     return _atomic_write(Path(path), mode)
 
 
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text file as ``atomic_write`` does."""
+    with atomic_write(path, "w") as file:
+        file.write(text)
+
+
 @contextmanager
 def _atomic_write(path: Path, mode: Literal["w", "wb"]) -> Iterator[IO[Any]]:
     target = Path(os.path.realpath(path))

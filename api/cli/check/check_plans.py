@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.framework.command import add_command
 from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import find_profile
@@ -24,12 +23,12 @@ from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Check a plan file: its form and digests, and every rule of the format. With the profile or the
 proposal that it was made from, also capacities and costs, and with --prove every bound.
 """
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   seqplan check plans plans.jsonl
   seqplan check plans plans.jsonl --profile llama-32b-a800-80gb
@@ -37,37 +36,40 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the command and its options."""
-    parser = add_command(
-        subparsers,
-        "check plans",
-        run,
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-    )
-    parser.add_argument("plans", metavar="plans.jsonl", type=Path)
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument("--profile", metavar="NAME|FILE", help="also check capacities and costs")
-    source.add_argument("--proposal", metavar="FILE", type=Path, help="the same, with its settings")
-    parser.add_argument(
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
+    add("plans", metavar="plans.jsonl", type=Path)
+    add_origin(parser, "also check capacities and costs")
+    add(
         "--prove",
         action="store_true",
         help="prove every bound anew from the profile or proposal, not only that it fits the plan",
     )
-    parser.add_argument(
+    add(
         "--exact",
         action="store_true",
         help="with --prove, solve for bounds of steps that were planned with --exact (seconds)",
     )
-    parser.add_argument("--json", action="store_true", help="as JSON")
-    return parser
+    add("--json", action="store_true", help="as JSON")
+
+
+def add_origin(parser: argparse.ArgumentParser, profile_help: str) -> None:
+    """Add ``--profile`` and ``--proposal``, of which plans were made."""
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--profile", metavar="NAME|FILE", help=profile_help)
+    source.add_argument("--proposal", metavar="FILE", type=Path, help="the same, with its settings")
+
+
+def read_origin(args: argparse.Namespace) -> tuple[Profile | None, Proposal | None]:
+    """Read the profile or the proposal that was named, if one was."""
+    profile = None if args.profile is None else find_profile(args.profile)
+    return profile, None if args.proposal is None else Proposal.load(args.proposal)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command: 0 if every plan holds, else 1. ``ValueError`` on bad input."""
-    profile = None if args.profile is None else find_profile(args.profile)
-    proposal = None if args.proposal is None else Proposal.load(args.proposal)
+    profile, proposal = read_origin(args)
     source = profile if proposal is None else proposal.profile
     if args.prove and source is None:
         raise ValueError("--prove needs the profile or the proposal. Give --profile or --proposal")
@@ -125,11 +127,17 @@ def models_of(
         return proposal.workload.leave_out(len(plan.lost_ranks)).models(proposal.profile)
     if profile is None:
         return None
+    part = find_part(plan, profile, origin)
+    usable = part.usable(plan.gpus_left, max(plan.lengths), include_flagged=True)
+    return {model.scheme: model for model in usable}
+
+
+def find_part(plan: Plan, profile: Profile, origin: str) -> Profile:
+    """Return the part of ``profile`` that a plan was made from; ``ValueError`` if it was not."""
     part = profile.with_digest(plan.provenance.profile)
     if part is None:
         raise ValueError(
             f"{origin}: step {plan.step} was planned from another profile than {profile.name} "
             f"({plan.provenance.profile[:19]}…, not {profile.digest[:19]}…)"
         )
-    usable = part.usable(plan.gpus_left, max(plan.lengths), include_flagged=True)
-    return {model.scheme: model for model in usable}
+    return part

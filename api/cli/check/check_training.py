@@ -24,7 +24,6 @@ from seqplan.api.check_training.check import (
 )
 from seqplan.api.check_training.processes import RankServer, rank_server
 from seqplan.api.check_training.runs import check_training
-from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.extras import require_torch
 from seqplan.api.cli.framework.options import natural, positive
 from seqplan.api.cli.framework.terminal import Columns, ProgressBar
@@ -38,47 +37,34 @@ STEPS = 10
 LARGE_STEP = 65_536
 """Tokens of a step from which a CPU takes minutes for it."""
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Execute the first steps of a plan file with a small Llama on real ranks, one process each on this
 machine's CPU over gloo, and train the same model on the same sequences in one reference
 process. Losses, gradient norms and final parameters must agree; exit code 1 if they do not.
 """
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   seqplan check training --plans plans.jsonl --ranks 4 --steps 10
   seqplan check training --plans plans.jsonl --ranks 4 --steps 3 --data corpus.idx --dtype float64
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the command and its options."""
-    parser = add_command(
-        subparsers,
-        "check training",
-        run,
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-    )
-    parser.add_argument("--plans", metavar="FILE", type=Path, required=True)
-    parser.add_argument(
-        "--ranks", metavar="N", type=positive, required=True, help="as many as the plans are for"
-    )
-    parser.add_argument(
-        "--steps", metavar="K", type=positive, help=f"default {STEPS}, or all that there are"
-    )
-    parser.add_argument(
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
+    add("--plans", metavar="FILE", type=Path, required=True)
+    add("--ranks", metavar="N", type=positive, required=True, help="as many as the plans are for")
+    add("--steps", metavar="K", type=positive, help=f"default {STEPS}, or all that there are")
+    add(
         "--data",
         metavar="TOKENS",
         help="token file: Megatron .idx with .bin, .npy or .jsonl; default: tokens made from the "
         "seed and the sample's id, for any plan",
     )
-    parser.add_argument("--seed", metavar="S", type=natural, default=0, help="default 0")
-    parser.add_argument(
-        "--dtype", choices=tuple(GATES), default="float32", help="of the ranks; default float32"
-    )
-    parser.add_argument("--json", action="store_true", help="as JSON")
-    return parser
+    add("--seed", metavar="S", type=natural, default=0, help="default 0")
+    add("--dtype", choices=tuple(GATES), default="float32", help="of the ranks; default float32")
+    add("--json", action="store_true", help="as JSON")
 
 
 def run(args: argparse.Namespace) -> int:

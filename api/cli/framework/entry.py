@@ -15,11 +15,14 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from seqplan.api.cli.framework.commands import COMMANDS, GROUPS, select_command
-from seqplan.api.cli.framework.environment import apply_environment
 from seqplan.api.cli.framework.renamed import check_spelling, find_moved
 from seqplan.plans.version import VERSION
 
 FAILED, BAD_INPUT, INFEASIBLE, INTERRUPTED = 1, 2, 3, 130
+
+VARIABLES = {"--profile": "SEQPLAN_PROFILE", "--store": "SEQPLAN_STORE", "--token": "SEQPLAN_TOKEN"}
+"""Option → variable: if a command requires it, and the token in any case. Other variables, such as
+``SEQPLAN_PORT`` of Kubernetes, have no effect on options."""
 
 _EPILOG = """\
 Environment: SEQPLAN_PROFILE, SEQPLAN_STORE and SEQPLAN_TOKEN set --profile, --store and --token if
@@ -43,9 +46,7 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(**options, allow_abbrev=False)
 
     def parse_known_args(  # type: ignore[override]
-        self,
-        args: Sequence[str] | None = None,
-        namespace: argparse.Namespace | None = None,
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> Any:
         """Parse as argparse does; an unknown option is an error of this command."""
         self._parsed = sys.argv[1:] if args is None else args
@@ -111,7 +112,7 @@ class _Version(argparse.Action):
 def build_parser(
     environment: Mapping[str, str], names: Collection[str] = tuple(COMMANDS)
 ) -> argparse.ArgumentParser:
-    """Return the parser of all commands, with defaults from ``environment.VARIABLES``.
+    """Return the parser of all commands, with defaults from the ``environment``.
 
     ``names``: the commands whose modules are loaded. The others have no options.
     """
@@ -140,10 +141,28 @@ def build_parser(
             )
         if name in names:
             module = importlib.import_module(f"seqplan.api.cli.{command.module}")
-            apply_environment(module.add_parser(commands[group]), environment)
+            command_parser = commands[group].add_parser(
+                word,
+                help=command.help,
+                description=module.DESCRIPTION,
+                epilog=module.EXAMPLES,
+                formatter_class=argparse.RawDescriptionHelpFormatter,
+            )
+            command_parser.set_defaults(run=module.run)
+            module.add_options(command_parser)
+            _apply_environment(command_parser, environment)
         else:
             commands[group].add_parser(word, help=command.help)
     return parser
+
+
+def _apply_environment(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> None:
+    """Set defaults of options from ``VARIABLES``; an option on the command line goes first."""
+    for action in parser._actions:
+        for option in action.option_strings:
+            value = environment.get(VARIABLES.get(option, ""))
+            if value and (action.required or option == "--token"):
+                action.default, action.required = value, False
 
 
 def _sentence(line: str) -> str:

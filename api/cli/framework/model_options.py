@@ -6,6 +6,7 @@ An option imports its part of the cost models on demand, so that commands load o
 from __future__ import annotations
 
 import argparse
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,11 +108,7 @@ def cluster_of(args: argparse.Namespace) -> ClusterHardware:
 
 def add_training(parser: argparse.ArgumentParser, *, schedule: bool) -> None:
     """Add how the model is trained; ``schedule``: also what a profile's pipelines do not have."""
-    from seqplan.costs.analytic.deployment import (
-        CONTEXT_PARALLEL,
-        FP8_GAIN,
-        SYNC_OVERLAPS,
-    )
+    from seqplan.costs.analytic.deployment import CONTEXT_PARALLEL, FP8_GAIN, SYNC_OVERLAPS
     from seqplan.costs.analytic.expert_parallel import DEFAULT_DISPATCHER, DISPATCHERS
     from seqplan.costs.analytic.stacks import DEFAULT_STACK, STACKS
 
@@ -255,44 +252,30 @@ def experts_of(args: argparse.Namespace, degree: int) -> ExpertParallelism:
     )
 
 
-SCHEDULE = (
-    *("virtual_stages", "sync", "optimizer_shards", "offload_optimizer", "offload_parameters"),
-    "tiled_mlp",
-)
-"""Options of estimates that a profile's pipelines do not have."""
-
-
 def deployment_of(args: argparse.Namespace, longest: int | None = None) -> Deployment:
     """Return the requested cluster, model and training; ``ValueError`` as the parts."""
     from seqplan.costs.analytic.added_terms import load_cost_terms
     from seqplan.costs.analytic.deployment import Deployment
     from seqplan.plans.recomputation import split_mode
 
-    schedule = {name: getattr(args, name) for name in SCHEDULE if hasattr(args, name)}
     recompute, offloaded = split_mode(args.recompute if isinstance(args.recompute, str) else "none")
+    modules = args.recompute if isinstance(args.recompute, frozenset) else ()
     cluster = cluster_of(args)
-    return Deployment(
-        cluster=cluster,
-        sizes=sizes_of(args.model, longest),
-        zero=args.zero,
-        loss=args.loss or "chunked",
-        precision=args.precision[0],
-        fp8_gain=args.precision[1],
-        context_parallel=args.context_parallel,
-        tp_overlap=args.tp_overlap,
-        gradient_bytes=args.gradient_bytes,
-        sequence_parallel=args.sequence_parallel,
-        stack=args.stack,
-        added_terms=load_cost_terms(cluster.hardware.cost_terms),
-        host_memory_bytes=cluster.hardware.host_memory_bytes,
-        experts=experts_of(args, max(args.expert_parallel)),
-        recompute_modules=tuple(sorted(args.recompute))
-        if isinstance(args.recompute, frozenset)
-        else (),
-        recompute=recompute,
-        offload_layers=offloaded,
-        **schedule,
-    )
+    options = vars(args) | {
+        "cluster": cluster,
+        "sizes": sizes_of(args.model, longest),
+        "loss": args.loss or "chunked",
+        "precision": args.precision[0],
+        "fp8_gain": args.precision[1],
+        "added_terms": load_cost_terms(cluster.hardware.cost_terms),
+        "host_memory_bytes": cluster.hardware.host_memory_bytes,
+        "experts": experts_of(args, max(args.expert_parallel)),
+        "recompute": recompute,
+        "recompute_modules": tuple(sorted(modules)),
+        "offload_layers": offloaded,
+    }
+    names = [field.name for field in fields(Deployment) if field.name in options]
+    return Deployment(**{name: options[name] for name in names})
 
 
 def parse_mode(text: str) -> str:

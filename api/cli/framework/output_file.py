@@ -1,9 +1,22 @@
-"""Output files: checked before the work that fills them."""
+"""Output files: checked before the work that fills them, and profiles."""
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from seqplan.costs.profile import Profile
+from seqplan.plans.format.atomic_file import write_text
+
+
+def write_profile(path: Path, document: Mapping[str, Any]) -> Profile:
+    """Write a profile's document, which is checked first, and return the profile."""
+    profile = Profile.from_document(document, str(path))
+    write_text(path, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    return profile
 
 
 def check_output(path: Path | None, *inputs: str | Path | None) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seqplan.costs.profile import Profile
+
 if TYPE_CHECKING:
     from seqplan.api.client.client import Client
+    from seqplan.plans.plan import Plan
 
 RETRY_S = 1.0
 """A person waits for the command: a service that is away for longer is an error."""
@@ -27,6 +31,25 @@ def add_credentials(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ca", metavar="FILE", type=Path, help="trusted certificates (PEM) of an https server"
     )
+
+
+def fetch_plan(client: Client, job: str, step: int) -> Plan | None:
+    """Fetch the plan of a step; None if it has expired, which may happen at any time."""
+    from seqplan.api.client.exchange import ServiceError
+
+    try:
+        return client.get_plan(job, step)
+    except ServiceError as error:
+        if error.status != HTTPStatus.GONE:
+            raise
+        return None
+
+
+def fetch_profile(client: Client, job: str, origin: str) -> Profile:
+    """Fetch the profile that a job is planned by; ``origin``: its name in messages."""
+    document = client.get_proposal(client.get_job(job).proposal).document
+    assert document is not None  # the job is planned by it
+    return Profile.from_document(document["profile"], f"{origin}: profile")
 
 
 def connect(args: argparse.Namespace) -> Client:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from seqplan.costs.fit.latency_fit import Errors
 
 
 class Columns:
@@ -50,6 +53,13 @@ def seconds(time_ms: float | None) -> str:
 def percent(share: float, digits: int = 1) -> str:
     """A share as a percentage."""
     return f"{100 * share:.{digits}f} %"
+
+
+def describe_errors(errors: Errors) -> str:
+    """Return the median and the p90 of relative errors, or a dash."""
+    if errors.median is None or errors.p90 is None:
+        return "–"
+    return f"{percent(errors.median)} / {percent(errors.p90)}"
 
 
 class ProgressBar:

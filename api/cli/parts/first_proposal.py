@@ -128,15 +128,11 @@ def _profile_of_model(
 
 def write_parts(folder: Path, first: FirstProposal, lengths: npt.NDArray[np.integer]) -> None:
     """Write what plans were made from: lengths, the profile if it was derived, the proposal."""
-    import json
-
+    from seqplan.api.cli.framework.output_file import write_profile
     from seqplan.costs.lengths import save_lengths
-    from seqplan.plans.format.atomic_file import atomic_write
+    from seqplan.plans.format.atomic_file import write_text
 
     save_lengths(folder / "lengths.npy", lengths)
     if first.derived:
-        with atomic_write(folder / "profile.json", "w") as file:
-            text = json.dumps(dict(first.profile.document), indent=1, ensure_ascii=False)
-            file.write(text + "\n")
-    with atomic_write(folder / "proposal.json", "w") as file:
-        file.write(first.proposal.to_json())
+        write_profile(folder / "profile.json", dict(first.profile.document))
+    write_text(folder / "proposal.json", first.proposal.to_json())

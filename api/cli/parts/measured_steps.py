@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from seqplan.api.cli.framework.server_options import fetch_plan, fetch_profile
 from seqplan.api.loggers.step_metrics import StepMetrics
 from seqplan.costs.fit.measurements import MeasurementError, read_measurements
 from seqplan.costs.profile import Profile
@@ -63,24 +63,14 @@ def fetch_job(
 ) -> list[StepMetrics]:
     """Fetch records of a service's job; without ``profile``, by the one that it is planned by."""
     if profile is None:
-        document = client.get_proposal(client.get_job(job).proposal).document
-        assert document is not None  # the job is planned by it
-        profile = Profile.from_document(document["profile"], f"job {job}: profile")
+        profile = fetch_profile(client, job, f"job {job}")
     return _records(_fetch_steps(client, job, after), profile)
 
 
 def _fetch_steps(client: Client, job: str, after: int | None) -> Iterator[_MeasuredStep]:
-    from seqplan.api.client.exchange import ServiceError
-
     cursor = -1 if after is None else after
     for step in client.items(client.list_steps, job, cursor=cursor):
-        try:
-            plan = client.get_plan(job, step.step)
-        except ServiceError as error:
-            if error.status != HTTPStatus.GONE:
-                raise
-            continue  # it has expired since the steps were listed
-        if plan is not None:
+        if (plan := fetch_plan(client, job, step.step)) is not None:
             yield _MeasuredStep(plan, step.planning_ms, step.measured_ms, step.ranks_measured)
 
 

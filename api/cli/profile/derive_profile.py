@@ -11,7 +11,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.model_options import (
     FILES,
     add_cluster,
@@ -24,7 +23,7 @@ from seqplan.api.cli.framework.model_options import (
     parse_modes,
     parse_sizes,
 )
-from seqplan.api.cli.framework.output_file import check_output
+from seqplan.api.cli.framework.output_file import check_output, write_profile
 from seqplan.costs.analytic.complete import complete
 from seqplan.costs.analytic.deployment import FP8_GAIN, LOSSES
 from seqplan.costs.analytic.derive import derive_profile
@@ -36,16 +35,15 @@ from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_rules import scheme_problem
 from seqplan.costs.shipped.catalogue import find_profile
-from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.recomputation import MODES
 from seqplan.plans.scheme import Scheme
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Derive a profile by the analytic model, without the devices: with --model every scheme from data
 sheets, with --profile the schemes and cluster sizes that a measured profile lacks.
 """
 
-_EXAMPLES = f"""\
+EXAMPLES = f"""\
 {FILES}
 examples:
   seqplan profile derive --model llama3-8b --hardware h100-80gb --nodes 4 -o profile.json
@@ -70,18 +68,14 @@ _AS_MEASURED = {
 """Options that a measured profile decides, with their defaults."""
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the command and its options."""
-    parser = add_command(
-        subparsers, "profile derive", run, description=_DESCRIPTION, epilog=_EXAMPLES
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
     add_model(parser, required=False, purpose="; with --profile, the sizes that it lacks")
-    parser.add_argument(
-        "--profile", metavar="NAME|FILE", help="add derived schemes to this measured profile"
-    )
+    add("--profile", metavar="NAME|FILE", help="add derived schemes to this measured profile")
     add_cluster(parser)
     add_training(parser, schedule=False)
-    parser.add_argument(
+    add(
         "--expert-parallel",
         metavar="LIST",
         type=degrees,
@@ -89,22 +83,19 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="degrees, of which each scheme has an entry: ranks that hold all experts together; "
         "default 1: each rank of tp a part of all",
     )
-    parser.add_argument("--zero", type=int, choices=(1, 2, 3), default=1, help="stage; default 1")
-    parser.add_argument(
+    add("--zero", type=int, choices=(1, 2, 3), default=1, help="stage; default 1")
+    add(
         "--recompute",
         metavar="LIST",
         type=parse_modes,
         help="recomputation modes, also as elementwise+0.5, which offloads half of the layers; "
         "default all, and these if the device file states host_memory_gb",
     )
-    parser.add_argument("--loss", choices=LOSSES, help="default chunked")
-    parser.add_argument(
-        "--schemes", metavar="LIST", help="as u1,u2,u2.r2,tp2,tp2.pp2; default powers of two"
-    )
-    parser.add_argument("--name", help="of the profile; default by model and hardware")
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, required=True)
-    parser.add_argument("--json", action="store_true", help="print the profile")
-    return parser
+    add("--loss", choices=LOSSES, help="default chunked")
+    add("--schemes", metavar="LIST", help="as u1,u2,u2.r2,tp2,tp2.pp2; default powers of two")
+    add("--name", help="of the profile; default by model and hardware")
+    add("-o", "--output", metavar="FILE", type=Path, required=True)
+    add("--json", action="store_true", help="print the profile")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -171,9 +162,7 @@ def _complete(args: argparse.Namespace) -> dict[str, Any]:
 
 def write_derived(args: argparse.Namespace, document: dict[str, Any]) -> None:
     """Check and write the profile, and print its schemes."""
-    profile = Profile.from_document(document, str(args.output))
-    with atomic_write(args.output, "w") as file:
-        file.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    profile = write_profile(args.output, document)
     if args.json:
         print(json.dumps(document, ensure_ascii=False))
         return

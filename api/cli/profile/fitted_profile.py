@@ -7,14 +7,14 @@ import json
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from seqplan.api.cli.framework.options import positive
-from seqplan.api.cli.framework.terminal import percent, table
-from seqplan.costs.fit.latency_fit import Errors
+from seqplan.api.cli.framework.output_file import write_profile
+from seqplan.api.cli.framework.terminal import describe_errors, table
 from seqplan.costs.fit.measured_profile import (
     MeasuredFit,
     ProfiledDevices,
@@ -24,9 +24,8 @@ from seqplan.costs.fit.measured_profile import (
 )
 from seqplan.costs.fit.samples import MeasuredOn, Sample
 from seqplan.costs.fit.sync_samples import SyncSample
-from seqplan.costs.profile import Profile
 from seqplan.costs.profile_document import combine_modes
-from seqplan.plans.format.atomic_file import atomic_write
+from seqplan.plans.format.atomic_file import write_text
 from seqplan.plans.scheme import Scheme
 
 GPUS_PER_NODE = 8
@@ -61,11 +60,9 @@ class MeasuredMode:
 def write_measured(
     args: argparse.Namespace,
     measured: Sequence[MeasuredMode],
+    devices: ProfiledDevices,
     *,
     model: str,
-    capacity_gib: float,
-    context_bytes: int = 0,
-    host_memory_gib: float = 0.0,
     ranks: int = 1,
 ) -> None:
     """Fit the samples of each mode, write the profile and print its errors.
@@ -77,16 +74,15 @@ def write_measured(
         for problem in find_unfitted(mode.samples).values():
             print(f"{problem}: left out", file=sys.stderr)
         fits.append(fit_all(mode.measured_on, mode.samples))
+        device = mode.measured_on.device
+        default_name = f"{model}-{device.split(',')[0]}".lower().replace(" ", "-")
         documents.append(
-            _document(
-                args,
-                mode,
+            profile_document(
                 fits[-1],
-                model=model,
-                capacity_gib=capacity_gib,
-                context_bytes=context_bytes,
-                host_memory_gib=host_memory_gib,
-                ranks=ranks,
+                replace(devices, gpu=device),
+                name=args.name or default_name,
+                source=_source(mode.measured_on, ranks),
+                syncs=mode.syncs,
             )
         )
     document, left_out = combine_modes(documents)
@@ -95,12 +91,14 @@ def write_measured(
             f"recomputation {name}: left out, keeps no fewer bytes than one that recomputes less",
             file=sys.stderr,
         )
-    Profile.from_document(document, str(args.output))
-    with atomic_write(args.output, "w") as file:
-        file.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    write_profile(args.output, document)
     if args.plot is not None:
-        samples = measured[0].samples
-        _plot(args, document["name"], document["source"], samples, fits[0])
+        from seqplan.api.report.fit_page import render_fits
+
+        name, source = document["name"], document["source"]
+        layers = fits[0].measured_on.sizes()["layers"]
+        page = render_fits(name, source, layers, measured[0].samples, fits[0].latencies)
+        write_text(args.plot, page)
     if args.json:
         print(json.dumps(document, ensure_ascii=False))
         return
@@ -112,53 +110,12 @@ def write_measured(
     print(f"\n{args.output}: profile {document['name']}")
 
 
-def _document(
-    args: argparse.Namespace,
-    mode: MeasuredMode,
-    fit: MeasuredFit,
-    *,
-    model: str,
-    capacity_gib: float,
-    context_bytes: int,
-    host_memory_gib: float,
-    ranks: int,
-) -> dict[str, Any]:
-    """Return the profile of one recomputation mode."""
-    measured_on = mode.measured_on
-    gpu = measured_on.device.split(",")[0]
-    devices = ProfiledDevices(
-        gpu=measured_on.device,
-        gpus_per_node=args.gpus_per_node,
-        capacity_bytes=capacity_gib * 2**30,
-        context_bytes=float(context_bytes),
-        host_memory_bytes=host_memory_gib * 2**30,
-    )
-    return profile_document(
-        fit,
-        devices,
-        name=args.name or f"{model}-{gpu}".lower().replace(" ", "-"),
-        source=_source(measured_on, ranks),
-        syncs=mode.syncs,
-    )
-
-
 def _source(measured_on: MeasuredOn, ranks: int) -> str:
     """Describe the profile's origin: the devices, the date and the command."""
     today = datetime.now(UTC).date().isoformat()
     command = shlex.join(["seqplan", *sys.argv[1:]])
     where = measured_on.device if ranks == 1 else f"{measured_on.device}, {ranks} ranks"
     return f"measured on {where}, {measured_on.dtype}, {today}: {command}"
-
-
-def _plot(
-    args: argparse.Namespace, name: str, source: str, samples: Sequence[Sample], fit: MeasuredFit
-) -> None:
-    from seqplan.api.report.fit_page import render_fits
-
-    layers = fit.measured_on.sizes()["layers"]
-    page = render_fits(name, source, layers, samples, fit.latencies)
-    with atomic_write(args.plot, "w") as file:
-        file.write(page)
 
 
 def fit_lines(fit: MeasuredFit) -> list[str]:
@@ -172,9 +129,9 @@ def fit_lines(fit: MeasuredFit) -> list[str]:
             f"{scheme_fit.latency.b:.3g}",
             f"{scheme_fit.latency.c:.3g}",
             str(scheme_fit.latency.util_len()),
-            _errors(scheme_fit.in_sample),
-            _errors(scheme_fit.held_out),
-            _errors(scheme_fit.packed),
+            describe_errors(scheme_fit.in_sample),
+            describe_errors(scheme_fit.held_out),
+            describe_errors(scheme_fit.packed),
             scheme_fit.verdict,
         )
         for scheme, scheme_fit in latencies.items()
@@ -191,7 +148,7 @@ def fit_lines(fit: MeasuredFit) -> list[str]:
         lines.append(f"memory: {per_token:,.0f} bytes a token at tp {tp}, {counted}")
     for tp, per_token in memory.host_bytes_per_token.items():
         lines.append(f"host memory: {per_token:,.0f} bytes a token at tp {tp}")
-    lines.append(f"memory error: {_errors(memory.errors)}")
+    lines.append(f"memory error: {describe_errors(memory.errors)}")
     return lines
 
 
@@ -202,9 +159,3 @@ def _sync_lines(entries: Iterable[Mapping[str, Any]]) -> list[str]:
         f"{entry['ms']:,.1f} ms, optimizer {entry['optimizer_ms']:,.1f} ms"
         for entry in entries
     ]
-
-
-def _errors(errors: Errors) -> str:
-    if errors.median is None or errors.p90 is None:
-        return "–"
-    return f"{percent(errors.median)} / {percent(errors.p90)}"

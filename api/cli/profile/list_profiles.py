@@ -5,29 +5,23 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
-from typing import Any
 
-from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.terminal import percent, table
 from seqplan.api.cli.profile.show_profile import profile_fields
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
 
-_DESCRIPTION = "List the profiles that ship, with the origin of their numbers."
+DESCRIPTION = "List the profiles that ship, with the origin of their numbers."
 
-_EXAMPLES = """\
+EXAMPLES = """\
 example:
   seqplan profile list
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the command and its options."""
-    parser = add_command(
-        subparsers, "profile list", run, description=_DESCRIPTION, epilog=_EXAMPLES
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     parser.add_argument("--json", action="store_true", help="as JSON")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

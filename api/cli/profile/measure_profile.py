@@ -8,27 +8,22 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.extras import require_torch
 from seqplan.api.cli.framework.model_options import add_model, name_part, parse_modes, sizes_of
 from seqplan.api.cli.framework.options import above_zero, positive
 from seqplan.api.cli.framework.output_file import check_output
 from seqplan.api.cli.framework.terminal import ProgressBar
-from seqplan.api.cli.profile.fitted_profile import (
-    MeasuredMode,
-    add_fitted_output,
-    write_measured,
-)
-from seqplan.api.cli.profile.host_limits import find_host_problem
+from seqplan.api.cli.profile.fitted_profile import MeasuredMode, add_fitted_output, write_measured
 from seqplan.costs.fit.busy import busy
+from seqplan.costs.fit.measured_profile import ProfiledDevices
 from seqplan.costs.fit.samples import Sample
 from seqplan.costs.model_sizes import SIZES, ModelSizes
 from seqplan.costs.scheme_rules import expert_problem, scheme_problem
 from seqplan.plans.recomputation import split_mode
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.measure.design import FIT_POINTS, design
+from seqplan.profiler.measure.design import FIT_POINTS, DesignPoint, design
 
 if TYPE_CHECKING:  # torch is imported only to measure
     from seqplan.runtime.models.llama import ModelConfig
@@ -46,7 +41,7 @@ _DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float64": 8}
 
 _RANGE = re.compile(r" *([0-9]{1,99}) *\.\. *([0-9]{1,99}) *")
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Measure forward and backward of real layers on this device, fit T(l) = a·l² + b·l + c and the memory
 of each scheme, and print the error on held-out lengths and packings. Alone it
 measures schemes of one rank; under torchrun those of several: tensor, pipeline, Ulysses and ring
@@ -55,7 +50,7 @@ goes on from its samples. Fails if the machine is too busy for reliable timing (
 Without the devices, seqplan profile derive has a profile from data sheets.
 """
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   seqplan profile measure --model small --device cpu --lengths 64..4096 -o profile.json
   torchrun --nproc-per-node 8 -m seqplan.api.cli profile measure --model llama3-8b --device cuda \\
@@ -63,11 +58,8 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the command and its options."""
-    parser = add_command(
-        subparsers, "profile measure", run, description=_DESCRIPTION, epilog=_EXAMPLES
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     add_model(parser, required=True)
     add = parser.add_argument
     add("--device", choices=("cpu", "cuda"), default="cpu")
@@ -112,7 +104,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     add("--samples", metavar="FILE", type=Path, help="default OUTPUT.samples.jsonl")
     add_fitted_output(parser)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -191,17 +182,16 @@ def run(args: argparse.Namespace) -> int:
     elif rank == 0:
         device = torch.device(args.device)
         shared = 1 if args.device == "cuda" else world_size
-        write_measured(
-            args,
-            measured,
-            model=name_part(args.model),
-            capacity_gib=capacity_bytes(device) / shared / 2**30
+        devices = ProfiledDevices(
+            gpu=args.device,
+            gpus_per_node=args.gpus_per_node,
+            capacity_bytes=capacity_bytes(device) / shared
             if args.capacity_gib is None
-            else args.capacity_gib,
-            context_bytes=context_bytes(device),
-            host_memory_gib=args.host_memory_gib or 0.0,
-            ranks=world_size,
+            else args.capacity_gib * 2**30,
+            context_bytes=float(context_bytes(device)),
+            host_memory_bytes=(args.host_memory_gib or 0.0) * 2**30,
         )
+        write_measured(args, measured, devices, model=name_part(args.model), ranks=world_size)
     if world_size > 1:
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()
@@ -253,11 +243,7 @@ def _build_measured_model(sizes: ModelSizes, recompute: str) -> ModelConfig:
     if experts:
         of_model["ffn"] = experts.pop("shared_ffn", 0)
     return ModelConfig(
-        **of_model,
-        **experts,
-        head_dim=sizes.head_width,
-        tied=sizes.tied,
-        recompute=recompute,
+        **of_model, **experts, head_dim=sizes.head_width, tied=sizes.tied, recompute=recompute
     )
 
 
@@ -314,3 +300,50 @@ def _runnable(
     if not runnable:
         raise ValueError(f"--schemes {args.schemes}: none runs on {world_size} ranks")
     return runnable
+
+
+HOST_FLOPS = 2e12
+"""Operations a second that no host is assumed to exceed in these layers."""
+
+LONGEST_MEASUREMENT_S = 86_400.0
+"""Computing that is measured at most."""
+
+
+def find_host_problem(
+    sizes: ModelSizes,
+    layers: int,
+    schemes: Sequence[Scheme],
+    points: Sequence[DesignPoint],
+    *,
+    expert_parallel: int,
+    ranks: int,
+    dtype_bytes: int,
+    memory_bytes: float,
+) -> str | None:
+    """Return why this host cannot measure ``layers`` of a model, with what to do; None if it can.
+
+    ``ranks``: processes on the host. Counts parameters with their gradients, and one forward and
+    backward of each point, so that measuring needs more.
+    """
+    share = layers / sizes.layers
+    rest = share * (sizes.layers_parameters - sizes.expert_parameters) + sizes.embedding_parameters
+    experts = share * sizes.expert_parameters / expert_parallel
+    least_tp = min(scheme.tp for scheme in schemes)
+    needed = 2.0 * dtype_bytes * ranks * (rest / least_tp + experts)
+    if needed > memory_bytes:
+        return (
+            f"--model: {layers} layers with gradients need {needed / 2**30:,.0f} GiB on {ranks} "
+            f"ranks, this host has {memory_bytes / 2**30:,.0f}. Use seqplan profile derive, or "
+            "fewer --measured-layers"
+        )
+    lengths = [length for point in points for length in point.lengths]
+    linear = 6.0 * (share * sizes.active_parameters + sizes.vocab * sizes.hidden) * sum(lengths)
+    attention = 6.0 * share * sizes.attending_layers * sizes.attention_width
+    seconds = (linear + attention * sum(float(length) ** 2 for length in lengths)) / HOST_FLOPS
+    seconds *= len(schemes) / ranks
+    if seconds > LONGEST_MEASUREMENT_S:
+        return (
+            f"--model: one pass over the points takes {seconds / 86_400:,.0f} days or more on a "
+            "CPU. Use seqplan profile derive, or shorter --lengths"
+        )
+    return None

@@ -5,36 +5,28 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
-from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.options import above_zero
 from seqplan.api.cli.framework.output_file import check_output
-from seqplan.api.cli.profile.fitted_profile import (
-    MeasuredMode,
-    add_fitted_output,
-    write_measured,
-)
+from seqplan.api.cli.profile.fitted_profile import MeasuredMode, add_fitted_output, write_measured
 from seqplan.costs.fit.busy import busy
+from seqplan.costs.fit.measured_profile import ProfiledDevices
 from seqplan.costs.fit.pooling import group_by_mode, merge_runs, merge_sync_samples
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Fit a profile to the samples of seqplan profile measure, of one run or of several and of one
 recomputation mode or several, and print the error on held-out lengths and packings. Nothing is
 measured.
 """
 
-_EXAMPLES = """\
+EXAMPLES = """\
 example:
   seqplan profile merge a.samples.jsonl b.samples.jsonl --capacity-gib 80 -o profile.json
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the command and its options."""
-    parser = add_command(
-        subparsers, "profile merge", run, description=_DESCRIPTION, epilog=_EXAMPLES
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     parser.add_argument("samples", metavar="samples.jsonl", type=Path, nargs="+")
     parser.add_argument(
         "--capacity-gib",
@@ -44,7 +36,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="memory of a rank, which samples do not contain",
     )
     add_fitted_output(parser)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,5 +49,7 @@ def run(args: argparse.Namespace) -> int:
     for mode in modes:
         if (reason := busy(mode.samples)) is not None:
             print(f"seqplan: {reason}: the samples are fitted as they are", file=sys.stderr)
-    write_measured(args, modes, model="model", capacity_gib=args.capacity_gib)
+    device = modes[0].measured_on.device
+    devices = ProfiledDevices(device, args.gpus_per_node, args.capacity_gib * 2**30)
+    write_measured(args, modes, devices, model="model")
     return 0

@@ -5,29 +5,31 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqplan.api.cli.framework.command import add_command
-from seqplan.api.cli.framework.output_file import check_output
-from seqplan.api.cli.framework.server_options import add_credentials, add_server, connect
-from seqplan.api.cli.framework.terminal import percent, table
+from seqplan.api.cli.framework.output_file import check_output, write_profile
+from seqplan.api.cli.framework.server_options import (
+    add_credentials,
+    add_server,
+    connect,
+    fetch_plan,
+    fetch_profile,
+)
+from seqplan.api.cli.framework.terminal import describe_errors, table
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import find_profile
-from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.format.plan_file import read_plans
 from seqplan.plans.plan import Plan
 
 if TYPE_CHECKING:
     from seqplan.api.client.client import Client
-    from seqplan.costs.fit.latency_fit import Errors
     from seqplan.costs.fit.measurements import Measurement, Observations
     from seqplan.costs.fit.refit import Refitted, RefittedProfile
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Compare the step times that ranks measured with the profile's predictions, and write a profile
 whose coefficients fit them. A scheme is corrected by its times if enough of its pipelines were
 measured and the new coefficients predict held-out ones better; schemes with too few are scaled as
@@ -35,7 +37,7 @@ the measured ones. Nothing is written if no measured scheme is corrected. The ol
 Plans and times come from files, or from a job of a running service.
 """
 
-_EXAMPLES = """\
+EXAMPLES = """\
 measurements, a line each: {"step":0,"rank":3,"measured_ms":812.5}
 
 examples:
@@ -55,16 +57,10 @@ class _Material:
     where: str
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the command and its options."""
-    parser = add_command(
-        subparsers,
-        "profile refit",
-        run,
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-    )
-    parser.add_argument(
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
+    add(
         "--profile",
         metavar="NAME|FILE",
         help="the profile to correct; with --server by default the one that the job was planned by",
@@ -72,12 +68,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--plans", metavar="FILE", help="the plans that were run")
     add_server(source)
-    parser.add_argument("--measurements", metavar="FILE", type=Path, help="with --plans")
-    parser.add_argument("--job", metavar="ID", help="with --server")
+    add("--measurements", metavar="FILE", type=Path, help="with --plans")
+    add("--job", metavar="ID", help="with --server")
     add_credentials(parser)
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="without: only compare")
-    parser.add_argument("--json", action="store_true")
-    return parser
+    add("-o", "--output", metavar="FILE", type=Path, help="without: only compare")
+    add("--json", action="store_true")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -147,9 +142,7 @@ def _write(path: Path, profile: Profile, refitted: RefittedProfile, rank_times: 
             how = f"{refitted.overhead}, as the measured schemes"
         source += f", {others} without enough of them {how}"
     document = write_refit(profile, refitted.schemes, source)
-    Profile.from_document(document, str(path))
-    with atomic_write(path, "w") as file:
-        file.write(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    write_profile(path, document)
 
 
 def _lines(refitted: RefittedProfile) -> list[str]:
@@ -158,8 +151,8 @@ def _lines(refitted: RefittedProfile) -> list[str]:
         (
             str(result.scheme),
             str(result.before.samples),
-            _pair(result.before),
-            _pair(result.after),
+            describe_errors(result.before),
+            describe_errors(result.after),
             result.how,
             result.reason,
         )
@@ -195,11 +188,8 @@ def _of_job(client: Client, args: argparse.Namespace) -> _Material:
     from seqplan.costs.fit.measurements import Measurement, MeasurementError
 
     where = f"job {args.job} of {args.server}"
-    proposal = client.get_job(args.job).proposal
     if args.profile is None:
-        document = client.get_proposal(proposal).document
-        assert document is not None  # a job is planned by it
-        profile = Profile.from_document(document["profile"], f"{where}: profile")
+        profile = fetch_profile(client, args.job, where)
     else:
         profile = find_profile(args.profile)
     rows = client.items(client.list_measurements, args.job)
@@ -207,28 +197,9 @@ def _of_job(client: Client, args: argparse.Namespace) -> _Material:
     if not measurements:
         raise MeasurementError(f"{where}: no rank has measured a step yet")
     steps = sorted({timed.step for timed in measurements})
-    return _Material(profile, _fetch_plans(client, args.job, steps), measurements, where)
-
-
-def _fetch_plans(client: Client, job: str, steps: Sequence[int]) -> Iterator[Plan]:
-    """Yield the plans of ``steps`` that the service still keeps; they expire meanwhile."""
-    from seqplan.api.client.exchange import ServiceError
-
-    for step in steps:
-        try:
-            plan = client.get_plan(job, step)
-        except ServiceError as error:
-            if error.status != HTTPStatus.GONE:
-                raise
-            continue
-        if plan is not None:
-            yield plan
-
-
-def _pair(errors: Errors) -> str:
-    if errors.median is None or errors.p90 is None:
-        return "–"
-    return f"{percent(errors.median)} / {percent(errors.p90)}"
+    fetched = (fetch_plan(client, args.job, step) for step in steps)
+    plans = (plan for plan in fetched if plan is not None)
+    return _Material(profile, plans, measurements, where)
 
 
 def _fields(result: Refitted) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.options import positive
 from seqplan.api.cli.framework.terminal import table
 from seqplan.costs.latency import Latency
@@ -18,35 +17,30 @@ from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.scheme_rules import doubts
 from seqplan.costs.shipped.catalogue import find_profile
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Show a profile: the origin of its numbers, and its schemes with MaxLen and UtilLen on a cluster.
 """
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   seqplan profile show llama-32b-a800-80gb --gpus 64
   seqplan profile show profile.json --gpus 16 --max-len 8192
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the command and its options."""
-    parser = add_command(
-        subparsers, "profile show", run, description=_DESCRIPTION, epilog=_EXAMPLES
-    )
-    parser.add_argument("name", metavar="NAME|FILE", help="seqplan profile list")
-    parser.add_argument("--gpus", metavar="N", type=positive, default=64, help="default 64")
-    parser.add_argument(
-        "--max-len", metavar="L", type=positive, default=32768, help="context; default 32768"
-    )
-    parser.add_argument(
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
+    add("name", metavar="NAME|FILE", help="seqplan profile list")
+    add("--gpus", metavar="N", type=positive, default=64, help="default 64")
+    add("--max-len", metavar="L", type=positive, default=32768, help="context; default 32768")
+    add(
         "--optimizer-shards",
         metavar="D",
         type=positive,
         help="ranks over which optimizer states are sharded; default all",
     )
-    parser.add_argument("--json", action="store_true", help="as JSON")
-    return parser
+    add("--json", action="store_true", help="as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -105,10 +99,7 @@ def _mode_fields(
 ) -> dict[str, Any]:
     """Return coefficients and MaxLen of each recomputation mode, if there are several."""
     fields = {
-        name: {
-            **latency.as_dict(),
-            "max_len": model.max_len if entry.least_gpus <= gpus else 0,
-        }
+        name: {**latency.as_dict(), "max_len": model.max_len if entry.least_gpus <= gpus else 0}
         for name, (latency, model) in of_modes.items()
     }
     return {"modes": fields} if fields else {}

@@ -7,14 +7,13 @@ import json
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.terminal import percent, table
 
 if TYPE_CHECKING:
     from seqplan.costs.analytic.validation.held_out import LeftOut
     from seqplan.costs.analytic.validation.table_check import TableCheck
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Predict published results with the model of seqplan estimate: attention and training throughput
 (USP), fitted latencies and MaxLen (Hydraulis), all-to-all times (FlexSP), training on A100 and H100
 (llm-foundry, NVIDIA), attention kernels. Nothing is scaled to the published figures; constants that
@@ -23,25 +22,17 @@ hash of their identifier may set constants; those with an odd one judge, in a ta
 source at a time is left out of the fit of NVIDIA's rate of products, and judged with it.
 """
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   seqplan profile validate
   seqplan profile validate --rows
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the command and its options."""
-    parser = add_command(
-        subparsers,
-        "profile validate",
-        run,
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     parser.add_argument("--rows", action="store_true", help="every figure, not only summaries")
     parser.add_argument("--json", action="store_true", help="as JSON, every figure")
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqplan.api.cli.framework.command import add_command
 from seqplan.api.cli.framework.extras import require_torch
 from seqplan.api.cli.framework.options import above_zero
 from seqplan.api.cli.framework.output_file import check_output
 from seqplan.api.cli.framework.terminal import percent, table
-from seqplan.plans.format.atomic_file import atomic_write
+from seqplan.plans.format.atomic_file import write_text
 
 if TYPE_CHECKING:
     from seqplan.profiler.verify.results import CheckResult, Figure
@@ -33,12 +32,12 @@ CHECKS = {
 }
 """Checks by name."""
 
-_DESCRIPTION = """\
+DESCRIPTION = """\
 Check on this device, in at most ten minutes, the basis of profiles and training. Every result is
 printed with its limit; a missed one is named, and the exit code is 1. Checks:
 """ + "\n".join(f"  {name:<10} {description}" for name, description in CHECKS.items())
 
-_EXAMPLES = """\
+EXAMPLES = """\
 examples:
   seqplan profile verify --device cuda -o verified.json
   seqplan profile verify --checks attention --minutes 2
@@ -46,35 +45,22 @@ examples:
 """
 
 
-def add_parser(subparsers: Any) -> argparse.ArgumentParser:
-    """Register the command and its options."""
-    parser = add_command(
-        subparsers,
-        "profile verify",
-        run,
-        description=_DESCRIPTION,
-        epilog=_EXAMPLES,
-    )
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default cpu")
-    parser.add_argument(
-        "--checks", metavar="LIST", default=",".join(CHECKS), help="default all: %(default)s"
-    )
-    parser.add_argument(
-        "--kernel", metavar="NAME", help="of attention; default the first that supports a call"
-    )
-    parser.add_argument(
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    add = parser.add_argument
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="default cpu")
+    add("--checks", metavar="LIST", default=",".join(CHECKS), help="default all: %(default)s")
+    add("--kernel", metavar="NAME", help="of attention; default the first that supports a call")
+    add(
         "--minutes",
         metavar="M",
         type=above_zero,
         default=MINUTES,
         help="that all checks together take about, at most; default 10",
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="small sizes, for seconds: times are not evaluated"
-    )
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="every figure, as JSON")
-    parser.add_argument("--json", action="store_true", help="print that instead of tables")
-    return parser
+    add("--quick", action="store_true", help="small sizes, for seconds: times are not evaluated")
+    add("-o", "--output", metavar="FILE", type=Path, help="every figure, as JSON")
+    add("--json", action="store_true", help="print that instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -133,8 +119,7 @@ def _write(
     """Write the document and print it, or its tables."""
     text = json.dumps(document, indent=1, ensure_ascii=False)
     if args.output is not None:
-        with atomic_write(args.output, "w") as file:
-            file.write(text + "\n")
+        write_text(args.output, text + "\n")
     print(text if args.json else "\n".join(_lines(settings, document, results)))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from seqplan.api.report.drawing.markup import element, text
@@ -87,6 +87,11 @@ def mark(x: float, y: float, at: int) -> str:
     return f'<path d="{shape}" class="mark-of k{at % COLORS}" transform="{place}"></path>'
 
 
+def circle(x: float, y: float, radius: float, class_: str) -> str:
+    """A circle."""
+    return f'<circle cx="{number(x)}" cy="{number(y)}" r="{radius}" class="{class_}"></circle>'
+
+
 def polyline(points: Iterable[tuple[float, float]]) -> str:
     """Path commands through these points."""
     return "M" + "L".join(f"{number(x)} {number(y)}" for x, y in points)
@@ -165,6 +170,22 @@ def _log_ticks(low: float, high: float, count: float) -> list[float]:
     return ticks[:: math.ceil(len(ticks) / count)]
 
 
+def value_axis(
+    y: Scale, right: float, written: Callable[[float], str], room: float = 34
+) -> tuple[list[str], float]:
+    """Grid lines up to ``right`` with their values at the left; the shapes, and where they begin.
+
+    ``room``: px between two lines, at least.
+    """
+    names = [(y(tick), written(tick)) for tick in y.ticks(room)]
+    left = max(text_width(name) for _, name in names) + 8
+    shapes = []
+    for at, name in names:
+        shapes.append(line(left, at, right, at, "grid"))
+        shapes.append(label(left - 6, at + 4, name, anchor="end"))
+    return shapes, left
+
+
 def figure(
     ident: str, title: str, about: str, caption: str, draw: Callable[[float], Drawing]
 ) -> str:
@@ -186,10 +207,7 @@ def figure(
             )
         )
     return element(
-        "figure",
-        element("h3", text(title)),
-        *drawings,
-        element("figcaption", text(caption)),
+        "figure", element("h3", text(title)), *drawings, element("figcaption", text(caption))
     )
 
 
@@ -239,3 +257,46 @@ def end_labels(
         shapes.append(path(polyline([(x_end + 5, y_end), (right + 14, place)]), "leader"))
         shapes.append(label(right + 17, place + 4, name))
     return shapes
+
+
+def step_bars(
+    steps: Sequence[int],
+    values: Sequence[float | None],
+    width: float,
+    written: Callable[[float], str],
+    unit: str,
+) -> Drawing:
+    """Bars over the steps; ``written`` writes a value of the axis, ``unit`` stands above it.
+
+    A value of None has a small cross instead of a bar.
+    """
+    top, height = 22.0, 190.0
+    bottom = height - 34
+    highest = max((value for value in values if value is not None), default=0.0) or 1.0
+    y = Scale(0, highest * 1.04, bottom, top)
+    shapes, left = value_axis(y, width, written)
+    shapes.append(label(0, 12, unit, class_="soft"))
+    pitch = (width - left - 4) / len(steps)
+    bar = max(pitch * 0.72, min(pitch, 0.8)) if pitch > 3 else pitch
+    bar = min(bar, 40)
+    for at, (step, value) in enumerate(zip(steps, values, strict=True)):
+        middle = left + 4 + (at + 0.5) * pitch
+        if value is None:
+            shapes.append(label(middle, bottom - 3, "×", anchor="middle", class_="soft"))
+            continue
+        about = f"step {step}: {written(value)}"
+        shapes.append(rect(middle - bar / 2, y(value), bar, bottom - y(value), "ours", about))
+    shapes.append(line(left, bottom, width, bottom, "axis"))
+    shapes += step_ticks(steps, left + 4, pitch, bottom + 15)
+    shapes.append(label((left + width) / 2, height - 3, "step", anchor="middle", class_="soft"))
+    return Drawing(height, tuple(shapes))
+
+
+def step_ticks(steps: Sequence[int], left: float, pitch: float, baseline: float) -> list[str]:
+    """Numbers of the steps below columns of this pitch, as many as do not touch."""
+    room = max(text_width(f"{step:,}") for step in steps) + 8
+    every = max(1, -int(-room // pitch))
+    return [
+        label(left + (at + 0.5) * pitch, baseline, f"{steps[at]:,}", anchor="middle")
+        for at in range(0, len(steps), every)
+    ]

@@ -9,6 +9,7 @@ from seqplan.api.report.drawing.numbers import UNKNOWN, coefficient, whole
 from seqplan.api.report.drawing.svg import (
     Drawing,
     Scale,
+    circle,
     curve,
     figure,
     label,
@@ -16,6 +17,7 @@ from seqplan.api.report.drawing.svg import (
     line_legend,
     mark,
     text_width,
+    value_axis,
 )
 from seqplan.costs.profile import Profile
 from seqplan.costs.profiled_scheme import ProfileError
@@ -99,12 +101,9 @@ def _chart(models: list[SchemeModel], limit: int, width: float) -> Drawing:
     height, right = bottom + 36, width - max(map(text_width, names)) - 12
     costs = [_cost(m, at) for m in models for at in _lengths(first, m.max_len)]
     y = Scale(min(costs) / 1.3, max(costs) * 1.1, bottom, top, log=True)
-    left = max(text_width(f"{tick:g}") for tick in y.ticks(36)) + 8
+    axis, left = value_axis(y, right, "{:g}".format, 36)
     x = Scale(first, last, left, right, log=True)
-    shapes.append(label(0, used + 12, "GPU-ms per token", class_="soft"))
-    for tick in y.ticks(36):
-        shapes.append(line(left, y(tick), right, y(tick), "grid"))
-        shapes.append(label(left - 6, y(tick) + 4, f"{tick:g}", anchor="end"))
+    shapes += [label(0, used + 12, "GPU-ms per token", class_="soft"), *axis]
     powers = range(math.ceil(math.log2(first)), math.floor(math.log2(last)) + 1)
     every = max(1, math.ceil(len(powers) * 46 / (right - left)))
     for power in powers[::every]:
@@ -126,7 +125,7 @@ def _chart(models: list[SchemeModel], limit: int, width: float) -> Drawing:
     for model in models:
         if model.util_len is not None and model.util_len >= first:
             center = x(model.util_len), y(_cost(model, model.util_len))
-            shapes.append(_circle(*center))
+            shapes.append(circle(*center, 4.5, "hollow"))
     shapes += [mark(*end, at) for at, end in enumerate(ends)]
     return Drawing(height, (*shapes, *_names_at(ends, names)))
 
@@ -140,10 +139,6 @@ def _names_at(ends: list[tuple[float, float]], names: list[str]) -> list[str]:
         if not any(abs(y - other) < 13 and x - 16 < begin < reach for begin, other in others):
             shapes.append(label(x + 9, y + 4, name))
     return shapes
-
-
-def _circle(x: float, y: float) -> str:
-    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" class="hollow"></circle>'
 
 
 def _lengths(first: int, last: int, count: int = 48) -> list[float]:

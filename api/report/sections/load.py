@@ -17,6 +17,7 @@ from seqplan.api.report.drawing.svg import (
     number,
     path,
     text_width,
+    value_axis,
 )
 from seqplan.api.report.sections.pick import describe_simulation, shown_rival, slowest
 from seqplan.planner.comparison.results import Comparison, System
@@ -65,12 +66,8 @@ def _figure(comparison: Comparison, system: System, iteration: Iteration, highes
 def _bars(iteration: Iteration, highest: float, width: float, ours: bool) -> Drawing:
     top, bottom = 22.0, 170.0
     y = Scale(0, highest * 1.04 or 1.0, bottom, top)
-    ticks = y.ticks(34)
-    left = max(text_width(whole(tick)) for tick in ticks) + 8
-    shapes = [label(0, 12, "ms", class_="soft")]
-    for tick in ticks:
-        shapes.append(line(left, y(tick), width, y(tick), "grid"))
-        shapes.append(label(left - 6, y(tick) + 4, whole(tick), anchor="end"))
+    shapes, left = value_axis(y, width, whole)
+    shapes.append(label(0, 12, "ms", class_="soft"))
     busy = iteration.rank_busy_ms
     pitch = (width - left) / max(len(busy), 1)
     gap = min(2.0, pitch / 4) if pitch > 4 else 0.0

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from statistics import median
 
-from seqplan.api.report.drawing.bars import step_bars
 from seqplan.api.report.drawing.markup import element, section, table
 from seqplan.api.report.drawing.numbers import milliseconds, percent, whole
-from seqplan.api.report.drawing.svg import figure
+from seqplan.api.report.drawing.svg import figure, step_bars
 from seqplan.planner.comparison.results import Comparison
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from seqplan.api.report.drawing.bars import step_ticks
 from seqplan.api.report.drawing.markup import section, table
 from seqplan.api.report.drawing.numbers import duration, milliseconds, percent, whole
-from seqplan.api.report.drawing.svg import Drawing, figure, fit, label, rect
+from seqplan.api.report.drawing.svg import Drawing, figure, fit, label, rect, step_ticks
 from seqplan.api.report.sections.pick import describe_simulation, strategy_counts
 from seqplan.planner.comparison.results import Comparison
 from seqplan.plans.ranges import ranges_text

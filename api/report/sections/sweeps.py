@@ -9,6 +9,7 @@ from seqplan.api.report.drawing.numbers import factor, milliseconds, whole
 from seqplan.api.report.drawing.svg import (
     Drawing,
     Scale,
+    circle,
     curve,
     end_labels,
     figure,
@@ -16,6 +17,7 @@ from seqplan.api.report.drawing.svg import (
     label,
     line,
     text_width,
+    value_axis,
 )
 from seqplan.planner.comparison.sweep import Sweep, SweptPoint
 
@@ -73,14 +75,11 @@ def _chart(sweep: Sweep, points: Sequence[SweptPoint], meaning: str, width: floa
     low, high = min(*gains, 1.0), max(*gains, 1.0)
     margin = (high - low) * 0.06 or 0.1
     y = Scale(max(0.0, low - margin), high + margin, bottom, top)
-    left = max(text_width(factor(tick)) for tick in y.ticks(34)) + 10
+    shapes, left = value_axis(y, right, factor)
     # Values stand side by side: they are few, and rarely evenly spaced on any scale.
     pitch = (right - left - 24) / max(len(points) - 1, 1)
     places = [left + 12 + at * pitch for at in range(len(points))]
-    shapes = [label(0, 12, "speed-up of ours", class_="soft")]
-    for tick in y.ticks(34):
-        shapes.append(line(left, y(tick), right, y(tick), "grid"))
-        shapes.append(label(left - 6, y(tick) + 4, factor(tick), anchor="end"))
+    shapes.append(label(0, 12, "speed-up of ours", class_="soft"))
     for x, point in zip(places, points, strict=True):
         shapes.append(label(x, bottom + 16, f"{point.value:,}", anchor="middle"))
     shapes.append(line(left, bottom, right, bottom, "axis"))
@@ -95,10 +94,7 @@ def _chart(sweep: Sweep, points: Sequence[SweptPoint], meaning: str, width: floa
             if system.key == key
         ]
         shapes.append(curve(line_points, at))
-        shapes += [
-            f'<circle cx="{x:.1f}" cy="{rise:.1f}" r="3" class="hollow"></circle>'
-            for x, rise in line_points
-        ]
+        shapes += [circle(x, rise, 3, "hollow") for x, rise in line_points]
         ends.append((line_points[-1][1], line_points[-1][0], fit(name, room)))
     return Drawing(height, (*shapes, *end_labels(ends, right, top, bottom)))
 

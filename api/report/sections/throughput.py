@@ -10,6 +10,7 @@ from seqplan.api.report.drawing.numbers import factor, milliseconds, percent, ra
 from seqplan.api.report.drawing.svg import (
     Drawing,
     Scale,
+    circle,
     figure,
     fit,
     label,
@@ -122,10 +123,7 @@ def _row(
     ]
     if len(values) <= DOTS:
         dot = "dot mine" if mine else "dot"
-        shapes += [
-            f'<circle cx="{scale(value):.1f}" cy="{top + 30:.1f}" r="3" class="{dot}"></circle>'
-            for value in values
-        ]
+        shapes += [circle(scale(value), top + 30, 3, dot) for value in values]
     shapes.append(line(scale(middle), top + 20, scale(middle), top + 40, "mark"))
     return shapes
 

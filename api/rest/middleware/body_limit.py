@@ -1,4 +1,4 @@
-"""Before a request is handled, and while its body comes in: is the body within the limit?"""
+"""Before a request is handled, and while its body comes in: is it within the limits?"""
 
 from __future__ import annotations
 
@@ -69,3 +69,22 @@ class BodyLimit:
 
 def _too_large(most: int) -> str:
     return f"the body is larger than the {most} bytes allowed here"
+
+
+class NoNul:
+    """ASGI middleware that answers 422: databases differ in how they reject such a text."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            for place, has in (
+                ("path", "\0" in scope["path"]),
+                ("query", b"%00" in scope["query_string"]),
+            ):
+                if has:
+                    error = Problem(422, "invalid-request", f"{place}: has a NUL character")
+                    await make_closing_response(error)(scope, receive, send)
+                    return
+        await self._app(scope, receive, send)

@@ -14,6 +14,8 @@ from importlib.resources.abc import Traversable
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from seqplan.api.rest.payloads.plan_response import send_bytes
+
 CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -68,10 +70,7 @@ class Dashboard:
         headers = [*file.headers]
         if not known:
             headers.append((b"content-length", str(len(body)).encode()))
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send(
-            {"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body}
-        )
+        await send_bytes(send, status, headers, b"" if scope["method"] == "HEAD" else body)
 
 
 def _dashboard() -> dict[str, _File]:

@@ -7,22 +7,20 @@ which describes it and words its errors.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable
 
+from pydantic import ValidationError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from seqplan.api.rest.payloads.fields import MOST
+from seqplan.api.rest.payloads.bodies import Ack
+from seqplan.api.rest.payloads.plan_response import describe_json, send_bytes
 from seqplan.api.rest.payloads.problems import Problem, answer_of, store_unavailable
 from seqplan.api.rest.state.ack_writer import Acknowledged, AckQueue
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.plans.service_routes import ACKS
 
 _PATH = re.compile(ACKS.format(job=r"([^/\0]+)"))
-_FIELDS = frozenset(("step", "rank", "digest"))
-_WITH_TIME = _FIELDS | {"measured_ms"}
-_LONGEST_MS = 1e15
 _LENGTH_DIGITS = 3
 """An acknowledgement has fewer than 1,000 bytes; limits of larger bodies are others' to check."""
 
@@ -57,12 +55,7 @@ class DirectAcks:
             await store_unavailable(error)(scope, receive, send)
             return
         body = b'{"step":%d,"rank":%d}' % (ack.step, ack.rank)
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-        ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        await send_bytes(send, 200, describe_json(body), body)
 
 
 def _is_short_json(headers: Iterable[tuple[bytes, bytes]]) -> bool:
@@ -77,24 +70,12 @@ def _is_short_json(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 
 def _read(job: str, body: bytes) -> Acknowledged | None:
-    """Read an acknowledgement; None for a body that the framework must validate."""
+    """Read an acknowledgement; None for a body whose error the framework words."""
     try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError):
+        ack = Ack.model_validate_json(body)
+    except ValidationError:
         return None
-    if type(fields) is not dict or fields.keys() not in (_FIELDS, _WITH_TIME):
-        return None
-    step, rank, digest = fields["step"], fields["rank"], fields["digest"]
-    time_ms = fields.get("measured_ms")
-    plain = (
-        type(step) is int
-        and 0 <= step <= MOST
-        and type(rank) is int
-        and 0 <= rank <= MOST
-        and (digest is None or (type(digest) is str and "\0" not in digest))
-        and (time_ms is None or (type(time_ms) is float and 0 < time_ms <= _LONGEST_MS))
-    )
-    return Acknowledged(job, step, rank, digest, time_ms) if plain else None
+    return Acknowledged(job, ack.step, ack.rank, ack.digest, ack.measured_ms)
 
 
 def _after(message: Message, receive: Receive) -> Receive:

@@ -13,8 +13,8 @@ from urllib.parse import parse_qsl
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from seqplan.api.rest.payloads.parameters import LONGEST_WAIT_S
-from seqplan.api.rest.payloads.plan_response import answer
+from seqplan.api.rest.payloads.fields import LONGEST_WAIT_S
+from seqplan.api.rest.payloads.plan_response import answer, send_bytes
 from seqplan.api.rest.payloads.problems import Problem, store_unavailable
 from seqplan.api.rest.state.plan_waiters import PlanWaiters
 from seqplan.api.store.errors import RowDamaged, StoreUnavailable
@@ -64,8 +64,7 @@ class PlanAnswers:
         except StoreUnavailable as error:
             await store_unavailable(error)(scope, receive, send)
             return
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        await send_bytes(send, status, headers, body)
 
 
 def _wait(query: bytes) -> float | None:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
-
-
-def answers(kind: Any, status: int = 200) -> dict[str, Any]:
-    """Describe the answer of a route, as further arguments of its decorator."""
-    return {"response_model": None, "responses": {status: {"model": kind}}}
-
 
 UPLOADED = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 DOCUMENT = {"application/json": {"schema": {"type": "object"}}}
 
 
-def describe_upload(content: dict[str, Any]) -> dict[str, Any]:
-    """Describe a body that the handler reads itself, as ``openapi_extra`` of its route."""
-    return {"requestBody": {"required": True, "content": content}}
+def answers(
+    kind: Any, status: int = 200, *, body: type[BaseModel] | dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Describe the answer of a route, as further arguments of its decorator.
+
+    ``body``: that of the request if the handler reads it itself, by model or content.
+    """
+    about: dict[str, Any] = {
+        "status_code": status,
+        "response_model": None,
+        "responses": {status: {"model": kind}},
+    }
+    if body is not None:
+        content = body
+        if not isinstance(body, dict):  # the document has it among its schemas
+            schema = {"$ref": f"#/components/schemas/{body.__name__}"}
+            content = {"application/json": {"schema": schema}}
+        about["openapi_extra"] = {"requestBody": {"required": True, "content": content}}
+    return about
 
 
 class JobState(BaseModel):
@@ -264,54 +274,45 @@ class Simulated(BaseModel):
     gap: float
 
 
-class JobsPage(BaseModel):
+Item = TypeVar("Item")
+Cursor = TypeVar("Cursor", str, int)
+
+
+class Page(BaseModel, Generic[Item, Cursor]):
+    """Part of a list, and the cursor of the next one."""
+
+    items: list[Item]
+    next: Cursor | None
+
+
+class JobsPage(Page[JobOfList, str]):
     """Jobs, and the cursor of the next page; null on the last."""
 
-    items: list[JobOfList]
-    next: str | None
 
-
-class ProgressPage(BaseModel):
+class ProgressPage(Page[Progress, str]):
     """Jobs with how far they are."""
 
-    items: list[Progress]
-    next: str | None
 
-
-class LengthsPage(BaseModel):
+class LengthsPage(Page[LengthsOfList, str]):
     """Data sets."""
 
-    items: list[LengthsOfList]
-    next: str | None
 
-
-class ProposalsPage(BaseModel):
+class ProposalsPage(Page[ProposalOfList, str]):
     """Proposals."""
 
-    items: list[ProposalOfList]
-    next: str | None
 
-
-class ProfilesPage(BaseModel):
+class ProfilesPage(Page[NewProfile, str]):
     """Uploaded profiles, and the names of those that ship."""
 
-    items: list[NewProfile]
-    next: str | None
     shipped: list[str]
 
 
-class StepsPage(BaseModel):
+class StepsPage(Page[PlannedStepResponse, int]):
     """Planned steps; ``next``: the step to go on after."""
 
-    items: list[PlannedStepResponse]
-    next: int | None
 
-
-class MeasurementsPage(BaseModel):
+class MeasurementsPage(Page[MeasuredRank, str]):
     """What ranks measured; ``next``: STEP.RANK to go on after."""
-
-    items: list[MeasuredRank]
-    next: str | None
 
 
 class CalibrationResponse(BaseModel):

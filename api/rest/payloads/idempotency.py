@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import Response
 from sqlalchemy import Connection
+from starlette.concurrency import run_in_threadpool
 
 from seqplan.api.rest.payloads.problems import Problem
 from seqplan.api.service.service import Service
@@ -22,10 +23,13 @@ Effect = Callable[[Connection], tuple[int, dict[str, Any]]]
 _LONGEST_KEY = 255
 
 
-def once(service: Service, request: Request, content: str, effect: Effect) -> Response:
+def once(
+    service: Service, request: Request, content: str, effect: Effect, *, below: str | None = None
+) -> Response:
     """Run ``effect`` in a transaction together with keeping its answer.
 
     ``content``: the request, to distinguish a repetition from another one under the same key.
+    ``below``: the path below which the answer's ``id`` is its Location, of repeated ones too.
     """
     key = request.headers.get("Idempotency-Key")
     if key is not None and not 0 < len(key) <= _LONGEST_KEY:
@@ -45,13 +49,29 @@ def once(service: Service, request: Request, content: str, effect: Effect) -> Re
             answer = StoredAnswer(digest, status, json.dumps(body, separators=(",", ":")))
             if key is not None:
                 keep_answer(connection, path, key, answer)
-    return Response(answer.body, answer.status, media_type="application/json")
+    response = Response(answer.body, answer.status, media_type="application/json")
+    if below is not None:
+        response.headers["Location"] = f"{below}/{json.loads(answer.body)['id']}"
+    return response
 
 
-def add_location(answer: Response, below: str) -> Response:
-    """Add the Location of what a POST has made, by its ``id``; repeated ones have it too."""
-    answer.headers["Location"] = f"{below}/{json.loads(bytes(answer.body))['id']}"
-    return answer
+async def upload_document(
+    service: Service,
+    request: Request,
+    below: str,
+    keep: Callable[[Connection, str], dict[str, Any]],
+) -> Response:
+    """Keep the document that is a request's body, once; ``keep`` returns the answer."""
+    body = await request.body()
+    try:
+        text = body.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"body: not UTF-8 ({error.reason})") from None
+
+    def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
+        return 201, keep(connection, text)
+
+    return await run_in_threadpool(once, service, request, text, effect, below=below)
 
 
 def _idempotency_path(connection: Connection, request: Request) -> str:

@@ -6,7 +6,7 @@ Only this differs from the framework's reading of bodies; errors look the same.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
@@ -41,9 +41,3 @@ def large_body(kind: type[Body]) -> Callable[[Request], Awaitable[Body]]:
         return await run_in_threadpool(parse_body, text)
 
     return read
-
-
-def describe_body(kind: type[BaseModel]) -> dict[str, Any]:
-    """Describe the body in the OpenAPI document, which has ``kind`` among its schemas."""
-    schema = {"$ref": f"#/components/schemas/{kind.__name__}"}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from starlette.types import Send
+
 from seqplan.api.rest.payloads.problems import not_found, rank_lost
 from seqplan.api.service.plan_bytes import ReadyPlan
 
 Headers = list[tuple[bytes, bytes]]
+
+
+async def send_bytes(send: Send, status: int, headers: Headers, body: bytes) -> None:
+    """Send a whole response."""
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def describe_json(body: bytes) -> Headers:
+    """Return the headers of a JSON body."""
+    length = str(len(body)).encode()
+    return [(b"content-type", b"application/json"), (b"content-length", length)]
 
 
 def answer(
@@ -31,9 +45,4 @@ def answer(
     if rank is not None:
         assert ready.views is not None  # PlanWaiters.add_views
         body = ready.views[rank]
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"etag", tag),
-    ]
-    return 200, headers, body
+    return 200, [*describe_json(body), (b"etag", tag)], body

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import errno
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from sqlalchemy import Connection
 from sqlalchemy.exc import DataError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.routing import Match, Route
 
-from seqplan.api.store.errors import (
-    ArrayDamaged,
-    ArrayMissing,
-    InUse,
-    RowDamaged,
-    StoreUnavailable,
-)
-from seqplan.api.store.rows import JobRow
+from seqplan.api.store.errors import ArrayDamaged, ArrayMissing, InUse, RowDamaged, StoreUnavailable
+from seqplan.api.store.rows import AnyRow, JobRow, ListedLengths, get
+from seqplan.api.store.store import Store
 from seqplan.plans.format.decode import PlanError
 
 _log = logging.getLogger("seqplan.requests")
@@ -31,8 +28,8 @@ _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 TYPES = "urn:seqplan:problem:"
 
-
 Named = TypeVar("Named")
+Respond = Callable[[Request, Any], JSONResponse]
 
 
 class Problem(Exception):
@@ -74,6 +71,15 @@ def require_found(row: Named | None, subject: str) -> Named:
     return row
 
 
+def require_row(source: Connection | Store, kind: type[AnyRow], key: str) -> AnyRow:
+    """Read the row that the path names, of a store in a transaction; ``not_found``."""
+    if isinstance(source, Store):
+        with source.reading() as connection:
+            return require_row(connection, kind, key)
+    noun = "lengths" if issubclass(kind, ListedLengths) else kind.table.name.removesuffix("s")
+    return require_found(get(source, kind, key), f"{noun} {key}")
+
+
 def make_closing_response(error: Problem) -> JSONResponse:
     """Make the answer to a request whose body is not read: the connection ends with it."""
     more = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
@@ -89,28 +95,15 @@ def store_unavailable(error: Exception) -> JSONResponse:
 
 def install(app: FastAPI) -> None:
     """Have every error of the application answered as a problem."""
-    app.add_exception_handler(Problem, _problem)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(PlanError, _value)
-    app.add_exception_handler(ValueError, _value)
-    app.add_exception_handler(StoreUnavailable, _store)
-    app.add_exception_handler(InUse, _in_use)
-    app.add_exception_handler(ArrayMissing, _array_missing)
-    app.add_exception_handler(ArrayDamaged, _array_damaged)
-    app.add_exception_handler(RowDamaged, _row_damaged)
-    app.add_exception_handler(OSError, _disk)
-    app.add_exception_handler(DataError, _data)
-    app.add_exception_handler(ClientDisconnect, _broken_off)
-    app.add_exception_handler(Exception, _failure)
+    for kind, respond in _RESPONSES.items():
+        app.add_exception_handler(kind, _handle(respond))
 
 
-# They only write the answer, and are async for it: sync ones would take a thread each.
+def _handle(respond: Respond) -> Callable[[Request, Exception], Awaitable[JSONResponse]]:
+    async def handle(request: Request, error: Exception) -> JSONResponse:
+        return respond(request, error)  # at once: a sync handler would take a thread
 
-
-async def _problem(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, Problem)
-    return answer_of(error)
+    return handle
 
 
 def answer_of(error: Problem) -> JSONResponse:
@@ -119,8 +112,7 @@ def answer_of(error: Problem) -> JSONResponse:
     return problem(error.status, error.kind, error.detail, more, **error.more)
 
 
-async def _invalid(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
+def _invalid(error: RequestValidationError) -> JSONResponse:
     first = error.errors()[0]
     place = ""
     for part in first["loc"]:
@@ -128,8 +120,7 @@ async def _invalid(_: Request, error: Exception) -> JSONResponse:
     return problem(422, "invalid-request", f"{place.lstrip('.')}: {first['msg']}")
 
 
-async def _http(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
+def _http(request: Request, error: HTTPException) -> JSONResponse:
     kinds = {404: "not-found", 405: "method-not-allowed", 413: "too-large"}
     detail = f"{request.method} {request.url.path}: {error.detail}"
     headers = dict(error.headers) if error.headers else None
@@ -139,52 +130,48 @@ async def _http(request: Request, error: Exception) -> JSONResponse:
     return problem(error.status_code, kind, detail, headers)
 
 
-async def _value(_: Request, error: Exception) -> JSONResponse:
+def _value(error: Any) -> JSONResponse:
     return problem(422, "invalid-request", " ".join(str(error).split()))
 
 
-async def _store(_: Request, error: Exception) -> JSONResponse:
-    return store_unavailable(error)
-
-
-async def _in_use(_: Request, error: Exception) -> JSONResponse:
-    return problem(409, "in-use", str(error))
-
-
-async def _array_missing(_: Request, error: Exception) -> JSONResponse:
-    return problem(409, "file-missing", str(error))
-
-
-async def _array_damaged(_: Request, error: Exception) -> JSONResponse:
-    return problem(409, "file-damaged", str(error))
-
-
-async def _row_damaged(request: Request, error: Exception) -> JSONResponse:
+def _row_damaged(request: Request, error: Exception) -> JSONResponse:
     _log.error("%s %s: %s", request.method, request.url.path, error)
     return problem(500, "damaged", str(error))
 
 
-async def _disk(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, OSError)
+def _disk(error: OSError) -> JSONResponse:
     reason = error.strerror or str(error)
     if error.errno in _DISK:
         return problem(503, "store-unavailable", reason, {"Retry-After": "1"})
     return problem(500, "failure", reason)
 
 
-async def _broken_off(request: Request, _: Exception) -> JSONResponse:
+def _broken_off(request: Request, _: Exception) -> JSONResponse:
     _log.warning("%s %s: broken off within the body", request.method, request.url.path)
     return problem(400, "broken-off", "the body was broken off")  # nobody receives it
 
 
-async def _data(_: Request, error: Exception) -> JSONResponse:
-    """Reject a value that the database cannot hold, such as NUL in PostgreSQL."""
-    assert isinstance(error, DataError)
-    return problem(422, "invalid-request", " ".join(str(error.orig).split()))
-
-
-async def _failure(_: Request, error: Exception) -> JSONResponse:
+def _failure(error: Exception) -> JSONResponse:
     return problem(500, "failure", f"{type(error).__name__}; the service's log has the rest")
+
+
+_RESPONSES: dict[type[Exception], Respond] = {
+    Problem: lambda _, error: answer_of(error),
+    RequestValidationError: lambda _, error: _invalid(error),
+    HTTPException: _http,
+    PlanError: lambda _, error: _value(error),
+    ValueError: lambda _, error: _value(error),
+    StoreUnavailable: lambda _, error: store_unavailable(error),
+    InUse: lambda _, error: problem(409, "in-use", str(error)),
+    ArrayMissing: lambda _, error: problem(409, "file-missing", str(error)),
+    ArrayDamaged: lambda _, error: problem(409, "file-damaged", str(error)),
+    RowDamaged: _row_damaged,
+    OSError: lambda _, error: _disk(error),
+    DataError: lambda _, error: _value(error.orig),  # as NUL in PostgreSQL
+    ClientDisconnect: _broken_off,
+    Exception: lambda _, error: _failure(error),
+}
+"""By kind of error; the nearest base of an error counts."""
 
 
 def _allow_methods(request: Request) -> list[str]:

@@ -1,7 +1,7 @@
 """The routes, one file a resource; each has a ``routes`` with its handlers.
 
-``profiles``, ``lengths``, ``proposals`` (what jobs need), ``jobs`` with ``data_look``, ``new_job``
-and ``sampler_state``, ``plans`` and ``acknowledgements`` (of ranks, in each step), ``progress``,
-``calibration`` and ``timeline`` (for people), ``probes``. A handler's name is its operation id in
+``profiles``, ``lengths``, ``proposals`` (what jobs need), ``jobs`` with ``new_job`` and
+``sampler_state``, ``plans`` and ``acknowledgements`` (of ranks, in each step), ``plan_queries``
+(without a job), ``progress`` (for people), ``probes``. A handler's name is its operation id in
 the OpenAPI document and its method of ``seqplan.Client``; its docstring describes it there.
 """

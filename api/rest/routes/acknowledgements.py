@@ -8,11 +8,15 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 from sqlalchemy import Connection
 
-from seqplan.api.rest.payloads.answers import AcknowledgedAll, MeasuredRank, answers
-from seqplan.api.rest.payloads.answers import AcknowledgedResponse as AnsweredAck
+from seqplan.api.rest.payloads.answers import (
+    AcknowledgedAll,
+    AcknowledgedResponse,
+    MeasuredRank,
+    answers,
+)
 from seqplan.api.rest.payloads.bodies import Ack, Acks, MeasurementRequest
 from seqplan.api.rest.payloads.idempotency import once
-from seqplan.api.rest.payloads.large_bodies import describe_body, large_body
+from seqplan.api.rest.payloads.large_bodies import large_body
 from seqplan.api.rest.state.ack_writer import Acknowledged, PlannedSteps
 from seqplan.api.rest.state.shared import AcksOf, ServiceOf
 from seqplan.api.store.tables.measurements import MeasurementRow, add_measurements
@@ -21,7 +25,7 @@ from seqplan.plans import service_routes
 routes = APIRouter(tags=["plans"])
 
 
-@routes.post(service_routes.ACKS, status_code=200, **answers(AnsweredAck))
+@routes.post(service_routes.ACKS, **answers(AcknowledgedResponse))
 async def acknowledge(acks: AcksOf, job: str, body: Ack) -> Response:
     """A rank has done a step. Saying it again changes nothing, with or without a key."""
     await acks.put([Acknowledged(job, body.step, body.rank, body.digest, body.measured_ms)])
@@ -31,12 +35,7 @@ async def acknowledge(acks: AcksOf, job: str, body: Ack) -> Response:
 ManyAcks = Annotated[Acks, Depends(large_body(Acks))]
 
 
-@routes.post(
-    service_routes.ACKS_MANY,
-    status_code=200,
-    openapi_extra=describe_body(Acks),
-    **answers(AcknowledgedAll),
-)
+@routes.post(service_routes.ACKS_MANY, **answers(AcknowledgedAll, body=Acks))
 async def acknowledge_many(acks: AcksOf, job: str, body: ManyAcks) -> Response:
     """Several ranks have done a step: all of them are kept, or none."""
     times = body.measured_ms or [None] * len(body.ranks)
@@ -51,7 +50,7 @@ async def acknowledge_many(acks: AcksOf, job: str, body: ManyAcks) -> Response:
     return JSONResponse({"step": body.step, "ranks": body.ranks})
 
 
-@routes.post(service_routes.MEASUREMENTS, status_code=200, **answers(MeasuredRank))
+@routes.post(service_routes.MEASUREMENTS, **answers(MeasuredRank))
 def add_measurement(
     service: ServiceOf, request: Request, job: str, body: MeasurementRequest
 ) -> Response:

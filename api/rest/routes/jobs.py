@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -16,26 +16,43 @@ from seqplan.api.rest.payloads.answers import (
     JobsPage,
     Pushed,
     Restarted,
+    RevisionResponse,
+    RevisionsResponse,
     SamplerStateResponse,
     StoppedResponse,
     answers,
 )
-from seqplan.api.rest.payloads.bodies import NewJob, PushedBatch, PushedBatches, PushedLoad
-from seqplan.api.rest.payloads.idempotency import add_location, once
-from seqplan.api.rest.payloads.large_bodies import describe_body, large_body
+from seqplan.api.rest.payloads.bodies import (
+    JobProposal,
+    NewJob,
+    PushedBatch,
+    PushedBatches,
+    PushedLoad,
+)
+from seqplan.api.rest.payloads.fields import AtStep, Limit
+from seqplan.api.rest.payloads.idempotency import once
+from seqplan.api.rest.payloads.large_bodies import large_body
 from seqplan.api.rest.payloads.pages import read_page
-from seqplan.api.rest.payloads.parameters import AtStep, Limit
-from seqplan.api.rest.payloads.problems import Problem, not_found, require_found
-from seqplan.api.rest.routes.data_look import look_at_data
-from seqplan.api.rest.routes.new_job import check_room, describe_job, job_row
+from seqplan.api.rest.payloads.problems import Problem, not_found, require_found, require_row
+from seqplan.api.rest.routes.new_job import check_room, describe_job, job_row, look_at_data
 from seqplan.api.rest.routes.sampler_state import proposal_of, sampler_state
-from seqplan.api.rest.state.readers import read_off_loop
-from seqplan.api.rest.state.shared import ServiceOf
-from seqplan.api.store.rows import JobRow, ListedJob, columns, get, get_for_update
+from seqplan.api.rest.state.shared import ServiceOf, read_off_loop
+from seqplan.api.service.job_costs import check_costs
+from seqplan.api.store.rows import (
+    JobRow,
+    ListedJob,
+    ProposalRow,
+    columns,
+    get,
+    get_for_update,
+    read_slowdown,
+)
 from seqplan.api.store.tables.acks import last_acknowledged
 from seqplan.api.store.tables.batches import add_batches, copy_batches, last_pushed
 from seqplan.api.store.tables.jobs import add_job, settle_job
 from seqplan.api.store.tables.plans import count_planned_beyond, last_planned
+from seqplan.api.store.tables.proposals import ready_document
+from seqplan.api.store.tables.revisions import Revision, list_revisions
 from seqplan.planner.batches.batch import Batch
 from seqplan.plans import service_routes
 from seqplan.plans.load import PhaseLoad
@@ -45,7 +62,7 @@ routes = APIRouter(tags=["jobs"])
 _STOPPABLE = ("planning", "failed", "abandoned")
 
 
-@routes.post(service_routes.JOBS, status_code=201, **answers(JobBegun, 201))
+@routes.post(service_routes.JOBS, **answers(JobBegun, 201))
 def create_job(service: ServiceOf, request: Request, body: NewJob) -> Response:
     """Begin a job; its plans can be requested at once."""
     begun: list[JobRow] = []  # stays empty if an earlier response is repeated
@@ -59,10 +76,11 @@ def create_job(service: ServiceOf, request: Request, body: NewJob) -> Response:
         begun.append(row)
         return 201, describe_job(row)
 
-    answer = once(service, request, body.model_dump_json(), effect)
+    content = body.model_dump_json()
+    answer = once(service, request, content, effect, below=service_routes.JOBS)
     for row in begun:
         service.plan(row)
-    return add_location(answer, service_routes.JOBS)
+    return answer
 
 
 @routes.get(service_routes.JOBS, **answers(JobsPage))
@@ -77,7 +95,7 @@ def list_jobs(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dict[
 def get_job(service: ServiceOf, job: str) -> Response:
     """A job's state, the last planned step and what each rank has acknowledged."""
     with service.store.reading() as connection:
-        row = require_found(get(connection, JobRow, job), f"job {job}")
+        row = require_row(connection, JobRow, job)
         body = {
             **columns(row),
             "planned_steps": row.expired_steps + count_planned_beyond(connection, job, -1),
@@ -96,20 +114,19 @@ def delete_job(service: ServiceOf, job: str) -> Response:
     return Response(status_code=204)
 
 
-@routes.post(service_routes.STOP, status_code=200, **answers(StoppedResponse))
+@routes.post(service_routes.STOP, **answers(StoppedResponse))
 def stop_job(service: ServiceOf, job: str) -> Response:
     """Plan a job no further and keep all that it has; ranks get 424 beyond its last plan.
 
     It does not count as being planned; ``restart`` plans it further. 409 for one that is planned.
     """
-    with service.store.reading() as connection:
-        row = require_found(get(connection, JobRow, job), f"job {job}")
+    row = require_row(service.store, JobRow, job)
     if row.state != "stopped" and service.halt(job, "stopped", *_STOPPABLE) is None:
         raise Problem(409, "not-planning", f"job {job} is {row.state}: nothing to stop")
     return JSONResponse({"id": job, "state": "stopped"})
 
 
-@routes.post(service_routes.RESTART, status_code=202, **answers(Restarted, 202))
+@routes.post(service_routes.RESTART, **answers(Restarted, 202))
 def restart_job(service: ServiceOf, request: Request, job: str) -> Response:
     """Plan a failed, stopped or abandoned job again, from its first step without a plan.
 
@@ -152,12 +169,7 @@ def get_sampler_state(service: ServiceOf, job: str, step: AtStep) -> dict[str, A
 Batches = Annotated[PushedBatches, Depends(large_body(PushedBatches))]
 
 
-@routes.post(
-    service_routes.BATCHES,
-    status_code=202,
-    openapi_extra=describe_body(PushedBatches),
-    **answers(Pushed, 202),
-)
+@routes.post(service_routes.BATCHES, **answers(Pushed, 202, body=PushedBatches))
 def push_batches(service: ServiceOf, request: Request, job: str, body: Batches) -> Response:
     """Batches for a job without lengths, in ascending order of step."""
 
@@ -232,3 +244,52 @@ def _read_load(load: PushedLoad, batch: PushedBatch) -> PhaseLoad:
     work_ms = tuple(round(ms, 3) for ms in load.work_ms)
     overhead_ms = round(load.overhead_ms, 3)
     return PhaseLoad(load.name, tuple(load.tokens), work_ms, overhead_ms, load.capacity)
+
+
+@routes.get(service_routes.REVISIONS, **answers(RevisionsResponse))
+def get_revisions(service: ServiceOf, job: str) -> dict[str, Any]:
+    """All revisions of a job, oldest first, with their reasons."""
+    with service.store.reading() as connection:
+        row = require_row(connection, JobRow, job)
+        return {"items": [_describe(revision) for revision in list_revisions(connection, row)]}
+
+
+@routes.put(service_routes.JOB_PROPOSAL, **answers(RevisionResponse))
+def set_job_proposal(service: ServiceOf, job: str, body: JobProposal) -> dict[str, Any]:
+    """Plan the unplanned steps of a job by another proposal.
+
+    One of as many GPUs and the same ``max_len``; 409 for a job that is not being planned.
+    """
+    with service.store.reading() as connection:
+        row = require_row(connection, JobRow, job)
+        latest = list_revisions(connection, row)[-1]
+        _check_proposal(connection, row, body.proposal)
+    if row.proposal == body.proposal:
+        return _describe(latest)  # a repeated request, or nothing to change
+    revision = None
+    if row.state == "planning":
+        revision = service.revise(job, body.proposal, latest.slowdown, "request", "by request")
+    if revision is None:
+        raise Problem(409, "not-planning", f"job {job} is {row.state}: no step is to be planned")
+    return _describe(revision)
+
+
+def _describe(revision: Revision) -> dict[str, Any]:
+    slow = [{"rank": rank, "factor": factor} for rank, factor in revision.slowdown]
+    return {**asdict(revision), "slowdown": slow}
+
+
+def _check_proposal(connection: Connection, row: JobRow, key: str) -> None:
+    stored = get(connection, ProposalRow, key)
+    if stored is None:
+        raise ValueError(f"body.proposal: there is no proposal {key}")
+    if stored.state != "ready":
+        raise Problem(409, "not-ready", f"proposal {key} is {stored.state}")
+    document = ready_document(stored)
+    now, new = proposal_of(connection, row).workload, document.workload
+    slow = read_slowdown(row.slowdown)
+    check_costs(document, slow, row.robust, refit=row.refit, request=stored.request)
+    for name in ("gpus", "max_len"):
+        have, want = getattr(new, name), getattr(now, name)
+        if have != want:
+            raise ValueError(f"body.proposal: has {name} {have}, job {row.id} has {want}")

@@ -18,16 +18,15 @@ from seqplan.api.rest.payloads.answers import (
     LengthsResponse,
     NewLengths,
     answers,
-    describe_upload,
 )
-from seqplan.api.rest.payloads.idempotency import add_location, once
+from seqplan.api.rest.payloads.fields import Limit
+from seqplan.api.rest.payloads.idempotency import once
 from seqplan.api.rest.payloads.pages import read_page
-from seqplan.api.rest.payloads.parameters import Limit
-from seqplan.api.rest.payloads.problems import Problem, not_found, require_found
+from seqplan.api.rest.payloads.problems import Problem, not_found, require_row
 from seqplan.api.rest.state.shared import ServiceOf
 from seqplan.api.service.service import Service
 from seqplan.api.store.errors import StoreUnavailable
-from seqplan.api.store.rows import LengthsRow, ListedLengths, columns, get
+from seqplan.api.store.rows import LengthsRow, ListedLengths, columns
 from seqplan.api.store.tables.leftovers import UPLOAD_PREFIX
 from seqplan.api.store.tables.lengths import (
     histogram_row,
@@ -69,17 +68,11 @@ def get_lengths(service: ServiceOf, lengths: str) -> Response:
 
     ``kind``: sequences, or histogram if only that is known.
     """
-    with service.store.reading() as connection:
-        row = require_found(get(connection, LengthsRow, lengths), f"lengths {lengths}")
+    row = require_row(service.store, LengthsRow, lengths)
     return JSONResponse({**columns(row), "histogram": json.loads(row.histogram)})
 
 
-@routes.post(
-    service_routes.LENGTHS,
-    status_code=201,
-    openapi_extra=describe_upload(UPLOADED),
-    **answers(NewLengths, 201),
-)
+@routes.post(service_routes.LENGTHS, **answers(NewLengths, 201, body=UPLOADED))
 async def upload_lengths(
     service: ServiceOf,
     request: Request,
@@ -116,8 +109,8 @@ async def upload_lengths(
         put_lengths(connection, row)
         return 201, {name: getattr(row, name) for name in _ANSWERED}
 
-    answer = await run_in_threadpool(once, service, request, row.id, effect)
-    return add_location(answer, service_routes.LENGTHS)
+    below = service_routes.LENGTHS
+    return await run_in_threadpool(once, service, request, row.id, effect, below=below)
 
 
 @routes.delete(service_routes.LENGTHS_SET, status_code=204, response_class=Response)

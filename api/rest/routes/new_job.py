@@ -1,36 +1,39 @@
-"""The row of a new job: one that begins a run, or goes on from another by a new proposal."""
+"""The row of a new job: one that begins a run, or goes on from another by a new proposal.
+
+``look_at_data`` reads the data before the transaction in which the job is begun: reading lengths,
+and drawing from them, takes seconds for a large data set, in which others write.
+"""
 
 from __future__ import annotations
 
 import secrets
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection
 
 from seqplan.api.rest.payloads.bodies import Continued, NewJob
 from seqplan.api.rest.payloads.problems import Problem
-from seqplan.api.rest.routes.data_look import DataLook, drawn_by
 from seqplan.api.rest.routes.sampler_state import check_planned, read_max_len
-from seqplan.api.service.job_costs import (
-    check_refit,
-    check_robust,
-    check_robust_proposal,
-    check_slowdown,
-    list_slow_ranks,
-)
+from seqplan.api.service.job_batches import state_before
+from seqplan.api.service.job_costs import check_costs, list_slow_ranks
 from seqplan.api.service.service import Service
+from seqplan.api.store.errors import ArrayDamaged, ArrayMissing, StoreUnavailable
 from seqplan.api.store.rows import (
     JobRow,
     LengthsRow,
     ListedJob,
+    ListedLengths,
     ProposalRow,
     get,
     get_for_update,
+    write_slowdown,
 )
-from seqplan.api.store.slow_factors import SlowFactors, write_slowdown
 from seqplan.api.store.tables.jobs import list_unfinished
+from seqplan.api.store.tables.lengths import open_lengths
+from seqplan.api.store.tables.plans import read_latest_state
 from seqplan.api.store.tables.proposals import ready_document
+from seqplan.planner.batches.sampler import START, Sampler, SamplerState
 from seqplan.planner.workload import Workload
 
 _OWN = ("lengths", "tokens", "seed", "steps", "last_step", "continues", "first_step")
@@ -50,15 +53,8 @@ def job_row(service: Service, connection: Connection, new: NewJob, look: DataLoo
         raise Problem(409, "not-ready", f"proposal {new.proposal} is {proposal.state}")
     document = ready_document(proposal)
     workload = document.workload
-    if new.refit:
-        check_refit(document.profile, lockstep=document.in_lockstep, request=proposal.request)
-    slow: SlowFactors = ()
-    if new.slowdown is not None:
-        slow = list_slow_ranks(new.slowdown, workload.gpus, refit=new.refit)
-        check_slowdown(document, slow)
-    check_robust(new.robust, slow, refit=new.refit)
-    if new.robust:
-        check_robust_proposal(document)
+    slow = list_slow_ranks(new.slowdown, workload.gpus, refit=new.refit, robust=new.robust)
+    check_costs(document, slow, new.robust, refit=new.refit, request=proposal.request)
     row = JobRow(
         id=new.id or secrets.token_hex(8),
         proposal=new.proposal,
@@ -206,3 +202,68 @@ def _with_first_state(
 
 def _invalid(detail: str) -> Problem:
     return Problem(422, "invalid-request", detail)
+
+
+@dataclass(frozen=True)
+class DataLook:
+    """Facts read from the data of a job, or the error of reading them."""
+
+    of: tuple[Any, ...] = ()
+    state: SamplerState = START
+    error: Exception | None = None
+
+    def check(self, *of: Any) -> None:
+        """Raise the error of reading; ``StoreUnavailable`` if other data was read."""
+        if self.error is not None:
+            raise self.error
+        if self.of != of:
+            raise StoreUnavailable("what the job is to draw has changed meanwhile; try again")
+
+
+def look_at_data(service: Service, new: NewJob) -> DataLook:
+    """Read a new job's facts of the lengths, outside ``job_row``'s transaction.
+
+    Errors in the request are left to ``job_row``.
+    """
+    try:
+        if new.continues is not None:
+            return _look_at_state(service, new.continues)
+        return _look_at_tokens(service, new)
+    except (Problem, ArrayMissing, ArrayDamaged, ValueError, OSError) as error:
+        # An earlier answer to the same request comes before it.
+        return DataLook(error=error)
+
+
+def _look_at_tokens(service: Service, new: NewJob) -> DataLook:
+    if new.lengths is None:
+        return DataLook()
+    with service.store.reading() as connection:
+        proposal = get(connection, ProposalRow, new.proposal)
+        lengths = get(connection, ListedLengths, new.lengths)
+    if proposal is None or proposal.state != "ready" or lengths is None:
+        return DataLook()
+    if lengths.kind == "histogram":
+        return DataLook()
+    workload = ready_document(proposal).workload
+    array = open_lengths(service.store, new.lengths)
+    Sampler(array, new.tokens or workload.tokens, workload.max_len, new.seed)  # checks them
+    return DataLook((new.lengths, workload.max_len))
+
+
+def _look_at_state(service: Service, continues: Continued) -> DataLook:
+    step = continues.step
+    with service.store.reading() as connection:
+        other = get(connection, JobRow, continues.job)
+        if other is None or other.lengths is None or not other.first_step <= step:
+            return DataLook()
+        check_planned(connection, other, step)
+        max_len = read_max_len(connection, other)
+        nearest = read_latest_state(connection, other, step)
+    state = state_before(service.store, other, max_len, step, nearest)
+    return DataLook(drawn_by(other, step, max_len), state=state)
+
+
+def drawn_by(job: JobRow, step: int, max_len: int) -> tuple[Any, ...]:
+    """Return all that a job's sampler before ``step`` follows from."""
+    first = (job.first_step, job.first_epoch, job.first_cursor)
+    return (job.lengths, job.tokens, job.seed, *first, step, max_len)

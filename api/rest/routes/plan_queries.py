@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from seqplan.api.rest.middleware.tokens import TOKEN
 from seqplan.api.rest.payloads.answers import answers
 from seqplan.api.rest.payloads.bodies import PushedBatch
-from seqplan.api.rest.payloads.large_bodies import describe_body, large_body
+from seqplan.api.rest.payloads.large_bodies import large_body
 from seqplan.api.rest.payloads.problems import Problem
 from seqplan.api.rest.routes.jobs import check_batch
 from seqplan.api.rest.state.shared import QueriesOf
@@ -23,9 +23,7 @@ routes = APIRouter(tags=["plans"])
 QueriedBatch = Annotated[PushedBatch, Depends(large_body(PushedBatch))]
 
 
-@routes.post(
-    service_routes.PLAN_BATCH, openapi_extra=describe_body(PushedBatch), **answers(dict[str, Any])
-)
+@routes.post(service_routes.PLAN_BATCH, **answers(dict[str, Any], body=PushedBatch))
 async def plan_batch(
     queries: QueriesOf, request: Request, proposal: str, body: QueriedBatch
 ) -> Response:

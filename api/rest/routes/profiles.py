@@ -7,22 +7,14 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from sqlalchemy import Connection
-from starlette.concurrency import run_in_threadpool
 
-from seqplan.api.rest.payloads.answers import (
-    DOCUMENT,
-    NewProfile,
-    ProfilesPage,
-    answers,
-    describe_upload,
-)
-from seqplan.api.rest.payloads.idempotency import add_location, once
+from seqplan.api.rest.payloads.answers import DOCUMENT, NewProfile, ProfilesPage, answers
+from seqplan.api.rest.payloads.fields import Limit
+from seqplan.api.rest.payloads.idempotency import upload_document
 from seqplan.api.rest.payloads.pages import read_page
-from seqplan.api.rest.payloads.parameters import Limit
-from seqplan.api.rest.payloads.problems import require_found
-from seqplan.api.rest.payloads.texts import body_text
+from seqplan.api.rest.payloads.problems import require_row
 from seqplan.api.rest.state.shared import ServiceOf
-from seqplan.api.store.rows import ListedProfile, ProfileRow, get
+from seqplan.api.store.rows import ListedProfile, ProfileRow
 from seqplan.api.store.tables.profiles import put_profile
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
@@ -43,24 +35,16 @@ def get_profile(service: ServiceOf, profile: str) -> Response:
     """A profile's document, by id or shipped name."""
     if profile in list_shipped():
         return JSONResponse(load_shipped(profile).document)
-    with service.store.reading() as connection:
-        row = require_found(get(connection, ProfileRow, profile), f"profile {profile}")
+    row = require_row(service.store, ProfileRow, profile)
     return Response(row.document, media_type="application/json")
 
 
-@routes.post(
-    service_routes.PROFILES,
-    status_code=201,
-    openapi_extra=describe_upload(DOCUMENT),
-    **answers(NewProfile, 201),
-)
+@routes.post(service_routes.PROFILES, **answers(NewProfile, 201, body=DOCUMENT))
 async def upload_profile(service: ServiceOf, request: Request) -> Response:
     """Upload a profile document, as ``seqplan profile measure`` writes it."""
-    text = body_text(await request.body())
 
-    def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
+    def keep(connection: Connection, text: str) -> dict[str, Any]:
         uploaded = Profile.from_json(text, "body")
-        return 201, {"id": put_profile(connection, uploaded, text), "name": uploaded.name}
+        return {"id": put_profile(connection, uploaded, text), "name": uploaded.name}
 
-    answer = await run_in_threadpool(once, service, request, text, effect)
-    return add_location(answer, service_routes.PROFILES)
+    return await upload_document(service, request, service_routes.PROFILES, keep)

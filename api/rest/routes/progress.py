@@ -6,37 +6,45 @@ import re
 import time
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import JSONResponse, Response
 from sqlalchemy import Connection
 
 from seqplan.api.rest.payloads.answers import (
+    CalibrationResponse,
     MeasurementsPage,
     Progress,
     ProgressPage,
     StepsPage,
+    Timeline,
     answers,
 )
-from seqplan.api.rest.payloads.parameters import AfterStep, Limit
-from seqplan.api.rest.payloads.problems import Problem, require_found
-from seqplan.api.rest.state.readers import read_off_loop
-from seqplan.api.rest.state.shared import ServiceOf, SummariesOf, WatchOf
-from seqplan.api.service.calibration_watch import CalibrationWatch
+from seqplan.api.rest.payloads.fields import AfterStep, Limit, StepOfPlan
+from seqplan.api.rest.payloads.problems import Problem, require_found, require_row
+from seqplan.api.rest.state.shared import ServiceOf, SummariesOf, WatchOf, read_off_loop
+from seqplan.api.service.calibration_watch import MOST_POINTS, WINDOW, CalibrationWatch
+from seqplan.api.service.plan_bytes import read_stored
 from seqplan.api.service.plan_summary import PlanSummaries, step_fields
 from seqplan.api.store import schema
-from seqplan.api.store.rows import JobOutline, columns, get, page
-from seqplan.api.store.slow_factors import list_lost, read_slowdown
+from seqplan.api.store.rows import JobOutline, ListedJob, columns, list_lost, page, read_slowdown
 from seqplan.api.store.tables.acks import last_acknowledged, rank_progress
 from seqplan.api.store.tables.jobs import STATES
 from seqplan.api.store.tables.measurements import measurements_page
 from seqplan.api.store.tables.plans import (
     count_planned_beyond,
     digests,
+    get_plan,
     last_planned,
     plan_lines,
     read_planned_page,
 )
+from seqplan.costs.fit.calibration import CalibrationError
+from seqplan.planner.simulation.one_f_one_b import ForwardFraction
+from seqplan.planner.simulation.timeline import plan_timeline
 from seqplan.planner.workload import MOST_GPUS
 from seqplan.plans import service_routes
+from seqplan.plans.plan import MicroBatch, Plan
+from seqplan.plans.recomputation import write_mode
 
 routes = APIRouter(tags=["progress"])
 
@@ -89,25 +97,21 @@ def get_progress(
 ) -> dict[str, Any]:
     """How far one job is, as in ``/v1/progress``."""
     with service.store.reading() as connection:
-        row = require_found(get(connection, JobOutline, job), f"job {job}")
+        row = require_row(connection, JobOutline, job)
         return _progress(connection, row, watch, summaries)
 
 
 @routes.get(service_routes.STEPS, **answers(StepsPage))
 @read_off_loop
 def list_steps(
-    service: ServiceOf,
-    summaries: SummariesOf,
-    job: str,
-    after: AfterStep = -1,
-    limit: Limit = 200,
+    service: ServiceOf, summaries: SummariesOf, job: str, after: AfterStep = -1, limit: Limit = 200
 ) -> dict[str, Any]:
     """Planned steps beyond ``after``: predicted, planning and measured times.
 
     Times in ms; ``measured_ms``: of the slowest of ``ranks_measured`` ranks.
     """
     with service.store.reading() as connection:
-        row = require_found(get(connection, JobOutline, job), f"job {job}")
+        row = require_row(connection, JobOutline, job)
         planned = read_planned_page(connection, job, after, limit + 1)
         shown = planned[:limit]
         summary_of = summaries.of(
@@ -132,7 +136,7 @@ def list_measurements(
         raise Problem(422, "invalid-request", f"query.after: {after!r}: must be STEP.RANK")
     begin = (0, -1) if cursor is None else (int(cursor[1]), int(cursor[2]))
     with service.store.reading() as connection:
-        require_found(get(connection, JobOutline, job), f"job {job}")
+        require_row(connection, JobOutline, job)
         measured = measurements_page(connection, job, begin, limit + 1)
     shown = measured[:limit]
     items = [{"step": step, "rank": rank, "measured_ms": ms} for step, rank, ms in shown]
@@ -170,4 +174,124 @@ def _progress(
         "miscalibrated": watch.is_miscalibrated(job.id),
         "last_planned_step": last_planned(connection, job.id),
         "ahead": count_planned_beyond(connection, job.id, ranks.slowest),
+    }
+
+
+Window = Annotated[int, Query(ge=1, le=1000, description="measured steps to look back on")]
+Points = Annotated[int, Query(ge=0, le=MOST_POINTS, description="of each scheme, the latest")]
+
+
+@routes.get(service_routes.CALIBRATION, **answers(CalibrationResponse))
+@read_off_loop
+def get_calibration(
+    service: ServiceOf, watch: WatchOf, job: str, steps: Window = WINDOW, points: Points = 0
+) -> dict[str, Any]:
+    """Predicted and measured times by scheme over the last measured steps; ratios, not %.
+
+    ``bias`` and ``error.recent`` are medians over the latest pipelines; if ``recent`` has
+    left ``limit``, the profile's error, ``warning`` is true and ``message`` explains it.
+    ``points``: how many [predicted ms, measured ms] of each scheme to add.
+    """
+    with service.store.reading() as connection:
+        require_row(connection, JobOutline, job)
+        of_job = watch.calibration_of(connection, job, steps)
+    schemes = []
+    for of_scheme in of_job.schemes:
+        shown = _shown(of_scheme)
+        if points:
+            shown["points"] = of_job.points.get(of_scheme.scheme, [])[-points:]
+        schemes.append(shown)
+    return {
+        "job": job,
+        "profile": of_job.profile,
+        "steps": {"first": of_job.first, "last": of_job.last, "measured": of_job.steps},
+        "pipelines": {
+            "all": of_job.pipelines,
+            "measurable": of_job.measurable,
+            "measured": of_job.measured,
+        },
+        "schemes": schemes,
+        "warning": any(shown["warning"] for shown in schemes),
+    }
+
+
+def _shown(of_scheme: CalibrationError) -> dict[str, Any]:
+    stated = of_scheme.stated
+    return {
+        "scheme": str(of_scheme.scheme),
+        "pipelines": of_scheme.pipelines,
+        "error": {"median": of_scheme.median, "p90": of_scheme.p90, "recent": of_scheme.recent},
+        "bias": of_scheme.bias,
+        "stated": None
+        if stated is None
+        else {"samples": stated.samples, "median": stated.median, "p90": stated.p90},
+        "limit": of_scheme.limit,
+        "limit_assumed": stated is None,
+        "warning": of_scheme.warning is not None,
+        "message": of_scheme.warning,
+    }
+
+
+_DIGITS = 3
+"""Decimals of a timeline: microseconds, so that a large step is a small answer."""
+
+
+@routes.get(service_routes.TIMELINE, **answers(Timeline))
+@read_off_loop
+def get_timeline(
+    service: ServiceOf, watch: WatchOf, request: Request, job: str, step: StepOfPlan
+) -> Response:
+    """Return the simulated 1F1B times of each pass, ms from the step's start.
+
+    ``stages[s]``: passes of stage s as [F or B, micro-batch, start, end].
+    """
+    with service.store.reading() as connection:
+        row = require_row(connection, ListedJob, job)
+        stored = require_found(get_plan(connection, job, step), f"plan of step {step} in job {job}")
+        tag = f'"timeline-{stored.digest}"'
+        if request.headers.get("If-None-Match") == tag:
+            return Response(status_code=304, headers={"ETag": tag})
+        profile = watch.profile(connection, row.proposal)
+    plan = read_stored(stored)
+    return JSONResponse(_timeline(plan, profile.forward_fraction), headers={"ETag": tag})
+
+
+def _timeline(plan: Plan, forward_fraction: ForwardFraction) -> dict[str, Any]:
+    times = plan_timeline(plan, forward_fraction)
+    pipelines = []
+    for pipeline, placed in zip(plan.pipelines, times.pipelines, strict=True):
+        stages: list[list[list[Any]]] = [[] for _ in range(pipeline.scheme.pp)]
+        for event in placed.events:
+            start, end = round(event.start_ms, _DIGITS), round(event.end_ms, _DIGITS)
+            stages[event.stage].append([event.phase, event.micro_batch, start, end])
+        pipelines.append(
+            {
+                "scheme": str(pipeline.scheme),
+                "ranks": list(pipeline.ranks),
+                "micro_step": pipeline.micro_step,
+                "start_ms": round(placed.start_ms, _DIGITS),
+                "end_ms": round(placed.end_ms, _DIGITS),
+                "micro_batches": [_micro_batch(plan, micro) for micro in pipeline.micro_batches],
+                "stages": stages,
+            }
+        )
+    return {
+        "step": plan.step,
+        "world_size": plan.world_size,
+        "idle_ranks": list(plan.idle_ranks),
+        "predicted_ms": plan.predicted_ms,
+        "lower_bound_ms": plan.lower_bound_ms,
+        "simulated_ms": times.simulated_ms,
+        "forward_fraction": forward_fraction,
+        "pipelines": pipelines,
+    }
+
+
+def _micro_batch(plan: Plan, micro: MicroBatch) -> dict[str, Any]:
+    return {
+        "tokens": micro.tokens,
+        "sequences": len(micro.sequences),
+        "longest": max((plan.lengths[index] for index in micro.sequences), default=0),
+        "cost_ms": micro.cost_ms,
+        **write_mode(micro.recompute),
     }

@@ -9,7 +9,6 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from sqlalchemy import Connection
-from starlette.concurrency import run_in_threadpool
 
 from seqplan.api.rest.payloads.answers import (
     DOCUMENT,
@@ -17,14 +16,12 @@ from seqplan.api.rest.payloads.answers import (
     ProposalResponse,
     ProposalsPage,
     answers,
-    describe_upload,
 )
 from seqplan.api.rest.payloads.bodies import NewProposal
-from seqplan.api.rest.payloads.idempotency import add_location, once
+from seqplan.api.rest.payloads.fields import Limit
+from seqplan.api.rest.payloads.idempotency import once, upload_document
 from seqplan.api.rest.payloads.pages import read_page
-from seqplan.api.rest.payloads.parameters import Limit
-from seqplan.api.rest.payloads.problems import Problem, not_found, require_found
-from seqplan.api.rest.payloads.texts import body_text
+from seqplan.api.rest.payloads.problems import Problem, not_found, require_row
 from seqplan.api.rest.state.shared import QueriesOf, ServiceOf
 from seqplan.api.service.proposal_request import parse_request, usable_profile
 from seqplan.api.store.rows import (
@@ -57,8 +54,7 @@ def list_proposals(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> 
 @routes.get(service_routes.PROPOSAL, **answers(ProposalResponse))
 def get_proposal(service: ServiceOf, proposal: str) -> Response:
     """A proposal: its state, how far it is, and its document when it is ready."""
-    with service.store.reading() as connection:
-        row = require_found(get(connection, ProposalRow, proposal), f"proposal {proposal}")
+    row = require_row(service.store, ProposalRow, proposal)
     making = service.proposals.progress.get(proposal)
     progress = None
     if making is not None:
@@ -71,8 +67,7 @@ def get_proposal(service: ServiceOf, proposal: str) -> Response:
 @routes.get(service_routes.PROPOSAL_DOCUMENT, **answers(dict[str, Any]))
 def get_proposal_document(service: ServiceOf, proposal: str) -> Response:
     """The file that ``seqplan propose -o`` writes; 409 while it is not ready."""
-    with service.store.reading() as connection:
-        row = require_found(get(connection, ProposalRow, proposal), f"proposal {proposal}")
+    row = require_row(service.store, ProposalRow, proposal)
     if row.document is None:
         raise Problem(409, "not-ready", f"proposal {proposal} is {row.state}")
     return Response(row.document, media_type="application/json")
@@ -90,7 +85,7 @@ def delete_proposal(service: ServiceOf, queries: QueriesOf, proposal: str) -> Re
     return Response(status_code=204)
 
 
-@routes.post(service_routes.PROPOSALS, status_code=202, **answers(NewProposalId, 202))
+@routes.post(service_routes.PROPOSALS, **answers(NewProposalId, 202))
 def create_proposal(service: ServiceOf, request: Request, body: NewProposal) -> Response:
     """Make a proposal; the response's Location shows its progress."""
     key = secrets.token_hex(8)
@@ -111,30 +106,23 @@ def create_proposal(service: ServiceOf, request: Request, body: NewProposal) -> 
         put_proposal(connection, key, request, None)
         return 202, {"id": key, "state": "running"}
 
-    answer = once(service, request, body.model_dump_json(), effect)
-    answered_key = json.loads(bytes(answer.body))["id"]
-    if answered_key == key:  # not an earlier answer
+    content, below = body.model_dump_json(), service_routes.PROPOSALS
+    answer = once(service, request, content, effect, below=below)
+    if answer.headers["Location"] == f"{below}/{key}":  # not an earlier answer
         service.proposals.add(key)
-    return add_location(answer, service_routes.PROPOSALS)
+    return answer
 
 
-@routes.post(
-    service_routes.PROPOSAL_DOCUMENTS,
-    status_code=201,
-    openapi_extra=describe_upload(DOCUMENT),
-    **answers(NewProposalId, 201),
-)
+@routes.post(service_routes.PROPOSAL_DOCUMENTS, **answers(NewProposalId, 201, body=DOCUMENT))
 async def upload_proposal(service: ServiceOf, request: Request) -> Response:
     """Upload a proposal that ``seqplan propose`` made."""
-    text = body_text(await request.body())
 
-    def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
+    def keep(connection: Connection, text: str) -> dict[str, Any]:
         key = Proposal.from_json(text, "body").digest.removeprefix("sha256:")
         put_proposal(connection, key, {}, text)
-        return 201, {"id": key, "state": "ready"}
+        return {"id": key, "state": "ready"}
 
-    answer = await run_in_threadpool(once, service, request, text, effect)
-    return add_location(answer, service_routes.PROPOSALS)
+    return await upload_document(service, request, service_routes.PROPOSALS, keep)
 
 
 def _profile_id(connection: Connection, wanted: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from seqplan.api.rest.payloads.problems import Problem, before_first_step, require_found
+from seqplan.api.rest.payloads.problems import Problem, before_first_step, require_row
 from seqplan.api.service.job_batches import state_before
 from seqplan.api.service.service import Service
 from seqplan.api.store.rows import JobRow, ProposalRow, get
@@ -23,7 +23,7 @@ def sampler_state(service: Service, job: str, step: int) -> dict[str, Any]:
     first step and for the job, 410 beyond the end.
     """
     with service.store.reading() as connection:
-        row = require_found(get(connection, JobRow, job), f"job {job}")
+        row = require_row(connection, JobRow, job)
         _check_step(row, step)
         check_planned(connection, row, step)
         proposal = proposal_of(connection, row)

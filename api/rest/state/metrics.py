@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import (
@@ -23,19 +24,17 @@ _BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1
 KINDS = ("plan", "acknowledgement", "other")
 
 _CALIBRATION: tuple[tuple[str, str, Callable[[CalibrationError], float | None]], ...] = (
-    (
-        "error",
-        "Median of |measured - predicted| / predicted, latest.",
-        lambda calibration: calibration.recent,
-    ),
-    ("bias", "Median of measured / predicted - 1, latest.", lambda calibration: calibration.bias),
-    ("limit", "What the error may be by the profile.", lambda calibration: calibration.limit),
-    (
-        "warning",
-        "1 where the error has left its limit.",
-        lambda calibration: bool(calibration.warning),
-    ),
+    ("error", "Median of |measured - predicted| / predicted, latest.", attrgetter("recent")),
+    ("bias", "Median of measured / predicted - 1, latest.", attrgetter("bias")),
+    ("limit", "What the error may be by the profile.", attrgetter("limit")),
+    ("warning", "1 where the error has left its limit.", lambda error: bool(error.warning)),
 )
+
+_COUNTS = {
+    "acknowledgements": "Acknowledgements since the start.",
+    "publications": "Plans published by this service since the start.",
+    "planning_ends": "Jobs whose planning ended by an internal error since the start.",
+}
 
 
 class Metrics:
@@ -78,84 +77,54 @@ class _Figures(Collector):
         return ()  # registering must not look into the store
 
     def collect(self) -> Iterable[Metric]:
-        yield from self._of_jobs()
-        yield from self._since_start()
-
-    def _of_jobs(self) -> Iterable[Metric]:
         # From memory: a scrape reads no table.
-        by_state = GaugeMetricFamily("seqplan_jobs", "Jobs of the store.", labels=["state"])
-        for state in STATES:
-            by_state.add_metric([state], self._service.upkeep.jobs_by_state.get(state, 0))
-        yield by_state
-        by_job = GaugeMetricFamily(
-            "seqplan_look_ahead_steps",
-            "Steps planned beyond the slowest rank, of jobs that this service plans.",
-            labels=["job"],
-        )
-        for job, steps in self._service.look_aheads().items():
-            by_job.add_metric([job], steps)
-        yield by_job
-        acknowledged = GaugeMetricFamily(
-            "seqplan_last_acknowledgement_timestamp_seconds",
-            "When ranks last acknowledged a step to this service; Unix time.",
-            labels=["job"],
-        )
-        for job, moment in self._service.last_acknowledgements().items():
-            acknowledged.add_metric([job], moment)
-        yield acknowledged
-        revisions = CounterMetricFamily(
-            "seqplan_revisions",
-            "Revisions of a job by this service since the start.",
-            labels=["job", "kind"],
-        )
-        for of, count in sorted(self._service.revisions.items()):
+        service, counts = self._service, self._service.counts
+        health, size = service.store.health, service.store.size_bytes()
+        states, jobs = service.upkeep.jobs_by_state, service.look_aheads()
+        by_state = {state: states.get(state, 0) for state in STATES}
+        yield _gauge("jobs", "Jobs of the store.", "state", by_state)
+        about = "Steps planned beyond the slowest rank, of jobs that this service plans."
+        yield _gauge("look_ahead_steps", about, "job", jobs)
+        about = "When ranks last acknowledged a step to this service; Unix time."
+        moments = service.last_acknowledgements()
+        yield _gauge("last_acknowledgement_timestamp_seconds", about, "job", moments)
+        about = "Revisions of a job by this service since the start."
+        revisions = CounterMetricFamily("seqplan_revisions", about, labels=["job", "kind"])
+        for of, count in sorted(service.revisions.items()):
             revisions.add_metric(of, count)
         yield revisions
-        size = GaugeMetricFamily("seqplan_store_bytes", "Size of the store's SQLite files.")
-        if (stored := self._service.store.size_bytes()) is not None:
-            size.add_metric([], stored)
-        yield size
-        build = GaugeMetricFamily("seqplan_build_info", "1, by version.", labels=["version"])
-        build.add_metric([VERSION], 1)
-        yield build
-        health = self._service.store.health
-        yield GaugeMetricFamily(
-            "seqplan_store_writable",
-            "1 if the last write to the store succeeded.",
-            value=int(health.problem is None),
-        )
-        yield CounterMetricFamily(
-            "seqplan_store_failures",
-            "Transactions since the start that the store could not end.",
-            value=health.failures,
-        )
-
-    def _since_start(self) -> Iterable[Metric]:
-        counts = self._service.counts
+        about = "Size of the store's SQLite files."
+        yield GaugeMetricFamily("seqplan_store_bytes", about, value=size)
+        yield _gauge("build_info", "1, by version.", "version", {VERSION: 1})
+        about = "1 if the last write to the store succeeded."
+        yield GaugeMetricFamily("seqplan_store_writable", about, value=int(health.problem is None))
+        about = "Transactions since the start that the store could not end."
+        yield CounterMetricFamily("seqplan_store_failures", about, value=health.failures)
         yield SummaryMetricFamily(
             "seqplan_planning_seconds",
             "Time that planning steps took since the start.",
             count_value=counts["publications"],
             sum_value=counts["planning_us"] / 1e6,
         )
-        for name, about in (
-            ("acknowledgements", "Acknowledgements since the start."),
-            ("publications", "Plans published by this service since the start."),
-            ("planning_ends", "Jobs whose planning ended by an internal error since the start."),
-        ):
+        for name, about in _COUNTS.items():
             yield CounterMetricFamily(f"seqplan_{name}", about, value=counts[name])
-        yield GaugeMetricFamily(
-            "seqplan_threads_ended",
-            "Planning and other threads that ended before their time; /readyz names them.",
-            value=len(self._service.faults()) + len(self._watch.faults()),
-        )
-        by_status = CounterMetricFamily(
-            "seqplan_requests", "Requests answered since the start.", labels=["status"]
-        )
+        about = "Planning and other threads that ended before their time; /readyz names them."
+        ended = len(service.faults()) + len(self._watch.faults())
+        yield GaugeMetricFamily("seqplan_threads_ended", about, value=ended)
+        about = "Requests answered since the start."
+        by_status = CounterMetricFamily("seqplan_requests", about, labels=["status"])
         for name, count in sorted(counts.items()):
             if name.startswith("status "):
                 by_status.add_metric([name.removeprefix("status ")], count)
         yield by_status
+
+
+def _gauge(name: str, about: str, label: str, values: Mapping[str, float]) -> Metric:
+    """Make a gauge with a value for each ``label``."""
+    gauge = GaugeMetricFamily(f"seqplan_{name}", about, labels=[label])
+    for key, value in values.items():
+        gauge.add_metric([key], value)
+    return gauge
 
 
 class _CalibrationGauges(Collector):

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from starlette.concurrency import run_in_threadpool
 
-from seqplan.api.rest.payloads.problems import Problem, require_found
+from seqplan.api.rest.payloads.problems import Problem, require_row
 from seqplan.api.service.service import Service
-from seqplan.api.store.rows import ListedProposal, ProposalRow, get
+from seqplan.api.store.rows import ListedProposal, ProposalRow
 from seqplan.api.store.tables.proposals import ready_document
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.problem import PlanningOptions
@@ -144,12 +144,10 @@ class PlanQueries:
             raise
 
     def _read(self, proposal: str) -> ListedProposal:
-        with self._service.store.reading() as connection:
-            return require_found(get(connection, ListedProposal, proposal), f"proposal {proposal}")
+        return require_row(self._service.store, ListedProposal, proposal)
 
     def _open(self, proposal: str) -> _Planners:
-        with self._service.store.reading() as connection:
-            row = require_found(get(connection, ProposalRow, proposal), f"proposal {proposal}")
+        row = require_row(self._service.store, ProposalRow, proposal)
         document = ready_document(row)
         executor = open_executor(self._service.workers, document.to_json(), PlanningOptions())
         return _Planners(executor, document.workload.max_len)

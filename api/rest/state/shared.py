@@ -1,14 +1,18 @@
 """What the handlers of an application share, as their parameters: ``service: ServiceOf``.
 
-It is put in the application's state by ``app``. The functions are async as they only look it up: a
+It is put in the application's state by ``app``. The dependency is async as it only looks it up: a
 sync one would take a thread for each request.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Annotated, Any
 
+from anyio.to_thread import run_sync
 from fastapi import Depends, Request
+from fastapi.responses import JSONResponse, Response
 
 from seqplan.api.rest.state.ack_writer import AckQueue
 from seqplan.api.rest.state.metrics import Metrics
@@ -19,52 +23,39 @@ from seqplan.api.service.plan_summary import PlanSummaries
 from seqplan.api.service.service import Service
 
 
-async def service_of(request: Request) -> Service:
-    """Return the service that the application stands before."""
-    service: Service = request.app.state.service
-    return service
+def _shared(name: str) -> Any:
+    """Make the dependency on a part of the application's state."""
+
+    async def look_up(request: Request) -> Any:
+        return getattr(request.app.state, name)
+
+    return Depends(look_up)
 
 
-async def summaries_of(request: Request) -> PlanSummaries:
-    """Return the summaries of plans that are kept."""
-    summaries: PlanSummaries = request.app.state.summaries
-    return summaries
+ServiceOf = Annotated[Service, _shared("service")]
+SummariesOf = Annotated[PlanSummaries, _shared("summaries")]
+WatchOf = Annotated[CalibrationWatch, _shared("watch")]
+MetricsOf = Annotated[Metrics, _shared("metrics")]
+WaitersOf = Annotated[PlanWaiters, _shared("waiters")]
+QueriesOf = Annotated[PlanQueries, _shared("queries")]
+AcksOf = Annotated[AckQueue, _shared("acks")]
 
 
-async def watch_of(request: Request) -> CalibrationWatch:
-    """Return the watch over the profiles of the jobs."""
-    watch: CalibrationWatch = request.app.state.watch
-    return watch
+def read_off_loop(handler: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a handler, and write its answer, in one of the few threads for readers.
+
+    The handler has the parameter ``service``.
+    """
+
+    @wraps(handler)
+    async def read(**arguments: Any) -> Response:
+        service: Service = arguments["service"]
+        work = partial(_answer, handler, arguments)
+        return await run_sync(work, limiter=service.readers)
+
+    return read
 
 
-async def metrics_of(request: Request) -> Metrics:
-    """Return the figures for Prometheus."""
-    metrics: Metrics = request.app.state.metrics
-    return metrics
-
-
-async def waiters_of(request: Request) -> PlanWaiters:
-    """Return who waits for which plan."""
-    waiters: PlanWaiters = request.app.state.waiters
-    return waiters
-
-
-async def queries_of(request: Request) -> PlanQueries:
-    """Return the planners of single batches."""
-    queries: PlanQueries = request.app.state.queries
-    return queries
-
-
-async def acks_of(request: Request) -> AckQueue:
-    """Return the writer of acknowledgements."""
-    acks: AckQueue = request.app.state.acks
-    return acks
-
-
-ServiceOf = Annotated[Service, Depends(service_of)]
-SummariesOf = Annotated[PlanSummaries, Depends(summaries_of)]
-WatchOf = Annotated[CalibrationWatch, Depends(watch_of)]
-MetricsOf = Annotated[Metrics, Depends(metrics_of)]
-WaitersOf = Annotated[PlanWaiters, Depends(waiters_of)]
-QueriesOf = Annotated[PlanQueries, Depends(queries_of)]
-AcksOf = Annotated[AckQueue, Depends(acks_of)]
+def _answer(handler: Callable[..., Any], arguments: dict[str, Any]) -> Response:
+    answer = handler(**arguments)
+    return answer if isinstance(answer, Response) else JSONResponse(answer)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from heapq import merge
 
 from sqlalchemy import Connection, func, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from seqplan.api.store import schema
 from seqplan.api.store.notices import notify
+from seqplan.api.store.rows import upsert
 from seqplan.api.store.tables.jobs import key_of, lasting
 from seqplan.planner.workload import MOST_GPUS
 
@@ -41,18 +41,7 @@ def acknowledge(connection: Connection, acks: Iterable[AckRow]) -> None:
         {"job": job, "rank": rank, "step": step, "acknowledged_at": now}
         for (job, rank), step in sorted(latest.items())
     ]
-    key = ["job", "rank"]
-    if connection.dialect.name == "sqlite":
-        lite = sqlite.insert(schema.ranks)
-        newest = {"step": lite.excluded.step, "acknowledged_at": lite.excluded.acknowledged_at}
-        later = lite.excluded.step > schema.ranks.c.step
-        connection.execute(lite.on_conflict_do_update(key, set_=newest, where=later), rows)
-    else:
-        post = postgresql.insert(schema.ranks)
-        newest = {"step": post.excluded.step, "acknowledged_at": post.excluded.acknowledged_at}
-        later = post.excluded.step > schema.ranks.c.step
-        upsert = post.on_conflict_do_update(index_elements=key, set_=newest, where=later)
-        connection.execute(upsert, rows)
+    upsert(connection, schema.ranks, rows, growing="step")
     for job in sorted(keys):
         notify(connection, job)
 

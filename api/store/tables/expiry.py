@@ -1,18 +1,33 @@
-"""Steps that every rank has acknowledged long ago: their plans and times expire.
+"""Rows deleted in batches that keep no other writer waiting: of old steps and removed jobs.
 
-What a later start from a checkpoint needs stays: the sampler's states, one in ``STATE_EVERY``.
+Steps that every rank has acknowledged long ago expire with their plans and times. A later start
+from a checkpoint needs the sampler's states, of which one in ``STATE_EVERY`` stays.
+
+A removed job is gone for readers when its row is: all other rows are found by its key. The table of
+removals has the keys of which rows may be left, so that a killed service's successor goes on.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Table,
+    delete,
+    func,
+    insert,
+    select,
+    tuple_,
+    update,
+)
 
 from seqplan.api.store import schema
 from seqplan.api.store.rows import JobRow
 from seqplan.api.store.tables.jobs import key_of
-from seqplan.api.store.tables.removals import delete_rows
+from seqplan.plans.service_routes import JOBS
 
 STATE_EVERY = 256
 """Steps from one kept sampler state to the next: a start draws at most so many steps again."""
@@ -95,3 +110,45 @@ def slowest_step(connection: Connection, job: JobRow) -> int:
     of_job = (table.c.job == key_of(job.id), table.c.rank < job.world_size)
     count, slowest = connection.execute(query.where(*of_job)).one()
     return int(slowest) if count == job.world_size - len(job.lost_ranks) else -1
+
+
+MOST_ROWS = 1000
+"""Rows that one transaction deletes or changes in the background."""
+
+_OF_JOBS = (
+    schema.ranks,
+    schema.measurements,
+    schema.batches,
+    schema.sampler_states,
+    schema.revisions,
+    schema.plans,
+)
+
+
+def pending_removals(connection: Connection) -> list[str]:
+    """Return the keys of removed jobs whose rows are still to be deleted."""
+    return [str(key) for key in connection.execute(select(schema.removals.c.job)).scalars()]
+
+
+def delete_batch(connection: Connection, key: str, limit: int) -> bool:
+    """Delete at most ``limit`` rows of a removed job; False if that was all of them."""
+    left = limit
+    for table in _OF_JOBS:
+        left -= delete_rows(connection, table, table.c.job == key, left)
+        if not left:
+            return True
+    path, prefix = schema.answers.c.path, f"{JOBS}/{key}/"
+    left -= delete_rows(
+        connection, schema.answers, func.substr(path, 1, len(prefix)) == prefix, left
+    )
+    if not left:
+        return True
+    connection.execute(delete(schema.removals).where(schema.removals.c.job == key))
+    return False
+
+
+def delete_rows(connection: Connection, table: Table, which: ColumnElement[Any], limit: int) -> int:
+    """Delete at most ``limit`` rows of a table, and count them."""
+    names = list(table.primary_key.columns)
+    some = select(*names).where(which).limit(limit)
+    return connection.execute(delete(table).where(tuple_(*names).in_(some))).rowcount

@@ -8,16 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    ScalarSelect,
-    delete,
-    func,
-    insert,
-    select,
-    update,
-)
+from sqlalchemy import ColumnElement, Connection, ScalarSelect, delete, func, insert, select, update
 
 from seqplan.api.store import schema
 from seqplan.api.store.errors import InUse
@@ -81,7 +72,7 @@ def settle_failed(connection: Connection, job: str, error: str) -> None:
 def remove_job(connection: Connection, job: str) -> bool:
     """Remove a job, for readers with all that is kept of it; False if there is none.
 
-    Its rows in other tables are deleted later, in batches: see ``removals``.
+    Its rows in other tables are deleted later, in batches: see ``expiry``.
     """
     key = job_key(connection, job)
     # The job first: whoever writes of it holds its row, or finds it gone (see ``get_for_update``).

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from sqlalchemy import Connection, func, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from seqplan.api.store import schema
+from seqplan.api.store.rows import upsert
 from seqplan.api.store.tables.jobs import key_of, lasting
 
 
@@ -31,17 +31,8 @@ def add_measurements(connection: Connection, measurements: Iterable[MeasurementR
         for measurement in measurements
         if measurement.job in keys
     ]
-    if not rows:
-        return
-    key = ["job", "step", "rank"]
-    if connection.dialect.name == "sqlite":
-        lite = sqlite.insert(schema.measurements)
-        newest = {"measured_ms": lite.excluded.measured_ms}
-        connection.execute(lite.on_conflict_do_update(key, set_=newest), rows)
-    else:
-        postgres = postgresql.insert(schema.measurements)
-        newest = {"measured_ms": postgres.excluded.measured_ms}
-        connection.execute(postgres.on_conflict_do_update(index_elements=key, set_=newest), rows)
+    if rows:
+        upsert(connection, schema.measurements, rows)
 
 
 def measurements_page(

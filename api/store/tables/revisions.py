@@ -9,8 +9,7 @@ from sqlalchemy import Connection, func, insert, select
 
 from seqplan.api.store import schema
 from seqplan.api.store.errors import InUse
-from seqplan.api.store.rows import JobRow
-from seqplan.api.store.slow_factors import SlowFactors, read_slowdown, write_slowdown
+from seqplan.api.store.rows import JobRow, SlowFactors, read_slowdown, write_slowdown
 from seqplan.api.store.tables.jobs import job_key, key_of, settle_job
 from seqplan.api.store.tables.plans import last_planned
 

@@ -8,8 +8,7 @@ from service_process import serving_here
 from stocked_service import DATA, stock
 
 from seqplan.api.rest.payloads.bodies import NewJob
-from seqplan.api.rest.routes.data_look import look_at_data
-from seqplan.api.rest.routes.new_job import job_row
+from seqplan.api.rest.routes.new_job import job_row, look_at_data
 from seqplan.api.service.service import Service
 from seqplan.api.store.errors import ArrayMissing, StoreUnavailable
 from seqplan.api.store.store import Store

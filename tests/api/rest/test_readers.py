@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 from fastapi.responses import Response
 
-from seqplan.api.rest.state.readers import read_off_loop
+from seqplan.api.rest.state.shared import read_off_loop
 from seqplan.api.service.service import Service
 from seqplan.api.store.store import Store
 

@@ -15,8 +15,7 @@ from stocked_service import stock
 
 from seqplan import Plan, from_json, to_json
 from seqplan.api.rest.state.metrics import Metrics
-from seqplan.api.service.calibration_watch import CalibrationWatch
-from seqplan.api.service.job_calibration import JobCalibration
+from seqplan.api.service.calibration_watch import CalibrationWatch, JobCalibration
 from seqplan.api.service.plan_summary import PlanSummaries, PlanSummary
 from seqplan.api.service.service import Service
 from seqplan.api.store.store import Store
@@ -156,15 +155,15 @@ def test_a_summary_is_that_of_the_plan(planned: tuple[Store, list[Plan]]) -> Non
 
 def test_looks_by_itself_until_stopped(planned: tuple[Store, list[Plan]]) -> None:
     store, plans = planned
-    watch = CalibrationWatch(store, PlanSummaries())
+    watch = CalibrationWatch(store, PlanSummaries(), every_s=0.01)
     watch.look()
     measure(store, plans, 1.3)
-    watch.start(every_s=0.01)
+    watch.start()
     try:
         for _ in range(6000):
             if any(line.endswith(" 1.0") for line in gauges(store, watch)):
                 break
-            watch._ending.wait(0.01)
+            watch._stopping.wait(0.01)
         else:
             pytest.fail("the watch has not looked")
     finally:

@@ -12,8 +12,7 @@ from sqlalchemy import QueuePool, create_engine
 from stocked_service import stock
 
 from seqplan.api.service.service import Service
-from seqplan.api.store.errors import StoreUnavailable
-from seqplan.api.store.outages import outages
+from seqplan.api.store.errors import StoreUnavailable, outages
 from seqplan.api.store.rows import JobRow, get
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables import plans

@@ -20,12 +20,12 @@ from seqplan.api.store.tables import (
     acks,
     answers,
     batches,
+    expiry,
     jobs,
     lengths,
     measurements,
     plans,
     proposals,
-    removals,
 )
 from seqplan.api.store.tables.acks import AckRow
 from seqplan.api.store.tables.measurements import MeasurementRow
@@ -121,11 +121,11 @@ def test_a_removed_job_is_gone_at_once_and_its_rows_follow_in_batches(opened: Op
         store, Keeping(), abandon=lambda job: None, remove=lambda job: None, take_requests=dict
     )
     upkeep.look()
-    assert max(changed) <= removals.MOST_ROWS
-    assert sum(changed) > 5 * removals.MOST_ROWS
+    assert max(changed) <= expiry.MOST_ROWS
+    assert sum(changed) > 5 * expiry.MOST_ROWS
     with store.reading() as connection:
         assert _count(connection) == others
-        assert removals.pending_removals(connection) == []
+        assert expiry.pending_removals(connection) == []
 
 
 def test_deleting_goes_on_at_the_next_start(opened: Opener) -> None:
@@ -133,8 +133,8 @@ def test_deleting_goes_on_at_the_next_start(opened: Opener) -> None:
     with store.writing() as connection:
         _keep(connection, "j", 50)
         assert jobs.remove_job(connection, "j")
-        (key,) = removals.pending_removals(connection)
-        assert removals.delete_batch(connection, key, 10)
+        (key,) = expiry.pending_removals(connection)
+        assert expiry.delete_batch(connection, key, 10)
     store = opened()
     upkeep = Upkeep(
         store, Keeping(), abandon=lambda job: None, remove=lambda job: None, take_requests=dict

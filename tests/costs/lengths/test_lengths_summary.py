@@ -70,9 +70,8 @@ def test_histogram_text() -> None:
 
 def run(*arguments: str) -> int:
     parser = argparse.ArgumentParser()
-    lengths_command.add_parser(parser.add_subparsers())
-    args = parser.parse_args(["lengths", *arguments])
-    return args.run(args)
+    lengths_command.add_options(parser)
+    return lengths_command.run(parser.parse_args(arguments))
 
 
 def test_the_command_describes_and_keeps(

@@ -5,20 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from seqplan.api.report.drawing import svg
 from seqplan.api.report.drawing.markup import element, listing, section, table, text
 from seqplan.api.report.drawing.numbers import UNKNOWN, coefficient, milliseconds, percent, whole
-from seqplan.api.report.drawing.svg import (
-    Drawing,
-    Scale,
-    circle,
-    figure,
-    label,
-    line,
-    number,
-    path,
-    polyline,
-    value_axis,
-)
 from seqplan.api.report.page import document
 from seqplan.costs.fit.latency_fit import Errors, Fit
 from seqplan.costs.fit.samples import Sample
@@ -93,14 +82,14 @@ def _scheme_section(scheme: Scheme, fit: Fit, points: list[_Point]) -> str:
         f"Scheme {scheme}",
         sentence,
         listing((*fit.reasons, *fit.notes)) if fit.reasons or fit.notes else "",
-        figure(
+        svg.figure(
             f"{ident}-curve",
             "Time of a micro-batch of one sequence",
             "The fitted curve with the samples, on logarithmic axes. The table has the numbers.",
             "Circles were fitted, squares held out. Packed micro-batches are in the next figure.",
             lambda width: _curve(fit, points, width),
         ),
-        figure(
+        svg.figure(
             f"{ident}-residuals",
             "Predicted over measured, less one",
             "The relative residual of every sample over its tokens. The table has the numbers.",
@@ -156,58 +145,58 @@ def _errors(errors: Errors) -> list[str]:
     ]
 
 
-def _curve(fit: Fit, points: list[_Point], width: float) -> Drawing:
+def _curve(fit: Fit, points: list[_Point], width: float) -> svg.Drawing:
     single = [point for point in points if len(point.sample.lengths) == 1]
     times = [point.measured for point in single]
     y_scale = min(times) / 1.5, max(times) * 1.5
     height, top, bottom = 320.0, 26.0, 284.0
-    y = Scale(*y_scale, bottom, top, log=True)
-    shapes, left = value_axis(y, width - 8, "{:,g}".format, 36)
+    y = svg.Scale(*y_scale, bottom, top, log=True)
+    shapes, left = svg.value_axis(y, width - 8, "{:,g}".format, 36)
     x = _tokens_scale(single, left, width)
-    shapes += [label(0, 12, "ms", class_="soft"), *_token_axis(x, y, left, width, height)]
+    shapes += [svg.label(0, 12, "ms", class_="soft"), *_token_axis(x, y, left, width, height)]
     first, last = single[0].tokens, single[-1].tokens
     lengths = [first * (last / first) ** (at / (CURVE_POINTS - 1)) for at in range(CURVE_POINTS)]
     latency = fit.latency
     curve = [(x(length), y(latency.micro_batch_ms([length]))) for length in lengths]
-    shapes.append(path(polyline(curve), "curve k0"))
+    shapes.append(svg.path(svg.polyline(curve), "curve k0"))
     shapes += [_mark(point, x(point.tokens), y(point.measured)) for point in single]
-    return Drawing(height, tuple(shapes))
+    return svg.Drawing(height, tuple(shapes))
 
 
-def _residuals(points: list[_Point], width: float) -> Drawing:
+def _residuals(points: list[_Point], width: float) -> svg.Drawing:
     farthest = max(0.05, *(abs(point.residual) for point in points)) * 1.1
     height, top, bottom = 240.0, 26.0, 204.0
-    y = Scale(-farthest, farthest, bottom, top)
-    shapes, left = value_axis(y, width - 8, lambda tick: percent(tick, 0), 30)
+    y = svg.Scale(-farthest, farthest, bottom, top)
+    shapes, left = svg.value_axis(y, width - 8, lambda tick: percent(tick, 0), 30)
     x = _tokens_scale(points, left, width)
     shapes += _token_axis(x, y, left, width, height)
-    shapes.append(line(left, y(0.0), width - 8, y(0.0), "axis"))
+    shapes.append(svg.line(left, y(0.0), width - 8, y(0.0), "axis"))
     shapes += [_mark(point, x(point.tokens), y(point.residual)) for point in points]
-    return Drawing(height, tuple(shapes))
+    return svg.Drawing(height, tuple(shapes))
 
 
-def _tokens_scale(points: list[_Point], left: float, width: float) -> Scale:
+def _tokens_scale(points: list[_Point], left: float, width: float) -> svg.Scale:
     tokens = [point.tokens for point in points]
-    return Scale(min(tokens) * 0.9, max(tokens) * 1.1, left, width - 8, log=True)
+    return svg.Scale(min(tokens) * 0.9, max(tokens) * 1.1, left, width - 8, log=True)
 
 
-def _token_axis(x: Scale, y: Scale, left: float, width: float, height: float) -> list[str]:
+def _token_axis(x: svg.Scale, y: svg.Scale, left: float, width: float, height: float) -> list[str]:
     shapes = []
     bottom = max(y.start, y.end)
     for power in range(0, 32, 1 if width > 500 else 2):
         if x.low <= 2**power <= x.high:
-            shapes.append(line(x(2**power), min(y.start, y.end), x(2**power), bottom, "grid"))
-            shapes.append(label(x(2**power), bottom + 15, f"{2**power:,}", anchor="middle"))
-    shapes.append(line(left, bottom, width - 8, bottom, "axis"))
+            shapes.append(svg.line(x(2**power), min(y.start, y.end), x(2**power), bottom, "grid"))
+            shapes.append(svg.label(x(2**power), bottom + 15, f"{2**power:,}", anchor="middle"))
+    shapes.append(svg.line(left, bottom, width - 8, bottom, "axis"))
     middle = (left + width) / 2
-    shapes.append(label(middle, height - 4, "tokens", anchor="middle", class_="soft"))
+    shapes.append(svg.label(middle, height - 4, "tokens", anchor="middle", class_="soft"))
     return shapes
 
 
 def _mark(point: _Point, x: float, y: float) -> str:
     shape, _ = ROLES[point.sample.role]
     if shape == "circle":
-        return circle(x, y, 4.5, "hollow")
+        return svg.circle(x, y, 4.5, "hollow")
     if shape == "square":
-        return path(f"M{number(x - 4)} {number(y - 4)}h8v8h-8z", "hollow")
-    return path(f"M{number(x)} {number(y - 5.5)}l5.5 5.5l-5.5 5.5l-5.5 -5.5z", "hollow")
+        return svg.path(f"M{svg.number(x - 4)} {svg.number(y - 4)}h8v8h-8z", "hollow")
+    return svg.path(f"M{svg.number(x)} {svg.number(y - 5.5)}l5.5 5.5l-5.5 5.5l-5.5 -5.5z", "hollow")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 
 from seqplan.api.report.drawing.markup import element, text
 from seqplan.api.report.drawing.style import CSS, PATTERNS
@@ -19,18 +19,6 @@ from seqplan.costs.profile import Profile
 from seqplan.planner.comparison.results import Comparison
 from seqplan.planner.comparison.sweep import Sweep
 from seqplan.plans.version import VERSION
-
-CONTENTS = (
-    ("summary", "Summary"),
-    ("throughput", "Throughput"),
-    ("sweeps", "What if"),
-    ("data", "Data"),
-    ("curves", "Curves"),
-    ("strategies", "Strategies"),
-    ("gantt", "Gantt"),
-    ("load", "Load"),
-    ("planning", "Planning"),
-)
 
 
 def render(
@@ -50,25 +38,27 @@ def render(
             raise ValueError(
                 f"system {system.name!r} has {len(system.iterations)} steps, but ours has {steps}"
             )
-    sections = [
-        headline(comparison),
-        throughput(comparison),
-        sweeps(swept, comparison.profile),
-        lengths(comparison),
-        "" if profile is None else curves(comparison, profile),
-        strategies(comparison),
-        gantt(comparison),
-        load(comparison),
-        planning(comparison),
+    parts = (
+        ("summary", "Summary", headline(comparison)),
+        ("throughput", "Throughput", throughput(comparison)),
+        ("sweeps", "What if", sweeps(swept, comparison.profile)),
+        ("data", "Data", lengths(comparison)),
+        ("curves", "Curves", "" if profile is None else curves(comparison, profile)),
+        ("strategies", "Strategies", strategies(comparison)),
+        ("gantt", "Gantt", gantt(comparison)),
+        ("load", "Load", load(comparison)),
+        ("planning", "Planning", planning(comparison)),
+    )
+    links = [
+        element("li", element("a", name, href=f"#{ident}")) for ident, name, part in parts if part
     ]
-    absent = {"curves"} if profile is None else set()
-    absent |= set() if swept else {"sweeps"}
+    contents = element("nav", element("ul", *links), aria_label="Contents")
     title = f"{comparison.profile} on {comparison.gpus:,} GPUs"
     body = "\n".join(
         (
             PATTERNS,
-            element("header", element("h1", text(title)), _setting(comparison), _contents(absent)),
-            element("main", "\n".join(sections)),
+            element("header", element("h1", text(title)), _setting(comparison), contents),
+            element("main", "\n".join(part for _, _, part in parts)),
             element(
                 "footer",
                 element(
@@ -102,9 +92,3 @@ def _setting(comparison: Comparison) -> str:
         f"{comparison.seed}. Every figure is simulated on profile {comparison.profile}."
     )
     return element("p", text(sentence), class_="lead")
-
-
-def _contents(absent: Set[str]) -> str:
-    entries = [(ident, name) for ident, name in CONTENTS if ident not in absent]
-    links = (element("li", element("a", name, href=f"#{ident}")) for ident, name in entries)
-    return element("nav", element("ul", *links), aria_label="Contents")

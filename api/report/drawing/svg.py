@@ -173,9 +173,9 @@ def _log_ticks(low: float, high: float, count: float) -> list[float]:
 def value_axis(
     y: Scale, right: float, written: Callable[[float], str], room: float = 34
 ) -> tuple[list[str], float]:
-    """Grid lines up to ``right`` with their values at the left; the shapes, and where they begin.
+    """Draw grid lines with their values at the left; the shapes, and the x of their begin.
 
-    ``room``: px between two lines, at least.
+    ``right``: their end; ``room``: px between two lines, at least.
     """
     names = [(y(tick), written(tick)) for tick in y.ticks(room)]
     left = max(text_width(name) for _, name in names) + 8

@@ -6,20 +6,9 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from seqplan.api.report.drawing import svg
 from seqplan.api.report.drawing.markup import element, section, table, text
 from seqplan.api.report.drawing.numbers import duration, milliseconds, percent, whole
-from seqplan.api.report.drawing.svg import (
-    Drawing,
-    Scale,
-    figure,
-    label,
-    legend,
-    line,
-    number,
-    path,
-    rect,
-    text_width,
-)
 from seqplan.api.report.sections.pick import describe_simulation, fastest, shown_rival, slowest
 from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.simulation.iteration import Iteration, Span
@@ -93,7 +82,7 @@ def _chart(
     )
     if several > 1:
         caption += f" Up to {several:,} stages share a row, which shows the busiest of them."
-    return figure(
+    return svg.figure(
         ident,
         title,
         f"Rows are ranks from 0 up, time runs to the right; the iteration takes "
@@ -103,18 +92,18 @@ def _chart(
     ) + _table(title, rows, iteration.total_ms)
 
 
-def _draw(rows: Sequence[GanttRow], total_ms: float, extent: Extent, width: float) -> Drawing:
+def _draw(rows: Sequence[GanttRow], total_ms: float, extent: Extent, width: float) -> svg.Drawing:
     present = {span.kind for row in rows for span in row.spans}
     entries = [(kind, kind) for kind in KINDS if kind in present]
-    shapes, top = legend([*entries, ("stage", "idle")], width, 0)
+    shapes, top = svg.legend([*entries, ("stage", "idle")], width, 0)
     world = rows[-1].high
     end_ms, gpu = extent.end_ms, extent.gpu
-    left = text_width(f"{world - 1:,}") + 10
-    x = Scale(0, end_ms, left, width - 1)
+    left = svg.text_width(f"{world - 1:,}") + 10
+    x = svg.Scale(0, end_ms, left, width - 1)
     top += 16
     bottom = top + world * gpu
-    shapes.append(label(0, top - 6, "rank", class_="soft"))
-    shapes.append(rect(left, top, x(total_ms) - left, bottom - top, "stage"))
+    shapes.append(svg.label(0, top - 6, "rank", class_="soft"))
+    shapes.append(svg.rect(left, top, x(total_ms) - left, bottom - top, "stage"))
     pieces = _pieces(rows, end_ms, width)
     paths: dict[str, list[str]] = {kind: [] for kind in KINDS}
     numbers: list[str] = []
@@ -124,27 +113,27 @@ def _draw(rows: Sequence[GanttRow], total_ms: float, extent: Extent, width: floa
         inset = min(1.0, height / 6)
         if y + height / 2 - last_label >= 13:
             shapes.append(
-                label(left - 6, y + min(height / 2 + 4, 13), f"{row.low:,}", anchor="end")
+                svg.label(left - 6, y + min(height / 2 + 4, 13), f"{row.low:,}", anchor="end")
             )
             last_label = y + height / 2
         for block in row_blocks:
             begin, end = x(block.start_ms), x(block.end_ms)
             size = max(end - begin - (0.6 if end - begin > 3 else 0), 0.3)
-            across = f"h{number(size)}v{number(height - inset)}h-{number(size)}z"
-            paths.setdefault(block.kind, []).append(f"M{number(begin)} {number(y)}{across}")
+            across = f"h{svg.number(size)}v{svg.number(height - inset)}h-{svg.number(size)}z"
+            paths.setdefault(block.kind, []).append(f"M{svg.number(begin)} {svg.number(y)}{across}")
             if height >= 11 and len(numbers) < NUMBERED:
                 numbers += _draw_number(block, begin, size, y + height / 2)
-    shapes += [path("".join(parts), kind) for kind, parts in paths.items() if parts]
+    shapes += [svg.path("".join(parts), kind) for kind, parts in paths.items() if parts]
     shapes += numbers
-    shapes.append(line(x(total_ms), top - 4, x(total_ms), bottom + 4, "mark"))
-    for tick in x.ticks(text_width(milliseconds(end_ms)) + 30):
-        shapes.append(line(x(tick), bottom, x(tick), bottom + 4, "axis"))
+    shapes.append(svg.line(x(total_ms), top - 4, x(total_ms), bottom + 4, "mark"))
+    for tick in x.ticks(svg.text_width(milliseconds(end_ms)) + 30):
+        shapes.append(svg.line(x(tick), bottom, x(tick), bottom + 4, "axis"))
         name = whole(tick) if end_ms >= 20 else f"{tick:g}"
-        half = text_width(name) / 2
+        half = svg.text_width(name) / 2
         middle = min(max(x(tick), half), width - half)
-        shapes.append(label(middle, bottom + 17, name, anchor="middle"))
-    shapes.append(label(left, bottom + 32, "ms from the start of the iteration", class_="soft"))
-    return Drawing(bottom + 36, tuple(shapes))
+        shapes.append(svg.label(middle, bottom + 17, name, anchor="middle"))
+    shapes.append(svg.label(left, bottom + 32, "ms from the start of the iteration", class_="soft"))
+    return svg.Drawing(bottom + 36, tuple(shapes))
 
 
 def _pieces(rows: Sequence[GanttRow], end_ms: float, width: float) -> list[list[GanttBlock]]:
@@ -162,9 +151,11 @@ def _draw_number(block: GanttBlock, begin: float, size: float, middle: float) ->
     if block.micro_batch is None or block.kind not in ("forward", "backward"):
         return []
     name = f"{block.micro_batch:,}"
-    if size < text_width(name, 10) + 4:
+    if size < svg.text_width(name, 10) + 4:
         return []
-    return [label(begin + size / 2, middle + 3, name, anchor="middle", class_=f"on-{block.kind}")]
+    return [
+        svg.label(begin + size / 2, middle + 3, name, anchor="middle", class_=f"on-{block.kind}")
+    ]
 
 
 def _table(title: str, rows: Sequence[GanttRow], total_ms: float) -> str:

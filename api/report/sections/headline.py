@@ -4,26 +4,8 @@ from __future__ import annotations
 
 from statistics import median
 
+from seqplan.api.report.drawing import numbers, svg
 from seqplan.api.report.drawing.markup import element, listing, section, table, text
-from seqplan.api.report.drawing.numbers import (
-    duration,
-    factor,
-    mean,
-    milliseconds,
-    percent,
-    ratio,
-    whole,
-)
-from seqplan.api.report.drawing.svg import (
-    Drawing,
-    Scale,
-    figure,
-    fit,
-    label,
-    legend,
-    rect,
-    text_width,
-)
 from seqplan.api.report.sections.pick import describe_simulation
 from seqplan.planner.comparison.advice import rivals
 from seqplan.planner.comparison.nearest import measure_speedup
@@ -45,7 +27,7 @@ def headline(comparison: Comparison) -> str:
     answer = f"Does it pay: {ANSWERS[comparison.pays]}. {comparison.advice}"
     parts = [element("p", text(answer), class_="advice"), _facts(comparison)]
     parts.append(
-        figure(
+        svg.figure(
             "iteration",
             "Mean iteration",
             "One bar for each system: its mean iteration in milliseconds, split into forward and "
@@ -73,8 +55,12 @@ def headline(comparison: Comparison) -> str:
 def _facts(comparison: Comparison) -> str:
     ours = comparison.ours
     facts = [
-        ("Mean iteration, ours", duration(ours.mean_ms), ours.name),
-        ("Tokens per second, ours", whole(ours.tokens_per_s), f"on {comparison.gpus:,} GPUs"),
+        ("Mean iteration, ours", numbers.duration(ours.mean_ms), ours.name),
+        (
+            "Tokens per second, ours",
+            numbers.whole(ours.tokens_per_s),
+            f"on {comparison.gpus:,} GPUs",
+        ),
     ]
     references = rivals(comparison.systems)
     if comparison.today is not None:
@@ -82,7 +68,7 @@ def _facts(comparison: Comparison) -> str:
     for reference, system in references:
         rival = measure_speedup(system, ours)
         note = f"{rival.name}; {rival.interval_text}"
-        facts.append((f"Speed-up over {reference}", factor(rival.speedup), note))
+        facts.append((f"Speed-up over {reference}", numbers.factor(rival.speedup), note))
     return element(
         "dl",
         *(
@@ -98,7 +84,7 @@ def _facts(comparison: Comparison) -> str:
 
 
 def _spoken(comparison: Comparison) -> str:
-    return " ".join(f"{s.name}: {milliseconds(s.mean_ms)} ms." for s in comparison.ranked)
+    return " ".join(f"{s.name}: {numbers.milliseconds(s.mean_ms)} ms." for s in comparison.ranked)
 
 
 def _means(system: System) -> list[float]:
@@ -111,24 +97,26 @@ def _means(system: System) -> list[float]:
     ]
 
 
-def _bars(comparison: Comparison, width: float) -> Drawing:
-    shapes, top = legend(PARTS, width, 0)
+def _bars(comparison: Comparison, width: float) -> svg.Drawing:
+    shapes, top = svg.legend(PARTS, width, 0)
     longest = max(system.mean_ms for system in comparison.systems)
-    scale = Scale(0, longest, 0, width - 2)
+    scale = svg.Scale(0, longest, 0, width - 2)
     for at, system in enumerate(comparison.ranked):
         y = top + at * 40
-        value = f"{milliseconds(system.mean_ms)} ms"
-        room = width - text_width(value) - 12
+        value = f"{numbers.milliseconds(system.mean_ms)} ms"
+        room = width - svg.text_width(value) - 12
         style = "strong" if system is comparison.ours else ""
-        shapes.append(label(0, y + 12, fit(system.name, room), class_=style))
-        shapes.append(label(width, y + 12, value, anchor="end", class_=style))
+        shapes.append(svg.label(0, y + 12, svg.fit(system.name, room), class_=style))
+        shapes.append(svg.label(width, y + 12, value, anchor="end", class_=style))
         x = 1.0
         for part, (class_, _) in zip(_means(system), PARTS, strict=True):
             if part > 0:
-                shapes.append(rect(x, y + 17, scale(part), 14, class_, f"{milliseconds(part)} ms"))
+                shapes.append(
+                    svg.rect(x, y + 17, scale(part), 14, class_, f"{numbers.milliseconds(part)} ms")
+                )
             x += scale(part)
     height = top + 40 * len(comparison.systems)
-    return Drawing(height, tuple(shapes))
+    return svg.Drawing(height, tuple(shapes))
 
 
 def _tables(comparison: Comparison) -> str:
@@ -143,19 +131,19 @@ def _tables(comparison: Comparison) -> str:
             [
                 system.name,
                 "ours" if system.balanced or system is comparison.ours else "its rules",
-                milliseconds(system.mean_ms),
-                whole(system.tokens_per_s),
-                factor(system.mean_ms / comparison.ours.mean_ms),
-                *(factor(pick(values)) for pick in (min, median, max)),
+                numbers.milliseconds(system.mean_ms),
+                numbers.whole(system.tokens_per_s),
+                numbers.factor(system.mean_ms / comparison.ours.mean_ms),
+                *(numbers.factor(pick(values)) for pick in (min, median, max)),
             ]
         )
         makings.append(
             [
                 system.name,
-                *(milliseconds(part) for part in _means(system)),
-                percent(mean(iteration.bubble_ratio for iteration in iterations)),
-                ratio(mean(iteration.imbalance for iteration in iterations)),
-                percent(system.mfu),
+                *(numbers.milliseconds(part) for part in _means(system)),
+                numbers.percent(numbers.mean(iteration.bubble_ratio for iteration in iterations)),
+                numbers.ratio(numbers.mean(iteration.imbalance for iteration in iterations)),
+                numbers.percent(system.mfu),
             ]
         )
     made_of = ["System", "Forward and backward (ms)", "Sync (ms)", "Optimizer (ms)"]

@@ -6,19 +6,9 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from statistics import fmean
 
+from seqplan.api.report.drawing import svg
 from seqplan.api.report.drawing.markup import section, table
 from seqplan.api.report.drawing.numbers import milliseconds, percent, ratio, whole
-from seqplan.api.report.drawing.svg import (
-    Drawing,
-    Scale,
-    figure,
-    label,
-    line,
-    number,
-    path,
-    text_width,
-    value_axis,
-)
 from seqplan.api.report.sections.pick import describe_simulation, shown_rival, slowest
 from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.simulation.iteration import Iteration
@@ -50,7 +40,7 @@ def load(comparison: Comparison) -> str:
 
 def _figure(comparison: Comparison, system: System, iteration: Iteration, highest: float) -> str:
     ours = system is comparison.ours
-    return figure(
+    return svg.figure(
         f"load-{'ours' if ours else 'other'}",
         f"Step {iteration.step:,}: {system.name}",
         f"One bar for each rank: its forward and backward time; mean "
@@ -63,35 +53,37 @@ def _figure(comparison: Comparison, system: System, iteration: Iteration, highes
     )
 
 
-def _bars(iteration: Iteration, highest: float, width: float, ours: bool) -> Drawing:
+def _bars(iteration: Iteration, highest: float, width: float, ours: bool) -> svg.Drawing:
     top, bottom = 22.0, 170.0
-    y = Scale(0, highest * 1.04 or 1.0, bottom, top)
-    shapes, left = value_axis(y, width, whole)
-    shapes.append(label(0, 12, "ms", class_="soft"))
+    y = svg.Scale(0, highest * 1.04 or 1.0, bottom, top)
+    shapes, left = svg.value_axis(y, width, whole)
+    shapes.append(svg.label(0, 12, "ms", class_="soft"))
     busy = iteration.rank_busy_ms
     pitch = (width - left) / max(len(busy), 1)
     gap = min(2.0, pitch / 4) if pitch > 4 else 0.0
     bars = []
     for first, after, value in _runs(busy) if not gap else _bins_of(busy):
         x, size = left + first * pitch, (after - first) * pitch - gap
-        rise = number(bottom - y(value))
-        bars.append(f"M{number(x)} {number(bottom)}v-{rise}h{number(size)}v{rise}z")
-    shapes.append(path("".join(bars), "ours" if ours else "other"))
+        rise = svg.number(bottom - y(value))
+        bars.append(f"M{svg.number(x)} {svg.number(bottom)}v-{rise}h{svg.number(size)}v{rise}z")
+    shapes.append(svg.path("".join(bars), "ours" if ours else "other"))
     average = y(fmean(busy or (0.0,)))
     # A dark dash would not show on a dark bar: a band of the page's color lies under it.
-    shapes.append(line(left, average, width, average, "band"))
-    shapes.append(line(left, average, width, average, "dashed"))
+    shapes.append(svg.line(left, average, width, average, "band"))
+    shapes.append(svg.line(left, average, width, average, "dashed"))
     end = y(iteration.compute_ms)
-    shapes.append(line(left, end, width, end, "mark"))
-    shapes.append(line(left, bottom, width, bottom, "axis"))
-    every = max(1, -int(-(text_width(f"{len(busy):,}") + 14) // pitch))
+    shapes.append(svg.line(left, end, width, end, "mark"))
+    shapes.append(svg.line(left, bottom, width, bottom, "axis"))
+    every = max(1, -int(-(svg.text_width(f"{len(busy):,}") + 14) // pitch))
     # Multiples of a power of two, as ranks are counted.
     every = 1 << (every - 1).bit_length()
     for rank in range(0, len(busy), every):
         middle = left + (rank + 0.5) * pitch
-        shapes.append(label(middle, bottom + 15, f"{rank:,}", anchor="middle"))
-    shapes.append(label((left + width) / 2, bottom + 31, "rank", anchor="middle", class_="soft"))
-    return Drawing(bottom + 36, tuple(shapes))
+        shapes.append(svg.label(middle, bottom + 15, f"{rank:,}", anchor="middle"))
+    shapes.append(
+        svg.label((left + width) / 2, bottom + 31, "rank", anchor="middle", class_="soft")
+    )
+    return svg.Drawing(bottom + 36, tuple(shapes))
 
 
 def _bins_of(values: Sequence[float]) -> list[tuple[int, int, float]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from seqplan.api.report.drawing import svg
 from seqplan.api.report.drawing.markup import section, table
 from seqplan.api.report.drawing.numbers import duration, milliseconds, percent, whole
-from seqplan.api.report.drawing.svg import Drawing, figure, fit, label, rect, step_ticks
 from seqplan.api.report.sections.pick import describe_simulation, strategy_counts
 from seqplan.planner.comparison.results import Comparison
 from seqplan.plans.ranges import ranges_text
@@ -27,7 +27,7 @@ def strategies(comparison: Comparison) -> str:
         "Strategies chosen",
         f"Which of {len(counted):,} strateg{'y' if len(counted) == 1 else 'ies'} our plans ran at "
         "each step: how many pipelines of which scheme.",
-        figure(
+        svg.figure(
             "choices",
             "Strategy of each step",
             "One row for each strategy, most frequent first, with a filled cell at each step that "
@@ -87,7 +87,9 @@ def _modes(comparison: Comparison) -> Iterator[str]:
     )
 
 
-def _grid(comparison: Comparison, counted: list[tuple[str, list[int]]], width: float) -> Drawing:
+def _grid(
+    comparison: Comparison, counted: list[tuple[str, list[int]]], width: float
+) -> svg.Drawing:
     iterations = comparison.ours.iterations
     rows = counted if len(counted) <= ROWS + 1 else counted[:ROWS]
     if rest := counted[len(rows) :]:
@@ -98,12 +100,12 @@ def _grid(comparison: Comparison, counted: list[tuple[str, list[int]]], width: f
     for place, (name, at) in enumerate(rows):
         y = place * 38
         share = f"{len(at):,} of {len(iterations):,} · "
-        shapes.append(label(0, y + 12, fit(share + name, width)))
+        shapes.append(svg.label(0, y + 12, svg.fit(share + name, width)))
         chosen = set(at)
         for index in range(len(iterations)):
             class_ = "ours" if index in chosen else "stage"
-            shapes.append(rect(1 + index * pitch, y + 17, cell, 12, class_))
+            shapes.append(svg.rect(1 + index * pitch, y + 17, cell, 12, class_))
     bottom = 38.0 * len(rows)
-    shapes += step_ticks([iteration.step for iteration in iterations], 0, pitch, bottom + 10)
-    shapes.append(label(width / 2, bottom + 26, "step", anchor="middle", class_="soft"))
-    return Drawing(bottom + 30, tuple(shapes))
+    shapes += svg.step_ticks([iteration.step for iteration in iterations], 0, pitch, bottom + 10)
+    shapes.append(svg.label(width / 2, bottom + 26, "step", anchor="middle", class_="soft"))
+    return svg.Drawing(bottom + 30, tuple(shapes))

@@ -4,21 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from seqplan.api.report.drawing import svg
 from seqplan.api.report.drawing.markup import element, listing, section, table, text
 from seqplan.api.report.drawing.numbers import factor, milliseconds, whole
-from seqplan.api.report.drawing.svg import (
-    Drawing,
-    Scale,
-    circle,
-    curve,
-    end_labels,
-    figure,
-    fit,
-    label,
-    line,
-    text_width,
-    value_axis,
-)
 from seqplan.planner.comparison.sweep import Sweep, SweptPoint
 
 MEANING = {
@@ -49,7 +37,7 @@ def _section(sweep: Sweep, profile: str) -> str:
     parts = []
     if possible:
         parts.append(
-            figure(
+            svg.figure(
                 f"sweep-{sweep.axis}",
                 f"Speed-up of ours by {meaning}",
                 f"One line for each other system: its mean iteration over ours at each {meaning}. "
@@ -65,26 +53,28 @@ def _section(sweep: Sweep, profile: str) -> str:
     return "".join(parts)
 
 
-def _chart(sweep: Sweep, points: Sequence[SweptPoint], meaning: str, width: float) -> Drawing:
+def _chart(sweep: Sweep, points: Sequence[SweptPoint], meaning: str, width: float) -> svg.Drawing:
     names = {key: name for key, name in sweep.names().items() if key != "ours"}
     height = max(300.0, 15.0 * len(names) + 90)
     top, bottom = 24.0, height - 38
     room = width * NAMES - 22
-    right = width - min(room, max((text_width(n) for n in names.values()), default=0)) - 22
+    right = width - min(room, max((svg.text_width(n) for n in names.values()), default=0)) - 22
     gains = [system.speedup for point in points for system in point.systems]
     low, high = min(*gains, 1.0), max(*gains, 1.0)
     margin = (high - low) * 0.06 or 0.1
-    y = Scale(max(0.0, low - margin), high + margin, bottom, top)
-    shapes, left = value_axis(y, right, factor)
+    y = svg.Scale(max(0.0, low - margin), high + margin, bottom, top)
+    shapes, left = svg.value_axis(y, right, factor)
     # Values stand side by side: they are few, and rarely evenly spaced on any scale.
     pitch = (right - left - 24) / max(len(points) - 1, 1)
     places = [left + 12 + at * pitch for at in range(len(points))]
-    shapes.append(label(0, 12, "speed-up of ours", class_="soft"))
+    shapes.append(svg.label(0, 12, "speed-up of ours", class_="soft"))
     for x, point in zip(places, points, strict=True):
-        shapes.append(label(x, bottom + 16, f"{point.value:,}", anchor="middle"))
-    shapes.append(line(left, bottom, right, bottom, "axis"))
-    shapes.append(line(left, y(1.0), right, y(1.0), "dashed"))
-    shapes.append(label((left + right) / 2, height - 4, meaning, anchor="middle", class_="soft"))
+        shapes.append(svg.label(x, bottom + 16, f"{point.value:,}", anchor="middle"))
+    shapes.append(svg.line(left, bottom, right, bottom, "axis"))
+    shapes.append(svg.line(left, y(1.0), right, y(1.0), "dashed"))
+    shapes.append(
+        svg.label((left + right) / 2, height - 4, meaning, anchor="middle", class_="soft")
+    )
     ends = []
     for at, (key, name) in enumerate(names.items()):
         line_points = [
@@ -93,10 +83,10 @@ def _chart(sweep: Sweep, points: Sequence[SweptPoint], meaning: str, width: floa
             for system in point.systems
             if system.key == key
         ]
-        shapes.append(curve(line_points, at))
-        shapes += [circle(x, rise, 3, "hollow") for x, rise in line_points]
-        ends.append((line_points[-1][1], line_points[-1][0], fit(name, room)))
-    return Drawing(height, (*shapes, *end_labels(ends, right, top, bottom)))
+        shapes.append(svg.curve(line_points, at))
+        shapes += [svg.circle(x, rise, 3, "hollow") for x, rise in line_points]
+        ends.append((line_points[-1][1], line_points[-1][0], svg.fit(name, room)))
+    return svg.Drawing(height, (*shapes, *svg.end_labels(ends, right, top, bottom)))
 
 
 def _table(sweep: Sweep, meaning: str) -> str:

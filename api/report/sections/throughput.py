@@ -5,19 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import median
 
+from seqplan.api.report.drawing import svg
 from seqplan.api.report.drawing.markup import section, table
 from seqplan.api.report.drawing.numbers import factor, milliseconds, percent, ratio, whole
-from seqplan.api.report.drawing.svg import (
-    Drawing,
-    Scale,
-    circle,
-    figure,
-    fit,
-    label,
-    line,
-    rect,
-    text_width,
-)
 from seqplan.api.report.sections.pick import describe_simulation
 from seqplan.planner.comparison.results import Comparison
 
@@ -41,14 +31,14 @@ def throughput(comparison: Comparison) -> str:
         "Throughput and its spread",
         "How many tokens each system trains per second, and how much longer than ours it takes, "
         "step by step on the same batches.",
-        figure(
+        svg.figure(
             "rates",
             "Tokens per second",
             "For each system, tokens per second of every step with median, quartiles and extremes.",
             f"{caption} Further right is better.",
             lambda width: _plot(names, rates, width, whole, None),
         ),
-        figure(
+        svg.figure(
             "gains",
             "Speed-up of ours",
             "For each other system, its iteration over ours for every step; above 1 ours is "
@@ -77,36 +67,36 @@ def _plot(
     width: float,
     written: Callable[[float], str],
     reference: float | None,
-) -> Drawing:
+) -> svg.Drawing:
     values = [value for row in series for value in row]
     edges = [*values, reference] if reference is not None else values
     span = max(edges) - min(edges)
     margin = span * 0.04 or max(abs(max(edges)), 1.0) * 0.1
     low = max(0.0, min(edges) - margin)
-    scale = Scale(low, max(edges) + margin, 6, width - 6)
+    scale = svg.Scale(low, max(edges) + margin, 6, width - 6)
     bottom = 44.0 * len(names) + 4
-    ticks = scale.ticks(max(60.0, text_width(written(max(values))) + 26))
+    ticks = scale.ticks(max(60.0, svg.text_width(written(max(values))) + 26))
     shapes = []
     for tick in ticks:
         x = scale(tick)
-        shapes.append(line(x, 0, x, bottom, "grid"))
+        shapes.append(svg.line(x, 0, x, bottom, "grid"))
         # Numbers at the edge of the drawing stay inside it.
-        half = text_width(written(tick)) / 2
+        half = svg.text_width(written(tick)) / 2
         inside = min(max(x, half), width - half)
-        shapes.append(label(inside, bottom + 15, written(tick), anchor="middle"))
+        shapes.append(svg.label(inside, bottom + 15, written(tick), anchor="middle"))
     if reference is not None:
-        shapes.append(line(scale(reference), 0, scale(reference), bottom, "dashed"))
+        shapes.append(svg.line(scale(reference), 0, scale(reference), bottom, "dashed"))
     for at, (name, row) in enumerate(zip(names, series, strict=True)):
         mine = reference is None and at == 0
         shapes += _row(name, row, scale, 44.0 * at, width, written, mine)
-    shapes.append(line(0, bottom, width, bottom, "axis"))
-    return Drawing(bottom + 20, tuple(shapes))
+    shapes.append(svg.line(0, bottom, width, bottom, "axis"))
+    return svg.Drawing(bottom + 20, tuple(shapes))
 
 
 def _row(
     name: str,
     values: Sequence[float],
-    scale: Scale,
+    scale: svg.Scale,
     top: float,
     width: float,
     written: Callable[[float], str],
@@ -116,15 +106,15 @@ def _row(
     style = "strong" if mine else ""
     value = written(middle)
     shapes = [
-        label(0, top + 14, fit(name, width - text_width(value) - 16), class_=style),
-        label(width, top + 14, value, anchor="end", class_=style),
-        line(scale(least), top + 30, scale(most), top + 30, "axis"),
-        rect(scale(lower), top + 23, scale(upper) - scale(lower), 14, "box"),
+        svg.label(0, top + 14, svg.fit(name, width - svg.text_width(value) - 16), class_=style),
+        svg.label(width, top + 14, value, anchor="end", class_=style),
+        svg.line(scale(least), top + 30, scale(most), top + 30, "axis"),
+        svg.rect(scale(lower), top + 23, scale(upper) - scale(lower), 14, "box"),
     ]
     if len(values) <= DOTS:
         dot = "dot mine" if mine else "dot"
-        shapes += [circle(scale(value), top + 30, 3, dot) for value in values]
-    shapes.append(line(scale(middle), top + 20, scale(middle), top + 40, "mark"))
+        shapes += [svg.circle(scale(value), top + 30, 3, dot) for value in values]
+    shapes.append(svg.line(scale(middle), top + 20, scale(middle), top + 40, "mark"))
     return shapes
 
 

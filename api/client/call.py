@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 import inspect
+import json
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from functools import cache
+from types import NoneType
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    get_args,
+    get_type_hints,
+    overload,
+)
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from seqplan.plans.format.codec import from_json
+from seqplan.plans.plan import Plan
 from seqplan.plans.service_routes import fill_route
+from seqplan.plans.views.decode_view import decode_view
+from seqplan.plans.views.rank_view import RankView
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -54,10 +72,11 @@ class Operation(Generic[P, T]):
         make: Callable[Concatenate[Any, P], ServiceCall[T]],
         body: Callable[..., BaseModel] | None = None,
         about: str | None = None,
+        signature: inspect.Signature | None = None,
     ) -> None:
         self._make = make
         self.__doc__ = about or make.__doc__
-        parameters = list(inspect.signature(make).parameters.values())[1:]
+        parameters = list((signature or inspect.signature(make)).parameters.values())[1:]
         if body is not None:  # its fields are the arguments
             named = [p for p in parameters if p.kind is p.POSITIONAL_ONLY]
             parameters = named + list(inspect.signature(body).parameters.values())
@@ -81,17 +100,39 @@ class Operation(Generic[P, T]):
         return send
 
 
-def get(kind: type[T], route: str, /, **names: str | int) -> ServiceCall[T]:
-    """Make a GET of a model."""
-    return ServiceCall("GET", fill_route(route, **names), read_model(kind))
+def declare(
+    method: str, route: str, **renamed: str
+) -> Callable[[Callable[Concatenate[Any, P], T]], Operation[P, T]]:
+    """Make the operation that a function without a body declares.
 
+    Parameters that the route names are of its path, others of the query; ``renamed``: their names
+    there. The response is read as the return annotation has it. ``wait`` extends the time-out.
+    """
 
-def get_page(
-    kind: type[T], route: str, cursor: str | int, limit: int, **names: str
-) -> ServiceCall[T]:
-    """Make a GET of one page of a list, which begins after ``cursor``."""
-    query: Query = {"cursor": cursor, "limit": limit}
-    return ServiceCall("GET", fill_route(route, **names), read_model(kind), query)
+    def decorate(function: Callable[Concatenate[Any, P], T]) -> Operation[P, T]:
+        signature = inspect.signature(function)
+        in_path = re.findall(r"{(\w+)}", route)
+
+        @cache
+        def kind() -> Any:
+            return get_type_hints(function)["return"]
+
+        def make(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> ServiceCall[T]:
+            bound = signature.bind(self, *args, **kwargs)
+            bound.apply_defaults()
+            values = dict(bound.arguments)
+            del values["self"]
+            names = {name: values.pop(name) for name in in_path}
+            query = {renamed.get(name, name): value for name, value in values.items()}
+            origin = f"step {names['step']}" if "step" in names else ""
+            read = read_response(kind(), origin)
+            path, wait_s = fill_route(route, **names), values.get("wait", 0.0)
+            return ServiceCall(method, path, read, query, wait_s=wait_s)
+
+        make.__doc__ = function.__doc__
+        return Operation(make, signature=signature)
+
+    return decorate
 
 
 def post(
@@ -102,9 +143,21 @@ def post(
     return ServiceCall("POST", fill_route(route, **names), read_model(kind), body=text)
 
 
-def delete(route: str, **names: str) -> ServiceCall[None]:
-    """Make a DELETE."""
-    return ServiceCall("DELETE", fill_route(route, **names), lambda body: None)
+def read_response(kind: Any, origin: str) -> Callable[[bytes], Any]:
+    """Return the function that reads a response of ``kind``, of which no body is None."""
+
+    def read(body: bytes) -> Any:
+        if kind is NoneType or (not body and NoneType in get_args(kind)):
+            return None
+        if kind is str:
+            return body.decode()
+        if Plan in (kind, *get_args(kind)):
+            return from_json(body.decode(), strict=False, origin=origin)
+        if RankView in get_args(kind):
+            return decode_view(json.loads(body), strict=False, origin=origin)
+        return read_model(kind)(body)
+
+    return read
 
 
 def read_model(kind: type[T]) -> Callable[[bytes], T]:

@@ -95,13 +95,14 @@ def _describe_operation(about: dict[str, Any]) -> Iterator[str]:
 def read_openapi() -> dict[str, Any]:
     """Return the OpenAPI document of a service on an empty store."""
     from seqplan.api.rest.app import make_app
+    from seqplan.api.rest.middleware.tokens import Access
     from seqplan.api.service.service import Service
     from seqplan.api.store.store import Store
 
     with tempfile.TemporaryDirectory() as folder:
         store = Store(str(Path(folder) / "store.db"), None)
         try:
-            return make_app(Service(store)).openapi()
+            return make_app(Service(store), Access()).openapi()
         finally:
             store.close()
 

@@ -11,14 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from seqplan.api.check_training.check import (
-    Check,
-    CheckedMicroBatch,
-    CheckedStep,
-    has_modes,
-    relative,
-    size_model,
-)
+from seqplan.api.check_training import check
 from seqplan.api.check_training.processes import Message, RankServer
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.format.codec import to_json
@@ -29,7 +22,7 @@ ROUTER_LOSS = 0.01
 """Coefficient of the load-balancing loss of a model with experts."""
 
 Progress = Callable[[str, int, int], None]
-StepSeen = Callable[[CheckedStep], None]
+StepSeen = Callable[[check.CheckedStep], None]
 """Callback for each step, in order, as soon as both runs have done it."""
 
 
@@ -42,13 +35,13 @@ def check_training(
     dtype: str,
     progress: Progress,
     step_seen: StepSeen = lambda step: None,
-) -> Check:
+) -> check.Check:
     """Train on real ranks under the plans, and the same in one process; compare.
 
     ``data``: a token file, or None for tokens seeded by sample id. ``ValueError`` for data that
     the plans do not match, ``RuntimeError`` if a process fails; ``server`` has ended then.
     """
-    sizes = size_model(plans)
+    sizes = check.size_model(plans)
     with tempfile.TemporaryDirectory(dir=server.folder) as name:
         folder = Path(name)
         # A separate file: other steps of the given one are neither requested nor read.
@@ -65,7 +58,7 @@ def check_training(
             raise
         finally:
             pipe.close()
-    return Check(dtype, sizes, tuple(runs.checked), runs.parameter, runs.parameter_difference)
+    return check.Check(dtype, sizes, tuple(runs.checked), runs.parameter, runs.parameter_difference)
 
 
 class _Runs:
@@ -78,7 +71,7 @@ class _Runs:
     def __init__(
         self, plans: Sequence[Plan], pipe: PlanPipe, progress: Progress, step_seen: StepSeen
     ) -> None:
-        self.checked: list[CheckedStep] = []
+        self.checked: list[check.CheckedStep] = []
         self.parameter, self.parameter_difference = "", math.nan
         self._plans = plans
         self._pipe = pipe
@@ -133,9 +126,9 @@ def _compare_step(
     saved: Mapping[tuple[int, int], int],
     loss: float,
     norm: float,
-) -> CheckedStep:
+) -> check.CheckedStep:
     losses, norms, times = zip(*reported, strict=True)
-    return CheckedStep(
+    return check.CheckedStep(
         plan=plan,
         loss=_furthest(losses, loss),
         reference_loss=loss,
@@ -143,7 +136,7 @@ def _compare_step(
         reference_gradient_norm=norm,
         measured_ms=max(times),
         micro_batches=tuple(
-            CheckedMicroBatch(
+            check.CheckedMicroBatch(
                 pipeline,
                 place,
                 plan.pipelines[pipeline].micro_batches[place].recompute,
@@ -157,7 +150,7 @@ def _compare_step(
 def _furthest(values: Sequence[float], expected: float) -> float:
     if any(math.isnan(value) for value in values):
         return math.nan
-    return max(values, key=lambda value: relative(value, expected))
+    return max(values, key=lambda value: check.relative(value, expected))
 
 
 def _settings(
@@ -185,7 +178,7 @@ def _settings(
             **_experts(sizes),
         },
         # What experts keep depends on the tokens that they receive.
-        "count_saved": any(map(has_modes, plans)) and sizes.architecture.dense,
+        "count_saved": any(map(check.has_modes, plans)) and sizes.architecture.dense,
     }
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+from functools import partial
 
-from seqplan.api.cli.framework.output_file import check_output
+from seqplan.api.cli.framework.options import add_option
+from seqplan.api.cli.framework.output import check_output
 
 DESCRIPTION = """\
 Copy a SQLite store and its folder of uploaded arrays to one file, as they are at one moment. A
@@ -21,10 +22,10 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add = parser.add_argument
+    add = partial(add_option, parser)
     add("store", metavar="STORE", help="the SQLite file of serve --store")
-    add("--files", metavar="DIR", type=Path, help="uploaded arrays; default STORE.files")
-    add("-o", "--output", metavar="FILE", type=Path, required=True)
+    add("--files DIR", help="uploaded arrays; default STORE.files")
+    add("-o --output FILE", required=True)
 
 
 def run(args: argparse.Namespace) -> int:

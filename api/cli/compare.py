@@ -6,25 +6,14 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from seqplan.api.cli.framework.options import (
-    add_execution,
-    add_planning_input,
-    add_robust,
-    add_sync,
-    add_usable_schemes,
-    natural,
-    number,
-    positive,
-    usable_profile,
-)
-from seqplan.api.cli.framework.output_file import check_output
-from seqplan.api.cli.framework.terminal import ProgressBar
+from seqplan.api.cli.framework import options
+from seqplan.api.cli.framework.output import ProgressBar, check_output
 from seqplan.api.cli.parts.compare_output import (
     comparison_fields,
     comparison_lines,
@@ -61,9 +50,9 @@ def _truth(text: str) -> bool:
 
 
 _ASSUMPTIONS: dict[str, Callable[[str], Any]] = {
-    "optimizer-ms": number,
-    "switch-ms": number,
-    "cbc-s": number,
+    "optimizer-ms": options.number,
+    "switch-ms": options.number,
+    "cbc-s": options.number,
     "fast": _truth,
     "search-static": _truth,
 }
@@ -85,53 +74,45 @@ assumptions: optimizer-ms=MS (default as measured, else {OPTIMIZER_MS:g}); switc
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add = parser.add_argument
-    add_planning_input(parser)
+    add = partial(options.add_option, parser)
+    options.add_planning_input(parser)
     add(
-        "--steps",
-        metavar="K",
-        type=positive,
+        "--steps K",
         default=LEAST_STEPS,
         help=f"default {LEAST_STEPS}; fewer give no interval of the speed-up",
     )
-    add("--seed", metavar="S", type=natural, default=0)
+    add("--seed S", default=0)
     add(
-        "--systems",
-        metavar="A,B",
-        type=_systems,
-        default=SYSTEMS,
-        help="systems to compare with; default all",
+        "--systems A,B", type=_systems, default=SYSTEMS, help="systems to compare with; default all"
     )
     add(
-        "--sweep",
-        metavar="AXIS=V,V,…",
+        "--sweep AXIS=V,V,…",
         type=_sweeps,
         default=(),
         help="repeat the comparison for each value of gpus, max-len or tokens; several axes in one "
         "text, with spaces between them",
     )
-    add_usable_schemes(parser)
-    add_sync(parser)
-    add_execution(
+    options.add_usable_schemes(parser)
+    options.add_sync(parser)
+    options.add_execution(
         parser,
         "our micro-steps of every step, and those of static strategies with our balancing, are a "
         "multiple of M, other systems' are as many as their rules make; default 1",
     )
     add(
-        "--assume",
-        metavar="NAME=VALUE …",
+        "--assume NAME=VALUE …",
         type=_assumptions,
         default={},
         help="change assumptions about compared systems (below), in one text",
     )
-    add_robust(parser)
-    add("-o", "--output", metavar="FILE", type=Path, help="write report.html")
+    options.add_robust(parser)
+    add("-o --output FILE", help="write report.html")
     add("--json", action="store_true", help="all figures as JSON on stdout")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command. ``ValueError`` on bad input, ``Infeasible`` if nothing can run the data."""
-    profile = usable_profile(args)
+    profile = options.usable_profile(args)
     check_output(args.output, args.data, args.profile)
     _sync(args, profile, args.gpus)  # so that bad options fail before the data is read
     _options(args)
@@ -140,10 +121,14 @@ def run(args: argparse.Namespace) -> int:
     lengths = read_lengths([args.data]).values
     with ProgressBar(sys.stderr) as progress:
         comparison = _compare(args, profile, lengths, progress)
-        sweeps = [
-            sweep(axis, values, _runner(args, profile, lengths, axis, comparison, progress))
-            for axis, values in args.sweep
-        ]
+        known = {"gpus": args.gpus, "max-len": args.max_len, "tokens": comparison.tokens}
+
+        def compare_at(axis: str, value: int) -> Comparison:
+            if value == known[axis]:
+                return comparison
+            return _compare(args, profile, lengths, progress, {axis: value})
+
+        sweeps = [sweep(axis, values, partial(compare_at, axis)) for axis, values in args.sweep]
     if args.output is not None:
         from seqplan.api.report import render
 
@@ -214,32 +199,11 @@ def _compare(
     )
 
 
-def _runner(
-    args: argparse.Namespace,
-    profile: Profile,
-    lengths: npt.NDArray[np.integer],
-    axis: str,
-    known: Comparison,
-    progress: ProgressBar,
-) -> Callable[[int], Comparison]:
-    """Return a sweep's comparison of a value; known ones are not run again."""
-    here = {"gpus": known.gpus, "max-len": known.max_len, "tokens": known.tokens}[axis]
-
-    def run_one(value: int) -> Comparison:
-        if value == here:
-            return known
-        return _compare(args, profile, lengths, progress, {axis: value})
-
-    return run_one
-
-
+@options.as_argument
 def _systems(text: str) -> tuple[str, ...]:
     """An argparse type: names of systems, separated by commas."""
     names = tuple(name.strip() for name in text.split(","))
-    try:
-        check_systems(names)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    check_systems(names)
     return names
 
 
@@ -270,5 +234,5 @@ def _sweeps(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
             )
         if axis in axes:
             raise argparse.ArgumentTypeError(f"has {axis} twice")
-        axes[axis] = tuple(dict.fromkeys(positive(value) for value in values.split(",")))
+        axes[axis] = tuple(dict.fromkeys(options.positive(value) for value in values.split(",")))
     return tuple(axes.items())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
+from seqplan.api.cli.framework.options import add_option
+
 SHELLS = ("bash", "zsh", "fish")
 
 DESCRIPTION = """\
@@ -22,7 +24,7 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
+    add_option(parser, "shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
 
 
 def run(args: argparse.Namespace) -> int:

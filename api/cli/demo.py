@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
+from functools import partial
 from importlib import resources
 from pathlib import Path
 
@@ -12,31 +13,38 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.api.check_training.check import first_plans
-from seqplan.api.check_training.every_kind import (
-    EVERY_KIND,
-    GPUS,
-    derive_small_profile,
-    plan_every_kind,
-)
 from seqplan.api.check_training.processes import RankServer, rank_server
 from seqplan.api.cli.check.check_training import print_check
 from seqplan.api.cli.framework.extras import RUNTIME, lacks_torch
-from seqplan.api.cli.framework.terminal import ProgressBar, percent, seconds, table
+from seqplan.api.cli.framework.options import add_option
+from seqplan.api.cli.framework.output import ProgressBar, percent, seconds, table
 from seqplan.api.cli.parts.planned_steps import StepRow, plan_rows, summary_lines
 from seqplan.api.cli.profile.show_profile import scheme_notes, scheme_rows, scheme_table
 from seqplan.api.cli.propose import proposal_lines
+from seqplan.costs.analytic.deployment import Deployment
+from seqplan.costs.analytic.derive import derive_profile
+from seqplan.costs.analytic.devices import DEVICES
+from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.lengths import histogram_lines, read_lengths, summarise
+from seqplan.costs.model_files.listed_models import MODELS
+from seqplan.costs.model_sizes import ModelSizes
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import find_profile
+from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
+from seqplan.planner.placement.assembly import assemble
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.simulation.timeline import simulate_plan_ms
+from seqplan.planner.step.selection import select
 from seqplan.planner.strategies.homogeneous import best_homogeneous
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.workload import Workload
 from seqplan.plans.format.atomic_file import atomic_write, write_text
 from seqplan.plans.format.codec import to_json
+from seqplan.plans.plan import Plan, Provenance
+from seqplan.plans.scheme import Strategy
+from seqplan.plans.version import VERSION
 
 DATA = resources.files("seqplan.costs") / "example_data"
 """Lengths and a profile that ship with the package."""
@@ -62,20 +70,20 @@ example:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add = parser.add_argument
+    add = partial(add_option, parser)
     add(
-        "--lengths",
-        metavar="FILE",
+        "--lengths FILE",
+        type=str,
         default=str(DATA / "code.npy"),
         help="default: lengths that ship with seqplan",
     )
     add(
-        "--cpu-profile",
-        metavar="FILE",
+        "--cpu-profile FILE",
+        type=str,
         default=str(DATA / "llama-small-cpu.json"),
         help="of the small model that is executed; default: one that ships with seqplan",
     )
-    add("-o", "--output", metavar="FOLDER", type=Path, default=Path("out"), help="default out")
+    add("-o --output FOLDER", default=Path("out"), help="default out")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -161,6 +169,10 @@ def execute_small(
         for _, line in plan_rows(proposal, batches, PlanningOptions(seed=SMALL_SEED), workers=1):
             file.write(line + "\n")
     plans = first_plans(path, workload.gpus, SMALL_STEPS)
+    return _execute(plans, profile, path, server)
+
+
+def _execute(plans: list[Plan], profile: Profile, path: Path, server: RankServer) -> bool:
     check = print_check(
         plans, server=server, data=None, seed=SMALL_SEED, dtype="float32", profile=profile
     )
@@ -176,11 +188,7 @@ def execute_every_kind(lengths: npt.NDArray[np.integer], path: Path, server: Ran
     (batch,) = sampler.batches(1)
     plan = plan_every_kind(batch, profile, SMALL_SEED, SMALL_WORKLOAD.max_len)
     write_text(path, to_json(plan) + "\n")
-    check = print_check(
-        [plan], server=server, data=None, seed=SMALL_SEED, dtype="float32", profile=profile
-    )
-    print(f"\nwritten: {path}")
-    return check.agrees
+    return _execute([plan], profile, path, server)
 
 
 def step_table(rows: list[StepRow]) -> list[str]:
@@ -206,3 +214,32 @@ def step_table(rows: list[StepRow]) -> list[str]:
 
 def _title(text: str) -> None:
     print(f"\n{text}\n{'═' * len(text)}", flush=True)
+
+
+EVERY_KIND = Strategy.parse("1×tp2.pp2 + 1×u2.r2")
+GPUS = EVERY_KIND.gpus
+MODEL, DEVICE = "small", "h100-80gb"
+
+
+def derive_small_profile() -> Profile:
+    """Derive a small model's profile with the schemes of ``EVERY_KIND``; nothing is measured."""
+    cluster = ClusterHardware(DEVICES[DEVICE], 1, GPUS)
+    document = derive_profile(
+        Deployment(cluster=cluster, sizes=ModelSizes.from_mapping(MODELS[MODEL])),
+        [scheme for scheme, _ in EVERY_KIND.counts],
+        name=f"{MODEL}-{DEVICE}-derived",
+    )
+    return Profile.from_document(document, "the derived profile")
+
+
+def plan_every_kind(batch: Batch, profile: Profile, seed: int, max_len: int) -> Plan:
+    """Dispatch and pack ``batch`` on ``EVERY_KIND``; ``Infeasible`` without room for one."""
+    workload = Workload(GPUS, max_len, sum(batch.lengths))
+    selected = select(batch, [EVERY_KIND], workload.models(profile), GPUS, tailor=False)
+    return assemble(
+        batch,
+        selected,
+        Provenance(VERSION, seed, profile.digest, None),
+        GPUS,
+        forward_fraction=profile.forward_fraction,
+    )

@@ -9,20 +9,12 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from seqplan.api.cli.framework.model_options import (
-    FILES,
-    add_cluster,
-    add_model,
-    add_training,
-    degrees,
-    deployment_of,
-    experts_of,
-    parse_mode_or_modules,
-)
-from seqplan.api.cli.framework.options import positive
-from seqplan.api.cli.framework.terminal import percent, table
+from seqplan.api.cli.framework import model_options
+from seqplan.api.cli.framework.options import add_option
+from seqplan.api.cli.framework.output import percent, table
 from seqplan.costs.analytic.deployment import LOSSES, RECOMPUTED_MODULES, Deployment
 from seqplan.costs.analytic.estimate import Estimate, Load, estimate, problem
 from seqplan.costs.analytic.hardware import GIB
@@ -44,7 +36,7 @@ the error of the bytes. Exit code 3: estimates are printed, and none of them fit
 """
 
 EXAMPLES = f"""\
-{FILES}
+{model_options.FILES}
 examples:
   seqplan estimate --model llama3-8b --hardware a800-80gb --nodes 2 --ulysses 4 --ring 4 \\
     --seq-len 65536 --batch 1
@@ -55,57 +47,51 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add = parser.add_argument
-    add_model(parser, required=True)
-    add_cluster(parser)
+    add = partial(add_option, parser)
+    model_options.add_model(parser, required=True)
+    model_options.add_cluster(parser)
     for axis in ("tp", "pp", "ulysses", "ring"):
-        add(f"--{axis}", metavar="N,N", type=degrees, default=(1,), help="default 1")
+        add(f"--{axis} N,N", type=model_options.degrees, default=(1,), help="default 1")
     add(
-        "--expert-parallel",
-        metavar="N,N",
-        type=degrees,
+        "--expert-parallel N,N",
+        type=model_options.degrees,
         default=(1,),
         help="ranks that hold all experts together; default 1: each rank of tp a part of all",
     )
     add(
-        "--expert-tensor-parallel",
-        metavar="N",
-        type=positive,
+        "--expert-tensor-parallel N",
         default=1,
         help="ranks that each expert is split over, with --expert-parallel above 1; default 1",
     )
-    add("--seq-len", metavar="L", type=positive, required=True, help="tokens")
+    add("--seq-len L", required=True, help="tokens")
     add(
-        "--batch",
-        metavar="B",
-        type=positive,
+        "--batch B",
         help="sequences an iteration; default the smallest number that all schemes can run",
     )
-    add("--micro-batch", metavar="B", type=positive, default=1, help="sequences; default 1")
+    add("--micro-batch B", default=1, help="sequences; default 1")
     add("--zero", type=int, choices=(1, 2, 3), default=1, help="stage; default 1")
     add(
-        "--recompute",
-        metavar="MODE",
-        type=parse_mode_or_modules,
+        "--recompute MODE",
+        type=model_options.parse_mode_or_modules,
         default="none",
         help=f"{', '.join(MODES)}; with +SHARE that part of the layers goes to host memory; or "
         f"parts by Megatron's names: {','.join(RECOMPUTED_MODULES)}; default none",
     )
     add("--loss", choices=LOSSES, default="chunked", help="default chunked")
-    add_training(parser, schedule=True)
+    model_options.add_training(parser, schedule=True)
     add("--json", action="store_true", help="as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command. ``ValueError`` if no scheme can run; 3 if none fits into memory."""
-    deployment = deployment_of(args, longest=args.seq_len)
+    deployment = model_options.deployment_of(args, longest=args.seq_len)
     axes = (args.tp, args.pp, args.ulysses, args.ring)
     schemes = [Scheme(*axis_degrees) for axis_degrees in itertools.product(*axes)]
     batch = args.batch or _find_batch(schemes, deployment.cluster.gpus, args.micro_batch)
     load = Load(seq_len=args.seq_len, batch=batch, micro_batch=args.micro_batch)
     estimates, rejected = [], {}
     of_degree = {
-        degree: replace(deployment, experts=experts_of(args, degree))
+        degree: replace(deployment, experts=model_options.experts_of(args, degree))
         for degree in args.expert_parallel
     }
     for degree, scheme in itertools.product(of_degree, schemes):
@@ -156,23 +142,21 @@ def _find_batch(schemes: Sequence[Scheme], gpus: int, micro_batch: int) -> int:
     return math.lcm(micro_batch, *(gpus // scheme.gpus * micro_batch for scheme in running))
 
 
+_RESULTS = (
+    *("expert_parallel", "dp", "micro_batches", "iteration_ms"),
+    *("tokens_per_s", "tflops_per_gpu", "mfu"),
+)
+_SIZES = ("peak_bytes", "usable_bytes", "capacity_bytes", "host_bytes")
+
+
 def as_json(estimated: Estimate) -> dict[str, Any]:
     """An estimate as JSON, bytes as whole numbers."""
     return {
         "scheme": estimated.scheme.as_dict(),
-        "expert_parallel": estimated.expert_parallel,
-        "dp": estimated.dp,
-        "micro_batches": estimated.micro_batches,
-        "iteration_ms": estimated.iteration_ms,
-        "tokens_per_s": estimated.tokens_per_s,
-        "tflops_per_gpu": estimated.tflops_per_gpu,
-        "mfu": estimated.mfu,
+        **{name: getattr(estimated, name) for name in _RESULTS},
         "terms_ms": dict(estimated.terms_ms),
         "memory_bytes": {name: round(size) for name, size in estimated.memory_bytes.items()},
-        "peak_bytes": round(estimated.peak_bytes),
-        "usable_bytes": round(estimated.usable_bytes),
-        "capacity_bytes": round(estimated.capacity_bytes),
-        "host_bytes": round(estimated.host_bytes),
+        **{name: round(getattr(estimated, name)) for name in _SIZES},
         "fits": estimated.fits,
         "verdict": estimated.verdict,
     }

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from seqplan.api.cli.check.check_plans import add_origin, models_of, read_origin
-from seqplan.api.cli.framework.options import natural
+from seqplan.api.cli.framework.options import add_option, natural
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.step.check_bounds import witness_of
@@ -32,10 +33,10 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add = parser.add_argument
+    add = partial(add_option, parser)
     add("plans", metavar="plans.jsonl", type=Path)
-    add("--step", metavar="K", type=natural, required=True)
-    add("--rank", metavar="R", type=natural, help="this rank's view, as JSON")
+    add("--step K", type=natural, required=True)
+    add("--rank R", help="this rank's view, as JSON")
     add("--json", action="store_true", help="the plan itself, as JSON")
     add(
         "--witness",

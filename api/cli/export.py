@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from seqplan.api.cli.framework.output_file import check_output
+from seqplan.api.cli.framework.options import add_option
+from seqplan.api.cli.framework.output import check_output
 from seqplan.plans.format.export import check_export, export_plans
 from seqplan.plans.format.plan_file import read_plans
 
@@ -23,10 +24,8 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("plans", metavar="plans.jsonl", type=Path)
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", type=Path, required=True, help=".jsonl or .parquet"
-    )
+    add_option(parser, "plans", metavar="plans.jsonl", type=Path)
+    add_option(parser, "-o --output FILE", required=True, help=".jsonl or .parquet")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,11 +7,12 @@ import json
 import sys
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from seqplan.api.cli.framework.options import add_tokenizer
-from seqplan.api.cli.framework.terminal import percent
+from seqplan.api.cli.framework.options import add_option, add_tokenizer
+from seqplan.api.cli.framework.output import percent
 from seqplan.costs.lengths import (
     BLOCKS,
     Lengths,
@@ -51,17 +52,16 @@ _MOST_LISTED = 10
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add = parser.add_argument
+    add = partial(add_option, parser)
     add("sources", metavar="SOURCE", nargs="+", help="file, folder or pattern")
     add(
-        "--field",
-        metavar="F",
+        "--field F",
         help="field or column to read; without it the first of length, num_tokens, input_ids, "
         "tokens, ids, then those of a conversation, then text",
     )
     add_tokenizer(parser)
-    add("--glob", metavar="PATTERN", help="read only these files of a folder of texts")
-    add("-o", "--output", metavar="FILE.npy", type=Path, help="keep the lengths in this file")
+    add("--glob PATTERN", help="read only these files of a folder of texts")
+    add("-o --output FILE.npy", help="keep the lengths in this file")
     add("--json", action="store_true", help="describe them as JSON")
 
 

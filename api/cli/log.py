@@ -7,12 +7,13 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqplan.api.cli.framework.options import natural
+from seqplan.api.cli.framework.options import add_option, as_argument
+from seqplan.api.cli.framework.output import percent, seconds, table
 from seqplan.api.cli.framework.server_options import add_credentials, add_server, connect
-from seqplan.api.cli.framework.terminal import percent, seconds, table
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -45,43 +46,37 @@ _JOB_FIELDS = ("id", "state", "world_size", "slowest", "last_planned_step", "las
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add = parser.add_argument
+    add = partial(add_option, parser)
     source = parser.add_mutually_exclusive_group(required=True)
     add_server(source)
-    source.add_argument("--store", metavar="PATH", help="a SQLite file, in use or not")
-    source.add_argument("--plans", metavar="FILE", help="with --to: the plans that were run")
-    add("--job", metavar="ID", help="the steps of this job")
-    add("--after", metavar="STEP", type=natural, help="with --job: only the steps beyond this one")
+    add_option(source, "--store PATH", help="a SQLite file, in use or not")
+    add_option(source, "--plans FILE", type=str, help="with --to: the plans that were run")
+    add("--job ID", help="the steps of this job")
+    add("--after STEP", help="with --job: only the steps beyond this one")
     add_credentials(parser)
     add("--json", action="store_true", help="as JSON")
     add(
-        "--to",
-        metavar="KIND:TARGET",
+        "--to KIND:TARGET",
         action="append",
         type=_destination,
         default=[],
         help="write the steps' records: jsonl:FILE, tensorboard:FOLDER, wandb:PROJECT or "
         "mlflow:EXPERIMENT; may be repeated",
     )
+    add("--run NAME", dest="run_name", help="with --to: the run; default the job or file")
+    add("--measurements FILE", help="with --plans: measured times")
     add(
-        "--run", dest="run_name", metavar="NAME", help="with --to: the run; default the job or file"
-    )
-    add("--measurements", metavar="FILE", type=Path, help="with --plans: measured times")
-    add(
-        "--profile",
-        metavar="NAME|FILE",
+        "--profile NAME|FILE",
         help="with --to: the plans' profile, for MFU; of a job by default the one it has",
     )
 
 
+@as_argument
 def _destination(text: str) -> Destination:
     """An argparse type: a destination of records."""
     from seqplan.api.loggers.destinations import Destination
 
-    try:
-        return Destination.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    return Destination.parse(text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -116,7 +111,7 @@ def _check_options(args: argparse.Namespace) -> None:
 
 
 def _write_records(args: argparse.Namespace) -> int:
-    from seqplan.api.cli.framework.output_file import check_output
+    from seqplan.api.cli.framework.output import check_output
 
     for destination in args.to:
         destination.check_installed()

@@ -8,22 +8,14 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from textwrap import wrap
 from typing import IO, TYPE_CHECKING, Any
 
+from seqplan.api.cli.framework import options
 from seqplan.api.cli.framework.model_options import add_model
-from seqplan.api.cli.framework.options import (
-    add_robust,
-    add_tokenizer,
-    add_trainer,
-    add_workers,
-    natural,
-    positive,
-    slow_ranks,
-)
-from seqplan.api.cli.framework.output_file import check_output
-from seqplan.api.cli.framework.terminal import ProgressBar
+from seqplan.api.cli.framework.output import ProgressBar, check_output
 from seqplan.api.cli.parts.planned_steps import (
     StepRow,
     plan_rows,
@@ -78,24 +70,22 @@ LARGE_GPUS, LARGE_TOKENS = 256, 400_000
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add = parser.add_argument
+    add = partial(options.add_option, parser)
     add("data", metavar="DATA", help="lengths, token ids, text, chats, or batches drawn already")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--proposal", metavar="FILE", type=Path, help="plan by its strategies")
-    source.add_argument("--profile", metavar="NAME|FILE", help="propose with this profile first")
+    options.add_option(source, "--proposal FILE", help="plan by its strategies")
+    options.add_option(source, "--profile NAME|FILE", help="propose with this profile first")
     add_model(source, required=False, purpose="; derive a profile first, and propose")
-    add("--hardware", metavar="NAME|FILE", help="with --model: the devices, such as h100-80gb")
-    add("--gpus", metavar="N", type=positive, help="required without --proposal")
+    add("--hardware NAME|FILE", help="with --model: the devices, such as h100-80gb")
+    add("--gpus N", help="required without --proposal")
     add(
-        "--max-len",
-        metavar="L",
-        type=positive,
+        "--max-len L",
         help="truncate sequences to this; default: the proposal's, or the longest sequence",
     )
-    add_tokenizer(parser)
-    add("--tokens", metavar="T", type=positive, help="tokens of a step; default: the proposal's")
-    add("--steps", metavar="K", type=positive, help=f"steps to draw; default {STEPS}")
-    add("--seed", metavar="S", type=natural, default=0)
+    options.add_tokenizer(parser)
+    add("--tokens T", help="tokens of a step; default: the proposal's")
+    add("--steps K", help=f"steps to draw; default {STEPS}")
+    add("--seed S", default=0)
     add(
         "--packing",
         choices=PACKINGS,
@@ -109,9 +99,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "the proposal's, or what --trainer runs",
     )
     add(
-        "--window",
-        metavar="STEPS",
-        type=positive,
+        "--window STEPS",
         default=1,
         help="put the outliers of so many steps together in few of them, so that other sequences "
         "meet in a step than at random; default 1: as drawn",
@@ -123,21 +111,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "programming, for a better plan or a closer bound; takes up to a minute for each",
     )
     add(
-        "--slowdown",
-        metavar="RANK=FACTOR[,…]",
-        type=slow_ranks,
+        "--slowdown RANK=FACTOR[,…]",
+        type=options.slow_ranks,
         default=(),
         help="ranks that take so many times as long as the profile has it, as 13=1.3,20=lost; "
         "pipelines with them get less, lost ones nothing, and groups stay within a step",
     )
-    add_robust(parser)
-    add_workers(parser, "planners")
-    add_trainer(parser, "the trainer that runs the plans; a proposal must be made for it")
+    options.add_robust(parser)
+    options.add_workers(parser, "planners")
+    options.add_trainer(parser, "the trainer that runs the plans; a proposal must be made for it")
     add(
-        "-o",
-        "--output",
-        metavar="FILE|FOLDER",
-        type=Path,
+        "-o --output FILE|FOLDER",
         help="plans.jsonl or, without --proposal, a folder for all files; default: stdout with "
         "--proposal, else none",
     )
@@ -163,7 +147,8 @@ def run(args: argparse.Namespace) -> int:
         return _plan_from_data(args)
     proposal = _load_proposal(args)
     check_output(args.output, args.proposal, args.data)
-    rows, source = _plan(args, _source_of_proposal(args, proposal), args.output, to_stdout=True)
+    source = _source_of_proposal(args, proposal)
+    rows = _plan(args, source, args.output, to_stdout=True)
     report = sys.stdout if args.output is not None else sys.stderr
     if args.json:
         print(json.dumps(_fields(rows, source)), file=report)
@@ -209,7 +194,7 @@ def _plan(
     *,
     to_stdout: bool,
     proposed: bool = True,
-) -> tuple[list[StepRow], _Source]:
+) -> list[StepRow]:
     """Plan the steps of a source and write them; ``proposed``: options narrow the proposal's."""
     rows = []
     with _output(output, to_stdout=to_stdout) as out, ProgressBar(sys.stderr) as progress:
@@ -220,13 +205,14 @@ def _plan(
                 out.write(line + "\n")
             rows.append(row)
             progress("planning steps", len(rows), source.steps)
-    return rows, source
+    return rows
 
 
 def _plan_from_data(args: argparse.Namespace) -> int:
     """Propose for the data, plan steps of it, and compare them."""
     from seqplan.api.cli.parts.compare_output import pay_fields, pay_lines
     from seqplan.api.cli.parts.first_proposal import propose_for_data, write_parts
+    from seqplan.api.report import render
     from seqplan.planner.proposal.expert_rows import explain_degrees
     from seqplan.planner.step.slow_ranks import list_factors
 
@@ -250,12 +236,12 @@ def _plan_from_data(args: argparse.Namespace) -> int:
         first = propose_for_data(args, lengths, progress)
         _options(args, proposed=False).resolve_execution(first.proposal.problem)
     source = _draw(args, first.proposal, source_lengths)
-    rows, source = _plan(args, source, plans, to_stdout=False, proposed=False)
+    rows = _plan(args, source, plans, to_stdout=False, proposed=False)
     with ProgressBar(sys.stderr) as progress:
         comparison = _compare(args, first.proposal, first.profile, lengths, progress)
     if folder is not None:
         write_parts(folder, first, lengths)
-        _write_report(folder / "report.html", comparison, first.profile)
+        write_text(folder / "report.html", render(comparison, first.profile))
     if args.json:
         fields = {"profile": first.origin, **_fields(rows, source)}
         fields |= pay_fields(comparison, first.profile)
@@ -315,12 +301,6 @@ def _compare(
         proposal=proposal,
         progress=progress,
     )
-
-
-def _write_report(path: Path, comparison: Comparison, profile: Profile) -> None:
-    from seqplan.api.report import render
-
-    write_text(path, render(comparison, profile, []))
 
 
 def _fields(rows: list[StepRow], source: _Source) -> dict[str, Any]:

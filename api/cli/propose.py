@@ -6,18 +6,10 @@ import argparse
 import json
 import sys
 import textwrap
-from pathlib import Path
+from functools import partial
 
-from seqplan.api.cli.framework.options import (
-    add_execution,
-    add_planning_input,
-    add_sync,
-    add_usable_schemes,
-    natural,
-    usable_profile,
-)
-from seqplan.api.cli.framework.output_file import check_output
-from seqplan.api.cli.framework.terminal import ProgressBar, percent, seconds, table
+from seqplan.api.cli.framework import options
+from seqplan.api.cli.framework.output import ProgressBar, check_output, percent, seconds, table
 from seqplan.costs.lengths import read_lengths
 from seqplan.planner.proposal.backends import apply_backend
 from seqplan.planner.proposal.document import Proposal
@@ -41,25 +33,25 @@ example:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add = parser.add_argument
-    add_planning_input(parser)
+    add = partial(options.add_option, parser)
+    options.add_planning_input(parser)
     add(
         "--method",
         choices=METHODS,
         default=METHODS[0],
         help="search: ours (default); eq4: the published dynamic program, relaxed and rounded",
     )
-    add("--seed", metavar="S", type=natural, default=0)
-    add_usable_schemes(parser)
-    add_sync(parser)
-    add_execution(parser)
-    add("-o", "--output", metavar="FILE", type=Path, help="write proposal.json")
+    add("--seed S", default=0)
+    options.add_usable_schemes(parser)
+    options.add_sync(parser)
+    options.add_execution(parser)
+    add("-o --output FILE", help="write proposal.json")
     add("--json", action="store_true", help="the proposal on stdout")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command. ``ValueError`` on bad input, ``Infeasible`` if nothing can run the data."""
-    profile = usable_profile(args)
+    profile = options.usable_profile(args)
     _, execution = apply_backend(
         profile, args.gpus, args.execution, args.micro_step_multiple, args.trainer
     )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
+
+from seqplan.api.cli.framework.options import add_option
 
 DESCRIPTION = """\
 Make a SQLite store and its folder of uploaded arrays from a file of seqplan backup. Nothing is
@@ -18,10 +21,10 @@ example:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add = parser.add_argument
+    add = partial(add_option, parser)
     add("backup", metavar="FILE", type=Path, help="of seqplan backup")
-    add("--store", metavar="PATH", required=True, help="the new SQLite file")
-    add("--files", metavar="DIR", type=Path, help="uploaded arrays; default STORE.files")
+    add("--store PATH", required=True, help="the new SQLite file")
+    add("--files DIR", help="uploaded arrays; default STORE.files")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
-from seqplan.api.cli.framework.options import (
-    above_zero,
-    add_log,
-    add_workers,
-    check_port,
-    natural,
-    positive,
-)
+from seqplan.api.cli.framework import options
 
 if TYPE_CHECKING:
     from seqplan.api.cli.framework.job_file import JobFile
@@ -36,64 +29,55 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add = parser.add_argument
-    add("--store", metavar="URL", required=True, help="a SQLite file, or postgresql+psycopg://…")
-    add("--files", metavar="DIR", type=Path, help="uploaded arrays; default STORE.files")
-    add("--host", metavar="HOST", default="127.0.0.1", help="default 127.0.0.1")
+    add = partial(options.add_option, parser)
+    add("--store URL", required=True, help="a SQLite file, or postgresql+psycopg://…")
+    add("--files DIR", help="uploaded arrays; default STORE.files")
+    add("--host HOST", default="127.0.0.1", help="default 127.0.0.1")
     add(
-        "--allow-host",
-        metavar="NAME",
+        "--allow-host NAME",
         action="append",
         default=[],
         help="a Host, in addition to loopback, of a service without tokens; may be repeated",
     )
-    add("--port", metavar="PORT", type=natural, default=8400, help="default 8400; 0: a free one")
+    add("--port PORT", default=8400, help="default 8400; 0: a free one")
     add(
-        "--rate-limit",
-        metavar="REQUESTS",
-        type=positive,
+        "--rate-limit REQUESTS",
         help="most requests a second of one token, or of one address without tokens; default none",
     )
-    add_workers(parser, "planners of a job")
+    options.add_workers(parser, "planners of a job")
     add_keeping(parser)
-    add("--add-token", metavar="NAME", help="print a new bearer token, once, and end")
+    add("--add-token NAME", help="print a new bearer token, once, and end")
     add("--list-tokens", action="store_true", help="print the names and scopes of tokens, and end")
-    add("--revoke-token", metavar="NAME", help="have a token open nothing any more, and end")
+    add("--revoke-token NAME", help="have a token open nothing any more, and end")
     add("--scope", choices=("read", "write"), default="read", help="of that token")
-    add("--token-job", metavar="ID", help="the only job that it opens")
-    add("--token-days", metavar="DAYS", type=above_zero, help="after which it opens nothing")
-    add_log(parser)
+    add("--token-job ID", help="the only job that it opens")
+    add("--token-days DAYS", help="after which it opens nothing")
+    options.add_log(parser)
 
 
 def add_keeping(parser: argparse.ArgumentParser) -> None:
     """Add the retention options."""
-    parser.add_argument(
-        "--keep-steps",
-        metavar="STEPS",
-        type=positive,
+    add = partial(options.add_option, parser)
+    add(
+        "--keep-steps STEPS",
         default=5000,
         help="steps behind a job's slowest rank whose plans are kept; default 5000",
     )
-    parser.add_argument(
-        "--abandon-hours",
-        metavar="HOURS",
-        type=above_zero,
+    add(
+        "--abandon-hours HOURS",
         default=24.0,
         help="hours without a request of any rank after which a job is planned no further; "
         "default 24",
     )
-    parser.add_argument(
-        "--job-days",
-        metavar="DAYS",
-        type=natural,
+    add(
+        "--job-days DAYS",
+        type=options.natural,
         default=30,
         help="days without a request of any rank after which a finished, failed, stopped or "
         "abandoned job is removed; 0: never; default 30",
     )
-    parser.add_argument(
-        "--grace-days",
-        metavar="DAYS",
-        type=above_zero,
+    add(
+        "--grace-days DAYS",
         default=7.0,
         help="days after which files that belong to no data set are removed; default 7",
     )
@@ -115,12 +99,13 @@ def keeping_of(settings: argparse.Namespace | JobFile) -> Keeping:
 def run(args: argparse.Namespace) -> int:
     """Run the command. ``ValueError`` for a store or an address that cannot be used."""
     # Imported here: no other command needs the web framework or the database.
+    from seqplan.api.rest.middleware.tokens import Access
     from seqplan.api.rest.server import serve
     from seqplan.api.rest.state.service_log import write_log
     from seqplan.api.service.service import Limits, Service
     from seqplan.api.store.store import Store
 
-    check_port(args.port)
+    options.check_port(args.port)
     args.workers.check_installed()
     if args.add_token is None and (args.token_job is not None or args.token_days is not None):
         raise ValueError("--token-job, --token-days: are for a new token. Give --add-token NAME")
@@ -131,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         limits = Limits(requests_a_second=args.rate_limit)
         service = Service(store, workers=args.workers, keeping=keeping_of(args), limits=limits)
-        return serve(store, service, args.host, args.port, args.allow_host)
+        return serve(store, service, args.host, args.port, Access(args.allow_host))
     finally:
         store.close()
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seqplan.api.cli.framework.job_file import JobFile, read_job_file
-from seqplan.api.cli.framework.options import add_log, check_port
-from seqplan.api.cli.framework.terminal import ProgressBar
+from seqplan.api.cli.framework.options import add_log, add_option, check_port
+from seqplan.api.cli.framework.output import ProgressBar
 from seqplan.api.cli.serve import keeping_of
 from seqplan.costs.lengths import read_lengths
 from seqplan.costs.shipped.catalogue import find_profile
@@ -49,13 +49,14 @@ optional: job, tokens, seed, look_ahead, store, files, host, port, allow_host,
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("--job", metavar="FILE", type=Path, required=True, help="job.toml")
+    add_option(parser, "--job FILE", required=True, help="job.toml")
     add_log(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command. ``ValueError`` for an unusable file or one that is not the store's job."""
     # Imported here: no other command needs the web framework or the database.
+    from seqplan.api.rest.middleware.tokens import Access
     from seqplan.api.rest.server import serve
     from seqplan.api.rest.state.service_log import write_log
     from seqplan.api.service.service import Service
@@ -71,8 +72,8 @@ def run(args: argparse.Namespace) -> int:
         if job.token_file:
             _write_token(store, Path(job.token_file), job.job)
         service = Service(store, workers=job.workers, keeping=keeping_of(job))
-        hosts = [job.allow_host] if job.allow_host else []
-        return serve(store, service, job.host, job.port, hosts, ranks_only=True)
+        access = Access([job.allow_host] if job.allow_host else [], ranks_only=True)
+        return serve(store, service, job.host, job.port, access)
     finally:
         store.close()
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from seqplan.api.cli.check.check_plans import find_part
-from seqplan.api.cli.framework.options import natural
-from seqplan.api.cli.framework.output_file import check_output
+from seqplan.api.cli.framework.options import add_option, natural
+from seqplan.api.cli.framework.output import check_output
 from seqplan.costs.shipped.catalogue import find_profile, list_shipped, load_shipped
 from seqplan.planner.simulation.one_f_one_b import FORWARD_FRACTION, ForwardFraction, TimedPass
 from seqplan.planner.simulation.timeline import PipelineTimeline, PlanTimeline, plan_timeline
@@ -38,16 +39,15 @@ PHASES = {"F": "forward", "B": "backward"}
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add = parser.add_argument
+    add = partial(add_option, parser)
     add("plans", metavar="plans.jsonl", type=Path)
-    add("--step", metavar="K", type=natural, required=True)
+    add("--step K", type=natural, required=True)
     add(
-        "--profile",
-        metavar="NAME|FILE",
+        "--profile NAME|FILE",
         help="the plan's profile, with forward's share of a micro-batch; found by itself "
         "if it ships",
     )
-    add("-o", "--output", metavar="FILE", type=Path, help="trace.json; without it, stdout")
+    add("-o --output FILE", help="trace.json; without it, stdout")
 
 
 def run(args: argparse.Namespace) -> int:

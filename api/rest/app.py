@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
@@ -11,12 +11,10 @@ from starlette.concurrency import run_in_threadpool
 from seqplan.api.rest.middleware.body_limit import BodyLimit, NoNul
 from seqplan.api.rest.middleware.dashboard import Dashboard
 from seqplan.api.rest.middleware.direct_acks import DirectAcks
-from seqplan.api.rest.middleware.direct_plans import PlanAnswers
-from seqplan.api.rest.middleware.head_requests import Head
-from seqplan.api.rest.middleware.rate_limit import RateLimit
+from seqplan.api.rest.middleware.direct_plans import Head, PlanAnswers
 from seqplan.api.rest.middleware.request_metrics import Figures
 from seqplan.api.rest.middleware.shutdown import Ending
-from seqplan.api.rest.middleware.tokens import Tokens
+from seqplan.api.rest.middleware.tokens import Access, RateLimit, Tokens
 from seqplan.api.rest.openapi import describe
 from seqplan.api.rest.payloads import problems
 from seqplan.api.rest.routes import (
@@ -53,19 +51,8 @@ _RESOURCES = (
 """In the order in which the OpenAPI document lists them."""
 
 
-def make_app(
-    service: Service,
-    hosts: Collection[str] = (),
-    *,
-    guarded: bool = False,
-    ranks_only: bool = False,
-) -> FastAPI:
-    """Make the REST interface of a service, which starts and stops with it.
-
-    ``hosts``: Host names, in addition to loopback, of a service without tokens. ``guarded``:
-    every request needs a token, whether there is any or not. ``ranks_only``: without tokens it
-    takes what ranks write, acknowledgements and times, and nothing else.
-    """
+def make_app(service: Service, access: Access) -> FastAPI:
+    """Make the REST interface of a service, which starts and stops with it."""
     app = FastAPI(
         title="seqplan",
         version=VERSION,
@@ -96,9 +83,7 @@ def make_app(
     app.add_middleware(PlanAnswers, waiters=lambda: app.state.waiters)
     app.add_middleware(DirectAcks, acks=lambda: app.state.acks)  # short ones only
     app.add_middleware(RateLimit, rate=service.limits.requests_a_second)
-    app.add_middleware(
-        Tokens, store=service.store, hosts=hosts, required=guarded, ranks_only=ranks_only
-    )
+    app.add_middleware(Tokens, store=service.store, access=access)
     app.add_middleware(Figures, counts=service.counts, answered=app.state.metrics.record_answer)
     app.add_middleware(Dashboard)
     app.add_middleware(Ending)

@@ -8,7 +8,7 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import Collection
+from dataclasses import replace
 
 import uvicorn
 from fastapi import FastAPI
@@ -20,7 +20,7 @@ from seqplan.api.rest.connections import (
     open_files,
     raise_file_limit,
 )
-from seqplan.api.rest.middleware.origins import is_loopback
+from seqplan.api.rest.middleware.tokens import Access, is_loopback
 from seqplan.api.service.service import Service
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.store import Store
@@ -42,23 +42,15 @@ _KEEP_ALIVE_S = 300
 """A rank sends a request once a step, and steps may be long."""
 
 
-def serve(
-    store: Store,
-    service: Service,
-    host: str,
-    port: int,
-    allowed_hosts: Collection[str] = (),
-    *,
-    ranks_only: bool = False,
-) -> int:
+def serve(store: Store, service: Service, host: str, port: int, access: Access) -> int:
     """Serve until SIGINT or SIGTERM; port 0 takes a free one. Prints the address on stderr.
 
-    ``allowed_hosts``, ``ranks_only``: see ``make_app``. ``ValueError`` for an address beyond
-    loopback while the store has no tokens; ``OSError`` when the address cannot be had.
+    ``ValueError`` for an address beyond loopback while the store has no tokens, or that cannot be
+    had.
     """
     files = raise_file_limit()
-    guarded = _has_tokens(store)
-    if not guarded and not is_loopback(host):
+    access = replace(access, guarded=_has_tokens(store))
+    if not access.guarded and not is_loopback(host):
         raise ValueError(
             f"--host {host}: others could reach this, and the store has no tokens; make one "
             "with --add-token NAME, or listen on 127.0.0.1"
@@ -70,29 +62,19 @@ def serve(
         raise ValueError(f"--host {host} --port {port}: {error.strerror or error}") from None
     shown = f"[{host}]" if ":" in host else host
     print(f"serving on http://{shown}:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
-    server = make_server(
-        service, allowed_hosts, guarded=guarded, ranks_only=ranks_only, files=files
-    )
+    server = make_server(service, access, files)
     gc.freeze()
     gc.set_threshold(*_GARBAGE)
     server.run(sockets=[listener])
     return 0
 
 
-def make_server(
-    service: Service,
-    allowed_hosts: Collection[str] = (),
-    *,
-    guarded: bool = False,
-    ranks_only: bool = False,
-    files: int | None = None,
-) -> uvicorn.Server:
+def make_server(service: Service, access: Access, files: int | None = None) -> uvicorn.Server:
     """Make what serves a service on any socket, in any thread, until its ``should_exit``.
 
-    ``allowed_hosts``, ``guarded`` and ``ranks_only``: see ``make_app``; ``files``: how many the
-    process may have open, as it is by default.
+    ``files``: how many the process may have open, as it is by default.
     """
-    app = make_app(service, allowed_hosts, guarded=guarded, ranks_only=ranks_only)
+    app = make_app(service, access)
     config = uvicorn.Config(
         app,
         log_config=None,  # the command writes the log

@@ -123,20 +123,17 @@ class CalibrationWatch(PeriodicThread):
         with self._lock:
             self._latest = {job: errors for job, errors in self._latest.items() if job in jobs}
             self._warned = {key for key in self._warned if key[0] in jobs}
-            self._judged.drop(lambda key: key[0] not in jobs)
+        self._judged.drop(lambda key: key[0] not in jobs)
 
     def profile(self, connection: Connection, proposal: str) -> Profile:
         """Return the profile that a proposal of the store carries."""
-        with self._lock:
-            known = self._profiles.get(proposal)
-        if known is not None:
-            return known
-        row = get(connection, ProposalRow, proposal)
-        assert row is not None  # no job begins without it, and it stays while a job uses it
-        profile = ready_document(row).profile
-        with self._lock:
-            self._profiles.put(proposal, profile)
-        return profile
+
+        def read() -> Profile:
+            row = get(connection, ProposalRow, proposal)
+            assert row is not None  # no job begins without it, and it stays while a job uses it
+            return ready_document(row).profile
+
+        return self._profiles.find(proposal, read)
 
     def calibration_of(
         self, connection: Connection, job: str, steps: int = WINDOW
@@ -152,13 +149,11 @@ class CalibrationWatch(PeriodicThread):
         times = (0, 0.0)
         if looked_at:
             times = measurements.measurements_state(connection, job, looked_at[0])
-        with self._lock:
-            earlier = self._judged.get((job, steps))
+        earlier = self._judged.get((job, steps))
         if earlier is not None and earlier[0] == (looked_at, times):
             return earlier[1]
         errors = job_calibration(connection, job, looked_at, profile, self._summaries)
-        with self._lock:
-            self._judged.put((job, steps), ((looked_at, times), errors))
+        self._judged.put((job, steps), ((looked_at, times), errors))
         if steps == WINDOW:
             self._tell(job, errors.schemes)
         return errors

@@ -16,10 +16,10 @@ from seqplan.planner.step.slow_ranks import leave_out_lost, list_factors
 def list_slow_ranks(
     factors: Sequence[Any] | None, gpus: int, *, refit: bool, robust: float
 ) -> SlowFactors:
-    """List the slow ranks of a new job, given the factor of each rank, None for a lost one.
+    """List the slow ranks of a new job, given the factor of each rank.
 
-    ``ValueError`` for another number of ranks, factors that cannot be, and a job whose costs change
-    by ``refit`` or may be off by ``robust``, a share, besides.
+    A lost rank has None. ``ValueError`` for another number of ranks, factors that cannot be, and
+    for two of factors, ``refit`` and ``robust`` (a share) that exclude each other.
     """
     slow: SlowFactors = ()
     if factors is not None:

@@ -14,8 +14,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from seqplan.api.service.job_news import JobNews
-from seqplan.api.service.look_ahead import LookAhead, Published
+from seqplan.api.service.look_ahead import JobNews, LookAhead, Published
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.rows import JobRow, get
 from seqplan.api.store.store import Claim, Store
@@ -124,12 +123,4 @@ class PlanningJob:
             )
         # While another service planned it, the job may have been removed and begun anew.
         self.news.begin(row.world_size, row.lost_ranks)
-        planning = LookAhead(
-            self._store,
-            claim,
-            row,
-            news=self.news,
-            published=self._published,
-            workers=self._workers,
-        )
-        planning.run()
+        LookAhead(self._store, claim, row, self.news, self._published, self._workers).run()

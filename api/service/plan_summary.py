@@ -1,20 +1,29 @@
-"""The few facts of a plan that tables and curves of a whole job need, kept by the plan's digest."""
+"""Published plans: the bytes that go out, and the facts that pages of a whole job need.
+
+Of a plan few facts are enough for tables and curves; they are kept by the plan's digest.
+"""
 
 from __future__ import annotations
 
+import copy
 import json
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
+from seqplan.api.store.errors import RowDamaged
 from seqplan.api.store.lru import Lru
-from seqplan.api.store.tables.plans import PlannedStep
+from seqplan.api.store.tables.plans import PlannedStep, StoredPlan
 from seqplan.costs.fit.measurements import Measurable, measurable
+from seqplan.plans.format.codec import from_json
+from seqplan.plans.format.decode import PlanError
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
 from seqplan.plans.recomputation import read_mode
 from seqplan.plans.scheme import Scheme, Strategy
+from seqplan.plans.views.rank_view import views_json
+from seqplan.runtime.sources.http_source import FAN_OUT_RANKS
 
 KEPT = 2048
 """Plans of which the facts are kept, over all jobs."""
@@ -71,12 +80,10 @@ class PlanSummaries:
     def __init__(self, most: int = KEPT) -> None:
         self._known: Lru[str, PlanSummary] = Lru(most)
         self._schemes: dict[tuple[int, ...], Scheme] = {}
-        self._lock = threading.Lock()
 
     def keep(self, digest: str, summary: PlanSummary) -> None:
         """Store the summary of a plan, so that it need not be read again."""
-        with self._lock:
-            self._known.put(digest, summary)
+        self._known.put(digest, summary)
 
     def of(
         self, digests: Mapping[int, str], lines: Callable[[Iterable[int]], Mapping[int, str]]
@@ -86,17 +93,14 @@ class PlanSummaries:
         ``lines`` gives the JSON of the steps that are not known yet.
         """
         summaries: dict[int, PlanSummary] = {}
-        with self._lock:
-            for step, digest in digests.items():
-                if (summary := self._known.get(digest)) is not None:
-                    summaries[step] = summary
+        for step, digest in digests.items():
+            if (summary := self._known.get(digest)) is not None:
+                summaries[step] = summary
         missing = [step for step in digests if step not in summaries]
         read = lines(missing) if missing else {}
         for step, line in read.items():
             summaries[step] = PlanSummary.from_line(line, self._schemes)
-        with self._lock:
-            for step in read:
-                self._known.put(digests[step], summaries[step])
+            self._known.put(digests[step], summaries[step])
         return summaries
 
 
@@ -129,13 +133,7 @@ def _pipeline(fields: dict[str, Any], schemes: dict[tuple[int, ...], Scheme]) ->
     if degrees not in schemes:
         schemes[degrees] = Scheme(*degrees)
     micro_batches = tuple(
-        MicroBatch(
-            (),
-            batch["tokens"],
-            batch["padded_tokens"],
-            batch["cost_ms"],
-            read_mode(batch),
-        )
+        MicroBatch((), batch["tokens"], batch["padded_tokens"], batch["cost_ms"], read_mode(batch))
         for batch in fields["micro_batches"]
     )
     return PlannedPipeline(
@@ -170,3 +168,52 @@ def step_fields(
         "ranks_measured": step.ranks_measured,
         "ranks_acknowledged": sum(last >= step.step for last in acknowledged),
     }
+
+
+class ReadyPlan:
+    """A plan with its views written out, so that handing one out is sending bytes.
+
+    In jobs of ``FAN_OUT_RANKS`` or more, whose rank 0 makes the views, ``views`` is None until
+    ``with_views``. Made when the plan is at hand (``plan``), or from the row of the store;
+    ``planning_ms``: time that planning it has just taken. ``RowDamaged`` for a row that is no plan.
+    """
+
+    def __init__(
+        self, stored: StoredPlan, plan: Plan | None = None, *, planning_ms: float = 0.0
+    ) -> None:
+        self.step = stored.step
+        self.digest = stored.digest
+        self.planning_ms = planning_ms
+        self.line = stored.line.encode()
+        plan = plan or read_stored(stored)
+        self.world_size = plan.world_size
+        self.lost_ranks = frozenset(plan.lost_ranks)
+        self.views: list[bytes] | None = None
+        if plan.world_size < FAN_OUT_RANKS:
+            self.views = views_json(plan, digest=stored.digest)
+        self.summary = PlanSummary.from_plan(plan, len(plan.ids))
+        self.size = len(self.line) + sum(map(len, self.views or ()))
+        """Bytes that it keeps in memory."""
+
+    def with_views(self) -> ReadyPlan:
+        """Return the plan with its views written out, which takes a second for 10,000 ranks."""
+        if self.views is not None:
+            return self
+        complete = copy.copy(self)
+        complete.views = views_json(self.plan, digest=self.digest)
+        complete.size += sum(map(len, complete.views))
+        complete.__dict__.pop("plan", None)  # read again when needed
+        return complete
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Decode the plan, for less frequent requests."""
+        return read_stored(StoredPlan(self.step, self.digest, self.line.decode()))
+
+
+def read_stored(stored: StoredPlan) -> Plan:
+    """Read a plan that the store has kept; ``RowDamaged`` if it differs from the plan."""
+    try:
+        return from_json(stored.line)
+    except PlanError as error:
+        raise RowDamaged(f"the store's plan of step {stored.step} is damaged: {error}") from error

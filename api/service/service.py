@@ -6,21 +6,21 @@ import logging
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from anyio import CapacityLimiter
 from sqlalchemy import Connection
 
 from seqplan.api.service.closed_loop import ClosedLoop
 from seqplan.api.service.job_planner import PlanningJob
-from seqplan.api.service.plan_bytes import ReadyPlan
+from seqplan.api.service.plan_summary import ReadyPlan
 from seqplan.api.service.proposal_maker import ProposalMaker
 from seqplan.api.service.upkeep import Keeping, Upkeep
 from seqplan.api.store.errors import StoreUnavailable
-from seqplan.api.store.notices import removed_job
 from seqplan.api.store.rows import JobRow, SlowFactors, get, get_for_update
-from seqplan.api.store.store import Store
+from seqplan.api.store.store import Store, removed_job
 from seqplan.api.store.tables import jobs
 from seqplan.api.store.tables.leftovers import put_back_arrays
 from seqplan.api.store.tables.proposals import running_proposals
@@ -52,22 +52,14 @@ class Limits:
     requests_a_second: int | None = None
 
 
-class Listener(Protocol):
-    """Callbacks, from any thread, for events of jobs."""
+class Listener:
+    """Callbacks, from any thread, for events of jobs; these do nothing."""
 
     def on_published(self, job: str, ready: ReadyPlan | None) -> None:
         """Handle a stored plan, ready to send; None: another change of the job."""
 
     def on_removed(self, job: str | None) -> None:
         """Handle the removal of a job; None: of any job."""
-
-
-class _NullListener:
-    def on_published(self, job: str, ready: ReadyPlan | None) -> None:
-        pass
-
-    def on_removed(self, job: str | None) -> None:
-        pass
 
 
 class Service:
@@ -107,7 +99,7 @@ class Service:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._watch: threading.Thread | None = None
-        self._listener: Listener = _NullListener()
+        self._listener: Listener = Listener()
 
     def start(self, listener: Listener | None = None) -> None:
         """Resume the unfinished jobs of the store, and watch for those that others begin."""
@@ -180,14 +172,8 @@ class Service:
             row = get(connection, JobRow, job)
         if row is None:
             return False
-        self._stop_planning(job)
-        try:
-            with self.store.writing() as connection:
-                was_there = jobs.remove_job(connection, job)
-        except BaseException:
-            if row.state == "planning":
-                self.plan(row)
-            raise
+        with self._planning_stopped(row), self.store.writing() as connection:
+            was_there = jobs.remove_job(connection, job)
         self._forget(job)
         self.upkeep.wake()
         return was_there
@@ -198,18 +184,12 @@ class Service:
             row = get(connection, JobRow, job)
         if row is None or row.state not in states:
             return None
-        self._stop_planning(job)
-        try:
-            with self.store.writing() as connection:
-                stored = get_for_update(connection, JobRow, job)
-                if stored is None or stored.state not in states:
-                    return None
-                # Its days of retention count from now, however long the service was away.
-                jobs.settle_job(connection, job, state=state, asked_at=int(time.time()))
-        except BaseException:
-            if row.state == "planning":
-                self.plan(row)
-            raise
+        with self._planning_stopped(row), self.store.writing() as connection:
+            stored = get_for_update(connection, JobRow, job)
+            if stored is None or stored.state not in states:
+                return None
+            # Its days of retention count from now, however long the service was away.
+            jobs.settle_job(connection, job, state=state, asked_at=int(time.time()))
         self._on_published(job, None)
         return replace(row, state=state)
 
@@ -331,6 +311,17 @@ class Service:
         if planning is not None:
             planning.stop()
 
+    @contextmanager
+    def _planning_stopped(self, row: JobRow) -> Iterator[None]:
+        """Stop planning a job before the block, and go on if the block fails."""
+        self._stop_planning(row.id)
+        try:
+            yield
+        except BaseException:
+            if row.state == "planning":
+                self.plan(row)
+            raise
+
     def look_aheads(self) -> dict[str, int]:
         """Return how many steps are planned beyond the slowest rank of each job planned here."""
         with self._lock:
@@ -354,12 +345,12 @@ class Service:
             for job, planning in running
             if planning.ended and planning.fault is not None
         ]
-        if self.proposals.ended:
-            lines.append("no proposals are made any more; start the service again")
-        if self.upkeep.ended:
-            lines.append("rows of removed jobs are deleted no more; start the service again")
-        if self.closed_loop.ended:
-            lines.append("jobs with refit are not revised any more; start the service again")
+        for thread, effect in (
+            (self.proposals, "no proposals are made any more"),
+            (self.upkeep, "rows of removed jobs are deleted no more"),
+            (self.closed_loop, "jobs with refit are not revised any more"),
+        ):
+            lines += [f"{effect}; start the service again"] if thread.ended else []
         if self._watch is not None and not self._watch.is_alive() and not self._stopping.is_set():
             lines.append("notices of other services are not received; restart the service")
         return lines

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from seqplan.api.store.errors import StoreError
-from seqplan.api.store.folder_mark import ARRAY, MARK
 from seqplan.api.store.migrations import MIGRATIONS
+from seqplan.api.store.ownership import ARRAY, MARK
 from seqplan.api.store.read_only import open_database
-from seqplan.plans.format.atomic_file import atomic_write
+from seqplan.plans.format.atomic_file import atomic_write, flush_folder
 from seqplan.plans.version import VERSION
 
 FORMAT = 1
@@ -82,7 +82,7 @@ def restore_backup(backup: Path, database: Path, files: Path) -> int:
         except BaseException:
             os.rename(files, arrays)
             raise
-        _flush(database.parent)
+        flush_folder(database.parent)
     return count
 
 
@@ -201,11 +201,3 @@ def _new_folder(parent: Path) -> Iterator[Path]:
 def _sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,17 +1,106 @@
-"""One service at a time has a SQLite store: the locks by which it does.
+"""One service at a time has a SQLite store, and a folder of arrays belongs to one store.
 
 The database itself is locked, by whatever path it is reached, and so is the folder of its arrays.
+The folder's mark is the id of its store, which the database has, too. A folder of release 0.1.0 has
+no mark; it is marked when the database knows the arrays that are in it.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+from sqlalchemy import Connection, select
+
+from seqplan.api.store import schema
 from seqplan.api.store.errors import StoreError
-from seqplan.api.store.folder_mark import FolderMark
+
+MARK = "store-id"
+"""The file of a folder that has its store's id."""
+
+_LOCK = "lock"
+ARRAY = re.compile(r"([0-9a-f]{64})\.(npy|removed)")
+
+
+@dataclass(frozen=True)
+class FolderMark:
+    """The mark of ``files``; ``where``: the store's name in messages."""
+
+    files: Path
+    where: str
+
+    def check_new(self) -> None:
+        """Raise ``StoreError`` if the folder belongs to a store, as this one has no database."""
+        if self._id() is not None or self._had_store() or self._arrays():
+            raise StoreError(
+                f"{self.where}: is new, but {self.files} belongs to a store. Name that store's "
+                "database, or another folder with --files (remove the folder to begin anew)."
+            )
+
+    def check(self, connection: Connection) -> None:
+        """Raise ``StoreError`` if the folder belongs to another store than the database's."""
+        expected, marked = store_id(connection), self._id()
+        if marked is not None:
+            if marked != expected:
+                raise StoreError(
+                    f"{self.files}: belongs to another store than {self.where}. Name the store's "
+                    "folder with --files."
+                )
+            return
+        there, kinds = self._arrays(), _read_kinds(connection)
+        if unknown := sorted(there - kinds.keys()):
+            raise StoreError(
+                f"{self.files}: has no mark, and {self.where} does not know its array "
+                f"{unknown[0]}. Name the store's folder with --files, or move the array away."
+            )
+        if "sequences" in kinds.values() and not there:
+            raise StoreError(
+                f"{self.files}: has none of the arrays of {self.where}. Name their folder with "
+                f"--files; if they are lost: echo {expected} > {self.files / MARK}"
+            )
+
+    def write(self, connection: Connection) -> None:
+        """Mark the folder as the database's, unless it is."""
+        if self._id() is None:
+            # Whole or not at all; several services of a shared store write the same.
+            path = self.files / f".{MARK}.{os.getpid()}"
+            path.write_text(f"{store_id(connection)}\n", "ascii")
+            os.replace(path, self.files / MARK)
+
+    def _id(self) -> str | None:
+        try:
+            return (self.files / MARK).read_text("ascii", errors="replace").strip()
+        except FileNotFoundError:
+            return None
+
+    def _had_store(self) -> bool:
+        """Whether release 0.1.0 noted here that the database had its tables."""
+        with suppress(OSError):
+            return (self.files / _LOCK).stat().st_size > 0
+        return False
+
+    def _arrays(self) -> set[str]:
+        """Return the ids of the arrays in the folder."""
+        with suppress(FileNotFoundError):
+            found = (ARRAY.fullmatch(path.name) for path in (self.files / "lengths").iterdir())
+            return {match[1] for match in found if match and match[2] == "npy"}
+        return set()
+
+
+def store_id(connection: Connection) -> str:
+    """Return the id of the store."""
+    return str(connection.execute(select(schema.store.c.id)).scalar_one())
+
+
+def _read_kinds(connection: Connection) -> dict[str, str]:
+    """Read the kinds of all data sets: the first version kept an array of a histogram, too."""
+    table = schema.lengths
+    return {row.id: row.kind for row in connection.execute(select(table.c.id, table.c.kind))}
+
 
 _PRIVATE = 0o600
 """Mode of the database, its log and the lock: other users of the machine do not read plans."""

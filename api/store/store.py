@@ -21,10 +21,31 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from seqplan.api.store import compaction, schema
 from seqplan.api.store.errors import StoreError, StoreUnavailable, outages
-from seqplan.api.store.folder_mark import FolderMark
 from seqplan.api.store.migrations import migrate
-from seqplan.api.store.notices import CHANNEL
-from seqplan.api.store.ownership import InUseElsewhere, Ownership
+from seqplan.api.store.ownership import FolderMark, InUseElsewhere, Ownership
+
+CHANNEL = "seqplan"
+
+
+_REMOVED = "/"  # no id in an HTTP request has it
+
+
+def notify(connection: Connection, job: str) -> None:
+    """Announce, when the transaction ends, a change of ``job``. Nobody listens at SQLite."""
+    if connection.dialect.name == "postgresql":
+        origin = connection.get_execution_options()["origin"]
+        connection.execute(select(func.pg_notify(CHANNEL, f"{origin} {job}")))
+
+
+def notify_removed(connection: Connection, job: str) -> None:
+    """Announce, when the transaction ends, that ``job`` was removed."""
+    notify(connection, _REMOVED + job)
+
+
+def removed_job(notice: str) -> str | None:
+    """Return the job that was removed by a notice; None for any other notice."""
+    return notice.removeprefix(_REMOVED) if notice.startswith(_REMOVED) else None
+
 
 _BUSY_MS = 5000
 
@@ -61,7 +82,8 @@ class Store:
                 )
             files = default_files(database)
         self.files = files
-        self._shared = database is None
+        self.shared = database is None
+        """Whether other services may be using this store now."""
         self._database = database
         self._turns = Turns()
         self.health = Health(self.where)
@@ -71,7 +93,7 @@ class Store:
         if not in_use:
             try:
                 # Private to one service, unless several share it.
-                files.mkdir(0o777 if self._shared else 0o700, parents=True, exist_ok=True)
+                files.mkdir(0o777 if self.shared else 0o700, parents=True, exist_ok=True)
                 (files / "lengths").mkdir(exist_ok=True)
             except OSError as error:
                 raise StoreError(f"{files}: cannot be written: {error.strerror}") from None
@@ -98,7 +120,7 @@ class Store:
 
     def _prepare(self, mark: FolderMark, database: str | None, *, in_use: bool) -> None:
         """Bring the tables to this version, and mark the folder of arrays as the store's."""
-        alone = self._shared or self._ownership is not None
+        alone = self.shared or self._ownership is not None
         if database is not None and not in_use:
             compaction.prepare(self._engine, Path(database))
         with self.writing() as connection:
@@ -136,7 +158,7 @@ class Store:
         ``background``: begins only while no other writer of this process waits.
         """
         # SQLite has one writer at a time: better to wait here than to find it locked.
-        turn = nullcontext() if self._shared else self._turns.take(background=background)
+        turn = nullcontext() if self.shared else self._turns.take(background=background)
         with self._watch_changes(), turn, self._engine.connect() as connection:
             connection = connection.execution_options(writes=True)
             with connection.begin():
@@ -179,7 +201,7 @@ class Store:
         It ends with the block, with the process, or with the connection to the database.
         ``StoreUnavailable``.
         """
-        if not self._shared:
+        if not self.shared:
             yield Claim(self.writing)  # nobody else uses this store
             return
         key = int.from_bytes(hashlib.sha256(subject.encode()).digest()[:8], signed=True)
@@ -208,7 +230,7 @@ class Store:
 
         ``StoreUnavailable``. Without other services there are no notices.
         """
-        if not self._shared:
+        if not self.shared:
             while True:
                 time.sleep(every_s)
                 yield None
@@ -225,11 +247,6 @@ class Store:
                         break
                 else:
                     yield None
-
-    @property
-    def shared(self) -> bool:
-        """Whether other services may be using this store now."""
-        return self._shared
 
     def close(self) -> None:
         """Let go of the database and of the locks."""

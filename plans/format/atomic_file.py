@@ -68,7 +68,7 @@ def _atomic_write(path: Path, mode: Literal["w", "wb"]) -> Iterator[IO[Any]]:
         with suppress(OSError):
             os.unlink(temporary)
         raise
-    _flush_folder(target.parent)
+    flush_folder(target.parent)
 
 
 def _new_file(temporary: Path, path: Path) -> int:
@@ -113,8 +113,8 @@ def _open(file: int | Path, mode: Literal["w", "wb"]) -> IO[Any]:
     return open(file, "w", encoding="utf-8", newline="\n")
 
 
-def _flush_folder(folder: Path) -> None:
-    """Make the new name itself survive a crash, if the platform can open a folder."""
+def flush_folder(folder: Path) -> None:
+    """Make new names in a folder survive a crash, if the platform can open it."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

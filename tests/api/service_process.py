@@ -20,6 +20,7 @@ from typing import Any
 
 from command_forks import CommandProcess
 
+from seqplan.api.rest.middleware.tokens import Access
 from seqplan.api.rest.server import make_server
 from seqplan.api.service.service import Limits, Service
 from seqplan.api.service.upkeep import Keeping
@@ -122,7 +123,7 @@ def serving_here(
     with opened.reading() as connection:
         guarded = bool(list_tokens(connection))
     service = Service(opened, keeping=keeping, limits=limits)
-    server = make_server(service, hosts, guarded=guarded, files=open_files)
+    server = make_server(service, Access(hosts, guarded=guarded), open_files)
     errors: list[str] = []
     handler = logging.Handler(logging.ERROR)
     handler.emit = lambda record: errors.append(handler.format(record))  # type: ignore[method-assign]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from seqplan.api.cli.framework.options import add_option
 from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import find_profile
@@ -38,7 +40,7 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add = parser.add_argument
+    add = partial(add_option, parser)
     add("plans", metavar="plans.jsonl", type=Path)
     add_origin(parser, "also check capacities and costs")
     add(
@@ -57,8 +59,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def add_origin(parser: argparse.ArgumentParser, profile_help: str) -> None:
     """Add ``--profile`` and ``--proposal``, of which plans were made."""
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--profile", metavar="NAME|FILE", help=profile_help)
-    source.add_argument("--proposal", metavar="FILE", type=Path, help="the same, with its settings")
+    add_option(source, "--profile NAME|FILE", help=profile_help)
+    add_option(source, "--proposal FILE", help="the same, with its settings")
 
 
 def read_origin(args: argparse.Namespace) -> tuple[Profile | None, Proposal | None]:

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ from seqplan.api.check_training.check import (
 from seqplan.api.check_training.processes import RankServer, rank_server
 from seqplan.api.check_training.runs import check_training
 from seqplan.api.cli.framework.extras import require_torch
-from seqplan.api.cli.framework.options import natural, positive
-from seqplan.api.cli.framework.terminal import Columns, ProgressBar
+from seqplan.api.cli.framework.options import add_option
+from seqplan.api.cli.framework.output import Columns, ProgressBar
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
 from seqplan.plans.format.codec import digest
@@ -52,17 +53,16 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add = parser.add_argument
-    add("--plans", metavar="FILE", type=Path, required=True)
-    add("--ranks", metavar="N", type=positive, required=True, help="as many as the plans are for")
-    add("--steps", metavar="K", type=positive, help=f"default {STEPS}, or all that there are")
+    add = partial(add_option, parser)
+    add("--plans FILE", required=True)
+    add("--ranks N", required=True, help="as many as the plans are for")
+    add("--steps K", help=f"default {STEPS}, or all that there are")
     add(
-        "--data",
-        metavar="TOKENS",
+        "--data TOKENS",
         help="token file: Megatron .idx with .bin, .npy or .jsonl; default: tokens made from the "
         "seed and the sample's id, for any plan",
     )
-    add("--seed", metavar="S", type=natural, default=0, help="default 0")
+    add("--seed S", default=0, help="default 0")
     add("--dtype", choices=tuple(GATES), default="float32", help="of the ranks; default float32")
     add("--json", action="store_true", help="as JSON")
 
@@ -80,22 +80,14 @@ def run(args: argparse.Namespace) -> int:
         print(f"seqplan: {args.plans}: has {few}", file=sys.stderr)
     for warning in warnings(plans):
         print(f"seqplan: {warning}", file=sys.stderr)
+    settings = {"data": args.data, "seed": args.seed, "dtype": args.dtype}
     with rank_server() as server:
         if args.json:
             with ProgressBar(sys.stderr) as progress:
-                check = check_training(
-                    plans,
-                    server=server,
-                    data=args.data,
-                    seed=args.seed,
-                    dtype=args.dtype,
-                    progress=progress,
-                )
+                check = check_training(plans, server=server, progress=progress, **settings)
             print(json.dumps(document(check, args.data)))
         else:
-            check = print_check(
-                plans, server=server, data=args.data, seed=args.seed, dtype=args.dtype
-            )
+            check = print_check(plans, server=server, **settings)
     return 0 if check.agrees else 1
 
 
@@ -139,7 +131,7 @@ def print_check(
 
 @dataclass(frozen=True)
 class KeptBytes:
-    """Micro-batches of a mode, and the bytes a token that they kept on the fullest stage."""
+    """Micro-batches of a mode, and the bytes a token kept on the fullest stage."""
 
     micro_batches: int
     measured: float
@@ -301,32 +293,31 @@ def document(check: Check, data: str | None) -> dict[str, Any]:
             }
             for mode, kept in count_saved(check).items()
         },
-        "steps": [
-            {
-                "step": step.plan.step,
-                "digest": digest(step.plan),
-                "strategy": step.plan.strategy_text,
-                "tokens": step.plan.tokens,
-                "loss": _number(step.loss),
-                "reference_loss": _number(step.reference_loss),
-                "loss_difference": _number(step.loss_difference),
-                "gradient_norm": _number(step.gradient_norm),
-                "reference_gradient_norm": _number(step.reference_gradient_norm),
-                "gradient_norm_difference": _number(step.gradient_norm_difference),
-                **_sync(step, check),
-                "tokens_per_s": step.tokens_per_s,
-                "predicted_ms": step.plan.predicted_ms,
-                "measured_ms": step.measured_ms,
-            }
-            for step in check.steps
-        ],
+        "steps": [_step_fields(step, check) for step in check.steps],
     }
 
 
-def _sync(step: CheckedStep, check: Check) -> dict[str, int | None]:
+_COMPARED = (
+    *("loss", "reference_loss", "loss_difference"),
+    *("gradient_norm", "reference_gradient_norm", "gradient_norm_difference"),
+)
+"""Results of both runs, in the order in which JSON lists them."""
+
+
+def _step_fields(step: CheckedStep, check: Check) -> dict[str, Any]:
     gathered = count_step_gathered(step.plan, check.sizes)
-    element = ELEMENT_BYTES[check.dtype]
-    return {"gathered_bytes": gathered.elements * element, "messages": gathered.messages}
+    return {
+        "step": step.plan.step,
+        "digest": digest(step.plan),
+        "strategy": step.plan.strategy_text,
+        "tokens": step.plan.tokens,
+        **{name: _number(getattr(step, name)) for name in _COMPARED},
+        "gathered_bytes": gathered.elements * ELEMENT_BYTES[check.dtype],
+        "messages": gathered.messages,
+        "tokens_per_s": step.tokens_per_s,
+        "predicted_ms": step.plan.predicted_ms,
+        "measured_ms": step.measured_ms,
+    }
 
 
 def _number(value: float) -> float | None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from seqplan.api.cli.framework.options import number, positive
+from seqplan.api.cli.framework.options import add_option, as_argument, number, positive
 
 if TYPE_CHECKING:
     from seqplan.costs.analytic.deployment import Deployment
@@ -31,9 +32,9 @@ def add_model(parser: argparse._ActionsContainer, *, required: bool, purpose: st
     """Add ``--model``; ``purpose``: the end of its help."""
     from seqplan.costs.model_files.listed_models import MODELS
 
-    parser.add_argument(
-        "--model",
-        metavar="NAME|FILE",
+    add_option(
+        parser,
+        "--model NAME|FILE",
         required=required,
         type=read_model_name,
         help=f"{', '.join(MODELS)}, or a release of them, such as Qwen/Qwen3-8B; a config.json or "
@@ -86,15 +87,14 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
     from seqplan.costs.analytic.devices import DEVICES
 
     group = parser.add_argument_group("cluster")
-    add = group.add_argument
+    add = partial(add_option, group)
     add(
-        "--hardware",
-        metavar="NAME|FILE",
+        "--hardware NAME|FILE",
         required=True,
         help=f"{', '.join(DEVICES)}, or a file of a device's values",
     )
-    add("--nodes", metavar="N", type=positive, default=1, help="default 1")
-    add("--gpus-per-node", metavar="N", type=positive, help="default by hardware, mostly 8")
+    add("--nodes N", default=1, help="default 1")
+    add("--gpus-per-node N", help="default by hardware, mostly 8")
 
 
 def cluster_of(args: argparse.Namespace) -> ClusterHardware:
@@ -113,10 +113,9 @@ def add_training(parser: argparse.ArgumentParser, *, schedule: bool) -> None:
     from seqplan.costs.analytic.stacks import DEFAULT_STACK, STACKS
 
     group = parser.add_argument_group("training")
-    add = group.add_argument
+    add = partial(add_option, group)
     add(
-        "--precision",
-        metavar="bf16|fp8[:TIMES]|mxfp8[:TIMES]|nvfp4",
+        "--precision bf16|fp8[:TIMES]|mxfp8[:TIMES]|nvfp4",
         type=_precision,
         default=("bf16", FP8_GAIN),
         help="of the layers' products, which fp8 and mxfp8 make so many times as fast, casts "
@@ -129,9 +128,7 @@ def add_training(parser: argparse.ArgumentParser, *, schedule: bool) -> None:
         help="how keys and values reach the ranks of ring: step by step, or at once; default ring",
     )
     add(
-        "--tp-overlap",
-        metavar="SHARE",
-        type=number,
+        "--tp-overlap SHARE",
         default=0.0,
         help="share of tp's collectives hidden by products; default 0",
     )
@@ -156,26 +153,21 @@ def add_training(parser: argparse.ArgumentParser, *, schedule: bool) -> None:
         f"{DEFAULT_STACK}",
     )
     add(
-        "--dispatcher",
-        metavar="NAME[:SHARE]",
+        "--dispatcher NAME[:SHARE]",
         type=_dispatcher,
         default=(DEFAULT_DISPATCHER, 0.0),
         help=f"how tokens reach experts on other ranks: {', '.join(DISPATCHERS)}; with the share "
         f"of it that other kernels hide; default {DEFAULT_DISPATCHER}, none hidden",
     )
     add(
-        "--expert-imbalance",
-        metavar="TIMES",
-        type=number,
+        "--expert-imbalance TIMES",
         default=1.0,
         help="tokens of the fullest rank of experts over the mean of its block; default 1",
     )
     if not schedule:
         return
     add(
-        "--optimizer-shards",
-        metavar="N",
-        type=positive,
+        "--optimizer-shards N",
         default=0,
         help="GPUs that ZeRO splits states over, copies on the others (hybrid ZeRO); default all",
     )
@@ -195,9 +187,7 @@ def add_training(parser: argparse.ArgumentParser, *, schedule: bool) -> None:
         help="feed-forwards run a tile of tokens at a time, and again in backward",
     )
     add(
-        "--virtual-stages",
-        metavar="V",
-        type=positive,
+        "--virtual-stages V",
         default=1,
         help="parts of a rank's layers (interleaved 1F1B); default 1",
     )
@@ -278,14 +268,12 @@ def deployment_of(args: argparse.Namespace, longest: int | None = None) -> Deplo
     return Deployment(**{name: options[name] for name in names})
 
 
+@as_argument
 def parse_mode(text: str) -> str:
     """Read a recomputation mode."""
     from seqplan.plans.recomputation import split_mode
 
-    try:
-        split_mode(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    split_mode(text)
     return text
 
 

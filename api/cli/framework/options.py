@@ -7,39 +7,78 @@ it uses, and no more.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
-
-from seqplan.costs.lengths import parse_tokenizer
-from seqplan.planner.execution import EXECUTIONS
-from seqplan.planner.proposal.scheme_filter import SchemeFilter
+from functools import partial, wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
     from seqplan.costs.profile import Profile
+    from seqplan.planner.proposal.scheme_filter import SchemeFilter
     from seqplan.planner.workers.executor import Workers
 
 
-def positive(text: str) -> int:
-    """An argparse type: an integer of 1 or more."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer of 1 or more: {text!r}")
-    return value
+T = TypeVar("T")
+Number = TypeVar("Number", int, float)
 
 
-def natural(text: str) -> int:
-    """An argparse type: an integer of 0 or more."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = -1
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"must be an integer of 0 or more: {text!r}")
-    return value
+def as_argument(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Make an argparse type of a function whose ``ValueError`` is the message."""
+
+    @wraps(parse)
+    def read(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return read
+
+
+def _number_type(
+    kind: Callable[[str], Number], fits: Callable[[Number], bool], wanted: str
+) -> Callable[[str], Number]:
+    def read(text: str) -> Number:
+        with suppress(ValueError):
+            if fits(value := kind(text)):
+                return value
+        raise argparse.ArgumentTypeError(f"must be {wanted}: {text!r}")
+
+    return read
+
+
+positive = _number_type(int, lambda value: value >= 1, "an integer of 1 or more")
+natural = _number_type(int, lambda value: value >= 0, "an integer of 0 or more")
+number = _number_type(float, lambda value: 0 <= value < math.inf, "a number of 0 or more")
+above_zero = _number_type(float, lambda value: 0 < value < math.inf, "a number above 0")
+"""Argparse types."""
+
+
+_TYPES: dict[str, Callable[[str], object]] = {
+    **dict.fromkeys(("B", "D", "K", "L", "N", "T", "V", "REQUESTS", "STEPS"), positive),
+    **dict.fromkeys(("R", "S", "PORT", "STEP"), natural),
+    **dict.fromkeys(("SHARE", "TIMES"), number),
+    **dict.fromkeys(("DAYS", "GIB", "HOURS"), above_zero),
+    **dict.fromkeys(("DIR", "FILE", "FILE.npy", "FILE|FOLDER", "FOLDER"), Path),
+}
+"""Placeholder of an option's value → its type, unless the option states another."""
+
+
+def add_option(parser: argparse._ActionsContainer, usage: str, **settings: Any) -> None:
+    """Add an option by its usage, such as ``-o --output FILE``, or an argument.
+
+    ``settings``: as of ``add_argument``; ``metavar`` and, for most placeholders, ``type`` follow
+    from the usage.
+    """
+    words = usage.split()
+    flags = [word for word in words if word.startswith("-")]
+    if flags and len(words) > len(flags):
+        placeholder = usage.removeprefix(" ".join(flags)).strip()
+        settings = {"type": _TYPES.get(placeholder, str), **settings, "metavar": placeholder}
+    parser.add_argument(*(flags or words), **settings)
 
 
 def slow_ranks(text: str) -> tuple[tuple[int, float | None], ...]:
@@ -59,9 +98,9 @@ def slow_ranks(text: str) -> tuple[tuple[int, float | None], ...]:
 
 def add_log(parser: argparse.ArgumentParser) -> None:
     """Add the options of the service's log."""
-    parser.add_argument(
-        "--log",
-        metavar="[json:]LEVEL",
+    add_option(
+        parser,
+        "--log [json:]LEVEL",
         type=log_settings,
         default=("info", False),
         help="least level that goes to stderr, of debug, info, warning and error; info: also who "
@@ -82,9 +121,11 @@ def log_settings(text: str) -> tuple[str, bool]:
 
 def add_tokenizer(parser: argparse.ArgumentParser) -> None:
     """Add the option that counts the tokens of text and conversations."""
-    parser.add_argument(
-        "--tokenizer",
-        metavar="PATH|X",
+    from seqplan.costs.lengths import parse_tokenizer
+
+    add_option(
+        parser,
+        "--tokenizer PATH|X",
         type=parse_tokenizer,
         help="of text: tokenizer.json, a tokenizer's folder (for conversations, by its template), "
         "or X bytes per token, about 4 for English",
@@ -101,30 +142,26 @@ def add_planning_input(parser: argparse.ArgumentParser) -> None:
     """Add the planning problem: data, profile, GPUs, longest sequence and tokens of a step."""
     from seqplan.planner.workload import TOKENS_PER_GPU
 
-    add = parser.add_argument
+    add = partial(add_option, parser)
     add("data", metavar="DATA", help="lengths.npy, or any source of lengths")
-    add("--profile", metavar="NAME|FILE", required=True, help="seqplan profile list")
-    add("--gpus", metavar="N", type=positive, required=True)
-    add("--max-len", metavar="L", type=positive, required=True, help="truncate sequences to this")
-    add(
-        "--tokens",
-        metavar="T",
-        type=positive,
-        help=f"tokens of a step; default {TOKENS_PER_GPU} per GPU",
-    )
+    add("--profile NAME|FILE", required=True, help="seqplan profile list")
+    add("--gpus N", required=True)
+    add("--max-len L", required=True, help="truncate sequences to this")
+    add("--tokens T", help=f"tokens of a step; default {TOKENS_PER_GPU} per GPU")
 
 
 def add_usable_schemes(parser: argparse.ArgumentParser) -> None:
     """Add what decides which schemes may be used: shards, filters and the trainer."""
-    parser.add_argument(
-        "--optimizer-shards",
-        metavar="D",
-        type=positive,
+    from seqplan.planner.proposal.scheme_filter import SchemeFilter
+
+    add_option(
+        parser,
+        "--optimizer-shards D",
         help="ranks over which optimizer states are sharded; default all",
     )
-    parser.add_argument(
-        "--schemes",
-        metavar="FILTER,…",
+    add_option(
+        parser,
+        "--schemes FILTER,…",
         type=scheme_filter,
         default=SchemeFilter(),
         help="measured: only schemes whose coefficients are not derived; flagged: also those "
@@ -150,15 +187,15 @@ class _Trainers:
 
 def add_trainer(parser: argparse.ArgumentParser, help_text: str) -> None:
     """Add ``--trainer``, one of the backends."""
-    parser.add_argument("--trainer", choices=_Trainers(), help=help_text)
+    add_option(parser, "--trainer", choices=_Trainers(), help=help_text)
 
 
+@as_argument
 def scheme_filter(text: str) -> SchemeFilter:
     """An argparse type: filters of schemes, separated by commas."""
-    try:
-        return SchemeFilter.parse(text.split(","))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    from seqplan.planner.proposal.scheme_filter import SchemeFilter
+
+    return SchemeFilter.parse(text.split(","))
 
 
 def usable_profile(args: argparse.Namespace) -> Profile:
@@ -176,28 +213,6 @@ def filter_schemes(profile: Profile, args: argparse.Namespace) -> Profile:
         profile = find_backend(args.trainer).usable_profile(profile, args.gpus)
     schemes: SchemeFilter = args.schemes
     return schemes.apply(profile)
-
-
-def number(text: str) -> float:
-    """An argparse type: a number of 0 or more."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number of 0 or more: {text!r}")
-    return value
-
-
-def above_zero(text: str) -> float:
-    """An argparse type: a number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number above 0: {text!r}")
-    return value
 
 
 @dataclass(frozen=True)
@@ -228,9 +243,9 @@ def sync_option(text: str) -> SyncOption:
 
 def add_sync(parser: argparse.ArgumentParser) -> None:
     """Add ``--sync``."""
-    parser.add_argument(
-        "--sync",
-        metavar="MS[,MS]",
+    add_option(
+        parser,
+        "--sync MS[,MS]",
         type=sync_option,
         default=SyncOption(),
         help="sync of parameters and gradients between equal replicas and between different "
@@ -244,7 +259,10 @@ def add_execution(
     multiple: str = "in lockstep the micro-steps of every step are a multiple of M; default 1",
 ) -> None:
     """Add ``--execution`` and ``--micro-step-multiple``; ``multiple``: the help of the second."""
-    parser.add_argument(
+    from seqplan.planner.execution import EXECUTIONS
+
+    add_option(
+        parser,
         "--execution",
         choices=EXECUTIONS,
         help="uniform: one scheme on all ranks, the same at every step; static: a strategy for "
@@ -253,21 +271,14 @@ def add_execution(
         "micro-step (FSDP, Megatron's dynamic context parallelism); default: what --trainer runs, "
         "lockstep under ZeRO-3, else regroup",
     )
-    parser.add_argument(
-        "--micro-step-multiple",
-        metavar="M",
-        type=positive,
-        default=1,
-        help=multiple,
-    )
+    add_option(parser, "--micro-step-multiple M", type=positive, default=1, help=multiple)
 
 
 def add_robust(parser: argparse.ArgumentParser) -> None:
     """Add ``--robust``."""
-    parser.add_argument(
-        "--robust",
-        metavar="SHARE",
-        type=number,
+    add_option(
+        parser,
+        "--robust SHARE",
         default=0.0,
         help="plans that are at no corner slower than uniform execution if a, b or c of the costs "
         "are off by this share, as 0.1; planning takes about eight times as long; default 0",
@@ -286,9 +297,9 @@ def workers_option(text: str) -> Workers:
 
 def add_workers(parser: argparse.ArgumentParser, help_text: str) -> None:
     """Add ``--workers``; ``help_text``: its beginning."""
-    parser.add_argument(
-        "--workers",
-        metavar="W|ray:W",
+    add_option(
+        parser,
+        "--workers W|ray:W",
         type=workers_option,
         default="1",
         help=f"{help_text}; ray:W are actors of the Ray cluster at RAY_ADDRESS; default 1",

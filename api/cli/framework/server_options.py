@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 from http import HTTPStatus
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqplan.costs.profile import Profile
+from seqplan.api.cli.framework.options import add_option
 
 if TYPE_CHECKING:
     from seqplan.api.client.client import Client
+    from seqplan.costs.profile import Profile
     from seqplan.plans.plan import Plan
 
 RETRY_S = 1.0
@@ -19,18 +19,17 @@ RETRY_S = 1.0
 
 def add_server(source: Any) -> None:
     """Add ``--server`` to a group of sources."""
-    source.add_argument("--server", metavar="URL", help="a running service, http://HOST:PORT")
+    add_option(source, "--server URL", help="a running service, http://HOST:PORT")
 
 
 def add_credentials(parser: argparse.ArgumentParser) -> None:
     """Add ``--token`` and ``--ca``."""
-    parser.add_argument(
+    add_option(
+        parser,
         "--token",
         help="for a service that requires one; better in SEQPLAN_TOKEN, which ps cannot show",
     )
-    parser.add_argument(
-        "--ca", metavar="FILE", type=Path, help="trusted certificates (PEM) of an https server"
-    )
+    add_option(parser, "--ca FILE", help="trusted certificates (PEM) of an https server")
 
 
 def fetch_plan(client: Client, job: str, step: int) -> Plan | None:
@@ -47,6 +46,8 @@ def fetch_plan(client: Client, job: str, step: int) -> Plan | None:
 
 def fetch_profile(client: Client, job: str, origin: str) -> Profile:
     """Fetch the profile that a job is planned by; ``origin``: its name in messages."""
+    from seqplan.costs.profile import Profile
+
     document = client.get_proposal(client.get_job(job).proposal).document
     assert document is not None  # the job is planned by it
     return Profile.from_document(document["profile"], f"{origin}: profile")

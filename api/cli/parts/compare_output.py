@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from seqplan.api.cli.framework.terminal import percent, seconds, table
-from seqplan.planner.comparison.advice import (
-    ablation,
-    best_published,
-    best_static,
-    judge_gain,
-    rivals,
-)
+from seqplan.api.cli.framework.output import percent, seconds, table
+from seqplan.planner.comparison import advice
 from seqplan.planner.comparison.nearest import measure_speedup, nearest_rival
 from seqplan.planner.comparison.results import Comparison, System, mean_compute_ms
 from seqplan.planner.comparison.survival import ERROR
@@ -57,10 +52,9 @@ def sweep_fields(sweep: Sweep) -> dict[str, Any]:
                     {
                         "key": system.key,
                         "name": system.name,
-                        "mean_ms": round(system.mean_ms, 3),
+                        **_round(system, {"mean_ms": 3}),
                         "mean_compute_ms": round(system.compute_ms, 3),
-                        "tokens_per_s": round(system.tokens_per_s, 1),
-                        "speedup": round(system.speedup, 4),
+                        **_round(system, {"tokens_per_s": 1, "speedup": 4}),
                     }
                     for system in point.systems
                 ],
@@ -90,12 +84,12 @@ def comparison_lines(comparison: Comparison) -> list[str]:
         "",
         *(f"{system.name}: {system.description}" for system in comparison.systems),
     ]
-    if stages := ablation(comparison.systems):
+    if stages := advice.ablation(comparison.systems):
         text = " → ".join(f"{system.name} {gain:.2f}×" for system, gain in stages)
         lines += ["", f"step by step, whole iterations: {text}"]
-    lines += [""] if rivals(comparison.systems) else []
+    lines += [""] if advice.rivals(comparison.systems) else []
     nearest = nearest_rival(comparison.systems)
-    for label, system in rivals(comparison.systems):
+    for label, system in advice.rivals(comparison.systems):
         gain = f"{system.mean_ms / comparison.ours.mean_ms:.2f}×"
         if nearest is not None and system.key == nearest.key:
             gain = nearest.text
@@ -140,6 +134,7 @@ def _row(comparison: Comparison, system: System) -> tuple[str, ...]:
 
 def comparison_fields(comparison: Comparison) -> dict[str, Any]:
     """All figures of a comparison as JSON values, without the spans of the simulation."""
+    nearest = nearest_rival(comparison.systems)
     return {
         "simulated_on": comparison.profile,
         "hardware": comparison.hardware,
@@ -155,10 +150,9 @@ def comparison_fields(comparison: Comparison) -> dict[str, Any]:
                 "name": system.name,
                 "description": system.description,
                 "balanced": system.balanced,
-                "mean_ms": round(system.mean_ms, 3),
+                **_round(system, {"mean_ms": 3}),
                 "mean_compute_ms": round(mean_compute_ms(system), 3),
-                "tokens_per_s": round(system.tokens_per_s, 1),
-                "mfu": None if system.mfu is None else round(system.mfu, 6),
+                **_round(system, {"tokens_per_s": 1, "mfu": 6}),
                 "speedups": [round(ratio, 4) for ratio in comparison.speedups(system)],
                 "iterations": [_iteration_fields(iteration) for iteration in system.iterations],
             }
@@ -166,9 +160,11 @@ def comparison_fields(comparison: Comparison) -> dict[str, Any]:
         ],
         "ablation": [
             {"key": system.key, "speedup": round(gain, 4)}
-            for system, gain in ablation(comparison.systems)
+            for system, gain in advice.ablation(comparison.systems)
         ],
-        "nearest_rival": _nearest_fields(comparison),
+        "nearest_rival": None
+        if nearest is None
+        else {**_rival_fields(nearest), "steps": nearest.steps},
         "survival": [{"costs": name, "gain": round(gain, 4)} for name, gain in comparison.survival],
         "baseline": None if comparison.baseline is None else comparison.baseline[2],
         "left_out": [{"name": name, "why": why} for name, why in comparison.left_out],
@@ -177,17 +173,21 @@ def comparison_fields(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _nearest_fields(comparison: Comparison) -> dict[str, Any] | None:
-    rival = nearest_rival(comparison.systems)
-    if rival is None:
-        return None
+def _rival_fields(rival: Rival) -> dict[str, Any]:
     interval = None if rival.interval is None else [round(end, 4) for end in rival.interval]
+    speedup = round(rival.speedup, 4)
+    return {"key": rival.key, "name": rival.name, "speedup": speedup, "interval": interval}
+
+
+_TIMES = {"total_ms": 3, "compute_ms": 3, "sync_ms": 3, "optimizer_ms": 3, "tokens_per_s": 1}
+
+
+def _round(record: object, decimals: Mapping[str, int]) -> dict[str, float | None]:
+    """Return the fields of a record that ``decimals`` names, rounded to so many."""
+    values = {name: getattr(record, name) for name in decimals}
     return {
-        "key": rival.key,
-        "name": rival.name,
-        "speedup": round(rival.speedup, 4),
-        "interval": interval,
-        "steps": rival.steps,
+        name: None if value is None else round(value, decimals[name])
+        for name, value in values.items()
     }
 
 
@@ -199,18 +199,12 @@ def _iteration_fields(iteration: Iteration) -> dict[str, Any]:
         "tokens": iteration.tokens,
         "sequences": iteration.sequences,
         "longest": iteration.longest,
-        "total_ms": round(iteration.total_ms, 3),
-        "compute_ms": round(iteration.compute_ms, 3),
-        "sync_ms": round(iteration.sync_ms, 3),
-        "optimizer_ms": round(iteration.optimizer_ms, 3),
-        "tokens_per_s": round(iteration.tokens_per_s, 1),
+        **_round(iteration, _TIMES),
         "rank_busy_ms": [round(time, 3) for time in iteration.rank_busy_ms],
         "rank_end_ms": [round(time, 3) for time in iteration.rank_end_ms],
-        "bubble_ratio": round(iteration.bubble_ratio, 6),
-        "imbalance": round(iteration.imbalance, 6),
-        "mfu": None if iteration.mfu is None else round(iteration.mfu, 6),
+        **_round(iteration, {"bubble_ratio": 6, "imbalance": 6, "mfu": 6}),
         "gap": iteration.gap,
-        "planning_ms": None if iteration.planning_ms is None else round(iteration.planning_ms, 2),
+        **_round(iteration, {"planning_ms": 2}),
     }
 
 
@@ -219,7 +213,7 @@ ANSWERS = {True: "yes", False: "no", None: "open"}
 
 def pay_lines(comparison: Comparison, profile: Profile) -> list[str]:
     """Return the answer, the gain over each rival, and the prediction's error."""
-    verdict = judge_gain(profile, comparison.systems)
+    verdict = advice.judge_gain(profile, comparison.systems)
     lines = [f"does it pay: {ANSWERS[verdict.pays]}. {verdict.sentence}."]
     for label, rival in _rivals(comparison):
         lines.append(f"  over {label}, {rival.name}: {rival.text}")
@@ -232,20 +226,9 @@ def pay_lines(comparison: Comparison, profile: Profile) -> list[str]:
 def pay_fields(comparison: Comparison, profile: Profile) -> dict[str, Any]:
     """Return the same as JSON values; speed-ups are ratios of whole iterations."""
     return {
-        "pays": judge_gain(profile, comparison.systems).pays,
+        "pays": advice.judge_gain(profile, comparison.systems).pays,
         "expected_error": profile.device_error,
-        "over": [
-            {
-                "rival": label,
-                "key": rival.key,
-                "name": rival.name,
-                "speedup": round(rival.speedup, 4),
-                "interval": None
-                if rival.interval is None
-                else [round(end, 4) for end in rival.interval],
-            }
-            for label, rival in _rivals(comparison)
-        ],
+        "over": [{"rival": label, **_rival_fields(rival)} for label, rival in _rivals(comparison)],
     }
 
 
@@ -253,8 +236,8 @@ def _rivals(comparison: Comparison) -> list[tuple[str, Rival]]:
     """Pair labels with rivals: the best static run, the nearest published, and today's."""
     systems = comparison.systems
     named = [
-        ("the best static run", best_static(systems)),
-        ("the nearest published system", best_published(systems)),
+        ("the best static run", advice.best_static(systems)),
+        ("the nearest published system", advice.best_published(systems)),
     ]
     if comparison.today is not None:
         named.append(comparison.today)

@@ -128,7 +128,7 @@ def _profile_of_model(
 
 def write_parts(folder: Path, first: FirstProposal, lengths: npt.NDArray[np.integer]) -> None:
     """Write what plans were made from: lengths, the profile if it was derived, the proposal."""
-    from seqplan.api.cli.framework.output_file import write_profile
+    from seqplan.api.cli.framework.output import write_profile
     from seqplan.costs.lengths import save_lengths
     from seqplan.plans.format.atomic_file import write_text
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from seqplan.api.cli.framework.terminal import percent, seconds
+from seqplan.api.cli.framework.output import percent, seconds
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.window import WindowReport
 from seqplan.planner.problem import PlanningOptions
@@ -28,10 +28,7 @@ class StepRow:
 
 
 def plan_rows(
-    proposal: Proposal,
-    batches: Iterable[Batch],
-    options: PlanningOptions,
-    workers: Workers | int,
+    proposal: Proposal, batches: Iterable[Batch], options: PlanningOptions, workers: Workers | int
 ) -> Iterator[tuple[StepRow, str]]:
     """Plan steps in order. ``RuntimeError`` if a plan breaks a rule, which is a bug."""
     for planned in produce(proposal, batches, options=options, workers=workers):

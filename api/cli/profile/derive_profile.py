@@ -7,29 +7,17 @@ import json
 import sys
 import textwrap
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.framework.model_options import (
-    FILES,
-    add_cluster,
-    add_model,
-    add_training,
-    cluster_of,
-    degrees,
-    deployment_of,
-    name_part,
-    parse_modes,
-    parse_sizes,
-)
-from seqplan.api.cli.framework.output_file import check_output, write_profile
+from seqplan.api.cli.framework import model_options
+from seqplan.api.cli.framework.options import add_option
+from seqplan.api.cli.framework.output import check_output, write_profile
 from seqplan.costs.analytic.complete import complete
-from seqplan.costs.analytic.deployment import FP8_GAIN, LOSSES
+from seqplan.costs.analytic.deployment import LOSSES
 from seqplan.costs.analytic.derive import derive_profile
-from seqplan.costs.analytic.expert_parallel import DEFAULT_DISPATCHER
 from seqplan.costs.analytic.hardware import ClusterHardware
-from seqplan.costs.analytic.stacks import DEFAULT_STACK
 from seqplan.costs.derived.model_profiles import OFFLOADING, list_schemes
 from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profile import Profile
@@ -44,58 +32,49 @@ sheets, with --profile the schemes and cluster sizes that a measured profile lac
 """
 
 EXAMPLES = f"""\
-{FILES}
+{model_options.FILES}
 examples:
   seqplan profile derive --model llama3-8b --hardware h100-80gb --nodes 4 -o profile.json
   seqplan profile derive --profile measured.json --hardware h100-80gb --nodes 4 -o profile.json
 """
 
-_AS_MEASURED = {
-    "precision": ("bf16", FP8_GAIN),
-    "context_parallel": "ring",
-    "tp_overlap": 0.0,
-    "gradient_bytes": 4,
-    "sequence_parallel": True,
-    "stack": DEFAULT_STACK,
-    "dispatcher": (DEFAULT_DISPATCHER, 0.0),
-    "expert_imbalance": 1.0,
-    "expert_parallel": (1,),
-    "zero": 1,
-    "recompute": None,
-    "loss": None,
-    "name": None,
-}
-"""Options that a measured profile decides, with their defaults."""
+_AS_MEASURED = (
+    *("precision", "context_parallel", "tp_overlap", "gradient_bytes", "sequence_parallel"),
+    *("stack", "dispatcher", "expert_imbalance", "expert_parallel"),
+    *("zero", "recompute", "loss", "name"),
+)
+"""Options that a measured profile decides."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add = parser.add_argument
-    add_model(parser, required=False, purpose="; with --profile, the sizes that it lacks")
-    add("--profile", metavar="NAME|FILE", help="add derived schemes to this measured profile")
-    add_cluster(parser)
-    add_training(parser, schedule=False)
+    add = partial(add_option, parser)
+    model_options.add_model(
+        parser, required=False, purpose="; with --profile, the sizes that it lacks"
+    )
+    add("--profile NAME|FILE", help="add derived schemes to this measured profile")
+    model_options.add_cluster(parser)
+    model_options.add_training(parser, schedule=False)
     add(
-        "--expert-parallel",
-        metavar="LIST",
-        type=degrees,
+        "--expert-parallel LIST",
+        type=model_options.degrees,
         default=(1,),
         help="degrees, of which each scheme has an entry: ranks that hold all experts together; "
         "default 1: each rank of tp a part of all",
     )
     add("--zero", type=int, choices=(1, 2, 3), default=1, help="stage; default 1")
     add(
-        "--recompute",
-        metavar="LIST",
-        type=parse_modes,
+        "--recompute LIST",
+        type=model_options.parse_modes,
         help="recomputation modes, also as elementwise+0.5, which offloads half of the layers; "
         "default all, and these if the device file states host_memory_gb",
     )
     add("--loss", choices=LOSSES, help="default chunked")
-    add("--schemes", metavar="LIST", help="as u1,u2,u2.r2,tp2,tp2.pp2; default powers of two")
+    add("--schemes LIST", help="as u1,u2,u2.r2,tp2,tp2.pp2; default powers of two")
     add("--name", help="of the profile; default by model and hardware")
-    add("-o", "--output", metavar="FILE", type=Path, required=True)
+    add("-o --output FILE", required=True)
     add("--json", action="store_true", help="print the profile")
+    parser.set_defaults(as_measured={name: parser.get_default(name) for name in _AS_MEASURED})
 
 
 def run(args: argparse.Namespace) -> int:
@@ -119,8 +98,9 @@ def _describe_room(profile: Profile, gpus: int) -> list[str]:
 
 def _derive_all(args: argparse.Namespace) -> dict[str, Any]:
     """Derive every scheme from data sheets."""
-    deployment = deployment_of(args)
-    name = args.name or f"{name_part(args.model)}-{name_part(args.hardware)}-estimate"
+    deployment = model_options.deployment_of(args)
+    parts = map(model_options.name_part, (args.model, args.hardware))
+    name = args.name or f"{'-'.join(parts)}-estimate"
     schemes = _schemes(args, deployment.sizes.shape, deployment.cluster, zero=args.zero)
     modes = (*MODES, *OFFLOADING) if deployment.host_memory_bytes else MODES
     return derive_profile(
@@ -134,14 +114,14 @@ def _derive_all(args: argparse.Namespace) -> dict[str, Any]:
 
 def _complete(args: argparse.Namespace) -> dict[str, Any]:
     """Add to the measured profile the schemes that it lacks, all derived."""
-    for option, default in _AS_MEASURED.items():
+    for option, default in args.as_measured.items():
         if getattr(args, option) != default:
             raise ValueError(
                 f"--{option.replace('_', '-')} is for --model alone. With --profile, schemes are "
                 "derived as the others of the profile were measured"
             )
     profile = find_profile(args.profile)
-    cluster = cluster_of(args)
+    cluster = model_options.cluster_of(args)
     if cluster.hardware.cost_terms or cluster.hardware.host_memory_bytes:
         raise ValueError(
             f"{args.hardware}: cost_terms and host_memory_gb are for --model alone. With "
@@ -152,7 +132,7 @@ def _complete(args: argparse.Namespace) -> dict[str, Any]:
         schemes = _schemes(args, profile.shape, cluster, zero=profile.zero_stage)
     else:
         schemes = _extend_layouts(sorted(layouts), profile.shape, cluster)
-    document = complete(profile, cluster, schemes, sizes=parse_sizes(args.model))
+    document = complete(profile, cluster, schemes, sizes=model_options.parse_sizes(args.model))
     print(
         f"measured on {profile.hardware}, links and rates of {args.hardware}: the same devices?",
         file=sys.stderr,
@@ -171,7 +151,7 @@ def write_derived(args: argparse.Namespace, document: dict[str, Any]) -> None:
         f"{args.output}: profile {profile.name}, {len(profile.schemes)} schemes, {derived} derived"
     )
     print(f"fit: {profile.residuals}")
-    room = [] if args.profile else _describe_room(profile, cluster_of(args).gpus)
+    room = [] if args.profile else _describe_room(profile, model_options.cluster_of(args).gpus)
     for note in [*document.get("notes", ()), *room]:
         print("\n".join(textwrap.wrap(f"note: {note}", 98)))
     print(f"see it with: seqplan profile show {args.output} --gpus N")

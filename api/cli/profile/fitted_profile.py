@@ -9,19 +9,12 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-from seqplan.api.cli.framework.options import positive
-from seqplan.api.cli.framework.output_file import write_profile
-from seqplan.api.cli.framework.terminal import describe_errors, table
-from seqplan.costs.fit.measured_profile import (
-    MeasuredFit,
-    ProfiledDevices,
-    find_unfitted,
-    fit_all,
-    profile_document,
-)
+from seqplan.api.cli.framework.options import add_option
+from seqplan.api.cli.framework.output import describe_errors, table, write_profile
+from seqplan.costs.fit import measured_profile
 from seqplan.costs.fit.samples import MeasuredOn, Sample
 from seqplan.costs.fit.sync_samples import SyncSample
 from seqplan.costs.profile_document import combine_modes
@@ -34,17 +27,11 @@ GPUS_PER_NODE = 8
 
 def add_fitted_output(parser: argparse.ArgumentParser) -> None:
     """Add the options of a fitted profile: name, node and output."""
-    add = parser.add_argument
-    add(
-        "--gpus-per-node",
-        metavar="N",
-        type=positive,
-        default=GPUS_PER_NODE,
-        help=f"default {GPUS_PER_NODE}",
-    )
+    add = partial(add_option, parser)
+    add("--gpus-per-node N", default=GPUS_PER_NODE, help=f"default {GPUS_PER_NODE}")
     add("--name", help="of the profile; default by model and device")
-    add("--plot", metavar="FILE", type=Path, help="curves, samples and residuals as an HTML page")
-    add("-o", "--output", metavar="FILE", type=Path, required=True)
+    add("--plot FILE", help="curves, samples and residuals as an HTML page")
+    add("-o --output FILE", required=True)
     add("--json", action="store_true", help="print the profile")
 
 
@@ -60,7 +47,7 @@ class MeasuredMode:
 def write_measured(
     args: argparse.Namespace,
     measured: Sequence[MeasuredMode],
-    devices: ProfiledDevices,
+    devices: measured_profile.ProfiledDevices,
     *,
     model: str,
     ranks: int = 1,
@@ -71,13 +58,13 @@ def write_measured(
     """
     documents, fits = [], []
     for mode in measured:
-        for problem in find_unfitted(mode.samples).values():
+        for problem in measured_profile.find_unfitted(mode.samples).values():
             print(f"{problem}: left out", file=sys.stderr)
-        fits.append(fit_all(mode.measured_on, mode.samples))
+        fits.append(measured_profile.fit_all(mode.measured_on, mode.samples))
         device = mode.measured_on.device
         default_name = f"{model}-{device.split(',')[0]}".lower().replace(" ", "-")
         documents.append(
-            profile_document(
+            measured_profile.profile_document(
                 fits[-1],
                 replace(devices, gpu=device),
                 name=args.name or default_name,
@@ -118,7 +105,7 @@ def _source(measured_on: MeasuredOn, ranks: int) -> str:
     return f"measured on {where}, {measured_on.dtype}, {today}: {command}"
 
 
-def fit_lines(fit: MeasuredFit) -> list[str]:
+def fit_lines(fit: measured_profile.MeasuredFit) -> list[str]:
     """Tabulate the fits of all schemes, with the reasons of suspect ones and notes."""
     latencies, memory = fit.latencies, fit.memory
     header = ("scheme", "a ms/token²", "b ms/token", "c ms", "UtilLen", "in-sample", "held out")

@@ -6,7 +6,8 @@ import argparse
 import json
 import textwrap
 
-from seqplan.api.cli.framework.terminal import percent, table
+from seqplan.api.cli.framework.options import add_option
+from seqplan.api.cli.framework.output import percent, table
 from seqplan.api.cli.profile.show_profile import profile_fields
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
@@ -21,7 +22,7 @@ example:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("--json", action="store_true", help="as JSON")
+    add_option(parser, "--json", action="store_true", help="as JSON")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,14 +7,13 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 from seqplan.api.cli.framework.extras import require_torch
 from seqplan.api.cli.framework.model_options import add_model, name_part, parse_modes, sizes_of
-from seqplan.api.cli.framework.options import above_zero, positive
-from seqplan.api.cli.framework.output_file import check_output
-from seqplan.api.cli.framework.terminal import ProgressBar
+from seqplan.api.cli.framework.options import add_option
+from seqplan.api.cli.framework.output import ProgressBar, check_output
 from seqplan.api.cli.profile.fitted_profile import MeasuredMode, add_fitted_output, write_measured
 from seqplan.costs.fit.busy import busy
 from seqplan.costs.fit.measured_profile import ProfiledDevices
@@ -61,48 +60,31 @@ examples:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     add_model(parser, required=True)
-    add = parser.add_argument
+    add = partial(add_option, parser)
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--dtype", choices=tuple(_DTYPE_BYTES), help="default by device")
-    add("--schemes", metavar="LIST", default="u1", help="as u1,u2,u2.r2,tp2,tp2.pp2; default u1")
-    add("--lengths", metavar="FROM..TO", default="64..4096", help="tokens; default %(default)s")
+    add("--schemes LIST", default="u1", help="as u1,u2,u2.r2,tp2,tp2.pp2; default u1")
+    add("--lengths FROM..TO", default="64..4096", help="tokens; default %(default)s")
+    add("--expert-parallel N", default=1, help="ranks that hold all experts together; default 1")
+    add("--points N", default=FIT_POINTS)
+    add("--kernel NAME", help="of attention; default the first that supports the heads")
+    add("--measured-layers K", default=2, help="layers that are run")
+    add("--repeats N", default=25, help="of a point, at most; default 25")
     add(
-        "--expert-parallel",
-        metavar="N",
-        type=positive,
-        default=1,
-        help="ranks that hold all experts together; default 1",
-    )
-    add("--points", metavar="N", type=positive, default=FIT_POINTS)
-    add("--kernel", metavar="NAME", help="of attention; default the first that supports the heads")
-    add("--measured-layers", metavar="K", type=positive, default=2, help="layers that are run")
-    add("--repeats", metavar="N", type=positive, default=25, help="of a point, at most; default 25")
-    add(
-        "--recompute",
-        metavar="LIST",
+        "--recompute LIST",
         type=parse_modes,
         default=("none",),
         help="recomputation modes, all or some, also as elementwise+0.5, which offloads half of "
         "the layers; default none",
     )
-    add(
-        "--capacity-gib",
-        metavar="GIB",
-        type=above_zero,
-        help="memory of a rank; default the device's",
-    )
-    add(
-        "--host-memory-gib",
-        metavar="GIB",
-        type=above_zero,
-        help="host memory of a rank for modes that offload",
-    )
+    add("--capacity-gib GIB", help="memory of a rank; default the device's")
+    add("--host-memory-gib GIB", help="host memory of a rank for modes that offload")
     add(
         "--even-if-busy",
         action="store_true",
         help="write a profile even if the machine had too much else to do",
     )
-    add("--samples", metavar="FILE", type=Path, help="default OUTPUT.samples.jsonl")
+    add("--samples FILE", help="default OUTPUT.samples.jsonl")
     add_fitted_output(parser)
 
 

@@ -6,8 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from seqplan.api.cli.framework.options import above_zero
-from seqplan.api.cli.framework.output_file import check_output
+from seqplan.api.cli.framework.options import add_option
+from seqplan.api.cli.framework.output import check_output
 from seqplan.api.cli.profile.fitted_profile import MeasuredMode, add_fitted_output, write_measured
 from seqplan.costs.fit.busy import busy
 from seqplan.costs.fit.measured_profile import ProfiledDevices
@@ -27,11 +27,10 @@ example:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("samples", metavar="samples.jsonl", type=Path, nargs="+")
-    parser.add_argument(
-        "--capacity-gib",
-        metavar="GIB",
-        type=above_zero,
+    add_option(parser, "samples", metavar="samples.jsonl", type=Path, nargs="+")
+    add_option(
+        parser,
+        "--capacity-gib GIB",
         required=True,
         help="memory of a rank, which samples do not contain",
     )

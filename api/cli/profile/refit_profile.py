@@ -7,18 +7,13 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seqplan.api.cli.framework.output_file import check_output, write_profile
-from seqplan.api.cli.framework.server_options import (
-    add_credentials,
-    add_server,
-    connect,
-    fetch_plan,
-    fetch_profile,
-)
-from seqplan.api.cli.framework.terminal import describe_errors, table
+from seqplan.api.cli.framework import server_options
+from seqplan.api.cli.framework.options import add_option
+from seqplan.api.cli.framework.output import check_output, describe_errors, table, write_profile
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.plans.format.plan_file import read_plans
@@ -59,19 +54,18 @@ class _Material:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add = parser.add_argument
+    add = partial(add_option, parser)
     add(
-        "--profile",
-        metavar="NAME|FILE",
+        "--profile NAME|FILE",
         help="the profile to correct; with --server by default the one that the job was planned by",
     )
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--plans", metavar="FILE", help="the plans that were run")
-    add_server(source)
-    add("--measurements", metavar="FILE", type=Path, help="with --plans")
-    add("--job", metavar="ID", help="with --server")
-    add_credentials(parser)
-    add("-o", "--output", metavar="FILE", type=Path, help="without: only compare")
+    add_option(source, "--plans FILE", type=str, help="the plans that were run")
+    server_options.add_server(source)
+    add("--measurements FILE", help="with --plans")
+    add("--job ID", help="with --server")
+    server_options.add_credentials(parser)
+    add("-o --output FILE", help="without: only compare")
     add("--json", action="store_true")
 
 
@@ -84,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     if args.server is not None:
         if args.job is None:
             raise ValueError("--server requires --job")
-        with connect(args) as client:
+        with server_options.connect(args) as client:
             material = _of_job(client, args)
             observations = match_measurements(material.plans, material.measurements)
     else:
@@ -189,7 +183,7 @@ def _of_job(client: Client, args: argparse.Namespace) -> _Material:
 
     where = f"job {args.job} of {args.server}"
     if args.profile is None:
-        profile = fetch_profile(client, args.job, where)
+        profile = server_options.fetch_profile(client, args.job, where)
     else:
         profile = find_profile(args.profile)
     rows = client.items(client.list_measurements, args.job)
@@ -197,13 +191,12 @@ def _of_job(client: Client, args: argparse.Namespace) -> _Material:
     if not measurements:
         raise MeasurementError(f"{where}: no rank has measured a step yet")
     steps = sorted({timed.step for timed in measurements})
-    fetched = (fetch_plan(client, args.job, step) for step in steps)
+    fetched = (server_options.fetch_plan(client, args.job, step) for step in steps)
     plans = (plan for plan in fetched if plan is not None)
     return _Material(profile, plans, measurements, where)
 
 
 def _fields(result: Refitted) -> dict[str, Any]:
-    latency = result.latency
     return {
         "scheme": result.scheme.as_dict(),
         "pipelines": result.before.samples,
@@ -211,7 +204,5 @@ def _fields(result: Refitted) -> dict[str, Any]:
         "after": {"median": result.after.median, "p90": result.after.p90},
         "how": result.how,
         "reason": result.reason,
-        "a": latency.a,
-        "b": latency.b,
-        "c": latency.c,
+        **result.latency.as_dict(),
     }

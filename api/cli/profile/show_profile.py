@@ -5,15 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
-from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from seqplan.api.cli.framework.options import positive
-from seqplan.api.cli.framework.terminal import table
-from seqplan.costs.latency import Latency
+from seqplan.api.cli.framework.options import add_option
+from seqplan.api.cli.framework.output import table
 from seqplan.costs.profile import Profile
 from seqplan.costs.profiled_scheme import ProfiledScheme
-from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.scheme_rules import doubts
 from seqplan.costs.shipped.catalogue import find_profile
 
@@ -30,16 +28,11 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add = parser.add_argument
+    add = partial(add_option, parser)
     add("name", metavar="NAME|FILE", help="seqplan profile list")
-    add("--gpus", metavar="N", type=positive, default=64, help="default 64")
-    add("--max-len", metavar="L", type=positive, default=32768, help="context; default 32768")
-    add(
-        "--optimizer-shards",
-        metavar="D",
-        type=positive,
-        help="ranks over which optimizer states are sharded; default all",
-    )
+    add("--gpus N", default=64, help="default 64")
+    add("--max-len L", default=32768, help="context; default 32768")
+    add("--optimizer-shards D", help="ranks over which optimizer states are sharded; default all")
     add("--json", action="store_true", help="as JSON")
 
 
@@ -69,12 +62,9 @@ def scheme_rows(
     by_mode = {mode.name: profile.keep_modes({mode.name}) for mode in profile.modes}
     experts = profile.expert_degrees != (1,)
     for place, entry in enumerate(profile.schemes):
-        model = profile.model(entry, gpus, max_len, shards)
-        of_modes = {
-            name: (
-                latency,
-                by_mode[name].model(by_mode[name].schemes[place], gpus, max_len, shards),
-            )
+        modes = {
+            name: latency.as_dict()
+            | _max_len(by_mode[name], by_mode[name].schemes[place], gpus, max_len, shards)
             for name, latency in entry.modes.items()
         }
         rows.append(
@@ -84,8 +74,8 @@ def scheme_rows(
                 **({"expert_parallel": entry.expert_parallel} if experts else {}),
                 "gpus": entry.least_gpus,
                 **entry.latency.as_dict(),
-                "max_len": model.max_len if entry.least_gpus <= gpus else 0,
-                **_mode_fields(entry, of_modes, gpus),
+                **_max_len(profile, entry, gpus, max_len, shards),
+                **({"modes": modes} if modes else {}),
                 "util_len": entry.latency.util_len(),
                 "flag": entry.flag,
                 "origin": entry.origin,
@@ -94,15 +84,11 @@ def scheme_rows(
     return rows
 
 
-def _mode_fields(
-    entry: ProfiledScheme, of_modes: Mapping[str, tuple[Latency, SchemeModel]], gpus: int
-) -> dict[str, Any]:
-    """Return coefficients and MaxLen of each recomputation mode, if there are several."""
-    fields = {
-        name: {**latency.as_dict(), "max_len": model.max_len if entry.least_gpus <= gpus else 0}
-        for name, (latency, model) in of_modes.items()
-    }
-    return {"modes": fields} if fields else {}
+def _max_len(
+    profile: Profile, entry: ProfiledScheme, gpus: int, max_len: int, shards: int | None
+) -> dict[str, int]:
+    fits = entry.least_gpus <= gpus
+    return {"max_len": profile.model(entry, gpus, max_len, shards).max_len if fits else 0}
 
 
 def mode_table(rows: list[dict[str, Any]]) -> list[str]:

@@ -7,7 +7,8 @@ import json
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from seqplan.api.cli.framework.terminal import percent, table
+from seqplan.api.cli.framework.options import add_option
+from seqplan.api.cli.framework.output import percent, table
 
 if TYPE_CHECKING:
     from seqplan.costs.analytic.validation.held_out import LeftOut
@@ -31,8 +32,8 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("--rows", action="store_true", help="every figure, not only summaries")
-    parser.add_argument("--json", action="store_true", help="as JSON, every figure")
+    add_option(parser, "--rows", action="store_true", help="every figure, not only summaries")
+    add_option(parser, "--json", action="store_true", help="as JSON, every figure")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -104,18 +105,18 @@ def summary(tables: list[TableCheck]) -> list[str]:
     return lines
 
 
+_FIGURES = (
+    *("name", "what", "unit"),
+    *("rank_correlation", "median_ratio", "median_error", "p90_error"),
+)
+
+
 def as_json(check: TableCheck) -> dict[str, Any]:
     """A table with every figure."""
     from seqplan.costs.analytic.validation.table_check import judges
 
     return {
-        "name": check.name,
-        "what": check.what,
-        "unit": check.unit,
-        "rank_correlation": check.rank_correlation,
-        "median_ratio": check.median_ratio,
-        "median_error": check.median_error,
-        "p90_error": check.p90_error,
+        **{name: getattr(check, name) for name in _FIGURES},
         "winners": {
             group: {"predicted": ours, "published": best, "loss": loss}
             for group, (ours, best, loss) in check.winners().items()

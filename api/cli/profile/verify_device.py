@@ -7,13 +7,12 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from seqplan.api.cli.framework.extras import require_torch
-from seqplan.api.cli.framework.options import above_zero
-from seqplan.api.cli.framework.output_file import check_output
-from seqplan.api.cli.framework.terminal import percent, table
+from seqplan.api.cli.framework.options import above_zero, add_option
+from seqplan.api.cli.framework.output import check_output, percent, table
 from seqplan.plans.format.atomic_file import write_text
 
 if TYPE_CHECKING:
@@ -47,19 +46,18 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add = parser.add_argument
+    add = partial(add_option, parser)
     add("--device", choices=("cpu", "cuda"), default="cpu", help="default cpu")
-    add("--checks", metavar="LIST", default=",".join(CHECKS), help="default all: %(default)s")
-    add("--kernel", metavar="NAME", help="of attention; default the first that supports a call")
+    add("--checks LIST", default=",".join(CHECKS), help="default all: %(default)s")
+    add("--kernel NAME", help="of attention; default the first that supports a call")
     add(
-        "--minutes",
-        metavar="M",
+        "--minutes M",
         type=above_zero,
         default=MINUTES,
         help="that all checks together take about, at most; default 10",
     )
     add("--quick", action="store_true", help="small sizes, for seconds: times are not evaluated")
-    add("-o", "--output", metavar="FILE", type=Path, help="every figure, as JSON")
+    add("-o --output FILE", help="every figure, as JSON")
     add("--json", action="store_true", help="print that instead of tables")
 
 

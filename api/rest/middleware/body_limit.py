@@ -9,21 +9,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from seqplan.api.rest.payloads.problems import Problem, make_closing_response
 from seqplan.api.service.service import Limits
-from seqplan.plans.service_routes import (
-    ACKS_MANY,
-    BATCHES,
-    LENGTHS,
-    PLAN_BATCH,
-    PROFILES,
-    PROPOSAL_DOCUMENTS,
-    route_pattern,
-)
+from seqplan.plans import service_routes
 
-_UPLOADS = (LENGTHS,)
+_UPLOADS = (service_routes.LENGTHS,)
 """Paths whose bodies are streamed to the disk, and may be larger for it."""
 
-_LARGE = (PROFILES, PROPOSAL_DOCUMENTS, BATCHES, ACKS_MANY, PLAN_BATCH)
-_DOCUMENTS = re.compile(f"(?:{'|'.join(map(route_pattern, _LARGE))})/?")
+_LARGE = (
+    service_routes.PROFILES,
+    service_routes.PROPOSAL_DOCUMENTS,
+    service_routes.BATCHES,
+    service_routes.ACKS_MANY,
+    service_routes.PLAN_BATCH,
+)
+_DOCUMENTS = re.compile(f"(?:{'|'.join(map(service_routes.route_pattern, _LARGE))})/?")
 """Paths whose bodies are documents or many numbers; all others are a few fields."""
 
 

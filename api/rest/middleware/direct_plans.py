@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from urllib.parse import parse_qsl
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from seqplan.api.rest.payloads.fields import LONGEST_WAIT_S
 from seqplan.api.rest.payloads.plan_response import answer, send_bytes
@@ -76,3 +76,23 @@ def _wait(query: bytes) -> float | None:
         return None
     seconds = float(parameters[0][1])
     return seconds if seconds <= LONGEST_WAIT_S else None
+
+
+class Head:
+    """ASGI middleware that has HEAD answered as GET is, without the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+        scope[WAITED] = True  # not among the times of requests
+
+        async def without_body(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                message = {**message, "body": b""}
+            await send(message)
+
+        await self._app({**scope, "method": "GET"}, receive, without_body)

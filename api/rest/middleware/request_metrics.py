@@ -15,23 +15,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from seqplan.api.rest.middleware.direct_plans import WAITED
 from seqplan.api.rest.middleware.tokens import TOKEN
 from seqplan.api.rest.state.service_log import REQUEST
-from seqplan.plans.service_routes import (
-    ACKS,
-    ACKS_MANY,
-    BATCHES,
-    JOB,
-    MEASUREMENTS,
-    PLAN_BATCH,
-    route_pattern,
-)
+from seqplan.plans import service_routes
 
 _log = logging.getLogger("seqplan.requests")
 
 _HEADER = b"x-request-id"
 _ID = re.compile(rb"[\w.:/+=-]{1,64}", re.ASCII)
-_JOB = re.compile(JOB.format(job="([^/]+)"))
-_STEPWISE = (ACKS, ACKS_MANY, BATCHES, MEASUREMENTS, PLAN_BATCH)
-_OF_EACH_STEP = re.compile("|".join(map(route_pattern, _STEPWISE)))
+_JOB = re.compile(service_routes.JOB.format(job="([^/]+)"))
+_STEPWISE = (
+    service_routes.ACKS,
+    service_routes.ACKS_MANY,
+    service_routes.BATCHES,
+    service_routes.MEASUREMENTS,
+    service_routes.PLAN_BATCH,
+)
+_OF_EACH_STEP = re.compile("|".join(map(service_routes.route_pattern, _STEPWISE)))
 
 
 class Figures:

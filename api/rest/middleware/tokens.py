@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import math
 import re
 import time
 from collections.abc import Collection
+from dataclasses import dataclass
+from functools import lru_cache
+from urllib.parse import urlsplit
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from seqplan.api.rest.middleware.origins import check_host, check_origin
 from seqplan.api.rest.payloads.problems import Problem, make_closing_response, store_unavailable
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables.tokens import Token, find_token, list_tokens
-from seqplan.plans.service_routes import (
-    ACKS,
-    ACKS_MANY,
-    HEALTH,
-    JOB,
-    MEASUREMENTS,
-    READINESS,
-    RESTART,
-    fill_route,
-    route_pattern,
+from seqplan.plans import service_routes
+
+_OF_RANKS = re.compile(
+    "|".join(
+        map(
+            service_routes.route_pattern,
+            (
+                service_routes.ACKS,
+                service_routes.ACKS_MANY,
+                service_routes.MEASUREMENTS,
+                service_routes.RESTART,
+            ),
+        )
+    )
 )
 
-_OF_RANKS = re.compile("|".join(map(route_pattern, (ACKS, ACKS_MANY, MEASUREMENTS, RESTART))))
-
-OPEN = (HEALTH, READINESS)
+OPEN = (service_routes.HEALTH, service_routes.READINESS)
 """Paths of probes, which need no token and contain nothing of the jobs."""
 
 TOKEN = "seqplan.token"
@@ -41,26 +46,31 @@ TOKENS_KEPT_S = 1.0
 """How long the tokens read from the store are used; one taken away may work that long."""
 
 
+@dataclass(frozen=True)
+class Access:
+    """Requests that a service accepts without a token.
+
+    ``hosts``: Host names, in addition to loopback, of a service without tokens. ``guarded``:
+    every request needs a token, whether there is any or not. ``ranks_only``: without tokens it
+    takes what ranks write, acknowledgements and times, and nothing else.
+    """
+
+    hosts: Collection[str] = ()
+    guarded: bool = False
+    ranks_only: bool = False
+
+
 class Tokens:
     """ASGI middleware that answers 401 and 403, and 503 if the tokens cannot be read.
 
-    ``hosts``: Host names, in addition to loopback, of a service without tokens. Once there
-    was a token, or if ``required``, no request goes without: revoking the last opens nothing.
+    Once there was a token, no request goes without: revoking the last opens nothing.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        store: Store,
-        hosts: Collection[str],
-        *,
-        required: bool,
-        ranks_only: bool = False,
-    ) -> None:
-        self._ranks_only = ranks_only
-        self._required = required
+    def __init__(self, app: ASGIApp, store: Store, access: Access) -> None:
+        self._access = access
+        self._required = access.guarded
         self._app = app
-        self._hosts = frozenset(host.lower() for host in hosts)
+        self._hosts = frozenset(host.lower() for host in access.hosts)
         self._store = store
         self._tokens: list[Token] = []
         self._read_at = -math.inf
@@ -89,7 +99,7 @@ class Tokens:
             check_host(None if host is None else host.decode("latin-1"), self._hosts)
             if b"origin" in sent or b"sec-fetch-site" in sent:  # of browsers
                 check_origin(scope["method"], Headers(scope=scope), self._hosts)
-            if self._ranks_only:
+            if self._access.ranks_only:
                 _check_of_ranks(scope["method"], scope["path"])
             return
         kind, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
@@ -118,7 +128,9 @@ class Tokens:
 
 def _check_job(path: str, job: str) -> None:
     """Raise 403 unless the path is of this job. Its trainer begins no other and deletes none."""
-    if path != fill_route(JOB, job=job) and not path.startswith(fill_route(JOB, job=job) + "/"):
+    if path != service_routes.fill_route(service_routes.JOB, job=job) and not path.startswith(
+        service_routes.fill_route(service_routes.JOB, job=job) + "/"
+    ):
         raise Problem(403, "forbidden", f"this token is for job {job} only")
 
 
@@ -131,3 +143,111 @@ def _check_of_ranks(method: str, path: str) -> None:
             "without a token a sidecar takes acknowledgements and restarts only; name a "
             "token_file in its job file",
         )
+
+
+_MOST_KNOWN = 4096
+"""Tokens and addresses that are kept; beyond it those whose second has passed are dropped."""
+
+
+@dataclass
+class _Bucket:
+    """Requests that are left, at the time of the last one (s)."""
+
+    left: float
+    at: float
+
+
+class RateLimit:
+    """ASGI middleware that answers 429 beyond ``rate`` requests a second of one token.
+
+    Of one address in a service without tokens; None: no limit. A second's requests may come at
+    once. Probes are not counted; a request that waits for a plan is one.
+    """
+
+    def __init__(self, app: ASGIApp, rate: int | None) -> None:
+        self._app = app
+        self._rate = rate
+        self._buckets: dict[str, _Bucket] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        counted = scope["type"] == "http" and scope["path"] not in OPEN
+        if self._rate is None or not counted or self._take(scope, self._rate):
+            await self._app(scope, receive, send)
+            return
+        whose = f"token {scope[TOKEN]}" if TOKEN in scope else "this address"
+        detail = f"{whose} has sent more than {self._rate} requests a second. Wait a second"
+        await make_closing_response(Problem(429, "too-many-requests", detail))(scope, receive, send)
+
+    def _take(self, scope: Scope, rate: int) -> bool:
+        client = scope.get("client")
+        # No token's name has a slash.
+        key = scope.get(TOKEN) or f"/{client[0] if client else ''}"
+        now = time.monotonic()
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            if len(self._buckets) >= _MOST_KNOWN:
+                self._buckets = {k: b for k, b in self._buckets.items() if now - b.at < 1}
+            bucket = self._buckets[key] = _Bucket(rate, now)
+        bucket.left = min(rate, bucket.left + (now - bucket.at) * rate)
+        bucket.at = now
+        if bucket.left < 1:
+            return False
+        bucket.left -= 1
+        return True
+
+
+_READING = ("GET", "HEAD", "OPTIONS")
+_OWN = ("same-origin", "none")
+"""Sec-Fetch-Site of the service's page, and of a typed address."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host, an address or a name, is this machine by any name server."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower().rstrip(".") == "localhost"
+
+
+def check_host(name: str | None, hosts: frozenset[str]) -> None:
+    """Raise 403 for a Host that is neither loopback nor in ``hosts`` (lower case)."""
+    if name is not None and not _is_known(name, hosts):  # every browser sends it
+        raise Problem(
+            403,
+            "foreign-host",
+            f"Host {name!r}: without tokens this service answers by localhost and loopback "
+            "addresses only; make a token, or name the host with --allow-host",
+        )
+
+
+def check_origin(method: str, headers: Headers, hosts: Collection[str]) -> None:
+    """Raise 403 for a write by a page of another origin; ``hosts`` as above."""
+    if method in _READING:
+        return
+    site, origin = headers.get("sec-fetch-site", "none"), headers.get("origin")
+    foreign = origin is not None and not _same(origin, headers.get("host", ""), hosts)
+    if site not in _OWN or foreign:
+        who = f"a page of {origin}" if origin is not None else f"a {site} page"
+        why = f"{who} may not write here; send it from outside a browser, or make a token"
+        raise Problem(403, "foreign-origin", why)
+
+
+def _same(origin: str, host: str, hosts: Collection[str]) -> bool:
+    """Return whether an origin is the request's host or one of the further hosts."""
+    try:
+        parts = urlsplit(origin)
+        name = parts.hostname
+    except ValueError:
+        return False
+    if parts.scheme not in ("http", "https") or name is None:
+        return False  # "null" or no origin
+    return parts.netloc.lower() == host.lower() or name.lower() in hosts
+
+
+@lru_cache(maxsize=64)  # every rank sends the same, in every step
+def _is_known(host: str, hosts: frozenset[str]) -> bool:
+    try:
+        name = urlsplit(f"//{host}").hostname
+    except ValueError:
+        return False
+    return name is not None and (is_loopback(name) or name in hosts)

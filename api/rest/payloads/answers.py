@@ -10,7 +10,7 @@ UPLOADED = {"application/octet-stream": {"schema": {"type": "string", "format": 
 DOCUMENT = {"application/json": {"schema": {"type": "object"}}}
 
 
-def answers(
+def describe(
     kind: Any, status: int = 200, *, body: type[BaseModel] | dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """Describe the answer of a route, as further arguments of its decorator.

@@ -8,19 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from seqplan.api.rest.payloads.fields import (
-    Duration,
-    LookAhead,
-    Milliseconds,
-    Natural,
-    Naturals,
-    Positive,
-    Positives,
-    Share,
-    SlowdownField,
-    SyncField,
-    Text,
-)
+from seqplan.api.rest.payloads import fields
 from seqplan.api.store.names import JOB_ID
 from seqplan.planner.execution import ExecutionKind
 from seqplan.planner.workload import MOST_GPUS
@@ -45,28 +33,28 @@ class NewProposal(BaseModel):
     model_config = _with_example(
         {"profile": "llama-7b-a800-80gb", "lengths": "LENGTHS", "gpus": 16, "max_len": 32768}
     )
-    profile: Text
-    lengths: Text
-    gpus: Annotated[Positive, Field(le=MOST_GPUS)]
-    max_len: Positive
-    tokens: Positive | None = None
+    profile: fields.Text
+    lengths: fields.Text
+    gpus: Annotated[fields.Positive, Field(le=MOST_GPUS)]
+    max_len: fields.Positive
+    tokens: fields.Positive | None = None
     method: Literal["search", "eq4"] = "search"
-    seed: Natural = 0
-    optimizer_shards: Positive | None = None
-    sync: SyncField = "derived"
-    overlap: Share = 0.0
+    seed: fields.Natural = 0
+    optimizer_shards: fields.Positive | None = None
+    sync: fields.SyncField = "derived"
+    overlap: fields.Share = 0.0
     execution: ExecutionKind | None = None
-    micro_step_multiple: Positive = 1
-    schemes: list[Text] = []
-    trainer: Text | None = None
+    micro_step_multiple: fields.Positive = 1
+    schemes: list[fields.Text] = []
+    trainer: fields.Text | None = None
 
 
 class Continued(BaseModel):
     """A job, and the step from which on its batches are planned by another proposal."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    job: Text
-    step: Natural
+    job: fields.Text
+    step: fields.Natural
 
 
 class NewJob(BaseModel):
@@ -82,23 +70,23 @@ class NewJob(BaseModel):
         {"id": "run1", "proposal": "PROPOSAL", "lengths": "LENGTHS", "steps": 1000}
     )
     id: Annotated[str, Field(pattern=JOB_ID)] | None = None
-    proposal: Text
-    lengths: Text | None = None
-    tokens: Positive | None = None
-    seed: Natural = 0
-    steps: Positive | None = None
-    look_ahead: LookAhead = 8
+    proposal: fields.Text
+    lengths: fields.Text | None = None
+    tokens: fields.Positive | None = None
+    seed: fields.Natural = 0
+    steps: fields.Positive | None = None
+    look_ahead: fields.LookAhead = 8
     continues: Continued | None = None
     refit: bool = False
-    slowdown: SlowdownField | None = None
-    robust: Share = 0.0
+    slowdown: fields.SlowdownField | None = None
+    robust: fields.Share = 0.0
 
 
 class JobProposal(BaseModel):
     """The proposal that plans a job's steps from now on."""
 
     model_config = _with_example({"proposal": "PROPOSAL"})
-    proposal: Text
+    proposal: fields.Text
 
 
 class PushedLoad(BaseModel):
@@ -107,21 +95,21 @@ class PushedLoad(BaseModel):
     model_config = _with_example(
         {"name": "vision", "tokens": [0, 900], "work_ms": [0.0, 80.5], "overhead_ms": 1.0}
     )
-    name: Text
-    tokens: Naturals
-    work_ms: list[Duration]
-    overhead_ms: Duration = 0.0
-    capacity: Positive | None = None
+    name: fields.Text
+    tokens: fields.Naturals
+    work_ms: list[fields.Duration]
+    overhead_ms: fields.Duration = 0.0
+    capacity: fields.Positive | None = None
 
 
 class PushedBatch(BaseModel):
     """The sequences of one step."""
 
     model_config = _with_example({"step": 0, "ids": [5, 9, 0], "lengths": [812, 96, 2048]})
-    step: Natural
-    ids: Naturals
-    lengths: Positives
-    loss_tokens: Natural | None = None
+    step: fields.Natural
+    ids: fields.Naturals
+    lengths: fields.Positives
+    loss_tokens: fields.Natural | None = None
     loads: list[PushedLoad] = []
 
 
@@ -146,10 +134,10 @@ class Ack(BaseModel):
     """A rank has done a step by the plan with this digest, and its time."""
 
     model_config = _with_example({"step": 17, "rank": 3, "digest": _DIGEST, "measured_ms": 812.5})
-    step: Natural
-    rank: Natural
-    digest: Text | None
-    measured_ms: Milliseconds | None = None
+    step: fields.Natural
+    rank: fields.Natural
+    digest: fields.Text | None
+    measured_ms: fields.Milliseconds | None = None
 
 
 class Acks(BaseModel):
@@ -158,18 +146,18 @@ class Acks(BaseModel):
     model_config = _with_example(
         {"step": 17, "ranks": [0, 1], "digest": _DIGEST, "measured_ms": [812.5, 799.1]}
     )
-    step: Natural
+    step: fields.Natural
     ranks: Annotated[
-        Naturals, Field(min_length=1, max_length=MOST_GPUS), AfterValidator(_each_once)
+        fields.Naturals, Field(min_length=1, max_length=MOST_GPUS), AfterValidator(_each_once)
     ]
-    digest: Text | None
-    measured_ms: list[Milliseconds | None] | None = Field(default=None, max_length=MOST_GPUS)
+    digest: fields.Text | None
+    measured_ms: list[fields.Milliseconds | None] | None = Field(default=None, max_length=MOST_GPUS)
 
 
 class MeasurementRequest(BaseModel):
     """What a step took on a rank."""
 
     model_config = _with_example({"step": 17, "rank": 3, "measured_ms": 812.5})
-    step: Natural
-    rank: Natural
-    measured_ms: Milliseconds
+    step: fields.Natural
+    rank: fields.Natural
+    measured_ms: fields.Milliseconds

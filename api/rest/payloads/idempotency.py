@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -18,7 +18,16 @@ from seqplan.api.store.tables.answers import StoredAnswer, earlier_answer, keep_
 from seqplan.api.store.tables.jobs import job_key
 from seqplan.plans.service_routes import JOBS
 
-Effect = Callable[[Connection], tuple[int, dict[str, Any]]]
+
+class Done(NamedTuple):
+    """Status and body of an answer; ``then`` is called after the transaction that it is from."""
+
+    status: int
+    body: dict[str, Any]
+    then: Callable[[], object] = lambda: None
+
+
+Effect = Callable[[Connection], Done]
 
 _LONGEST_KEY = 255
 
@@ -37,18 +46,19 @@ def once(
     digest = hashlib.sha256(content.encode(errors="surrogatepass")).hexdigest()
     with service.store.writing() as connection:
         path = _idempotency_path(connection, request)
-        earlier = None if key is None else earlier_answer(connection, path, key)
-        if earlier is not None and earlier.request != digest:
-            raise Problem(
-                422, "key-reused", f"Idempotency-Key {key!r} came with another body before"
-            )
-        if earlier is not None:
-            answer = earlier
-        else:
-            status, body = effect(connection)
-            answer = StoredAnswer(digest, status, json.dumps(body, separators=(",", ":")))
+        answer = None if key is None else earlier_answer(connection, path, key)
+        if answer is not None and answer.request != digest:
+            why = f"Idempotency-Key {key!r} came with another body before"
+            raise Problem(422, "key-reused", why)
+        done = None
+        if answer is None:
+            done = effect(connection)
+            text = json.dumps(done.body, separators=(",", ":"))
+            answer = StoredAnswer(digest, done.status, text)
             if key is not None:
                 keep_answer(connection, path, key, answer)
+    if done is not None:
+        done.then()
     response = Response(answer.body, answer.status, media_type="application/json")
     if below is not None:
         response.headers["Location"] = f"{below}/{json.loads(answer.body)['id']}"
@@ -68,8 +78,8 @@ async def upload_document(
     except UnicodeDecodeError as error:
         raise ValueError(f"body: not UTF-8 ({error.reason})") from None
 
-    def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
-        return 201, keep(connection, text)
+    def effect(connection: Connection) -> Done:
+        return Done(201, keep(connection, text))
 
     return await run_in_threadpool(once, service, request, text, effect, below=below)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from starlette.types import Send
 
 from seqplan.api.rest.payloads.problems import not_found, rank_lost
-from seqplan.api.service.plan_bytes import ReadyPlan
+from seqplan.api.service.plan_summary import ReadyPlan
 
 Headers = list[tuple[bytes, bytes]]
 

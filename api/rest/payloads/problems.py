@@ -56,12 +56,8 @@ def not_found(subject: str) -> Problem:
 
 def rank_lost(rank: int) -> Problem:
     """Make a 409 for a rank that the job is planned without."""
-    return Problem(
-        409,
-        "rank-lost",
-        f"rank {rank} is lost: the job is planned without it. Begin a job with it",
-        rank=rank,
-    )
+    why = f"rank {rank} is lost: the job is planned without it. Begin a job with it"
+    return Problem(409, "rank-lost", why, rank=rank)
 
 
 def require_found(row: Named | None, subject: str) -> Named:

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 from sqlalchemy import Connection
 
-from seqplan.api.rest.payloads.answers import (
-    AcknowledgedAll,
-    AcknowledgedResponse,
-    MeasuredRank,
-    answers,
-)
+from seqplan.api.rest.payloads import answers
 from seqplan.api.rest.payloads.bodies import Ack, Acks, MeasurementRequest
-from seqplan.api.rest.payloads.idempotency import once
+from seqplan.api.rest.payloads.idempotency import Done, once
 from seqplan.api.rest.payloads.large_bodies import large_body
 from seqplan.api.rest.state.ack_writer import Acknowledged, PlannedSteps
 from seqplan.api.rest.state.shared import AcksOf, ServiceOf
@@ -25,7 +20,7 @@ from seqplan.plans import service_routes
 routes = APIRouter(tags=["plans"])
 
 
-@routes.post(service_routes.ACKS, **answers(AcknowledgedResponse))
+@routes.post(service_routes.ACKS, **answers.describe(answers.AcknowledgedResponse))
 async def acknowledge(acks: AcksOf, job: str, body: Ack) -> Response:
     """A rank has done a step. Saying it again changes nothing, with or without a key."""
     await acks.put([Acknowledged(job, body.step, body.rank, body.digest, body.measured_ms)])
@@ -35,7 +30,7 @@ async def acknowledge(acks: AcksOf, job: str, body: Ack) -> Response:
 ManyAcks = Annotated[Acks, Depends(large_body(Acks))]
 
 
-@routes.post(service_routes.ACKS_MANY, **answers(AcknowledgedAll, body=Acks))
+@routes.post(service_routes.ACKS_MANY, **answers.describe(answers.AcknowledgedAll, body=Acks))
 async def acknowledge_many(acks: AcksOf, job: str, body: ManyAcks) -> Response:
     """Several ranks have done a step: all of them are kept, or none."""
     times = body.measured_ms or [None] * len(body.ranks)
@@ -50,18 +45,18 @@ async def acknowledge_many(acks: AcksOf, job: str, body: ManyAcks) -> Response:
     return JSONResponse({"step": body.step, "ranks": body.ranks})
 
 
-@routes.post(service_routes.MEASUREMENTS, **answers(MeasuredRank))
+@routes.post(service_routes.MEASUREMENTS, **answers.describe(answers.MeasuredRank))
 def add_measurement(
     service: ServiceOf, request: Request, job: str, body: MeasurementRequest
 ) -> Response:
     """What a step took on a rank (ms); a later figure replaces an earlier one."""
     acknowledged = Acknowledged(job, body.step, body.rank, None, body.measured_ms)
 
-    def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
+    def effect(connection: Connection) -> Done:
         if problem := PlannedSteps(connection).problem(acknowledged):
             raise problem
         row = MeasurementRow(job, body.step, body.rank, body.measured_ms)
         add_measurements(connection, [row])
-        return 200, body.model_dump()
+        return Done(200, body.model_dump())
 
     return once(service, request, body.model_dump_json(), effect)

@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 from sqlalchemy import Connection
 
-from seqplan.api.rest.payloads.answers import (
-    JobBegun,
-    JobResponse,
-    JobsPage,
-    Pushed,
-    Restarted,
-    RevisionResponse,
-    RevisionsResponse,
-    SamplerStateResponse,
-    StoppedResponse,
-    answers,
-)
-from seqplan.api.rest.payloads.bodies import (
-    JobProposal,
-    NewJob,
-    PushedBatch,
-    PushedBatches,
-    PushedLoad,
-)
+from seqplan.api.rest.payloads import answers, bodies
 from seqplan.api.rest.payloads.fields import AtStep, Limit
-from seqplan.api.rest.payloads.idempotency import once
+from seqplan.api.rest.payloads.idempotency import Done, once
 from seqplan.api.rest.payloads.large_bodies import large_body
 from seqplan.api.rest.payloads.pages import read_page
 from seqplan.api.rest.payloads.problems import Problem, not_found, require_found, require_row
@@ -38,15 +21,7 @@ from seqplan.api.rest.routes.new_job import check_room, describe_job, job_row, l
 from seqplan.api.rest.routes.sampler_state import proposal_of, sampler_state
 from seqplan.api.rest.state.shared import ServiceOf, read_off_loop
 from seqplan.api.service.job_costs import check_costs
-from seqplan.api.store.rows import (
-    JobRow,
-    ListedJob,
-    ProposalRow,
-    columns,
-    get,
-    get_for_update,
-    read_slowdown,
-)
+from seqplan.api.store import rows
 from seqplan.api.store.tables.acks import last_acknowledged
 from seqplan.api.store.tables.batches import add_batches, copy_batches, last_pushed
 from seqplan.api.store.tables.jobs import add_job, settle_job
@@ -62,42 +37,37 @@ routes = APIRouter(tags=["jobs"])
 _STOPPABLE = ("planning", "failed", "abandoned")
 
 
-@routes.post(service_routes.JOBS, **answers(JobBegun, 201))
-def create_job(service: ServiceOf, request: Request, body: NewJob) -> Response:
+@routes.post(service_routes.JOBS, **answers.describe(answers.JobBegun, 201))
+def create_job(service: ServiceOf, request: Request, body: bodies.NewJob) -> Response:
     """Begin a job; its plans can be requested at once."""
-    begun: list[JobRow] = []  # stays empty if an earlier response is repeated
     look = look_at_data(service, body)  # which may take seconds, in which others write
 
-    def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
+    def effect(connection: Connection) -> Done:
         row = job_row(service, connection, body, look)
         add_job(connection, row)
         if body.continues is not None and row.lengths is None:
             copy_batches(connection, body.continues.job, body.continues.step, row.id)
-        begun.append(row)
-        return 201, describe_job(row)
+        return Done(201, describe_job(row), partial(service.plan, row))
 
     content = body.model_dump_json()
-    answer = once(service, request, content, effect, below=service_routes.JOBS)
-    for row in begun:
-        service.plan(row)
-    return answer
+    return once(service, request, content, effect, below=service_routes.JOBS)
 
 
-@routes.get(service_routes.JOBS, **answers(JobsPage))
+@routes.get(service_routes.JOBS, **answers.describe(answers.JobsPage))
 @read_off_loop
 def list_jobs(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dict[str, Any]:
     """Jobs in order of id."""
-    return read_page(service.store, ListedJob, cursor, limit)
+    return read_page(service.store, rows.ListedJob, cursor, limit)
 
 
-@routes.get(service_routes.JOB, **answers(JobResponse))
+@routes.get(service_routes.JOB, **answers.describe(answers.JobResponse))
 @read_off_loop
 def get_job(service: ServiceOf, job: str) -> Response:
     """A job's state, the last planned step and what each rank has acknowledged."""
     with service.store.reading() as connection:
-        row = require_row(connection, JobRow, job)
+        row = require_row(connection, rows.JobRow, job)
         body = {
-            **columns(row),
+            **rows.columns(row),
             "planned_steps": row.expired_steps + count_planned_beyond(connection, job, -1),
             "last_planned_step": last_planned(connection, job),
             "acknowledged": last_acknowledged(connection, job, row.world_size),
@@ -114,28 +84,27 @@ def delete_job(service: ServiceOf, job: str) -> Response:
     return Response(status_code=204)
 
 
-@routes.post(service_routes.STOP, **answers(StoppedResponse))
+@routes.post(service_routes.STOP, **answers.describe(answers.StoppedResponse))
 def stop_job(service: ServiceOf, job: str) -> Response:
     """Plan a job no further and keep all that it has; ranks get 424 beyond its last plan.
 
     It does not count as being planned; ``restart`` plans it further. 409 for one that is planned.
     """
-    row = require_row(service.store, JobRow, job)
+    row = require_row(service.store, rows.JobRow, job)
     if row.state != "stopped" and service.halt(job, "stopped", *_STOPPABLE) is None:
         raise Problem(409, "not-planning", f"job {job} is {row.state}: nothing to stop")
     return JSONResponse({"id": job, "state": "stopped"})
 
 
-@routes.post(service_routes.RESTART, **answers(Restarted, 202))
+@routes.post(service_routes.RESTART, **answers.describe(answers.Restarted, 202))
 def restart_job(service: ServiceOf, request: Request, job: str) -> Response:
     """Plan a failed, stopped or abandoned job again, from its first step without a plan.
 
     Also one whose planning has ended without being noted as failed; 409 for any other.
     """
-    restarted: list[JobRow] = []  # stays empty if an earlier response is repeated
 
-    def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
-        row = require_found(get_for_update(connection, JobRow, job), f"job {job}")
+    def effect(connection: Connection) -> Done:
+        row = require_found(rows.get_for_update(connection, rows.JobRow, job), f"job {job}")
         planning = service.job(job)
         lost = row.state == "planning" and (planning is None or planning.ended)
         if row.state not in ("failed", "stopped", "abandoned") and not lost:
@@ -143,20 +112,18 @@ def restart_job(service: ServiceOf, request: Request, job: str) -> Response:
         check_room(service, connection)
         values = {"state": "planning", "failed_step": None, "error": None}
         settle_job(connection, job, **values, asked_at=int(time.time()))
-        restarted.append(replace(row, state="planning", failed_step=None, error=None))
+        restarted = replace(row, state="planning", failed_step=None, error=None)
         step = row.failed_step
         if step is None:
             last = last_planned(connection, job)
             step = row.first_step if last is None else last + 1
-        return 202, {"id": job, "state": "planning", "step": step}
+        body = {"id": job, "state": "planning", "step": step}
+        return Done(202, body, partial(service.plan_again, restarted))
 
-    answer = once(service, request, "restart", effect)
-    for row in restarted:
-        service.plan_again(row)
-    return answer
+    return once(service, request, "restart", effect)
 
 
-@routes.get(service_routes.SAMPLER_STATE, **answers(SamplerStateResponse))
+@routes.get(service_routes.SAMPLER_STATE, **answers.describe(answers.SamplerStateResponse))
 def get_sampler_state(service: ServiceOf, job: str, step: AtStep) -> dict[str, Any]:
     """Return where a job that draws its batches is before ``step``.
 
@@ -166,15 +133,17 @@ def get_sampler_state(service: ServiceOf, job: str, step: AtStep) -> dict[str, A
     return sampler_state(service, job, step)
 
 
-Batches = Annotated[PushedBatches, Depends(large_body(PushedBatches))]
+Batches = Annotated[bodies.PushedBatches, Depends(large_body(bodies.PushedBatches))]
 
 
-@routes.post(service_routes.BATCHES, **answers(Pushed, 202, body=PushedBatches))
+@routes.post(
+    service_routes.BATCHES, **answers.describe(answers.Pushed, 202, body=bodies.PushedBatches)
+)
 def push_batches(service: ServiceOf, request: Request, job: str, body: Batches) -> Response:
     """Batches for a job without lengths, in ascending order of step."""
 
-    def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
-        row = require_found(get_for_update(connection, JobRow, job), f"job {job}")
+    def effect(connection: Connection) -> Done:
+        row = require_found(rows.get_for_update(connection, rows.JobRow, job), f"job {job}")
         last = max(last_pushed(connection, job), row.first_step - 1, row.kept_from - 1)
         if row.lengths is not None or row.last_step is not None:
             why = "draws its batches from lengths" if row.lengths else "has ended"
@@ -189,35 +158,32 @@ def push_batches(service: ServiceOf, request: Request, job: str, body: Batches) 
         last = batches[-1].step if batches else last
         if body.end:
             settle_job(connection, job, last_step=last)
-        if row.state == "abandoned":
-            check_room(service, connection)
-            resumed.append(service.resume(connection, row))
-        return 202, {"job": job, "accepted": len(batches), "last_step": last}
+        taken = Done(202, {"job": job, "accepted": len(batches), "last_step": last})
+        if row.state != "abandoned":
+            return taken
+        check_room(service, connection)
+        return taken._replace(then=partial(service.plan, service.resume(connection, row)))
 
-    resumed: list[JobRow] = []
     answer = once(service, request, body.model_dump_json(), effect)
     service.note_request(job)
-    for row in resumed:
-        service.plan(row)
     if planning := service.job(job):
         planning.news.add_batches()
     return answer
 
 
-def _check_batches(pushed: list[PushedBatch], last: int, max_len: int) -> list[Batch]:
+def _check_batches(pushed: list[bodies.PushedBatch], last: int, max_len: int) -> list[Batch]:
     batches = []
     for index, batch in enumerate(pushed):
         where = f"body.batches[{index}]"
         if batch.step <= last:
-            raise Problem(
-                409, "step-known", f"{where}.step: {batch.step} is not above {last}", last_step=last
-            )
+            why = f"{where}.step: {batch.step} is not above {last}"
+            raise Problem(409, "step-known", why, last_step=last)
         last = batch.step
         batches.append(check_batch(batch, where, max_len))
     return batches
 
 
-def check_batch(batch: PushedBatch, where: str, max_len: int) -> Batch:
+def check_batch(batch: bodies.PushedBatch, where: str, max_len: int) -> Batch:
     """Read a batch of a request; ``ValueError`` names its field, which begins with ``where``."""
     if batch.loss_tokens is not None and batch.loss_tokens > sum(batch.lengths):
         raise ValueError(f"{where}.loss_tokens: {batch.loss_tokens} is above the step's tokens")
@@ -233,7 +199,7 @@ def check_batch(batch: PushedBatch, where: str, max_len: int) -> Batch:
         raise ValueError(f"{where}: {error}") from None
 
 
-def _read_load(load: PushedLoad, batch: PushedBatch) -> PhaseLoad:
+def _read_load(load: bodies.PushedLoad, batch: bodies.PushedBatch) -> PhaseLoad:
     """Read a load of a request; times are whole microseconds, as in plans."""
     for name, values in (("tokens", load.tokens), ("work_ms", load.work_ms)):
         if len(values) != len(batch.lengths):
@@ -246,22 +212,22 @@ def _read_load(load: PushedLoad, batch: PushedBatch) -> PhaseLoad:
     return PhaseLoad(load.name, tuple(load.tokens), work_ms, overhead_ms, load.capacity)
 
 
-@routes.get(service_routes.REVISIONS, **answers(RevisionsResponse))
+@routes.get(service_routes.REVISIONS, **answers.describe(answers.RevisionsResponse))
 def get_revisions(service: ServiceOf, job: str) -> dict[str, Any]:
     """All revisions of a job, oldest first, with their reasons."""
     with service.store.reading() as connection:
-        row = require_row(connection, JobRow, job)
+        row = require_row(connection, rows.JobRow, job)
         return {"items": [_describe(revision) for revision in list_revisions(connection, row)]}
 
 
-@routes.put(service_routes.JOB_PROPOSAL, **answers(RevisionResponse))
-def set_job_proposal(service: ServiceOf, job: str, body: JobProposal) -> dict[str, Any]:
+@routes.put(service_routes.JOB_PROPOSAL, **answers.describe(answers.RevisionResponse))
+def set_job_proposal(service: ServiceOf, job: str, body: bodies.JobProposal) -> dict[str, Any]:
     """Plan the unplanned steps of a job by another proposal.
 
     One of as many GPUs and the same ``max_len``; 409 for a job that is not being planned.
     """
     with service.store.reading() as connection:
-        row = require_row(connection, JobRow, job)
+        row = require_row(connection, rows.JobRow, job)
         latest = list_revisions(connection, row)[-1]
         _check_proposal(connection, row, body.proposal)
     if row.proposal == body.proposal:
@@ -279,15 +245,15 @@ def _describe(revision: Revision) -> dict[str, Any]:
     return {**asdict(revision), "slowdown": slow}
 
 
-def _check_proposal(connection: Connection, row: JobRow, key: str) -> None:
-    stored = get(connection, ProposalRow, key)
+def _check_proposal(connection: Connection, row: rows.JobRow, key: str) -> None:
+    stored = rows.get(connection, rows.ProposalRow, key)
     if stored is None:
         raise ValueError(f"body.proposal: there is no proposal {key}")
     if stored.state != "ready":
         raise Problem(409, "not-ready", f"proposal {key} is {stored.state}")
     document = ready_document(stored)
     now, new = proposal_of(connection, row).workload, document.workload
-    slow = read_slowdown(row.slowdown)
+    slow = rows.read_slowdown(row.slowdown)
     check_costs(document, slow, row.robust, refit=row.refit, request=stored.request)
     for name in ("gpus", "max_len"):
         have, want = getattr(new, name), getattr(now, name)

@@ -12,15 +12,9 @@ from fastapi.responses import JSONResponse, Response
 from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
-from seqplan.api.rest.payloads.answers import (
-    UPLOADED,
-    LengthsPage,
-    LengthsResponse,
-    NewLengths,
-    answers,
-)
+from seqplan.api.rest.payloads import answers
 from seqplan.api.rest.payloads.fields import Limit
-from seqplan.api.rest.payloads.idempotency import once
+from seqplan.api.rest.payloads.idempotency import Done, once
 from seqplan.api.rest.payloads.pages import read_page
 from seqplan.api.rest.payloads.problems import Problem, not_found, require_row
 from seqplan.api.rest.state.shared import ServiceOf
@@ -56,13 +50,13 @@ _COUNT = (
 _ANSWERED = ("id", "sequences", "tokens", "longest")
 
 
-@routes.get(service_routes.LENGTHS, **answers(LengthsPage))
+@routes.get(service_routes.LENGTHS, **answers.describe(answers.LengthsPage))
 def list_lengths(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dict[str, Any]:
     """Length data sets in order of id."""
     return read_page(service.store, ListedLengths, cursor, limit)
 
 
-@routes.get(service_routes.LENGTHS_SET, **answers(LengthsResponse))
+@routes.get(service_routes.LENGTHS_SET, **answers.describe(answers.LengthsResponse))
 def get_lengths(service: ServiceOf, lengths: str) -> Response:
     """A data set's figures and histogram: [over, up to, sequences, tokens] a bucket.
 
@@ -72,7 +66,9 @@ def get_lengths(service: ServiceOf, lengths: str) -> Response:
     return JSONResponse({**columns(row), "histogram": json.loads(row.histogram)})
 
 
-@routes.post(service_routes.LENGTHS, **answers(NewLengths, 201, body=UPLOADED))
+@routes.post(
+    service_routes.LENGTHS, **answers.describe(answers.NewLengths, 201, body=answers.UPLOADED)
+)
 async def upload_lengths(
     service: ServiceOf,
     request: Request,
@@ -103,11 +99,11 @@ async def upload_lengths(
         else:
             row = await run_in_threadpool(_read, service, path, options)
 
-    def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
+    def effect(connection: Connection) -> Done:
         if row.kind != "histogram" and not lengths_path(service.store, row.id).exists():
             raise StoreUnavailable(f"lengths {row.id} were removed while they came in")
         put_lengths(connection, row)
-        return 201, {name: getattr(row, name) for name in _ANSWERED}
+        return Done(201, {name: getattr(row, name) for name in _ANSWERED})
 
     below = service_routes.LENGTHS
     return await run_in_threadpool(once, service, request, row.id, effect, below=below)

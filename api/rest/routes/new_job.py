@@ -15,20 +15,11 @@ from sqlalchemy import Connection
 from seqplan.api.rest.payloads.bodies import Continued, NewJob
 from seqplan.api.rest.payloads.problems import Problem
 from seqplan.api.rest.routes.sampler_state import check_planned, read_max_len
-from seqplan.api.service.job_batches import state_before
 from seqplan.api.service.job_costs import check_costs, list_slow_ranks
+from seqplan.api.service.look_ahead import state_before
 from seqplan.api.service.service import Service
+from seqplan.api.store import rows
 from seqplan.api.store.errors import ArrayDamaged, ArrayMissing, StoreUnavailable
-from seqplan.api.store.rows import (
-    JobRow,
-    LengthsRow,
-    ListedJob,
-    ListedLengths,
-    ProposalRow,
-    get,
-    get_for_update,
-    write_slowdown,
-)
 from seqplan.api.store.tables.jobs import list_unfinished
 from seqplan.api.store.tables.lengths import open_lengths
 from seqplan.api.store.tables.plans import read_latest_state
@@ -41,12 +32,12 @@ _CONTINUED = ("continues", "first_step", "seed", "lengths", "tokens", "steps", "
 _FIRST_STATE = ("max_len", "first_epoch", "first_cursor")
 
 
-def job_row(service: Service, connection: Connection, new: NewJob, look: DataLook) -> JobRow:
+def job_row(service: Service, connection: Connection, new: NewJob, look: DataLook) -> rows.JobRow:
     """Make the row of a new job, checked against what it names.
 
     ``look``: the result of ``look_at_data`` before this transaction, which reads no data.
     """
-    proposal = get_for_update(connection, ProposalRow, new.proposal)
+    proposal = rows.get_for_update(connection, rows.ProposalRow, new.proposal)
     if proposal is None:
         raise _invalid(f"proposal: there is no proposal {new.proposal}")
     if proposal.state != "ready":
@@ -55,7 +46,7 @@ def job_row(service: Service, connection: Connection, new: NewJob, look: DataLoo
     workload = document.workload
     slow = list_slow_ranks(new.slowdown, workload.gpus, refit=new.refit, robust=new.robust)
     check_costs(document, slow, new.robust, refit=new.refit, request=proposal.request)
-    row = JobRow(
+    row = rows.JobRow(
         id=new.id or secrets.token_hex(8),
         proposal=new.proposal,
         lengths=new.lengths,
@@ -64,7 +55,7 @@ def job_row(service: Service, connection: Connection, new: NewJob, look: DataLoo
         look_ahead=new.look_ahead,
         world_size=workload.gpus,
         refit=new.refit,
-        slowdown=write_slowdown(slow),
+        slowdown=rows.write_slowdown(slow),
         robust=new.robust,
     )
     if new.continues is None:
@@ -73,12 +64,12 @@ def job_row(service: Service, connection: Connection, new: NewJob, look: DataLoo
         _check_given(new)
         row = _with_continued_batches(connection, row, new.continues, workload, look)
     check_room(service, connection)
-    if get(connection, ListedJob, row.id) is not None:
+    if rows.get(connection, rows.ListedJob, row.id) is not None:
         raise Problem(409, "exists", f"there is a job {row.id} already")
     return row
 
 
-def describe_job(row: JobRow) -> dict[str, Any]:
+def describe_job(row: rows.JobRow) -> dict[str, Any]:
     """Return the response to a request for a new job: its fields and derived ones."""
     drawn: tuple[str, ...] = _OWN
     if row.continues is not None:
@@ -95,8 +86,8 @@ def check_room(service: Service, connection: Connection) -> None:
 
 
 def _with_own_batches(
-    connection: Connection, row: JobRow, tokens: int | None, workload: Workload, look: DataLook
-) -> JobRow:
+    connection: Connection, row: rows.JobRow, tokens: int | None, workload: Workload, look: DataLook
+) -> rows.JobRow:
     """Add what a job that continues none draws, or that its batches are pushed."""
     if row.lengths is None:
         if row.steps is not None or tokens is not None:
@@ -105,7 +96,7 @@ def _with_own_batches(
         return row
     if row.steps is None:
         raise _invalid("steps: a job with lengths needs it")
-    lengths = get_for_update(connection, LengthsRow, row.lengths)
+    lengths = rows.get_for_update(connection, rows.LengthsRow, row.lengths)
     if lengths is None:
         raise _invalid(f"lengths: there are no lengths {row.lengths}")
     if lengths.kind == "histogram":
@@ -128,8 +119,12 @@ def _check_given(new: NewJob) -> None:
 
 
 def _with_continued_batches(
-    connection: Connection, row: JobRow, continues: Continued, workload: Workload, look: DataLook
-) -> JobRow:
+    connection: Connection,
+    row: rows.JobRow,
+    continues: Continued,
+    workload: Workload,
+    look: DataLook,
+) -> rows.JobRow:
     """Add what a job's batches are: those of another, from a step on.
 
     All that it needs of the other job is in it, so that the other may be removed. ``workload``: of
@@ -137,7 +132,7 @@ def _with_continued_batches(
     proposal is for shorter sequences; 409 if the step before is not planned yet.
     """
     job, step = continues.job, continues.step
-    other = get_for_update(connection, JobRow, job)
+    other = rows.get_for_update(connection, rows.JobRow, job)
     if other is None:
         raise _invalid(f"continues.job: there is no job {job}")
     if step < other.first_step:
@@ -161,7 +156,7 @@ def _with_continued_batches(
     return _with_first_state(connection, row, other, max_len, look)
 
 
-def _with_last_step(row: JobRow, other: JobRow) -> JobRow:
+def _with_last_step(row: rows.JobRow, other: rows.JobRow) -> rows.JobRow:
     """Add the last step of a job that continues one with pushed batches."""
     if row.steps is not None:
         raise _invalid("steps: is for jobs with lengths")
@@ -175,8 +170,8 @@ def _with_last_step(row: JobRow, other: JobRow) -> JobRow:
 
 
 def _with_first_state(
-    connection: Connection, row: JobRow, other: JobRow, max_len: int, look: DataLook
-) -> JobRow:
+    connection: Connection, row: rows.JobRow, other: rows.JobRow, max_len: int, look: DataLook
+) -> rows.JobRow:
     """Add the sampler of ``other`` before the first step of a job that continues it.
 
     The steps of the new job are by default the other's; ``max_len``: of the other's sequences.
@@ -238,8 +233,8 @@ def _look_at_tokens(service: Service, new: NewJob) -> DataLook:
     if new.lengths is None:
         return DataLook()
     with service.store.reading() as connection:
-        proposal = get(connection, ProposalRow, new.proposal)
-        lengths = get(connection, ListedLengths, new.lengths)
+        proposal = rows.get(connection, rows.ProposalRow, new.proposal)
+        lengths = rows.get(connection, rows.ListedLengths, new.lengths)
     if proposal is None or proposal.state != "ready" or lengths is None:
         return DataLook()
     if lengths.kind == "histogram":
@@ -253,7 +248,7 @@ def _look_at_tokens(service: Service, new: NewJob) -> DataLook:
 def _look_at_state(service: Service, continues: Continued) -> DataLook:
     step = continues.step
     with service.store.reading() as connection:
-        other = get(connection, JobRow, continues.job)
+        other = rows.get(connection, rows.JobRow, continues.job)
         if other is None or other.lengths is None or not other.first_step <= step:
             return DataLook()
         check_planned(connection, other, step)
@@ -263,7 +258,7 @@ def _look_at_state(service: Service, continues: Continued) -> DataLook:
     return DataLook(drawn_by(other, step, max_len), state=state)
 
 
-def drawn_by(job: JobRow, step: int, max_len: int) -> tuple[Any, ...]:
+def drawn_by(job: rows.JobRow, step: int, max_len: int) -> tuple[Any, ...]:
     """Return all that a job's sampler before ``step`` follows from."""
     first = (job.first_step, job.first_epoch, job.first_cursor)
     return (job.lengths, job.tokens, job.seed, *first, step, max_len)

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 
 from seqplan.api.rest.middleware.tokens import TOKEN
-from seqplan.api.rest.payloads.answers import answers
+from seqplan.api.rest.payloads import answers
 from seqplan.api.rest.payloads.bodies import PushedBatch
 from seqplan.api.rest.payloads.large_bodies import large_body
 from seqplan.api.rest.payloads.problems import Problem
@@ -23,7 +23,7 @@ routes = APIRouter(tags=["plans"])
 QueriedBatch = Annotated[PushedBatch, Depends(large_body(PushedBatch))]
 
 
-@routes.post(service_routes.PLAN_BATCH, **answers(dict[str, Any], body=PushedBatch))
+@routes.post(service_routes.PLAN_BATCH, **answers.describe(dict[str, Any], body=PushedBatch))
 async def plan_batch(
     queries: QueriesOf, request: Request, proposal: str, body: QueriedBatch
 ) -> Response:

@@ -8,11 +8,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.concurrency import run_in_threadpool
 
-from seqplan.api.rest.payloads.answers import Simulated
+from seqplan.api.rest.payloads import answers
 from seqplan.api.rest.payloads.fields import Step, Wait
 from seqplan.api.rest.payloads.plan_response import answer
 from seqplan.api.rest.state.shared import WaitersOf
-from seqplan.api.service.plan_bytes import ReadyPlan
+from seqplan.api.service.plan_summary import ReadyPlan
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.plans import service_routes
 from seqplan.plans.explain import explain
@@ -22,7 +22,7 @@ routes = APIRouter(tags=["plans"])
 _Responses = dict[int | str, dict[str, Any]]
 _NOT_CHANGED: _Responses = {304: {"description": "Not modified since If-None-Match"}}
 _DOCUMENT: _Responses = {200: {"model": dict[str, Any]}}
-_SIMULATED: _Responses = {200: {"model": Simulated}}
+_SIMULATED: _Responses = {200: {"model": answers.Simulated}}
 _NOT_YET: _Responses = {204: {"description": "Not planned yet"}}
 
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from sqlalchemy import Connection
 
-from seqplan.api.rest.payloads.answers import DOCUMENT, NewProfile, ProfilesPage, answers
+from seqplan.api.rest.payloads import answers
 from seqplan.api.rest.payloads.fields import Limit
 from seqplan.api.rest.payloads.idempotency import upload_document
 from seqplan.api.rest.payloads.pages import read_page
@@ -23,14 +23,14 @@ from seqplan.plans import service_routes
 routes = APIRouter(tags=["profiles"])
 
 
-@routes.get(service_routes.PROFILES, **answers(ProfilesPage))
+@routes.get(service_routes.PROFILES, **answers.describe(answers.ProfilesPage))
 def list_profiles(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dict[str, Any]:
     """Uploaded profiles in order of id; ``load_shipped`` names those that need no upload."""
     listed = read_page(service.store, ListedProfile, cursor, limit)
     return {**listed, "shipped": list(list_shipped())}
 
 
-@routes.get(service_routes.PROFILE, **answers(dict[str, Any]))
+@routes.get(service_routes.PROFILE, **answers.describe(dict[str, Any]))
 def get_profile(service: ServiceOf, profile: str) -> Response:
     """A profile's document, by id or shipped name."""
     if profile in list_shipped():
@@ -39,7 +39,9 @@ def get_profile(service: ServiceOf, profile: str) -> Response:
     return Response(row.document, media_type="application/json")
 
 
-@routes.post(service_routes.PROFILES, **answers(NewProfile, 201, body=DOCUMENT))
+@routes.post(
+    service_routes.PROFILES, **answers.describe(answers.NewProfile, 201, body=answers.DOCUMENT)
+)
 async def upload_profile(service: ServiceOf, request: Request) -> Response:
     """Upload a profile document, as ``seqplan profile measure`` writes it."""
 

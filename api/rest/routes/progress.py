@@ -10,34 +10,18 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 from sqlalchemy import Connection
 
-from seqplan.api.rest.payloads.answers import (
-    CalibrationResponse,
-    MeasurementsPage,
-    Progress,
-    ProgressPage,
-    StepsPage,
-    Timeline,
-    answers,
-)
+from seqplan.api.rest.payloads import answers
 from seqplan.api.rest.payloads.fields import AfterStep, Limit, StepOfPlan
 from seqplan.api.rest.payloads.problems import Problem, require_found, require_row
 from seqplan.api.rest.state.shared import ServiceOf, SummariesOf, WatchOf, read_off_loop
 from seqplan.api.service.calibration_watch import MOST_POINTS, WINDOW, CalibrationWatch
-from seqplan.api.service.plan_bytes import read_stored
-from seqplan.api.service.plan_summary import PlanSummaries, step_fields
+from seqplan.api.service.plan_summary import PlanSummaries, read_stored, step_fields
 from seqplan.api.store import schema
 from seqplan.api.store.rows import JobOutline, ListedJob, columns, list_lost, page, read_slowdown
+from seqplan.api.store.tables import plans
 from seqplan.api.store.tables.acks import last_acknowledged, rank_progress
 from seqplan.api.store.tables.jobs import STATES
 from seqplan.api.store.tables.measurements import measurements_page
-from seqplan.api.store.tables.plans import (
-    count_planned_beyond,
-    digests,
-    get_plan,
-    last_planned,
-    plan_lines,
-    read_planned_page,
-)
 from seqplan.costs.fit.calibration import CalibrationError
 from seqplan.planner.simulation.one_f_one_b import ForwardFraction
 from seqplan.planner.simulation.timeline import plan_timeline
@@ -64,7 +48,7 @@ After = Annotated[
 ]
 
 
-@routes.get(service_routes.PROGRESS, **answers(ProgressPage))
+@routes.get(service_routes.PROGRESS, **answers.describe(answers.ProgressPage))
 @read_off_loop
 def list_progress(
     service: ServiceOf,
@@ -90,7 +74,7 @@ def list_progress(
     return {"items": progress, "next": following}
 
 
-@routes.get(service_routes.JOB_PROGRESS, **answers(Progress))
+@routes.get(service_routes.JOB_PROGRESS, **answers.describe(answers.Progress))
 @read_off_loop
 def get_progress(
     service: ServiceOf, watch: WatchOf, summaries: SummariesOf, job: str
@@ -101,7 +85,7 @@ def get_progress(
         return _progress(connection, row, watch, summaries)
 
 
-@routes.get(service_routes.STEPS, **answers(StepsPage))
+@routes.get(service_routes.STEPS, **answers.describe(answers.StepsPage))
 @read_off_loop
 def list_steps(
     service: ServiceOf, summaries: SummariesOf, job: str, after: AfterStep = -1, limit: Limit = 200
@@ -112,11 +96,11 @@ def list_steps(
     """
     with service.store.reading() as connection:
         row = require_row(connection, JobOutline, job)
-        planned = read_planned_page(connection, job, after, limit + 1)
+        planned = plans.read_planned_page(connection, job, after, limit + 1)
         shown = planned[:limit]
         summary_of = summaries.of(
             {step.step: step.digest for step in shown},
-            lambda missing: plan_lines(connection, job, missing),
+            lambda missing: plans.plan_lines(connection, job, missing),
         )
         last_steps = last_acknowledged(connection, job, row.world_size)
     return {
@@ -125,7 +109,7 @@ def list_steps(
     }
 
 
-@routes.get(service_routes.MEASUREMENTS, **answers(MeasurementsPage))
+@routes.get(service_routes.MEASUREMENTS, **answers.describe(answers.MeasurementsPage))
 @read_off_loop
 def list_measurements(
     service: ServiceOf, job: str, after: After = "", limit: Limit = 1000
@@ -152,8 +136,8 @@ def _progress(
     ranks = rank_progress(connection, job.id, min(job.world_size, MOST_GPUS), lost)
     underway = ranks.slowest + 1
     summary = summaries.of(
-        digests(connection, job.id, [underway]),
-        lambda missing: plan_lines(connection, job.id, missing),
+        plans.digests(connection, job.id, [underway]),
+        lambda missing: plans.plan_lines(connection, job.id, missing),
     ).get(underway)
     since_s = None
     if ranks.acknowledged_at is not None:
@@ -172,8 +156,8 @@ def _progress(
         and predicted_ms is not None
         and since_s > max(STUCK_STEPS * predicted_ms / 1000, LEAST_STUCK_S),
         "miscalibrated": watch.is_miscalibrated(job.id),
-        "last_planned_step": last_planned(connection, job.id),
-        "ahead": count_planned_beyond(connection, job.id, ranks.slowest),
+        "last_planned_step": plans.last_planned(connection, job.id),
+        "ahead": plans.count_planned_beyond(connection, job.id, ranks.slowest),
     }
 
 
@@ -181,7 +165,7 @@ Window = Annotated[int, Query(ge=1, le=1000, description="measured steps to look
 Points = Annotated[int, Query(ge=0, le=MOST_POINTS, description="of each scheme, the latest")]
 
 
-@routes.get(service_routes.CALIBRATION, **answers(CalibrationResponse))
+@routes.get(service_routes.CALIBRATION, **answers.describe(answers.CalibrationResponse))
 @read_off_loop
 def get_calibration(
     service: ServiceOf, watch: WatchOf, job: str, steps: Window = WINDOW, points: Points = 0
@@ -236,7 +220,7 @@ _DIGITS = 3
 """Decimals of a timeline: microseconds, so that a large step is a small answer."""
 
 
-@routes.get(service_routes.TIMELINE, **answers(Timeline))
+@routes.get(service_routes.TIMELINE, **answers.describe(answers.Timeline))
 @read_off_loop
 def get_timeline(
     service: ServiceOf, watch: WatchOf, request: Request, job: str, step: StepOfPlan
@@ -247,7 +231,9 @@ def get_timeline(
     """
     with service.store.reading() as connection:
         row = require_row(connection, ListedJob, job)
-        stored = require_found(get_plan(connection, job, step), f"plan of step {step} in job {job}")
+        stored = require_found(
+            plans.get_plan(connection, job, step), f"plan of step {step} in job {job}"
+        )
         tag = f'"timeline-{stored.digest}"'
         if request.headers.get("If-None-Match") == tag:
             return Response(status_code=304, headers={"ETag": tag})

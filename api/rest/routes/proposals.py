@@ -4,34 +4,22 @@ from __future__ import annotations
 
 import json
 import secrets
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from sqlalchemy import Connection
 
-from seqplan.api.rest.payloads.answers import (
-    DOCUMENT,
-    NewProposalId,
-    ProposalResponse,
-    ProposalsPage,
-    answers,
-)
+from seqplan.api.rest.payloads import answers
 from seqplan.api.rest.payloads.bodies import NewProposal
 from seqplan.api.rest.payloads.fields import Limit
-from seqplan.api.rest.payloads.idempotency import once, upload_document
+from seqplan.api.rest.payloads.idempotency import Done, once, upload_document
 from seqplan.api.rest.payloads.pages import read_page
 from seqplan.api.rest.payloads.problems import Problem, not_found, require_row
 from seqplan.api.rest.state.shared import QueriesOf, ServiceOf
 from seqplan.api.service.proposal_request import parse_request, usable_profile
-from seqplan.api.store.rows import (
-    ListedLengths,
-    ListedProposal,
-    ProfileRow,
-    ProposalRow,
-    get,
-    get_for_update,
-)
+from seqplan.api.store import rows
 from seqplan.api.store.tables.lengths import lengths_path, missing
 from seqplan.api.store.tables.profiles import profile_ids, put_profile
 from seqplan.api.store.tables.proposals import put_proposal, remove_proposal
@@ -45,16 +33,16 @@ from seqplan.plans import service_routes
 routes = APIRouter(tags=["proposals"])
 
 
-@routes.get(service_routes.PROPOSALS, **answers(ProposalsPage))
+@routes.get(service_routes.PROPOSALS, **answers.describe(answers.ProposalsPage))
 def list_proposals(service: ServiceOf, cursor: str = "", limit: Limit = 100) -> dict[str, Any]:
     """Proposals in order of id."""
-    return read_page(service.store, ListedProposal, cursor, limit)
+    return read_page(service.store, rows.ListedProposal, cursor, limit)
 
 
-@routes.get(service_routes.PROPOSAL, **answers(ProposalResponse))
+@routes.get(service_routes.PROPOSAL, **answers.describe(answers.ProposalResponse))
 def get_proposal(service: ServiceOf, proposal: str) -> Response:
     """A proposal: its state, how far it is, and its document when it is ready."""
-    row = require_row(service.store, ProposalRow, proposal)
+    row = require_row(service.store, rows.ProposalRow, proposal)
     making = service.proposals.progress.get(proposal)
     progress = None
     if making is not None:
@@ -64,10 +52,10 @@ def get_proposal(service: ServiceOf, proposal: str) -> Response:
     return JSONResponse({**body, "progress": progress, "document": document})
 
 
-@routes.get(service_routes.PROPOSAL_DOCUMENT, **answers(dict[str, Any]))
+@routes.get(service_routes.PROPOSAL_DOCUMENT, **answers.describe(dict[str, Any]))
 def get_proposal_document(service: ServiceOf, proposal: str) -> Response:
     """The file that ``seqplan propose -o`` writes; 409 while it is not ready."""
-    row = require_row(service.store, ProposalRow, proposal)
+    row = require_row(service.store, rows.ProposalRow, proposal)
     if row.document is None:
         raise Problem(409, "not-ready", f"proposal {proposal} is {row.state}")
     return Response(row.document, media_type="application/json")
@@ -85,13 +73,13 @@ def delete_proposal(service: ServiceOf, queries: QueriesOf, proposal: str) -> Re
     return Response(status_code=204)
 
 
-@routes.post(service_routes.PROPOSALS, **answers(NewProposalId, 202))
+@routes.post(service_routes.PROPOSALS, **answers.describe(answers.NewProposalId, 202))
 def create_proposal(service: ServiceOf, request: Request, body: NewProposal) -> Response:
     """Make a proposal; the response's Location shows its progress."""
     key = secrets.token_hex(8)
 
-    def effect(connection: Connection) -> tuple[int, dict[str, Any]]:
-        lengths = get_for_update(connection, ListedLengths, body.lengths)
+    def effect(connection: Connection) -> Done:
+        lengths = rows.get_for_update(connection, rows.ListedLengths, body.lengths)
         if lengths is None:
             raise ValueError(f"body.lengths: there are no lengths {body.lengths}")
         if lengths.kind != "histogram" and not lengths_path(service.store, lengths.id).exists():
@@ -100,20 +88,20 @@ def create_proposal(service: ServiceOf, request: Request, body: NewProposal) -> 
         request["tokens"] = body.tokens or TOKENS_PER_GPU * body.gpus
         request["profile"] = _profile_id(connection, body.profile)
         check_tokens(lengths.tokens, request["tokens"])
-        row = get(connection, ProfileRow, request["profile"])
+        row = rows.get(connection, rows.ProfileRow, request["profile"])
         assert row is not None
         parse_request(usable_profile(Profile.from_json(row.document, "profile"), request), request)
         put_proposal(connection, key, request, None)
-        return 202, {"id": key, "state": "running"}
+        return Done(202, {"id": key, "state": "running"}, partial(service.proposals.add, key))
 
-    content, below = body.model_dump_json(), service_routes.PROPOSALS
-    answer = once(service, request, content, effect, below=below)
-    if answer.headers["Location"] == f"{below}/{key}":  # not an earlier answer
-        service.proposals.add(key)
-    return answer
+    content = body.model_dump_json()
+    return once(service, request, content, effect, below=service_routes.PROPOSALS)
 
 
-@routes.post(service_routes.PROPOSAL_DOCUMENTS, **answers(NewProposalId, 201, body=DOCUMENT))
+@routes.post(
+    service_routes.PROPOSAL_DOCUMENTS,
+    **answers.describe(answers.NewProposalId, 201, body=answers.DOCUMENT),
+)
 async def upload_proposal(service: ServiceOf, request: Request) -> Response:
     """Upload a proposal that ``seqplan propose`` made."""
 

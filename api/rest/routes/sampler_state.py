@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from seqplan.api.rest.payloads.problems import Problem, before_first_step, require_row
-from seqplan.api.service.job_batches import state_before
+from seqplan.api.service.look_ahead import state_before
 from seqplan.api.service.service import Service
 from seqplan.api.store.rows import JobRow, ProposalRow, get
 from seqplan.api.store.tables.plans import last_planned, read_latest_state
@@ -48,11 +48,8 @@ def sampler_state(service: Service, job: str, step: int) -> dict[str, Any]:
 def _check_step(row: JobRow, step: int) -> None:
     job = row.id
     if row.lengths is None or row.steps is None:
-        raise Problem(
-            409,
-            "no-sampler",
-            f"the batches of job {job} are pushed, so that no sampler has a state",
-        )
+        why = f"the batches of job {job} are pushed, so that no sampler has a state"
+        raise Problem(409, "no-sampler", why)
     if step < row.first_step:
         raise before_first_step(row, step)
     if step > row.steps:
@@ -65,12 +62,8 @@ def check_planned(connection: Connection, row: JobRow, step: int) -> None:
     last = last_planned(connection, row.id)
     # In a store of an earlier version plans have expired to the last one.
     if step > (max(row.first_step, row.kept_from) if last is None else last + 1):
-        raise Problem(
-            409,
-            "not-planned",
-            f"job {row.id} is not planned up to step {step}; the last planned is {last}",
-            last_step=last,
-        )
+        why = f"job {row.id} is not planned up to step {step}; the last planned is {last}"
+        raise Problem(409, "not-planned", why, last_step=last)
 
 
 def read_max_len(connection: Connection, row: JobRow) -> int:

@@ -130,9 +130,8 @@ class PlannedSteps:
         if row is None:
             return not_found(f"job {job}")
         if ack.rank >= row.world_size:
-            return Problem(
-                422, "invalid-request", f"rank: {ack.rank} is not below {row.world_size}"
-            )
+            why = f"rank: {ack.rank} is not below {row.world_size}"
+            return Problem(422, "invalid-request", why)
         if ack.rank in row.lost_ranks:
             return rank_lost(ack.rank)
         if self.has_expired(ack):
@@ -140,16 +139,11 @@ class PlannedSteps:
         digest = self._digest(job, step)
         if digest is None:
             last = last_planned(self._connection, job)
-            return Problem(
-                409,
-                "not-planned",
-                f"step {step} of job {job} has no plan; the last planned is {last}",
-                last_step=last,
-            )
+            why = f"step {step} of job {job} has no plan; the last planned is {last}"
+            return Problem(409, "not-planned", why, last_step=last)
         if ack.digest not in (None, digest):
-            return Problem(
-                409, "other-plan", f"step {step} was planned as {digest}, not {ack.digest}"
-            )
+            why = f"step {step} was planned as {digest}, not {ack.digest}"
+            return Problem(409, "other-plan", why)
         return None
 
     def has_expired(self, ack: Acknowledged) -> bool:

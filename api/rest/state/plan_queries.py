@@ -52,9 +52,8 @@ class FairTurns:
 
     async def _wait(self, name: str) -> None:
         if sum(map(len, self._waiting.values())) >= self._most_waiting:
-            raise Problem(
-                503, "busy", f"{self._most_waiting} queries wait already. Try again later"
-            )
+            why = f"{self._most_waiting} queries wait already. Try again later"
+            raise Problem(503, "busy", why)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(name, deque()).append(turn)
         try:

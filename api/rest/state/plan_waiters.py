@@ -9,9 +9,8 @@ from anyio.to_thread import run_sync
 from sqlalchemy import Connection
 
 from seqplan.api.rest.payloads.problems import Problem, before_first_step, not_found
-from seqplan.api.service.plan_bytes import ReadyPlan
-from seqplan.api.service.plan_summary import PlanSummaries
-from seqplan.api.service.service import Service
+from seqplan.api.service.plan_summary import PlanSummaries, ReadyPlan
+from seqplan.api.service.service import Listener, Service
 from seqplan.api.store.lru import Lru
 from seqplan.api.store.rows import JobRow, get, get_for_update
 from seqplan.api.store.tables import batches, plans
@@ -24,7 +23,7 @@ _LOADING = 8
 """Plans read from the store at a time."""
 
 
-class PlanWaiters:
+class PlanWaiters(Listener):
     """Waits on the event loop for what the planning threads publish; the service's listener."""
 
     def __init__(self, service: Service, summaries: PlanSummaries) -> None:
@@ -190,11 +189,8 @@ class PlanWaiters:
                 return
             active = len(list_unfinished(connection))
             if active >= self._service.limits.jobs:
-                raise Problem(
-                    503,
-                    "too-many-jobs",
-                    f"job {job} was abandoned, and {active} others are being planned",
-                )
+                why = f"job {job} was abandoned, and {active} others are being planned"
+                raise Problem(503, "too-many-jobs", why)
             row = self._service.resume(connection, row)
         self._service.plan(row)
 
@@ -226,16 +222,9 @@ def _never(row: JobRow, step: int, passed_over: bool) -> Problem | None:
     if passed_over:
         return not_found(f"batch of step {step} in job {row.id}")
     if row.state == "failed" and row.failed_step is not None and step >= row.failed_step:
-        return Problem(
-            424,
-            "planning-failed",
-            f"step {row.failed_step} of job {row.id} cannot be planned: {row.error}",
-            failed_step=row.failed_step,
-        )
+        why = f"step {row.failed_step} of job {row.id} cannot be planned: {row.error}"
+        return Problem(424, "planning-failed", why, failed_step=row.failed_step)
     if row.state == "stopped":
-        return Problem(
-            424,
-            "job-stopped",
-            f"job {row.id} was stopped; POST /v1/jobs/{row.id}/restart plans it further",
-        )
+        why = f"job {row.id} was stopped; POST /v1/jobs/{row.id}/restart plans it further"
+        return Problem(424, "job-stopped", why)
     return None

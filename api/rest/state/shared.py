@@ -23,7 +23,7 @@ from seqplan.api.service.plan_summary import PlanSummaries
 from seqplan.api.service.service import Service
 
 
-def _shared(name: str) -> Any:
+def _depend(name: str) -> Any:
     """Make the dependency on a part of the application's state."""
 
     async def look_up(request: Request) -> Any:
@@ -32,13 +32,13 @@ def _shared(name: str) -> Any:
     return Depends(look_up)
 
 
-ServiceOf = Annotated[Service, _shared("service")]
-SummariesOf = Annotated[PlanSummaries, _shared("summaries")]
-WatchOf = Annotated[CalibrationWatch, _shared("watch")]
-MetricsOf = Annotated[Metrics, _shared("metrics")]
-WaitersOf = Annotated[PlanWaiters, _shared("waiters")]
-QueriesOf = Annotated[PlanQueries, _shared("queries")]
-AcksOf = Annotated[AckQueue, _shared("acks")]
+ServiceOf = Annotated[Service, _depend("service")]
+SummariesOf = Annotated[PlanSummaries, _depend("summaries")]
+WatchOf = Annotated[CalibrationWatch, _depend("watch")]
+MetricsOf = Annotated[Metrics, _depend("metrics")]
+WaitersOf = Annotated[PlanWaiters, _depend("waiters")]
+QueriesOf = Annotated[PlanQueries, _depend("queries")]
+AcksOf = Annotated[AckQueue, _depend("acks")]
 
 
 def read_off_loop(handler: Callable[..., Any]) -> Callable[..., Any]:

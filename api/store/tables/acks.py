@@ -10,8 +10,8 @@ from heapq import merge
 from sqlalchemy import Connection, func, select
 
 from seqplan.api.store import schema
-from seqplan.api.store.notices import notify
 from seqplan.api.store.rows import upsert
+from seqplan.api.store.store import notify
 from seqplan.api.store.tables.jobs import key_of, lasting
 from seqplan.planner.workload import MOST_GPUS
 

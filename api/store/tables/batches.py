@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from sqlalchemy import Connection, func, insert, literal, select
 
 from seqplan.api.store import schema
-from seqplan.api.store.notices import notify
+from seqplan.api.store.store import notify
 from seqplan.api.store.tables.jobs import job_key, key_of
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.batches_file import batch_from_json, batch_to_json

@@ -12,8 +12,8 @@ from sqlalchemy import ColumnElement, Connection, ScalarSelect, delete, func, in
 
 from seqplan.api.store import schema
 from seqplan.api.store.errors import InUse
-from seqplan.api.store.notices import notify, notify_removed
 from seqplan.api.store.rows import JobRow, columns, get_for_update
+from seqplan.api.store.store import notify, notify_removed
 from seqplan.api.store.tables.answers import forget_answers
 from seqplan.plans.service_routes import JOBS
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from sqlalchemy import select
 
 from seqplan.api.store import schema
-from seqplan.api.store.folder_mark import ARRAY
+from seqplan.api.store.ownership import ARRAY
 from seqplan.api.store.rows import LengthsRow, lock_row
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables.lengths import lengths_path

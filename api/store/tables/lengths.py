@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -63,21 +62,15 @@ def find_damaged(store: Store, stopped: Callable[[], bool]) -> Iterator[str]:
             yield str(error)
 
 
-_SOUND: Lru[tuple[str, int, int, int, int], str] = Lru(1024)
-_SOUND_LOCK = threading.Lock()
+_DIGESTS: Lru[tuple[str, int, int, int, int], str] = Lru(1024)
 
 
 def _is_sound(path: Path, key: str, lengths: npt.NDArray[np.int64]) -> bool:
     """Whether an array has the sha256 that is its id; computed again if the file was touched."""
     state = path.stat()
     version = (str(path), state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-    with _SOUND_LOCK:
-        digest = _SOUND.get(version)
-    if digest is None:
-        digest = lengths_digest(lengths).removeprefix("sha256:")
-        with _SOUND_LOCK:
-            _SOUND.put(version, digest)
-    return digest == key
+    digest = _DIGESTS.find(version, lambda: lengths_digest(lengths))
+    return digest.removeprefix("sha256:") == key
 
 
 def _read_array(path: Path) -> npt.NDArray[np.int64]:

@@ -9,8 +9,8 @@ from typing import Any
 from sqlalchemy import Connection, func, insert, select
 
 from seqplan.api.store import schema
-from seqplan.api.store.notices import notify
 from seqplan.api.store.rows import JobRow
+from seqplan.api.store.store import notify
 from seqplan.api.store.tables.jobs import key_of
 from seqplan.api.store.tables.measurements import slowest_ranks
 from seqplan.planner.batches.sampler import SamplerState

@@ -9,8 +9,7 @@ from service_process import PATIENCE_S
 
 from seqplan.api.rest.payloads.problems import Problem
 from seqplan.api.rest.state.plan_waiters import PlanWaiters
-from seqplan.api.service.plan_bytes import ReadyPlan
-from seqplan.api.service.plan_summary import PlanSummaries
+from seqplan.api.service.plan_summary import PlanSummaries, ReadyPlan
 from seqplan.api.service.service import Service
 from seqplan.api.store.rows import JobRow
 from seqplan.api.store.store import Store
@@ -52,7 +51,7 @@ def test_a_job_that_is_found_gone_is_forgotten_before_its_notice_comes(tmp_path:
 def test_views_of_the_next_step_are_written_when_every_rank_has_its_view(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("seqplan.api.service.plan_bytes.FAN_OUT_RANKS", 1)
+    monkeypatch.setattr("seqplan.api.service.plan_summary.FAN_OUT_RANKS", 1)
     plan = from_json(GOLDEN[0].read_text(encoding="utf-8").splitlines()[0])
     ready = []
     for step in (plan.step, plan.step + 1):

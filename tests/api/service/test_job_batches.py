@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from seqplan.api.service.job_batches import (
+from seqplan.api.service.look_ahead import (
     EndOfData,
     JobRemoved,
     Pending,

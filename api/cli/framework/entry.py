@@ -68,12 +68,15 @@ class _Parser(argparse.ArgumentParser):
         without_option = {action.dest for action in self._get_positional_actions()}
         if name.startswith("--") and name[2:].replace("-", "_") in without_option:
             nearest = f". Leave {name} out, and give its value alone"
-        elif not name.startswith("-") and "--model" in known and not without_option:
-            nearest = f". Did you mean --model {name}?"
+        elif not name.startswith("-") and (option := self._find_main_option()):
+            nearest = f". Did you mean {option} {name}?"
         return f"unrecognized arguments: {' '.join(unknown)}{nearest}"
 
     def _find_unknown(self) -> str | None:
-        """Return the first argument that is an unknown long option."""
+        """Return the first argument that is an unknown long option, or of no option."""
+        for word in self._parsed[:1]:  # the others may be values
+            if not word.startswith("-") and self._find_main_option():
+                return word
         for word in self._parsed:
             option = word.partition("=")[0]
             if word == "--":
@@ -82,6 +85,13 @@ class _Parser(argparse.ArgumentParser):
             if unknown and " " not in word:
                 return word
         return None
+
+    def _find_main_option(self) -> str | None:
+        """Return the option for the subject of a command that takes no arguments."""
+        if self._get_positional_actions():
+            return None
+        known = self._option_string_actions
+        return next((option for option in ("--model", "--plans") if option in known), None)
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         try:

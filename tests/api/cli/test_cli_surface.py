@@ -260,6 +260,11 @@ def test_other_variables_have_no_effect(
             "profile derive qwen3-8b --model small --hardware h100 -o p",
             "unrecognized arguments: qwen3-8b. Did you mean --model qwen3-8b?",
         ),
+        (
+            "log plans.jsonl --json",
+            "unrecognized arguments: plans.jsonl. Did you mean --plans plans.jsonl?",
+        ),
+        ("estimate qwen3-8b", "unrecognized arguments: qwen3-8b. Did you mean --model qwen3-8b?"),
         ("propose --trainer megatrn", "Did you mean megatron?"),
     ],
 )

@@ -64,7 +64,7 @@ def make_app(service: Service, access: Access) -> FastAPI:
         # The service has metrics; the framework's read the environment at each request.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
-    # What handlers share; see ``live/shared``.
+    # What handlers share; see ``state/shared``.
     app.state.service = service
     # The framework's list has the routers, or their routes, as its release likes.
     app.state.every_route = [route for resource in _RESOURCES for route in resource.routes.routes]

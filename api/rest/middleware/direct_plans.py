@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from seqplan.api.rest.payloads.fields import LONGEST_WAIT_S
+from seqplan.api.rest.payloads.parameters import LONGEST_WAIT_S
 from seqplan.api.rest.payloads.plan_response import answer, send_bytes
 from seqplan.api.rest.payloads.problems import Problem, store_unavailable
 from seqplan.api.rest.state.plan_waiters import PlanWaiters

@@ -1,10 +1,9 @@
-"""Numbers and names in the bodies, paths and queries of requests."""
+"""Numbers and names in the bodies of requests."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import Path, Query
 from pydantic import (
     AfterValidator,
     BeforeValidator,
@@ -18,7 +17,6 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from seqplan.planner.workload import MOST_GPUS
-from seqplan.plans.format.fields import MAX_INTEGER
 
 MOST = 2**53 - 1
 """The largest integer that every JSON reader keeps exactly (RFC 7493, 2.2)."""
@@ -103,15 +101,3 @@ SlowdownField = Annotated[
     Annotated[list[_Factor | None], Field(max_length=MOST_GPUS)], WrapValidator(_factors)
 ]
 """How many times as long each rank takes, null for a lost one."""
-
-
-Step = Annotated[int, Path(ge=0, le=MOST)]
-StepOfPlan = Annotated[int, Path(ge=0, le=MAX_INTEGER)]
-"""A step within the plan format's range, for look-ups."""
-AfterStep = Annotated[int, Query(ge=-1, le=MAX_INTEGER)]
-AtStep = Annotated[int, Query(ge=0, le=MOST)]
-Limit = Annotated[int, Query(ge=1, le=1000)]
-
-LONGEST_WAIT_S = 3600
-"""Limit of a request's field; the service waits at most as long as its limit."""
-Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_S, description="seconds to wait for the plan")]

@@ -12,10 +12,10 @@ from fastapi.responses import JSONResponse, Response
 from sqlalchemy import Connection
 
 from seqplan.api.rest.payloads import answers, bodies
-from seqplan.api.rest.payloads.fields import AtStep, Limit
 from seqplan.api.rest.payloads.idempotency import Done, once
 from seqplan.api.rest.payloads.large_bodies import large_body
 from seqplan.api.rest.payloads.pages import read_page
+from seqplan.api.rest.payloads.parameters import AtStep, Limit
 from seqplan.api.rest.payloads.problems import Problem, not_found, require_found, require_row
 from seqplan.api.rest.routes.new_job import check_room, describe_job, job_row, look_at_data
 from seqplan.api.rest.routes.sampler_state import proposal_of, sampler_state

@@ -13,9 +13,9 @@ from sqlalchemy import Connection
 from starlette.concurrency import run_in_threadpool
 
 from seqplan.api.rest.payloads import answers
-from seqplan.api.rest.payloads.fields import Limit
 from seqplan.api.rest.payloads.idempotency import Done, once
 from seqplan.api.rest.payloads.pages import read_page
+from seqplan.api.rest.payloads.parameters import Limit
 from seqplan.api.rest.payloads.problems import Problem, not_found, require_row
 from seqplan.api.rest.state.shared import ServiceOf
 from seqplan.api.service.service import Service

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.concurrency import run_in_threadpool
 
 from seqplan.api.rest.payloads import answers
-from seqplan.api.rest.payloads.fields import Step, Wait
+from seqplan.api.rest.payloads.parameters import Step, Wait
 from seqplan.api.rest.payloads.plan_response import answer
 from seqplan.api.rest.state.shared import WaitersOf
 from seqplan.api.service.plan_summary import ReadyPlan

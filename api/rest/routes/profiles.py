@@ -9,9 +9,9 @@ from fastapi.responses import JSONResponse, Response
 from sqlalchemy import Connection
 
 from seqplan.api.rest.payloads import answers
-from seqplan.api.rest.payloads.fields import Limit
 from seqplan.api.rest.payloads.idempotency import upload_document
 from seqplan.api.rest.payloads.pages import read_page
+from seqplan.api.rest.payloads.parameters import Limit
 from seqplan.api.rest.payloads.problems import require_row
 from seqplan.api.rest.state.shared import ServiceOf
 from seqplan.api.store.rows import ListedProfile, ProfileRow

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from sqlalchemy import Connection
 
 from seqplan.api.rest.payloads import answers
-from seqplan.api.rest.payloads.fields import AfterStep, Limit, StepOfPlan
+from seqplan.api.rest.payloads.parameters import AfterStep, Limit, StepOfPlan
 from seqplan.api.rest.payloads.problems import Problem, require_found, require_row
 from seqplan.api.rest.state.shared import ServiceOf, SummariesOf, WatchOf, read_off_loop
 from seqplan.api.service.calibration_watch import MOST_POINTS, WINDOW, CalibrationWatch

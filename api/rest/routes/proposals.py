@@ -13,9 +13,9 @@ from sqlalchemy import Connection
 
 from seqplan.api.rest.payloads import answers
 from seqplan.api.rest.payloads.bodies import NewProposal
-from seqplan.api.rest.payloads.fields import Limit
 from seqplan.api.rest.payloads.idempotency import Done, once, upload_document
 from seqplan.api.rest.payloads.pages import read_page
+from seqplan.api.rest.payloads.parameters import Limit
 from seqplan.api.rest.payloads.problems import Problem, not_found, require_row
 from seqplan.api.rest.state.shared import QueriesOf, ServiceOf
 from seqplan.api.service.proposal_request import parse_request, usable_profile

@@ -6,6 +6,8 @@ import inspect
 import json
 import os
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,13 @@ def test_every_route_is_a_method(stocked: Stocked) -> None:
     assert len(ids) == len(set(ids)) == len(methods)
     assert methods == set(ids)
     assert all(inspect.getdoc(getattr(Operations, name)) for name in methods)
+
+
+def test_the_client_needs_neither_web_framework_nor_database() -> None:
+    heavy = ("fastapi", "sqlalchemy", "torch")
+    code = f"import sys, seqplan; seqplan.Client; print([n for n in {heavy} if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_a_job_from_upload_to_stop(stocked: Stocked) -> None:

@@ -387,9 +387,12 @@ def check_gpu_time(witness):
 CHECKS = {"prices": check_prices, "cases": check_cases, "gpu_time": check_gpu_time}
 
 if __name__ == "__main__":
-    with open(sys.argv[1]) if len(sys.argv) > 1 else sys.stdin as file:
-        witness = json.load(file)
-    failed = CHECKS[witness["proof"]](witness)
-    if failed:
+    try:
+        with open(sys.argv[1]) if len(sys.argv) > 1 else sys.stdin as file:
+            witness = json.load(file)
+        check = CHECKS[witness["proof"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        sys.exit(f"no witness: {error}. seqplan explain --witness writes one")
+    if failed := check(witness):
         sys.exit(f"not proven: {failed}")
     print(f"proven: no plan takes less than {witness['bound_ms']:.3f} ms")

@@ -1,6 +1,9 @@
 """A bound's witness convinces a program that has costs only, and a false one does not."""
 
+import re
 import runpy
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -109,3 +112,12 @@ def test_a_program_without_the_planner_checks_it() -> None:
             assert check(written) is None
             assert check({**written, "bound_ms": plan.predicted_ms * 1.01}) is not None
     assert proofs == {"prices", "cases", "gpu_time"}
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{}", '{"proof": "mine"}'])
+def test_another_file_is_no_witness(tmp_path: Path, text: str) -> None:
+    (tmp_path / "other.json").write_text(text)
+    command = [sys.executable, str(ROOT / "examples" / "check_bound.py"), "other.json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1
+    assert re.fullmatch(r"no witness: .*\. seqplan explain --witness writes one\n", done.stderr)

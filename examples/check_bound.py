@@ -249,38 +249,31 @@ def check_cases(witness):
 
 
 def fits_in_counts(witness, time, ending):
-    """Whether places of the fewest GPUs may hold all work in whole micro-batches.
+    """Whether ranks may hold all work in whole micro-batches.
 
-    A micro-batch takes its time on every place of its group, at least the least overhead of all,
-    and each of its tokens a share of what its own overhead is above that. Those of many tokens have
+    A micro-batch takes its time on every rank of its group, at least the least overhead of all, and
+    each of its tokens a share of what its own overhead is above that. Those of many tokens have
     fewer schemes and modes: a token takes more than the least work there. At most v of them pay for
     their tokens as ``prices`` says; more than v leave time − (v + 1)·c for work. Tried for every
-    number n of places with at most v.
+    number n of ranks with at most v: what all do is concave in n.
     """
-    classes, gpus = witness["classes"], witness["gpus"]
-    size = min(k["gpus"] for k in classes)
-    if any(k["gpus"] % size for k in classes):
-        return True
-    places, c = gpus // size, min(k["c"] for k in classes)
+    classes, ranks = witness["classes"], witness["gpus"]
+    c = min(k["c"] for k in classes)
     items, above = [], {}
     for length, count, by_then in ending:
         tokens = min(padded(k, length) for k in by_then)
-        on_place = [
-            k["gpus"]
-            // size
-            * (work(k, length) + (k["c"] - c) / k["max_tokens"] * padded(k, length))
+        on_ranks = [
+            k["gpus"] * (work(k, length) + (k["c"] - c) / k["max_tokens"] * padded(k, length))
             for k in by_then
         ]
-        for k, ms in zip(by_then, on_place, strict=True):
-            more = (ms - min(on_place)) / tokens
+        for k, ms in zip(by_then, on_ranks, strict=True):
+            more = (ms - min(on_ranks)) / tokens
             above[k["scheme"]] = min(more, above.get(k["scheme"], math.inf))
-        items.append((min(on_place), tokens, count))
+        items.append((min(on_ranks), tokens, count))
     items.sort(key=lambda item: -item[0] / item[1])  # most work a token first
     total = sum(work_ms * count for work_ms, _, count in items)
     room = [
-        (k["max_tokens"] * size / k["gpus"], above[k["scheme"]])
-        for k in classes
-        if k["scheme"] in above
+        (k["max_tokens"] / k["gpus"], above[k["scheme"]]) for k in classes if k["scheme"] in above
     ]
     lines = prices(c, room)
     most = max(tokens for tokens, _ in room)
@@ -294,14 +287,23 @@ def fits_in_counts(witness, time, ending):
             reached += work_ms * count
         return reached
 
-    for v in range(5):
-        if not any(
-            few_work(n, v, time, most, lines, most_work) + (places - n) * max(time - (v + 1) * c, 0)
-            >= total * (1 - 1e-9)
-            for n in range(places + 1)
-        ):
-            return False
-    return True
+    def all_work(n, v):
+        few = few_work(n, v, time, most, lines, most_work)
+        return few + (ranks - n) * max(time - (v + 1) * c, 0)
+
+    worked = (most_of_concave(lambda n, v=v: all_work(n, v), ranks) for v in range(5))
+    return all(work_ms >= total * (1 - 1e-9) for work_ms in worked)
+
+
+def most_of_concave(value, high):
+    low = 0
+    while high - low > 2:
+        left, right = (2 * low + high) // 3, (low + 2 * high + 2) // 3
+        if value(left) < value(right):
+            low = left
+        else:
+            high = right
+    return max(value(n) for n in range(low, high + 1))
 
 
 def prices(c, room):

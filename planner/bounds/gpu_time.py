@@ -7,8 +7,8 @@ that ends by T runs each sequence on a class that finishes it alone by T. On tho
 - sequences that only groups of g GPUs or more can run have m = ⌊gpus/g⌋ places side by side. A
   group of G GPUs takes ⌊G/g⌋ of them, so that together they take no more than m·T of their time;
   and of the q·m + 1 longest, some q + 1 run one after another in one place, which ends by T.
-- a place of the fewest GPUs that runs V micro-batches has T − V·c for work, and they hold V times
-  the tokens of one: a place with few of them lacks tokens or recomputes, one with many lacks time.
+- a rank that runs V micro-batches has T − V·c for work, and they hold V times its part of the
+  tokens of one: a rank with few of them lacks tokens or recomputes, one with many lacks time.
 
 All of these fall as T grows, because more classes finish a sequence in time. The bound is the least
 T that none of them exceeds.
@@ -148,7 +148,7 @@ class Demand:
     ``shared_ms``: with its tokens' share of a micro-batch's overhead. ``full_ms``: as ``work_ms``,
     as far as it adds up over all ranks. ``alone_ms``, ``shared_ms`` and ``gpu_ms`` are infinite if
     the class does not hold it. ``place_gpus``: ranks that run equally many micro-batches whatever
-    their groups; 0 for those of the fewest GPUs that a class has.
+    their groups.
     """
 
     classes: tuple[PipelineClass, ...]
@@ -160,7 +160,7 @@ class Demand:
     shared_ms: Floats
     gpu_ms: Floats
     full_ms: Floats
-    place_gpus: int = 0
+    place_gpus: int = 1
 
     @classmethod
     def from_batch(cls, classes: tuple[PipelineClass, ...], batch: Batch, gpus: int) -> Demand:
@@ -196,13 +196,10 @@ class Demand:
     def fits_in_counts(self, time_ms: float) -> bool:
         """Whether places with whole numbers of micro-batches may hold all sequences by a time.
 
-        A place is ``place_gpus`` ranks that run equally many micro-batches, on whatever groups.
+        A place is a rank, or ``place_gpus`` ranks that run equally many, on whatever groups.
         """
-        size = self.place_gpus or int(self.sizes.min())
-        if self.gpus < size or (not self.place_gpus and np.any(self.sizes % size)):
-            return True
         ends = self.alone_ms <= time_ms * (1 + ROUNDING)
-        parts = self.sizes / size
+        parts = self.sizes / self.place_gpus
         overhead = float(self.overheads.min())
         # Of a larger overhead each token pays its share of what it is above the least.
         more = (self.overheads - overhead) / self.capacities * self.padded
@@ -212,7 +209,7 @@ class Demand:
             self.counts,
             (self.capacities / parts)[:, 0],
             overhead,
-            self.gpus // size,
+            self.gpus // self.place_gpus,
             time_ms,
         )
 

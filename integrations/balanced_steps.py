@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.costs.latency import Latency
+from seqplan.integrations.replacement import describe_plan
 from seqplan.planner.balance.balance_ranks import balance
 from seqplan.planner.balance.loads import check_loads
 from seqplan.planner.balance.mode import Mode
@@ -138,11 +139,6 @@ class BalancedSteps:
             ]
             yield RankedStep(
                 chosen,
-                {
-                    "predicted_ms": balanced.predicted_ms,
-                    "gap": balanced.gap,
-                    "imbalance": balanced.imbalance,
-                    "tokens": float(self._lengths[places].sum()),
-                },
+                {**describe_plan(balanced), "tokens": float(self._lengths[places].sum())},
                 balanced.recompute if self.modes else None,
             )

@@ -15,7 +15,7 @@ from typing import Any
 
 from seqplan.integrations.balanced_steps import BalancedSteps, list_lengths
 from seqplan.integrations.huggingface_trainer import PlannedTrainerMixin, UnplannableError
-from seqplan.integrations.versions import UnsupportedVersion, find_installed_version
+from seqplan.integrations.versions import import_with
 from seqplan.planner.balance.cost import Cost
 
 __all__ = ["install"]
@@ -29,17 +29,7 @@ def install(sequences: int, capacity: int, cost: Cost, *, seed: int = 0) -> None
     ``sequences``: of the data set, in an optimizer step; ``capacity``: tokens of a micro-batch on
     one rank; ``cost``: what one costs. ``UnsupportedVersion`` if LLaMA-Factory has no such trainer.
     """
-    try:
-        workflow: Any = import_module(WORKFLOW)
-    except ModuleNotFoundError as error:
-        if not str(error.name).startswith("llamafactory"):
-            raise
-        workflow = None
-    if not hasattr(workflow, NAME):
-        raise UnsupportedVersion(
-            f"llamafactory {find_installed_version('llamafactory')} has no {NAME} in {WORKFLOW}; "
-            "0.9.5 has it"
-        )
+    workflow = import_with("llamafactory", WORKFLOW, NAME, known="0.9.5 has it")
     trainer = getattr(workflow, NAME)
     original: Any = getattr(trainer, "host_class", trainer)
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from importlib import import_module
 from itertools import groupby
 from typing import Any
@@ -27,6 +27,7 @@ from seqplan.integrations.degree_costs import (
 from seqplan.integrations.megatron_groups import install_groups, list_formed, plan_chains
 from seqplan.integrations.megatron_recomputation import install_recomputation
 from seqplan.integrations.recomputation_limits import RecomputationLimits
+from seqplan.integrations.replacement import describe_plan, fall_back, log_plan
 from seqplan.integrations.versions import UnsupportedVersion, find_installed_version
 from seqplan.planner.balance.balance_ranks import balance
 from seqplan.planner.balance.cost import Cost
@@ -69,15 +70,18 @@ def install(
     for key, host_class in list(getattr(schedule, "scheduler_map", {}).items()):
         name = getattr(key, "value", key)
         if name in (DYNAMIC, STATIC):
-            planned = (_dynamic if name == DYNAMIC else _static)(_original(host_class), known)
+            original = _original(host_class)
+            planned = (_dynamic if name == DYNAMIC else _static)(original, known)
+            planned.host_class = original
             schedule.scheduler_map[key] = planned
             # verl finds the class by its name.
-            setattr(schedule, _original(host_class).__name__, planned)
+            setattr(schedule, original.__name__, planned)
             replaced.append(str(name))
     install_groups()
     if hasattr(schedule, "HybridCPDataLoaderWrapper") and hasattr(schedule, "BalancedCPScheduler"):
-        host_class = _original(schedule.BalancedCPScheduler)
-        schedule.BalancedCPScheduler = _hybrid(host_class, known)
+        original = _original(schedule.BalancedCPScheduler)
+        schedule.BalancedCPScheduler = _hybrid(original, known)
+        schedule.BalancedCPScheduler.host_class = original
         replaced.append("hybrid_cp")
     if not replaced:
         raise UnsupportedVersion(
@@ -123,23 +127,21 @@ def _dynamic(host_class: Any, costs: Costs) -> Any:
         def get_groups_and_subsamples(self, sample_id_seqlens: Any) -> Any:
             original = super().get_groups_and_subsamples
             ranks = self.dp_size * self.cp_size
-            return _plan_or_fall_back(
-                lambda: _plan_groups(
-                    sample_id_seqlens,
+
+            def plan(samples: Any) -> _Groups:
+                return _plan_groups(
+                    samples,
                     ranks,
                     int(self.max_seqlen_per_dp_cp_rank),
-                    add_padding(
-                        by_degree(costs, ranks, self.min_cp_size),
-                        _alignment(self),
-                    ),
+                    add_padding(by_degree(costs, ranks, self.min_cp_size), _alignment(self)),
                     multiple=self.microbatch_group_size_per_vp_stage or 1,
                     stages=_stages(),
-                    known=original(sample_id_seqlens) if sample_id_seqlens else None,
-                ),
-                lambda: original(sample_id_seqlens),
-            )
+                    known=original(samples) if samples else None,
+                )
 
-    return _name_samples(PlannedDynamicCPScheduler, host_class)
+            return _fall_back(plan, original)(sample_id_seqlens)
+
+    return PlannedDynamicCPScheduler
 
 
 def _alignment(scheduler: Any) -> int:
@@ -169,21 +171,20 @@ def _static(host_class: Any, costs: Costs) -> Any:
 
     class PlannedBalancedScheduler(host_class):  # type: ignore[misc]
         def get_groups_and_subsamples(self, sample_id_seqlens: Any) -> Any:
-            original = super().get_groups_and_subsamples
-            return _plan_or_fall_back(
-                lambda: _balance_replicas(
-                    sample_id_seqlens,
+            def plan(samples: Any) -> _Groups:
+                return _balance_replicas(
+                    samples,
                     self.dp_size,
                     self.cp_size,
                     int(self.max_seqlen_per_dp_cp_rank),
                     by_degree(costs, self.cp_size)[self.cp_size],
                     multiple=self.microbatch_group_size_per_vp_stage or 1,
                     most=getattr(self, "max_num_seqs", None),
-                ),
-                lambda: original(sample_id_seqlens),
-            )
+                )
 
-    return _name_samples(PlannedBalancedScheduler, host_class)
+            return _fall_back(plan, super().get_groups_and_subsamples)(sample_id_seqlens)
+
+    return PlannedBalancedScheduler
 
 
 def _hybrid(host_class: Any, costs: Costs) -> Any:
@@ -191,12 +192,11 @@ def _hybrid(host_class: Any, costs: Costs) -> Any:
 
     class PlannedHybridCPScheduler(host_class):  # type: ignore[misc]
         def get_groups_and_subsamples(self, sample_id_seqlens: Any, config: Any) -> Any:
-            original = super().get_groups_and_subsamples
             ranks, lengths = self.total_hdp_gpus, dict(sample_id_seqlens)
 
-            def planned() -> tuple[Any, _Groups]:
+            def plan(samples: Any, _: Any) -> tuple[Any, _Groups]:
                 ids = _plan_groups(
-                    sample_id_seqlens,
+                    samples,
                     ranks,
                     int(self.max_seq_len_per_rank),
                     by_degree(costs, ranks, formed=list_formed(ranks)),
@@ -204,23 +204,12 @@ def _hybrid(host_class: Any, costs: Costs) -> Any:
                 )
                 return [[[lengths[i] for i in members] for members in group] for group in ids], ids
 
-            return _plan_or_fall_back(planned, lambda: original(sample_id_seqlens, config))
+            return _fall_back(plan, super().get_groups_and_subsamples)(sample_id_seqlens, config)
 
-    return _name_samples(PlannedHybridCPScheduler, host_class)
-
-
-def _name_samples(planned: Any, host_class: Any) -> Any:
-    planned.host_class = host_class
-    return planned
+    return PlannedHybridCPScheduler
 
 
-def _plan_or_fall_back(planned: Callable[[], Any], original: Callable[[], Any]) -> Any:
-    """Return the planned schedule, or Megatron's if there is none, with a warning."""
-    try:
-        return planned()
-    except ValueError as error:
-        logger.warning("%s: this step runs as Megatron schedules it", error)
-        return original()
+_fall_back = partial(fall_back, warn=logger.warning, text="this step runs as Megatron schedules it")
 
 
 def _plan_groups(
@@ -249,7 +238,8 @@ def _plan_groups(
         stages=stages,
         known=None if known is None else _degrees(known, ids),
     )
-    _tell(len(grouped.micro_steps), grouped.predicted_ms, grouped.gap, grouped.imbalance)
+    figures.update(describe_plan(grouped))
+    log_plan(logger, len(grouped.micro_steps), grouped)
     return [
         [[ids[i] for i in micro_batch] for micro_batch in groups] for groups in grouped.by_rank()
     ]
@@ -276,7 +266,8 @@ def _balance_replicas(
         )
     if most is not None and max(map(len, micro_batches)) > most:
         raise ValueError(f"a micro-batch would have more than {most} samples")
-    _tell(len(balanced.micro_batches[0]), balanced.predicted_ms, balanced.gap, balanced.imbalance)
+    figures.update(describe_plan(balanced))
+    log_plan(logger, len(balanced.micro_batches[0]), balanced)
     return [
         [[ids[i] for i in of_rank[k]] for of_rank in balanced.micro_batches for _ in range(degree)]
         for k in range(len(balanced.micro_batches[0]))
@@ -300,14 +291,3 @@ def _split(samples: Sequence[tuple[int, int]]) -> tuple[list[int], list[int]]:
     if not samples:
         raise ValueError("there are no samples to plan")
     return [int(i) for i, _ in samples], [int(length) for _, length in samples]
-
-
-def _tell(micro_batches: int, predicted_ms: float, gap: float, imbalance: float) -> None:
-    figures.update(predicted_ms=predicted_ms, gap=gap, imbalance=imbalance)
-    logger.info(
-        "%d micro-batches planned: %.0f ms predicted, gap %.2f %%, imbalance %.2f %%",
-        micro_batches,
-        predicted_ms,
-        100 * gap,
-        100 * imbalance,
-    )

@@ -8,12 +8,13 @@ there are then groups of 3 and 6 as well; of a power of two nothing changes.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from importlib import import_module
 from itertools import islice
 from typing import Any
 
+from seqplan.integrations.replacement import replace
 from seqplan.planner.balance.cost import Cost
 from seqplan.planner.lockstep.rank_groups import GroupedMicroSteps, plan_groups
 
@@ -49,9 +50,7 @@ def install_groups() -> None:
                     groups[size] = group
         return groups
 
-    planned: Any = create_hybrid_dp_cp_groups
-    planned.host_function = original
-    setattr(parallel_state, CREATE, planned)
+    replace(parallel_state, CREATE, create_hybrid_dp_cp_groups)
 
 
 def list_formed(ranks: int) -> set[int] | None:
@@ -74,7 +73,7 @@ def plan_chains(
         for chain in list_chains(costs)
     ]
     best = min(plans, key=lambda plan: plan.predicted_ms)
-    return replace(best, lower_bound_ms=min(plan.lower_bound_ms for plan in plans))
+    return dataclasses.replace(best, lower_bound_ms=min(plan.lower_bound_ms for plan in plans))
 
 
 def list_chains(degrees: Collection[int]) -> list[tuple[int, ...]]:

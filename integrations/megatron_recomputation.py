@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
-from importlib import import_module
 from typing import Any
 
 from seqplan.integrations.recomputation_limits import RecomputationLimits, check_switchable
-from seqplan.integrations.versions import UnsupportedVersion, find_installed_version
+from seqplan.integrations.replacement import find_original, replace
+from seqplan.integrations.versions import import_with
 
 AVAILABLE = ("none", "full")
 """Modes that a block reads at its forward; others are fixed when layers are made."""
@@ -39,15 +39,9 @@ def install_recomputation(recompute: Mapping[str, int] | RecomputationLimits) ->
     limits = RecomputationLimits.from_value(recompute)
     assert limits is not None
     check_switchable(limits.tokens, AVAILABLE, "Megatron")
-    try:
-        block: Any = import_module(BLOCK).TransformerBlock
-    except (ImportError, AttributeError):
-        raise UnsupportedVersion(
-            f"megatron-core {find_installed_version('megatron-core')} has no TransformerBlock "
-            f"in {BLOCK}; 0.16.1 has it"
-        ) from None
-    make = getattr(block.__init__, "host_function", block.__init__)
-    compute = getattr(block.forward, "host_function", block.forward)
+    known = "0.16.1 has it"
+    block = import_with("megatron-core", BLOCK, "TransformerBlock", known=known).TransformerBlock
+    make, compute = find_original(block.__init__), find_original(block.forward)
 
     @wraps(make)
     def __init__(self: Any, *arguments: Any, **named: Any) -> None:
@@ -63,8 +57,8 @@ def install_recomputation(recompute: Mapping[str, int] | RecomputationLimits) ->
         with _settings(self.config, limits.find_lightest(tokens)):
             return compute(self, hidden_states, *arguments, **named)
 
-    block.__init__, block.forward = __init__, forward
-    block.__init__.host_function, block.forward.host_function = make, compute
+    replace(block, "__init__", __init__)
+    replace(block, "forward", forward)
 
 
 def check_settings(config: Any) -> None:

@@ -11,7 +11,6 @@ swift sft --external_plugins steps.py --per_device_train_batch_size 1 \
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from seqplan.integrations.huggingface_trainer import (
     PlannedTrainerMixin,
     UnplannableError,
 )
-from seqplan.integrations.versions import UnsupportedVersion, find_installed_version
+from seqplan.integrations.versions import import_with
 from seqplan.planner.balance.cost import Cost
 
 __all__ = ["install"]
@@ -37,17 +36,8 @@ def install(sequences: int, capacity: int, cost: Cost, *, seed: int = 0) -> None
     ``sequences``: of the data set, in an optimizer step; ``capacity``: tokens of a micro-batch on
     one rank; ``cost``: of a micro-batch. ``UnsupportedVersion`` if ms-swift has no such trainer.
     """
-    try:
-        trainers: Any = import_module(MODULE)
-        mapping = trainers.TrainerFactory.TRAINER_MAPPING
-        original: Any = getattr(trainers, NAME)
-    except (AttributeError, ModuleNotFoundError) as error:
-        if not str(getattr(error, "name", None) or MODULE).startswith("swift"):
-            raise
-        raise UnsupportedVersion(
-            f"ms-swift {find_installed_version('ms-swift')} has no {NAME} or TrainerFactory in "
-            f"{MODULE}; 4.6.0 has both"
-        ) from None
+    trainers = import_with("ms-swift", MODULE, NAME, "TrainerFactory", known="4.6.0 has both")
+    original: Any = getattr(trainers, NAME)
 
     class PlannedSwiftTrainer(PlannedTrainerMixin, original):  # type: ignore[misc]
         def __init__(self, *, args: Any, template: Any, train_dataset: Any, **others: Any) -> None:
@@ -70,7 +60,9 @@ def install(sequences: int, capacity: int, cost: Cost, *, seed: int = 0) -> None
             return super().compute_loss(model, inputs, *arguments, **named)
 
     setattr(trainers, PlannedSwiftTrainer.__name__, PlannedSwiftTrainer)
-    mapping["causal_lm"] = f"{MODULE}.{PlannedSwiftTrainer.__name__}"
+    trainers.TrainerFactory.TRAINER_MAPPING["causal_lm"] = (
+        f"{MODULE}.{PlannedSwiftTrainer.__name__}"
+    )
 
 
 def check_settings(args: Any, template: Any, samples: Any) -> None:

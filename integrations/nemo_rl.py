@@ -10,13 +10,12 @@ rank i modulo the ranks, and all ranks have equally many, which run together.
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Callable, Sequence
-from importlib import import_module
+from collections.abc import Sequence
 from typing import Any
 
 from seqplan.integrations.degree_costs import costs_of_environment
-from seqplan.integrations.versions import UnsupportedVersion, find_installed_version
+from seqplan.integrations.replacement import describe_plan, find_original, replace_everywhere
+from seqplan.integrations.versions import import_with
 from seqplan.planner.balance.balance_ranks import balance
 from seqplan.planner.balance.cost import Cost
 
@@ -56,9 +55,7 @@ class PlannedPacker:
             logger.warning("%s: this batch is packed as NeMo-RL does it", error)
             packed: list[list[int]] = self._fallback.pack(sequence_lengths)
             return packed
-        figures.update(
-            predicted_ms=balanced.predicted_ms, gap=balanced.gap, imbalance=balanced.imbalance
-        )
+        figures.update(describe_plan(balanced))
         return [list(micro) for micros in zip(*of_ranks, strict=True) for micro in micros]
 
 
@@ -68,17 +65,9 @@ def install(cost: Cost | None = None) -> None:
     ``UnsupportedVersion`` if NeMo-RL has no such function.
     """
     known = costs_of_environment()[1] if cost is None else cost
-    try:
-        module: Any = import_module(ALGORITHMS)
-    except ImportError:
-        module = None
-    if not hasattr(module, NAME):
-        raise UnsupportedVersion(
-            f"nemo-rl {find_installed_version('nemo-rl')} has no {NAME} in {ALGORITHMS}; that of "
-            "2026 (main of August) has it"
-        )
-    original: Callable[..., Any] = getattr(module, NAME)
-    original = getattr(original, "host_function", original)
+    supported = "that of 2026 (main of August) has it"
+    module = import_with("nemo-rl", ALGORITHMS, NAME, known=supported)
+    original = find_original(getattr(module, NAME))
 
     def get_packer(
         algorithm: Any,
@@ -95,9 +84,4 @@ def install(cost: Cost | None = None) -> None:
             return theirs  # not of ranks
         return PlannedPacker(bin_capacity, bin_count_multiple, known, theirs)
 
-    planned: Any = get_packer
-    planned.host_function = original
-    for path, holder in list(sys.modules.items()):
-        held = getattr(holder, NAME, None) if path.startswith("nemo_rl.") else None
-        if getattr(held, "host_function", held) is original:
-            setattr(holder, NAME, planned)
+    replace_everywhere("nemo_rl", module, NAME, get_packer)

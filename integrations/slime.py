@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from seqplan.integrations.degree_costs import by_degree, costs_of_environment
 from seqplan.integrations.recomputation_limits import VARIABLE
-from seqplan.integrations.versions import UnsupportedVersion, find_installed_version
+from seqplan.integrations.replacement import (
+    describe_plan,
+    fall_back,
+    find_original,
+    log_plan,
+    replace_everywhere,
+)
+from seqplan.integrations.versions import import_with
 from seqplan.planner.balance.balance_ranks import balance
-from seqplan.planner.balance.balanced import Balanced
 from seqplan.planner.balance.cost import Cost
 
 __all__ = ["figures", "install", "plan_schedule"]
 
 logger = logging.getLogger(__name__)
 
-SCHEDULE, ROLLOUT, NAME = "slime.utils.dp_schedule", "slime.ray.rollout", "build_dp_schedule"
+SCHEDULE, NAME = "slime.utils.dp_schedule", "build_dp_schedule"
 
 Schedule = tuple[list[list[int]], list[list[list[int]]], list[int], list[int]]
 """Samples by rank, places in them by rank and micro-batch, and by step the micro-batches of a rank
@@ -46,48 +51,13 @@ def install(costs: Cost | Mapping[int, Cost] | None = None) -> None:
             "seqplan.integrations.megatron_recomputation.install_recomputation where slime trains"
         )
     known = costs_of_environment() if costs is None else costs
-    module: Any = import_module(SCHEDULE)
-    if not hasattr(module, NAME):
-        raise UnsupportedVersion(
-            f"slime {find_installed_version('slime')} has no {NAME} in {SCHEDULE}; that of August "
-            "2026 (revision 624b824) has it"
-        )
-    original = getattr(getattr(module, NAME), "host_function", getattr(module, NAME))
-
-    def build_dp_schedule(
-        args: Any,
-        train_parallel_config: Mapping[str, int],
-        total_lengths: Sequence[int],
-        *,
-        global_batch_size: int,
-        rollout_indices: Sequence[int],
-    ) -> Schedule:
-        """Return the planned schedule, or slime's if there is none, with a warning."""
-        try:
-            return plan_schedule(
-                args,
-                train_parallel_config,
-                total_lengths,
-                known,
-                global_batch_size=global_batch_size,
-                rollout_indices=rollout_indices,
-            )
-        except ValueError as error:
-            logger.warning("%s: these steps are scheduled as slime does it", error)
-            fallback: Callable[..., Schedule] = original
-            return fallback(
-                args,
-                train_parallel_config,
-                total_lengths,
-                global_batch_size=global_batch_size,
-                rollout_indices=rollout_indices,
-            )
-
-    planned: Any = build_dp_schedule
-    planned.host_function = original
-    for path in (SCHEDULE, ROLLOUT):
-        if path in sys.modules:
-            setattr(sys.modules[path], NAME, planned)
+    supported = "that of August 2026 (revision 624b824) has it"
+    module = import_with("slime", SCHEDULE, NAME, known=supported)
+    original = find_original(getattr(module, NAME))
+    schedule = partial(plan_schedule, costs=known)
+    warning = "these steps are scheduled as slime does it"
+    planned = fall_back(schedule, original, logger.warning, warning)
+    replace_everywhere("slime", module, NAME, planned)
 
 
 def plan_schedule(
@@ -128,7 +98,8 @@ def plan_schedule(
         balanced = balance(lengths, ranks, capacity, cost, count_multiple=multiple)
         if not all(micro for of_rank in balanced.micro_batches for micro in of_rank):
             raise ValueError(f"{len(samples)} samples are too few for {ranks} ranks")
-        _tell(balanced)
+        figures.update(describe_plan(balanced))
+        log_plan(logger, len(balanced.micro_batches[0]), balanced)
         counts.append(len(balanced.micro_batches[0]))
         for partition, of_rank, micro_batches in zip(
             partitions, places, balanced.micro_batches, strict=True
@@ -137,16 +108,3 @@ def plan_schedule(
                 of_rank.append(list(range(len(partition), len(partition) + len(micro))))
                 partition += [samples[i] for i in micro]
     return partitions, places, counts, [global_batch_size] * len(counts)
-
-
-def _tell(balanced: Balanced) -> None:
-    figures.update(
-        predicted_ms=balanced.predicted_ms, gap=balanced.gap, imbalance=balanced.imbalance
-    )
-    logger.info(
-        "%d micro-batches a rank: %.0f ms predicted, gap %.2f %%, imbalance %.2f %%",
-        len(balanced.micro_batches[0]),
-        balanced.predicted_ms,
-        100 * balanced.gap,
-        100 * balanced.imbalance,
-    )

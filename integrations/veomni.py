@@ -12,12 +12,11 @@ With ``dyn_bsz`` each rank fills micro-batches to a number of tokens, from its s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
-from seqplan.integrations.versions import UnsupportedVersion, find_installed_version
+from seqplan.integrations.replacement import find_original, replace
+from seqplan.integrations.versions import import_with
 from seqplan.planner.balance.cost import Cost
 
 __all__ = ["EffectiveTokens", "install"]
@@ -60,21 +59,10 @@ def install(cost: Cost, longest: int) -> None:
     ``UnsupportedVersion`` if VeOmni has no such function.
     """
     effective = EffectiveTokens(cost, longest)
-    try:
-        module: Any = import_module(LOADER)
-    except ModuleNotFoundError as error:
-        if not str(error.name).startswith("veomni"):
-            raise
-        module = None
-    if not hasattr(module, NAME):
-        raise UnsupportedVersion(
-            f"veomni {find_installed_version('veomni')} has no {NAME} in {LOADER}; 0.1.12 has it"
-        )
-    original: Callable[[str], Any] = getattr(module, NAME)
-    original = getattr(original, "host_function", original)
+    module = import_with("veomni", LOADER, NAME, known="0.1.12 has it")
+    original = find_original(getattr(module, NAME))
 
     def find_length_function(count_mode: str) -> Any:
         return effective if count_mode == "effective" else original(count_mode)
 
-    find_length_function.host_function = original  # type: ignore[attr-defined]
-    setattr(module, NAME, find_length_function)
+    replace(module, NAME, find_length_function)

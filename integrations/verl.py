@@ -23,8 +23,16 @@ import numpy as np
 
 from seqplan.integrations.degree_costs import costs_of_environment
 from seqplan.integrations.recomputation_limits import RecomputationLimits, check_switchable
+from seqplan.integrations.replacement import (
+    describe_plan,
+    fall_back,
+    find_original,
+    log_plan,
+    replace,
+    replace_everywhere,
+)
 from seqplan.integrations.sample_loads import SampleLoad
-from seqplan.integrations.versions import UnsupportedVersion, find_installed_version
+from seqplan.integrations.versions import import_with
 from seqplan.planner.balance.balanced import Balanced
 from seqplan.planner.balance.cost import Cost
 from seqplan.planner.balance.fixed_ranks import balance_fixed
@@ -61,40 +69,15 @@ def install(costs: dict[int, Cost] | None = None) -> None:
     loads = SampleLoad.list_from_environment()
     if limits is not None and loads:
         raise ValueError("recomputation modes with loads: not supported. Leave one out")
-    balancing: Any = import_module(BALANCING)
-    lacking = [name for name in NAMES if not hasattr(balancing, name)]
-    if lacking:
-        raise UnsupportedVersion(
-            f"verl {find_installed_version('verl')} has no {', '.join(lacking)} in {BALANCING}; "
-            "0.9.1 has them"
-        )
-    originals = {name: _original(getattr(balancing, name)) for name in NAMES}
+    balancing = import_with("verl", BALANCING, *NAMES, known="0.9.1 has them")
+    rearrange, _, log = (find_original(getattr(balancing, name)) for name in NAMES)
     cost = known[1]
-    replacements = {
-        "rearrange_micro_batches": _rearranging(originals["rearrange_micro_batches"], cost, loads),
-        "calculate_workload": _workload(cost, loads),
-        "log_seqlen_unbalance": _logging(originals["log_seqlen_unbalance"], cost),
-    }
-    for name, planned in replacements.items():
-        planned.host_function = originals[name]
-        for module in _holding(name, originals[name]):
-            setattr(module, name, planned)
+    planned = (_rearranging(rearrange, cost, loads), _workload(cost, loads), _logging(log, cost))
+    for name, function in zip(NAMES, planned, strict=True):
+        replace_everywhere("verl", balancing, name, function)
     if find_spec(DYNAMIC):
         # Megatron's degree of expert parallelism chooses among the environment's costs.
         _install_dynamic(import_module(DYNAMIC), costs)
-
-
-def _original(function: Any) -> Any:
-    return getattr(function, "host_function", function)
-
-
-def _holding(name: str, original: Any) -> list[Any]:
-    """List verl's modules that have the function by this name."""
-    return [
-        module
-        for path, module in list(sys.modules.items())
-        if path.startswith("verl.") and _original(getattr(module, name, None)) is original
-    ]
 
 
 _dispatched_ms: list[float] = []
@@ -132,13 +115,11 @@ def _install_dispatch(loads: Sequence[SampleLoad]) -> None:
         finally:
             _dispatched_ms.clear()
 
-    planned: Any = _balance_batch
-    planned.host_function = original
-    kind._balance_batch = planned
+    replace(kind, "_balance_batch", _balance_batch)
 
 
 def _rearranging(original: Callable[..., Any], cost: Cost, loads: Sequence[SampleLoad]) -> Any:
-    def rearrange_micro_batches(
+    def pack_micro_batches(
         batch: Any,
         max_token_len: Any,
         dp_group: Any = None,
@@ -149,67 +130,62 @@ def _rearranging(original: Callable[..., Any], cost: Cost, loads: Sequence[Sampl
         force_group_size: int = 1,
     ) -> Any:
         """Pack this rank's sequences so that its micro-batches match those of the other ranks."""
-        _install_recomputation()
-        select = import_module("verl.utils.tensordict_utils").index_select_tensor_dict
+        if force_group_size > 1:
+            raise ValueError(f"groups of {force_group_size} samples stay together")
         columns = [_lengths(batch)]
         if loads:
             inputs = batch.get("multi_modal_inputs", [None] * len(columns[0]))
             columns += [_list_values(inputs, load.column) for load in loads]
         together = same_micro_num_in_dp and dp_group is not None
-        try:
-            if force_group_size > 1:
-                raise ValueError(f"groups of {force_group_size} samples stay together")
-            balanced, rank = _pack(
-                _of_all_ranks(columns, dp_group) if together else [columns],
-                _rank(dp_group) if together else 0,
-                int(max_token_len),
-                cost,
-                loads,
-                num_batches_divided_by or 1,
-                min_num_micro_batch or 1,
-            )
-        except (TypeError, ValueError) as error:
-            logger.warning("%s: this batch is packed as verl does it", error)
-            return original(
-                batch,
-                max_token_len,
-                dp_group,
-                num_batches_divided_by,
-                same_micro_num_in_dp,
-                min_num_micro_batch,
-                use_dynamic_bsz_balance,
-                force_group_size,
-            )
+        rank = _rank(dp_group) if together else 0
+        balanced = _pack(
+            _of_all_ranks(columns, dp_group) if together else [columns],
+            int(max_token_len),
+            cost,
+            loads,
+            count_multiple=num_batches_divided_by or 1,
+            least_count=min_num_micro_batch or 1,
+        )
+        figures.update(describe_plan(balanced))
         mine = balanced.micro_batches[rank]
+        if rank == 0:
+            log_plan(logger, len(mine), balanced)
         first = min(i for micro in mine for i in micro)
         places = [[i - first for i in micro] for micro in mine]
         if use_dynamic_bsz_balance:
             # As verl does, the same on every rank: short ones first and last, for pipelines.
             places = places[::2][::-1] + places[1::2]
+        select = import_module("verl.utils.tensordict_utils").index_select_tensor_dict
         return [select(batch, members) for members in places], places
+
+    warning = "this batch is packed as verl does it"
+    errors = (TypeError, ValueError)
+    planned = fall_back(pack_micro_batches, original, logger.warning, warning, errors)
+
+    def rearrange_micro_batches(*arguments: Any, **named: Any) -> Any:
+        """Return the planned micro-batches, whose recomputation modes engines switch."""
+        _install_recomputation()
+        return planned(*arguments, **named)
 
     return rearrange_micro_batches
 
 
 def _pack(
     of_ranks: Sequence[Sequence[list[Any]]],
-    rank: int,
     capacity: int,
     cost: Cost,
     loads: Sequence[SampleLoad],
-    multiple: int,
-    least: int,
-) -> tuple[Balanced, int]:
+    **counts: int,
+) -> Balanced:
     """Pack the samples of all ranks: by rank their lengths, then their values of each load."""
     lengths = [columns[0] for columns in of_ranks]
-    counts: dict[str, Any] = {"count_multiple": multiple, "least_count": least}
     if loads and all(lengths):
         phases = [
             load.make_phase([value for columns in of_ranks for value in columns[place]])
             for place, load in enumerate(loads, start=1)
         ]
         phases.append(Phase("text", [n for of_rank in lengths for n in of_rank], cost, capacity))
-        balanced = balance_loads(
+        return balance_loads(
             phases,
             Slowdown.from_value(None, len(of_ranks)),
             barrier=True,
@@ -217,20 +193,7 @@ def _pack(
             rank_of=np.repeat(np.arange(len(of_ranks)), [len(of_rank) for of_rank in lengths]),
             **counts,
         )
-    else:
-        balanced = balance_fixed(lengths, capacity, cost, **counts)
-    figures.update(
-        predicted_ms=balanced.predicted_ms, gap=balanced.gap, imbalance=balanced.imbalance
-    )
-    if rank == 0:
-        logger.info(
-            "%d micro-batches a rank: %.0f ms predicted, gap %.2f %%, imbalance %.2f %%",
-            len(balanced.micro_batches[0]),
-            balanced.predicted_ms,
-            100 * balanced.gap,
-            100 * balanced.imbalance,
-        )
-    return balanced, rank
+    return balance_fixed(lengths, capacity, cost, **counts)
 
 
 def _lengths(batch: Any) -> list[int]:
@@ -289,11 +252,9 @@ def _install_recomputation() -> None:
     if (module := sys.modules.get(FSDP)) is not None:
         engines: list[Any] = [kind for kind in vars(module).values() if isinstance(kind, type)]
         for engine in engines:
-            step = (
-                vars(engine).get("forward_step") if issubclass(engine, module.FSDPEngine) else None
-            )
-            if step is not None and not hasattr(step, "host_function"):
-                engine.forward_step = _switching(step, limits)
+            step = vars(engine).get("forward_step")
+            if step and find_original(step) is step and issubclass(engine, module.FSDPEngine):
+                replace(engine, "forward_step", _switching(step, limits))
     if MEGATRON in sys.modules:
         import_module("seqplan.integrations.megatron_recomputation").install_recomputation(limits)
 
@@ -308,9 +269,7 @@ def _switching(original: Callable[..., Any], limits: RecomputationLimits) -> Any
             _switch_of(self, limits).switch(limits.find_lightest(-(-tokens // ranks)))
         return original(self, micro_batch, loss_function, forward_only)
 
-    planned: Any = forward_step
-    planned.host_function = original
-    return planned
+    return forward_step
 
 
 def _switch_of(engine: Any, limits: RecomputationLimits) -> Any:
@@ -325,7 +284,7 @@ def _switch_of(engine: Any, limits: RecomputationLimits) -> Any:
 
 def _install_dynamic(dynamic: Any, costs: dict[int, Cost] | None) -> None:
     """Plan dynamic context parallelism when verl requests Megatron's scheduler."""
-    original = _original(dynamic.get_megatron_dynamic_cp_scheduler_cls)
+    original = find_original(dynamic.get_megatron_dynamic_cp_scheduler_cls)
 
     def get_megatron_dynamic_cp_scheduler_cls() -> Any:
         from seqplan.integrations import megatron
@@ -333,9 +292,8 @@ def _install_dynamic(dynamic: Any, costs: dict[int, Cost] | None) -> None:
         megatron.install(costs)
         return original()
 
-    planned: Any = get_megatron_dynamic_cp_scheduler_cls
-    planned.host_function = original
-    dynamic.get_megatron_dynamic_cp_scheduler_cls = planned
+    name = get_megatron_dynamic_cp_scheduler_cls.__name__
+    replace(dynamic, name, get_megatron_dynamic_cp_scheduler_cls)
 
 
 if "verl" in sys.modules:

@@ -70,7 +70,7 @@ out["grouped"] = utils.prepare_micro_batches(grouped)[1]
 out["workload"] = calculate_workload(torch.tensor([1000, 2000])).tolist()
 out["metrics"] = log_seqlen_unbalance([100, 300, 200, 200], [[0, 1], [2, 3]], "seq")
 # Alone, as between ranks it requires an accelerator; as many as ours, so that they can be paired.
-theirs = planned._original(utils.rearrange_micro_batches)
+theirs = planned.find_original(utils.rearrange_micro_batches)
 _, packed = theirs(batch(lengths), 8192, min_num_micro_batch=len(places))
 out["theirs"] = slowest(packed)
 out["patches"] = patches

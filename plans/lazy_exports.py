@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+_IMPORT = re.compile(r"^    from (\S+) import \(?\s*(\w+) as \2\b", re.MULTILINE)
 
-def lazy_names(
-    package: str, homes: Mapping[str, Sequence[str]], namespaces: Collection[str] = ()
-) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of ``package``.
 
-    ``homes``: its modules, and the names in each; ``namespaces``: modules that are public
-    themselves. ``AttributeError`` for other names.
+def lazy_names(package: str, path: str) -> tuple[Callable[[str], Any], list[str]]:
+    """Return the ``__getattr__`` and ``__all__`` of ``package``, whose file is at ``path``.
+
+    Its names are declared once, as type checkers read them: by lines
+    ``from module import name as name`` under ``if TYPE_CHECKING``. ``AttributeError`` for others.
     """
-    modules = {name: module for module, names in homes.items() for name in names}
+    text = Path(path).read_text(encoding="utf-8")
+    homes = {name: module for module, name in _IMPORT.findall(text)}
 
-    def attribute(name: str) -> Any:
-        if name in namespaces:
-            return import_module(f"{package}.{name}")
-        if name not in modules:
+    def load(name: str) -> Any:
+        if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f"{package}.{modules[name]}"), name)
+        if homes[name] == package:
+            return import_module(f"{package}.{name}")
+        return getattr(import_module(homes[name]), name)
 
-    return attribute
+    return load, sorted(homes)

@@ -20,77 +20,26 @@ from typing import TYPE_CHECKING
 from seqplan.plans.lazy_exports import lazy_names
 
 if TYPE_CHECKING:
-    from seqplan.runtime import (
-        checkpoint,
-        data,
-        errors,
-        losses,
-        models,
-        sequence_parallel,
-        sources,
-        training,
-    )
-    from seqplan.runtime.communicators import Communicators
-    from seqplan.runtime.data.micro_batch import MicroBatchWork
-    from seqplan.runtime.pipeline.staged_llama import StagedLlama
-    from seqplan.runtime.sequence_parallel.context import AttentionContext
-    from seqplan.runtime.sequence_parallel.peers import Peers
-    from seqplan.runtime.sequence_parallel.unified import attention
-    from seqplan.runtime.sources.consumer import Step
-    from seqplan.runtime.sources.iterate_steps import steps
-    from seqplan.runtime.states.optimizers import JoinedOptimizer
-    from seqplan.runtime.states.sharded_states import ShardedStates
-    from seqplan.runtime.training.prepare import make_preparer
-    from seqplan.runtime.training.run_step import run_step
-
-_HOMES = {
-    "communicators": ("Communicators",),
-    "data.micro_batch": ("MicroBatchWork",),
-    "pipeline.staged_llama": ("StagedLlama",),
-    "sequence_parallel.context": ("AttentionContext",),
-    "sequence_parallel.peers": ("Peers",),
-    "sequence_parallel.unified": ("attention",),
-    "sources.consumer": ("Step",),
-    "sources.iterate_steps": ("steps",),
-    "states.optimizers": ("JoinedOptimizer",),
-    "states.sharded_states": ("ShardedStates",),
-    "training.prepare": ("make_preparer",),
-    "training.run_step": ("run_step",),
-}
-
-_NAMESPACES = (
-    "checkpoint",
-    "data",
-    "errors",
-    "losses",
-    "models",
-    "sequence_parallel",
-    "sources",
-    "training",
-)
-
-__all__ = [
-    "AttentionContext",
-    "Communicators",
-    "JoinedOptimizer",
-    "MicroBatchWork",
-    "Peers",
-    "ShardedStates",
-    "StagedLlama",
-    "Step",
-    "attention",
-    "checkpoint",
-    "data",
-    "errors",
-    "losses",
-    "make_preparer",
-    "models",
-    "run_step",
-    "sequence_parallel",
-    "sources",
-    "steps",
-    "training",
-]
+    from seqplan.runtime import checkpoint as checkpoint
+    from seqplan.runtime import data as data
+    from seqplan.runtime import errors as errors
+    from seqplan.runtime import losses as losses
+    from seqplan.runtime import models as models
+    from seqplan.runtime import sequence_parallel as sequence_parallel
+    from seqplan.runtime import sources as sources
+    from seqplan.runtime import training as training
+    from seqplan.runtime.communicators import Communicators as Communicators
+    from seqplan.runtime.data.micro_batch import MicroBatchWork as MicroBatchWork
+    from seqplan.runtime.pipeline.staged_llama import StagedLlama as StagedLlama
+    from seqplan.runtime.sequence_parallel.context import AttentionContext as AttentionContext
+    from seqplan.runtime.sequence_parallel.peers import Peers as Peers
+    from seqplan.runtime.sequence_parallel.unified import attention as attention
+    from seqplan.runtime.sources.consumer import Step as Step
+    from seqplan.runtime.sources.iterate_steps import steps as steps
+    from seqplan.runtime.states.optimizers import JoinedOptimizer as JoinedOptimizer
+    from seqplan.runtime.states.sharded_states import ShardedStates as ShardedStates
+    from seqplan.runtime.training.prepare import make_preparer as make_preparer
+    from seqplan.runtime.training.run_step import run_step as run_step
 
 if not TYPE_CHECKING:  # names that are not here are errors to type checkers
-    __getattr__ = lazy_names(__name__, _HOMES, _NAMESPACES)
+    __getattr__, __all__ = lazy_names(__name__, __file__)

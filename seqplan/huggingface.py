@@ -12,32 +12,18 @@ from typing import TYPE_CHECKING
 from seqplan.plans.lazy_exports import lazy_names
 
 if TYPE_CHECKING:
-    from seqplan.runtime.huggingface.attach import attach
-    from seqplan.runtime.huggingface.expert_loading import load_pretrained
-    from seqplan.runtime.huggingface.job import Job
-    from seqplan.runtime.huggingface.report import StepReport
-
-_HOMES = {
-    "attach": ("attach",),
-    "expert_loading": ("load_pretrained",),
-    "job": ("Job",),
-    "report": ("StepReport",),
-}
-
-__all__ = [
-    "Job",
-    "StepReport",
-    "attach",
-    "load_pretrained",
-]
+    from seqplan.runtime.huggingface.attach import attach as attach
+    from seqplan.runtime.huggingface.expert_loading import load_pretrained as load_pretrained
+    from seqplan.runtime.huggingface.job import Job as Job
+    from seqplan.runtime.huggingface.report import StepReport as StepReport
 
 if not TYPE_CHECKING:  # names that are not here are errors to type checkers
-    _names = lazy_names("seqplan.runtime.huggingface", _HOMES)
+    _load, __all__ = lazy_names(__name__, __file__)
 
     def __getattr__(name: str) -> object:
         """Load a name at first use; ``ImportError`` names a missing extra."""
         try:
-            return _names(name)
+            return _load(name)
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] != "transformers":
                 raise

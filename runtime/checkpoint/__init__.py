@@ -11,21 +11,11 @@ from typing import TYPE_CHECKING
 from seqplan.plans.lazy_exports import lazy_names
 
 if TYPE_CHECKING:
-    from seqplan.runtime.checkpoint.save_restore import Cursor, restore, save
-    from seqplan.runtime.checkpoint.weights import load_weights, save_weights
-
-_HOMES = {
-    "save_restore": ("Cursor", "restore", "save"),
-    "weights": ("load_weights", "save_weights"),
-}
-
-__all__ = [
-    "Cursor",
-    "load_weights",
-    "restore",
-    "save",
-    "save_weights",
-]
+    from seqplan.runtime.checkpoint.save_restore import Cursor as Cursor
+    from seqplan.runtime.checkpoint.save_restore import restore as restore
+    from seqplan.runtime.checkpoint.save_restore import save as save
+    from seqplan.runtime.checkpoint.weights import load_weights as load_weights
+    from seqplan.runtime.checkpoint.weights import save_weights as save_weights
 
 if not TYPE_CHECKING:  # names that are not here are errors to type checkers
-    __getattr__ = lazy_names(__name__, _HOMES)
+    __getattr__, __all__ = lazy_names(__name__, __file__)

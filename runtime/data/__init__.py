@@ -13,28 +13,14 @@ from typing import TYPE_CHECKING
 from seqplan.plans.lazy_exports import lazy_names
 
 if TYPE_CHECKING:
-    from seqplan.runtime.data.files import token_file
-    from seqplan.runtime.data.megatron import MegatronTokens
-    from seqplan.runtime.data.targets import IndexedTargets, TargetData, Targets
-    from seqplan.runtime.data.tokens import IndexedTokens, SeededTokens, TokenData
-
-_HOMES = {
-    "files": ("token_file",),
-    "megatron": ("MegatronTokens",),
-    "targets": ("IndexedTargets", "TargetData", "Targets"),
-    "tokens": ("IndexedTokens", "SeededTokens", "TokenData"),
-}
-
-__all__ = [
-    "IndexedTargets",
-    "IndexedTokens",
-    "MegatronTokens",
-    "SeededTokens",
-    "TargetData",
-    "Targets",
-    "TokenData",
-    "token_file",
-]
+    from seqplan.runtime.data.files import token_file as token_file
+    from seqplan.runtime.data.megatron import MegatronTokens as MegatronTokens
+    from seqplan.runtime.data.targets import IndexedTargets as IndexedTargets
+    from seqplan.runtime.data.targets import TargetData as TargetData
+    from seqplan.runtime.data.targets import Targets as Targets
+    from seqplan.runtime.data.tokens import IndexedTokens as IndexedTokens
+    from seqplan.runtime.data.tokens import SeededTokens as SeededTokens
+    from seqplan.runtime.data.tokens import TokenData as TokenData
 
 if not TYPE_CHECKING:  # names that are not here are errors to type checkers
-    __getattr__ = lazy_names(__name__, _HOMES)
+    __getattr__, __all__ = lazy_names(__name__, __file__)

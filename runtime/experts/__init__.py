@@ -12,20 +12,10 @@ from typing import TYPE_CHECKING
 from seqplan.plans.lazy_exports import lazy_names
 
 if TYPE_CHECKING:
-    from seqplan.runtime.experts.blocks import ExpertBlocks, SplitExperts, split_experts
-    from seqplan.runtime.experts.dispatch import dispatch_tokens
-
-_HOMES = {
-    "blocks": ("ExpertBlocks", "SplitExperts", "split_experts"),
-    "dispatch": ("dispatch_tokens",),
-}
-
-__all__ = [
-    "ExpertBlocks",
-    "SplitExperts",
-    "dispatch_tokens",
-    "split_experts",
-]
+    from seqplan.runtime.experts.blocks import ExpertBlocks as ExpertBlocks
+    from seqplan.runtime.experts.blocks import SplitExperts as SplitExperts
+    from seqplan.runtime.experts.blocks import split_experts as split_experts
+    from seqplan.runtime.experts.dispatch import dispatch_tokens as dispatch_tokens
 
 if not TYPE_CHECKING:  # names that are not here are errors to type checkers
-    __getattr__ = lazy_names(__name__, _HOMES)
+    __getattr__, __all__ = lazy_names(__name__, __file__)

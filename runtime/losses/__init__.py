@@ -10,31 +10,11 @@ from typing import TYPE_CHECKING
 from seqplan.plans.lazy_exports import lazy_names
 
 if TYPE_CHECKING:
-    from seqplan.runtime.losses.token_losses import (
-        compute_chunked_loss,
-        label_loss,
-        log_probabilities,
-        loss_divisor,
-        token_loss,
-    )
-
-_HOMES = {
-    "token_losses": (
-        "compute_chunked_loss",
-        "label_loss",
-        "log_probabilities",
-        "loss_divisor",
-        "token_loss",
-    ),
-}
-
-__all__ = [
-    "compute_chunked_loss",
-    "label_loss",
-    "log_probabilities",
-    "loss_divisor",
-    "token_loss",
-]
+    from seqplan.runtime.losses.token_losses import compute_chunked_loss as compute_chunked_loss
+    from seqplan.runtime.losses.token_losses import label_loss as label_loss
+    from seqplan.runtime.losses.token_losses import log_probabilities as log_probabilities
+    from seqplan.runtime.losses.token_losses import loss_divisor as loss_divisor
+    from seqplan.runtime.losses.token_losses import token_loss as token_loss
 
 if not TYPE_CHECKING:  # names that are not here are errors to type checkers
-    __getattr__ = lazy_names(__name__, _HOMES)
+    __getattr__, __all__ = lazy_names(__name__, __file__)

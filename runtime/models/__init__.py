@@ -11,19 +11,10 @@ from typing import TYPE_CHECKING
 from seqplan.plans.lazy_exports import lazy_names
 
 if TYPE_CHECKING:
-    from seqplan.runtime.models.llama import Llama, ModelConfig
-    from seqplan.runtime.recomputation import run_layer, run_part
-
-_HOMES = {
-    "llama": ("Llama", "ModelConfig", "run_layer", "run_part"),
-}
-
-__all__ = [
-    "Llama",
-    "ModelConfig",
-    "run_layer",
-    "run_part",
-]
+    from seqplan.runtime.models.llama import Llama as Llama
+    from seqplan.runtime.models.llama import ModelConfig as ModelConfig
+    from seqplan.runtime.recomputation import run_layer as run_layer
+    from seqplan.runtime.recomputation import run_part as run_part
 
 if not TYPE_CHECKING:  # names that are not here are errors to type checkers
-    __getattr__ = lazy_names(__name__, _HOMES)
+    __getattr__, __all__ = lazy_names(__name__, __file__)

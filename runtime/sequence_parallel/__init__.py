@@ -15,16 +15,8 @@ from typing import TYPE_CHECKING
 from seqplan.plans.lazy_exports import lazy_names
 
 if TYPE_CHECKING:
-    from seqplan.runtime.sequence_parallel.context import attention_context, local_context
-
-_HOMES = {
-    "context": ("attention_context", "local_context"),
-}
-
-__all__ = [
-    "attention_context",
-    "local_context",
-]
+    from seqplan.runtime.sequence_parallel.context import attention_context as attention_context
+    from seqplan.runtime.sequence_parallel.context import local_context as local_context
 
 if not TYPE_CHECKING:  # names that are not here are errors to type checkers
-    __getattr__ = lazy_names(__name__, _HOMES)
+    __getattr__, __all__ = lazy_names(__name__, __file__)

@@ -14,32 +14,14 @@ from typing import TYPE_CHECKING
 from seqplan.plans.lazy_exports import lazy_names
 
 if TYPE_CHECKING:
-    from seqplan.runtime.sources.consumer import PlanConsumer
-    from seqplan.runtime.sources.fan_out import FanOutSource, open_job
-    from seqplan.runtime.sources.http_source import HttpSource
-    from seqplan.runtime.sources.in_process import iterate_agreed_steps
-    from seqplan.runtime.sources.iterate_steps import Steps
-    from seqplan.runtime.sources.source import FileSource, PlanSource
-
-_HOMES = {
-    "consumer": ("PlanConsumer",),
-    "fan_out": ("FanOutSource", "open_job"),
-    "http_source": ("HttpSource",),
-    "in_process": ("iterate_agreed_steps",),
-    "iterate_steps": ("Steps",),
-    "source": ("FileSource", "PlanSource"),
-}
-
-__all__ = [
-    "FanOutSource",
-    "FileSource",
-    "HttpSource",
-    "PlanConsumer",
-    "PlanSource",
-    "Steps",
-    "iterate_agreed_steps",
-    "open_job",
-]
+    from seqplan.runtime.sources.consumer import PlanConsumer as PlanConsumer
+    from seqplan.runtime.sources.fan_out import FanOutSource as FanOutSource
+    from seqplan.runtime.sources.fan_out import open_job as open_job
+    from seqplan.runtime.sources.http_source import HttpSource as HttpSource
+    from seqplan.runtime.sources.in_process import iterate_agreed_steps as iterate_agreed_steps
+    from seqplan.runtime.sources.iterate_steps import Steps as Steps
+    from seqplan.runtime.sources.source import FileSource as FileSource
+    from seqplan.runtime.sources.source import PlanSource as PlanSource
 
 if not TYPE_CHECKING:  # names that are not here are errors to type checkers
-    __getattr__ = lazy_names(__name__, _HOMES)
+    __getattr__, __all__ = lazy_names(__name__, __file__)

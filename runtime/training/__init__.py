@@ -12,25 +12,13 @@ from typing import TYPE_CHECKING
 from seqplan.plans.lazy_exports import lazy_names
 
 if TYPE_CHECKING:
-    from seqplan.runtime.training.averaging import ExponentialMovingAverage
-    from seqplan.runtime.training.lost_ranks import watch_ranks
-    from seqplan.runtime.training.run_step import StepResult
-    from seqplan.runtime.training.sequence_values import SequenceValues, token_values
-
-_HOMES = {
-    "averaging": ("ExponentialMovingAverage",),
-    "lost_ranks": ("watch_ranks",),
-    "run_step": ("StepResult",),
-    "sequence_values": ("SequenceValues", "token_values"),
-}
-
-__all__ = [
-    "ExponentialMovingAverage",
-    "SequenceValues",
-    "StepResult",
-    "token_values",
-    "watch_ranks",
-]
+    from seqplan.runtime.training.averaging import (
+        ExponentialMovingAverage as ExponentialMovingAverage,
+    )
+    from seqplan.runtime.training.lost_ranks import watch_ranks as watch_ranks
+    from seqplan.runtime.training.run_step import StepResult as StepResult
+    from seqplan.runtime.training.sequence_values import SequenceValues as SequenceValues
+    from seqplan.runtime.training.sequence_values import token_values as token_values
 
 if not TYPE_CHECKING:  # names that are not here are errors to type checkers
-    __getattr__ = lazy_names(__name__, _HOMES)
+    __getattr__, __all__ = lazy_names(__name__, __file__)

@@ -43,8 +43,8 @@ class Bench:
     layers: int
     device: torch.device
     dtype: torch.dtype
-    rank: int
-    world_size: int
+    rank: int = 0
+    world_size: int = 1
     attention_group: dist.ProcessGroup | None = None
     control_group: dist.ProcessGroup | None = None
     tensor_groups: TensorGroups | None = None

@@ -19,19 +19,15 @@ class Allocator(Protocol):
 
     def current_bytes(self) -> int:
         """Return the bytes in use now."""
-        ...
 
     def reset_peak(self) -> None:
         """Forget the peak."""
-        ...
 
     def peak(self) -> int:
         """Return the most bytes in use since ``reset_peak``."""
-        ...
 
     def peak_reserved_bytes(self) -> int:
         """Return the most bytes taken from the device since ``reset_peak``, in use or not."""
-        ...
 
 
 class CudaAllocator:

@@ -15,14 +15,7 @@ from seqplan.plans.views.parameter_layout import Shard
 from seqplan.plans.views.unit_layout import UnitLayout
 from seqplan.runtime.experts.blocks import ExpertBlocks
 from seqplan.runtime.models.llama import ModelConfig, rotations
-from seqplan.runtime.models.moe import ExpertWeights, RoutedFeedForward, run_experts
-from seqplan.runtime.pipeline.llama_units import (
-    expert_unit,
-    layer_unit,
-    list_expert_units,
-    list_units,
-    router_unit,
-)
+from seqplan.runtime.pipeline.llama_units import list_expert_units, list_units
 from seqplan.runtime.pipeline.stage import Stage, StageInput
 from seqplan.runtime.sequence_parallel.context import AttentionContext
 from seqplan.runtime.sequence_parallel.peers import Peers
@@ -162,24 +155,16 @@ class MeasuredStage:
             return None
         rows = self._split(context).token_rows
         hidden, gradient = self.hidden(context).requires_grad_(), self.hidden(context)
-        routed = [self._find_experts(layer) for layer in self._stage.layers]
+        routed = [self._stage.find_experts(layer) for layer in self._stage.layers]
 
         def forward() -> Tensor:
             out: Tensor = hidden
             for experts in routed:
+                assert experts is not None
                 out = experts.forward(out, rows)[0]
             return out
 
         return Call(forward, lambda out: torch.autograd.backward(out, gradient))
-
-    def _find_experts(self, layer: int) -> RoutedFeedForward:
-        name = layer_unit(layer)
-        router = self._source.parameters(router_unit(layer))[f"{name}.router.weight"]
-        held = self._source.parameters(expert_unit(layer))
-        weights = ExpertWeights(
-            router, held[f"{name}.experts.gate_up"], held[f"{name}.experts.down"]
-        )
-        return RoutedFeedForward(weights, self.config.experts_per_token, run_experts, self._blocks)
 
     def _through(self, stage: Stage, layers: Iterable[int], context: AttentionContext) -> Call:
         work = self._input(context)

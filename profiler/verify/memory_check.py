@@ -20,7 +20,6 @@ from seqplan.profiler.measure.bench import Bench, RankWork
 from seqplan.profiler.measure.design import DesignPoint
 from seqplan.profiler.measure.measurer import Measurer
 from seqplan.profiler.measure.out_of_memory import is_out_of_memory
-from seqplan.profiler.measure.saved_memory import CudaAllocator
 from seqplan.profiler.verify.results import Figure
 from seqplan.profiler.verify.settings import VerifySettings
 
@@ -44,18 +43,8 @@ TOO_MUCH = 2**50
 def check_memory(settings: VerifySettings) -> tuple[list[Figure], list[str]]:
     """Predict bytes from micro-batches of one and two sequences; then hold larger ones against."""
     length = 32 if settings.quick else 4096 if settings.cuda else 256
-    allocator = CudaAllocator(settings.device) if settings.cuda else None
     config = replace(settings.model, layers=LAYERS)
-    bench = Bench(
-        config,
-        LAYERS,
-        settings.device,
-        settings.dtype,
-        0,
-        1,
-        allocator=allocator,
-        kernel=settings.kernel,
-    )
+    bench = settings.make_bench(LAYERS, config)
     measurer = Measurer(bench, warm=True)
 
     def run_sample(*lengths: int) -> Sample:

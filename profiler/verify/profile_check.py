@@ -13,11 +13,9 @@ from seqplan.costs.fit.measured_profile import fit_all
 from seqplan.costs.fit.pooling import merge_runs
 from seqplan.costs.fit.samples import MeasuredOn, Sample
 from seqplan.plans.scheme import Scheme
-from seqplan.profiler.measure.bench import Bench
 from seqplan.profiler.measure.design import DesignPoint, design
 from seqplan.profiler.measure.measurer import Measurer
 from seqplan.profiler.measure.run import ROUNDS, Task, measure
-from seqplan.profiler.measure.saved_memory import CudaAllocator
 from seqplan.profiler.verify.results import Figure
 from seqplan.profiler.verify.settings import VerifySettings
 
@@ -60,19 +58,6 @@ def check_profile(settings: VerifySettings) -> tuple[list[Figure], list[str]]:
     return figures, notes
 
 
-def _bench(settings: VerifySettings, layers: int) -> Bench:
-    return Bench(
-        settings.model,
-        layers,
-        settings.device,
-        settings.dtype,
-        0,
-        1,
-        allocator=CudaAllocator(settings.device) if settings.cuda else None,
-        kernel=settings.kernel,
-    )
-
-
 def _range(settings: VerifySettings) -> tuple[int, int]:
     """Choose lengths whose whole design takes about the time that there is."""
     if settings.quick:
@@ -81,7 +66,7 @@ def _range(settings: VerifySettings) -> tuple[int, int]:
     most = 65536 if settings.cuda else 4096
     # Cores are shared with other work, which may begin after the first call was timed.
     time_ms = settings.seconds_of("profile") * (1e3 if settings.cuda else 5e2)
-    measurer = Measurer(_bench(settings, MEASURED_LAYERS))
+    measurer = Measurer(settings.make_bench(MEASURED_LAYERS))
     while longest < most:
         sample = measurer.measure(Scheme(), DesignPoint("fit", (2 * longest,)), repeats=1)
         if sample.oom:
@@ -134,7 +119,7 @@ def _stack_figures(settings: VerifySettings, longest: int) -> list[Figure]:
         for lengths in ((longest // 4,), (longest // 16,) * 4, (longest // 8, longest // 16))
     ]
     times_ms: dict[tuple[int, int], float] = {}
-    measurers = {layers: Measurer(_bench(settings, layers), warm=True) for layers in stacks}
+    measurers = {layers: Measurer(settings.make_bench(layers), warm=True) for layers in stacks}
     for number, point in enumerate(packings):  # stacks one behind the other: a device may slow down
         for layers, measurer in measurers.items():
             sample = measurer.measure(

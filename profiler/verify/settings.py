@@ -10,6 +10,8 @@ from torch import Tensor
 from seqplan.costs.analytic.hardware import Hardware
 from seqplan.costs.model_files.listed_models import MODELS
 from seqplan.costs.model_sizes import SIZES, ModelSizes
+from seqplan.profiler.measure.bench import Bench
+from seqplan.profiler.measure.saved_memory import CudaAllocator
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.models.llama import ModelConfig
 from seqplan.runtime.sequence_parallel.kernels import (
@@ -63,6 +65,17 @@ class VerifySettings:
         """Return why each kernel does not support the model's attention, by name, or None."""
         heads = torch.empty(0, 1, self.model.head_dim, dtype=self.dtype, device=self.device)
         return explain_kernels(heads, heads, Scores(1.0, causal=True))
+
+    def make_bench(self, layers: int, config: ModelConfig | None = None) -> Bench:
+        """Make the bench of one rank that runs ``layers`` of a model, by default of ``model``."""
+        return Bench(
+            config or self.model,
+            layers,
+            self.device,
+            self.dtype,
+            allocator=CudaAllocator(self.device) if self.cuda else None,
+            kernel=self.kernel,
+        )
 
     def seconds_of(self, check: str) -> float:
         """Return the time that a check is given."""

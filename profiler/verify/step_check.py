@@ -17,7 +17,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.rank_view import RankView, rank_view
-from seqplan.profiler.measure.bench import Bench, RankWork, make_full_plan
+from seqplan.profiler.measure.bench import RankWork, make_full_plan
 from seqplan.profiler.verify.results import Figure
 from seqplan.profiler.verify.settings import VerifySettings
 from seqplan.runtime.data.micro_batch import MicroBatchWork
@@ -162,7 +162,7 @@ def _synchronizations(
     settings: VerifySettings, config: ModelConfig, lengths: Sequence[int], notes: list[str]
 ) -> Figure:
     """Run layers forward and backward where waiting for the device is an error."""
-    bench = Bench(config, LAYERS, settings.device, settings.dtype, 0, 1, kernel=settings.kernel)
+    bench = settings.make_bench(LAYERS, config)
     work = RankWork(bench).of(Scheme(), lengths)
     assert work is not None
     waits = 0

@@ -38,7 +38,6 @@ class ParameterSource(Protocol):
 
     def parameters(self, unit: str) -> Mapping[str, Tensor]:
         """Return a unit's parameters by name, this tp rank's parts, complete."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +118,13 @@ class Stage:
             work.split,
             self.config,
             place,
-            routed=self._find_experts(layer),
+            routed=self.find_experts(layer),
         )
         if logits is not None:
             self.router_logits.append(logits)
         return hidden
 
-    def _find_experts(self, layer: int) -> RoutedFeedForward | None:
+    def find_experts(self, layer: int) -> RoutedFeedForward | None:
         """Return a layer's routed feed-forward, None without experts."""
         if not self.config.experts:
             return None
@@ -148,7 +147,7 @@ class Stage:
         hidden = self._touch(NORMS) + self._touch(EMBEDDING)
         hidden = hidden.new_zeros(0, self.config.hidden) + hidden
         for layer in self.layers:
-            routed = self._find_experts(layer)
+            routed = self.find_experts(layer)
             assert routed is not None
             hidden = hidden + self._touch(layer_unit(layer))
             hidden = hidden + run_part("feed_forward", _of_part(mode), routed.run_empty, hidden)

@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Generic, TypeVar
 
 import torch.distributed as dist
@@ -236,12 +235,7 @@ class PlanConsumer(Generic[Prepared]):
     def __enter__(self) -> PlanConsumer[Prepared]:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _await(self, number: int) -> _Fetched[Prepared]:

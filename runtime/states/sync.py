@@ -35,14 +35,12 @@ class ParameterSync(Protocol):
 
     def all_gather(self, unit: Unit) -> Finish:
         """Start filling ``unit.flat`` from the owners' masters."""
-        ...
 
     def reduce_scatter(self, unit: Unit, *, add: bool = False) -> Finish:
         """Start summing all ranks' ``unit.gradient`` into the owners' ``reduced``.
 
         ``add``: to the present sum.
         """
-        ...
 
 
 def collective_sync(group: dist.ProcessGroup, layout: UnitLayout) -> ParameterSync:

@@ -48,15 +48,12 @@ class TensorGroup(Protocol):
 
     def all_gather(self, mine: Tensor) -> Finish:
         """Start joining all ranks' rows, in rank order: (rows, …) → (degree · rows, …)."""
-        ...
 
     def reduce_scatter(self, whole: Tensor) -> Finish:
         """Start summing over ranks, to keep this rank's rows: (degree · rows, …) → (rows, …)."""
-        ...
 
     def all_reduce(self, mine: Tensor, *, maximum: bool = False) -> Tensor:
         """Sum over ranks, or take the ``maximum``; ``mine`` stays as it is."""
-        ...
 
 
 class PeerTensorGroup:

@@ -24,7 +24,6 @@ class GroupMaker(Protocol):
 
         Collective: all ranks call it with the same blocks in one order.
         """
-        ...
 
 
 class NewGroups:

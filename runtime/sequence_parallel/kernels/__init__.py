@@ -7,38 +7,19 @@ for what no other computes.
 
 from __future__ import annotations
 
-from seqplan.runtime.sequence_parallel.kernels.base import (
-    Attended,
-    Kernel,
-    Partial,
-    PartialGradients,
-    Piece,
-    Pieces,
-    Rows,
-    Scores,
-)
-from seqplan.runtime.sequence_parallel.kernels.blocks import BlockKernel
-from seqplan.runtime.sequence_parallel.kernels.cpu import CpuKernel
+from seqplan.runtime.sequence_parallel.kernels.base import Attended as Attended
+from seqplan.runtime.sequence_parallel.kernels.base import Kernel as Kernel
+from seqplan.runtime.sequence_parallel.kernels.base import Partial as Partial
+from seqplan.runtime.sequence_parallel.kernels.base import PartialGradients as PartialGradients
+from seqplan.runtime.sequence_parallel.kernels.base import Piece as Piece
+from seqplan.runtime.sequence_parallel.kernels.base import Pieces as Pieces
+from seqplan.runtime.sequence_parallel.kernels.base import Rows as Rows
+from seqplan.runtime.sequence_parallel.kernels.base import Scores as Scores
+from seqplan.runtime.sequence_parallel.kernels.blocks import BlockKernel as BlockKernel
+from seqplan.runtime.sequence_parallel.kernels.cpu import CpuKernel as CpuKernel
+from seqplan.runtime.sequence_parallel.kernels.registry import choose_kernel as choose_kernel
 from seqplan.runtime.sequence_parallel.kernels.registry import (
-    choose_kernel,
-    choose_kernel_for_heads,
-    explain_kernels,
-    find_kernel,
+    choose_kernel_for_heads as choose_kernel_for_heads,
 )
-
-__all__ = [
-    "Attended",
-    "BlockKernel",
-    "CpuKernel",
-    "Kernel",
-    "Partial",
-    "PartialGradients",
-    "Piece",
-    "Pieces",
-    "Rows",
-    "Scores",
-    "choose_kernel",
-    "choose_kernel_for_heads",
-    "explain_kernels",
-    "find_kernel",
-]
+from seqplan.runtime.sequence_parallel.kernels.registry import explain_kernels as explain_kernels
+from seqplan.runtime.sequence_parallel.kernels.registry import find_kernel as find_kernel

@@ -99,19 +99,16 @@ class Kernel(Protocol):
 
         ``scores``: of the layer, with the window, or the chunk, of its mask as ``window``.
         """
-        ...
 
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, pieces: Pieces, scores: Scores
     ) -> Iterator[Partial]:
         """Yield the pieces' partial results, each query row in at most one."""
-        ...
 
     def backward(
         self, dout: Tensor, attended: Attended, pieces: Pieces, scores: Scores
     ) -> Iterator[PartialGradients]:
         """Yield the gradients of all pieces; a row may be in several."""
-        ...
 
 
 def query_blocks(piece: Piece, rows: int, window: int | None) -> Iterator[Piece]:
@@ -144,3 +141,8 @@ def same_width(*tensors: Tensor) -> tuple[Tensor, ...]:
         tensor if tensor.shape[2] == width else pad(tensor, (0, width - tensor.shape[2]))
         for tensor in tensors
     )
+
+
+def view_batched(tensor: Tensor, start: int, stop: int) -> Tensor:
+    """View rows ``[start, stop)`` as (1, heads, tokens, head_dim)."""
+    return tensor[start:stop].transpose(0, 1).unsqueeze(0)

@@ -19,6 +19,7 @@ from seqplan.runtime.sequence_parallel.kernels.base import (
     hidden_keys,
     query_blocks,
     same_width,
+    view_batched,
 )
 from seqplan.runtime.sequence_parallel.kernels.requirements import Requirements, RequiringKernel
 
@@ -47,9 +48,9 @@ class CpuKernel(RequiringKernel):
         q, k, v = same_width(q, k, v)
         for (q0, q1, k0, k1), square, mask in _calls(pieces, scores, q.dtype):
             out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                _view_batched(q, q0, q1),
-                _view_batched(k, k0, k1),
-                _view_batched(v, k0, k1),
+                view_batched(q, q0, q1),
+                view_batched(k, k0, k1),
+                view_batched(v, k0, k1),
                 0.0,
                 square,
                 attn_mask=mask,
@@ -69,7 +70,7 @@ class CpuKernel(RequiringKernel):
         dtype = tensors[0].dtype
         for (q0, q1, k0, k1), square, mask in _calls(pieces, scores, dtype):
             operands = [
-                _view_batched(tensor, *rows)
+                view_batched(tensor, *rows)
                 for tensor, rows in zip(
                     tensors, ((q0, q1), (q0, q1), (k0, k1), (k0, k1), (q0, q1)), strict=True
                 )
@@ -79,7 +80,7 @@ class CpuKernel(RequiringKernel):
                 mask = None if mask is None else mask.to(exact)
             dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 *operands,
-                _view_batched(attended.lse, q0, q1),
+                view_batched(attended.lse, q0, q1),
                 0.0,
                 square,
                 attn_mask=mask,
@@ -132,11 +133,6 @@ def _mask(rows: int, columns: int, most: int, window: int | None, dtype: torch.d
 def _additive(rows: int, columns: int, window: int | None, dtype: torch.dtype) -> Tensor:
     hidden = hidden_keys(rows, columns, window)
     return torch.zeros(rows, columns, dtype=dtype).masked_fill_(hidden, float("-inf"))
-
-
-def _view_batched(tensor: Tensor, start: int, stop: int) -> Tensor:
-    """View rows ``[start, stop)`` as (1, heads, tokens, head_dim)."""
-    return tensor[start:stop].transpose(0, 1).unsqueeze(0)
 
 
 def _view_packed(tensor: Tensor) -> Tensor:

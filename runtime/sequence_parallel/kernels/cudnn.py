@@ -13,6 +13,7 @@ from seqplan.runtime.sequence_parallel.kernels.base import (
     PartialGradients,
     Pieces,
     Scores,
+    view_batched,
 )
 from seqplan.runtime.sequence_parallel.kernels.requirements import Requirements, RequiringKernel
 
@@ -34,9 +35,9 @@ class CudnnKernel(RequiringKernel):
         """Yield the partial result of each piece."""
         for q0, q1, k0, k1 in pieces:
             out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
-                _view_batched(q, q0, q1),
-                _view_batched(k, k0, k1),
-                _view_batched(v, k0, k1),
+                view_batched(q, q0, q1),
+                view_batched(k, k0, k1),
+                view_batched(v, k0, k1),
                 None,
                 True,
                 0.0,
@@ -55,11 +56,11 @@ class CudnnKernel(RequiringKernel):
         unused = torch.empty(1, dtype=torch.int64, device=dout.device)  # of dropout
         for q0, q1, k0, k1 in pieces:
             dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
-                _view_batched(dout, q0, q1),
-                _view_batched(attended.q, q0, q1),
-                _view_batched(attended.k, k0, k1),
-                _view_batched(attended.v, k0, k1),
-                _view_batched(attended.out, q0, q1),
+                view_batched(dout, q0, q1),
+                view_batched(attended.q, q0, q1),
+                view_batched(attended.k, k0, k1),
+                view_batched(attended.v, k0, k1),
+                view_batched(attended.out, q0, q1),
                 attended.lse[q0:q1].t().contiguous()[None, :, :, None],
                 unused,
                 unused,
@@ -77,8 +78,3 @@ class CudnnKernel(RequiringKernel):
                 slice(k0, k1),
                 *(gradient[0].transpose(0, 1) for gradient in (dq, dk, dv)),
             )
-
-
-def _view_batched(tensor: Tensor, start: int, stop: int) -> Tensor:
-    """View rows ``[start, stop)`` as (1, heads, tokens, head_dim)."""
-    return tensor[start:stop].transpose(0, 1).unsqueeze(0)

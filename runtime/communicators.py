@@ -6,10 +6,13 @@ import atexit
 import time
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 import torch.distributed as dist
 
 from seqplan.runtime.errors import communicating
+
+Value = TypeVar("Value")
 
 EXIT_PAUSE_S = 0.05
 """Pause at the end of a process, for gloo's threads. Without it, about 1 of 50 programs that end
@@ -67,6 +70,17 @@ def _pause_for_gloo() -> None:
     time.sleep(EXIT_PAUSE_S)
 
 
+def gather_objects(value: Value, group: dist.ProcessGroup, doing: str) -> list[Value]:
+    """Return every rank's value, in rank order; collective over ``group``, a CPU group.
+
+    ``doing``: what ranks are doing, for the message if one is lost.
+    """
+    values = [value] * dist.get_world_size(group)
+    with communicating(doing):
+        dist.all_gather_object(values, value, group=group)
+    return values
+
+
 def raise_on_all_ranks(
     error_message: str | None,
     group: dist.ProcessGroup,
@@ -78,9 +92,6 @@ def raise_on_all_ranks(
     Collective over ``group``, a CPU group; ``error_message``: this rank's, None without;
     ``doing``: what ranks are doing, for the message if one is lost.
     """
-    messages: list[str | None] = [None] * dist.get_world_size(group)
-    with communicating(doing):
-        dist.all_gather_object(messages, error_message, group=group)
-    for text in messages:
+    for text in gather_objects(error_message, group, doing):
         if text is not None:
             raise error(text)

@@ -75,9 +75,8 @@ def check_memory(settings: VerifySettings) -> tuple[list[Figure], list[str]]:
             sample = run_sample(*lengths)
             counted = sample.whole_bytes(LAYERS)
             name = f"{len(lengths)} sequences, {sample.tokens:,} tokens"
-            figures.append(
-                _near_one("predicted bytes over counted", name, per_token * sample.tokens / counted)
-            )
+            ratio, group = per_token * sample.tokens / counted, "predicted bytes over counted"
+            figures.append(Figure.near_one(group, name, ratio, PREDICTION_ERROR))
     figures.append(_check_recovery(bench, lambda: run_sample(length)))
     return figures, notes
 
@@ -92,10 +91,6 @@ def _affordable(longest: int, sampled: Callable[[int], Sample], seconds: float) 
             break
         length //= 2
     return length
-
-
-def _near_one(group: str, name: str, ratio: float) -> Figure:
-    return Figure(group, name, ratio, "", 1 - PREDICTION_ERROR, 1 + PREDICTION_ERROR)
 
 
 def _search(
@@ -123,9 +118,8 @@ def _search(
         if limited:
             torch.cuda.set_per_process_memory_fraction(1.0, bench.device)
     notes.append(f"{predicted:,} tokens predicted, {low:,} run, {high:,} do not")
-    return _near_one(
-        "predicted tokens over the most that run", "by bisection", predicted / max(low, 1)
-    )
+    group = "predicted tokens over the most that run"
+    return Figure.near_one(group, "by bisection", predicted / max(low, 1), PREDICTION_ERROR)
 
 
 def largest_that_runs(runs: Callable[[int], bool], predicted: int) -> tuple[int, int]:

@@ -26,6 +26,12 @@ class Figure:
     most: float | None = None
     assumed: float | None = None
 
+    @classmethod
+    def near_one(cls, group: str, name: str, ratio: float, error: float | None) -> Figure:
+        """Return a ratio that may be off 1 by ``error``, by any if None."""
+        limits = (None, None) if error is None else (1 - error, 1 + error)
+        return cls(group, name, ratio, "", *limits)
+
     @property
     def missed(self) -> bool:
         """Whether it is beyond a limit; NaN is beyond every one."""

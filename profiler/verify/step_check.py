@@ -142,20 +142,14 @@ def _time_steps(settings: VerifySettings, trained: _Trained) -> tuple[list[Figur
         ratios.append(compute_s / trained.run_waited_step())
         shares.append(compute_s / step_s)
     figures = [
-        _near_one(
-            settings, "micro-batches' time over the same waited for", ratios, STOPWATCH_ERROR
-        ),
-        _near_one(settings, "a step's time over the wall's", walls, WALL_ERROR),
-        Figure("micro-batches' part of a step", "median", median(shares), "%"),
+        Figure.near_one(group, "median", median(values), None if settings.quick else error)
+        for group, values, error in (
+            ("micro-batches' time over the same waited for", ratios, STOPWATCH_ERROR),
+            ("a step's time over the wall's", walls, WALL_ERROR),
+        )
     ]
+    figures.append(Figure("micro-batches' part of a step", "median", median(shares), "%"))
     return figures, len(ratios)
-
-
-def _near_one(
-    settings: VerifySettings, group: str, ratios: Sequence[float], error: float
-) -> Figure:
-    limits = (None, None) if settings.quick else (1 - error, 1 + error)
-    return Figure(group, "median", median(ratios), "", *limits)
 
 
 def _synchronizations(

@@ -10,9 +10,10 @@ from typing import Any, Generic, TypeVar
 import torch.distributed as dist
 
 from seqplan.plans.views.rank_view import RankView
+from seqplan.runtime.communicators import gather_objects
 from seqplan.runtime.data.targets import TargetData
 from seqplan.runtime.data.tokens import TokenData
-from seqplan.runtime.errors import RankLost, communicating
+from seqplan.runtime.errors import RankLost
 
 Prepared = TypeVar("Prepared")
 Sample = tuple[int, int]
@@ -71,12 +72,14 @@ def find_other_tokens(
     """
     if group is None or group.size() == 1 or not isinstance(prepare, DataPreparer):
         return None
+    doing = "comparing data sets"
     try:
-        everyone = _gather((prepare.has_targets, _first_sample(view)), group)
+        everyone = gather_objects((prepare.has_targets, _first_sample(view)), group, doing)
         has_targets = [of_rank for of_rank, _ in everyone]
         samples = dict.fromkeys(sample for _, sample in everyone if sample is not None)
         compared = list(samples)[:SAMPLES]
-        checksums = _gather([prepare.checksum(*sample) for sample in compared], group)
+        mine = [prepare.checksum(*sample) for sample in compared]
+        checksums = gather_objects(mine, group, doing)
     except RankLost as loss:
         raise loss.in_step(view.step) from None
     if len(set(has_targets)) > 1:
@@ -103,10 +106,3 @@ def _first_sample(view: RankView) -> Sample | None:
         for share in micro_batch.sequences
     )
     return next(((share.id, share.length) for share in shares), None)
-
-
-def _gather(value: Any, group: dist.ProcessGroup) -> list[Any]:
-    values: list[Any] = [None] * group.size()
-    with communicating("comparing data sets"):
-        dist.all_gather_object(values, value, group=group)
-    return values

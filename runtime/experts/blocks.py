@@ -45,11 +45,7 @@ class ExpertBlocks:
         ``ValueError`` for a degree that does not divide the ranks, or a limit below 1.
         """
         world_size, rank = dist.get_world_size(groups.states), dist.get_rank(groups.states)
-        if degree < 1 or world_size % degree:
-            raise ValueError(
-                f"expert_parallel: {degree} does not divide the job's {world_size} ranks. Give a "
-                "divisor of the number of ranks"
-            )
+        check_degree(degree, world_size)
         if row_limit is not None and row_limit < 1:
             raise ValueError(f"expert_row_limit: {row_limit}. Give a number of rows above 0")
         if degree == 1:
@@ -145,6 +141,15 @@ class ExpertBlocks:
             self.index,
         )
         return out
+
+
+def check_degree(degree: int, world_size: int) -> None:
+    """Reject a degree that does not divide the ranks. ``ValueError``."""
+    if degree < 1 or world_size % degree:
+        raise ValueError(
+            f"expert_parallel: {degree} does not divide the job's {world_size} ranks. "
+            "Give a divisor of the number of ranks"
+        )
 
 
 def check_expert_parallel(view: RankView, blocks: ExpertBlocks | None) -> None:

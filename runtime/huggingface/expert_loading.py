@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedModel
 
 from seqplan.runtime.errors import UnsupportedModel
+from seqplan.runtime.experts.blocks import check_degree
 from seqplan.runtime.huggingface.experts import PART, find_experts, find_unsupported_experts
 
 _SOURCE = ("revision", "subfolder", "token", "cache_dir", "local_files_only", "force_download")
@@ -35,11 +36,7 @@ def load_pretrained(name: str | os.PathLike[str], *, expert_parallel: int, **opt
     whose experts cannot be split, or whose files are quantized or no safetensors.
     """
     rank, world_size = _find_place()
-    if expert_parallel < 1 or world_size % expert_parallel:
-        raise ValueError(
-            f"expert_parallel: {expert_parallel} does not divide the job's {world_size} ranks. "
-            "Give a divisor of the number of ranks"
-        )
+    check_degree(expert_parallel, world_size)
     config = options.pop("config", None)
     if config is None:
         source = {option: options[option] for option in _SOURCE if option in options}

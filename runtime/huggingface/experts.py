@@ -11,13 +11,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from seqplan.runtime.communicators import Communicators, raise_on_all_ranks
+from seqplan.runtime.communicators import Communicators, gather_objects, raise_on_all_ranks
 from seqplan.runtime.device_copy import copy_to_device
-from seqplan.runtime.errors import RankLost, UnsupportedModel, communicating
+from seqplan.runtime.errors import RankLost, UnsupportedModel
 from seqplan.runtime.experts.blocks import ExpertBlocks, SplitExperts, split_experts
 from seqplan.runtime.experts.dispatch import dispatch_tokens
 from seqplan.runtime.experts.evaluation_turns import EvaluationTurns
@@ -130,9 +129,7 @@ def agree_on_parts(modules: Mapping[str, Any], groups: Communicators) -> bool:
     ``UnsupportedModel`` on every rank if only some of the ranks did.
     """
     loaded = any(hasattr(module, PART) for module in modules.values())
-    everyone: list[bool] = [False] * dist.get_world_size(groups.control)
-    with communicating("comparing experts"):
-        dist.all_gather_object(everyone, loaded, group=groups.control)
+    everyone = gather_objects(loaded, groups.control, "comparing experts")
     if len(set(everyone)) > 1:
         raise UnsupportedModel(
             f"rank {everyone.index(True)} has a part of the experts, rank {everyone.index(False)} "

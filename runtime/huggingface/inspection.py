@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from seqplan.plans.views.rank_view import RankView
-from seqplan.runtime.communicators import Communicators
+from seqplan.runtime.communicators import Communicators, gather_objects
 from seqplan.runtime.data.comparison import DataPreparer
 from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.data.prepared_step import PreparedStep
 from seqplan.runtime.data.tokens import TokenData
-from seqplan.runtime.errors import UnsupportedModel, communicating
+from seqplan.runtime.errors import UnsupportedModel
 from seqplan.runtime.experts.blocks import ExpertBlocks
 from seqplan.runtime.huggingface.attached import AttachedModel
 from seqplan.runtime.huggingface.attention import IMPLEMENTATION
@@ -53,10 +52,8 @@ def inspect_on_all_ranks(
     except Exception as error:
         text = " ".join(str(error).split())[:300]
         reason = f"{type(model).__name__}: a forward of a few tokens fails: {text}"
-    reasons: list[str | None] = [None] * groups.control.size()
-    with communicating("comparing what the ranks' models can do"):
-        dist.all_gather_object(reasons, reason, group=groups.control)
-    for rank, message in enumerate(reasons):
+    doing = "comparing what the ranks' models can do"
+    for rank, message in enumerate(gather_objects(reason, groups.control, doing)):
         if message is not None:
             if attached is not None:  # as it was
                 attached.lm.set_attn_implementation(attached.own_attention)

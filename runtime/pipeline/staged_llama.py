@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -12,10 +11,9 @@ import torch.distributed as dist
 from seqplan.plans.views.optimizer_sharding import Sharding
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.checkpoint.weights import load_weights
-from seqplan.runtime.communicators import Communicators
+from seqplan.runtime.communicators import Communicators, gather_objects
 from seqplan.runtime.data.prepared_step import PreparedStep
 from seqplan.runtime.data.tokens import TokenData
-from seqplan.runtime.errors import communicating
 from seqplan.runtime.experts.blocks import ExpertBlocks
 from seqplan.runtime.models.llama import Llama, check_experts
 from seqplan.runtime.pipeline.llama_units import interleave_units, list_expert_units, list_units
@@ -97,7 +95,7 @@ class StagedLlama:
         self._peers = Peers(groups.attention)
         self._tensor_groups = TensorGroups(
             groups.tensor,
-            _of_all_ranks(tensor_degrees, groups.control),
+            join_degrees(tensor_degrees, groups.control),
             by_messages=by_messages,
             timeout_s=groups.timeout_s,
         )
@@ -145,9 +143,7 @@ class StagedLlama:
         )
 
 
-def _of_all_ranks(degrees: Iterable[int], group: dist.ProcessGroup) -> set[int]:
+def join_degrees(degrees: Iterable[int], group: dist.ProcessGroup) -> set[int]:
     """Join the degrees of all ranks of ``group``, so that all make the same groups."""
-    known: list[list[int]] = [[] for _ in range(group.size())]
-    with communicating("agreeing on the degrees of tensor parallelism"):
-        dist.all_gather_object(known, sorted(set(degrees)), group=group)
-    return set(chain.from_iterable(known))
+    doing = "agreeing on the degrees of tensor parallelism"
+    return set().union(*gather_objects(set(degrees), group, doing))

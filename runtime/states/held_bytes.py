@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch import Tensor
 
-from seqplan.runtime.errors import communicating
+from seqplan.runtime.communicators import gather_objects
 from seqplan.runtime.states.gradient_reduction import IN_FLIGHT
 from seqplan.runtime.states.unit import Unit
 
@@ -53,9 +53,7 @@ class HeldBytes:
 
         Collective over ``group``, a CPU group; the same on every rank, and of the fullest.
         """
-        everyone = [self] * dist.get_world_size(group)
-        with communicating("comparing what ranks hold"):
-            dist.all_gather_object(everyone, self, group=group)
+        everyone = gather_objects(self, group, "comparing what ranks hold")
         fullest = max(everyone, key=lambda held: held.total)
         if fullest.total > TOLERANCE * counted:
             raise ValueError(

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from seqplan.runtime.communicators import gather_objects
 from seqplan.runtime.data.micro_batch import MicroBatchWork
-from seqplan.runtime.errors import communicating
 from seqplan.runtime.losses.token_losses import log_probabilities
 from seqplan.runtime.states.sharded_states import ShardedStates
 
@@ -59,9 +59,7 @@ def token_values(
                     part = values[at : at + rows]
                     pieces.append((share.position, share.id, share.length, start + 1, part))
                     at += stop - start
-    gathered: list[list[_Piece]] = [[] for _ in range(group.size())]
-    with communicating("gathering the values of the tokens"):
-        dist.all_gather_object(gathered, pieces, group=group)
+    gathered = gather_objects(pieces, group, "gathering the values of the tokens")
     whole: dict[int, SequenceValues] = {}
     for position, id, length, start, part in (piece for rank in gathered for piece in rank):
         if position not in whole:

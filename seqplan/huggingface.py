@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from seqplan.runtime.huggingface.attach import attach as attach
     from seqplan.runtime.huggingface.expert_loading import load_pretrained as load_pretrained
     from seqplan.runtime.huggingface.job import Job as Job
-    from seqplan.runtime.huggingface.report import StepReport as StepReport
+    from seqplan.runtime.huggingface.job import StepReport as StepReport
 
 if not TYPE_CHECKING:  # names that are not here are errors to type checkers
     _load, __all__ = lazy_names(__name__, __file__)

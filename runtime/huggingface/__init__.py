@@ -1,8 +1,7 @@
 """Hugging Face causal language models under sequence-parallel plans.
 
-Read ``attach`` and ``job`` first, which a program calls, with ``evaluation`` (the model between
-steps); then ``attached`` (the model as a step calls it), ``attention`` (of transformers' layers),
-``inspection`` with ``support`` and ``probe`` (detection of computations that are not exact),
-``launch``, ``progress`` and ``report``. Needs the extra ``huggingface``. The public names are in
-``seqplan.huggingface``.
+Read ``attach`` and ``job`` first, which a program calls; then ``attached`` (the model as a step
+calls it), ``attention`` (of transformers' layers), ``inspection`` with ``support`` and ``probe``
+(detection of computations that are not exact), and ``progress`` (for checkpoints). Needs the extra
+``huggingface``. The public names are in ``seqplan.huggingface``.
 """

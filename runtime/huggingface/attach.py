@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from seqplan.plans.views.optimizer_sharding import Sharding
 from seqplan.runtime.communicators import Communicators, raise_on_all_ranks
@@ -14,9 +17,7 @@ from seqplan.runtime.data.tokens import TokenData
 from seqplan.runtime.experts.blocks import ExpertBlocks, SplitExperts
 from seqplan.runtime.huggingface.experts import AttachedExperts, check_whole
 from seqplan.runtime.huggingface.inspection import inspect_on_all_ranks, make_attached_preparer
-from seqplan.runtime.huggingface.job import Job, JobParts, count_rank_bytes
-from seqplan.runtime.huggingface.launch import join_ranks
-from seqplan.runtime.huggingface.report import StepReport
+from seqplan.runtime.huggingface.job import Job, JobParts, StepReport, count_rank_bytes
 from seqplan.runtime.huggingface.support import causal_lm
 from seqplan.runtime.losses.router_loss import RoutedLoss
 from seqplan.runtime.losses.token_losses import LossOf, compute_chunked_loss, label_loss
@@ -121,6 +122,19 @@ def attach(
             ends_process_group=joined,
         )
     )
+
+
+def join_ranks(device: torch.device) -> bool:
+    """Make the default process group of ranks on ``device`` if there is none; whether it did."""
+    if dist.is_initialized():
+        return False
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    on: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
+    if "WORLD_SIZE" in os.environ:
+        dist.init_process_group(backend, **on)
+    else:
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, **on)
+    return True
 
 
 def _optimizer_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,21 +21,39 @@ from seqplan.runtime.data.micro_batch import MicroBatchWork
 from seqplan.runtime.data.prepared_step import PreparedStep
 from seqplan.runtime.errors import communicating
 from seqplan.runtime.huggingface.attached import AttachedModel, copy_state
-from seqplan.runtime.huggingface.evaluation import compute_token_values, evaluation_mode
+from seqplan.runtime.huggingface.attention import IMPLEMENTATION
 from seqplan.runtime.huggingface.expert_saving import save_split_model
 from seqplan.runtime.huggingface.experts import AttachedExperts
 from seqplan.runtime.huggingface.progress import progress, restore_progress
-from seqplan.runtime.huggingface.report import StepReport
 from seqplan.runtime.losses.router_loss import RoutedLoss
 from seqplan.runtime.losses.token_losses import LossOf, log_probabilities
 from seqplan.runtime.sources.consumer import Step
 from seqplan.runtime.sources.iterate_steps import Plans, Steps, steps
 from seqplan.runtime.states.held_bytes import HeldBytes, count_held_bytes
 from seqplan.runtime.states.sharded_states import ShardedStates
-from seqplan.runtime.training.run_step import StepResult, run_step
-from seqplan.runtime.training.sequence_values import SequenceValues
+from seqplan.runtime.training.run_step import MicroBatchReport, StepResult, run_step
+from seqplan.runtime.training.sequence_values import SequenceValues, token_values
 
 Work = PreparedStep[MicroBatchWork]
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """A step's outcome on this rank; ``loss`` and ``gradient_norm`` are the same on every rank.
+
+    ``learning_rates``: of the optimizer's groups, as the step used them; ``predicted_ms``: of this
+    rank's pipelines, by the plan; ``measured_ms``: what it spent on their micro-batches, None where
+    it had none; ``step_ms``: the whole step; ``micro_batches``: of this rank, if they are counted.
+    """
+
+    step: int
+    loss: float
+    gradient_norm: float
+    learning_rates: tuple[float, ...]
+    predicted_ms: float
+    measured_ms: float | None
+    step_ms: float
+    micro_batches: tuple[MicroBatchReport, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +188,20 @@ class Job:
         In evaluation mode, with the values after the last step; ``values_of`` gets logits. By
         default the log-probabilities of the labels.
         """
-        parts = self._parts
-        return compute_token_values(
-            step.prepared, parts.attached, self.states, self.groups, parts.loss_rows, values_of
+        attached, rows = self._parts.attached, self._parts.loss_rows
+        attached.eval()
+
+        def by_parts(hidden: Tensor, micro_batch: MicroBatchWork) -> Tensor:
+            parts = [(start, start + rows) for start in range(0, max(len(hidden), 1), rows)]
+            logits = (attached.logits(hidden[a:b]) for a, b in parts)
+            works = (micro_batch.rows(a, b) for a, b in parts)
+            return torch.cat([values_of(*part) for part in zip(logits, works, strict=True)])
+
+        values = token_values(
+            step.prepared, attached, self.states, self.groups.control, values_of=by_parts
         )
+        attached.forget_call()
+        return values
 
     @contextmanager
     def evaluation(self) -> Iterator[nn.Module]:
@@ -186,9 +214,15 @@ class Job:
         rank's calls need those of its block, which take part when they leave: no rank waits for
         another by other means inside.
         """
-        parts = self._parts
-        with evaluation_mode(self.model, parts.attached, self.states, parts.experts) as model:
-            yield model
+        attached, experts = self._parts.attached, self._parts.experts
+        self.states.materialize()
+        attached.lm.set_attn_implementation(attached.own_attention)
+        attached.eval()
+        try:
+            with torch.no_grad(), nullcontext() if experts is None else experts.evaluate():
+                yield self.model
+        finally:
+            attached.lm.set_attn_implementation(IMPLEMENTATION)
 
     def save_pretrained(self, folder: str | os.PathLike[str], **options: Any) -> None:
         """Write the model with its ``save_pretrained``, with the values after the last step.
@@ -197,7 +231,7 @@ class Job:
         wrapped by peft, its adapters.
         """
         experts, attached = self._parts.experts, self._parts.attached
-        with evaluation_mode(self.model, attached, self.states, experts):
+        with self.evaluation():
             if experts is not None and attached.lm is self.model:
                 save_split_model(folder, attached.lm, experts, self.groups.control, options)
             elif self.rank == 0:

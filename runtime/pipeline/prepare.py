@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.distributed as dist
 
 from seqplan.plans.recomputation import MODES
 from seqplan.plans.scheme_limits import find_unsupported
@@ -27,6 +28,25 @@ from seqplan.runtime.sequence_parallel.context import AttentionContext, attentio
 from seqplan.runtime.sequence_parallel.kernels import Kernel
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.staged_states import WHOLE, StagedStates
+from seqplan.runtime.tensor_parallel.groups import TensorGroups
+
+
+@dataclass(frozen=True, slots=True)
+class StagedModel:
+    """A model's states, groups and attention kernel on this rank, for steps of any strategies.
+
+    ``peers``: for transfers between stages, which attention shares; ``control_group``: of all ranks
+    on the CPU; ``blocks``: of experts, None if each rank has all; ``kernel``: the first that
+    supports the model's heads if None.
+    """
+
+    config: ModelConfig
+    states: StagedStates
+    peers: Peers
+    tensor_groups: TensorGroups
+    control_group: dist.ProcessGroup
+    blocks: ExpertBlocks | None
+    kernel: Kernel | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,21 +116,13 @@ def check_runnable(view: RankView, config: ModelConfig, blocks: ExpertBlocks | N
 
 
 def make_stage_preparer(
-    data: TokenData,
-    peers: Peers,
-    config: ModelConfig,
-    states: StagedStates,
-    *,
-    device: torch.device | str = "cpu",
-    kernel: Kernel | None = None,
-    blocks: ExpertBlocks | None = None,
+    data: TokenData, model: StagedModel
 ) -> Callable[[RankView], PreparedStep[PreparedWork]]:
     """Return what a consumer does with a view ahead: check it, load its tokens, lay it out.
 
-    ``blocks``: of the model's experts, None if every rank has all. The returned function raises
-    ``PlanError`` for a plan that cannot run here and ``DataError`` for one that the data set does
-    not match; it communicates with no other rank. ``DataError`` at once for data with labels,
-    weights or per-token columns: stages learn the next token only.
+    The returned function raises ``PlanError`` for a plan that cannot run here and ``DataError`` for
+    one that the data set does not match; it communicates with no other rank. ``DataError`` at once
+    for data with labels, weights or per-token columns: stages learn the next token only.
     """
     if isinstance(data, TargetData):
         raise DataError(
@@ -118,11 +130,11 @@ def make_stage_preparer(
             "train a module under ShardedStates with it"
         )
 
-    device = index_device(device)
+    device = index_device(model.states.device)
 
     def prepare(view: RankView) -> PreparedStep[PreparedWork]:
-        check_runnable(view, config, blocks)
-        states.moves(view.placement)  # remembered for the step
+        check_runnable(view, model.config, model.blocks)
+        model.states.moves(view.placement)  # remembered for the step
         overlap = can_overlap_reduction(view.placement)
         pipelines = []
         local_tokens = sum(b.local_tokens for p in view.pipelines for b in p.micro_batches)
@@ -137,7 +149,12 @@ def make_stage_preparer(
                     tokens = copy.add(share.tokens) if first else None
                     labels = copy.add(share.labels) if last else None
                 context = attention_context(
-                    pipeline, micro_batch, peers, device=device, copy=copy.add, kernel=kernel
+                    pipeline,
+                    micro_batch,
+                    model.peers,
+                    device=device,
+                    copy=copy.add,
+                    kernel=model.kernel,
                 )
                 prepared.append(PreparedMicroBatch(tokens, labels, context))
             pipelines.append(PreparedPipeline(pipeline, tuple(prepared), overlap=False))

@@ -6,30 +6,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from seqplan.plans.views.parameter_layout import Shard
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.data.prepared_step import PreparedStep
 from seqplan.runtime.errors import RankLost
-from seqplan.runtime.experts.blocks import ExpertBlocks
 from seqplan.runtime.experts.micro_steps import align_modes
 from seqplan.runtime.losses.router_loss import RouterCounts, RouterLoss
-from seqplan.runtime.models.llama import ModelConfig
 from seqplan.runtime.pipeline.one_f_one_b import PipelinePasses
 from seqplan.runtime.pipeline.prepare import (
     EmptyMicroStep,
     PreparedMicroBatch,
     PreparedPipeline,
     PreparedWork,
+    StagedModel,
 )
 from seqplan.runtime.pipeline.stage import Stage, StageInput
-from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.optimizers import check_optimizer
 from seqplan.runtime.states.staged_states import StagedStates
 from seqplan.runtime.stopwatch import Stopwatch
-from seqplan.runtime.tensor_parallel.groups import TensorGroups
 from seqplan.runtime.tensor_parallel.split import TensorSplit
 from seqplan.runtime.training.run_step import SavedBytesCounter, StepResult, apply_gradients
 
@@ -37,40 +33,33 @@ from seqplan.runtime.training.run_step import SavedBytesCounter, StepResult, app
 def run_staged_step(
     view: RankView,
     work: PreparedStep[PreparedWork],
-    config: ModelConfig,
-    states: StagedStates,
+    model: StagedModel,
     optimizer: torch.optim.Optimizer,
     *,
-    peers: Peers,
-    tensor_groups: TensorGroups,
-    blocks: ExpertBlocks | None = None,
-    control_group: dist.ProcessGroup | None = None,
     clip_norm: float | None = None,
     count_saved: bool = False,
     non_blocking: bool = False,
 ) -> StepResult:
     """Run a rank's part of a step with any ⟨tp, pp, ulysses, ring⟩.
 
-    Called by every rank, also by those without work. ``peers``: for transfers between stages, which
-    attention may share; ``blocks``: of the experts, None if each rank has all; ``control_group``:
-    of all ranks on the CPU, if the model has a router loss; ``count_saved``, ``non_blocking``: as
-    of ``run_step``. ``RankLost`` if another rank died; ``ValueError`` if the optimizer needs whole
+    Called by every rank, also by those without work. ``count_saved``, ``non_blocking``: as of
+    ``run_step``. ``RankLost`` if another rank died; ``ValueError`` if the optimizer needs whole
     parameters and the sharding is ``flat``.
     """
+    states = model.states
     try:
         whole_step = Stopwatch(states.device)
         check_optimizer(optimizer, states)
-        tensor_groups.extend(view.placement)
+        model.tensor_groups.extend(view.placement)
         states.begin(view.placement)
         computing = states.stopwatch = Stopwatch(states.device)
         total: Tensor | float = 0.0
         held = [leaf for unit in states.units for leaf in unit.parameters]
         counter = SavedBytesCounter(held, enabled=count_saved)
-        runner = _Runner(view, config, states, peers, tensor_groups, blocks, counter)
+        runner = _Runner(view, model, counter)
         items, modes = _align_recomputation(view, list(work), states)
-        if config.router_loss:
-            assert control_group is not None
-            runner.count_routed(items, control_group)
+        if model.config.router_loss:
+            runner.count_routed(items)
         for item in items:
             if isinstance(item, EmptyMicroStep):
                 runner.run_empty(item, modes[item.number])
@@ -88,24 +77,14 @@ def run_staged_step(
 class _Runner:
     """Runs the items of a step's work on this rank."""
 
-    def __init__(
-        self,
-        view: RankView,
-        config: ModelConfig,
-        states: StagedStates,
-        peers: Peers,
-        tensor_groups: TensorGroups,
-        blocks: ExpertBlocks | None,
-        counter: SavedBytesCounter,
-    ) -> None:
-        self._view, self._config, self._states = view, config, states
-        self._peers, self._tensor_groups, self._blocks = peers, tensor_groups, blocks
-        self._counter = counter
+    def __init__(self, view: RankView, model: StagedModel, counter: SavedBytesCounter) -> None:
+        self._view, self._model, self._counter = view, model, counter
+        self._states = model.states
         self._routers: RouterCounts | None = None
 
-    def count_routed(self, items: Sequence[PreparedWork], group: dist.ProcessGroup) -> None:
+    def count_routed(self, items: Sequence[PreparedWork]) -> None:
         """Count the tokens of each expert in the global batch, without gradients; collective."""
-        config = self._config
+        config, group = self._model.config, self._model.control_group
         loss = RouterLoss(config.experts, config.experts_per_token, config.router_loss)
         routers = RouterCounts(loss)
         with torch.no_grad():
@@ -133,7 +112,7 @@ class _Runner:
 
     def _passes(self, prepared: PreparedPipeline) -> PipelinePasses:
         pipeline = prepared.view
-        group = self._tensor_groups.of(pipeline.tp_group)
+        group = self._model.tensor_groups.of(pipeline.tp_group)
         works = [
             StageInput(
                 batch.tokens,
@@ -148,7 +127,7 @@ class _Runner:
             pipeline,
             works,
             self._stage(Shard(scheme.tp, scheme.pp, at.tp, at.pp)),
-            self._peers,
+            self._model.peers,
             scale=1.0 / max(self._view.loss_tokens, 1),
             counter=self._counter,
             dtype=self._states.dtype,
@@ -157,7 +136,7 @@ class _Runner:
         )
 
     def _stage(self, shard: Shard) -> Stage:
-        return Stage(self._config, shard, self._states, self._blocks)
+        return Stage(self._model.config, shard, self._states, self._model.blocks)
 
 
 def _align_recomputation(

@@ -17,7 +17,7 @@ from seqplan.runtime.data.tokens import TokenData
 from seqplan.runtime.experts.blocks import ExpertBlocks
 from seqplan.runtime.models.llama import Llama, check_experts
 from seqplan.runtime.pipeline.llama_units import interleave_units, list_expert_units, list_units
-from seqplan.runtime.pipeline.prepare import PreparedWork, make_stage_preparer
+from seqplan.runtime.pipeline.prepare import PreparedWork, StagedModel, make_stage_preparer
 from seqplan.runtime.pipeline.run_step import run_staged_step
 from seqplan.runtime.sequence_parallel.kernels import choose_kernel_for_heads, find_kernel
 from seqplan.runtime.sequence_parallel.peers import Peers
@@ -68,17 +68,16 @@ class StagedLlama:
         expert_row_limit: int | None = None,
     ) -> None:
         self.config = model.config
-        self._control_group = groups.control
-        self._blocks = ExpertBlocks.create(expert_parallel, groups, expert_row_limit)
-        check_experts(model.config, self._blocks)
+        blocks = ExpertBlocks.create(expert_parallel, groups, expert_row_limit)
+        check_experts(model.config, blocks)
         held = model.config.experts // expert_parallel
         experts = list_expert_units(model.config, held, model.config.expert_ffn)
         values = dict(model.named_parameters())
-        self._kernel = None if kernel is None else find_kernel(kernel)
-        if self._kernel is not None:
+        chosen = None if kernel is None else find_kernel(kernel)
+        if chosen is not None:
             where = device or model.head.weight.device
             dtype = model.head.weight.dtype
-            choose_kernel_for_heads(model.config.head_dim, dtype, where, self._kernel)
+            choose_kernel_for_heads(model.config.head_dim, dtype, where, chosen)
         self.states = StagedStates(
             interleave_units(list_units(model.config, model.config.experts), experts),
             model.config.layers,
@@ -88,29 +87,24 @@ class StagedLlama:
             sharding=sharding,
             without_values=weights is not None,
             experts=[name for name, _ in experts],
-            blocks=self._blocks,
+            blocks=blocks,
         )
         if weights is not None:
             load_weights(weights, self.states, groups.control)
-        self._peers = Peers(groups.attention)
-        self._tensor_groups = TensorGroups(
+        tensor_groups = TensorGroups(
             groups.tensor,
             join_degrees(tensor_degrees, groups.control),
             by_messages=by_messages,
             timeout_s=groups.timeout_s,
         )
+        peers = Peers(groups.attention)
+        self._model = StagedModel(
+            self.config, self.states, peers, tensor_groups, groups.control, blocks, chosen
+        )
 
     def make_preparer(self, data: TokenData) -> Callable[[RankView], PreparedStep[PreparedWork]]:
         """Return what a consumer does ahead of a step, see ``make_stage_preparer``."""
-        return make_stage_preparer(
-            data,
-            self._peers,
-            self.config,
-            self.states,
-            device=self.states.device,
-            kernel=self._kernel,
-            blocks=self._blocks,
-        )
+        return make_stage_preparer(data, self._model)
 
     def run_step(
         self,
@@ -130,13 +124,8 @@ class StagedLlama:
         return run_staged_step(
             view,
             work,
-            self.config,
-            self.states,
+            self._model,
             optimizer,
-            peers=self._peers,
-            tensor_groups=self._tensor_groups,
-            blocks=self._blocks,
-            control_group=self._control_group,
             clip_norm=clip_norm,
             count_saved=count_saved,
             non_blocking=non_blocking,

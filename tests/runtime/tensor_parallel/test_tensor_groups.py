@@ -28,7 +28,7 @@ def made_groups(rank: int, world_size: int) -> list[tuple[set[tuple[int, ...]], 
     job = StagedLlama(
         Llama(ModelConfig()), Communicators.create(), tensor_degrees=(1, 4 if rank else 2, 64)
     )
-    groups = job._tensor_groups
+    groups = job._model.tensor_groups
     states = [(set(groups._groups), len(warned))]
     for placement in ((PlacedPipeline(Scheme(tp=2, pp=2), (0, 1, 2, 3)),), CROSSED, CROSSED):
         groups.extend(placement)

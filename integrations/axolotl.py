@@ -11,7 +11,8 @@ sample_packing: false              # the plan packs
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -102,77 +103,65 @@ class SeqplanPlugin(_PLUGIN):  # type: ignore[misc, valid-type]
         return None if is_eval else (_flattening, {})
 
 
+@contextmanager
+def _reading(option: str) -> Iterator[None]:
+    """Name the option in errors of its value, as ``UnplannableError``."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise UnplannableError(f"{option}: {error}") from error
+
+
 class _Options:
     """Options of the YAML file, validated."""
 
-    def __init__(
-        self,
-        sequences: int,
-        capacity: int,
-        cost: Cost,
-        seed: int,
-        modes: list[Mode] | None,
-        loads: list[SampleLoad],
-    ) -> None:
-        self.sequences, self.seed, self.modes, self.loads = sequences, seed, modes, loads
-        self.capacity = None if modes else capacity
-        self.cost = None if modes else cost
+    def __init__(self, cfg: Mapping[str, Any]) -> None:
+        for name in ("seqplan_sequences", "seqplan_capacity"):
+            if not isinstance(cfg.get(name), int) or cfg[name] < 1:
+                raise UnplannableError(
+                    f"{name}: must be a whole number above 0, not {cfg.get(name)}"
+                )
+        self.sequences, self.capacity = cfg["seqplan_sequences"], cfg["seqplan_capacity"]
+        self.seed = cfg.get("seed") or 0
+        profile, cost_given = cfg.get("seqplan_profile"), cfg.get("seqplan_cost")
+        if (profile is None) == (cost_given is None):
+            raise UnplannableError("give either seqplan_profile or seqplan_cost: [a, b, c]")
+        with _reading("what a micro-batch costs"):
+            if cost_given is None:
+                self.cost = Cost.from_profile(str(profile), cfg.get("seqplan_scheme") or "tp1")
+            else:
+                a, b, c = map(float, cost_given)
+                self.cost = Cost(a, b, c)
+        self.modes: list[Mode] | None = None
+        with _reading("seqplan_recompute"):
+            limits = RecomputationLimits.from_value(cfg.get("seqplan_recompute"))
+            if limits is not None:
+                self.modes = limits.list_modes(
+                    self.capacity, lambda mode: _cost_of(cfg, self.cost, mode)
+                )
+        with _reading("seqplan_loads"):
+            self.loads = SampleLoad.list_from_value(cfg.get("seqplan_loads") or {})
+            if self.loads and self.modes:
+                raise ValueError("recomputation modes with loads: not supported. Leave one out")
 
     def balance_steps(self, samples: Any) -> BalancedSteps:
         """Make the steps of a data set; ``UnplannableError`` for columns that it does not have."""
         lengths = _lengths(samples)
+        if self.modes:
+            return BalancedSteps(lengths, self.sequences, seed=self.seed, modes=self.modes)
         if not self.loads:
-            return BalancedSteps(
-                lengths, self.sequences, self.capacity, self.cost, seed=self.seed, modes=self.modes
-            )
-        assert self.cost is not None
+            return BalancedSteps(lengths, self.sequences, self.capacity, self.cost, seed=self.seed)
         if pixels := [name for name in samples.column_names if name.startswith("pixel_values")]:
             raise UnplannableError(
                 f"{pixels[0]}: the collator packs tokens alone. Encode images first"
             )
-        try:
+        with _reading("seqplan_loads"):
             for load in self.loads:
                 if load.column not in samples.column_names:
                     raise ValueError(f"the data set has no column {load.column}. Add it")
             phases = [load.make_phase(samples[load.column]) for load in self.loads]
             phases.append(Phase("text", lengths.tolist(), self.cost, self.capacity))
             return BalancedSteps(None, self.sequences, loads=phases, seed=self.seed)
-        except (TypeError, ValueError) as error:
-            raise UnplannableError(f"seqplan_loads: {error}") from error
-
-    @classmethod
-    def of(cls, cfg: Mapping[str, Any]) -> _Options:
-        for name in ("seqplan_sequences", "seqplan_capacity"):
-            if not isinstance(cfg.get(name), int) or cfg[name] < 1:
-                raise UnplannableError(
-                    f"{name}: must be a whole number above 0, not {cfg.get(name)}"
-                )
-        profile, cost_given = cfg.get("seqplan_profile"), cfg.get("seqplan_cost")
-        if (profile is None) == (cost_given is None):
-            raise UnplannableError("give either seqplan_profile or seqplan_cost: [a, b, c]")
-        try:
-            if cost_given is None:
-                cost = Cost.from_profile(str(profile), cfg.get("seqplan_scheme") or "tp1")
-            else:
-                a, b, c = map(float, cost_given)
-                cost = Cost(a, b, c)
-        except (TypeError, ValueError) as error:
-            raise UnplannableError(f"what a micro-batch costs: {error}") from error
-        sequences, capacity = cfg["seqplan_sequences"], cfg["seqplan_capacity"]
-        try:
-            limits = RecomputationLimits.from_value(cfg.get("seqplan_recompute"))
-            modes = None
-            if limits is not None:
-                modes = limits.list_modes(capacity, lambda mode: _cost_of(cfg, cost, mode))
-        except (TypeError, ValueError) as error:
-            raise UnplannableError(f"seqplan_recompute: {error}") from error
-        try:
-            loads = SampleLoad.list_from_value(cfg.get("seqplan_loads") or {})
-            if loads and modes:
-                raise ValueError("recomputation modes with loads: not supported. Leave one out")
-        except (TypeError, ValueError) as error:
-            raise UnplannableError(f"seqplan_loads: {error}") from error
-        return cls(sequences, capacity, cost, cfg.get("seed") or 0, modes, loads)
 
 
 def _cost_of(cfg: Mapping[str, Any], cost: Cost, mode: str) -> Cost:
@@ -185,7 +174,7 @@ def _cost_of(cfg: Mapping[str, Any], cost: Cost, mode: str) -> Cost:
 
 def make_planned_trainer(cfg: Any) -> type[Any]:
     """Make the trainer's class; ``UnplannableError`` for options that are missing or wrong."""
-    options = _Options.of(cfg)
+    options = _Options(cfg)
 
     class PlannedAxolotlTrainer(PlannedTrainerMixin, _WithLossCounts):
         def __init__(self, *args: Any, train_dataset: Any = None, **kwargs: Any) -> None:

@@ -160,9 +160,6 @@ class PlannedTrainerMixin:
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return a loader whose items are this rank's steps."""
         args, planned = self.args, self._planned
-        sampler = _StepsOfRank(
-            planned, args.process_index, args.world_size, lambda: self.state.global_step, self
-        )
         workers = {}
         if args.dataloader_num_workers:
             workers = {
@@ -172,7 +169,7 @@ class PlannedTrainerMixin:
             }
         return DataLoader(
             _SamplesOfStep(self.train_dataset, planned),
-            batch_sampler=sampler,
+            batch_sampler=_StepsOfRank(self),
             collate_fn=_PackedStep(self.data_collator),
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory,
@@ -267,34 +264,26 @@ class PlannedTrainerMixin:
 class _StepsOfRank:
     """A batch sampler: each batch is one rank's step, with fillers if ranks run in lockstep."""
 
-    def __init__(
-        self,
-        planned: BalancedSteps,
-        rank: int,
-        ranks: int,
-        global_step: Any,
-        trainer: PlannedTrainerMixin,
-    ) -> None:
-        self._planned, self._rank, self._ranks = planned, rank, ranks
-        self._global_step, self._trainer = global_step, trainer
+    def __init__(self, trainer: PlannedTrainerMixin) -> None:
+        self._trainer, self._planned = trainer, trainer._planned
 
     def __len__(self) -> int:
         return self._planned.steps
 
     def __iter__(self) -> Iterator[list[Any]]:
-        epoch = self._global_step() // self._planned.steps
-        lockstep = self._trainer._lockstep
-        for step, planning_ms in _time_steps(
-            self._planned.epoch(epoch, self._ranks, lockstep=lockstep)
-        ):
-            local = [micro for micro in step.micro_batches[self._rank] if micro]
-            some = next(i for of_rank in step.micro_batches for micro in of_rank for i in micro)
-            wanted = len(step.micro_batches[self._rank]) if lockstep else max(1, len(local))
+        trainer, lockstep = self._trainer, self._trainer._lockstep
+        epoch = trainer.state.global_step // self._planned.steps
+        steps = self._planned.epoch(epoch, trainer.args.world_size, lockstep=lockstep)
+        for step, planning_ms in _time_steps(steps):
+            of_rank = step.micro_batches[trainer.args.process_index]
+            local = [micro for micro in of_rank if micro]
+            some = next(i for micros in step.micro_batches for micro in micros for i in micro)
+            wanted = len(of_rank) if lockstep else max(1, len(local))
             fillers = wanted - len(local)
             parts = [*local, *([some] for _ in range(fillers))]
             modes = None
             if step.modes is not None:
-                pairs = zip(step.micro_batches[self._rank], step.modes[self._rank], strict=True)
+                pairs = zip(of_rank, step.modes[trainer.args.process_index], strict=True)
                 modes = [mode for micro, mode in pairs if micro]
                 modes += [self._planned.modes[0]] * fillers
             figures = {**step.figures, "planning_ms": planning_ms}

@@ -68,7 +68,7 @@ class PackedCopy:
         """Start the copy; nothing is added afterwards."""
         if not self._hosts:
             return
-        stream = _copy_stream(self._device)
+        stream = copy_stream(self._device)
         with torch.cuda.stream(stream):
             for host, there in zip(self._hosts, self._copies, strict=True):
                 there.copy_(host, non_blocking=True)
@@ -90,7 +90,7 @@ class PackedCopy:
         if not self._hosts or start + size > len(self._hosts[-1]):
             room = max(self._capacity, size)
             self._hosts.append(torch.empty(room, dtype=torch.uint8, pin_memory=True))
-            with torch.cuda.stream(_copy_stream(self._device)):
+            with torch.cuda.stream(copy_stream(self._device)):
                 self._copies.append(torch.empty(room, dtype=torch.uint8, device=self._device))
             start = 0
         self._used = start + size
@@ -98,7 +98,8 @@ class PackedCopy:
 
 
 @lru_cache
-def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+def copy_stream(device: torch.device, purpose: str = "arrays") -> torch.cuda.Stream:
+    """Return a stream for copies, always the same one for a device and purpose."""
     make: Any = torch.cuda.Stream
     stream: torch.cuda.Stream = make(device)
     return stream

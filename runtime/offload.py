@@ -10,14 +10,13 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 
+from seqplan.runtime.device_copy import copy_stream
 from seqplan.runtime.errors import KeptResultChanged
 from seqplan.runtime.saved_tensors import (
     count_kept,
@@ -138,7 +137,7 @@ class OffloadedCall:
     def record(self) -> None:
         """Remember the copies so far as those to wait for."""
         if self.device.type == "cuda":
-            self._copied = _copy_stream(self.device).record_event()
+            self._copied = copy_stream(self.device, "offload").record_event()
 
     def wait(self) -> None:
         """Let the device's stream wait for the copies of this call."""
@@ -191,7 +190,7 @@ def _copy_to_host(tensor: Tensor) -> Tensor:
     """Copy to pinned memory without waiting; on a CPU to other memory."""
     if not tensor.is_cuda:
         return tensor.clone()
-    stream = _copy_stream(tensor.device)
+    stream = copy_stream(tensor.device, "offload")
     stream.wait_stream(torch.cuda.current_stream(tensor.device))
     with torch.cuda.stream(stream):
         host = torch.empty_like(tensor, device="cpu", pin_memory=True)
@@ -204,12 +203,5 @@ def _copy_to_device(host: Tensor, device: torch.device) -> Tensor:
     """Copy back without waiting."""
     if device.type != "cuda":
         return host.clone()
-    with torch.cuda.stream(_copy_stream(device)):
+    with torch.cuda.stream(copy_stream(device, "offload")):
         return host.to(device, non_blocking=True)
-
-
-@lru_cache
-def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    make: Any = torch.cuda.Stream
-    stream: torch.cuda.Stream = make(device)
-    return stream

@@ -28,7 +28,7 @@ from seqplan.profiler.measure.device import device_name
 from seqplan.profiler.measure.lost_ranks import Alarm
 from seqplan.profiler.measure.measurer import Measurer
 from seqplan.profiler.measure.saved_memory import CudaAllocator
-from seqplan.profiler.measure.sync import Key, list_sync_measurements, measure_sync
+from seqplan.profiler.measure.sync import list_sync_measurements, measure_sync
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.experts.blocks import ExpertBlocks
 from seqplan.runtime.models.llama import ModelConfig
@@ -126,7 +126,7 @@ def measure(
     rank 0 for a file of another device, dtype or model. ``complain``: called with the reason, on
     rank 0, before ``Alarm`` ends all ranks.
     """
-    run = _Run.open(task, path, rank, world_size, complain)
+    run = _Run(task, path, rank, world_size, complain)
     with nullcontext() if run.file is None else run.file:
         _measure_all(run, report)
         _measure_syncs(run)
@@ -197,43 +197,30 @@ def _all_wanted(task: Task) -> list[_Wanted]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
 class _Run:
-    """A partly measured design: the samples that are left, and their setup.
+    """A partly measured design: the samples that are left, and their setup; all ranks make one.
 
     ``todo``: indexes of ``wanted``; ``limits``: by scheme the tokens that have not fitted;
     ``syncs``: those still to be measured; ``file`` on rank 0 only; ``groups`` and ``alarm``
     if there are several ranks.
     """
 
-    measured_on: MeasuredOn
-    wanted: list[_Wanted]
-    todo: list[int]
-    limits: dict[Scheme, float]
-    syncs: list[Key]
-    file: SampleFile | None
-    bench: Bench
-    groups: Communicators | None
-    measurer: Measurer
-    alarm: Alarm | None
-
-    @classmethod
-    def open(
-        cls,
+    def __init__(
+        self,
         task: Task,
         path: Path,
         rank: int,
         world_size: int,
         complain: Callable[[str], None] | None,
-    ) -> _Run:
-        """Read the samples so far and set up the rank; all ranks call it."""
+    ) -> None:
         device = _device(task.device)
         kernel = task.choose_kernel(device)
-        groups = Communicators.create() if world_size > 1 else None
-        measured_on = _describe_hardware(task, device, kernel)
-        file = SampleFile(path, measured_on) if rank == 0 else None
-        wanted = _all_wanted(task)
-        todo, limits = _of_first_rank(None if file is None else _left(wanted, file.samples), groups)
+        self.groups = groups = Communicators.create() if world_size > 1 else None
+        self.measured_on = _describe_hardware(task, device, kernel)
+        self.file = file = SampleFile(path, self.measured_on) if rank == 0 else None
+        self.wanted = wanted = _all_wanted(task)
+        left = None if file is None else _left(wanted, file.samples)
+        self.todo, self.limits = _of_first_rank(left, groups)
 
         def give_up(index: int, lacking: int) -> None:
             assert file is not None
@@ -241,10 +228,10 @@ class _Run:
             if complain is not None:
                 complain(_lone_out_of_memory(wanted[index], lacking))
 
-        alarm = None
+        self.alarm = None
         if groups is not None:
-            alarm = Alarm(dist.distributed_c10d._get_default_store(), rank, give_up)
-        bench = Bench(
+            self.alarm = Alarm(dist.distributed_c10d._get_default_store(), rank, give_up)
+        self.bench = Bench(
             config=task.config,
             layers=task.layers,
             device=device,
@@ -261,26 +248,16 @@ class _Run:
                 by_messages=device.type == "cpu",
             ),
             allocator=None if device.type == "cpu" else CudaAllocator(device),
-            out_of_memory=(lambda: None) if alarm is None else alarm.sound,
+            out_of_memory=(lambda: None) if self.alarm is None else self.alarm.sound,
             processor_time=task.processor_time,
             kernel=kernel,
             blocks=None if groups is None else ExpertBlocks.create(task.expert_parallel, groups),
         )
         known_syncs = None if file is None else {sync.key for sync in file.syncs}
-        syncs = list_sync_measurements(task.schemes, bench)
         measured = _of_first_rank(known_syncs, groups)
-        return cls(
-            measured_on=measured_on,
-            wanted=wanted,
-            todo=todo,
-            limits=limits,
-            syncs=[key for key in syncs if key not in measured],
-            file=file,
-            bench=bench,
-            groups=groups,
-            measurer=Measurer(bench),
-            alarm=alarm,
-        )
+        syncs = list_sync_measurements(task.schemes, self.bench)
+        self.syncs = [key for key in syncs if key not in measured]
+        self.measurer = Measurer(self.bench)
 
     def measure(self, index: int) -> Sample | None:
         """Measure and keep one micro-batch; None if a shorter one of its scheme did not fit."""

@@ -210,8 +210,8 @@ class FanOutSource:
         """Acknowledge the steps that all ranks have; if ``last``, for the ranks that have."""
         for step in sorted(self._pending):
             key = str(step)
-            lines = self._acks.get(key).decode().splitlines()
-            times = {int(rank): float(ms) if ms else None for rank, ms in map(_halves, lines)}
+            parts = [line.partition(" ") for line in self._acks.get(key).decode().splitlines()]
+            times = {int(rank): float(ms) if ms else None for rank, _, ms in parts}
             if len(times) < self._world_size and not last:
                 return
             assert self._inner is not None  # it has given the plan of this step
@@ -222,11 +222,6 @@ class FanOutSource:
     @staticmethod
     def _key(step: int, rank: int) -> str:
         return f"{step}/{rank}"
-
-
-def _halves(line: str) -> tuple[str, str]:
-    rank, _, measured_ms = line.partition(" ")
-    return rank, measured_ms
 
 
 def _line(error: Exception) -> str:

@@ -164,7 +164,7 @@ class HttpSource:
             wait = max(0.0, min(deadline - time.monotonic(), self._longest_wait()))
             path = f"{plan}?wait={wait:.3f}"
             begun = time.monotonic()
-            answer = self._request(self._plans, "GET", path, subject, deadline, wait + GRACE_S)
+            answer = self._request(path, subject, deadline, wait + GRACE_S)
             self._sender.send_queued()
             if answer.status == 200:
                 return answer
@@ -249,15 +249,7 @@ class HttpSource:
         finally:
             self._acks.close()
 
-    def _request(
-        self,
-        connection: Connection,
-        method: str,
-        path: str,
-        subject: str,
-        deadline: float,
-        timeout_s: float,
-    ) -> HttpResponse:
+    def _request(self, path: str, subject: str, deadline: float, timeout_s: float) -> HttpResponse:
         """Return the first answer that is no passing trouble; ``PlanTimeout`` when time is up."""
         next_pause = _FIRST_PAUSE_S
         begun = time.monotonic()
@@ -266,7 +258,7 @@ class HttpSource:
             if self._closed.is_set():
                 raise PlanError(f"{subject}: the source is closed")
             try:
-                answer = connection.request(method, path, None, self._headers, timeout_s)
+                answer = self._plans.request("GET", path, None, self._headers, timeout_s)
                 if answer.status not in RETRIED:
                     return answer
                 trouble = f"{answer.status} {answer.reason}"

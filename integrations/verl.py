@@ -137,9 +137,9 @@ def _rearranging(original: Callable[..., Any], cost: Cost, loads: Sequence[Sampl
             inputs = batch.get("multi_modal_inputs", [None] * len(columns[0]))
             columns += [_list_values(inputs, load.column) for load in loads]
         together = same_micro_num_in_dp and dp_group is not None
-        rank = _rank(dp_group) if together else 0
+        rank, of_ranks = _gather(columns, dp_group) if together else (0, [columns])
         balanced = _pack(
-            _of_all_ranks(columns, dp_group) if together else [columns],
+            of_ranks,
             int(max_token_len),
             cost,
             loads,
@@ -209,21 +209,15 @@ def _list_values(inputs: Iterable[Any], column: str) -> list[Any]:
     return [value.tolist() if hasattr(value, "tolist") else value for value in values]
 
 
-def _rank(group: Any) -> int:
-    import torch.distributed as dist
-
-    return dist.get_rank(group) if dist.is_initialized() else 0
-
-
-def _of_all_ranks(columns: list[list[Any]], group: Any) -> list[list[list[Any]]]:
-    """Return every rank's lengths and values, by rank."""
+def _gather(columns: list[list[Any]], group: Any) -> tuple[int, list[list[list[Any]]]]:
+    """Return this rank, and the lengths and values of every rank."""
     import torch.distributed as dist
 
     if not dist.is_initialized():
-        return [columns]
+        return 0, [columns]
     gathered: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(gathered, columns, group=group)
-    return gathered
+    return dist.get_rank(group), gathered
 
 
 def _logging(original: Callable[..., Any], cost: Cost) -> Any:

@@ -1,4 +1,4 @@
-"""The device that is measured: its name, its memory, its clock."""
+"""The device that is measured: its name, its memory, its processor time."""
 
 from __future__ import annotations
 
@@ -41,29 +41,3 @@ def context_bytes(device: torch.device) -> int:
 def cpu_ms() -> float:
     """Return milliseconds of processor time that all threads of this process have had."""
     return time.process_time() * 1e3
-
-
-class Clock:
-    """Device events on CUDA, the wall elsewhere.
-
-    ``processor_time``: on a CPU, seconds of processor time of all threads of this process instead.
-    """
-
-    def __init__(self, device: torch.device, *, processor_time: bool = False) -> None:
-        self._cuda = device.type == "cuda"
-        self._seconds = time.process_time if processor_time else time.perf_counter
-
-    def mark(self) -> float | torch.cuda.Event:
-        """Mark the present, on the current stream."""
-        if not self._cuda:
-            return self._seconds()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    def ms(self, start: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
-        """Return milliseconds between two marks; waits for the later."""
-        if isinstance(start, float) or isinstance(end, float):
-            return (end - start) * 1e3  # type: ignore[operator]
-        end.synchronize()
-        return float(start.elapsed_time(end))

@@ -6,6 +6,9 @@ Alone it measures schemes of one rank; started by torchrun, those of as many ran
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 
 from seqplan.costs.fit.samples import Sample
@@ -16,6 +19,8 @@ from seqplan.profiler.measure.out_of_memory import is_out_of_memory
 from seqplan.profiler.measure.saved_memory import MicroBatchMemory
 from seqplan.profiler.measure.stage import StageWork
 from seqplan.profiler.measure.timing import MOST_REPEATS, Timer
+
+Result = TypeVar("Result")
 
 WARM_UP = 2
 """Runs of a point that are not counted, in its first round; in later ones a single one is not."""
@@ -50,29 +55,22 @@ class Measurer:
         if not self._warm:
             self._timer.warm_up()
             self._warm = True
-        work, memory = self._prepare(scheme, point, turn)
-        if self._anywhere(memory is None) or memory is None:
+        prepared = self._attempt(lambda: self._prepare(scheme, point, turn))
+        if self._anywhere(prepared is None) or prepared is None:
             return self._oom(scheme, point, turn)
-        sample = self._time(work, memory, scheme, point, turn, repeats)
+        sample = self._attempt(lambda: self._time(*prepared, scheme, point, turn, repeats))
         if self._anywhere(sample is None) or sample is None:
             return self._oom(scheme, point, turn)
         return sample
 
     def _prepare(
         self, scheme: Scheme, point: DesignPoint, turn: int
-    ) -> tuple[StageWork | None, MicroBatchMemory | None]:
-        """Prepare the micro-batch; its memory is None if this rank has no room for it."""
-        bench = self._bench
-        try:
-            work = self._rank_work.of(scheme, point.lengths)
-            if turn:
-                return work, MicroBatchMemory()
-            return work, MicroBatchMemory.of(work, bench.layers, bench.allocator)
-        except RuntimeError as error:
-            if not is_out_of_memory(error):
-                raise
-            bench.out_of_memory()
-            return None, None
+    ) -> tuple[StageWork | None, MicroBatchMemory]:
+        """Prepare the micro-batch and its memory."""
+        work = self._rank_work.of(scheme, point.lengths)
+        if turn:
+            return work, MicroBatchMemory()
+        return work, MicroBatchMemory.of(work, self._bench.layers, self._bench.allocator)
 
     def _time(
         self,
@@ -82,39 +80,43 @@ class Measurer:
         point: DesignPoint,
         turn: int,
         repeats: int,
-    ) -> Sample | None:
-        """Time the micro-batch on every rank; None if this rank has no room for it after all."""
+    ) -> Sample:
+        """Time the micro-batch on every rank."""
         timer, peaks = self._timer, self._bench.allocator is not None
         warm_up = 1 if turn else WARM_UP
+        layers = timer.times(None if work is None else work.layers, warm_up, repeats)
+        ends = timer.times(None if work is None else work.ends, warm_up, repeats)
+        experts: tuple[float, ...] = ()
+        if self._bench.blocks is not None:
+            call = None if work is None else work.experts
+            experts = timer.times(call, warm_up, repeats).whole_ms
+        return Sample(
+            scheme=scheme,
+            role=point.role,
+            lengths=point.lengths,
+            turn=turn,
+            layers=self._bench.layers,
+            layers_ms=layers.whole_ms,
+            ends_ms=ends.whole_ms,
+            forward_ms=layers.forward_ms,
+            layers_yardstick_ms=layers.yardstick_ms,
+            ends_yardstick_ms=ends.yardstick_ms,
+            layers_cpu_ms=() if self._queued else layers.cpu_ms,
+            layers_host_ms=layers.host_ms if self._queued else (),
+            saved_bytes=int(timer.largest(memory.layers_saved + memory.ends_saved)),
+            layers_saved_bytes=int(timer.largest(memory.layers_saved)),
+            layers_peak_bytes=int(timer.largest(memory.layers_peak)) if peaks else None,
+            ends_peak_bytes=int(timer.largest(memory.ends_peak)) if peaks else None,
+            allocated_bytes=int(timer.largest(memory.allocated)) if peaks else None,
+            reserved_bytes=int(timer.largest(memory.reserved)) if peaks else None,
+            experts_ms=experts,
+            host_bytes=int(timer.largest(memory.host)),
+        )
+
+    def _attempt(self, run: Callable[[], Result]) -> Result | None:
+        """Return the result; None if this rank has no room for it."""
         try:
-            layers = timer.times(None if work is None else work.layers, warm_up, repeats)
-            ends = timer.times(None if work is None else work.ends, warm_up, repeats)
-            experts: tuple[float, ...] = ()
-            if self._bench.blocks is not None:
-                call = None if work is None else work.experts
-                experts = timer.times(call, warm_up, repeats).whole_ms
-            return Sample(
-                scheme=scheme,
-                role=point.role,
-                lengths=point.lengths,
-                turn=turn,
-                layers=self._bench.layers,
-                layers_ms=layers.whole_ms,
-                ends_ms=ends.whole_ms,
-                forward_ms=layers.forward_ms,
-                layers_yardstick_ms=layers.yardstick_ms,
-                ends_yardstick_ms=ends.yardstick_ms,
-                layers_cpu_ms=() if self._queued else layers.cpu_ms,
-                layers_host_ms=layers.host_ms if self._queued else (),
-                saved_bytes=int(timer.largest(memory.layers_saved + memory.ends_saved)),
-                layers_saved_bytes=int(timer.largest(memory.layers_saved)),
-                layers_peak_bytes=int(timer.largest(memory.layers_peak)) if peaks else None,
-                ends_peak_bytes=int(timer.largest(memory.ends_peak)) if peaks else None,
-                allocated_bytes=int(timer.largest(memory.allocated)) if peaks else None,
-                reserved_bytes=int(timer.largest(memory.reserved)) if peaks else None,
-                experts_ms=experts,
-                host_bytes=int(timer.largest(memory.host)),
-            )
+            return run()
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise

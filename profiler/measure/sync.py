@@ -16,10 +16,10 @@ from seqplan.costs.fit.sync_samples import SyncSample
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.placement import Placement, placement_of
 from seqplan.profiler.measure.bench import Bench, make_full_plan
-from seqplan.profiler.measure.device import Clock
 from seqplan.runtime.models.llama import Llama, ModelConfig
 from seqplan.runtime.pipeline.llama_units import llama_units
 from seqplan.runtime.states.staged_states import StagedStates
+from seqplan.runtime.stopwatch import Clock
 
 WARM_UP, REPEATS = 1, 5
 

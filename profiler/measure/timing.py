@@ -23,9 +23,10 @@ import torch
 import torch.distributed as dist
 
 from seqplan.profiler.measure.bench import Bench
-from seqplan.profiler.measure.device import Clock, cpu_ms
+from seqplan.profiler.measure.device import cpu_ms
 from seqplan.profiler.measure.stage import Call
 from seqplan.profiler.measure.yardstick import Yardstick, warm_up
+from seqplan.runtime.stopwatch import Clock
 
 LEAST_REPEATS, MOST_REPEATS = 3, 9
 ENOUGH_S = 0.25

@@ -7,7 +7,7 @@ from statistics import median
 
 import torch
 
-from seqplan.profiler.measure.device import Clock
+from seqplan.runtime.stopwatch import Clock
 
 CPU_SIZE, CUDA_SIZE = 256, 4096
 """Rows of the square matrices that are multiplied: a few tenths of a millisecond of either."""

@@ -17,10 +17,10 @@ from seqplan.costs.analytic.attention_rates import RATES
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import Hardware
 from seqplan.costs.analytic.kernels import BACKWARD_FLOPS, attention_kernel_ms, matmul_ms, memory_ms
-from seqplan.profiler.measure.device import Clock
 from seqplan.profiler.verify.results import Figure
 from seqplan.profiler.verify.settings import VerifySettings
 from seqplan.runtime.sequence_parallel.kernels import Attended, Piece, Scores
+from seqplan.runtime.stopwatch import Clock
 
 HEADS, WIDTH = 32, 128
 """Of the attention that is timed, as Llama 3's."""

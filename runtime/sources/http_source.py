@@ -23,12 +23,9 @@ from typing import Any
 from urllib.parse import urlsplit
 from zlib import crc32
 
-from seqplan.plans.format.codec import from_json
-from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan
 from seqplan.plans.service_routes import ACKS, ACKS_MANY, JOB, PLAN, RETRIED, VIEW, fill_route
 from seqplan.plans.views.decode_view import decode_view
-from seqplan.plans.views.placement import place_on_ranks
 from seqplan.plans.views.rank_view import RankView, place_view, rank_view
 from seqplan.runtime.errors import EndOfPlans, PlanError, PlanTimeout
 from seqplan.runtime.sources.acknowledgements import (
@@ -40,6 +37,7 @@ from seqplan.runtime.sources.acknowledgements import (
     default_folder,
 )
 from seqplan.runtime.sources.http_connection import Connection, HttpResponse, TooLarge
+from seqplan.runtime.sources.source import decode_plan, place_plan
 
 LONGEST_WAIT_S = 20.0
 """Longest wait of one request, below the time-outs of proxies."""
@@ -146,10 +144,7 @@ class HttpSource:
         plan, digest = _plan(answer, subject)
         if self._world_size in (None, plan.world_size):
             return plan, digest
-        try:
-            placed = place_on_ranks(plan, self._world_size)
-        except ValueError as error:
-            raise PlanError(f"{subject}: {error}") from None
+        placed = place_plan(plan, self._world_size, subject)
         self._planned_ranks = plan.ranks_left
         return placed, digest
 
@@ -290,14 +285,8 @@ def _view(answer: HttpResponse, subject: str) -> RankView:
 
 
 def _plan(answer: HttpResponse, subject: str) -> tuple[Plan, str]:
-    try:
-        text = answer.body.decode()
-    except UnicodeDecodeError as error:
-        raise PlanError(f"{subject}: not UTF-8: {error.reason}") from None
-    plan = from_json(text, strict=False, origin=subject)  # which compares the digest
-    if faults := lint(plan, None):
-        raise PlanError(f"{subject}: is not sound: {faults[0]}")
-    digest = json.loads(text)["digest"]
+    plan = decode_plan(answer.body, subject, strict=False)
+    digest = json.loads(answer.body)["digest"]
     if answer.etag != f'"{digest}"':
         raise PlanError(f"{subject}: ETag {answer.etag} is not the plan's digest {digest}")
     return plan, digest

@@ -11,9 +11,7 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from seqplan.plans.format.codec import digest
-from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan
-from seqplan.plans.views.placement import place_on_ranks
 from seqplan.plans.views.rank_view import RankView, rank_view
 from seqplan.runtime.data.comparison import find_other_tokens
 from seqplan.runtime.errors import PlanError
@@ -25,6 +23,7 @@ from seqplan.runtime.sources.agreement import (
     one_line,
 )
 from seqplan.runtime.sources.consumer import Step
+from seqplan.runtime.sources.source import check_sound, place_plan
 
 Prepared = TypeVar("Prepared")
 
@@ -82,11 +81,7 @@ def _check_plan(plan: object, step: int) -> Plan:
 def _prepare(
     plan: Plan, rank: int, world_size: int, prepare: Callable[[RankView], Prepared]
 ) -> Step[Prepared]:
-    if faults := lint(plan, None):
-        raise PlanError(f"step {plan.step}: is not sound: {faults[0]}")
-    try:
-        placed = place_on_ranks(plan, world_size)
-    except ValueError as error:
-        raise PlanError(f"step {plan.step}: {error}") from None
+    check_sound(plan, f"step {plan.step}")
+    placed = place_plan(plan, world_size, f"step {plan.step}")
     view = rank_view(placed, rank, digest=digest(plan))
     return Step(view, prepare(view))

@@ -60,6 +60,35 @@ class JobSource(PlanSource, Protocol):
         """Acknowledge a step for several ranks at once, by rank with its time. ``PlanError``."""
 
 
+def decode_plan(line: bytes, origin: str, *, strict: bool = True) -> Plan:
+    """Read a plan and compare its digest and invariants. ``PlanError``; ``strict``: no new fields.
+
+    ``origin``: of the plan, for messages.
+    """
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        raise PlanError(f"{origin}: not UTF-8: {error.reason}") from None
+    plan = from_json(text, strict=strict, origin=origin)
+    check_sound(plan, origin)
+    return plan
+
+
+def check_sound(plan: Plan, origin: str) -> None:
+    """Check the invariants of a plan. ``PlanError`` with the first that does not hold."""
+    if faults := lint(plan, None):
+        more = f" ({len(faults) - 1} more)" if len(faults) > 1 else ""
+        raise PlanError(f"{origin}: is not sound: {faults[0]}{more}")
+
+
+def place_plan(plan: Plan, world_size: int, origin: str) -> Plan:
+    """Place a plan on the ranks of a job (``place_on_ranks``). ``PlanError`` if it does not fit."""
+    try:
+        return place_on_ranks(plan, world_size)
+    except ValueError as error:
+        raise PlanError(f"{origin}: {error}") from None
+
+
 _STEP = re.compile(rb'"step"\s*:\s*(\d+)')
 _EXPERT_DEGREE = re.compile(rb'"expert_parallel"\s*:\s*(\d+)')
 _TENSOR_DEGREE = re.compile(rb'"tp"\s*:\s*(\d+)')
@@ -145,7 +174,7 @@ class FileSource:
                 step = _STEP.search(line)
                 if step is None:
                     # Not a plan: decoding it raises the error.
-                    self._decode(line, number)
+                    decode_plan(line, f"{self._path}:{number}")
                     raise PlanError(f"{self._path}:{number}: step: is missing")
                 steps.append((int(step[1]), number, offset))
                 # What selection considered comes after the pipelines.
@@ -182,28 +211,13 @@ class FileSource:
             line = self._file.readline()
         except OSError as error:
             raise PlanError(f"{self._path}: {error.strerror}") from None
-        plan = self._decode(line, number)
         where = f"{self._path}:{number}"
+        plan = decode_plan(line, where)
         if plan.step != step:
             raise PlanError(f"{where}: step: {plan.step}, but {step} when the file was opened")
         if self._world_size is None:
             self._world_size = plan.world_size
-        if faults := lint(plan, None):
-            more = f" ({len(faults) - 1} more)" if len(faults) > 1 else ""
-            raise PlanError(f"{where}: is not sound: {faults[0]}{more}")
         digest = _DIGEST.search(line)
         assert digest is not None  # from_json has compared it with the content
-        try:
-            placed = place_on_ranks(plan, self._world_size)
-        except ValueError as error:
-            raise PlanError(f"{where}: {error}") from None
-        self._last = placed, digest[1].decode()
+        self._last = place_plan(plan, self._world_size, where), digest[1].decode()
         return self._last
-
-    def _decode(self, line: bytes, number: int) -> Plan:
-        origin = f"{self._path}:{number}"
-        try:
-            text = line.decode()
-        except UnicodeDecodeError as error:
-            raise PlanError(f"{origin}: not UTF-8: {error.reason}") from None
-        return from_json(text, origin=origin)

@@ -5,10 +5,10 @@ import torch
 
 from seqplan.profiler.measure import timing
 from seqplan.profiler.measure.bench import Bench
-from seqplan.profiler.measure.device import Clock
 from seqplan.profiler.measure.stage import Call
 from seqplan.profiler.measure.timing import Timer
 from seqplan.runtime.models.llama import ModelConfig
+from seqplan.runtime.stopwatch import Clock
 
 BENCH = Bench(ModelConfig(), 1, torch.device("cpu"), torch.float32, 0, 1)
 RUN = ["forward", "backward", "forget"]

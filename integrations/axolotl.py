@@ -19,8 +19,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from seqplan.costs.shipped.catalogue import find_profile
-from seqplan.integrations.balanced_steps import BalancedSteps, list_lengths
-from seqplan.integrations.huggingface_trainer import PlannedTrainerMixin, UnplannableError
+from seqplan.integrations.balanced_steps import BalancedSteps
+from seqplan.integrations.huggingface_trainer import (
+    PlannedTrainerMixin,
+    UnplannableError,
+    list_planned_lengths,
+)
 from seqplan.integrations.recomputation_limits import RecomputationLimits
 from seqplan.integrations.sample_loads import SampleLoad
 from seqplan.integrations.versions import UnsupportedVersion, find_installed_version
@@ -146,7 +150,7 @@ class _Options:
 
     def balance_steps(self, samples: Any) -> BalancedSteps:
         """Make the steps of a data set; ``UnplannableError`` for columns that it does not have."""
-        lengths = _lengths(samples)
+        lengths = list_planned_lengths(samples)
         if self.modes:
             return BalancedSteps(lengths, self.sequences, seed=self.seed, modes=self.modes)
         if not self.loads:
@@ -207,12 +211,6 @@ def _set_steps(args: Any, cfg: Any, steps: int) -> None:
         ratio = cfg.get("warmup_ratio")
         most = args.max_steps if ratio is not None else 100
         args.warmup_steps = min(int((0.03 if ratio is None else ratio) * args.max_steps), most)
-
-
-def _lengths(samples: Any) -> Any:
-    if samples is None or not hasattr(samples, "__len__"):
-        raise UnplannableError("an iterable data set has no places to plan")
-    return list_lengths(samples)
 
 
 def _flattening(tokenizer: Any = None, **options: Any) -> Any:

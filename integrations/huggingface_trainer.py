@@ -16,10 +16,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from seqplan.integrations.balanced_steps import BalancedSteps, RankedStep
+from seqplan.integrations.balanced_steps import BalancedSteps, RankedStep, list_lengths
 from seqplan.integrations.recomputation_limits import check_switchable
 from seqplan.runtime.huggingface.recomputation import RecomputationSwitch
 from seqplan.runtime.stopwatch import Stopwatch
@@ -38,6 +40,13 @@ _LABELS = ("labels", "shift_labels")
 
 class UnplannableError(ValueError):
     """A setting under which planned steps would fail, hang or be silently wrong."""
+
+
+def list_planned_lengths(samples: Any) -> npt.NDArray[np.int64]:
+    """List the tokens of each sample; ``UnplannableError`` for an iterable or no data set."""
+    if samples is None or not hasattr(samples, "__len__"):
+        raise UnplannableError("an iterable or no data set has no places to plan")
+    return list_lengths(samples)
 
 
 class PlannedTrainerMixin:

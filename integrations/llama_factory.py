@@ -13,8 +13,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from seqplan.integrations.balanced_steps import BalancedSteps, list_lengths
-from seqplan.integrations.huggingface_trainer import PlannedTrainerMixin, UnplannableError
+from seqplan.integrations.balanced_steps import BalancedSteps
+from seqplan.integrations.huggingface_trainer import PlannedTrainerMixin, list_planned_lengths
 from seqplan.integrations.versions import import_with
 from seqplan.planner.balance.cost import Cost
 
@@ -37,13 +37,10 @@ def install(sequences: int, capacity: int, cost: Cost, *, seed: int = 0) -> None
         host_class = original
 
         def __init__(self, *, train_dataset: Any = None, **settings: Any) -> None:
-            if train_dataset is None or not hasattr(train_dataset, "__len__"):
-                raise UnplannableError("an iterable or no data set has no places to plan")
             # LLaMA-Factory's collator pads; a planned micro-batch has no padding.
             flattening = import_module("transformers.data.data_collator").DataCollatorWithFlattening
-            planned = BalancedSteps(
-                list_lengths(train_dataset), sequences, capacity, cost, seed=seed
-            )
+            lengths = list_planned_lengths(train_dataset)
+            planned = BalancedSteps(lengths, sequences, capacity, cost, seed=seed)
             super().__init__(
                 train_dataset=train_dataset,
                 planned=planned,

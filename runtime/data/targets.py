@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.plans.views.micro_batch_view import MicroBatchView
-from seqplan.runtime.data.tokens import NO_LABEL, IndexedTokens, TokenData, Tokens
+from seqplan.runtime.data.tokens import NO_LABEL, IndexedTokens, TokenData, Tokens, name_sample
 from seqplan.runtime.errors import DataError
 
 Weights = npt.NDArray[np.float64]
@@ -69,12 +69,11 @@ def load_targets(data: TargetData, view: MicroBatchView, *, step: int | None = N
     extras: dict[str, npt.NDArray[Any]] | None = None
     at = 0
     for share in view.sequences:
-        where = f"sample {share.id}" if step is None else f"sample {share.id} of step {step}"
         # Without a token here one still learns what extras there are.
         ranges = share.ranges or (((-1, -1),) if extras is None else ())
         for start, stop in ranges:
             first, last = start + 1, min(stop + 1, share.length)
-            try:
+            with name_sample(share.id, step):
                 targets = _check(data.targets(share.id, first, last), last - first)
                 if extras is None:
                     extras = {
@@ -82,8 +81,6 @@ def load_targets(data: TargetData, view: MicroBatchView, *, step: int | None = N
                         for name, values in targets.extras.items()
                     }
                 _check_equal_extras(targets.extras, extras)
-            except DataError as error:
-                raise DataError(f"{where}: {error}") from None
             # The end of a sequence predicts nothing: its row stays without a label.
             end = at + last - first
             labels[at:end] = targets.labels

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -57,8 +58,7 @@ def load_share(data: TokenData, view: MicroBatchView, *, step: int | None = None
     for share in view.sequences:
         if not share.ranges:
             continue
-        where = f"sample {share.id}" if step is None else f"sample {share.id} of step {step}"
-        try:
+        with name_sample(share.id, step):
             length = data.length(share.id)
             if length < share.length:
                 raise DataError(
@@ -79,9 +79,17 @@ def load_share(data: TokenData, view: MicroBatchView, *, step: int | None = None
                 if stop == share.length:
                     labels[end - 1] = NO_LABEL
                 at = end
-        except DataError as error:
-            raise DataError(f"{where}: {error}") from None
     return TokenShare(tokens, labels, view.positions())
+
+
+@contextmanager
+def name_sample(id: int, step: int | None) -> Iterator[None]:
+    """Name the sample, and the step if it is known, in every ``DataError`` within."""
+    try:
+        yield
+    except DataError as error:
+        where = f"sample {id}" if step is None else f"sample {id} of step {step}"
+        raise DataError(f"{where}: {error}") from None
 
 
 class IndexedTokens:

@@ -1,10 +1,9 @@
 """A rank's steps: its views of the plans, fetched ahead, and agreed on by all ranks.
 
-Read ``iterate_steps`` first, which opens any source; then ``source``, the contract of all
-sources and the one of plan files; ``http_source`` (a planning service, over ``http_connection``,
-with ``acknowledgements`` kept on disk) and ``fan_out`` (one rank requests for all), ``agreement``
-and, which puts them together, ``consumer``; ``in_process`` for plans that are made on the ranks
-themselves.
+Read ``iterate_steps`` first, which opens any source, and takes plans that are made on the ranks
+themselves; then ``source``, the contract of all sources and the one of plan files; ``http_source``
+(a planning service, over ``http_connection``, with ``acknowledgements`` kept on disk) and
+``fan_out`` (one rank requests for all), ``agreement`` and, which puts them together, ``consumer``.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
     from seqplan.runtime.sources.fan_out import FanOutSource as FanOutSource
     from seqplan.runtime.sources.fan_out import open_job as open_job
     from seqplan.runtime.sources.http_source import HttpSource as HttpSource
-    from seqplan.runtime.sources.in_process import iterate_agreed_steps as iterate_agreed_steps
     from seqplan.runtime.sources.iterate_steps import Steps as Steps
+    from seqplan.runtime.sources.iterate_steps import iterate_agreed_steps as iterate_agreed_steps
     from seqplan.runtime.sources.source import FileSource as FileSource
     from seqplan.runtime.sources.source import PlanSource as PlanSource
 

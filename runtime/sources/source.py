@@ -149,7 +149,9 @@ class FileSource:
 
     def plan(self, step: int, timeout_s: float) -> tuple[Plan, str]:
         with self._lock:
-            return self._plan(step)
+            if self._last is None or self._last[0].step != step:
+                self._last = self._read(step)
+            return self._last
 
     def acknowledge(
         self, step: int, rank: int, digest: str | None, measured_ms: float | None = None
@@ -192,9 +194,7 @@ class FileSource:
                 )
         return {step: (number, offset) for step, number, offset in steps}
 
-    def _plan(self, step: int) -> tuple[Plan, str]:
-        if self._last is not None and self._last[0].step == step:
-            return self._last
+    def _read(self, step: int) -> tuple[Plan, str]:
         if self._file.closed:
             raise PlanError(f"{self._path}: is closed")
         if step not in self._lines:
@@ -215,9 +215,7 @@ class FileSource:
         plan = decode_plan(line, where)
         if plan.step != step:
             raise PlanError(f"{where}: step: {plan.step}, but {step} when the file was opened")
-        if self._world_size is None:
-            self._world_size = plan.world_size
+        self._world_size = self._world_size or plan.world_size
         digest = _DIGEST.search(line)
         assert digest is not None  # from_json has compared it with the content
-        self._last = place_plan(plan, self._world_size, where), digest[1].decode()
-        return self._last
+        return place_plan(plan, self._world_size, where), digest[1].decode()

@@ -245,7 +245,8 @@ class PlannedTrainerMixin:
     def _check_isolation(self, model: Any) -> None:
         """Change one document of a micro-batch: another one's logits must not change."""
         trainer: Any = self
-        first, second = (_cut(self.train_dataset[i], 16) for i in _two(self.train_dataset))
+        places = 0, min(1, len(self.train_dataset) - 1)  # twice the same if it has one sample
+        first, second = (_cut(self.train_dataset[place], 16) for place in places)
         length = len(first["input_ids"])
         changed = {**first, "input_ids": [int(second["input_ids"][0])] * length}
         logits = []
@@ -381,8 +382,3 @@ def _cut(sample: Mapping[str, Any], tokens: int) -> dict[str, Any]:
         for key, value in sample.items()
     }
     return {**cut, "length": min(tokens, length)} if "length" in sample else cut
-
-
-def _two(samples: Any) -> tuple[int, int]:
-    """Return two places of a data set, twice the same if it has one."""
-    return 0, min(1, len(samples) - 1)

@@ -105,10 +105,15 @@ def read_costs() -> dict[int, Cost]:
 
 def find_expert_parallel() -> int | None:
     """Return Megatron's degree of expert parallelism; None before it has formed its groups."""
+    return _read_degree("expert_model_parallel")
+
+
+def _read_degree(kind: str) -> int | None:
+    """Return a degree of Megatron's parallelism; None before it has formed its groups."""
     parallel_state: Any = import_module("megatron.core.parallel_state")
     if not parallel_state.model_parallel_is_initialized():
         return None
-    return int(parallel_state.get_expert_model_parallel_world_size())
+    return int(getattr(parallel_state, f"get_{kind}_world_size")())
 
 
 def _original(scheduler: Any) -> Any:
@@ -135,7 +140,7 @@ def _dynamic(host_class: Any, costs: Costs) -> Any:
                     int(self.max_seqlen_per_dp_cp_rank),
                     add_padding(by_degree(costs, ranks, self.min_cp_size), _alignment(self)),
                     multiple=self.microbatch_group_size_per_vp_stage or 1,
-                    stages=_stages(),
+                    stages=_read_degree("pipeline_model_parallel") or 1,
                     known=original(samples) if samples else None,
                 )
 
@@ -156,14 +161,6 @@ def _alignment(scheduler: Any) -> int:
     if getattr(config, "cuda_graph_impl", "none") != "none":
         return int(scheduler.max_seqlen_per_dp_cp_rank)
     return int(alignment)
-
-
-def _stages() -> int:
-    """Return the pipeline stages that Megatron's micro-batches go through; 1 before it has any."""
-    parallel_state = import_module("megatron.core.parallel_state")
-    if not parallel_state.model_parallel_is_initialized():
-        return 1
-    return int(parallel_state.get_pipeline_model_parallel_world_size())
 
 
 def _static(host_class: Any, costs: Costs) -> Any:

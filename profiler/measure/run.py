@@ -224,9 +224,14 @@ class _Run:
 
         def give_up(index: int, lacking: int) -> None:
             assert file is not None
-            file.add(_out_of_memory(wanted[index], task.layers))
+            one = wanted[index]
+            role, lengths = one.point.role, one.point.lengths
+            file.add(Sample.out_of_memory(one.scheme, role, lengths, task.layers, one.turn))
             if complain is not None:
-                complain(_lone_out_of_memory(wanted[index], lacking))
+                complain(
+                    f"{one.scheme}, {one.tokens:,} tokens: rank {lacking} is out of memory while "
+                    "others wait for it; kept as out of memory: start again to go on with the rest"
+                )
 
         self.alarm = None
         if groups is not None:
@@ -314,18 +319,6 @@ def _device(kind: str) -> torch.device:
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     torch.cuda.set_device(device)
     return device
-
-
-def _out_of_memory(wanted: _Wanted, layers: int) -> Sample:
-    point = wanted.point
-    return Sample.out_of_memory(wanted.scheme, point.role, point.lengths, layers, wanted.turn)
-
-
-def _lone_out_of_memory(wanted: _Wanted, lacking: int) -> str:
-    return (
-        f"{wanted.scheme}, {wanted.tokens:,} tokens: rank {lacking} is out of memory while "
-        "others wait for it; kept as out of memory: start again to go on with the rest"
-    )
 
 
 def _left(

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,23 +50,15 @@ def save_split_model(
     files = _ModelFiles(final / ".partial", model, options) if not dist.get_rank(group) else None
     problem = f"{final}: cannot be written"
 
-    def begin() -> None:
-        if files is not None:
-            files.write_others(experts)
+    def run(function: Callable[..., None], *arguments: Any) -> None:
+        attempt_together(
+            lambda: None if files is None else function(files, *arguments), problem, group, _WRITING
+        )
 
-    def finish() -> None:
-        if files is not None:
-            files.finish(final)
-
-    attempt_together(begin, problem, group, _WRITING)
+    run(_ModelFiles.write_others, experts)
     for state in experts.gather_on_first():
-
-        def write(state: Mapping[str, Tensor] = state) -> None:
-            if files is not None:
-                files.write_experts(state)
-
-        attempt_together(write, problem, group, _WRITING)
-    attempt_together(finish, problem, group, _WRITING)
+        run(_ModelFiles.write_experts, state)
+    run(_ModelFiles.finish, final)
 
 
 class _ModelFiles:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from seqplan.plans.views.rank_view import RankView
+from seqplan.runtime.data.comparison import find_other_tokens
 from seqplan.runtime.errors import EndOfPlans, PlanError, RankLost, communicating
 
 _RECORD = struct.Struct("<Bq80s400s")
@@ -68,6 +71,20 @@ def all_gather_records(record: Record, group: dist.ProcessGroup | None) -> list[
     except RankLost as loss:
         raise loss.in_step(record.step) from None
     return [Record.from_bytes(row.numpy().tobytes()) for row in everyone]
+
+
+def find_fault(
+    record: Record,
+    group: dist.ProcessGroup | None,
+    prepare: Callable[[RankView], Any],
+    view: RankView | None,
+) -> str | None:
+    """Return why the ranks cannot run a step together, or None. Collective; ``RankLost``.
+
+    ``view``: of this rank's step if the ranks' data are to be compared.
+    """
+    fault = disagreement(all_gather_records(record, group))
+    return find_other_tokens(prepare, view, group) if fault is None and view else fault
 
 
 def disagreement(records: Sequence[Record]) -> str | None:

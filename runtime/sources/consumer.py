@@ -18,16 +18,9 @@ from typing import Generic, TypeVar
 import torch.distributed as dist
 
 from seqplan.plans.views.rank_view import RankView
-from seqplan.runtime.data.comparison import find_other_tokens
 from seqplan.runtime.errors import EndOfPlans, PlanError, PlanTimeout, RankLost
 from seqplan.runtime.sources.acknowledgements import OUTAGE_S
-from seqplan.runtime.sources.agreement import (
-    Record,
-    State,
-    all_gather_records,
-    disagreement,
-    one_line,
-)
+from seqplan.runtime.sources.agreement import Record, State, find_fault, one_line
 from seqplan.runtime.sources.source import PlanSource
 
 Prepared = TypeVar("Prepared")
@@ -183,10 +176,9 @@ class PlanConsumer(Generic[Prepared]):
         number = self._next_step
         fetched = self._await(number)
         try:
-            fault = disagreement(all_gather_records(self._record(fetched), self._group))
-            if fault is None and fetched.step is not None and not self._compared:
-                fault = find_other_tokens(self._prepare, fetched.step.view, self._group)
-                self._compared = True
+            view = None if self._compared or fetched.step is None else fetched.step.view
+            fault = find_fault(self._record(fetched), self._group, self._prepare, view)
+            self._compared = True
         except RankLost as loss:
             self._over = loss
             raise

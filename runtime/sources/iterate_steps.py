@@ -19,16 +19,9 @@ from seqplan.plans.plan import Plan
 from seqplan.plans.service_routes import JOBS
 from seqplan.plans.views.rank_view import RankView, rank_view
 from seqplan.runtime.communicators import raise_on_all_ranks
-from seqplan.runtime.data.comparison import find_other_tokens
 from seqplan.runtime.errors import PlanError
 from seqplan.runtime.sources.acknowledgements import OUTAGE_S
-from seqplan.runtime.sources.agreement import (
-    Record,
-    State,
-    all_gather_records,
-    disagreement,
-    one_line,
-)
+from seqplan.runtime.sources.agreement import Record, State, find_fault, one_line
 from seqplan.runtime.sources.consumer import AHEAD_BYTES, PlanConsumer, Step
 from seqplan.runtime.sources.fan_out import open_job
 from seqplan.runtime.sources.http_source import FAN_OUT_RANKS
@@ -211,10 +204,9 @@ def iterate_agreed_steps(
                 record = Record(State.READY, plan.step, step.view.digest or "")
         except Exception as error:
             record, cause = Record(State.FAILED, expected, message=one_line(error)), error
-        fault = disagreement(all_gather_records(record, control_group))
-        if fault is None and step is not None and not compared:
-            fault = find_other_tokens(prepare, step.view, control_group)
-            compared = True
+        view = None if compared or step is None else step.view
+        fault = find_fault(record, control_group, prepare, view)
+        compared = True
         if fault is not None:
             raise PlanError(fault) from cause
         if step is None:

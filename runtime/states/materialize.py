@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from seqplan.runtime.errors import communicating
-from seqplan.runtime.states.replicas import check_equal_tensors
+from seqplan.runtime.states.replicas import check_equal_tensors, gather_equal_shapes
 
 
 def find_device(model: nn.Module, device: torch.device | None) -> torch.device:
@@ -41,9 +41,7 @@ def materialize_model(
     parameters = [entry for entry in model.named_parameters() if entry[0] not in split]
     named = [*parameters, *model.named_buffers()]
     lacks = torch.tensor([any(tensor.is_meta for _, tensor in named)], device=device)
-    everyone = [torch.empty_like(lacks) for _ in range(dist.get_world_size(group))]
-    with communicating("comparing the ranks' models"):
-        dist.all_gather(everyone, lacks, group=group)
+    everyone = gather_equal_shapes(lacks, group)
     if not any(bool(flag) for flag in everyone):
         return
     if everyone[0]:

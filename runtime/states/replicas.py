@@ -63,7 +63,7 @@ def check_equal_tensors(
     if device is None:
         device = next((tensor.device for _, tensor, _ in tensors), torch.device("cpu"))
     counts = torch.tensor([len(tensors), len(frozen)], dtype=torch.int64, device=device)
-    everyone = [other.tolist() for other in _all_gathered(counts, group)]
+    everyone = [other.tolist() for other in gather_equal_shapes(counts, group)]
     for rank, (total, untrained) in enumerate(everyone):
         if [total, untrained] != everyone[0]:
             raise ValueError(
@@ -121,7 +121,7 @@ def _number(text: str) -> int:
 
 
 def _check_equal(names: list[str], mine: Tensor, group: dist.ProcessGroup, how: str) -> None:
-    everyone = torch.stack(_all_gathered(mine, group))
+    everyone = torch.stack(gather_equal_shapes(mine, group))
     differing = (everyone != everyone[0]).any(0).nonzero().flatten().tolist()
     if differing:
         at = differing[0]
@@ -130,7 +130,8 @@ def _check_equal(names: list[str], mine: Tensor, group: dist.ProcessGroup, how: 
         raise ValueError(f"{names[at]}{more} of rank {rank} {how}")
 
 
-def _all_gathered(mine: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
+def gather_equal_shapes(mine: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
+    """Return every rank's tensor, all of one shape and dtype, in rank order; collective."""
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     with communicating("comparing the ranks' models"):
         dist.all_gather(everyone, mine, group=group)

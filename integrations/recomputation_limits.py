@@ -74,11 +74,7 @@ class RecomputationLimits:
 
         ``cost_of``: the cost of a micro-batch by mode. ``ValueError`` if none holds so many.
         """
-        if self.capacity < capacity:
-            raise ValueError(
-                f"tokens of a micro-batch: {capacity}. "
-                f"No recomputation mode holds over {self.capacity}"
-            )
+        self.find_lightest(capacity)  # rejects more than any mode holds
         return [
             Mode(mode, min(limit, capacity), cost_of(mode)) for mode, limit in self.tokens.items()
         ]

@@ -56,15 +56,8 @@ class _Link:
             return self._waiting.pop(number)
 
 
-class Links:
-    """The links between ``ranks`` emulated ranks, each way one."""
-
-    def __init__(self, ranks: int) -> None:
-        self._links = {(a, b): _Link() for a in range(ranks) for b in range(ranks)}
-
-    def of(self, sender: int, receiver: int) -> _Link:
-        """Return the link from one rank to another."""
-        return self._links[sender, receiver]
+Links = dict[tuple[int, int], _Link]
+"""The links between emulated ranks, by sender and receiver."""
 
 
 class LinkedTransfer(Transfer):
@@ -92,10 +85,10 @@ class LinkedPeers(Peers):
         """See ``Peers``; sent tensors are copied at once."""
         for tensor, to in sends:
             if tensor.numel():
-                self._links.of(self._rank, to).send(tensor.clone())
+                self._links[self._rank, to].send(tensor.clone())
         return LinkedTransfer(
             [
-                (tensor, self._links.of(origin, self._rank))
+                (tensor, self._links[origin, self._rank])
                 for tensor, origin in receives
                 if tensor.numel()
             ]
@@ -128,7 +121,7 @@ def emulate_ring(
     A ring of one is a single fused call, or as many as the mask takes. ``gather_below``: see
     ``ring_layout``.
     """
-    links = Links(ring)
+    links = {(a, b): _Link() for a in range(ring) for b in range(ring)}
     device = tensors.q.device
     rows = [ring_rows(lengths, ring, rank, device) for rank in range(ring)]
 

@@ -59,7 +59,7 @@ def check_equal_tensors(
     communicates, that of the tensors by default.
     """
     frozen = [(name, tensor) for name, tensor, trained in tensors if not trained]
-    shapes = [_shape(*entry) for entry in tensors]
+    shapes = [f"{name} {tuple(t.shape)} {t.dtype} {trained}" for name, t, trained in tensors]
     if device is None:
         device = next((tensor.device for _, tensor, _ in tensors), torch.device("cpu"))
     counts = torch.tensor([len(tensors), len(frozen)], dtype=torch.int64, device=device)
@@ -110,10 +110,6 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
         yield name, parameter, parameter.requires_grad
     for name, buffer in model.named_buffers():
         yield name, buffer, False
-
-
-def _shape(name: str, tensor: Tensor, trained: bool) -> str:
-    return f"{name} {tuple(tensor.shape)} {tensor.dtype} {trained}"
 
 
 def _number(text: str) -> int:

@@ -169,14 +169,10 @@ def run_step(
         )
         for micro_batch in batches:
             states.next_micro_batch()
-            counting = (
-                nullcontext()
-                if micro_batch.is_empty
-                else counter.count(micro_batch.context.recompute)
-            )
-            with counting:
-                output = model(micro_batch.tokens, micro_batch.context)
-                calls = micro_batch.context.attention_calls(calls)
+            context = micro_batch.context
+            with nullcontext() if micro_batch.is_empty else counter.count(context.recompute):
+                output = model(micro_batch.tokens, context)
+                calls = context.attention_calls(calls)
                 loss = divisor.divide(loss_of(output, micro_batch))
             del output  # logits, which backward does not read
             states.backward(loss, last=micro_batch.last)

@@ -27,11 +27,12 @@ class Clock:
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def ms(self, start: Any, end: Any) -> float:
-        """Return milliseconds between two marks; waits for the later."""
+    def ms(self, start: Any, end: Any, *, wait: bool = True) -> float:
+        """Return milliseconds between two marks; waits for the later, unless it has passed."""
         if not self._cuda:
             return float(end - start) * 1e3
-        end.synchronize()
+        if wait:
+            end.synchronize()
         return float(start.elapsed_time(end))
 
 
@@ -60,4 +61,5 @@ class Stopwatch:
     def seconds(self) -> float:
         """Return the seconds between the two, after the device has come to the second."""
         whole_ms = self._clock.ms(self._started, self._stopped)
-        return (whole_ms - sum(self._clock.ms(*pause) for pause in self._pauses)) / 1e3
+        paused_ms = sum(self._clock.ms(*pause, wait=False) for pause in self._pauses)
+        return (whole_ms - paused_ms) / 1e3

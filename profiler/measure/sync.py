@@ -6,7 +6,7 @@ stand for all, measured at two numbers of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
@@ -16,6 +16,7 @@ from seqplan.costs.fit.sync_samples import SyncSample
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.views.placement import Placement, placement_of
 from seqplan.profiler.measure.bench import Bench, make_full_plan
+from seqplan.profiler.measure.timing import find_slowest
 from seqplan.runtime.models.llama import Llama, ModelConfig
 from seqplan.runtime.pipeline.llama_units import llama_units
 from seqplan.runtime.states.staged_states import StagedStates
@@ -86,10 +87,4 @@ def _times(run: Callable[[], object], bench: Bench) -> tuple[float, ...]:
         started = clock.mark()
         run()
         times.append(clock.ms(started, clock.mark()))
-    return _slowest(times[WARM_UP:], bench)
-
-
-def _slowest(times: Sequence[float], bench: Bench) -> tuple[float, ...]:
-    tensor = torch.tensor(times, dtype=torch.float64)
-    dist.all_reduce(tensor, dist.ReduceOp.MAX, group=bench.control_group)
-    return tuple(tensor.tolist())
+    return find_slowest([tuple(times[WARM_UP:])], bench.control_group)[0]

@@ -97,7 +97,7 @@ class Timer:
             speed = mean((before, *once.readings, after))
             rows.append((once.whole_ms, once.forward_ms, speed, once.cpu_ms, once.host_ms))
             before = after
-        return Times(*zip(*self._slowest(rows), strict=True))
+        return Times(*zip(*find_slowest(rows, self._control_group), strict=True))
 
     def warm_up(self) -> None:
         """Keep a device that runs behind the host busy until its speed is steady; others not."""
@@ -138,12 +138,15 @@ class Timer:
 
     def largest(self, value: float) -> float:
         """Return the largest over all ranks, which all call it."""
-        return self._slowest([(value,)])[0][0]
+        return find_slowest([(value,)], self._control_group)[0][0]
 
-    def _slowest(self, rows: Sequence[tuple[float, ...]]) -> list[tuple[float, ...]]:
-        """Return the largest of each figure over all ranks, which give as many of them."""
-        if self._control_group is None:
-            return list(rows)
-        tensor = torch.tensor(rows, dtype=torch.float64)
-        dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._control_group)
-        return [tuple(row) for row in tensor.tolist()]
+
+def find_slowest(
+    rows: Sequence[tuple[float, ...]], group: dist.ProcessGroup | None
+) -> list[tuple[float, ...]]:
+    """Return the largest of each figure over all ranks, which give as many; None for one rank."""
+    if group is None:
+        return list(rows)
+    tensor = torch.tensor(rows, dtype=torch.float64)
+    dist.all_reduce(tensor, dist.ReduceOp.MAX, group=group)
+    return [tuple(row) for row in tensor.tolist()]

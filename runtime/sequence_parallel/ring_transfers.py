@@ -118,7 +118,8 @@ class Fetching:
         indices, device = place.indices, rows.device
         self._place = place
         self._counts = list(fetch.counts)
-        self._others = [member for member in range(place.layout.ring) if self._is_other(member)]
+        ring, rank = place.layout.ring, place.layout.rank
+        self._others = [member for member in range(ring) if member != rank]
         self._sent: dict[int, Rows] = {}
         sends: dict[int, Tensor] = {}
         taken: dict[int, int] = {}  # rows that several members need, by the first of these
@@ -137,9 +138,6 @@ class Fetching:
         self._received = rows.new_empty(sum(self._counts), rows.shape[1])
         self._transfer = self._exchange(sends, self._by_member(self._received))
         self._home = rows.new_empty(0)
-
-    def _is_other(self, member: int) -> bool:
-        return member != self._place.layout.rank
 
     def _by_member(self, rows: Tensor) -> dict[int, Tensor]:
         parts = torch.split(rows, self._counts)

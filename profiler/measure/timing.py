@@ -144,7 +144,7 @@ class Timer:
 def find_slowest(
     rows: Sequence[tuple[float, ...]], group: dist.ProcessGroup | None
 ) -> list[tuple[float, ...]]:
-    """Return the largest of each figure over all ranks, which give as many; None for one rank."""
+    """Return the largest of each figure over all ranks of a group, None for one."""
     if group is None:
         return list(rows)
     tensor = torch.tensor(rows, dtype=torch.float64)

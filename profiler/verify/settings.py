@@ -67,7 +67,7 @@ class VerifySettings:
         return explain_kernels(heads, heads, Scores(1.0, causal=True))
 
     def make_bench(self, layers: int, config: ModelConfig | None = None) -> Bench:
-        """Make the bench of one rank that runs ``layers`` of a model, by default of ``model``."""
+        """Make one rank's bench for ``layers`` of a model, ``model`` if None."""
         return Bench(
             config or self.model,
             layers,

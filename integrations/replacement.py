@@ -62,9 +62,8 @@ def fall_back(
     original: Callable[..., Any],
     warn: Callable[..., None],
     text: str,
-    errors: tuple[type[Exception], ...] = (ValueError,),
 ) -> Callable[..., Any]:
-    """Return ``planned``, which calls ``original`` instead when it raises one of ``errors``.
+    """Return ``planned``, which calls ``original`` instead when it raises ``ValueError``.
 
     ``warn``: a logger's method, which is then called with the error and ``text``.
     """
@@ -73,7 +72,7 @@ def fall_back(
     def call(*arguments: Any, **named: Any) -> Any:
         try:
             return planned(*arguments, **named)
-        except errors as error:
+        except ValueError as error:
             warn("%s: %s", error, text)
             return original(*arguments, **named)
 

@@ -25,7 +25,6 @@ from seqplan.integrations.degree_costs import costs_of_environment
 from seqplan.integrations.recomputation_limits import RecomputationLimits, check_switchable
 from seqplan.integrations.replacement import (
     describe_plan,
-    fall_back,
     find_original,
     log_plan,
     replace,
@@ -119,7 +118,7 @@ def _install_dispatch(loads: Sequence[SampleLoad]) -> None:
 
 
 def _rearranging(original: Callable[..., Any], cost: Cost, loads: Sequence[SampleLoad]) -> Any:
-    def pack_micro_batches(
+    def rearrange_micro_batches(
         batch: Any,
         max_token_len: Any,
         dp_group: Any = None,
@@ -130,22 +129,37 @@ def _rearranging(original: Callable[..., Any], cost: Cost, loads: Sequence[Sampl
         force_group_size: int = 1,
     ) -> Any:
         """Pack this rank's sequences so that its micro-batches match those of the other ranks."""
-        if force_group_size > 1:
-            raise ValueError(f"groups of {force_group_size} samples stay together")
+        _install_recomputation()
+        # An error here ends this rank: to pack as verl does it alone would mix up collectives.
         columns = [_lengths(batch)]
         if loads:
             inputs = batch.get("multi_modal_inputs", [None] * len(columns[0]))
             columns += [_list_values(inputs, load.column) for load in loads]
         together = same_micro_num_in_dp and dp_group is not None
-        rank, of_ranks = _gather(columns, dp_group) if together else (0, [columns])
-        balanced = _pack(
-            of_ranks,
-            int(max_token_len),
-            cost,
-            loads,
-            count_multiple=num_batches_divided_by or 1,
-            least_count=min_num_micro_batch or 1,
-        )
+        try:
+            if force_group_size > 1:
+                raise ValueError(f"groups of {force_group_size} samples stay together")
+            rank, of_ranks = _gather(columns, dp_group) if together else (0, [columns])
+            balanced = _pack(
+                of_ranks,
+                int(max_token_len),
+                cost,
+                loads,
+                count_multiple=num_batches_divided_by or 1,
+                least_count=min_num_micro_batch or 1,
+            )
+        except (TypeError, ValueError) as error:
+            logger.warning("%s: this batch is packed as verl does it", error)
+            return original(
+                batch,
+                max_token_len,
+                dp_group,
+                num_batches_divided_by,
+                same_micro_num_in_dp,
+                min_num_micro_batch,
+                use_dynamic_bsz_balance,
+                force_group_size,
+            )
         figures.update(describe_plan(balanced))
         mine = balanced.micro_batches[rank]
         if rank == 0:
@@ -157,15 +171,6 @@ def _rearranging(original: Callable[..., Any], cost: Cost, loads: Sequence[Sampl
             places = places[::2][::-1] + places[1::2]
         select = import_module("verl.utils.tensordict_utils").index_select_tensor_dict
         return [select(batch, members) for members in places], places
-
-    warning = "this batch is packed as verl does it"
-    errors = (TypeError, ValueError)
-    planned = fall_back(pack_micro_batches, original, logger.warning, warning, errors)
-
-    def rearrange_micro_batches(*arguments: Any, **named: Any) -> Any:
-        """Return the planned micro-batches, whose recomputation modes engines switch."""
-        _install_recomputation()
-        return planned(*arguments, **named)
 
     return rearrange_micro_batches
 

@@ -1,7 +1,7 @@
 """NeMo-RL's bins, planned: their invariants, and batches that its packer gets."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seqplan import Cost
@@ -20,7 +20,6 @@ class Fallback:
         return [list(range(len(sequence_lengths)))]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 200), min_size=8, max_size=60),
     ranks=st.sampled_from([1, 2, 4, 8]),

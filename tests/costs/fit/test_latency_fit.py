@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seqplan.costs.fit.latency_fit import Errors, Fit, Observed, fit_latency
@@ -25,7 +25,6 @@ def fitted(latency: Latency, noise: np.ndarray | None = None) -> Fit:
     )
 
 
-@settings(max_examples=60)
 @given(a=st.floats(1e-8, 1e-4), b=st.floats(1e-4, 1.0), c=st.floats(0.01, 100.0))
 def test_exact_samples_give_the_coefficients_back(a: float, b: float, c: float) -> None:
     fit = fitted(Latency(a, b, c))

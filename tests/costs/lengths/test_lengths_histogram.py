@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seqplan.costs.lengths import Bucket, LengthsError, parse_histogram, representative, summarise
@@ -22,7 +22,6 @@ def one_bucket(draw: st.DrawFn) -> Bucket:
     return Bucket(over, up_to, sequences, tokens)
 
 
-@settings(deadline=None)
 @given(one_bucket())
 def test_lengths_fit_their_bucket(bucket: Bucket) -> None:
     lengths = representative([bucket])

@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seqplan.api.cli import lengths as lengths_command
 from seqplan.costs.lengths import MAX_LENGTH, LengthsError, histogram_lines, read_lengths, summarise
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, MAX_LENGTH) | st.integers(1, 40), min_size=1, max_size=60))
 def test_a_summary_agrees_with_the_plain_definitions(lengths: list[int]) -> None:
     summary = summarise(np.array(lengths), limits=(1000, 10))

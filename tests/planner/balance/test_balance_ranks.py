@@ -2,23 +2,19 @@
 
 import itertools
 import os
-from itertools import product
-from pathlib import Path
-from typing import Literal
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
+from balance_cases import CODE, COST, EXECUTIONS, time_assignments
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.exhaustive import partitions
 
 from seqplan import Balanced, Cost, Mode, balance
-from seqplan.planner.balance.balanced import ModePricing
+from seqplan.planner.balance.balanced import Execution, ModePricing
 from seqplan.planner.placement.fill import VARIABLE
-
-CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
-COST = Cost(1.2e-6, 0.05, 20.0)
 
 
 def check(
@@ -68,48 +64,25 @@ costs = st.builds(
 )
 
 
-@settings(max_examples=60)
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=40),
     ranks=st.integers(1, 6),
     room=st.integers(0, 200),
     cost=costs,
-    lockstep=st.booleans(),
-    multiple=st.integers(1, 3),
+    execution=st.sampled_from(EXECUTIONS),
+    count_multiple=st.integers(1, 3),
     pad_to=st.sampled_from([1, 4, 16]),
 )
 def test_plans_are_sound_for_any_options(
-    lengths: list[int],
-    ranks: int,
-    room: int,
-    cost: Cost,
-    lockstep: bool,
-    multiple: int,
-    pad_to: int,
+    lengths: list[int], ranks: int, room: int, cost: Cost, pad_to: int, **options: Any
 ) -> None:
     capacity = -(-max(lengths) // pad_to) * pad_to + room
-    balanced = balance(
-        lengths,
-        ranks,
-        capacity,
-        cost,
-        execution="lockstep" if lockstep else "uniform",
-        count_multiple=multiple,
-        pad_to=pad_to,
-    )
-    check(balanced, ranks, capacity, pad_to, multiple)
+    balanced = balance(lengths, ranks, capacity, cost, pad_to=pad_to, **options)
+    check(balanced, ranks, capacity, pad_to, options["count_multiple"])
     micro_batches = [micro for of_rank in balanced.micro_batches for micro in of_rank]
     if not all(micro_batches):
         assert len(lengths) < len(micro_batches)
-    again = balance(
-        np.array(lengths),
-        ranks,
-        capacity,
-        cost,
-        execution="lockstep" if lockstep else "uniform",
-        count_multiple=multiple,
-        pad_to=pad_to,
-    )
+    again = balance(np.array(lengths), ranks, capacity, cost, pad_to=pad_to, **options)
     assert again.micro_batches == balanced.micro_batches
 
 
@@ -119,113 +92,69 @@ def test_plans_are_sound_for_any_options(
     ranks=st.integers(1, 4),
     room=st.integers(0, 150),
     cost=costs,
-    lockstep=st.booleans(),
     group=st.integers(1, 3),
-    equal=st.booleans(),
-    multiple=st.integers(1, 2),
+    execution=st.sampled_from(EXECUTIONS),
+    equal_samples=st.booleans(),
+    count_multiple=st.integers(1, 2),
 )
 def test_sequences_stay_together_or_are_equally_many(
-    lengths: list[int],
-    ranks: int,
-    room: int,
-    cost: Cost,
-    lockstep: bool,
-    group: int,
-    equal: bool,
-    multiple: int,
+    lengths: list[int], ranks: int, room: int, cost: Cost, group: int, **options: Any
 ) -> None:
-    if equal:
+    if options["equal_samples"]:
         most = len(lengths) - len(lengths) % (group * ranks)
         if not most:
             return
         lengths = lengths[:most]
     keys = [f"prompt {i // group}" for i in range(len(lengths))]
     capacity = group * max(lengths) + room
-    balanced = balance(
-        lengths,
-        ranks,
-        capacity,
-        cost,
-        execution="lockstep" if lockstep else "uniform",
-        keep_together=keys,
-        equal_samples=equal,
-        count_multiple=multiple,
-    )
-    check(balanced, ranks, capacity, multiple=multiple)
+    balanced = balance(lengths, ranks, capacity, cost, keep_together=keys, **options)
+    check(balanced, ranks, capacity, multiple=options["count_multiple"])
     for of_rank in balanced.micro_batches:
         for micro in of_rank:
             held = {keys[i] for i in micro}
             assert sum(key in held for key in keys) == len(micro)
-    if equal:
+    if options["equal_samples"]:
         assert {sum(map(len, of_rank)) for of_rank in balanced.micro_batches} == {
             len(lengths) // ranks
         }
 
 
-def optimum(lengths: list[int], ranks: int, capacity: int, cost: Cost, lockstep: bool) -> float:
-    """The least time over all ways: every assignment to at most n micro-batches a rank."""
-    best = float("inf")
-    most = 3
-    for number in range(1, most + 1):
-        for choice in product(range(ranks * number), repeat=len(lengths)):
-            loads = [[0.0, 0] for _ in range(ranks * number)]
-            for length, place in zip(lengths, choice, strict=True):
-                loads[place][0] += length * (cost.a * length + cost.b)
-                loads[place][1] += length
-            if any(tokens > capacity for _, tokens in loads):
-                continue
-            times = [work + cost.c if tokens else 0.0 for work, tokens in loads]
-            if lockstep:
-                time = sum(max(times[k * ranks : (k + 1) * ranks]) for k in range(number))
-            else:
-                time = max(sum(times[rank::ranks]) for rank in range(ranks))
-            best = min(best, time)
-    return best
-
-
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=5),
     room=st.integers(0, 12),
     cost=costs,
-    lockstep=st.booleans(),
+    execution=st.sampled_from(EXECUTIONS),
     pad_to=st.sampled_from([1, 1, 3]),
 )
 def test_the_bound_is_below_every_way_there_is(
-    lengths: list[int], room: int, cost: Cost, lockstep: bool, pad_to: int
+    lengths: list[int], room: int, cost: Cost, execution: Execution, pad_to: int
 ) -> None:
     capacity = max(lengths) + room + 2
     padded = [-(-length // pad_to) * pad_to for length in lengths]
     if sum(padded) > 3 * 2 * (capacity - capacity % pad_to) or max(padded) > capacity:
         return
-    balanced = balance(
-        lengths, 2, capacity, cost, execution="lockstep" if lockstep else "uniform", pad_to=pad_to
-    )
+    balanced = balance(lengths, 2, capacity, cost, execution=execution, pad_to=pad_to)
+    timed = (time_assignments(lengths, 2, capacity, cost, execution, n) for n in (1, 2, 3))
+    least = min(time for ways in timed for time, _ in ways)
     # Without padding more fits, so that the optimum is no higher.
-    assert optimum(lengths, 2, capacity, cost, lockstep) <= balanced.predicted_ms * (1 + 1e-9)
+    assert least <= balanced.predicted_ms * (1 + 1e-9)
     if pad_to == 1:
-        least = optimum(lengths, 2, capacity, cost, lockstep)
         assert balanced.lower_bound_ms <= least * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("lockstep", [True, False])
+@pytest.mark.parametrize("execution", EXECUTIONS)
 @pytest.mark.parametrize(
     ("sequences", "ranks", "context", "draws"),
     [(4096, 128, 32_768, 1), (512, 16, 4096, 3), (512, 16, 32_768, 3), (512, 64, 32_768, 3)],
 )
 def test_real_lengths_are_near_the_bound(
-    lockstep: bool, sequences: int, ranks: int, context: int, draws: int
+    execution: Execution, sequences: int, ranks: int, context: int, draws: int
 ) -> None:
     gaps = []
     for seed in range(draws):
         drawn = np.random.default_rng(seed).choice(CODE, sequences)
-        balanced = balance(
-            np.minimum(drawn, context),
-            ranks,
-            context,
-            COST,
-            execution="lockstep" if lockstep else "uniform",
-        )
+        balanced = balance(np.minimum(drawn, context), ranks, context, COST, execution=execution)
         check(balanced, ranks, context)
         gaps.append(balanced.gap)
     assert sorted(gaps)[len(gaps) // 2] < 0.015, gaps
@@ -234,13 +163,10 @@ def test_real_lengths_are_near_the_bound(
 
 def test_the_same_without_a_compiler() -> None:
     lengths = np.minimum(CODE[:300], 8192)
-    for lockstep in (True, False):
-        compiled = balance(lengths, 8, 8192, COST, execution="lockstep" if lockstep else "uniform")
+    for execution in EXECUTIONS:
+        compiled = balance(lengths, 8, 8192, COST, execution=execution)
         with patch.dict(os.environ, {VARIABLE: "python"}):
-            assert (
-                balance(lengths, 8, 8192, COST, execution="lockstep" if lockstep else "uniform")
-                == compiled
-            )
+            assert balance(lengths, 8, 8192, COST, execution=execution) == compiled
 
 
 def test_one_long_sequence_is_alone_on_its_rank() -> None:
@@ -251,37 +177,30 @@ def test_one_long_sequence_is_alone_on_its_rank() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "options", "message"),
     [
-        (([], 2, 10, COST), "no sequences"),
-        (([5, 0], 2, 10, COST), "sequence 1 has length 0"),
-        (([5, -3], 2, 10, COST), "sequence 1 has length -3"),
-        (([5, 2.5], 2, 10, COST), "sequence 1 has length 2.5"),
-        (([5, float("nan")], 2, 10, COST), "sequence 1 has length nan"),
-        (([5, True], 2, 10, COST), "sequence 1 has length True"),
-        (([5, 11], 2, 10, COST), "sequence 1 has 11 tokens; a micro-batch holds 10"),
-        (([5], 0, 10, COST), "ranks must be a whole number of 1 or more, not 0"),
-        (([5], 2, 0, COST), "capacity must be a whole number of 1 or more, not 0"),
+        (([], 2, 10), {}, "no sequences"),
+        (([5, 0], 2, 10), {}, "sequence 1 has length 0"),
+        (([5, -3], 2, 10), {}, "sequence 1 has length -3"),
+        (([5, 2.5], 2, 10), {}, "sequence 1 has length 2.5"),
+        (([5, float("nan")], 2, 10), {}, "sequence 1 has length nan"),
+        (([5, True], 2, 10), {}, "sequence 1 has length True"),
+        (([5, 11], 2, 10), {}, "sequence 1 has 11 tokens; a micro-batch holds 10"),
+        (([5], 0, 10), {}, "ranks must be a whole number of 1 or more, not 0"),
+        (([5], 2, 0), {}, "capacity must be a whole number of 1 or more, not 0"),
+        (([5, 5], 2, 10), {"keep_together": ["a"]}, "keep_together has 1 keys for 2 sequences"),
+        (([6, 6], 2, 10), {"keep_together": ["a", "a"]}, "'a': its 2 sequences have 12 tokens"),
+        (([5] * 3, 2, 10), {"equal_samples": True}, "3 sequences cannot be assigned equally to 2"),
+        (([5], 1, 10), {"count_multiple": 0}, "count_multiple"),
+        (([5], 1, 10), {"pad_to": 16}, "holds nothing padded to multiples of 16"),
+        (([9], 1, 15), {"pad_to": 8}, r"9 tokens, padded to multiples of 8; .* holds 8"),
     ],
 )
-def test_impossible_arguments_are_rejected(arguments: tuple[object, ...], message: str) -> None:
+def test_impossible_arguments_are_rejected(
+    arguments: tuple[Any, ...], options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
-        balance(*arguments)  # type: ignore[arg-type]
-
-
-def test_impossible_constraints_are_rejected() -> None:
-    with pytest.raises(ValueError, match="keep_together has 1 keys for 2 sequences"):
-        balance([5, 5], 2, 10, COST, keep_together=["a"])
-    with pytest.raises(ValueError, match="'a': its 2 sequences have 12 tokens"):
-        balance([6, 6], 2, 10, COST, keep_together=["a", "a"])
-    with pytest.raises(ValueError, match="3 sequences cannot be assigned equally to 2 ranks"):
-        balance([5, 5, 5], 2, 10, COST, equal_samples=True)
-    with pytest.raises(ValueError, match="count_multiple"):
-        balance([5], 1, 10, COST, count_multiple=0)
-    with pytest.raises(ValueError, match="holds nothing padded to multiples of 16"):
-        balance([5], 1, 10, COST, pad_to=16)
-    with pytest.raises(ValueError, match=r"9 tokens, padded to multiples of 8; .* holds 8"):
-        balance([9], 1, 15, COST, pad_to=8)
+        balance(*arguments, COST, **options)
 
 
 def test_numbers_of_other_kinds_are_taken() -> None:
@@ -293,35 +212,29 @@ def test_numbers_of_other_kinds_are_taken() -> None:
 LIGHT, HEAVY = Mode("none", 40, Cost(0.001, 1.0, 3.0)), Mode("full", 200, Cost(0.001, 1.35, 3.0))
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 120), min_size=1, max_size=30),
     ranks=st.integers(1, 4),
-    lockstep=st.booleans(),
-    multiple=st.integers(1, 2),
+    execution=st.sampled_from(EXECUTIONS),
+    count_multiple=st.integers(1, 2),
     equal_samples=st.booleans(),
 )
 def test_micro_batches_have_the_cheapest_mode_that_holds_them(
-    lengths: list[int], ranks: int, lockstep: bool, multiple: int, equal_samples: bool
+    lengths: list[int], ranks: int, **options: Any
 ) -> None:
-    options = {
-        "execution": "lockstep" if lockstep else "uniform",
-        "count_multiple": multiple,
-        "equal_samples": equal_samples,
-    }
-    if equal_samples:
+    if options["equal_samples"]:
         lengths = (lengths * ranks)[: len(lengths) // ranks * ranks] or [5] * ranks
-    balanced = balance(lengths, ranks, modes=[HEAVY, LIGHT], **options)  # type: ignore[arg-type]
-    check(balanced, ranks, HEAVY.capacity, multiple=multiple)
+    balanced = balance(lengths, ranks, modes=[HEAVY, LIGHT], **options)
+    check(balanced, ranks, HEAVY.capacity, multiple=options["count_multiple"])
     for of_rank, names in zip(balanced.micro_batches, balanced.recompute, strict=True):
         for micro, name in zip(of_rank, names, strict=True):
             assert name == ("none" if sum(lengths[i] for i in micro) <= 40 else "full")
-    one = balance(lengths, ranks, HEAVY.capacity, HEAVY.cost, **options)  # type: ignore[arg-type]
+    one = balance(lengths, ranks, HEAVY.capacity, HEAVY.cost, **options)
     assert balanced.predicted_ms <= one.predicted_ms * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("execution", ["lockstep", "uniform"])
-def test_bound_of_modes_holds_for_every_way(execution: Literal["lockstep", "uniform"]) -> None:
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_bound_of_modes_holds_for_every_way(execution: Execution) -> None:
     """Two ranks, every assignment and every split into micro-batches, all by enumeration."""
     rng = np.random.default_rng(3)
     for _ in range(25):

@@ -1,18 +1,16 @@
 """Micro-batch counts in multiples: no slower than a short construct, and bounded soundly."""
 
 from bisect import insort
-from itertools import product
 from math import inf
-from pathlib import Path
 
 import numpy as np
 import pytest
+from balance_cases import CODE, EXECUTIONS, time_assignments
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqplan import Cost, balance
-
-CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
+from seqplan.planner.balance.balanced import Execution
 
 
 def work_ms(length: int, cost: Cost) -> float:
@@ -68,15 +66,10 @@ def test_no_slower_than_a_short_construct(multiple: int) -> None:
             float(rng.choice([0.0, 1e-6, 5e-6])), 0.05, float(rng.choice([0.0, 5.0, 100.0]))
         )
         lengths = np.minimum(rng.choice(CODE, count), capacity).tolist()
-        for lockstep, construct in ((True, construct_lockstep), (False, construct_free)):
-            balanced = balance(
-                lengths,
-                ranks,
-                capacity,
-                cost,
-                count_multiple=multiple,
-                execution="lockstep" if lockstep else "uniform",
-            )
+        for execution in EXECUTIONS:
+            options = {"count_multiple": multiple, "execution": execution}
+            balanced = balance(lengths, ranks, capacity, cost, **options)
+            construct = construct_lockstep if execution == "lockstep" else construct_free
             naive = min(
                 construct(lengths, ranks, capacity, cost, number)
                 for number in range(multiple, count // ranks + 1, multiple)
@@ -87,75 +80,39 @@ def test_no_slower_than_a_short_construct(multiple: int) -> None:
     assert compared
 
 
-def optimum(
-    lengths: list[int], ranks: int, capacity: int, cost: Cost, multiple: int, lockstep: bool
-) -> tuple[float, float]:
-    """Enumerate assignments to ``multiple`` micro-batches a rank: the least time of all, and of
-    those that leave none empty (ms)."""
-    best = best_full = inf
-    for choice in product(range(ranks * multiple), repeat=len(lengths)):
-        loads = [[0.0, 0] for _ in range(ranks * multiple)]
-        for length, place in zip(lengths, choice, strict=True):
-            loads[place][0] += work_ms(length, cost)
-            loads[place][1] += length
-        if any(tokens > capacity for _, tokens in loads):
-            continue
-        times = [work + cost.c if tokens else 0.0 for work, tokens in loads]
-        if lockstep:
-            time = sum(max(times[k * ranks : (k + 1) * ranks]) for k in range(multiple))
-        else:
-            time = max(sum(times[rank::ranks]) for rank in range(ranks))
-        best = min(best, time)
-        if all(tokens for _, tokens in loads):
-            best_full = min(best_full, time)
-    return best, best_full
-
-
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=6),
     room=st.integers(8, 40),
     cost=st.builds(Cost, st.sampled_from([0.0, 0.05]), st.just(1.0), st.sampled_from([0.0, 30.0])),
-    lockstep=st.booleans(),
+    execution=st.sampled_from(EXECUTIONS),
     multiple=st.integers(2, 3),
 )
 def test_the_bound_counts_the_multiple(
-    lengths: list[int], room: int, cost: Cost, lockstep: bool, multiple: int
+    lengths: list[int], room: int, cost: Cost, execution: Execution, multiple: int
 ) -> None:
-    balanced = balance(
-        lengths,
-        2,
-        max(lengths) + room,
-        cost,
-        count_multiple=multiple,
-        execution="lockstep" if lockstep else "uniform",
-    )
-    least, least_full = optimum(lengths, 2, max(lengths) + room, cost, multiple, lockstep)
+    capacity = max(lengths) + room
+    balanced = balance(lengths, 2, capacity, cost, count_multiple=multiple, execution=execution)
     full = all(micro for of_rank in balanced.micro_batches for micro in of_rank)
-    assert balanced.lower_bound_ms <= (least_full if full else least) * (1 + 1e-9)
+    timed = time_assignments(lengths, 2, capacity, cost, execution, multiple)
+    least = min((time for time, none_empty in timed if none_empty or not full), default=inf)
+    assert balanced.lower_bound_ms <= least * (1 + 1e-9)
     if len(balanced.micro_batches[0]) == multiple and len(lengths) >= 2 * multiple:
         assert full
 
 
-@pytest.mark.parametrize("lockstep", [True, False])
-def test_fewer_sequences_than_micro_batches_run_side_by_side(lockstep: bool) -> None:
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_fewer_sequences_than_micro_batches_run_side_by_side(execution: Execution) -> None:
     cost = Cost(0.0, 1.0, 100.0)
-    balanced = balance(
-        [5, 6, 7], 2, 20, cost, count_multiple=7, execution="lockstep" if lockstep else "uniform"
-    )
+    balanced = balance([5, 6, 7], 2, 20, cost, count_multiple=7, execution=execution)
     assert [len(of_rank) for of_rank in balanced.micro_batches] == [7, 7]
     assert balanced.predicted_ms == 111.0  # 5 and 6 together, next to 7
     assert balanced.gap < 0.02
 
 
-@pytest.mark.parametrize("lockstep", [True, False])
-def test_ranks_by_the_thousand_without_sequences(lockstep: bool) -> None:
-    balanced = balance(
-        [3_000, 2_000, 100],
-        100_000,
-        4_096,
-        Cost(1e-6, 0.05, 1.0),
-        execution="lockstep" if lockstep else "uniform",
-    )
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_ranks_by_the_thousand_without_sequences(execution: Execution) -> None:
+    cost, lengths = Cost(1e-6, 0.05, 1.0), [3_000, 2_000, 100]
+    balanced = balance(lengths, 100_000, 4_096, cost, execution=execution)
     assert sorted(balanced.order()) == [0, 1, 2]
     assert balanced.gap < 1e-6

@@ -2,19 +2,20 @@
 
 from dataclasses import replace
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from balance_cases import EXECUTIONS
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seqplan import Balanced, Cost, Phase, balance
+from seqplan.planner.balance.balanced import Execution
 from seqplan.planner.balance.loads import balance_loads
 from seqplan.planner.placement.slowdown import Slowdown
 
 VISION, TEXT = Cost(2e-6, 0.01, 3.0), Cost(1.2e-6, 0.05, 20.0)
-EXECUTIONS: tuple[Literal["lockstep", "uniform"], ...] = ("lockstep", "uniform")
 
 
 def draw_samples(samples: int, seed: int, share: float = 0.5) -> tuple[list[list[int]], list[int]]:
@@ -88,7 +89,6 @@ def test_samples_that_stay_on_their_rank_are_packed_like_all_packings(seed: int)
     assert best * (1 - 1e-9) <= fixed.predicted_ms <= 1.02 * best
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     samples=st.lists(
         st.tuples(st.lists(st.integers(0, 40), max_size=3), st.integers(1, 50)),
@@ -99,42 +99,31 @@ def test_samples_that_stay_on_their_rank_are_packed_like_all_packings(seed: int)
     room=st.integers(0, 100),
     barrier=st.booleans(),
     execution=st.sampled_from(EXECUTIONS),
-    multiple=st.integers(1, 2),
+    count_multiple=st.integers(1, 2),
 )
 def test_every_sample_once_within_the_capacity_of_each_phase(
-    samples: list[tuple[list[int], int]],
-    slowdown: list[float],
-    room: int,
-    barrier: bool,
-    execution: Literal["lockstep", "uniform"],
-    multiple: int,
+    samples: list[tuple[list[int], int]], room: int, **options: Any
 ) -> None:
+    slowdown, barrier = options["slowdown"], options["barrier"]
     patches, tokens = [p for p, _ in samples], [t for _, t in samples]
     loads = [
         Phase("vision", patches, Cost(1e-3, 0.1, 1.0), max(1, *map(sum, patches)) + room),
         Phase("text", tokens, Cost(2e-3, 0.3, 2.0), max(tokens) + room),
     ]
-    options: dict[str, Any] = {
-        "loads": loads,
-        "barrier": barrier,
-        "execution": execution,
-        "slowdown": slowdown,
-        "count_multiple": multiple,
-    }
-    balanced = balance(ranks=len(slowdown), **options)
+    balanced = balance(ranks=len(slowdown), loads=loads, **options)
     assert sorted(balanced.order()) == list(range(len(samples)))
     for of_rank in balanced.micro_batches:
-        assert len(of_rank) % multiple == 0
+        assert len(of_rank) % options["count_multiple"] == 0
         for micro in of_rank:
             assert sum(sum(patches[i]) for i in micro) <= loads[0].capacity
             assert sum(tokens[i] for i in micro) <= loads[1].capacity
     assert balanced.predicted_ms == pytest.approx(time_ms(balanced, loads, barrier, slowdown))
     assert balanced.lower_bound_ms <= balanced.predicted_ms
     assert sum(balanced.phase_ms.values()) == pytest.approx(balanced.predicted_ms)
-    assert balance(ranks=len(slowdown), **options).micro_batches == balanced.micro_batches
+    again = balance(ranks=len(slowdown), loads=loads, **options)
+    assert again.micro_batches == balanced.micro_batches
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     samples=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 12)), min_size=1, max_size=8),
     slowdown=st.sampled_from([[1.0, 1.0, 1.0], [1.0, 1.0, 1.5]]),
@@ -142,10 +131,7 @@ def test_every_sample_once_within_the_capacity_of_each_phase(
     execution=st.sampled_from(EXECUTIONS),
 )
 def test_near_the_best_of_all_assignments_of_few_samples(
-    samples: list[tuple[int, int]],
-    slowdown: list[float],
-    barrier: bool,
-    execution: Literal["lockstep", "uniform"],
+    samples: list[tuple[int, int]], slowdown: list[float], barrier: bool, execution: Execution
 ) -> None:
     loads = [
         Phase("vision", [v for v, _ in samples], Cost(0.02, 0.3, 0.5)),

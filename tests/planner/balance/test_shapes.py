@@ -1,21 +1,17 @@
 """Micro-batches of few shapes."""
 
 from itertools import combinations
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
+from balance_cases import CODE, COST, EXECUTIONS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqplan import Cost, Mode, balance
-from seqplan.planner.balance.balanced import ModePricing
+from seqplan.planner.balance.balanced import Execution, ModePricing
 from seqplan.planner.balance.shapes import MOST_SIZES, choose_shapes, pad_to_shape
-
-CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
-COST = Cost(1.2e-6, 0.05, 20.0)
-EXECUTIONS: tuple[Literal["lockstep", "uniform"], ...] = ("lockstep", "uniform")
 
 
 def padding(sizes: list[int], shapes: tuple[int, ...]) -> int:
@@ -45,7 +41,7 @@ def test_many_sizes_count_as_fewer() -> None:
     assert padding(sizes, shapes) < 0.15 * sum(sizes)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=50),
     ranks=st.integers(1, 5),
@@ -57,30 +53,17 @@ def test_many_sizes_count_as_fewer() -> None:
     slow=st.booleans(),
 )
 def test_every_micro_batch_has_one_of_few_shapes(
-    lengths: list[int],
-    ranks: int,
-    room: int,
-    shapes: int | list[int],
-    execution: Literal["lockstep", "uniform"],
-    pad_to: int,
-    modes: bool,
-    slow: bool,
+    lengths: list[int], ranks: int, room: int, modes: bool, slow: bool, **options: Any
 ) -> None:
+    shapes, pad_to = options["shapes"], options["pad_to"]
     longest = -(-max(lengths) // pad_to) * pad_to
     capacity = longest + room + 4
     if not isinstance(shapes, int):
         shapes = [*(-(-size // pad_to) * pad_to for size in shapes if size <= longest), longest]
     both = [Mode("none", -(-capacity // 2), COST), Mode("full", capacity, Cost(2e-6, 0.07, 20.0))]
-    options: dict[str, Any] = {
-        "execution": execution,
-        "pad_to": pad_to,
-        "shapes": shapes,
-        "slowdown": [1.5] + [1.0] * (ranks - 1) if slow else None,
-    }
-    if modes:
-        options["modes"] = both
-    else:
-        options |= {"capacity": capacity, "cost": COST}
+    slowdown = [1.5] + [1.0] * (ranks - 1) if slow else None
+    options |= {"shapes": shapes, "slowdown": slowdown}
+    options |= {"modes": both} if modes else {"capacity": capacity, "cost": COST}
     balanced = balance(lengths, ranks, **options)
     assert sorted(balanced.order()) == list(range(len(lengths)))
     pricing = balanced.pricing
@@ -97,9 +80,9 @@ def test_every_micro_batch_has_one_of_few_shapes(
         for micro, size, name in zip(of_rank, padded, names, strict=True):
             assert sum(-(-lengths[i] // pad_to) * pad_to for i in micro) <= size or not micro
             assert size <= next(m.capacity for m in pricing.modes if m.name == name)
-        if execution == "uniform":
+        if options["execution"] == "uniform":
             assert padded == sorted(padded, reverse=True)
-    if execution == "lockstep":
+    if options["execution"] == "lockstep":
         largest = [max(of_step) for of_step in zip(*balanced.padded_tokens, strict=True)]
         assert largest == sorted(largest, reverse=True)
     assert balanced.lower_bound_ms <= balanced.predicted_ms
@@ -110,7 +93,7 @@ def test_every_micro_batch_has_one_of_few_shapes(
 @pytest.mark.parametrize(("number", "most"), [(8, 0.005), (4, 0.01)])
 @pytest.mark.parametrize("context", [8192, 16384, 32768])
 def test_few_shapes_need_little_padding(
-    execution: Literal["lockstep", "uniform"], number: int, most: float, context: int
+    execution: Execution, number: int, most: float, context: int
 ) -> None:
     lengths = np.random.default_rng(1).choice(CODE[context >= CODE], 1024)
     balanced = balance(lengths, 16, context, COST, execution=execution, shapes=number)

@@ -1,19 +1,16 @@
 """Balancing over ranks of which some are slower than others, or lost."""
 
 from itertools import product
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
+from balance_cases import CODE, COST, EXECUTIONS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seqplan import Cost, Mode, balance
-
-CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
-COST = Cost(1.2e-6, 0.05, 20.0)
-EXECUTIONS: tuple[Literal["lockstep", "uniform"], ...] = ("lockstep", "uniform")
+from seqplan.planner.balance.balanced import Execution
 
 factors = st.one_of(st.none(), st.sampled_from([1.0, 1.0, 1.1, 1.3, 2.0]))
 
@@ -41,50 +38,37 @@ def time_ms(
     return sum(map(max, zip(*times, strict=True)))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=40),
     slowdown=st.lists(factors, min_size=1, max_size=6).filter(any),
     room=st.integers(0, 200),
-    execution=st.sampled_from(EXECUTIONS),
-    multiple=st.integers(1, 3),
     together=st.booleans(),
+    execution=st.sampled_from(EXECUTIONS),
+    count_multiple=st.integers(1, 3),
 )
 def test_every_sequence_once_and_none_on_a_lost_rank(
-    lengths: list[int],
-    slowdown: list[float | None],
-    room: int,
-    execution: Literal["lockstep", "uniform"],
-    multiple: int,
-    together: bool,
+    lengths: list[int], slowdown: list[float | None], room: int, together: bool, **options: Any
 ) -> None:
-    cost = Cost(1e-3, 0.1, 1.0)
-    balanced = balance(
-        lengths,
-        len(slowdown),
-        2 * max(lengths) + room,
-        cost,
-        execution=execution,
-        slowdown=slowdown,
-        count_multiple=multiple,
-        keep_together=[i // 2 for i in range(len(lengths))] if together else None,
-    )
+    cost, capacity, ranks = Cost(1e-3, 0.1, 1.0), 2 * max(lengths) + room, len(slowdown)
+    options["keep_together"] = [i // 2 for i in range(len(lengths))] if together else None
+    balanced = balance(lengths, ranks, capacity, cost, slowdown=slowdown, **options)
     assert sorted(balanced.order()) == list(range(len(lengths)))
     for of_rank, factor in zip(balanced.micro_batches, slowdown, strict=True):
         if factor is None:
             assert not of_rank
         else:
             assert of_rank
-            assert len(of_rank) % multiple == 0
+            assert len(of_rank) % options["count_multiple"] == 0
         for micro in of_rank:
-            assert sum(lengths[i] for i in micro) <= 2 * max(lengths) + room
-    expected = time_ms(balanced.micro_batches, lengths, cost, slowdown, execution)
+            assert sum(lengths[i] for i in micro) <= capacity
+    expected = time_ms(balanced.micro_batches, lengths, cost, slowdown, options["execution"])
     assert balanced.predicted_ms == pytest.approx(expected)
     assert balanced.lower_bound_ms <= balanced.predicted_ms
     assert balanced.slowdown == tuple(slowdown)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=5),
     slowdown=st.sampled_from([[1.0, 2.0], [1.0, 1.3, 2.0], [1.2, 1.2], [1.1, 3.0]]),
@@ -94,13 +78,9 @@ def test_every_sequence_once_and_none_on_a_lost_rank(
     modes=st.booleans(),
 )
 def test_the_bound_is_below_every_way_there_is(
-    lengths: list[int],
-    slowdown: list[float | None],
-    room: int,
-    cost: Cost,
-    execution: Literal["lockstep", "uniform"],
-    modes: bool,
+    lengths: list[int], room: int, cost: Cost, modes: bool, **options: Any
 ) -> None:
+    execution, slowdown = options["execution"], options["slowdown"]
     capacity, ranks = max(lengths) + room, len(slowdown)
     heavier = Cost(cost.a * 1.3, cost.b * 1.3, cost.c)
     light = capacity // 2
@@ -124,7 +104,6 @@ def test_the_bound_is_below_every_way_there_is(
         ]
         of_ranks = [sum(column) for column in zip(*slow, strict=True)]
         least = min(least, max(of_ranks) if execution == "uniform" else sum(map(max, slow)))
-    options: dict[str, Any] = {"execution": execution, "slowdown": slowdown}
     if modes and light:
         both = [Mode("none", light, cost), Mode("full", capacity, heavier)]
         balanced = balance(lengths, ranks, modes=both, **options)
@@ -137,7 +116,7 @@ def test_the_bound_is_below_every_way_there_is(
 @pytest.mark.parametrize("ranks", [8, 64])
 @pytest.mark.parametrize("factor", [1.1, 1.3, 2.0])
 def test_one_slow_rank_costs_its_missing_speed(
-    execution: Literal["lockstep", "uniform"], ranks: int, factor: float
+    execution: Execution, ranks: int, factor: float
 ) -> None:
     lengths = np.random.default_rng(0).choice(CODE[CODE <= 8192], 32 * ranks)
     slowdown: list[float | None] = [1.0] * ranks

@@ -4,13 +4,10 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seqplan.planner.batches.sampler import START, Sampler, SamplerState
-
-UNTIMED = settings(deadline=None)
-"""Little data makes a step of many epochs."""
 
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=40)
 
@@ -21,7 +18,6 @@ def sampler_of(lengths: list[int], tokens: int, max_len: int, seed: int) -> Samp
     return Sampler(np.array(lengths), min(tokens, total), max_len, seed)
 
 
-@UNTIMED
 @given(LENGTHS, st.integers(1, 200), st.integers(1, 60), st.integers(0, 5))
 def test_each_epoch_uses_every_sequence_once(
     lengths: list[int], tokens: int, max_len: int, seed: int
@@ -37,7 +33,6 @@ def test_each_epoch_uses_every_sequence_once(
         assert sorted(ids) == list(range(len(lengths)))
 
 
-@UNTIMED
 @given(LENGTHS, st.integers(1, 200), st.integers(1, 60))
 def test_steps_keep_their_tokens_and_stop_only_when_full(
     lengths: list[int], tokens: int, max_len: int
@@ -53,7 +48,6 @@ def test_steps_keep_their_tokens_and_stop_only_when_full(
         assert batch.tokens + following.lengths[0] > tokens
 
 
-@UNTIMED
 @given(LENGTHS, st.integers(1, 200), st.integers(0, 9))
 def test_the_same_seed_gives_the_same_steps(lengths: list[int], tokens: int, seed: int) -> None:
     first, again = (list(sampler_of(lengths, tokens, 50, seed).batches(5)) for _ in range(2))
@@ -81,7 +75,6 @@ def test_impossible_draws_are_rejected() -> None:
     assert next(Sampler(np.array([7, 4]), 9, 5, 0).batches()).tokens == 9
 
 
-@UNTIMED
 @given(LENGTHS, st.integers(1, 200), st.integers(0, 5), st.integers(0, 12))
 def test_going_on_from_a_state_gives_the_same_steps(
     lengths: list[int], tokens: int, seed: int, step: int
@@ -95,7 +88,6 @@ def test_going_on_from_a_state_gives_the_same_steps(
         assert sampler_of(lengths, tokens, 50, seed).state_before(step, earlier) == state
 
 
-@UNTIMED
 @given(LENGTHS, st.integers(1, 200))
 def test_a_state_counts_drawn_sequences(lengths: list[int], tokens: int) -> None:
     drawn = 0

@@ -22,7 +22,7 @@ from seqplan.planner.bounds.witness import find_witness
 from seqplan.planner.placement.fleet import ClassMode, Floats, PipelineClass
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(cases(most=4, pipelines=2))
 def test_the_oracle_agrees_with_plain_enumeration(case: Case) -> None:
     classes, batch = case
@@ -30,7 +30,7 @@ def test_the_oracle_agrees_with_plain_enumeration(case: Case) -> None:
         assert step_optimum(classes, batch) == pytest.approx(literal_optimum(classes, batch))
 
 
-@settings(max_examples=68, deadline=None)
+@settings(max_examples=68)
 @given(cases())
 def test_cheap_bounds(case: Case) -> None:
     classes, batch = case
@@ -39,7 +39,7 @@ def test_cheap_bounds(case: Case) -> None:
     assert area_bound_ms(classes, batch) <= optimum * SLACK
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(cases(), st.sampled_from([None, 2, 3, 4]))
 def test_gpu_time_and_places(case: Case, gpus: int | None) -> None:
     classes, batch = case
@@ -53,7 +53,6 @@ def test_gpu_time_and_places(case: Case, gpus: int | None) -> None:
         assert gpu_time_bound_ms(classes, batch, gpus) <= optimum * SLACK
 
 
-@settings(max_examples=60, deadline=None)
 @given(cases(), st.floats(0.5, 3.0), st.integers(0, 2**32))
 def test_weighed_shares_are_sums_of_shares(case: Case, share: float, seed: int) -> None:
     classes, batch = case
@@ -90,7 +89,7 @@ def test_sequences_that_only_large_groups_hold_are_counted() -> None:
     assert gpu_time_bound_ms((small, large), batch, 19) == bound  # three GPUs hold none of them
 
 
-@settings(max_examples=68, deadline=None)
+@settings(max_examples=68)
 @given(cases(), st.floats(0.5, 3), st.floats(1, 2), st.sampled_from([None, 2, 4]))
 def test_relaxed_bound(case: Case, at: float, high: float, gpus: int | None) -> None:
     classes, batch = case
@@ -127,7 +126,7 @@ def test_bounds_hold_whatever_modes_micro_batches_have(seed: int) -> None:
         assert certify(fleet(classes), batch, optimum * 1.05) <= optimum * SLACK
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 2**32), st.integers(1, 2))
 def test_shares_of_all_micro_batches_hold(seed: int, micro_batches: int) -> None:
     """Sequences in micro-batches of any modes take at most the time of these."""

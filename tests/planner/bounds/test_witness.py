@@ -40,7 +40,7 @@ def convinces(written: dict[str, Any], optimum: float) -> None:
     assert check(wrong) is not None
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(cases())
 def test_no_time_that_can_be_reached_has_a_witness(case: Case) -> None:
     classes, batch = case

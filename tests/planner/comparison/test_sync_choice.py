@@ -77,7 +77,7 @@ def test_a_plan_states_why_a_faster_candidate_was_left() -> None:
     assert text.count("  best") == 1
 
 
-@settings(max_examples=17, deadline=None)
+@settings(max_examples=17)
 @given(st.integers(0, 1), st.floats(0, 4000), st.floats(-2000, 4000))
 def test_no_candidate_is_better_with_its_sync(at: int, same: float, more: float) -> None:
     batch = dense().batches[at]
@@ -99,7 +99,7 @@ def reached_on(at: int) -> tuple[Batch, float]:
     return batch, min(alone_ms(s, batch) for s in CANDIDATES[1:3])
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(
     st.integers(0, 1),
     st.one_of(

@@ -212,7 +212,7 @@ def test_a_step_whose_groups_regroup_is_solved() -> None:
     assert solved
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @example([20, 21, 202, 300, 300], 0.0, 300)
 @example([20, 153, 153, 214, 214], 40.0, 300)
 @example([20, 73, 73, 208, 208], 5.0, 300)

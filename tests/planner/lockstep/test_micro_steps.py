@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from oracles.micro_steps import least_micro_steps_ms
 
@@ -52,7 +52,6 @@ def settings_of_micro_steps(draw: st.DrawFn) -> tuple[list[SchemeModel], Batch, 
     return models, Batch.from_lengths(lengths), gpus
 
 
-@settings(max_examples=60, deadline=None)
 @given(settings_of_micro_steps())
 def test_micro_steps_lie_between_the_bound_and_twice_the_optimum(
     case: tuple[list[SchemeModel], Batch, int],
@@ -67,7 +66,6 @@ def test_micro_steps_lie_between_the_bound_and_twice_the_optimum(
     assert best * (1 - 1e-9) <= micro_steps.objective_ms <= 2 * best
 
 
-@settings(max_examples=60, deadline=None)
 @given(settings_of_micro_steps())
 def test_plans_in_lockstep_break_no_rule(case: tuple[list[SchemeModel], Batch, int]) -> None:
     models, batch, gpus = case
@@ -118,7 +116,6 @@ def test_micro_steps_that_hold_nothing_end_the_search() -> None:
         assert filler.fills < 20
 
 
-@settings(max_examples=60, deadline=None)
 @given(settings_of_micro_steps())
 def test_thrifty_micro_steps_hold_everything(case: tuple[list[SchemeModel], Batch, int]) -> None:
     models, batch, gpus = case

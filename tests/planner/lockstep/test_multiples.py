@@ -19,7 +19,7 @@ from seqplan.planner.placement.fleet import PipelineClass
 CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     lengths=st.lists(st.integers(1, 200), min_size=3, max_size=6),
     gpus=st.sampled_from([2, 4]),

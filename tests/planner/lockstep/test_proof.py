@@ -27,7 +27,7 @@ ALWAYS = [replace(some, few=100, near=0.0, enough=0.0) for some in (QUICK, CLOSE
 
 
 @pytest.mark.parametrize("proof", ALWAYS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.one_of(settings_of_micro_steps(), staged_micro_steps()))
 def test_it_is_never_above_the_best_micro_steps(
     proof: ProofSettings, case: tuple[list[SchemeModel], Batch, int]

@@ -60,7 +60,7 @@ def check(
     assert micro_steps.imbalance >= -1e-12
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=30),
     ranks=st.sampled_from([1, 2, 4, 6, 8, 12]),
@@ -94,7 +94,7 @@ def test_plans_are_sound_for_any_options(
     check(micro_steps, lengths, ranks, capacity, costs, one_each=one_each, multiple=multiple)
 
 
-@settings(max_examples=54, deadline=None)
+@settings(max_examples=54)
 @given(
     lengths=st.lists(st.integers(1, 20), min_size=2, max_size=5),
     ranks=st.sampled_from([2, 4]),
@@ -120,7 +120,7 @@ def test_micro_steps_lie_between_the_bound_and_the_optimum(
     assert best * (1 - 1e-9) <= micro_steps.predicted_ms <= 2 * best
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     lengths=st.lists(st.integers(1, 20), min_size=2, max_size=5),
     ranks=st.sampled_from([2, 4]),

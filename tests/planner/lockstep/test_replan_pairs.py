@@ -30,7 +30,7 @@ def _list_models(gpus: int, layout: tuple[int, int]) -> list[SchemeModel]:
     return [model for model in models if (model.scheme.tp, model.scheme.pp) == layout]
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.integers(0, 10_000), st.integers(20, 70), st.sampled_from([(4, 1), (8, 1)]))
 def test_they_are_complete_and_no_longer(seed: int, number: int, layout: tuple[int, int]) -> None:
     models = _list_models(32, layout)

@@ -48,7 +48,7 @@ def staged_micro_steps(draw: st.DrawFn) -> Case:
     return models, Batch.from_lengths(lengths), groups * tp * stages
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(staged_micro_steps())
 def test_they_lie_between_the_bounds_and_twice_the_optimum(case: Case) -> None:
     models, batch, gpus = case
@@ -62,7 +62,7 @@ def test_they_lie_between_the_bounds_and_twice_the_optimum(case: Case) -> None:
     assert best * (1 - 1e-9) <= micro_steps.objective_ms <= 2 * best
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(staged_micro_steps())
 def test_the_bound_by_micro_step_is_never_above_the_best(case: Case) -> None:
     models, batch, gpus = case
@@ -82,7 +82,7 @@ def test_fewer_micro_steps_are_taken_where_more_are_no_multiple() -> None:
     assert len(micro_steps.micro_steps) == 4
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(staged_micro_steps(), st.integers(1, 3))
 def test_their_plans_break_no_rule_and_no_simulation_takes_longer(
     case: Case, multiple: int
@@ -115,7 +115,7 @@ def test_equal_micro_steps_take_as_long_as_their_simulation(
     assert simulate_ms(hill, stages) <= in_stages_ms(costs, stages) + 1e-9
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(staged_micro_steps())
 def test_no_rank_is_idle_where_sequences_are_enough(case: Case) -> None:
     models, batch, gpus = case

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from instances import batches, pipeline_classes, random_class
 from oracles.exhaustive import Subsets, pipeline_optima
@@ -34,7 +34,6 @@ def check(pipeline: PipelineClass, lengths: tuple[int, ...], packing: Packing) -
     assert packing.objective_ms == pytest.approx(sum(costs) + (pipeline.pp - 1) * max(costs))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_between_its_bound_and_the_worst_ratio(data: st.DataObject) -> None:
     batch = data.draw(batches())

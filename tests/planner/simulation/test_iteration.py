@@ -103,7 +103,7 @@ def test_a_rank_beyond_the_gpus_is_rejected() -> None:
 COSTS = st.lists(st.floats(0.1, 1000), min_size=1, max_size=6)
 
 
-@settings(deadline=None, max_examples=27)
+@settings(max_examples=27)
 @given(st.lists(st.tuples(st.sampled_from(["tp1", "tp2", "pp2", "pp4"]), COSTS), max_size=4), COSTS)
 def test_invariants_of_every_iteration(
     work: list[tuple[str, list[float]]], alone: list[float]

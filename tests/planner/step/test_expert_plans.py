@@ -95,7 +95,7 @@ def find_optimum_ms(
 
 
 @pytest.mark.parametrize("models", [MODELS, MODED], ids=["one mode", "two modes"])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(lengths=st.lists(st.integers(1, 14), min_size=1, max_size=3).map(tuple))
 def test_bound_and_plan_against_every_plan(
     models: list[SchemeModel], lengths: tuple[int, ...]

@@ -157,7 +157,6 @@ def test_regrouping_plans_are_sound(
         assert chosen.predicted_ms * (1 + REFORMING_GAIN) < static.predicted_ms + 1e-9
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     models=one_layout(tps=(1,), sps=((1,), (2,), (1, 2))),
     lengths=st.lists(st.integers(1, 300), min_size=1, max_size=4),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seqplan import (
@@ -115,7 +115,6 @@ def test_sizes_of_modes_are_filled() -> None:
     assert max(plan.gap for plan in made) < 0.045
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 300), min_size=1, max_size=40),
     pipelines=st.integers(1, 4),
@@ -182,7 +181,6 @@ def test_sizes_are_chosen_from_plans() -> None:
     assert largest >= max(batches)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 120), st.sets(st.integers(1, 40), min_size=1, max_size=3))
 def test_no_sizes_hold_tokens_in_a_smaller_sum(tokens: int, sizes: set[int]) -> None:
     sums = {0}

@@ -60,7 +60,7 @@ def least_micro_step(
     return best
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     st.lists(st.integers(1, 30), min_size=1, max_size=5),
     st.sampled_from([8, 12, 20]),
@@ -80,7 +80,7 @@ def test_micro_steps_of_tiny_steps_are_optimal(
     assert solved.predicted_ms == pytest.approx(least, rel=1e-4)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(st.lists(st.integers(1, 32), min_size=20, max_size=60), st.sampled_from([1, 4, 16]))
 def test_buckets_and_time_limits_leave_the_plan_valid(lengths: list[int], buckets: int) -> None:
     models = models_of(9, 3.0, 0.02)

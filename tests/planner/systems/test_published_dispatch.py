@@ -52,7 +52,7 @@ def least(classes: tuple[PipelineClass, ...], batch: Batch) -> float:
     return best
 
 
-@settings(max_examples=17, deadline=None)
+@settings(max_examples=17)
 @given(cases(most=4))
 def test_the_program_finds_the_least_bound(case: Case) -> None:
     classes, batch = case
@@ -66,7 +66,7 @@ def test_the_program_finds_the_least_bound(case: Case) -> None:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(cases(), st.sampled_from(["random", "descending"]), st.booleans())
 def test_greedy_assignments_are_complete_and_repeat(case: Case, order: str, overhead: bool) -> None:
     classes, batch = case
@@ -87,7 +87,7 @@ def test_greedy_assignments_are_complete_and_repeat(case: Case, order: str, over
         assert slowest(classes, batch, once) >= least(classes, batch) * (1 - 1e-9)
 
 
-@settings(max_examples=27, deadline=None)
+@settings(max_examples=27)
 @given(cases(), st.booleans())
 def test_a_trial_gives_each_sequence_to_the_first_to_end(case: Case, overhead: bool) -> None:
     """Longest first with one trial and no equal lengths is a plain greedy: written out here."""

@@ -40,7 +40,7 @@ def least(pipeline: PipelineClass, lengths: tuple[int, ...], most: int) -> float
 
 @pytest.mark.parametrize(("solver", "examples"), [("cbc", 15), ("highs", 40)])
 def test_the_least_closed_form_is_found(solver: str, examples: int) -> None:
-    @settings(max_examples=examples, deadline=None)
+    @settings(max_examples=examples)
     @given(packings(), st.sampled_from([None, 2, 6]))
     def check(packing: tuple[PipelineClass, tuple[int, ...]], util_len: int | None) -> None:
         pipeline, lengths = packing

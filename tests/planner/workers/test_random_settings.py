@@ -125,7 +125,6 @@ def check(plan: Plan, document: Proposal, batch: Batch) -> None:
 def test_plans_are_sound(lockstep: bool) -> None:
     @settings(
         max_examples=60,
-        deadline=None,
         derandomize=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
@@ -147,7 +146,6 @@ def test_plans_are_sound(lockstep: bool) -> None:
 def test_proposals_and_their_plans_are_sound(lockstep: bool, method: str) -> None:
     @settings(
         max_examples=3,
-        deadline=None,
         derandomize=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )

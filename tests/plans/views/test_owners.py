@@ -1,7 +1,7 @@
 """Owners of whole parameters: all of them, each once, and about as much for every rank."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from seqplan.plans.views.optimizer_sharding import unit_layouts
@@ -32,7 +32,6 @@ def test_layers_are_spread_evenly() -> None:
         assert owner[f"{number}.before"] == owner[f"{number}.after"]
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 5)), max_size=5), max_size=4),
     st.integers(1, 6),

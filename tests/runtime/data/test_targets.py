@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from random_plans import one_pipeline_plan
 
@@ -36,7 +36,6 @@ def rows(lengths: list[int], surplus: int = 0) -> dict[int, dict[str, Any]]:
     }
 
 
-@settings(deadline=None)
 @given(
     st.builds(Scheme, st.just(1), st.just(1), st.integers(1, 4), st.integers(1, 4)),
     st.lists(st.integers(1, 60), min_size=1, max_size=6),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_builder import plan_of
 
@@ -45,7 +45,6 @@ class Watched:
         return self.data.tokens(id, start, stop)
 
 
-@settings(deadline=None)
 @given(
     st.builds(Scheme, st.just(1), st.just(1), st.integers(1, 4), st.integers(1, 4)),
     st.lists(st.integers(1, 60), min_size=1, max_size=6),

@@ -257,13 +257,6 @@ def test_ctrl_c_is_handled_as_before() -> None:
     assert caught() == before
 
 
-def test_unsupported_exact_problems_are_rejected() -> None:
-    with pytest.raises(ValueError, match=r"close bound\. Leave prove out"):
-        Planner.from_profile("llama-7b-a800-80gb", 8, 4096, prove=False, exact=True)
-    with pytest.raises(ValueError, match="exact is for pipelines: profile gpt-7b-a100-40gb"):
-        Planner.from_profile("gpt-7b-a100-40gb", 8, 4096, exact=True)
-
-
 def test_the_solver_is_imported_on_demand() -> None:
     code = (
         "import sys; from seqplan import Planner\n"

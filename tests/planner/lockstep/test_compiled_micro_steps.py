@@ -1,20 +1,18 @@
 """Micro-steps filled by the native extension are those that Python fills."""
 
-import gc
-import tracemalloc
+from functools import partial
 
 import numpy as np
 import pytest
 from instances import add_modes, batch_of
+from native_extension import compiled, compute_both, measure_growth
 
 from seqplan.planner.lockstep.filler import Begun, MicroStepsFiller
 from seqplan.planner.lockstep.micro_step_bounds import Sequences
 from seqplan.planner.lockstep.search import common_target, improve_targets
 from seqplan.planner.lockstep.two_micro_steps import TwoMicroSteps
-from seqplan.planner.placement.fill import VARIABLE, fill_kernel, kernel_state
+from seqplan.planner.placement.fill import fill_kernel
 from seqplan.planner.placement.fleet import PipelineClass
-
-compiled = pytest.mark.skipif(kernel_state() != "compiled", reason=f"fill: {kernel_state()}")
 
 
 def make_filler(seed: int, *, one_each: bool = False) -> MicroStepsFiller:
@@ -62,10 +60,8 @@ def fill_all(seed: int, *, one_each: bool) -> list[object]:
 @pytest.mark.parametrize("one_each", [False, True])
 def test_compiled_micro_steps_are_those_of_python(one_each: bool) -> None:
     for seed in range(8):
-        filled = fill_all(seed, one_each=one_each)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(VARIABLE, "python")
-            assert fill_all(seed, one_each=one_each) == filled
+        ours, reference = compute_both(partial(fill_all, seed, one_each=one_each))
+        assert ours == reference
 
 
 @compiled
@@ -97,16 +93,4 @@ def test_bad_arguments_are_rejected() -> None:
 @compiled
 def test_they_keep_no_memory() -> None:
     filler = make_filler(2)
-    tracemalloc.start()
-    try:
-        for _ in range(3):
-            filler.fill_with_least_waste()
-        gc.collect()  # frees what Python keeps of its tuples, too
-        before, _ = tracemalloc.get_traced_memory()
-        for _ in range(30):
-            filler.fill_with_least_waste()
-        gc.collect()
-        after, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert after - before < 20_000
+    assert measure_growth(filler.fill_with_least_waste, 30) < 20_000

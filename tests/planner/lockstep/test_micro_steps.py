@@ -2,13 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from oracles.micro_steps import least_micro_steps_ms
+from micro_step_cases import (
+    PLANNER,
+    MicroStepCase,
+    find_least_ms,
+    list_models,
+    micro_step_cases,
+)
+from step_lengths import CODE, draw, draw_clipped
 
 from seqplan import Batch, Planner, Scheme, Workload
 from seqplan.costs.latency import Latency
@@ -17,7 +23,7 @@ from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.lockstep.assemble import assemble_micro_steps
 from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps
 from seqplan.planner.lockstep.filler import Begun, MicroStepsFiller
-from seqplan.planner.lockstep.micro_step_bounds import Sequences, micro_steps_bound_ms
+from seqplan.planner.lockstep.micro_step_bounds import Sequences, micro_steps_bound_ms, stage_class
 from seqplan.planner.lockstep.plan_micro_steps import (
     list_choices,
     plan_best_choice,
@@ -26,48 +32,26 @@ from seqplan.planner.lockstep.plan_micro_steps import (
 from seqplan.planner.lockstep.search import _least_rest, _limit
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.plans.lint import lint
-from seqplan.plans.plan import Provenance
-
-CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
-PLANNER = Provenance("0", 0, "sha256:0", None)
 
 
-@st.composite
-def settings_of_micro_steps(draw: st.DrawFn) -> tuple[list[SchemeModel], Batch, int]:
-    gpus = draw(st.sampled_from([1, 2, 3, 4]))
-    lengths = draw(st.lists(st.integers(1, 20), min_size=1, max_size=5))
-    room = draw(st.integers(-(-max(lengths) // gpus), 2 * max(lengths)))
-    a, b = draw(st.sampled_from([0.0, 0.02, 0.2])), draw(st.sampled_from([0.3, 1.0]))
-    c = draw(st.sampled_from([0.0, 1.0, 12.0]))
-    loss, more_c = draw(st.sampled_from([1.0, 1.2])), draw(st.sampled_from([0.0, 3.0, 9.0]))
-    degrees = sorted({1, gpus, draw(st.integers(1, gpus))})
-    models = [
-        SchemeModel(
-            Scheme(ulysses=degree),
-            Latency(a / degree, b / degree * (loss if degree > 1 else 1.0), c + more_c / degree),
-            room * degree,
-        )
-        for degree in degrees
-    ]
-    return models, Batch.from_lengths(lengths), gpus
-
-
-@given(settings_of_micro_steps())
+@pytest.mark.parametrize("stages", [(1,), (2, 3)])
+@given(st.data())
 def test_micro_steps_lie_between_the_bound_and_twice_the_optimum(
-    case: tuple[list[SchemeModel], Batch, int],
+    stages: tuple[int, ...], data: st.DataObject
 ) -> None:
-    models, batch, gpus = case
+    models, batch, gpus = case = data.draw(micro_step_cases(stages))
+    pp = models[0].scheme.pp
     micro_steps = plan_micro_steps(batch, models, gpus)
     assert micro_steps is not None
-    classes = [PipelineClass.from_model(model, 1) for model in models]
-    best = least_micro_steps_ms(classes, batch.lengths, gpus)
-    assert micro_steps_bound_ms(classes, batch, gpus, 1) <= best * (1 + 1e-9)
+    best = find_least_ms(case)
+    classes = [stage_class(model) for model in models]
+    assert micro_steps_bound_ms(classes, batch, gpus // pp, 1, pp) <= best * (1 + 1e-9)
     assert micro_steps.lower_bound_ms <= best * (1 + 1e-9)
     assert best * (1 - 1e-9) <= micro_steps.objective_ms <= 2 * best
 
 
-@given(settings_of_micro_steps())
-def test_plans_in_lockstep_break_no_rule(case: tuple[list[SchemeModel], Batch, int]) -> None:
+@given(micro_step_cases())
+def test_plans_in_lockstep_break_no_rule(case: MicroStepCase) -> None:
     models, batch, gpus = case
     micro_steps = plan_micro_steps(batch, models, gpus)
     assert micro_steps is not None
@@ -116,8 +100,8 @@ def test_micro_steps_that_hold_nothing_end_the_search() -> None:
         assert filler.fills < 20
 
 
-@given(settings_of_micro_steps())
-def test_thrifty_micro_steps_hold_everything(case: tuple[list[SchemeModel], Batch, int]) -> None:
+@given(micro_step_cases())
+def test_thrifty_micro_steps_hold_everything(case: MicroStepCase) -> None:
     models, batch, gpus = case
     classes = [PipelineClass.from_model(model, 1) for model in reversed(models)]
     filler = MicroStepsFiller(classes, Sequences(batch.distinct, batch.multiplicity), gpus)
@@ -135,11 +119,7 @@ def test_thrifty_micro_steps_hold_everything(case: tuple[list[SchemeModel], Batc
 @pytest.mark.parametrize(("layout", "gap"), [((4, 1), 0.04), ((4, 2), 0.03), ((8, 2), 0.02)])
 def test_many_unlike_micro_steps_are_near_their_bound(layout: tuple[int, int], gap: float) -> None:
     """Long and short micro-steps of code, each with its target; with stages the longest counts."""
-    models = [
-        model
-        for model in load_shipped("llama-32b-a800-80gb").usable(64, 32768)
-        if (model.scheme.tp, model.scheme.pp) == layout
-    ]
+    models = list_models("llama-32b-a800-80gb", 64, 32768, layout)
     lengths = np.minimum(CODE, 32768)[:300].tolist()
     micro_steps = plan_micro_steps(Batch.from_lengths(lengths), models, 64)
     assert micro_steps.objective_ms <= micro_steps.lower_bound_ms * (1 + gap)
@@ -179,10 +159,8 @@ def test_the_bound_counts_larger_overheads_of_smaller_groups() -> None:
 
 
 def test_lockstep_of_several_modes_is_near_its_bound() -> None:
-    lengths = np.random.default_rng(1).choice(CODE[CODE <= 32_768], 4_000)
-    lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), 300_000))]
     planner = Planner.from_profile("qwen3-32b-h100-80gb", 16, 32_768, execution="lockstep")
-    assert planner.plan(lengths).gap < 0.01
+    assert planner.plan(draw(300_000, 1)).gap < 0.01
 
 
 def test_groups_run_the_fastest_scheme_of_their_size() -> None:
@@ -208,12 +186,10 @@ def test_groups_run_the_fastest_scheme_of_their_size() -> None:
 
 def test_two_micro_steps_divide_long_sequences() -> None:
     """Filled in turn, the first takes them all, and short ones fill up its large groups."""
-    lengths = np.minimum(np.random.default_rng(2).choice(CODE, 20_000), 32_768)
-    lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), 200_000))]
     planner = Planner.from_profile(
         "llama-32b-a800-80gb", 64, 32_768, sync=None, execution="lockstep"
     )
-    plan = planner.plan(lengths)
+    plan = planner.plan(draw_clipped(200_000, 2))
     assert plan.gap < 0.016  # 3.6 % if they are filled in turn
 
 
@@ -222,11 +198,7 @@ def test_choices_that_are_not_searched_are_no_better(
     layout: tuple[int, int], multiple: int
 ) -> None:
     """The best of all modes is that of each searched alone, the first of equal ones."""
-    models = [
-        model
-        for model in load_shipped("llama3-8b-h100-80gb").usable(16, 16_384)
-        if (model.scheme.tp, model.scheme.pp) == layout
-    ]
+    models = list_models("llama3-8b-h100-80gb", 16, 16_384, layout)
     choices = list_choices(models)
     assert len(choices) > 2
     lengths = np.random.default_rng(0).choice(np.minimum(CODE, 16_384), 80).tolist()

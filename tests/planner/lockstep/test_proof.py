@@ -3,43 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.micro_steps import least_micro_steps_ms
-from test_micro_steps import settings_of_micro_steps
-from test_stages import staged_micro_steps
+from micro_step_cases import MicroStepCase, find_least_ms, list_models, micro_step_cases
+from step_lengths import draw_clipped
 
-from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.lockstep.micro_step_bounds import stage_class
 from seqplan.planner.lockstep.micro_step_program import PLACES, _count_places
 from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
 from seqplan.planner.lockstep.proof import CLOSE, QUICK, ProofSettings, prove_micro_steps
 
-CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 STRETCHED = [93_000, 41_000, 30_000, 22_000, 15_000, 9_000] + [2_200] * 40 + [900] * 120
 ALWAYS = [replace(some, few=100, near=0.0, enough=0.0) for some in (QUICK, CLOSE)]
 
 
-@pytest.mark.parametrize("proof", ALWAYS)
+@pytest.mark.parametrize("proof", [QUICK, *ALWAYS])
 @settings(max_examples=40)
-@given(st.one_of(settings_of_micro_steps(), staged_micro_steps()))
-def test_it_is_never_above_the_best_micro_steps(
-    proof: ProofSettings, case: tuple[list[SchemeModel], Batch, int]
-) -> None:
+@given(micro_step_cases((1, 2, 3)))
+def test_it_is_never_above_the_best_micro_steps(proof: ProofSettings, case: MicroStepCase) -> None:
     models, batch, gpus = case
-    stages = models[0].scheme.pp
     micro_steps = plan_micro_steps(batch, models, gpus)
     assert micro_steps is not None
     proven = prove_micro_steps(micro_steps, batch, proof)
-    classes = [stage_class(model) for model in models]
-    best = least_micro_steps_ms(classes, batch.lengths, gpus // stages, stages)
-    assert micro_steps.lower_bound_ms <= proven.lower_bound_ms <= best * (1 + 1e-9)
+    assert micro_steps.lower_bound_ms <= proven.lower_bound_ms <= find_least_ms(case) * (1 + 1e-9)
     assert proven.micro_steps == micro_steps.micro_steps
 
 
@@ -56,15 +46,8 @@ def test_places_of_a_micro_batch_are_enough(parts: list[int], room: int) -> None
 @pytest.mark.parametrize("seed", [3, 4, 5])
 def test_two_micro_steps_are_within_two_percent_of_their_bound(seed: int) -> None:
     """Groups that hold two or three sequences each: 3.5 to 5 % if all room can be filled."""
-    models = [
-        model
-        for model in load_shipped("llama-32b-a800-80gb").usable(64, 32_768)
-        if (model.scheme.tp, model.scheme.pp) == (4, 1)
-    ]
-    lengths = np.minimum(np.random.default_rng(seed).choice(CODE, 20_000), 32_768)
-    batch = Batch.from_lengths(
-        lengths[: int(np.searchsorted(np.cumsum(lengths), 200_000))].tolist()
-    )
+    models = list_models("llama-32b-a800-80gb", 64, 32_768, (4, 1))
+    batch = Batch.from_lengths(draw_clipped(200_000, seed))
     micro_steps = plan_micro_steps(batch, models, 64)
     assert micro_steps is not None
     assert micro_steps.objective_ms > 1.03 * micro_steps.lower_bound_ms

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from micro_step_cases import list_models
+from step_lengths import CODE, draw_clipped
 
 from seqplan import Planner
-from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.lockstep.assemble import assemble_micro_steps
@@ -21,19 +20,13 @@ from seqplan.plans.lint import lint
 from seqplan.plans.plan import Provenance
 
 PROFILE = "llama-32b-a800-80gb"
-CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 PROVENANCE = Provenance("0", 0, "sha256:0", None)
-
-
-def _list_models(gpus: int, layout: tuple[int, int]) -> list[SchemeModel]:
-    models = load_shipped(PROFILE).usable(gpus, 32_768)
-    return [model for model in models if (model.scheme.tp, model.scheme.pp) == layout]
 
 
 @settings(max_examples=8)
 @given(st.integers(0, 10_000), st.integers(20, 70), st.sampled_from([(4, 1), (8, 1)]))
 def test_they_are_complete_and_no_longer(seed: int, number: int, layout: tuple[int, int]) -> None:
-    models = _list_models(32, layout)
+    models = list_models(PROFILE, 32, 32_768, layout)
     longest = max(model.max_sequence for model in models)
     lengths = np.minimum(np.random.default_rng(seed).choice(CODE, number), longest)
     batch = Batch.from_lengths(lengths.tolist())
@@ -50,17 +43,15 @@ def test_they_are_complete_and_no_longer(seed: int, number: int, layout: tuple[i
 
 def test_many_micro_steps_with_long_sequences_are_near_their_bound() -> None:
     """Filled one after another they take 4.4 % more than the bound."""
-    lengths = np.minimum(np.random.default_rng(1).choice(CODE, 80_000), 131_072)
-    lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), 800_000))]
     planner = Planner.from_profile(PROFILE, 64, 131_072, sync=None, execution="lockstep")
-    plan = planner.plan(lengths)
+    plan = planner.plan(draw_clipped(800_000, 1, 131_072))
     assert plan.gap < 0.02
     models = Workload(64, 131_072, 800_000).models(load_shipped(PROFILE))
     assert lint(plan, models) == []
 
 
 def test_plans_with_stages_stay() -> None:
-    models = _list_models(64, (4, 2))
+    models = list_models(PROFILE, 64, 32_768, (4, 2))
     batch = Batch.from_lengths(np.minimum(CODE, 32_768)[:300].tolist())
     micro_steps = plan_micro_steps(batch, models, 64)
     assert micro_steps is not None
@@ -69,10 +60,8 @@ def test_plans_with_stages_stay() -> None:
 
 
 def test_a_plan_without_a_close_bound_is_proven_later() -> None:
-    lengths = np.minimum(np.random.default_rng(2).choice(CODE, 80_000), 32_768)
-    lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), 200_000))]
     quick = Planner.from_profile(PROFILE, 64, 32_768, sync=None, execution="lockstep", prove=False)
-    plan = quick.plan(lengths)
+    plan = quick.plan(draw_clipped(200_000, 2))
     proven = quick.prove(plan)
     assert proven.pipelines == plan.pipelines
     assert proven.gap < 0.015 < plan.gap

@@ -3,76 +3,17 @@
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from oracles.micro_steps import least_micro_steps_ms
+from micro_step_cases import PLANNER, MicroStepCase, micro_step_cases
 
 from seqplan import Batch, Scheme
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.lockstep.assemble import assemble_micro_steps
-from seqplan.planner.lockstep.micro_step_bounds import (
-    in_stages_ms,
-    micro_steps_bound_ms,
-    stage_class,
-)
+from seqplan.planner.lockstep.micro_step_bounds import in_stages_ms
 from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
-from seqplan.planner.lockstep.proof import prove_micro_steps
 from seqplan.planner.simulation.one_f_one_b import simulate_ms
 from seqplan.planner.simulation.timeline import pipelines_timeline, simulate_plan_ms
 from seqplan.plans.lint import lint
-from seqplan.plans.plan import Provenance
-
-PLANNER = Provenance("0", 0, "sha256:0", None)
-
-Case = tuple[list[SchemeModel], Batch, int]
-
-
-@st.composite
-def staged_micro_steps(draw: st.DrawFn) -> Case:
-    """Few sequences on one or two tp ranks × up to three stages, several degrees."""
-    stages, tp = draw(st.integers(2, 3)), draw(st.sampled_from([1, 2]))
-    groups = draw(st.sampled_from([1, 2, 3, 4]))
-    lengths = draw(st.lists(st.integers(1, 20), min_size=1, max_size=5))
-    room = draw(st.integers(-(-max(lengths) // groups), 2 * max(lengths)))
-    a, b = draw(st.sampled_from([0.0, 0.02, 0.2])), draw(st.sampled_from([0.3, 1.0]))
-    c = draw(st.sampled_from([0.0, 1.0, 12.0]))
-    loss, more_c = draw(st.sampled_from([1.0, 1.2])), draw(st.sampled_from([0.0, 3.0, 9.0]))
-    degrees = sorted({1, groups, draw(st.integers(1, groups))})
-    models = [
-        SchemeModel(
-            Scheme(tp=tp, pp=stages, ring=degree),
-            Latency(a / degree, b / degree * (loss if degree > 1 else 1.0), c + more_c / degree),
-            room * degree * 2 * tp,
-        )
-        for degree in degrees
-    ]
-    return models, Batch.from_lengths(lengths), groups * tp * stages
-
-
-@settings(max_examples=40)
-@given(staged_micro_steps())
-def test_they_lie_between_the_bounds_and_twice_the_optimum(case: Case) -> None:
-    models, batch, gpus = case
-    stages = models[0].scheme.pp
-    micro_steps = plan_micro_steps(batch, models, gpus)
-    assert micro_steps is not None
-    classes = [stage_class(model) for model in models]
-    best = least_micro_steps_ms(classes, batch.lengths, gpus // stages, stages)
-    assert micro_steps_bound_ms(classes, batch, gpus // stages, 1, stages) <= best * (1 + 1e-9)
-    assert micro_steps.lower_bound_ms <= best * (1 + 1e-9)
-    assert best * (1 - 1e-9) <= micro_steps.objective_ms <= 2 * best
-
-
-@settings(max_examples=10)
-@given(staged_micro_steps())
-def test_the_bound_by_micro_step_is_never_above_the_best(case: Case) -> None:
-    models, batch, gpus = case
-    stages = models[0].scheme.pp
-    micro_steps = plan_micro_steps(batch, models, gpus)
-    assert micro_steps is not None
-    proven = prove_micro_steps(micro_steps, batch)
-    classes = [stage_class(model) for model in models]
-    best = least_micro_steps_ms(classes, batch.lengths, gpus // stages, stages)
-    assert micro_steps.lower_bound_ms <= proven.lower_bound_ms <= best * (1 + 1e-9)
 
 
 def test_fewer_micro_steps_are_taken_where_more_are_no_multiple() -> None:
@@ -83,9 +24,9 @@ def test_fewer_micro_steps_are_taken_where_more_are_no_multiple() -> None:
 
 
 @settings(max_examples=40)
-@given(staged_micro_steps(), st.integers(1, 3))
+@given(micro_step_cases((2, 3)), st.integers(1, 3))
 def test_their_plans_break_no_rule_and_no_simulation_takes_longer(
-    case: Case, multiple: int
+    case: MicroStepCase, multiple: int
 ) -> None:
     models, batch, gpus = case
     try:
@@ -116,8 +57,8 @@ def test_equal_micro_steps_take_as_long_as_their_simulation(
 
 
 @settings(max_examples=40)
-@given(staged_micro_steps())
-def test_no_rank_is_idle_where_sequences_are_enough(case: Case) -> None:
+@given(micro_step_cases((2, 3)))
+def test_no_rank_is_idle_where_sequences_are_enough(case: MicroStepCase) -> None:
     models, batch, gpus = case
     micro_steps = plan_micro_steps(batch, models, gpus)
     largest = max(c.gpus for c in micro_steps.classes)

@@ -1,20 +1,10 @@
 """Groups that regroup on two ranks, by enumeration."""
 
-from collections.abc import Iterator
 from itertools import product
 
+from oracles.exhaustive import partitions
+
 from seqplan.planner.placement.fleet import PipelineClass
-
-
-def partitions(items: list[int]) -> Iterator[list[list[int]]]:
-    """Every way to split these into parts."""
-    if not items:
-        yield []
-        return
-    for parts in partitions(items[1:]):
-        yield [[items[0]], *parts]
-        for j, part in enumerate(parts):
-            yield [*parts[:j], [items[0], *part], *parts[j + 1 :]]
 
 
 def best_on_two_ranks(classes: tuple[PipelineClass, ...], lengths: list[int]) -> float:

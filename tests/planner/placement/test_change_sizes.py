@@ -1,18 +1,18 @@
 """Sizes chosen and sequences assigned to them: compiled as in Python, down to every bit."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from native_extension import compiled, compute_both
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.assign_shapes import SizedClass, assign_sizes
 from seqplan.planner.placement.change_sizes import change_sizes
 from seqplan.planner.placement.exchange_sized import SizedBatches
-from seqplan.planner.placement.fill import VARIABLE, fill_kernel, kernel_state
+from seqplan.planner.placement.fill import fill_kernel
 from seqplan.planner.placement.fleet import ClassMode, PipelineClass
-
-compiled = pytest.mark.skipif(kernel_state() != "compiled", reason=f"fill: {kernel_state()}")
 
 MODES = (ClassMode(8e-4, 0.08, 2.0, 900), ClassMode(1e-3, 0.1, 2.0, 1_500))
 SIZES = (300, 500, 900, 1_500)
@@ -76,11 +76,9 @@ def make_pipeline(k: SizedClass, lengths: Any, number: int) -> SizedBatches:
 def test_compiled_choices_are_those_of_python() -> None:
     chosen = 0
     for seed in range(4):
-        filled = fill_all(seed)
-        chosen += sum(of is not None for of in filled[2:])
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(VARIABLE, "python")
-            assert fill_all(seed) == filled
+        ours, reference = compute_both(partial(fill_all, seed))
+        assert ours == reference
+        chosen += sum(of is not None for of in ours[2:])
     assert 20 < chosen <= 48
 
 

@@ -1,11 +1,11 @@
 """Exchanges of sequences between micro-batches: the compiled ones are those of Python."""
 
-import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
 from instances import Case, add_modes, assert_sound, batch_of, fleet, random_case_with_modes
+from native_extension import compiled, measure_growth
 
 from seqplan.planner.bounds.gpu_time import single_bound_ms
 from seqplan.planner.placement import exchange
@@ -16,12 +16,9 @@ from seqplan.planner.placement.fill import (
     Filling,
     PackedPlacement,
     fill_kernel,
-    kernel_state,
 )
 from seqplan.planner.placement.fill_tables import FillTables
 from seqplan.planner.placement.fleet import ClassMode, PipelineClass
-
-compiled = pytest.mark.skipif(kernel_state() != "compiled", reason=f"fill: {kernel_state()}")
 
 
 def long_case(seed: int) -> Case:
@@ -137,14 +134,5 @@ def test_they_keep_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     filling = placed_by_fill(case)
     assert filling is not None
     costs = [FillTables.from_batch(case[1]).find_costs(k) for k in case[0]]
-    tracemalloc.start()
-    try:
-        for _ in range(3):
-            exchange._exchange_compiled(costs, filling, 0.0)
-        before, _ = tracemalloc.get_traced_memory()
-        for _ in range(100):
-            exchange._exchange_compiled(costs, filling, 0.0)
-        after, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert after - before < 20_000
+    grown = measure_growth(lambda: exchange._exchange_compiled(costs, filling, 0.0), 100)
+    assert grown < 20_000

@@ -1,17 +1,16 @@
 """The compiled fill: the same bits as the reference in Python, and only its build is used."""
 
 import math
-import tracemalloc
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from instances import Case, batch_of, batches, fleet, pipeline_classes, random_case_with_modes
+from native_extension import compiled, compute_both, measure_growth
 
 from seqplan import Batch, Profile, StepPlanner, Workload, make_proposal, to_json
 from seqplan.costs.shipped.catalogue import load_shipped
@@ -30,26 +29,8 @@ from seqplan.planner.placement.fill_tables import ClassCosts, FillTables
 from seqplan.planner.placement.fleet import ClassMode, PipelineClass
 from seqplan.planner.placement.greedy import MOST_COUNTED, PythonFill
 
-Result = TypeVar("Result")
-
 LIGHT, HEAVY = ClassMode(0.0, 1.0, 2.0, 8, "none"), ClassMode(0.0, 1.4, 2.0, 40, "full")
 MODES = PipelineClass(1, HEAVY.a, HEAVY.b, HEAVY.c, HEAVY.capacity, 1, 1, 1, (LIGHT, HEAVY))
-
-compiled = pytest.mark.skipif(
-    kernel.why_unusable(kernel.fill_kernel, kernel.SOURCES) != "",
-    reason="the kernel is " + kernel.why_unusable(kernel.fill_kernel, kernel.SOURCES),
-)
-"""Marks what compares the kernel with the reference."""
-
-
-def both(compute: Callable[[], Result]) -> tuple[Result, Result]:
-    """What the kernel gives, and what the reference gives."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv(kernel.VARIABLE, raising=False)
-        assert kernel.kernel_state() == "compiled"
-        ours = compute()
-        patch.setenv(kernel.VARIABLE, "python")
-        return ours, compute()
 
 
 def bits(outcome: Filling | Shortfall) -> object:
@@ -93,7 +74,7 @@ def test_a_fill_has_the_same_bits(
 ) -> None:
     target = single_bound_ms(*case) * factor
     ceiling = None if above is None else target * above
-    ours, reference = both(partial(outcome, case, target, ceiling, new_first))
+    ours, reference = compute_both(partial(outcome, case, target, ceiling, new_first))
     assert bits(ours) == bits(reference)
 
 
@@ -205,7 +186,7 @@ def test_a_search_ends_at_the_same_bits(case: Case) -> None:
         filling = dispatch(filler, single_bound_ms(classes, batch))
         return bits(filling), bits(level(filler, filling, filling.objective_ms / 3))
 
-    ours, reference = both(search)
+    ours, reference = compute_both(search)
     assert ours == reference
 
 
@@ -220,7 +201,7 @@ def test_a_fill_that_just_fits_has_the_same_bits(case: Case, factor: float) -> N
     tight = max(time for times in first.pipeline_ms for time in times) / (1 + 1e-12)
     for ulps in range(-6, 7):
         target = tight + ulps * math.ulp(tight)
-        ours, reference = both(partial(outcome, case, target, None, False))
+        ours, reference = compute_both(partial(outcome, case, target, None, False))
         assert bits(ours) == bits(reference)
 
 
@@ -231,13 +212,13 @@ def test_without_overhead_micro_batches_are_counted_to_a_limit(pp: int) -> None:
     some = PipelineClass(pp=pp, a=0.0, b=1e-7, c=0.0, capacity=1, unit=1, count=1, gpus=1)
     case = (some,), Batch.from_lengths([1] * (3 * MOST_COUNTED))
     target = 1e-7 * (3 * MOST_COUNTED + pp - 1)
-    ours, reference = both(partial(outcome, case, target * (1 + 1e-9), None, False))
+    ours, reference = compute_both(partial(outcome, case, target * (1 + 1e-9), None, False))
     assert bits(ours) == bits(reference)
     assert isinstance(ours, Filling)
     assert len(ours.bins[0][0]) == 3 * MOST_COUNTED
     # One long sequence next to them, and a target that would allow for more than floats count.
     case = (replace(some, capacity=50),), Batch.from_lengths([50] + [1] * 2000)
-    ours, reference = both(partial(outcome, case, 1e12, None, False))
+    ours, reference = compute_both(partial(outcome, case, 1e12, None, False))
     assert bits(ours) == bits(reference)
     assert isinstance(ours, Filling)
 
@@ -250,7 +231,7 @@ def test_equal_lengths_are_subtracted_at_once() -> None:
     tight = case[1].tokens * 0.1 + (1000 * 49 + 9) * 1e-5 + 0.3
     for ulps in range(-60, 61):
         target = tight / (1 + 1e-12) + ulps * math.ulp(tight)
-        ours, reference = both(partial(outcome, case, target, None, False))
+        ours, reference = compute_both(partial(outcome, case, target, None, False))
         assert bits(ours) == bits(reference)
 
 
@@ -266,7 +247,9 @@ def test_a_large_fill_has_the_same_bits(pp: int, unit: int) -> None:
     for factor in (0.5, 0.9, 1.0, 1.1, 1.5, 4.0):
         target = factor * pp * single_bound_ms(classes, batch)
         for new_first in (False, True):
-            ours, reference = both(partial(outcome, (classes, batch), target, None, new_first))
+            ours, reference = compute_both(
+                partial(outcome, (classes, batch), target, None, new_first)
+            )
             assert bits(ours) == bits(reference)
 
 
@@ -289,7 +272,7 @@ def test_a_proposal_and_its_steps_are_the_same_bytes() -> None:
         plans = [planner.plan(Batch.from_lengths(batch.tolist())) for batch in drawn]
         return [repr(proposal), *(to_json(plan) for plan in plans)]
 
-    ours, reference = both(planned)
+    ours, reference = compute_both(planned)
     assert ours == reference
 
 
@@ -340,17 +323,7 @@ def test_it_keeps_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
             fill_kernel.make_costs(*ascending, 1)
         assert ClassCosts(batch.distinct, some).compiled
 
-    tracemalloc.start()
-    try:
-        for _ in range(3):
-            fills()
-        before, _ = tracemalloc.get_traced_memory()
-        for _ in range(100):
-            fills()
-        after, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert after - before < 50_000
+    assert measure_growth(fills, 100) < 50_000
 
 
 def test_lengths_beyond_exact_floats_are_left_to_python() -> None:

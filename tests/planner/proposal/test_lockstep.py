@@ -140,33 +140,6 @@ def test_zero_3_has_no_sync_and_a_separate_memory_model() -> None:
     assert lockstep_plan.pipelines == implied.pipelines
 
 
-def test_conflicting_options_are_rejected() -> None:
-    with pytest.raises(ValueError, match="eq4 chooses strategies for a whole step"):
-        make_proposal(LLAMA, CLUSTER, CODE, method="eq4", execution="lockstep")
-    with pytest.raises(
-        ValueError, match=r"execution must be one of uniform, static, .*'micro-steps'"
-    ):
-        make_proposal(LLAMA, CLUSTER, CODE, execution="micro-steps")  # type: ignore[arg-type]
-    gpt = find_profile("gpt-7b-a100-40gb")
-    with pytest.raises(ValueError, match="execution static: profile gpt-7b-a100-40gb is of ZeRO-3"):
-        make_proposal(gpt, CLUSTER, CODE, execution="static")
-    with pytest.raises(ValueError, match="execution static: megatron runs lockstep or uniform"):
-        make_proposal(LLAMA, CLUSTER, CODE, execution="static", trainer="megatron")
-    with pytest.raises(
-        ValueError, match="micro_step_multiple 2: execution is regroup, which has no micro-steps"
-    ):
-        Planner.from_profile(LLAMA, 16, 16_384, micro_step_multiple=2)
-    with pytest.raises(ValueError, match="micro_step_multiple must be 1 or more: 0"):
-        Planner.from_profile(LLAMA, 16, 16_384, execution="lockstep", micro_step_multiple=0)
-    with pytest.raises(ValueError, match="exact is for pipelines: the problem is in lockstep"):
-        Planner.from_profile(LLAMA, 16, 16_384, execution="lockstep", exact=True)
-    document = make_proposal(LLAMA, CLUSTER, CODE[:100], execution="lockstep")
-    with pytest.raises(ValueError, match="execution regroup: the proposal was made for lockstep"):
-        Planner.from_proposal(document, execution="regroup")
-    with pytest.raises(ValueError, match="packing even: the problem is in lockstep"):
-        Planner.from_proposal(document, packing="even")
-
-
 def test_an_sync_that_one_micro_step_hides_counts_for_nothing() -> None:
     # Once it counted for static groups, and for every layout at other costs.
     hidden = choose_sync(LLAMA, CLUSTER.gpus, overlap=1.0)

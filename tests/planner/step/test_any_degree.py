@@ -1,10 +1,9 @@
 """Groups of any size: plans with more sizes are never slower, and bounds hold for all of them."""
 
 from functools import cache
-from pathlib import Path
 
-import numpy as np
 import pytest
+from step_lengths import draw
 
 from seqplan import Planner, Profile, Scheme, Workload
 from seqplan.costs.analytic.deployment import Deployment
@@ -17,7 +16,6 @@ from seqplan.planner.execution import ExecutionKind
 from seqplan.planner.step.check_bounds import find_unproven
 from seqplan.plans.lint import lint
 
-CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 POWERS, ANY = (1, 2, 4, 8), (1, 2, 3, 4, 5, 6, 7, 8)
 
 
@@ -38,8 +36,7 @@ def derive(rings: tuple[int, ...]) -> Profile:
 def test_more_sizes_are_never_slower(execution: ExecutionKind, gpus: int, context: int) -> None:
     faster = 0
     for seed in range(4):
-        drawn = np.random.default_rng(seed).choice(CODE[context >= CODE], 5_000)
-        lengths = drawn[: int(np.searchsorted(np.cumsum(drawn), 12_000 * gpus))]
+        lengths = draw(12_000 * gpus, seed, context)
         powers, every = (
             Planner.from_profile(derive(rings), gpus, context, execution=execution, sync=None).plan(
                 lengths
@@ -56,8 +53,7 @@ def test_more_sizes_are_never_slower(execution: ExecutionKind, gpus: int, contex
 
 def test_a_bound_between_two_relaxations_is_proven_again() -> None:
     """Prices at the bound and at later times do not refute it; those just before it do."""
-    drawn = np.random.default_rng(1).choice(CODE[CODE <= 32_768], 5_000)
-    lengths = drawn[: int(np.searchsorted(np.cumsum(drawn), 12_000 * 24))]
+    lengths = draw(12_000 * 24, 1)
     planner = Planner.from_profile(derive(POWERS), 24, 32_768, execution="static", sync=None)
     models = Workload(24, 32_768, 32_768).models(derive(POWERS))
     assert list(find_unproven(planner.plan(lengths), models)) == []

@@ -3,11 +3,10 @@
 import json
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from step_lengths import CASES, draw
 
 from seqplan import (
     Batch,
@@ -24,9 +23,7 @@ from seqplan import (
     to_json,
 )
 from seqplan.costs.fit.measurements import measurable
-from seqplan.planner.balance.phase import list_loads
 from seqplan.planner.batches.batches_file import batch_from_json, batch_to_json
-from seqplan.planner.errors import OptionError
 from seqplan.planner.placement.exchange_positions import fit_loads
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.placement.greedy import pack_modes
@@ -36,14 +33,6 @@ from seqplan.plans.format.codec import PlanError
 from seqplan.plans.lint import lint
 from seqplan.plans.load import PhaseLoad, time_loads
 from seqplan.plans.views.decode_view import decode_view
-
-CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
-CASES = (("llama-7b-a800-80gb", 64, 600_000), ("llama3-8b-h100-80gb", 8, 200_000))
-
-
-def draw(tokens: int, seed: int) -> list[int]:
-    drawn = np.random.default_rng(seed).choice(CODE[CODE <= 32_768], 4_000)
-    return drawn[: int(np.searchsorted(np.cumsum(drawn), tokens))].tolist()
 
 
 def draw_vision(samples: int, seed: int, scale: float = 1.0) -> Phase:
@@ -180,32 +169,6 @@ def test_bounds_hold_for_every_assignment_of_few_sequences() -> None:
             least = min(least, slowest)
         assert made.lower_bound_ms <= least * (1 + 1e-9)
         assert made.predicted_ms <= least * 1.03
-
-
-BAD: tuple[tuple[dict[str, Any], Phase, type[Exception], str], ...] = (
-    ({}, Phase("v", [1], Cost(0, 1, 0)), ValueError, "load v: has 1 samples, there are 2 lengths"),
-    (
-        {"execution": "lockstep"},
-        Phase("v", [1, 2], Cost(0, 1, 0)),
-        OptionError,
-        "loads with execution lockstep: only groups that stay within a step have it",
-    ),
-    ({"exact": True}, Phase("v", [1, 2], Cost(0, 1, 0)), OptionError, "exact with loads: not"),
-    ({"packing": "even"}, Phase("v", [1, 2], Cost(0, 1, 0)), OptionError, "packing even with"),
-)
-
-
-@pytest.mark.parametrize(("options", "phase", "error", "message"), BAD)
-def test_loads_that_cannot_be_planned(
-    options: dict[str, Any], phase: Phase, error: type[Exception], message: str
-) -> None:
-    planner = Planner.from_profile("llama3-8b-h100-80gb", 8, 32_768, **options)
-    with pytest.raises(error) as caught:
-        planner.plan([900, 800], loads=[phase])
-    assert str(caught.value).startswith(message)
-    no_phase: Any = 3
-    with pytest.raises(TypeError, match="loads: "):
-        list_loads([no_phase], 2)
 
 
 def test_no_prices_are_written_for_loads() -> None:

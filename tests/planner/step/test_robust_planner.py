@@ -129,16 +129,6 @@ def test_errors_change_what_they_name() -> None:
         assert 0.9 <= ratios.pop() <= 1.1
 
 
-def test_options_that_exclude_each_other_are_named() -> None:
-    with pytest.raises(ValueError, match=r"robust must be a share from 0 to 0\.5: 0\.7"):
-        PlanningOptions(robust=0.7)
-    with pytest.raises(ValueError, match="exact solves at the profile's costs"):
-        PlanningOptions(robust=0.1, exact=True)
-    lockstep = make_proposal(PROFILE, WORKLOAD, _lengths(), execution="lockstep")
-    with pytest.raises(ValueError, match="robust is for pipelines: the problem is in lockstep"):
-        StepPlanner(lockstep, PlanningOptions(robust=0.1))
-
-
 def test_recomputation_modes_and_stages_stay_sound() -> None:
     profile = load_shipped("llama3-8b-h100-80gb").keep_schemes(
         {Scheme(tp=2), Scheme(tp=4), Scheme(tp=4, ulysses=2), Scheme(tp=2, pp=2)}

@@ -1,13 +1,11 @@
 """Plans whose micro-batches have few sizes: sound, bounded, with little padding."""
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from step_lengths import draw
 
 from seqplan import (
     Batch,
@@ -23,7 +21,6 @@ from seqplan import (
     to_json,
 )
 from seqplan.costs.fit.measurements import measurable
-from seqplan.planner.errors import OptionError
 from seqplan.planner.placement.assign_shapes import SizedClass
 from seqplan.planner.placement.fill_shapes import fill_shapes
 from seqplan.planner.placement.fleet import ClassMode, PipelineClass
@@ -32,13 +29,7 @@ from seqplan.planner.step.shapes_planner import count_padded_tokens
 from seqplan.plans.lint import lint
 from seqplan.plans.shapes import pad_to_shape, sum_least_sizes
 
-CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 PROFILE, GPUS, MAX_LEN = "llama3-8b-h100-80gb", 8, 32_768
-
-
-def draw(tokens: int, seed: int, longest: int = MAX_LEN) -> list[int]:
-    drawn = np.random.default_rng(seed).choice(CODE[longest >= CODE], 4_000)
-    return drawn[: int(np.searchsorted(np.cumsum(drawn), tokens))].tolist()
 
 
 def sample(number: int, longest: int = MAX_LEN) -> list[Plan]:
@@ -146,26 +137,6 @@ def test_sizes_are_filled_where_others_would_be_padded() -> None:
     batch = Batch(0, (0, 1, 2, 3), (300, 100, 700, 300))
     (way, *_) = fill_shapes([SizedClass(k, (402, 1_003))] * 2, batch, [[[2]], [[0, 3, 1]]], 1_005.0)
     assert {sum(batch.lengths[i] for i in micro) for of in way for micro in of} == {400, 1_000}
-
-
-BAD: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
-    ({"shapes": 8}, TypeError, "shapes: 8. Give sizes, as choose_plan_shapes(plans, 8) does"),
-    ({"shapes": [0]}, OptionError, "shapes: 0. Give tokens on a rank"),
-    ({"shapes": [9, 8]}, OptionError, "shapes [9, 8]: must ascend"),
-    ({"shapes": [64]}, OptionError, "shapes: sequences have up to max_len 32768 tokens, and"),
-    ({"shapes": [32_768], "exact": True}, OptionError, "exact with shapes: not supported"),
-    ({"shapes": [32_768], "execution": "lockstep"}, OptionError, "shapes with execution lockstep"),
-    ({"shapes": [32_768], "slowdown": [1.0] * 7 + [1.3]}, OptionError, "shapes with slowdown"),
-)
-
-
-@pytest.mark.parametrize(("options", "error", "message"), BAD)
-def test_shapes_that_cannot_be_planned(
-    options: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error) as caught:
-        Planner.from_profile(PROFILE, GPUS, MAX_LEN, **options)
-    assert str(caught.value).startswith(message)
 
 
 def test_sizes_are_chosen_from_plans() -> None:

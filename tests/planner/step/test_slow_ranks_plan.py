@@ -2,15 +2,14 @@
 
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from step_lengths import CASES, CODE, draw
 
 from seqplan import (
     Cost,
-    Infeasible,
     Phase,
     Plan,
     Planner,
@@ -30,14 +29,6 @@ from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.step.check_bounds import find_unproven, witness_of
 from seqplan.planner.step.slow_ranks import list_factors
 from seqplan.plans.lint import lint
-
-CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
-CASES = (("llama-7b-a800-80gb", 64, 600_000), ("llama3-8b-h100-80gb", 8, 200_000))
-
-
-def draw(tokens: int, seed: int) -> list[int]:
-    drawn = np.random.default_rng(seed).choice(CODE[CODE <= 32_768], 4_000)
-    return drawn[: int(np.searchsorted(np.cumsum(drawn), tokens))].tolist()
 
 
 def plan(profile: str, gpus: int, lengths: list[int], slowdown: list[float] | None) -> Plan:
@@ -193,37 +184,6 @@ def test_a_proposal_is_planned_around_slow_ranks_without_regrouping() -> None:
     proven = planner.prove(made)
     assert proven.pipelines == made.pipelines
     assert proven.gap <= made.gap
-
-
-BAD: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
-    ({"slowdown": [1.0]}, ValueError, "slowdown has 1 factors for 8 ranks. Give one for each"),
-    ({"slowdown": [0.5] + [1.0] * 7}, ValueError, "slowdown of rank 0: 0.5. Give 1 for"),
-    ({"slowdown": [None] * 7 + [1.0]}, Infeasible, "ranks lost: 0, 1, 2, 3, 4, 5, 6. 1 of 8 ranks"),
-    (
-        {"slowdown": [1.5] + [1.0] * 7, "execution": "regroup"},
-        OptionError,
-        "slowdown with execution regroup: only groups that stay within a step",
-    ),
-    (
-        {"slowdown": [1.5] + [1.0] * 7, "execution": "lockstep"},
-        OptionError,
-        "slowdown with execution lockstep: only groups that stay within a step",
-    ),
-    (
-        {"slowdown": [1.5] + [1.0] * 7, "exact": True},
-        OptionError,
-        "exact solves pipelines of equal ranks. Leave exact or slowdown out",
-    ),
-)
-
-
-@pytest.mark.parametrize(("options", "error", "message"), BAD)
-def test_options_that_cannot_be(
-    options: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error) as caught:
-        Planner.from_profile("llama3-8b-h100-80gb", 8, 32_768, **options)
-    assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from deployments import LLAMA3_8B as LLAMA
+from deployments import QWEN3_30B as QWEN
+from deployments import deploy, read_terms
 
 from seqplan import Profile, Scheme
 from seqplan.costs.analytic.attention import AttentionMask, attention_ms
 from seqplan.costs.analytic.complete import complete
-from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
-from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.estimate import model_flops
-from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.analytic.memory import layer_activation_bytes, peak_bytes, state_bytes
-from seqplan.costs.analytic.terms import stage_terms
 from seqplan.costs.architecture import Architecture
 from seqplan.costs.model_files.listed_models import MODELS
 from seqplan.costs.model_files.model_config import read_model_config
@@ -25,9 +24,7 @@ from seqplan.planner.simulation.flops import model_flops as flops_of_step
 from seqplan.planner.sync.derive import count_parameters
 
 CONFIGS = Path(__file__).parents[1] / "model_configs"
-CLUSTER = ClusterHardware(DEVICES["h100-80gb"], 2, 8)
-LLAMA = ModelSizes.from_mapping(MODELS["llama3-8b"])
-QWEN = ModelSizes.from_mapping(MODELS["qwen3-30b-a3b"])
+CLUSTER = deploy(LLAMA, "h100-80gb").cluster
 
 
 def of_config(name: str) -> ModelSizes:
@@ -39,8 +36,7 @@ def special(**sizes: int) -> ModelSizes:
 
 
 def terms(sizes: ModelSizes, scheme: str, lengths: list[int]) -> dict[str, float]:
-    stage = stage_terms(Deployment(cluster=CLUSTER, sizes=sizes), Scheme.parse(scheme), lengths)
-    return {name: float(ms) for name, ms in stage.items()}
+    return read_terms(deploy(sizes, "h100-80gb"), scheme, lengths)
 
 
 @pytest.mark.parametrize("length", [1, 5, 8, 9, 64, 100])
@@ -77,14 +73,8 @@ def test_a_ring_with_windows_fetches_only_their_keys() -> None:
     alone_ms = attention_ms(*arguments, backward=False, mask=AttentionMask(window=2048))
     assert float(alone_ms.ring) > 1.8 * float(cut.ring) - 0.02
     # Sequences that the window does not cut go round as ever.
-    mixed = attention_ms(
-        CLUSTER,
-        LLAMA,
-        Scheme(ring=8),
-        [1024, 131072],
-        backward=False,
-        mask=AttentionMask(window=1024),
-    )
+    mask = AttentionMask(window=1024)
+    mixed = attention_ms(*arguments[:3], [1024, 131072], backward=False, mask=mask)
     assert float(mixed.merge) > 0
 
 
@@ -105,7 +95,7 @@ def test_a_token_runs_through_its_experts_only_and_all_of_them_are_held() -> Non
         for config in (QWEN, dense)
     ]
     assert few[0] > 5 * few[1]
-    assert state_bytes(Deployment(cluster=CLUSTER, sizes=QWEN))[0] == 12 * QWEN.parameters
+    assert state_bytes(deploy(QWEN, "h100-80gb"))[0] == 12 * QWEN.parameters
     assert count_parameters(QWEN.shape, (4, 1))[0] == pytest.approx(QWEN.parameters / 4, rel=1e-4)
     assert model_flops(QWEN, 1024) < 0.15 * 6 * QWEN.parameters * 1024
     assert flops_of_step(QWEN.shape, [1024, 512]) == model_flops(QWEN, 1024) + model_flops(
@@ -145,7 +135,7 @@ def test_two_matrices_are_less_than_three() -> None:
 
 
 def test_completing_a_profile_keeps_its_architecture() -> None:
-    deployment = Deployment(cluster=CLUSTER, sizes=ModelSizes.from_mapping(MODELS["gpt-oss-20b"]))
+    deployment = deploy("gpt-oss-20b", "h100-80gb")
     schemes = [Scheme(tp=8), Scheme(ulysses=8), Scheme(ulysses=4, ring=2)]
     document = derive_profile(deployment, schemes, name="p")
     assert document["model"]["experts"] == 32
@@ -182,14 +172,15 @@ def test_completing_a_profile_keeps_its_architecture() -> None:
         ({"experts_per_token": 3}, "experts_per_token 3 is more than the 0 experts"),
         ({"window": -1}, "window must be from 0 to 10,000,000, not -1"),
         ({"heads_of_state": 1}, "heads_of_state"),
+        ({"head_dim": 0}, "head_dim"),
+        ({"tied": 1}, ".tied: must be true or false: 1"),
+        ({"head_dim": 64, "heads": None}, ".head_dim: requires heads"),
     ],
 )
 def test_a_profile_with_a_wrong_architecture_is_rejected(
     model: dict[str, object], message: str
 ) -> None:
-    document = derive_profile(
-        Deployment(cluster=CLUSTER, sizes=LLAMA), [Scheme(ulysses=8)], name="p"
-    )
+    document = derive_profile(deploy(LLAMA), [Scheme(ulysses=8)], name="p")
     document["model"].update(model)
     with pytest.raises(ProfileError) as raised:
         Profile.from_document(document, "p")
@@ -201,12 +192,11 @@ def test_a_profile_with_a_wrong_architecture_is_rejected(
 @pytest.mark.parametrize("scheme", [Scheme(tp=4), Scheme(ulysses=4), Scheme(ulysses=2, ring=2)])
 def test_coefficients_and_max_len_are_near_the_estimate(name: str, scheme: Scheme) -> None:
     sizes = ModelSizes.from_mapping(MODELS[name]) if name in MODELS else of_config(name)
-    deployment = Deployment(cluster=ClusterHardware(DEVICES["h200-141gb"], 2, 8), sizes=sizes)
+    deployment = deploy(sizes, "h200-141gb")
     profile = Profile.from_document(derive_profile(deployment, [scheme], name="x"), "x")
     entry = profile.by_scheme[scheme]
     for lengths in ([1024], [8192], [65536], [512] * 32, [4096] * 8):
-        stage = stage_terms(deployment, scheme, lengths, 16 // scheme.gpus)
-        whole = sum(float(ms) for ms in stage.values())
+        whole = sum(read_terms(deployment, scheme, lengths, 16 // scheme.gpus).values())
         assert entry.latency.micro_batch_ms(lengths) == pytest.approx(whole, rel=0.1)
     if tokens := profile.model(entry, 16, 1).max_len:
         peaks = [

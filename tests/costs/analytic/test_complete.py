@@ -6,10 +6,10 @@ from itertools import product
 from typing import Any
 
 import pytest
+from deployments import SCHEMES, deploy, profile_of, read_terms
 
 from seqplan import Profile, Scheme
 from seqplan.costs.analytic.complete import complete
-from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import ClusterHardware
@@ -19,15 +19,7 @@ from seqplan.costs.model_sizes import ModelSizes
 from seqplan.costs.profiled_scheme import ProfileError
 from seqplan.costs.shipped.catalogue import load_shipped
 
-DEPLOYMENT = Deployment(
-    cluster=ClusterHardware(DEVICES["a800-80gb"], 2, 8),
-    sizes=ModelSizes.from_mapping(MODELS["llama-7b"]),
-)
-SCHEMES = [Scheme.parse(text) for text in ("tp1", "tp4", "tp2.pp2", "u8", "u4.r2", "u8.r2")]
-
-
-def profile_of(document: dict[str, Any]) -> Profile:
-    return Profile.from_json(json.dumps(document), "derived")
+DEPLOYMENT = deploy("llama-7b")
 
 
 def measured(slower: float) -> Profile:
@@ -94,9 +86,9 @@ def test_a_slower_device_computes_slower_but_sends_as_fast() -> None:
     )
     for length in (8192, 65536):
         ratio = slow.micro_batch_ms([length]) / fast.micro_batch_ms([length])
-        terms = stage_terms(DEPLOYMENT, scheme, [length])
-        transfer_ms = sum(float(terms[name]) for name in ("ulysses", "ring transfer", "ring merge"))
-        share = transfer_ms / sum(float(value) for value in terms.values())
+        terms = read_terms(DEPLOYMENT, scheme, [length])
+        transfer_ms = sum(terms[name] for name in ("ulysses", "ring transfer", "ring merge"))
+        share = transfer_ms / sum(terms.values())
         assert ratio == pytest.approx(2 - share, rel=0.05)
         assert ratio < 1.98
 
@@ -104,7 +96,7 @@ def test_a_slower_device_computes_slower_but_sends_as_fast() -> None:
 def test_shared_costs_shrink_also_if_the_model_has_launches_only() -> None:
     """A tiny model on a CPU: on the cluster's devices launching would be most of its time."""
     sizes = {"hidden": 64, "layers": 2, "heads": 4, "kv_heads": 2, "ffn": 128, "vocab": 256}
-    deployment = Deployment(cluster=DEPLOYMENT.cluster, sizes=ModelSizes.from_mapping(sizes))
+    deployment = replace(DEPLOYMENT, sizes=ModelSizes.from_mapping(sizes))
     document = derive_profile(deployment, [Scheme()], name="measured", longest=4096)
     document["schemes"][0].update(a=4e-5, b=0.05, c=10.0, origin="measured")
     four = Scheme(ulysses=4)
@@ -156,8 +148,8 @@ def test_terms_are_calibrated_on_measured_schemes() -> None:
     truth = {
         scheme: {
             length: sum(
-                FACTORS.get(name, 1.0) * float(ms)
-                for name, ms in stage_terms(DEPLOYMENT, scheme, [length]).items()
+                FACTORS.get(name, 1.0) * ms
+                for name, ms in read_terms(DEPLOYMENT, scheme, [length]).items()
             )
             for length in (4096, 32768)
         }
@@ -214,17 +206,11 @@ def test_sequence_parallelism_costs_gpu_time_and_buys_room(model: str) -> None:
 
 
 def test_incomplete_profiles_are_rejected_with_the_reason() -> None:
+    llama = load_shipped("llama-7b-a800-80gb")
     with pytest.raises(ValueError, match="does not state the model's ffn; give --ffn or --model"):
-        complete(
-            load_shipped("llama-7b-a800-80gb").restrict(measured=True), DEPLOYMENT.cluster, SCHEMES
-        )
+        complete(llama.restrict(measured=True), DEPLOYMENT.cluster, SCHEMES)
     with pytest.raises(ValueError, match="its model has hidden 4096, not 5120"):
-        complete(
-            load_shipped("llama-7b-a800-80gb"),
-            DEPLOYMENT.cluster,
-            SCHEMES,
-            sizes=MODELS["llama-13b"],
-        )
+        complete(llama, DEPLOYMENT.cluster, SCHEMES, sizes=MODELS["llama-13b"])
     with pytest.raises(ValueError, match="does not state the model's heads, kv_heads, ffn, vocab"):
         complete(load_shipped("gpt-7b-a100-40gb"), DEPLOYMENT.cluster, SCHEMES)
     estimated = profile_of(derive_profile(DEPLOYMENT, [Scheme()], name="estimated"))

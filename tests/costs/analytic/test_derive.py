@@ -2,29 +2,16 @@
 
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
+from deployments import SCHEMES, deploy, profile_of, read_terms
 
-from seqplan import Profile, Scheme
-from seqplan.costs.analytic.deployment import Deployment
+from seqplan import Scheme
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.devices import DEVICES
-from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.analytic.memory import peak_bytes, usable_bytes
-from seqplan.costs.analytic.terms import stage_terms
-from seqplan.costs.model_files.listed_models import MODELS
-from seqplan.costs.model_sizes import ModelSizes
 
-DEPLOYMENT = Deployment(
-    cluster=ClusterHardware(DEVICES["a800-80gb"], 2, 8),
-    sizes=ModelSizes.from_mapping(MODELS["llama-7b"]),
-)
-SCHEMES = [Scheme.parse(text) for text in ("tp1", "tp4", "tp2.pp2", "u8", "u4.r2", "u8.r2")]
-
-
-def profile_of(document: dict[str, Any]) -> Profile:
-    return Profile.from_json(json.dumps(document), "derived")
+DEPLOYMENT = deploy("llama-7b")
 
 
 def test_a_derived_profile_is_a_profile() -> None:
@@ -45,8 +32,7 @@ def test_the_same_settings_give_the_same_bytes() -> None:
 def test_coefficients_are_near_the_terms(scheme: Scheme) -> None:
     latency = profile_of(derive_profile(DEPLOYMENT, [scheme], name="x")).by_scheme[scheme].latency
     for length in (1024, 8192, 65536):
-        terms = stage_terms(DEPLOYMENT, scheme, [length], 16 // scheme.gpus)
-        whole = sum(float(value) for value in terms.values())
+        whole = sum(read_terms(DEPLOYMENT, scheme, [length], 16 // scheme.gpus).values())
         assert latency.micro_batch_ms([length]) == pytest.approx(whole, rel=0.1)
 
 

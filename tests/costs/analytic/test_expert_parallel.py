@@ -6,15 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from deployments import LLAMA3_8B as LLAMA
+from deployments import QWEN3_30B as QWEN
+from deployments import deploy, read_terms
 
 from seqplan import Profile, Scheme
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
-from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.estimate import Load, estimate, problem
 from seqplan.costs.analytic.expert_parallel import ExpertParallelism
 from seqplan.costs.analytic.experts import count_copies, split_parameters
-from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.analytic.memory import layer_activation_bytes
 from seqplan.costs.analytic.rederive import rederive_profile
 from seqplan.costs.analytic.terms import stage_terms
@@ -26,13 +27,8 @@ from seqplan.costs.analytic.validation.expert_runs import (
     list_expert_runs,
 )
 from seqplan.costs.analytic.validation.table_check import judges
-from seqplan.costs.model_files.listed_models import MODELS
-from seqplan.costs.model_sizes import ModelSizes
 
-QWEN = ModelSizes.from_mapping(MODELS["qwen3-30b-a3b"])
-LLAMA = ModelSizes.from_mapping(MODELS["llama3-8b"])
-CLUSTER = ClusterHardware(DEVICES["h100-80gb"], 8, 8)
-DEPLOYMENT = Deployment(cluster=CLUSTER, sizes=QWEN)
+DEPLOYMENT = deploy(QWEN, "h100-80gb", 8)
 
 
 def with_experts(deployment: Deployment = DEPLOYMENT, **options: Any) -> Deployment:
@@ -42,8 +38,7 @@ def with_experts(deployment: Deployment = DEPLOYMENT, **options: Any) -> Deploym
 
 def terms(deployment: Deployment, scheme: str = "tp1", tokens: int = 8192) -> dict[str, float]:
     """Terms of a micro-batch of one sequence."""
-    found = stage_terms(deployment, Scheme.parse(scheme), [tokens], 64)
-    return {name: float(ms) for name, ms in found.items()}
+    return read_terms(deployment, scheme, [tokens], 64)
 
 
 def test_a_dense_model_has_no_terms_of_experts() -> None:
@@ -84,9 +79,7 @@ def test_routing_to_few_groups_limits_the_nodes_of_a_token() -> None:
     assert count_copies(special, 8, 4.0) == 4.0
     grouped = replace(QWEN, architecture=replace(special, expert_groups=8, groups_per_token=2))
     free, limited = (
-        terms(
-            with_experts(Deployment(cluster=CLUSTER, sizes=sizes), degree=64, dispatcher="deepep")
-        )
+        terms(with_experts(replace(DEPLOYMENT, sizes=sizes), degree=64, dispatcher="deepep"))
         for sizes in (QWEN, grouped)
     )
     nodes = 8 * (1 - (7 / 8) ** 8)

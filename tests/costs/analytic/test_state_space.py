@@ -7,14 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deployments import deploy, read_terms
 
-from seqplan.costs.analytic.deployment import Deployment
-from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.estimate import Load, estimate
 from seqplan.costs.analytic.expert_parallel import ExpertParallelism
-from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.analytic.memory import layer_activation_bytes
-from seqplan.costs.analytic.terms import stage_terms
 from seqplan.costs.architecture import Architecture
 from seqplan.costs.model_files.model_config import read_model_config
 from seqplan.costs.model_sizes import ModelSizes
@@ -59,19 +56,12 @@ def nano(**changes: int) -> ModelSizes:
 
 
 def expert_terms_of(sizes: ModelSizes) -> dict[str, float]:
-    deployment = Deployment(
-        cluster=ClusterHardware(DEVICES["h100-80gb"], 8, 8),
-        sizes=sizes,
-        experts=ExpertParallelism(degree=64),
-    )
-    stage = stage_terms(deployment, Scheme(), [8192], 64)
-    return {name: float(ms) for name, ms in stage.items()}
+    deployment = deploy(sizes, "h100-80gb", 8, experts=ExpertParallelism(degree=64))
+    return read_terms(deployment, "tp1", [8192], 64)
 
 
 def terms(sizes: ModelSizes, scheme: str, lengths: list[int]) -> dict[str, float]:
-    deployment = Deployment(cluster=ClusterHardware(DEVICES["h100-80gb"], 1, 8), sizes=sizes)
-    stage = stage_terms(deployment, Scheme.parse(scheme), lengths)
-    return {name: float(ms) for name, ms in stage.items()}
+    return read_terms(deploy(sizes, "h100-80gb", 1), scheme, lengths)
 
 
 def test_sizes_are_those_of_releases(tmp_path: Path) -> None:
@@ -154,13 +144,8 @@ def test_a_published_run_is_predicted() -> None:
 
     Whether it recomputes is not stated.
     """
-    deployment = Deployment(
-        cluster=ClusterHardware(DEVICES["h100-80gb"], 1, 8),
-        sizes=nano(),
-        zero=3,
-        stack="compiled",
-        experts=ExpertParallelism(degree=8, dispatcher="deepep"),
-    )
+    experts = ExpertParallelism(degree=8, dispatcher="deepep")
+    deployment = deploy(nano(), "h100-80gb", 1, zero=3, stack="compiled", experts=experts)
     estimated = estimate(deployment, Scheme(), Load(seq_len=4096, batch=512, micro_batch=4))
     assert estimated.iteration_ms == pytest.approx(15614, rel=0.06)
 

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from deployments import LLAMA_7B as LLAMA
+from deployments import deploy, read_terms
 
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.devices import DEVICES
@@ -18,18 +20,15 @@ from seqplan.costs.analytic.links import (
     shift_ms,
 )
 from seqplan.costs.analytic.terms import stage_terms
-from seqplan.costs.model_files.listed_models import MODELS
-from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.scheme import Scheme
 
 A800 = DEVICES["a800-80gb"]
-LLAMA = ModelSizes.from_mapping(MODELS["llama-7b"])
-ONE_NODE = Deployment(cluster=ClusterHardware(A800, 1, 8), sizes=LLAMA)
+ONE_NODE = deploy(LLAMA, nodes=1)
 QUIET = replace(A800, intra_latency_us=0.0, inter_latency_us=0.0, inter_rank_us=0.0)
 
 
 def total(deployment: Deployment, scheme: str, lengths: list[int]) -> float:
-    return sum(float(x) for x in stage_terms(deployment, Scheme.parse(scheme), lengths).values())
+    return sum(read_terms(deployment, scheme, lengths).values())
 
 
 def test_transfers_within_and_between_nodes() -> None:
@@ -218,12 +217,9 @@ LENGTHS = np.unique(np.concatenate([np.arange(1, 3000), TILES], axis=None))
 @pytest.mark.parametrize("model", ["llama-7b", "llama3-70b", "qwen3-30b-a3b"])
 def test_longer_sequences_take_longer(device: str, scheme: str, model: str) -> None:
     """Also by one token beyond a tile of 128, which only fills multiprocessors."""
-    cluster = ClusterHardware(DEVICES[device], 8, 8)
     parsed = Scheme.parse(scheme)
     for zero in (1, 3) if parsed.tp == parsed.pp == 1 else (1,):
-        deployment = Deployment(
-            cluster=cluster, sizes=ModelSizes.from_mapping(MODELS[model]), zero=zero
-        )
+        deployment = deploy(model, device, 8, zero=zero)
         terms = stage_terms(deployment, parsed, LENGTHS[:, None], dp=8)
         times = sum(terms.values(), start=np.zeros(len(LENGTHS)))
         assert (times[1:] / times[:-1] - 1).min() > -1e-12
@@ -231,11 +227,8 @@ def test_longer_sequences_take_longer(device: str, scheme: str, model: str) -> N
 
 @pytest.mark.parametrize("zero", [1, 3])
 def test_micro_batch_without_tokens_takes_no_time(zero: int) -> None:
-    cluster = ClusterHardware(DEVICES["h100-80gb"], 1, 8)
     for model in ("llama-7b", "qwen3-30b-a3b", "gpt-oss-20b"):
-        deployment = Deployment(
-            cluster=cluster, sizes=ModelSizes.from_mapping(MODELS[model]), zero=zero
-        )
+        deployment = deploy(model, "h100-80gb", 1, zero=zero)
         terms = stage_terms(deployment, Scheme(ulysses=2, ring=2), [[0, 0], [4096, 0]], 2)
         alone = stage_terms(deployment, Scheme(ulysses=2, ring=2), [4096], 2)
         for name, term in terms.items():

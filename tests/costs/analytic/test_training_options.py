@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
+from deployments import LLAMA3_8B as LLAMA
+from deployments import deploy, read_terms
 
 from seqplan.costs.analytic.attention import attention_ms
 from seqplan.costs.analytic.attention_rates import RATES, rate_of
-from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.estimate import Load, estimate, problem
@@ -15,14 +15,11 @@ from seqplan.costs.analytic.hardware import ClusterHardware, Hardware
 from seqplan.costs.analytic.kernels import BACKWARD_FLOPS, attention_kernel_ms, matmul_ms
 from seqplan.costs.analytic.links import Group, rank_latency_ms, ring_collective_ms
 from seqplan.costs.analytic.memory import count_transient_bytes, layer_activation_bytes, verdict
-from seqplan.costs.analytic.terms import stage_terms
-from seqplan.costs.model_files.listed_models import MODELS
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.scheme import Scheme
 
 H100 = DEVICES["h100-80gb"]
-LLAMA = ModelSizes.from_mapping(MODELS["llama3-8b"])
-DEPLOYMENT = Deployment(cluster=ClusterHardware(H100, 2, 8), sizes=LLAMA)
+DEPLOYMENT = deploy(LLAMA, "h100-80gb")
 QUIET = replace(H100, intra_latency_us=0.0, inter_latency_us=0.0, inter_rank_us=0.0)
 
 
@@ -138,7 +135,7 @@ def test_the_longest_stage_counts_where_pp_does_not_divide_the_layers() -> None:
     scheme, load = Scheme(tp=8, pp=8), Load(seq_len=8192, batch=8)
     assert problem(deployment, scheme, load) is None
     staged, whole = (
-        float(stage_terms(deployment, Scheme(tp=8, pp=pp), [8192])["attention"]) for pp in (8, 1)
+        read_terms(deployment, text, [8192])["attention"] for text in ("tp8.pp8", "tp8")
     )
     assert staged == pytest.approx(whole * 16 / 126)
     # Embedding and head may stand for a layer each: 128 stages, but no more.
@@ -191,8 +188,7 @@ def test_elementwise_recomputation_is_between_none_and_the_feed_forward() -> Non
     assert held_bytes[1] == 2 * (2 * 4096 + 2 * 4096 + 2 * 1024 + 2 * 14336)
     times = []
     for how in ("none", "elementwise", "full"):
-        terms = stage_terms(replace(DEPLOYMENT, recompute=how), Scheme(), [8192])
-        times.append(float(np.sum(list(terms.values()))))
+        times.append(sum(read_terms(replace(DEPLOYMENT, recompute=how), "tp1", [8192]).values()))
     assert times == sorted(times)
     assert times[1] < 1.05 * times[0]
 
@@ -205,7 +201,7 @@ def test_activations_that_tp_does_not_split_are_on_every_rank() -> None:
     assert whole - split == 1.5 * 8 * 4096
     whole_norms = replace(DEPLOYMENT, sequence_parallel=False)
     bound = [
-        float(stage_terms(deployment, Scheme(tp=8), [8192])["memory-bound"])
+        read_terms(deployment, "tp8", [8192])["memory-bound"]
         for deployment in (DEPLOYMENT, whole_norms)
     ]
     assert bound[1] > 1.5 * bound[0]
@@ -241,15 +237,12 @@ def test_a_derived_profile_states_its_training_options() -> None:
 
 
 def test_stacks_order_what_a_step_takes_and_ring_steps_cost_more_in_eager() -> None:
-    scheme = Scheme(ring=2)
-
     def launch_ms(stack: str, ring: int) -> float:
-        terms = stage_terms(replace(DEPLOYMENT, stack=stack), Scheme(ring=ring), [8192])
-        return float(terms["launch"])
+        scheme = Scheme(ring=ring)
+        return read_terms(replace(DEPLOYMENT, stack=stack), scheme, [8192])["launch"]
 
     def total(stack: str) -> float:
-        terms = stage_terms(replace(DEPLOYMENT, stack=stack), scheme, [8192])
-        return float(sum(terms.values()))
+        return sum(read_terms(replace(DEPLOYMENT, stack=stack), "r2", [8192]).values())
 
     assert total("megatron") < total("compiled") < total("eager")
     # 118 launches of 9 µs in forward and backward of each of 32 layers.
@@ -262,9 +255,7 @@ def test_eager_launches_are_those_of_the_published_benchmark() -> None:
     """12 layers: 19 ms a micro-batch and 25.4 ms a further rank, within 3 %."""
     small = ModelSizes(hidden=2048, layers=12, heads=16, kv_heads=16, ffn=8192, vocab=32000)
     deployment = replace(DEPLOYMENT, sizes=small, stack="eager")
-    alone, two = (
-        float(stage_terms(deployment, Scheme(ring=ring), [8192])["launch"]) for ring in (1, 2)
-    )
+    alone, two = (read_terms(deployment, scheme, [8192])["launch"] for scheme in ("tp1", "r2"))
     assert alone == pytest.approx(19, rel=0.03)
     assert two - alone == pytest.approx(25.4, rel=0.03)
 
@@ -286,7 +277,7 @@ def test_ranks_of_a_collective_add_to_its_latency_between_nodes() -> None:
     assert rank_latency_ms(slow, Group(8)) == 0
     quiet = replace(DEPLOYMENT, cluster=ClusterHardware(QUIET, 2, 8), zero=3)
     gathering = [
-        float(stage_terms(deployment, Scheme(), [8192], dp=16)["parameter gathering"])
+        read_terms(deployment, "tp1", [8192], 16)["parameter gathering"]
         for deployment in (quiet, replace(quiet, cluster=slow))
     ]
     # Three collectives in each of 32 layers.
@@ -312,8 +303,8 @@ def test_precisions_in_fewer_bits_are_faster_by_what_the_device_has() -> None:
     gb300 = ClusterHardware(DEVICES["gb300-279gb"], 1, 64)
 
     def products_ms(precision: str) -> float:
-        deployment = Deployment(cluster=gb300, sizes=LLAMA, precision=precision)
-        return float(stage_terms(deployment, Scheme(), [8192])["matrix products"])
+        deployment = replace(DEPLOYMENT, cluster=gb300, precision=precision)
+        return read_terms(deployment, "tp1", [8192])["matrix products"]
 
     assert products_ms("nvfp4") < products_ms("mxfp8") < products_ms("bf16")
     with pytest.raises(ValueError, match="precision nvfp4: h100-80gb has no"):

@@ -3,18 +3,16 @@
 from dataclasses import replace
 
 import pytest
+from deployments import LLAMA_7B as LLAMA
+from deployments import deploy, read_terms
 
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.estimate import Estimate, Load, estimate, problem
 from seqplan.costs.analytic.hardware import ClusterHardware
-from seqplan.costs.analytic.terms import stage_terms
-from seqplan.costs.model_files.listed_models import MODELS
-from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.scheme import Scheme
 
-LLAMA = ModelSizes.from_mapping(MODELS["llama-7b"])
-NODE = Deployment(cluster=ClusterHardware(DEVICES["a800-80gb"], 1, 8), sizes=LLAMA)
+NODE = deploy(LLAMA, nodes=1)
 
 
 def run(deployment: Deployment, scheme: str, seq_len: int = 32768, batch: int = 8) -> Estimate:
@@ -26,9 +24,8 @@ def run(deployment: Deployment, scheme: str, seq_len: int = 32768, batch: int = 
 def test_1_both_together_are_better_than_either_where_links_differ(
     hardware: str, nodes: int, kv_heads: int
 ) -> None:
-    cluster = ClusterHardware(DEVICES[hardware], nodes, 8)
-    deployment = Deployment(cluster=cluster, sizes=replace(LLAMA, kv_heads=kv_heads))
-    gpus = cluster.gpus
+    deployment = deploy(replace(LLAMA, kv_heads=kv_heads), hardware, nodes)
+    gpus = deployment.cluster.gpus
 
     def iteration_ms(ulysses: int) -> float:
         return run(deployment, f"u{ulysses}.r{gpus // ulysses}").iteration_ms
@@ -70,7 +67,7 @@ def test_5_sequence_instead_of_tensor_parallelism_makes_no_room() -> None:
 
 
 def test_6_ring_goes_on_where_heads_end() -> None:
-    large = replace(NODE, cluster=ClusterHardware(DEVICES["a800-80gb"], 8, 8))
+    large = deploy(LLAMA, nodes=8)
     load = Load(seq_len=262144, batch=1)
     assert "32 attention heads" in str(problem(large, Scheme(ulysses=64), load))
     assert "32 attention heads" in str(problem(large, Scheme(tp=8, ulysses=8), load))
@@ -84,12 +81,9 @@ def test_7_tensor_parallelism_suffers_most_from_slow_links_then_ulysses_then_rin
     together = replace(NODE, cluster=ClusterHardware(DEVICES["a800-80gb"], 1, 2))
 
     def loss(scheme: str) -> float:
-        parsed = Scheme.parse(scheme)
-        return sum(
-            float(stage_terms(apart, parsed, [65536])[name])
-            - float(stage_terms(together, parsed, [65536])[name])
-            for name in ("tp communication", "ulysses", "ring transfer")
-        )
+        slow, fast = (read_terms(links, scheme, [65536]) for links in (apart, together))
+        names = ("tp communication", "ulysses", "ring transfer")
+        return sum(slow[name] - fast[name] for name in names)
 
     assert loss("tp2") > 1.5 * loss("u2")
     assert loss("u2") > 1.5 * loss("r2")

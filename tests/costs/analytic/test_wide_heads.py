@@ -3,38 +3,28 @@
 from dataclasses import replace
 
 import pytest
+from deployments import deploy, read_terms
 
 from seqplan import Profile, Scheme
 from seqplan.costs.analytic.complete import complete
-from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
-from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.estimate import Load, estimate, model_flops
-from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.analytic.memory import layer_activation_bytes
-from seqplan.costs.analytic.terms import stage_terms
 from seqplan.costs.model_sizes import ModelSizes
-from seqplan.costs.profiled_scheme import ProfileError
 
 NARROW = ModelSizes(hidden=5120, layers=64, heads=64, kv_heads=8, ffn=25600, vocab=151936)
 WIDE = replace(NARROW, head_dim=160)
 """Twice 5120/64."""
 
-CLUSTER = ClusterHardware(DEVICES["a800-80gb"], 2, 8)
+CLUSTER = deploy(NARROW).cluster
 
 
 def terms(sizes: ModelSizes, scheme: str) -> dict[str, float]:
-    stage = stage_terms(
-        Deployment(cluster=CLUSTER, sizes=sizes), Scheme.parse(scheme), [32768], dp=1
-    )
-    return {name: float(ms) for name, ms in stage.items()}
+    return read_terms(deploy(sizes), scheme, [32768])
 
 
 def test_stating_the_default_width_changes_nothing() -> None:
-    deployments = [
-        Deployment(cluster=CLUSTER, sizes=sizes)
-        for sizes in (NARROW, replace(NARROW, head_dim=80, tied=False))
-    ]
+    deployments = [deploy(sizes) for sizes in (NARROW, replace(NARROW, head_dim=80, tied=False))]
     schemes = [Scheme(), Scheme(tp=8), Scheme(ulysses=4, ring=2)]
     first, second = (derive_profile(deployment, schemes, name="p") for deployment in deployments)
     assert first == second
@@ -68,8 +58,7 @@ def test_tied_embeddings_take_less_memory_and_sync_on_one_stage_only() -> None:
     saved_parameters = NARROW.vocab * NARROW.hidden
 
     def estimated(sizes: ModelSizes, scheme: str) -> tuple[float, float]:
-        deployment = Deployment(cluster=CLUSTER, sizes=sizes)
-        result = estimate(deployment, Scheme.parse(scheme), Load(seq_len=8192, batch=8))
+        result = estimate(deploy(sizes), Scheme.parse(scheme), Load(seq_len=8192, batch=8))
         return (result.memory_bytes["parameters and gradients"], result.terms_ms["parameter sync"])
 
     held, synchronized = estimated(NARROW, "tp8")
@@ -84,7 +73,7 @@ def test_tied_embeddings_take_less_memory_and_sync_on_one_stage_only() -> None:
 
 
 def test_a_profile_keeps_both_and_its_memory_model_knows_them() -> None:
-    deployment = Deployment(cluster=CLUSTER, sizes=replace(WIDE, tied=True))
+    deployment = deploy(replace(WIDE, tied=True))
     schemes = [Scheme(tp=8), Scheme(tp=4, pp=2)]
     document = derive_profile(deployment, schemes, name="p")
     assert document["model"]["head_dim"] == 160
@@ -101,21 +90,3 @@ def test_a_profile_keeps_both_and_its_memory_model_knows_them() -> None:
     for entry in document["schemes"]:
         same = entries[entry["tp"], entry.get("pp", 1)]
         assert same["b"] == pytest.approx(entry["b"], rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        ({"head_dim": 0}, "head_dim"),
-        ({"tied": 1}, "p: model.tied: must be true or false: 1"),
-        ({"head_dim": 64, "heads": None}, "p: model.head_dim: requires heads"),
-    ],
-)
-def test_a_profile_with_wrong_heads_is_rejected(model: dict[str, object], message: str) -> None:
-    document = derive_profile(
-        Deployment(cluster=CLUSTER, sizes=NARROW), [Scheme(ulysses=8)], name="p"
-    )
-    document["model"].update(model)
-    with pytest.raises(ProfileError) as raised:
-        Profile.from_document(document, "p")
-    assert message in str(raised.value)

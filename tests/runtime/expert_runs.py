@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from moded_plans import set_modes
 from random_plans import random_plan, random_staged_plan
 from staged_runs import Case, sizes_of
 
@@ -59,7 +60,7 @@ class RoutedCase(Case):
                 for step in range(self.steps)
             ]
         if self.modes:
-            plans = [with_modes(rng, plan) for plan in plans]
+            plans = [set_modes(plan, MODES, rng) for plan in plans]
         return [split_plan(plan, self.expert_parallel) for plan in plans]
 
     def model(self, seed: int, **options: object) -> Llama:
@@ -107,23 +108,6 @@ def split_plan(plan: Plan, degree: int) -> Plan:
     plan = replace(plan, expert_parallel=degree, predicted_ms=predicted, lower_bound_ms=predicted)
     assert not lint(plan, None), lint(plan, None)
     return plan
-
-
-def with_modes(rng: np.random.Generator, plan: Plan) -> Plan:
-    """The plan with a random mode for each micro-batch."""
-    return replace(
-        plan,
-        pipelines=tuple(
-            replace(
-                pipeline,
-                micro_batches=tuple(
-                    replace(batch, recompute=str(rng.choice(MODES)))
-                    for batch in pipeline.micro_batches
-                ),
-            )
-            for pipeline in plan.pipelines
-        ),
-    )
 
 
 SHAPES = (

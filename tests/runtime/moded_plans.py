@@ -8,7 +8,7 @@ import numpy as np
 from seqplan.plans.plan import Plan
 
 
-def set_modes(plan: Plan, modes: Sequence[str], seed: int = 0) -> Plan:
+def set_modes(plan: Plan, modes: Sequence[str], seed: int | np.random.Generator = 0) -> Plan:
     """The plan with a mode, drawn of ``modes``, on each micro-batch."""
     rng = np.random.default_rng(seed)
     return replace(

@@ -49,15 +49,7 @@ def random_plan(
                 slots.append((Scheme(1, 1, ulysses, size // ulysses), ranks))
     if not slots:
         slots.append((Scheme(1, 1, 1, world_size), tuple(range(world_size))))
-    contents: list[list[list[int]]] = [[[] for _ in range(int(rng.integers(1, 4)))] for _ in slots]
-    for position in rng.permutation(len(lengths)):
-        micro_batches = contents[int(rng.integers(len(slots)))]
-        micro_batches[int(rng.integers(len(micro_batches)))].append(int(position))
-    pipelines = tuple(
-        _pipeline(scheme, ranks, lengths, [batch for batch in batches if batch])
-        for (scheme, ranks), batches in zip(slots, contents, strict=True)
-    )
-    return make_plan(pipelines, lengths, world_size, step=step)
+    return make_plan(_fill(rng, slots, lengths, 3), lengths, world_size, step=step)
 
 
 def runnable_schemes(gpus: int, sizes: Mapping[str, int]) -> list[Scheme]:
@@ -107,17 +99,26 @@ def random_staged_plan(
             ends = [ranks[(p + 1) * stage - scheme.tp : (p + 1) * stage] for p in range(scheme.pp)]
             slots.append((Scheme(tp=scheme.tp, pp=scheme.pp), sum(ends, ())))
     lengths = random_lengths(rng, sequences, longest)
+    return make_plan(_fill(rng, slots, lengths, most), lengths, world_size, step=step)
+
+
+def _fill(
+    rng: np.random.Generator,
+    slots: list[tuple[Scheme, tuple[int, ...]]],
+    lengths: list[int],
+    most: int,
+) -> tuple[PlannedPipeline, ...]:
+    """Assign sequences to up to ``most`` micro-batches of each slot's pipeline."""
     contents: list[list[list[int]]] = [
         [[] for _ in range(int(rng.integers(1, most + 1)))] for _ in slots
     ]
     for position in rng.permutation(len(lengths)):
         micro_batches = contents[int(rng.integers(len(slots)))]
         micro_batches[int(rng.integers(len(micro_batches)))].append(int(position))
-    pipelines = tuple(
+    return tuple(
         _pipeline(scheme, ranks, lengths, [batch for batch in batches if batch])
         for (scheme, ranks), batches in zip(slots, contents, strict=True)
     )
-    return make_plan(pipelines, lengths, world_size, step=step)
 
 
 def one_pipeline_plan(

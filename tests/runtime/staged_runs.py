@@ -171,17 +171,18 @@ def reference(case: Case) -> Outcome:
     model = case.model(case.seed, attend=dense_attention, run=dense_experts)
     if case.dtype == torch.bfloat16:
         model = model.float()
-    optimizer = case.optimizer(list(model.named_parameters()))
-    data = SeededTokens(case.config.vocab, 5)
-    results = [
-        reference_step(plan, data, model, optimizer, clip_norm=CLIP) for plan in case.plans()
-    ]
+    return train_alone(model, case.optimizer(list(model.named_parameters())), case.plans(), CLIP)
+
+
+def train_alone(
+    model: Llama, optimizer: torch.optim.Optimizer, plans: list[Plan], clip_norm: float
+) -> Outcome:
+    """Train in one process without plans' strategies."""
+    data = SeededTokens(model.config.vocab, 5)
+    results = [reference_step(plan, data, model, optimizer, clip_norm=clip_norm) for plan in plans]
     losses, norms = zip(*results, strict=True)
-    return (
-        list(losses),
-        list(norms),
-        {name: parameter.detach() for name, parameter in model.named_parameters()},
-    )
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    return list(losses), list(norms), parameters
 
 
 def differences(case: Case, outcomes: list[Outcome]) -> tuple[float, float, float]:

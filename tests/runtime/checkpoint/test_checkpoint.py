@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +28,15 @@ CONFIG = ModelConfig(hidden=24, layers=2, heads=3, kv_heads=1, ffn=20, vocab=17)
 
 
 def states_and_optimizer(
-    groups: Communicators, seed: int, layers: int = 2
+    groups: Communicators,
+    seed: int,
+    config: ModelConfig = CONFIG,
+    sharding: Sharding = "flat",
+    kind: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
 ) -> tuple[ShardedStates, torch.optim.Optimizer]:
     torch.manual_seed(seed)
-    model = Llama(ModelConfig(hidden=24, layers=layers, heads=3, kv_heads=1, ffn=20, vocab=17))
-    states = ShardedStates(model, groups.states)
-    return states, torch.optim.AdamW([master for _, master in states.master_parameters()], lr=0.1)
+    states = ShardedStates(Llama(config), groups.states, sharding=sharding)
+    return states, kind([master for _, master in states.master_parameters()], lr=0.1)
 
 
 def updates(states: ShardedStates, optimizer: torch.optim.Optimizer, first: int, last: int) -> None:
@@ -47,17 +53,25 @@ def updates(states: ShardedStates, optimizer: torch.optim.Optimizer, first: int,
 
 
 def run(
-    rank: int, world_size: int, folder: Path, save_at: int, last: int
+    rank: int,
+    world_size: int,
+    folder: Path,
+    save_at: int,
+    last: int,
+    sharding: Sharding = "flat",
+    kind: Callable[..., torch.optim.Optimizer] = torch.optim.AdamW,
 ) -> dict[str, torch.Tensor]:
     """Restore what there is, go on to ``last``, saving at ``save_at``."""
     groups = Communicators.create()
-    states, optimizer = states_and_optimizer(groups, seed=save_at)
+    states, optimizer = states_and_optimizer(groups, save_at, CONFIG, sharding, kind)
     cursor = restore(folder, states, optimizer, groups.control)
     at = 0 if cursor is None else cursor.next_step
     if at < save_at:
         updates(states, optimizer, at, save_at)
         save(folder, Cursor(save_at, f"sha256:{save_at}"), states, optimizer, groups.control)
         at = save_at
+    elif kind is BlockAdamW and optimizer.state:
+        assert next(iter(optimizer.state.values()))["first_codes"].dtype == torch.int8
     updates(states, optimizer, at, last)
     return dict(states.export())
 
@@ -101,7 +115,7 @@ def other_model(rank: int, world_size: int, folder: Path) -> None:
     groups = Communicators.create()
     states, optimizer = states_and_optimizer(groups, 0)
     save(folder, Cursor(1, None), states, optimizer, groups.control)
-    states, optimizer = states_and_optimizer(groups, 0, layers=3)
+    states, optimizer = states_and_optimizer(groups, 0, replace(CONFIG, layers=3))
     restore(folder, states, optimizer, groups.control)
 
 
@@ -224,8 +238,10 @@ class BlockAdamW(torch.optim.Optimizer):
 
     BLOCK = 64
 
-    def __init__(self, parameters: list[torch.nn.Parameter], *, strange: bool = False) -> None:
-        super().__init__([{"params": parameters}], {"lr": 0.1})
+    def __init__(
+        self, parameters: list[torch.nn.Parameter], *, lr: float, strange: bool = False
+    ) -> None:
+        super().__init__([{"params": parameters}], {"lr": lr})
         self.strange = strange
 
     @torch.no_grad()
@@ -259,37 +275,18 @@ class BlockAdamW(torch.optim.Optimizer):
         state[f"{name}_scales"] = scales
 
 
-def run_blocks(
-    rank: int, world_size: int, folder: Path, sharding: Sharding, save_at: int, last: int
-) -> dict[str, torch.Tensor]:
-    """As ``run``, of 8-bit states by blocks."""
-    groups = Communicators.create()
-    torch.manual_seed(save_at)
-    states = ShardedStates(Llama(CONFIG), groups.states, sharding=sharding)
-    optimizer = BlockAdamW([master for _, master in states.master_parameters()])
-    cursor = restore(folder, states, optimizer, groups.control)
-    at = 0 if cursor is None else cursor.next_step
-    if at < save_at:
-        updates(states, optimizer, at, save_at)
-        save(folder, Cursor(save_at, None), states, optimizer, groups.control)
-    elif optimizer.state:
-        assert next(iter(optimizer.state.values()))["first_codes"].dtype == torch.int8
-    updates(states, optimizer, max(at, save_at), last)
-    return dict(states.export())
-
-
 def test_states_by_blocks_resume_with_equal_owners(tmp_path: Path) -> None:
     """Slices: with as many ranks, else rejected; whole parameters: with any number of ranks."""
-    straight = run_ranks(run_blocks, 3, tmp_path / "flat", "flat", 2, 4)[0]
-    again = run_ranks(run_blocks, 3, tmp_path / "flat", "flat", 2, 4)[0]
-    whole = run_ranks(run_blocks, 3, tmp_path / "whole", "by_parameter", 2, 4)[0]
-    fewer = run_ranks(run_blocks, 2, tmp_path / "whole", "by_parameter", 2, 4)[0]
+    straight = run_ranks(run, 3, tmp_path / "flat", 2, 4, "flat", BlockAdamW)[0]
+    again = run_ranks(run, 3, tmp_path / "flat", 2, 4, "flat", BlockAdamW)[0]
+    whole = run_ranks(run, 3, tmp_path / "whole", 2, 4, "by_parameter", BlockAdamW)[0]
+    fewer = run_ranks(run, 2, tmp_path / "whole", 2, 4, "by_parameter", BlockAdamW)[0]
     for name, tensor in straight.items():
         assert torch.equal(tensor, again[name]), name
         assert torch.equal(whole[name], fewer[name]), name
     for ranks, sharding, folder in ((2, "flat", "flat"), (3, "flat", "whole")):
         for text in run_ranks_expecting_failure(
-            run_blocks, ranks, tmp_path / folder, sharding, 2, 4
+            run, ranks, tmp_path / folder, 2, 4, sharding, BlockAdamW
         ):
             assert "as one, from sharding=" in text
             assert text.endswith("go on with the sharding and the number of ranks that wrote it")
@@ -302,12 +299,12 @@ def test_sharding_of_format_3_is_read(
     tmp_path: Path, sharding: Sharding, before: str, ranks: int
 ) -> None:
     """It decides whether states of a range as a whole fit."""
-    straight = run_ranks(run_blocks, 3, tmp_path, sharding, 2, 4)[0]
+    straight = run_ranks(run, 3, tmp_path, 2, 4, sharding, BlockAdamW)[0]
     cursor = tmp_path / "step-00000002" / "cursor.json"
     document = json.loads(cursor.read_text())
     assert (document["format"], document.pop("sharding")) == (4, sharding)
     cursor.write_text(json.dumps({**document, "format": 3, "owners": before}))
-    again = run_ranks(run_blocks, ranks, tmp_path, sharding, 2, 4)[0]
+    again = run_ranks(run, ranks, tmp_path, 2, 4, sharding, BlockAdamW)[0]
     for name, tensor in straight.items():
         assert torch.equal(tensor, again[name]), name
 
@@ -317,10 +314,7 @@ def run_owners(
 ) -> dict[str, torch.Tensor]:
     """Restore what there is, go on to ``last`` and save there; states by AdamW."""
     groups = Communicators.create()
-    torch.manual_seed(last)
-    states = ShardedStates(Llama(CONFIG), groups.states, sharding=sharding)
-    masters = [master for _, master in states.master_parameters()]
-    optimizer = torch.optim.AdamW([{"params": masters}], lr=0.1)
+    states, optimizer = states_and_optimizer(groups, last, CONFIG, sharding)
     cursor = restore(folder, states, optimizer, groups.control)
     updates(states, optimizer, 0 if cursor is None else cursor.next_step, last)
     save(folder, Cursor(last, None), states, optimizer, groups.control)
@@ -337,19 +331,15 @@ def test_states_by_element_go_on_with_other_owners_and_ranks(tmp_path: Path) -> 
 
 
 def run_from_one(rank: int, world_size: int) -> dict[str, torch.Tensor]:
-    groups = Communicators.create()
-    torch.manual_seed(1)
-    states = ShardedStates(Llama(CONFIG), groups.states)
-    optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()], lr=0.1)
+    states, optimizer = states_and_optimizer(Communicators.create(), 1)
     updates(states, optimizer, 0, 3)
     return dict(states.export())
 
 
 def strange_state(rank: int, world_size: int, folder: Path) -> None:
     groups = Communicators.create()
-    states = ShardedStates(Llama(CONFIG), groups.states, sharding="by_parameter")
-    masters = [master for _, master in states.master_parameters()]
-    optimizer = BlockAdamW(masters, strange=rank == 1)
+    kind = partial(BlockAdamW, strange=rank == 1)
+    states, optimizer = states_and_optimizer(groups, 0, CONFIG, "by_parameter", kind)
     updates(states, optimizer, 0, 1)
     save(folder, Cursor(1, None), states, optimizer, groups.control)
 

@@ -1,6 +1,7 @@
 """Steps under strategies that change at each, against one process."""
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,16 +10,17 @@ import pytest
 import torch
 from random_plans import random_plan
 from ranks import run_ranks
+from staged_runs import Outcome, train_alone
 
 from seqplan import Plan, rank_view
-from seqplan.runtime.check.reference import dense_attention, reference_step
+from seqplan.runtime.check.reference import dense_attention
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens
 from seqplan.runtime.models.llama import Llama, ModelConfig
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.training.prepare import make_preparer
-from seqplan.runtime.training.run_step import run_step
+from seqplan.runtime.training.run_step import StepResult, run_step
 
 CONFIG = ModelConfig(hidden=32, layers=2, heads=4, kv_heads=2, ffn=48, vocab=64)
 ONE_LAYER = replace(CONFIG, layers=1)
@@ -39,12 +41,11 @@ def model(dtype: torch.dtype, seed: int = 0, **options: object) -> Llama:
     return Llama(CONFIG, **options).to(dtype)  # type: ignore[arg-type]
 
 
-Outcome = tuple[list[float], list[float], dict[str, torch.Tensor]]
-
-
-def train(rank: int, world_size: int, dtype: torch.dtype, steps: int) -> Outcome:
+def train_on_plans(
+    trained: Llama, rank: int, plans: list[Plan], clip_norm: float | None = None
+) -> Iterator[StepResult]:
+    """Run the rank's part of each plan; the parameters are whole after the last."""
     groups = Communicators.create()
-    trained = model(dtype, seed=rank)  # rank 0's values must win
     states = ShardedStates(trained, groups.states)
     optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()], lr=RATE)
     prepare = make_preparer(
@@ -53,11 +54,15 @@ def train(rank: int, world_size: int, dtype: torch.dtype, steps: int) -> Outcome
         heads=CONFIG.heads,
         kv_heads=CONFIG.kv_heads,
     )
-    results = []
-    for plan in plans(world_size, steps):
+    for plan in plans:
         view = rank_view(plan, rank)
-        results.append(run_step(view, prepare(view), trained, states, optimizer, clip_norm=CLIP))
+        yield run_step(view, prepare(view), trained, states, optimizer, clip_norm=clip_norm)
     states.materialize()
+
+
+def train(rank: int, world_size: int, dtype: torch.dtype, steps: int) -> Outcome:
+    trained = model(dtype, seed=rank)  # rank 0's values must win
+    results = list(train_on_plans(trained, rank, plans(world_size, steps), CLIP))
     return (
         [result.loss for result in results],
         [result.gradient_norm for result in results],
@@ -68,17 +73,7 @@ def train(rank: int, world_size: int, dtype: torch.dtype, steps: int) -> Outcome
 def reference(world_size: int, dtype: torch.dtype, steps: int) -> Outcome:
     trained = model(dtype, attend=dense_attention)
     optimizer = torch.optim.AdamW(trained.parameters(), lr=RATE)
-    data = SeededTokens(CONFIG.vocab, 5)
-    results = [
-        reference_step(plan, data, trained, optimizer, clip_norm=CLIP)
-        for plan in plans(world_size, steps)
-    ]
-    losses, norms = zip(*results, strict=True)
-    return (
-        list(losses),
-        list(norms),
-        {name: parameter.detach() for name, parameter in trained.named_parameters()},
-    )
+    return train_alone(trained, optimizer, plans(world_size, steps), CLIP)
 
 
 @pytest.mark.parametrize(
@@ -107,23 +102,9 @@ def usage() -> tuple[int, int, int]:
 
 def many_steps(rank: int, world_size: int, steps: int) -> list[tuple[int, int, int]]:
     """Threads, descriptors and resident KiB along the way."""
-    groups = Communicators.create()
-    trained = Llama(ONE_LAYER)
-    states = ShardedStates(trained, groups.states)
-    optimizer = torch.optim.AdamW([master for _, master in states.master_parameters()], lr=RATE)
-    prepare = make_preparer(
-        SeededTokens(CONFIG.vocab, 5),
-        Peers(groups.attention),
-        heads=CONFIG.heads,
-        kv_heads=CONFIG.kv_heads,
-    )
-    usages = []
-    for plan in plans(world_size, steps, longest=40, sequences=2):
-        view = rank_view(plan, rank)
-        run_step(view, prepare(view), trained, states, optimizer)
-        if plan.step % 20 == 19:
-            usages.append(usage())
-    return usages
+    short = plans(world_size, steps, longest=40, sequences=2)
+    results = train_on_plans(Llama(ONE_LAYER), rank, short)
+    return [usage() for step, _ in enumerate(results) if step % 20 == 19]
 
 
 def test_nothing_grows_over_100_changes_of_strategy() -> None:

@@ -2,19 +2,21 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 from browser import Page, browser, missing
 from command_line import call, succeeded
-from planned_files import MAX_LEN, PlannedFiles
+from planned_files import PlannedFiles
 from postgresql_server import ABSENT, postgresql, programs
 from service_process import serving_here
 from sqlalchemy import create_engine
 from stocked_service import Stocked, stock
 
 from seqplan.api.store import schema
+from seqplan.api.store.store import Store
 
 DATA = Path(__file__).parents[2] / "examples" / "data" / "code.npy"
 
@@ -51,6 +53,13 @@ def output(tmp_path: Path) -> Path:
     folder = tmp_path / "output"
     folder.mkdir()
     return folder / "result.json"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """An empty store, in the file ``s.db``."""
+    with closing(Store(str(tmp_path / "s.db"))) as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -92,17 +101,6 @@ def _make(folder: Path, profile: str, gpus: int, tokens: int, lengths: Path) -> 
     files = PlannedFiles(
         profile, gpus, tokens, lengths, folder / "proposal.json", folder / "plans.jsonl"
     )
-    succeeded(
-        call(
-            *("propose", "--profile", profile, "--gpus", gpus, lengths),
-            *("--max-len", MAX_LEN, "--tokens", tokens, "--schemes", "measured"),
-            *("-o", files.proposal),
-        )
-    )
-    succeeded(
-        call(
-            *("plan", "--proposal", files.proposal, lengths),
-            *("--steps", files.steps, "-o", files.plans),
-        )
-    )
+    succeeded(call(*files.propose_arguments, "--schemes", "measured", "-o", files.proposal))
+    succeeded(call(*files.plan_arguments, "-o", files.plans))
     return files

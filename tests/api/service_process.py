@@ -91,12 +91,14 @@ class Served:
     def proposal(self, body: dict[str, Any]) -> str:
         """Have a proposal made, and wait for it."""
         key = str(self.ok("POST", "/v1/proposals", body)["id"])
-        ends = time.monotonic() + PATIENCE_S
-        while (row := self.ok("GET", f"/v1/proposals/{key}"))["state"] == "running":
-            assert time.monotonic() < ends, row
-            time.sleep(0.05)
+        row = self.settled(f"/v1/proposals/{key}", "running")
         assert row["state"] == "ready", row
         return key
+
+    def settled(self, path: str, state: str) -> dict[str, Any]:
+        """Return the row at ``path`` once it is not in this state any more."""
+        wait_until(lambda: self.ok("GET", path)["state"] != state)
+        return dict(self.ok("GET", path))
 
 
 @dataclass(kw_only=True)

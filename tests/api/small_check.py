@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from command_line import call, succeeded
+from planned_files import PlannedFiles
 
 from seqplan import Plan, to_json
 
@@ -19,18 +20,9 @@ def planned(
 ) -> Path:
     """Plan steps on ``RANKS`` ranks by the command line; the file of plans in ``folder``."""
     proposal, plans = folder / "proposal.json", folder / "plans.jsonl"
-    succeeded(
-        call(
-            *("propose", "--profile", profile, "--gpus", RANKS, lengths),
-            *("--max-len", max_len, "--tokens", tokens, "-o", proposal),
-        )
-    )
-    succeeded(
-        call(
-            *("plan", "--proposal", proposal, lengths),
-            *("--steps", steps, "--seed", 2, "-o", plans),
-        )
-    )
+    files = PlannedFiles(profile, RANKS, tokens, lengths, proposal, plans, steps)
+    succeeded(call(*files.propose_arguments, "--max-len", max_len, "-o", proposal))
+    succeeded(call(*files.plan_arguments, "--seed", 2, "-o", plans))
     return plans
 
 

@@ -1,5 +1,7 @@
 """Data of a service before the tests: lengths and a proposal."""
 
+import sqlite3
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -52,6 +54,13 @@ def stock(served: Served) -> Stocked:
     assert reply.status == 201, reply
     proposal = served.ok("POST", "/v1/proposals/documents", _document())["id"]
     return Stocked(served, reply.json["id"], proposal)
+
+
+def change_rows(store: Path, *statements: str) -> None:
+    """Change rows of a SQLite store from outside."""
+    with closing(sqlite3.connect(store)) as database, database:
+        for statement in statements:
+            database.execute(statement)
 
 
 def deliver(fetched_from: Served, acknowledged: Served, first: int, last: int) -> list[str]:

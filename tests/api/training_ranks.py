@@ -3,10 +3,22 @@
 import json
 from pathlib import Path
 
+import numpy as np
 from trainers import start_trainers
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 240
+
+
+def write_small_job(folder: Path, gpus: int, steps: int, more: str = "") -> Path:
+    """Write a sidecar's job of a small model, with 500 lengths."""
+    np.save(folder / "lengths.npy", np.load(ROOT / "examples" / "data" / "code.npy")[:500])
+    path = folder / "job.toml"
+    path.write_text(
+        f'profile = "{ROOT}/examples/data/llama-small-cpu.json"\nlengths = "lengths.npy"\n'
+        f"gpus = {gpus}\ncontext = 512\ntokens = 1500\nsteps = {steps}\nport = 0\n{more}"
+    )
+    return path
 
 
 def train(url: str, job: str, world: int, checkpoints: Path, *more: str) -> dict[int, float]:

@@ -34,18 +34,15 @@ def test_other_bad_input(plans: Path, tmp_path: Path) -> None:
     gap = written(tmp_path / "gap.jsonl", [valid[0], valid[1], valid[3]])
     message = complaint(call("check", "training", "--plans", gap, "--ranks", 2))
     assert "step 3 follows step 1; ranks run steps without a gap, at most 2 here" in message
-    empty = tmp_path / "empty.jsonl"
+    empty, missing = tmp_path / "empty.jsonl", tmp_path / "missing.jsonl"
     empty.write_text("")
     assert "no plans" in complaint(call("check", "training", "--plans", empty, "--ranks", 2))
-    missing = tmp_path / "missing.jsonl"
-    message = complaint(call("check", "training", "--plans", missing, "--ranks", 2))
-    assert message == f"{missing}: No such file or directory"
-    message = complaint(call("check", "training", "--plans", tmp_path, "--ranks", 2))
-    assert message == f"{tmp_path}: every rank reads the plans for itself: give a file"
-    message = complaint(
-        call("check", "training", "--plans", plans, "--ranks", 2, "--data", tmp_path / "none.idx")
-    )
-    assert message == f"{tmp_path / 'none.idx'}: No such file or directory"
+    for arguments, message in (
+        (("--plans", missing), f"{missing}: No such file or directory"),
+        (("--plans", tmp_path), f"{tmp_path}: every rank reads the plans for itself: give a file"),
+        (("--plans", plans, "--data", missing), f"{missing}: No such file or directory"),
+    ):
+        assert complaint(call("check", "training", "--ranks", 2, *arguments)) == message
     unsound = written(tmp_path / "unsound.jsonl", [replace(valid[0], tokens=valid[0].tokens + 1)])
     message = complaint(call("check", "training", "--plans", unsound, "--ranks", 2))
     assert "step 0 breaks a rule: tokens: " in message

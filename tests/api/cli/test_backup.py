@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import sqlite3
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 from command_line import call, complaint, nothing_left, succeeded
 from service_process import serving_here
-from stocked_service import WORLD, deliver, stock
+from stocked_service import WORLD, change_rows, deliver, stock
 
 from seqplan.runtime.sources import acknowledgements
 from seqplan.runtime.sources.http_source import HttpSource
@@ -237,9 +236,7 @@ def test_an_unknown_job_is_one_line(store: Path) -> None:
 def test_a_store_of_another_release_is_one_line(backup: Path, tmp_path: Path) -> None:
     restored = tmp_path / "new.db"
     succeeded(call("restore", backup, "--store", restored))
-    with sqlite3.connect(restored) as database:
-        database.execute("UPDATE seqplan_schema SET version = 99")
-    database.close()
+    change_rows(restored, "UPDATE seqplan_schema SET version = 99")
     assert "has schema 99, this seqplan reads " in complaint(call("log", "--store", restored))
     newer = tmp_path / "newer.tar"
     succeeded(call("backup", restored, "-o", newer))

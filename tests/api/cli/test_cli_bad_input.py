@@ -2,6 +2,7 @@
 
 import copy
 import json
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -54,75 +55,65 @@ def test_a_sequence_longer_than_any_scheme_holds(tmp_path: Path, output: Path) -
     assert propose(source, output, "--gpus", 8, "--max-len", 65536, *few).code == 0
 
 
-def test_fewer_gpus_than_the_smallest_scheme(lengths: Path, output: Path) -> None:
-    few = ("--profile", "llama-7b-a800-80gb", "--schemes", "measured", "--gpus", 1)
-    message = complaint(propose(lengths, output, *few), 3)
-    assert message == (
-        "1 GPU is too few for llama-7b-a800-80gb: the smallest scheme to choose from, pp2, "
-        "takes 2; add GPUs"
-    )
-    nothing_left(output)
-    few = ("--profile", "llama-32b-a800-80gb", "--schemes", "tp16", "--gpus", 8)
-    assert "the smallest scheme to choose from, tp16, takes 16;" in complaint(
-        propose(lengths, output, *few), 3
-    )
-
-
-def test_states_that_do_not_fit(lengths: Path, output: Path) -> None:
-    message = complaint(
-        propose(lengths, output, "--profile", "llama-32b-a800-80gb", "--gpus", 4), 3
-    )
-    assert message == (
-        "4 GPUs are too few for llama-32b-a800-80gb: the model states leave no room for tokens on "
-        "any scheme that fits; add GPUs"
-    )
-    nothing_left(output)
-
-
-def test_a_context_that_the_profile_does_not_cover(lengths: Path, output: Path) -> None:
-    message = complaint(propose(lengths, output, "--max-len", 400_000))
-    assert "a context of 400000 tokens is beyond the 393216" in message
-    nothing_left(output)
-
-
-def test_more_optimizer_shards_than_gpus(lengths: Path, output: Path) -> None:
-    message = complaint(propose(lengths, output, "--optimizer-shards", 9))
-    assert message == "optimizer_shards must be an integer from 1 to the 8 GPUs, not 9"
-    nothing_left(output)
-    message = complaint(
-        call("profile", "show", "gpt-7b-a100-40gb", "--gpus", 8, "--optimizer-shards", 9)
-    )
-    assert message == "--optimizer-shards must be at most --gpus 8: 9"
+LLAMA = ("--profile", "llama-7b-a800-80gb")
+LARGE = ("--profile", "llama-32b-a800-80gb")
+FEW = (
+    "1 GPU is too few for llama-7b-a800-80gb: the smallest scheme to choose from, pp2, takes 2; "
+    "add GPUs"
+)
+NO_ROOM = (
+    "4 GPUs are too few for llama-32b-a800-80gb: the model states leave no room for tokens on any "
+    "scheme that fits; add GPUs"
+)
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("more", "code", "line"),
     [
-        (("--sync", "overlap=0.5"), "profile gpt-7b-a100-40gb is of ZeRO-3"),
-        (("--sync", "900"), "profile gpt-7b-a100-40gb is of ZeRO-3"),
-        (("--sync", "-1"), "must be a number of 0 or more: '-1'"),
+        ((*LLAMA, "--schemes", "measured", "--gpus", 1), 3, FEW),
+        ((*LARGE, "--schemes", "tp16"), 3, "*the smallest scheme to choose from, tp16, takes 16;*"),
+        ((*LARGE, "--gpus", 4), 3, NO_ROOM),
+        (("--max-len", 400_000), 2, "*a context of 400000 tokens is beyond the 393216*"),
         (
-            ("--profile", "llama-7b-a800-80gb", "--sync", "none,overlap=0.5"),
-            "--overlap is the share of the sync that is hidden, and --sync is none",
+            ("--optimizer-shards", 9),
+            2,
+            "optimizer_shards must be an integer from 1 to the 8 *, not 9",
+        ),
+        (("--profile", "gpt-7b"), 2, "*did you mean gpt-7b-a100-40gb?*"),
+        (("--sync", "overlap=0.5"), 2, "*profile gpt-7b-a100-40gb is of ZeRO-3*"),
+        (("--sync", "900"), 2, "*profile gpt-7b-a100-40gb is of ZeRO-3*"),
+        (("--sync", "-1"), 2, "*must be a number of 0 or more: '-1'*"),
+        (
+            (*LLAMA, "--sync", "none,overlap=0.5"),
+            2,
+            "*share of the sync that is hidden, and * none*",
         ),
         (
-            ("--profile", "llama-7b-a800-80gb", "--schemes", "tp3"),
-            "profile llama-7b-a800-80gb: has no scheme of layout tp3; its layouts are tp1, pp2",
+            (*LLAMA, "--schemes", "tp3"),
+            2,
+            "*has no scheme of layout tp3; its layouts are tp1, pp2*",
         ),
-        (("--schemes", "u2"), "layout must be tp and pp, as tp4.pp2: 'u2'"),
-        (("--schemes", "two"), "scheme 'two': 'two' is not understood"),
-        (("--sync", "as usual"), "must be a number of 0 or more: 'as usual'"),
+        (("--schemes", "u2"), 2, "*layout must be tp and pp, as tp4.pp2: 'u2'*"),
+        (("--schemes", "two"), 2, "*scheme 'two': 'two' is not understood*"),
+        (("--sync", "as usual"), 2, "*must be a number of 0 or more: 'as usual'*"),
         (
-            ("--profile", "llama-7b-a800-80gb", "--sync", "1", "--sync", "overlap=1.5"),
-            "overlap must be a share from 0 to 1, not 1.5",
+            (*LLAMA, "--sync", "1", "--sync", "overlap=1.5"),
+            2,
+            "*must be a share from 0 to 1, not 1.5*",
         ),
     ],
 )
-def test_an_sync_that_cannot_be(
-    more: tuple[str, ...], message: str, lengths: Path, output: Path
+def test_options_that_no_proposal_can_have(
+    more: tuple[str | int, ...], code: int, line: str, lengths: Path, output: Path
 ) -> None:
-    assert message in complaint(propose(lengths, output, *more))
+    assert fnmatchcase(complaint(propose(lengths, output, *more), code), line)
     nothing_left(output)
+
+
+def test_profiles_are_shown_within_their_gpus() -> None:
+    options = ("--gpus", 8, "--optimizer-shards", 9)
+    message = complaint(call("profile", "show", "gpt-7b-a100-40gb", *options))
+    assert message == "--optimizer-shards must be at most --gpus 8: 9"
 
 
 def test_a_sync_is_printed_and_kept(lengths: Path, output: Path) -> None:
@@ -171,14 +162,9 @@ def test_a_step_that_no_candidate_holds(dense: PlannedFiles, tmp_path: Path, out
 # Profiles
 
 
-def test_an_unknown_profile(lengths: Path, output: Path, dense: PlannedFiles) -> None:
-    message = complaint(propose(lengths, output, "--profile", "gpt-7b"))
-    assert "did you mean gpt-7b-a100-40gb?" in message
-    nothing_left(output)
-    assert "did you mean" in complaint(
-        call("check", "plans", dense.plans, "--profile", "llama-7b-a800")
-    )
-    assert "did you mean" in complaint(call("profile", "show", "llama-7b-a800"))
+def test_an_unknown_profile(dense: PlannedFiles) -> None:
+    for command in (("check", "plans", dense.plans, "--profile"), ("profile", "show")):
+        assert "did you mean" in complaint(call(*command, "llama-7b-a800"))
 
 
 def test_a_malformed_profile(tmp_path: Path, lengths: Path, output: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from command_line import call, complaint, fresh_process, succeeded
-from planned_files import MAX_LEN, PlannedFiles, propose
+from planned_files import PlannedFiles, propose
 
 from seqplan.plans.format.plan_file import read_plans
 
@@ -18,13 +18,8 @@ def plan_files(request: pytest.FixtureRequest) -> PlannedFiles:
 
 def plan(plan_files: PlannedFiles, output: Path, *more: str | int, hash_seed: str) -> bytes:
     """The plan file that a separate process writes."""
-    succeeded(
-        fresh_process(
-            *("plan", "--proposal", plan_files.proposal, plan_files.lengths),
-            *("--steps", plan_files.steps, "-o", output, *more),
-            environment={"PYTHONHASHSEED": hash_seed},
-        )
-    )
+    arguments = (*plan_files.plan_arguments, "-o", output, *more)
+    succeeded(fresh_process(*arguments, environment={"PYTHONHASHSEED": hash_seed}))
     return output.read_bytes()
 
 
@@ -41,9 +36,8 @@ def test_exact_answers_are_never_worse(
     proposal = tmp_path / "proposal.json"
     succeeded(propose(lengths, proposal, *options, "--sync", "none", "--schemes", "measured"))
     few = replace(lockstep, proposal=proposal, steps=5)
-    steps = ("plan", "--proposal", proposal, few.lengths, "--steps", few.steps)
-    succeeded(call(*steps, "-o", tmp_path / "searched.jsonl"))
-    succeeded(call(*steps, "--exact", "-o", tmp_path / "exact.jsonl"))
+    succeeded(call(*few.plan_arguments, "-o", tmp_path / "searched.jsonl"))
+    succeeded(call(*few.plan_arguments, "--exact", "-o", tmp_path / "exact.jsonl"))
     again = plan(few, tmp_path / "again.jsonl", "--exact", "--workers", 2, hash_seed="1")
     assert (tmp_path / "exact.jsonl").read_bytes() == again
     succeeded(call("check", "plans", tmp_path / "exact.jsonl", "--proposal", proposal))
@@ -59,25 +53,14 @@ def test_exact_answers_are_never_worse(
 
 def test_proposals(plan_files: PlannedFiles, tmp_path: Path) -> None:
     output = tmp_path / "proposal.json"
-    succeeded(
-        fresh_process(
-            *("propose", "--profile", plan_files.profile, "--gpus", plan_files.gpus),
-            *(plan_files.lengths, "--max-len", MAX_LEN, "--tokens", plan_files.tokens),
-            *("--schemes", "measured", "-o", output),
-            environment={"PYTHONHASHSEED": "12345"},
-        )
-    )
+    arguments = (*plan_files.propose_arguments, "--schemes", "measured", "-o", output)
+    succeeded(fresh_process(*arguments, environment={"PYTHONHASHSEED": "12345"}))
     assert output.read_bytes() == plan_files.proposal.read_bytes()
 
 
 def test_another_seed_draws_other_batches(plan_files: PlannedFiles) -> None:
     def drawn(seed: int) -> list[tuple[int, ...]]:
-        lines = succeeded(
-            call(
-                *("plan", "--proposal", plan_files.proposal, plan_files.lengths),
-                *("--steps", plan_files.steps, "--seed", seed),
-            )
-        ).splitlines()
+        lines = succeeded(call(*plan_files.plan_arguments, "--seed", seed)).splitlines()
         return [tuple(json.loads(line)["sequences"]["ids"]) for line in lines]
 
     assert drawn(0) == drawn(0) == [step.ids for step in read_plans(plan_files.plans)]
@@ -98,13 +81,7 @@ def test_a_proposal_of_another_seed_is_judged_on_other_batches(
     lockstep: PlannedFiles, tmp_path: Path
 ) -> None:
     path = tmp_path / "proposal.json"
-    succeeded(
-        call(
-            *("propose", "--profile", lockstep.profile, "--gpus", lockstep.gpus, "--seed", 1),
-            *(lockstep.lengths, "--max-len", MAX_LEN, "--tokens", lockstep.tokens),
-            *("-o", path),
-        )
-    )
+    succeeded(call(*lockstep.propose_arguments, "--seed", 1, "-o", path))
     ours, other = (json.loads(p.read_text()) for p in (lockstep.proposal, path))
     assert ours["expected_ms"] != other["expected_ms"]
     assert ours["lengths"] == other["lengths"]

@@ -57,12 +57,8 @@ def test_from_a_source_to_an_explained_plan(tmp_path: Path) -> None:
 def test_propose_tells_people_and_machines_the_same(
     plan_files: PlannedFiles, tmp_path: Path
 ) -> None:
-    document = as_json(
-        *("propose", "--profile", plan_files.profile, "--gpus", plan_files.gpus),
-        plan_files.lengths,
-        *("--max-len", MAX_LEN, "--tokens", plan_files.tokens, "--schemes", "measured"),
-        *("-o", tmp_path / "again.json"),
-    )
+    output = ("--schemes", "measured", "-o", tmp_path / "again.json")
+    document = as_json(*plan_files.propose_arguments, *output)
     assert document == json.loads(plan_files.proposal.read_text())
     assert (tmp_path / "again.json").read_bytes() == plan_files.proposal.read_bytes()
     assert document["lengths"]["sequences"] == 3000
@@ -110,16 +106,9 @@ def test_trainer_holds_from_proposal_to_plans(tmp_path: Path, lengths: Path) -> 
 
 def test_the_published_method_proposes_too(dense: PlannedFiles, tmp_path: Path) -> None:
     path = tmp_path / "eq4.json"
-    document = as_json(
-        *("propose", "--method", "eq4", "--profile", dense.profile, "--gpus", dense.gpus),
-        *("--schemes", "measured"),
-        *(dense.lengths, "--max-len", MAX_LEN, "--tokens", dense.tokens, "-o", path),
-    )
-    ours = as_json(
-        *("propose", "--sync", "none", "--profile", dense.profile, "--gpus", dense.gpus),
-        *("--schemes", "measured", dense.lengths, "--max-len", MAX_LEN),
-        *("--tokens", dense.tokens),
-    )
+    measured = (*dense.propose_arguments, "--schemes", "measured")
+    document = as_json(*measured, "--method", "eq4", "-o", path)
+    ours = as_json(*measured, "--sync", "none")
     assert document["method"] == "eq4"
     assert ours["method"] == "search"
     # Both are judged on the same batches, and no method is below the bound of the other.
@@ -153,10 +142,7 @@ def test_the_planned_file_is_sound(plan_files: PlannedFiles) -> None:
 
 def test_plan_reports_its_summary(plan_files: PlannedFiles, tmp_path: Path) -> None:
     path = tmp_path / "plans.jsonl"
-    document = as_json(
-        *("plan", "--proposal", plan_files.proposal, plan_files.lengths),
-        *("--steps", plan_files.steps, "-o", path),
-    )
+    document = as_json(*plan_files.plan_arguments, "-o", path)
     assert path.read_bytes() == plan_files.plans.read_bytes()
     plans = list(read_plans(path))
     assert document["steps"] == plan_files.steps
@@ -237,14 +223,8 @@ def test_a_false_bound_is_found_though_its_digest_is_true(
     false = tmp_path / "false.jsonl"
     with write_plans(false) as write:
         for plan in read_plans(plan_files.plans):
-            write(
-                replace(
-                    plan,
-                    lower_bound_ms=plan.predicted_ms,
-                    layout_lower_bound_ms=plan.predicted_ms,
-                    gap=0.0,
-                )
-            )
+            bounds = dict.fromkeys(("lower_bound_ms", "layout_lower_bound_ms"), plan.predicted_ms)
+            write(replace(plan, gap=0.0, **bounds))
     assert "no broken rules" in succeeded(call("check", "plans", false, *source))
     optimal = all(plan.gap < 1e-5 for plan in read_plans(plan_files.plans))
     assert optimal == (plan_files.profile == "llama-7b-a800-80gb")
@@ -257,12 +237,10 @@ def test_a_false_bound_is_found_though_its_digest_is_true(
 
 
 def test_a_witness_is_written_for_a_step(plan_files: PlannedFiles) -> None:
-    outcome = call("explain", plan_files.plans, "--step", 1, "--witness")
+    explain = ("explain", plan_files.plans, "--step", 1, "--witness")
+    outcome = call(*explain)
     assert (outcome.code, "Give --profile or --proposal" in outcome.err) == (2, True)
-    outcome = call(
-        *("explain", plan_files.plans, "--step", 1, "--witness"),
-        *("--proposal", plan_files.proposal),
-    )
+    outcome = call(*explain, "--proposal", plan_files.proposal)
     if outcome.code:
         assert "runs in micro-steps" in outcome.err
     else:

@@ -18,18 +18,13 @@ def fullest(plan: Plan) -> int:
 
 
 def test_even_packing_keeps_the_times_and_needs_no_more_memory(
-    dense: PlannedFiles, lengths: Path, tmp_path: Path
+    dense: PlannedFiles, tmp_path: Path
 ) -> None:
     plans = {}
     for packing in ("tight", "even"):
         output = tmp_path / f"{packing}.jsonl"
-        succeeded(
-            call(
-                *("plan", "--proposal", dense.proposal, lengths, "--steps", 4),
-                *("--tokens", 60_000),
-                *("--packing", packing, "-o", output),
-            )
-        )
+        options = ("--tokens", 60_000, "--packing", packing, "-o", output)
+        succeeded(call(*dense.plan_arguments, *options))
         succeeded(call("check", "plans", output, "--proposal", dense.proposal))
         plans[packing] = list(read_plans(output))
     changed = 0
@@ -41,12 +36,6 @@ def test_even_packing_keeps_the_times_and_needs_no_more_memory(
     assert changed
 
 
-def test_the_published_method_is_rejected_under_zero_3(lengths: Path) -> None:
-    outcome = call(
-        *("propose", "--profile", "gpt-7b-a100-40gb", "--gpus", 8, lengths),
-        *("--max-len", 4096, "--method", "eq4"),
-    )
-    assert (
-        "--method eq4 chooses strategies for a whole step, but in lockstep (profile gpt-7b"
-        in complaint(outcome)
-    )
+def test_the_published_method_is_rejected_under_zero_3(lockstep: PlannedFiles) -> None:
+    message = complaint(call(*lockstep.propose_arguments, "--method", "eq4"))
+    assert "--method eq4 chooses strategies for a whole step, but in lockstep (prof" in message

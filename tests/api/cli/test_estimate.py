@@ -7,18 +7,11 @@ from typing import Any, cast
 
 import pytest
 from command_line import call, complaint, process, succeeded
+from deployments import LLAMA3_8B_CONFIG
 from estimate_files import CONFIGS, NODE, device, sizes
 
-from seqplan.costs.analytic.deployment import Deployment
-from seqplan.costs.analytic.derive import derive_profile
-from seqplan.costs.analytic.devices import DEVICES
-from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.analytic.memory import VERDICTS
 from seqplan.costs.analytic.validation import held_out, tables
-from seqplan.costs.model_files.listed_models import MODELS
-from seqplan.costs.model_sizes import ModelSizes
-from seqplan.plans.format.atomic_file import atomic_write
-from seqplan.plans.scheme import Scheme
 
 
 def test_one_scheme_with_its_terms() -> None:
@@ -122,11 +115,19 @@ def test_figures_on_unchecked_efficiencies_say_so(tmp_path: Path) -> None:
     assert "as given: peak tflops 200, matmul efficiency 0.5" in " ".join(printed.split())
 
 
+def read_estimate(*arguments: str | int | Path, code: int = 0) -> dict[str, Any]:
+    """The only estimate of the command with these arguments, as JSON."""
+    outcome = call(*arguments, "--json")
+    assert (outcome.code, outcome.err) == (code, "")
+    (estimate,) = json.loads(outcome.out)["estimates"]
+    return cast("dict[str, Any]", estimate)
+
+
 def estimated(*more: str | int | Path) -> dict[str, float]:
     """Terms, and the iteration's time and bytes, of tp2.pp2 on two nodes of H100."""
     arguments = ("estimate", "--model", "llama3-8b", "--hardware", "h100-80gb", "--nodes", 2)
-    load = ("--seq-len", 8192, "--batch", 16, "--tp", 2, "--pp", 2, "--ring", 2, "--json")
-    (estimate,) = json.loads(call(*arguments, *load, *more).out)["estimates"]
+    load = ("--seq-len", 8192, "--batch", 16, "--tp", 2, "--pp", 2, "--ring", 2)
+    estimate = read_estimate(*arguments, *load, *more)
     whole = {"iteration": estimate["iteration_ms"], "bytes": estimate["peak_bytes"]}
     return {**estimate["terms_ms"], **whole}
 
@@ -165,9 +166,8 @@ def test_links_decide(tmp_path: Path) -> None:
 
     def ms(**links: float) -> float:
         hardware = device(tmp_path, base="a800-80gb", **links)
-        arguments = (*NODE, "--nodes", 2, "--ulysses", 8, "--ring", 2, "--zero", 2, "--json")
-        document = json.loads(succeeded(call(*arguments, "--hardware", hardware)))
-        return float(document["estimates"][0]["iteration_ms"])
+        arguments = (*NODE, "--nodes", 2, "--ulysses", 8, "--ring", 2, "--zero", 2)
+        return float(read_estimate(*arguments, "--hardware", hardware)["iteration_ms"])
 
     assert ms(inter_gb_s=1) > 1.2 * ms() > ms()
     assert ms(intra_gb_s=20) > 1.05 * ms()
@@ -175,18 +175,7 @@ def test_links_decide(tmp_path: Path) -> None:
 
 def test_a_config_file_and_single_sizes(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
-    config.write_text(
-        json.dumps(
-            {
-                "hidden_size": 4096,
-                "num_hidden_layers": 32,
-                "num_attention_heads": 32,
-                "num_key_value_heads": 8,
-                "intermediate_size": 14336,
-                "vocab_size": 128256,
-            }
-        )
-    )
+    config.write_text(json.dumps(LLAMA3_8B_CONFIG))
     rest = ("--hardware", "h100-80gb", "--seq-len", 8192, "--tp", 8, "--json")
     named = succeeded(call("estimate", "--model", "llama3-8b", *rest))
     assert succeeded(call("estimate", "--model", config, *rest)) == named
@@ -257,14 +246,10 @@ def test_the_model_is_compared_with_published_results(monkeypatch: pytest.Monkey
 
 
 def test_planning_accepts_a_derived_profile(tmp_path: Path, lengths: Path) -> None:
-    deployment = Deployment(
-        cluster=ClusterHardware(DEVICES["h100-80gb"], 2, 8),
-        sizes=ModelSizes.from_mapping(MODELS["llama3-8b"]),
-    )
-    schemes = [Scheme.parse(text) for text in ("tp2", "tp4", "tp8", "u4.r2", "tp2.u4", "tp2.pp2")]
     profile = tmp_path / "derived.json"
-    with atomic_write(profile, "w") as file:
-        json.dump(derive_profile(deployment, schemes, name="derived"), file)
+    model = ("--model", "llama3-8b", "--hardware", "h100-80gb", "--nodes", 2, "--name", "derived")
+    schemes = ("--schemes", "tp2,tp4,tp8,u4.r2,tp2.u4,tp2.pp2")
+    succeeded(call("profile", "derive", *model, *schemes, "-o", profile))
     proposal, plans = tmp_path / "proposal.json", tmp_path / "plans.jsonl"
     common = ("--profile", profile, "--gpus", 16, lengths, "--max-len", 16384)
     succeeded(call("propose", *common, "--tokens", 60000, "-o", proposal))
@@ -273,37 +258,24 @@ def test_planning_accepts_a_derived_profile(tmp_path: Path, lengths: Path) -> No
     steps = [json.loads(line) for line in plans.read_text().splitlines()]
     assert [step["step"] for step in steps] == [0, 1]
     assert all(step["predicted_ms"] > 0 for step in steps)
-    stdout = succeeded(
-        call(
-            "compare",
-            *(*common, "--tokens", 60000, "--steps", 1, "--systems", "megatron", "--json"),
-        )
-    )
-    assert json.loads(stdout)
+    few = ("--tokens", 60000, "--steps", 1, "--systems", "megatron", "--json")
+    assert json.loads(succeeded(call("compare", *common, *few)))
     assert "derived" in succeeded(call("profile", "show", profile, "--gpus", 16))
 
 
 def test_layers_in_host_memory_leave_the_device_and_are_limited(tmp_path: Path) -> None:
     arguments = (
         *("estimate", "--model", "llama3-8b", "--hardware", tmp_path / "device.json", "--tp", 2),
-        *("--seq-len", 32768, "--batch", 4, "--json", "--recompute"),
+        *("--seq-len", 32768, "--batch", 4, "--recompute"),
     )
-
     device(tmp_path, base="h100-80gb", host_memory_gb=100)
-
-    def estimate(mode: str, code: int = 0) -> dict[str, Any]:
-        outcome = call(*arguments, mode)
-        assert (outcome.code, outcome.err) == (code, "")
-        (estimated,) = json.loads(outcome.out)["estimates"]
-        return cast("dict[str, Any]", estimated)
-
-    kept, half, whole = (estimate(mode) for mode in ("mlp", "mlp+0.5", "mlp+1"))
+    kept, half, whole = (read_estimate(*arguments, mode) for mode in ("mlp", "mlp+0.5", "mlp+1"))
     assert kept["host_bytes"] == 0
     assert whole["host_bytes"] == 2 * half["host_bytes"] > 0
     assert kept["peak_bytes"] > half["peak_bytes"] > whole["peak_bytes"]
     assert kept["iteration_ms"] <= half["iteration_ms"] <= whole["iteration_ms"]
     device(tmp_path, base="h100-80gb", host_memory_gb=1)
-    assert estimate("mlp+1", code=3)["verdict"] == "does not fit"
+    assert read_estimate(*arguments, "mlp+1", code=3)["verdict"] == "does not fit"
     device(tmp_path, base="h100-80gb")
     rejected = call(*arguments, "mlp+1")
     assert (rejected.code, rejected.out) == (2, "")
@@ -328,13 +300,9 @@ def test_the_stack_is_stated_with_its_figures(tmp_path: Path) -> None:
 def test_the_optimizer_is_in_host_memory_by_an_option(tmp_path: Path) -> None:
     big = device(tmp_path, base="h100-80gb", host_memory_gb=200)
     arguments = ("estimate", "--model", "llama3-8b", "--hardware", big, "--seq-len", 8192)
-    load = ("--batch", 8, "--zero", 3, "--recompute", "full", "--json")
-
-    def run(*options: object) -> dict[str, Any]:
-        (estimated,) = json.loads(succeeded(call(*arguments, *load, *options)))["estimates"]
-        return cast("dict[str, Any]", estimated)
-
-    on_device, on_host = run(), run("--offload-optimizer")
+    load = ("--batch", 8, "--zero", 3, "--recompute", "full")
+    on_device = read_estimate(*arguments, *load)
+    on_host = read_estimate(*arguments, *load, "--offload-optimizer")
     parameters = 8_030_261_248
     moved = on_device["peak_bytes"] - on_host["peak_bytes"]
     assert moved == pytest.approx(12 * parameters / 8, rel=1e-3)
@@ -354,14 +322,9 @@ def test_parameters_on_the_host_and_tiles_leave_memory_for_tokens(tmp_path: Path
     big = device(tmp_path, base="h100-80gb", host_memory_gb=200)
     load = ("--seq-len", 262144, "--batch", 1, "--zero", 3, "--recompute", "full", "--ulysses", 8)
     arguments = ("estimate", "--model", "llama3-8b", "--hardware", big, *load)
-    options = ("--offload-optimizer", "--offload-parameters", "--tiled-mlp")
-
-    def run(*options: object) -> dict[str, Any]:
-        (estimated,) = json.loads(call(*arguments, "--json", *options).out)["estimates"]
-        return cast("dict[str, Any]", estimated)
-
     without, parameters, tiles = (
-        run(*options[:1], *rest) for rest in ((), options[1:2], options[2:3])
+        read_estimate(*arguments, "--offload-optimizer", *more)
+        for more in ((), ("--offload-parameters",), ("--tiled-mlp",))
     )
     states = 8_030_261_248 / 8 * (2 + 4)
     assert without["peak_bytes"] - parameters["peak_bytes"] == pytest.approx(states, rel=1e-3)

@@ -49,6 +49,8 @@ COUNT = "must be an integer of 1 or more"
             ("--recompute", "some"),
             "argument --recompute: unknown recomputation mode: some. Give one of none, ",
         ),
+        (("--offload-parameters",), "offload_parameters: needs ZeRO 3 and offload_optimizer"),
+        (("--tiled-mlp",), "tiled_mlp: recompute 'none' must be mlp or full"),
         (("--seq-len", 1, "--ring", 8), "sequences of 1 tokens are too short for 8 GPUs"),
     ],
 )
@@ -112,15 +114,3 @@ def test_files_that_are_no_objects_are_one_line(tmp_path: Path) -> None:
     path.write_text("[1]")
     assert "device.json: must be an object of fields" in complaint(call(*NODE, "--hardware", path))
     assert "device.json: must be an object of fields" in complaint(call(*NODE, "--model", path))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--offload-parameters",), "offload_parameters: needs ZeRO 3 and offload_optimizer"),
-        (("--tiled-mlp",), "tiled_mlp: recompute 'none' must be mlp or full"),
-    ],
-)
-def test_options_that_contradict_are_named(options: tuple[str, ...], message: str) -> None:
-    plain = ("estimate", "--model", "llama3-8b", "--hardware", "h100-80gb", "--seq-len", 8192)
-    assert message in complaint(call(*plain, *options))

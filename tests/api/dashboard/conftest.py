@@ -1,6 +1,5 @@
 """A service with jobs of several states, and a browser whose console stays empty."""
 
-import sqlite3
 from collections.abc import Iterator
 
 import pytest
@@ -8,7 +7,7 @@ from browser import Page
 from dashboard_page import STEPS
 from measuring_ranks import measure
 from service_process import serving_here
-from stocked_service import Stocked, stock
+from stocked_service import Stocked, change_rows, stock
 
 
 @pytest.fixture(scope="module")
@@ -25,13 +24,9 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stocked]:
         stocked.revise("waiting")
         measure(served, "live", range(4), 1.0)
         measure(served, "slower", range(STEPS), 1.3)
-        with sqlite3.connect(store) as database:
-            database.execute(
-                "UPDATE plans SET planning_ms = CASE WHEN step = 0 THEN 1750 "
-                "ELSE 10 + 10 * (step % 2) END "
-                "WHERE job = (SELECT key FROM jobs WHERE id = 'slower')"
-            )
-        database.close()
+        slower = "(SELECT key FROM jobs WHERE id = 'slower')"
+        times = "CASE WHEN step = 0 THEN 1750 ELSE 10 + 10 * (step % 2) END"
+        change_rows(store, f"UPDATE plans SET planning_ms = {times} WHERE job = {slower}")
         yield stocked
 
 

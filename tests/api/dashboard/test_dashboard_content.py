@@ -2,7 +2,6 @@
 
 import json
 import re
-import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ from browser import Page
 from dashboard_page import STEPS, opened
 from measuring_ranks import measure
 from service_process import serving_here
-from stocked_service import Stocked, stock
+from stocked_service import Stocked, change_rows, stock
 
 pytestmark = pytest.mark.usefixtures("clean")
 RIBBON = """
@@ -66,16 +65,12 @@ def test_the_worst_job_comes_first(page: Page, tmp_path: Path) -> None:
         ack = {"step": 2, "rank": 0, "digest": None}
         served.ok("POST", "/v1/jobs/b-stuck/acks", ack)
         served.ok("POST", "/v1/jobs/d-stopped/stop")
-        with sqlite3.connect(tmp_path / "s.db") as database:
-            database.execute(
-                "UPDATE ranks SET acknowledged_at = acknowledged_at - 300 "
-                "WHERE job = (SELECT key FROM jobs WHERE id = 'b-stuck')"
-            )
-            database.execute(
-                "UPDATE jobs SET state = 'failed', failed_step = 4, error = 'x' "
-                "WHERE id = 'c-failed'"
-            )
-        database.close()
+        change_rows(
+            tmp_path / "s.db",
+            "UPDATE ranks SET acknowledged_at = acknowledged_at - 300 "
+            "WHERE job = (SELECT key FROM jobs WHERE id = 'b-stuck')",
+            "UPDATE jobs SET state = 'failed', failed_step = 4, error = 'x' WHERE id = 'c-failed'",
+        )
         ack = {"step": 2, "rank": 0, "digest": None}
         served.ok("POST", "/v1/jobs/a-fine/acks", ack)  # just now
         page.open(served.url)

@@ -1,14 +1,12 @@
 """A job whose ranks measure: the calibration error of its profile, and a refit that corrects it."""
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 from command_line import Outcome, call, complaint, succeeded
 from measuring_ranks import measure, plan_of
 from service_process import serving_here
-from stocked_service import WORLD, Stocked, stock
+from stocked_service import WORLD, Stocked, change_rows, stock
 
 from seqplan import Profile, Strategy
 from seqplan.costs.fit.calibration import LEAST_MEASURED
@@ -84,9 +82,7 @@ def test_refit_skips_plans_that_expire_after_their_times_are_listed(tmp_path: Pa
     with serving_here(store) as served:
         job = stock(served).job("long", STEPS, look_ahead=STEPS)
         measure(served, job, range(STEPS), 1.3)
-    with closing(sqlite3.connect(store)) as database, database:
-        database.execute("DELETE FROM plans WHERE step < 2")
-        database.execute("UPDATE jobs SET kept_from = 2")
+    change_rows(store, "DELETE FROM plans WHERE step < 2", "UPDATE jobs SET kept_from = 2")
     with serving_here(store) as served:
         assert served.problem("GET", f"/v1/jobs/{job}/plans/0", status=410)
         times = served.ok("GET", f"/v1/jobs/{job}/measurements?limit=1000")["items"]

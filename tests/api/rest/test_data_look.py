@@ -19,8 +19,7 @@ from seqplan.api.store.tables.proposals import put_proposal
 from seqplan.costs.lengths import read_lengths
 
 
-def test_the_transaction_reads_no_data(tmp_path: Path, dense: PlannedFiles) -> None:
-    store = Store(str(tmp_path / "s.db"))
+def test_the_transaction_reads_no_data(store: Store, dense: PlannedFiles) -> None:
     lengths = write_lengths(store, read_lengths([dense.lengths]).values)
     with store.writing() as connection:
         put_lengths(connection, lengths)
@@ -47,7 +46,6 @@ def test_the_transaction_reads_no_data(tmp_path: Path, dense: PlannedFiles) -> N
             job_row(service, connection, again.model_copy(update={"id": "other"}), look)
         with pytest.raises(ArrayMissing, match="upload the same data again"):
             job_row(service, connection, again, look_at_data(service, again))
-    store.close()
 
 
 def test_a_missing_file_is_a_conflict_with_its_fix(tmp_path: Path) -> None:

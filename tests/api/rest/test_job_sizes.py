@@ -1,17 +1,15 @@
 """Jobs with too many GPUs: rejected, and harmless if an older release took one."""
 
 import json
-import sqlite3
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import call, complaint
 from planned_files import PlannedFiles
-from service_process import PATIENCE_S, Served, serving_here, wait_until
+from service_process import serving_here, wait_until
 from sqlalchemy import create_engine, text
-from stocked_service import Stocked, stock
+from stocked_service import Stocked, change_rows, stock
 
 from seqplan.api.service.service import Service
 from seqplan.api.store.rows import JobRow, get
@@ -64,33 +62,20 @@ def test_the_command_line_says_so_in_a_line(dense: PlannedFiles, output: Path) -
     assert MESSAGE in complaint(call("plan", *options))
 
 
-def _settled(served: Served, job: str) -> dict[str, Any]:
-    ends = time.monotonic() + PATIENCE_S
-    while (row := dict(served.ok("GET", f"/v1/jobs/{job}")))["state"] == "planning":
-        assert time.monotonic() < ends, row
-        time.sleep(0.05)
-    return row
-
-
 def test_a_store_that_holds_such_a_job_starts(tmp_path: Path) -> None:
     with serving_here(tmp_path / "s.db") as served:
         stock(served).job("brick", 3)
-    with sqlite3.connect(tmp_path / "s.db") as database:
-        database.execute("UPDATE jobs SET world_size = ?, state = 'planning'", (ABSURD,))
-    database.close()
+    absurd = f"UPDATE jobs SET world_size = {ABSURD}, state = 'planning'"
+    change_rows(tmp_path / "s.db", absurd)
     with serving_here(tmp_path / "s.db") as served:
-        row = _settled(served, "brick")
+        row = served.settled("/v1/jobs/brick", "planning")
         assert row["state"] == "failed"
         assert f"{ABSURD} GPUs are more than the {MOST_GPUS}" in row["error"]
         assert served.ok("GET", "/v1/progress")["items"][0]["state"] == "failed"
-        ends = time.monotonic() + PATIENCE_S
-        while (
-            'seqplan_jobs{state="failed"} 1.0' not in served.send("GET", "/metrics").body.decode()
-        ):
-            assert time.monotonic() < ends
-            time.sleep(0.02)
+        failed = b'seqplan_jobs{state="failed"} 1.0'
+        wait_until(lambda: failed in served.send("GET", "/metrics").body)
         assert served.ok("POST", "/v1/jobs/brick/restart")["state"] == "planning"
-        assert _settled(served, "brick")["state"] == "failed"
+        assert served.settled("/v1/jobs/brick", "planning")["state"] == "failed"
         assert served.send("DELETE", "/v1/jobs/brick").status == 204
 
 
@@ -104,7 +89,7 @@ def test_other_services_of_its_store_go_on(postgresql_url: str, tmp_path: Path) 
         engine = engine.execution_options(origin="another service")
         with engine.begin() as connection:
             add_job(connection, brick)  # which notifies the service
-        assert _settled(served, "brick")["state"] == "failed"
+        assert served.settled("/v1/jobs/brick", "planning")["state"] == "failed"
         # It still gets notices of others' jobs.
         with engine.begin() as connection:
             connection.execute(text("UPDATE jobs SET id = 'removed' WHERE id = 'brick'"))
@@ -116,12 +101,10 @@ def test_other_services_of_its_store_go_on(postgresql_url: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("world_size", [ABSURD, 10**9])
-def test_taking_up_a_job_that_cannot_be_begun(tmp_path: Path, world_size: int) -> None:
-    store = Store(str(tmp_path / "s.db"))
+def test_taking_up_a_job_that_cannot_be_begun(store: Store, world_size: int) -> None:
+    row = JobRow(id="j", proposal="p", seed=0, look_ahead=2, world_size=world_size)
     with store.writing() as connection:
-        add_job(
-            connection, JobRow(id="j", proposal="p", seed=0, look_ahead=2, world_size=world_size)
-        )
+        add_job(connection, row)
     service = Service(store)
     service.start()
     try:
@@ -133,4 +116,3 @@ def test_taking_up_a_job_that_cannot_be_begun(tmp_path: Path, world_size: int) -
         assert (row.state, row.failed_step) == ("failed", 0)
     finally:
         service.stop()
-        store.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from service_process import PATIENCE_S, Served, serving_here, wait_until
-from stocked_service import WORLD, Stocked, deliver, stock
+from stocked_service import WORLD, Stocked, change_rows, deliver, stock
 
 from seqplan.api.service.service import Limits
 from seqplan.api.service.upkeep import Keeping
@@ -112,8 +112,8 @@ def test_a_job_without_requests_for_days_is_removed(
         served.ok("POST", "/v1/jobs/stopped/stop")
         for name in ("planned", "requested"):
             wait_until(lambda name=name: _state(served, name) == "planned")
-    with closing(sqlite3.connect(store)) as database, database:
-        database.execute("UPDATE jobs SET asked_at = asked_at - 40 * 86400 WHERE id <> 'requested'")
+    days = "UPDATE jobs SET asked_at = asked_at - 40 * 86400 WHERE id <> 'requested'"
+    change_rows(store, days)
     keeping = Keeping(job_days=job_days, abandon_hours=abandon_hours)
     with serving_here(store, keeping=keeping) as served:
         left = names if not job_days else ("planning", "requested")

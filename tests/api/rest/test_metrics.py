@@ -1,8 +1,5 @@
 """Metrics: names, labels and help, as dashboards rely on them."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from stocked_service import Stocked
 
@@ -29,14 +26,11 @@ CALIBRATION = CalibrationError(
 )
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    """A store with a job that is being planned."""
-    opened = Store(str(tmp_path / "s.db"))
-    with opened.writing() as connection:
+@pytest.fixture(autouse=True)
+def job(store: Store) -> None:
+    """The store has a job that is being planned."""
+    with store.writing() as connection:
         add_job(connection, JobRow(id="j", proposal="p", seed=0, look_ahead=2, world_size=2))
-    yield opened
-    opened.close()
 
 
 def test_calibration_by_job_and_scheme(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

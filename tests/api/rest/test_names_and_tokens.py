@@ -69,7 +69,7 @@ def test_tokens_come_and_go_while_a_service_runs(tmp_path: Path) -> None:
         assert served.send("GET", "/readyz").status == 200
 
 
-def test_labels_of_metrics_are_escaped(tmp_path: Path, dense: PlannedFiles) -> None:
+def test_labels_of_metrics_are_escaped(store: Store, dense: PlannedFiles) -> None:
     from prometheus_client.parser import text_string_to_metric_families
 
     from seqplan.api.rest.state.metrics import Metrics
@@ -80,7 +80,7 @@ def test_labels_of_metrics_are_escaped(tmp_path: Path, dense: PlannedFiles) -> N
     from seqplan.api.store.tables import proposals
     from seqplan.api.store.tables.jobs import add_job
 
-    store, odd = Store(str(tmp_path / "s.db")), 'x"} 1\nevil{job="y'
+    odd = 'x"} 1\nevil{job="y'
     with store.writing() as connection:  # as release 0.1.0's sidecar could
         proposals.put_proposal(connection, "p", {}, dense.proposal.read_text())
         add_job(connection, JobRow(id=odd, proposal="p", seed=0, look_ahead=1, world_size=4))
@@ -91,4 +91,3 @@ def test_labels_of_metrics_are_escaped(tmp_path: Path, dense: PlannedFiles) -> N
     families = {family.name: family for family in text_string_to_metric_families(text)}
     assert families["seqplan_look_ahead_steps"].samples[0].labels == {"job": odd}
     assert "evil" not in families
-    store.close()

@@ -31,8 +31,7 @@ def _planned(store: Store) -> int:
     return plan.step
 
 
-def test_a_job_that_is_found_gone_is_forgotten_before_its_notice_comes(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "s.db"))
+def test_a_job_that_is_found_gone_is_forgotten_before_its_notice_comes(store: Store) -> None:
     step = _planned(store)
 
     async def request() -> None:
@@ -45,11 +44,10 @@ def test_a_job_that_is_found_gone_is_forgotten_before_its_notice_comes(tmp_path:
         assert waiters.at_hand("j", step) is None
 
     asyncio.run(request())
-    store.close()
 
 
 def test_views_of_the_next_step_are_written_when_every_rank_has_its_view(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("seqplan.api.service.plan_summary.FAN_OUT_RANKS", 1)
     plan = from_json(GOLDEN[0].read_text(encoding="utf-8").splitlines()[0])
@@ -71,6 +69,4 @@ def test_views_of_the_next_step_are_written_when_every_rank_has_its_view(
             while (following := waiters.at_hand("j", plan.step + 1)) and following.views is None:
                 await asyncio.sleep(0.01)
 
-    store = Store(str(tmp_path / "s.db"))
     asyncio.run(request())
-    store.close()

@@ -1,12 +1,10 @@
 """Requests for proposals, and their results."""
 
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from command_line import call, succeeded
-from service_process import PATIENCE_S
 from stocked_service import DATA, MAX_LEN, Stocked
 
 from seqplan.api.service.proposal_request import parse_request
@@ -14,16 +12,6 @@ from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.sync.times import GivenSyncTimes, LayoutSyncTimes
 
 LLAMA, GPT = "llama-7b-a800-80gb", "gpt-7b-a100-40gb"
-
-
-def _settled(stocked: Stocked, request: dict[str, Any]) -> dict[str, Any]:
-    key = stocked.served.ok("POST", "/v1/proposals", request)["id"]
-    ends = time.monotonic() + PATIENCE_S
-    while (row := stocked.served.ok("GET", f"/v1/proposals/{key}"))["state"] == "running":
-        assert time.monotonic() < ends, row
-        time.sleep(0.05)
-    assert isinstance(row, dict)
-    return row
 
 
 @pytest.mark.parametrize(
@@ -103,7 +91,8 @@ def test_options_that_cannot_be(stocked: Stocked, fields: dict[str, Any], detail
 
 def test_a_proposal_that_fails_says_why(stocked: Stocked) -> None:
     request = {"profile": LLAMA, "gpus": 1, "lengths": stocked.lengths, "max_len": MAX_LEN}
-    row = _settled(stocked, request)
+    key = stocked.served.ok("POST", "/v1/proposals", request)["id"]
+    row = stocked.served.settled(f"/v1/proposals/{key}", "running")
     assert (row["state"], row["document"]) == ("failed", None)
     assert row["error"].startswith(f"1 GPU is too few for {LLAMA}")
     problem = stocked.served.problem("GET", f"/v1/proposals/{row['id']}/document", status=409)

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -13,8 +12,7 @@ from seqplan.api.service.service import Service
 from seqplan.api.store.store import Store
 
 
-def test_few_readers_at_once(tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "s.db"))
+def test_few_readers_at_once(store: Store) -> None:
     service, lock = Service(store), threading.Lock()
     at_once, most, threads = [0], [0], set()
 
@@ -41,7 +39,6 @@ def test_few_readers_at_once(tmp_path: Path) -> None:
                 group.start_soon(read, number)
 
     anyio.run(read_all)
-    store.close()
     assert sorted(bodies) == sorted(b'{"number":%d}' % number for number in range(40))
     assert most[0] == service.readers.total_tokens == 2
     assert threading.main_thread() not in threads

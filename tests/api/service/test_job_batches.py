@@ -1,8 +1,5 @@
 """Due batches of a job with pushed batches."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from seqplan.api.service.look_ahead import (
@@ -22,14 +19,11 @@ JOB = JobRow(id="j", proposal="p", seed=0, look_ahead=2, world_size=2)
 BATCHES = [Batch(step, (step,), (10,)) for step in (1, 2, 5)]
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    """A store with a job to which nothing was pushed."""
-    opened = Store(str(tmp_path / "s.db"))
-    with opened.writing() as connection:
+@pytest.fixture(autouse=True)
+def job(store: Store) -> None:
+    """The store has a job to which nothing was pushed."""
+    with store.writing() as connection:
         add_job(connection, JOB)
-    yield opened
-    opened.close()
 
 
 def test_pushed_batches_come_in_order_and_then_the_end(store: Store) -> None:

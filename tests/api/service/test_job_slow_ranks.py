@@ -1,4 +1,4 @@
-"""Jobs planned around slow ranks that their request names."""
+"""Jobs planned around slow ranks that their request names, and costs that cannot be."""
 
 from pathlib import Path
 
@@ -74,11 +74,13 @@ def test_a_job_goes_on_without_its_lost_rank(tmp_path: Path) -> None:
         ),
         ({"slowdown": [None] * 4}, "slowdown: all 4 ranks are lost"),
         ({"slowdown": [1, 0.5, 1, 1]}, "body.slowdown: must be a factor of 1 or more for each"),
+        ({"robust": 0.6}, "robust must be a share from 0 to 0.5: 0.6"),
+        ({"robust": -0.1}, "body.robust: "),
+        ({"robust": 0.1, "slowdown": [1, 1, 2, 1]}, "robust plans for equal ranks. Leave robust"),
         ({"slowdown": "measured"}, "body.slowdown: must be a factor of 1 or more for each rank"),
     ],
 )
-def test_factors_that_cannot_be(stocked: Stocked, more: dict[str, object], message: str) -> None:
+def test_costs_that_cannot_be(stocked: Stocked, more: dict[str, object], message: str) -> None:
     job = {"proposal": stocked.proposal, "lengths": stocked.lengths, "steps": STEPS}
-    reply = stocked.served.send("POST", "/v1/jobs", {**job, **more})
-    assert reply.status == 422
-    assert reply.json["detail"].startswith(message)
+    problem = stocked.served.problem("POST", "/v1/jobs", {**job, **more})
+    assert problem["detail"].startswith(message)

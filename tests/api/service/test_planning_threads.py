@@ -1,6 +1,5 @@
 """Planning threads go on with slow readers; one that ends is reported and can be restarted."""
 
-import sqlite3
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -9,7 +8,7 @@ from logged_service import serving_logged
 from planned_files import PlannedFiles
 from service_process import wait_until
 from sqlalchemy import QueuePool, create_engine
-from stocked_service import stock
+from stocked_service import change_rows, stock
 
 from seqplan.api.service.service import Service
 from seqplan.api.store.errors import StoreUnavailable, outages
@@ -25,8 +24,7 @@ READERS = 20
 """More than the 15 connections that a pool hands out by default."""
 
 
-def test_planning_continues_with_many_slow_readers(tmp_path: Path, dense: PlannedFiles) -> None:
-    store = Store(str(tmp_path / "s.db"))
+def test_planning_continues_with_many_slow_readers(store: Store, dense: PlannedFiles) -> None:
     with store.writing() as connection:
         put_proposal(connection, "p", {}, dense.proposal.read_text())
         add_job(connection, JobRow(id="j", proposal="p", seed=0, look_ahead=2, world_size=4))
@@ -47,7 +45,6 @@ def test_planning_continues_with_many_slow_readers(tmp_path: Path, dense: Planne
 
         wait_until(planned)
     service.stop()
-    store.close()
 
 
 def test_a_pool_that_has_run_dry_is_an_outage(tmp_path: Path) -> None:
@@ -69,12 +66,10 @@ def test_a_thread_that_ends_is_reported_and_restarted(tmp_path: Path) -> None:
     path, log = tmp_path / "s.db", tmp_path / "log"
     with serving_logged(log, "--store", path, "--port", 0) as served:
         served.ok("POST", "/v1/jobs", {"id": "lost", "proposal": stock(served).proposal})
-        database = sqlite3.connect(path, isolation_level=None)
         # Neither the plan nor that the job has failed can be kept.
         for name, when in (("plans", "INSERT ON plans"), ("jobs", "UPDATE OF state ON jobs")):
-            database.execute(
-                f"CREATE TRIGGER no_{name} BEFORE {when} BEGIN SELECT RAISE(ABORT, 'rejected'); END"
-            )
+            reject = "BEGIN SELECT RAISE(ABORT, 'rejected'); END"
+            change_rows(path, f"CREATE TRIGGER no_{name} BEFORE {when} {reject}")
         batches = [{"step": 0, "ids": [1], "lengths": [10]}]
         served.ok("POST", "/v1/jobs/lost/batches", {"batches": batches})
         wait_until(lambda: served.send("GET", "/readyz").status == 503)
@@ -86,9 +81,7 @@ def test_a_thread_that_ends_is_reported_and_restarted(tmp_path: Path) -> None:
         assert "seqplan_threads_ended 1.0\n" in metrics
         assert "seqplan_planning_ends_total 1.0\n" in metrics
         assert served.send("GET", "/healthz").status == 200
-        database.execute("DROP TRIGGER no_plans")
-        database.execute("DROP TRIGGER no_jobs")
-        database.close()
+        change_rows(path, "DROP TRIGGER no_plans", "DROP TRIGGER no_jobs")
         begun = {"id": "lost", "state": "planning", "step": 0}
         assert served.ok("POST", "/v1/jobs/lost/restart") == begun
         assert served.send("GET", "/v1/jobs/lost/plans/0?wait=60").status == 200
@@ -104,13 +97,9 @@ def test_an_ended_thread_is_settled_and_others_go_on(tmp_path: Path) -> None:
         stocked = stock(served)
         served.ok("POST", "/v1/jobs", {"id": "other", "proposal": stocked.proposal})
         served.ok("POST", "/v1/jobs", {"id": "lost", "proposal": stocked.proposal})
-        database = sqlite3.connect(path, isolation_level=None)
-        database.execute(
-            "CREATE TRIGGER no BEFORE INSERT ON plans "
-            "WHEN NEW.job = (SELECT key FROM jobs WHERE id = 'lost') "
-            "BEGIN SELECT RAISE(ABORT, 'rejected'); END"
-        )
-        database.close()
+        lost = "NEW.job = (SELECT key FROM jobs WHERE id = 'lost')"
+        reject = f"WHEN {lost} BEGIN SELECT RAISE(ABORT, 'rejected'); END"
+        change_rows(path, f"CREATE TRIGGER no BEFORE INSERT ON plans {reject}")
         batches = {"batches": [{"step": 0, "ids": [1], "lengths": [10]}]}
         for job in ("lost", "other"):
             served.ok("POST", f"/v1/jobs/{job}/batches", batches)

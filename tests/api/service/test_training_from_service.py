@@ -2,30 +2,18 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from service_process import serving
-from training_ranks import ROOT, train
+from training_ranks import train, write_small_job
 
 WORLD, STEPS = 2, 4
-
-JOB = f"""
-profile = "{ROOT}/examples/data/llama-small-cpu.json"
-lengths = "lengths.npy"
-gpus = {WORLD}
-context = 512
-tokens = 1500
-steps = {STEPS}
-port = 0
-"""
 
 
 @pytest.mark.parametrize("fan_out_ranks", [WORLD, WORLD + 1])
 def test_ranks_train_from_a_sidecar_and_report_times(tmp_path: Path, fan_out_ranks: int) -> None:
     """Rank 0 acts for all from ``fan_out_ranks`` on, below it each for itself."""
-    np.save(tmp_path / "lengths.npy", np.load(ROOT / "examples" / "data" / "code.npy")[:500])
-    (tmp_path / "job.toml").write_text(JOB)
-    with serving("--job", tmp_path / "job.toml", command="sidecar") as served:
+    job = write_small_job(tmp_path, WORLD, STEPS)
+    with serving("--job", job, command="sidecar") as served:
         losses = train(
             served.url,
             "job",

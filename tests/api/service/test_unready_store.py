@@ -67,8 +67,7 @@ def test_a_start_while_the_database_goes_down(
     store.close()
 
 
-def test_a_job_that_ends_well_keeps_no_error(tmp_path: Path, dense: PlannedFiles) -> None:
-    store = Store(str(tmp_path / "s.db"))
+def test_a_job_that_ends_well_keeps_no_error(store: Store, dense: PlannedFiles) -> None:
     _fill(
         store, dense.proposal.read_text(), JobRow(**{**vars(JOB), "failed_step": 0, "error": "x"})
     )
@@ -78,4 +77,3 @@ def test_a_job_that_ends_well_keeps_no_error(tmp_path: Path, dense: PlannedFiles
     row = _job(store)
     assert (row.state, row.failed_step, row.error) == ("planned", None, None)
     service.stop()
-    store.close()

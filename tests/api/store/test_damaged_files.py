@@ -1,13 +1,12 @@
 """Arrays and rows that changed on the disk: found before they are used, and fixed by an upload."""
 
 import os
-import sqlite3
 from pathlib import Path
 
 import pytest
 from logged_service import serving_logged
 from service_process import serving_here, wait_until
-from stocked_service import DATA, stock
+from stocked_service import DATA, change_rows, stock
 
 from seqplan.api.store.errors import ArrayDamaged
 from seqplan.api.store.store import Store
@@ -74,9 +73,8 @@ def test_a_damaged_plan_is_an_error_of_the_service(tmp_path: Path, path: str) ->
     with serving_here(tmp_path / "s.db") as served:
         job = stock(served).job("j", 2)
         assert served.send("GET", f"/v1/jobs/{job}/plans/1?wait=30").status == 200
-    with sqlite3.connect(tmp_path / "s.db") as database:
-        database.execute("UPDATE plans SET line = replace(line, '\"tokens\":', '\"tokens\":1')")
-    database.close()
+    damage = "UPDATE plans SET line = replace(line, '\"tokens\":', '\"tokens\":1')"
+    change_rows(tmp_path / "s.db", damage)
     with serving_here(tmp_path / "s.db") as served:
         problem = served.problem("GET", f"/v1/jobs/{job}/plans/0{path}", status=500)
         assert problem["type"].endswith("damaged")

@@ -2,11 +2,11 @@
 
 import os
 import shutil
-import sqlite3
 from pathlib import Path
 
 import numpy as np
 import pytest
+from stocked_service import change_rows
 
 from seqplan.api.store.errors import StoreError
 from seqplan.api.store.store import Store
@@ -99,10 +99,8 @@ def test_files_are_private(tmp_path: Path) -> None:
 def test_damage_is_reported_with_the_path(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     Store(str(path)).close()
-    with sqlite3.connect(path) as database:  # a schema whose names are no text
-        database.execute("PRAGMA writable_schema = ON")
-        database.execute("UPDATE sqlite_schema SET name = CAST(x'b3b3' AS TEXT), sql = 'x'")
-    database.close()
+    no_text = "UPDATE sqlite_schema SET name = CAST(x'b3b3' AS TEXT), sql = 'x'"
+    change_rows(path, "PRAGMA writable_schema = ON", no_text)
     with pytest.raises(StoreError) as damage:
         Store(str(path))
     assert str(path) in str(damage.value)

@@ -5,18 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from deployments import LLAMA3_8B_CONFIG
 
 from seqplan import Cost, Scheme, find_profile
-
-LLAMA_8B = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-}
 
 
 def test_of_a_profile() -> None:
@@ -41,7 +32,7 @@ def test_of_a_configuration(kind: str, tmp_path: Path) -> None:
 
 def test_of_a_model_and_a_device(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
-    config.write_text(json.dumps(LLAMA_8B))
+    config.write_text(json.dumps(LLAMA3_8B_CONFIG))
     one, two = (Cost.from_model(config, "a100-80gb", tp=tp) for tp in (1, 2))
     assert 0.4 < two.b / one.b < 0.8
     assert 0.4 < two.a / one.a < 0.6
@@ -57,9 +48,13 @@ def test_of_a_model_and_a_device(tmp_path: Path) -> None:
         Cost.from_model("some", "a100-80gb")
     with pytest.raises(TypeError, match=r"model: None\. Give a name, a path or a configuration"):
         Cost.from_model(None, "a100-80gb")  # type: ignore[arg-type]
-    assert Cost.from_model(LLAMA_8B, "a100-80gb") == Cost.from_model(tmp_path, "a100-80gb") == one
+    assert (
+        Cost.from_model(LLAMA3_8B_CONFIG, "a100-80gb")
+        == Cost.from_model(tmp_path, "a100-80gb")
+        == one
+    )
     with pytest.raises(ValueError, match="model llama: not modeled: ssm_cfg"):
-        Cost.from_model({**LLAMA_8B, "ssm_cfg": 4}, "a100-80gb")
+        Cost.from_model({**LLAMA3_8B_CONFIG, "ssm_cfg": 4}, "a100-80gb")
     with pytest.raises(ValueError, match="gpus 12: must be whole nodes of 8"):
         Cost.from_model(config, "a100-80gb", gpus=12)
     config.write_text(json.dumps({"model_type": "llama", "hidden_size": 4096}))

@@ -1,9 +1,5 @@
 """The comparison as a whole, and its command."""
 
-import io
-import json
-import os
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,10 +9,9 @@ import pytest
 from settings_made import CODE
 
 from seqplan import Profile, Workload
-from seqplan.api.cli import main
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.comparison.advice import ablation, advice, rivals
-from seqplan.planner.comparison.compare import SYSTEMS, Options, compare, histogram
+from seqplan.planner.comparison.compare import Options, compare, histogram
 from seqplan.planner.comparison.nearest import nearest_rival
 from seqplan.planner.comparison.results import Comparison, System, mean_compute_ms
 from seqplan.planner.sync.choice import choose_sync
@@ -261,106 +256,6 @@ def test_errors_against_devices_are_no_fit_errors() -> None:
         e.fit[k]["median"] for e in measured.schemes if e.fit for k in ("held_out", "packed")
     ]
     assert measured.device_error == max(medians)
-
-
-# The command
-
-
-@pytest.fixture(autouse=True)
-def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("SEQPLAN_")]:
-        monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def lengths(tmp_path: Path) -> Path:
-    path = tmp_path / "lengths.npy"
-    np.save(path, CODE)
-    return path
-
-
-def call(lengths: Path, *more: str) -> tuple[int, str, str]:
-    out, err = io.StringIO(), io.StringIO()
-    arguments = ["compare", "--profile", "llama-7b-a800-80gb", "--gpus", "4"]
-    arguments += [str(lengths), "--max-len", "16384", "--tokens", "20000", "--steps", "2", *more]
-    with redirect_stdout(out), redirect_stderr(err):
-        try:
-            code = main(arguments)
-        except SystemExit as left:
-            code = int(left.code or 0)
-    return code, out.getvalue(), err.getvalue()
-
-
-PROPAGATION = ("--gpus", "8", "--schemes", "measured", "--sync", "0")
-"""Where different replicas pay, so that there is one heterogeneous strategy, too."""
-
-
-def test_the_table(lengths: Path) -> None:
-    code, stdout, _ = call(lengths, *PROPAGATION, "--systems", "static,megatron,deepspeed")
-    assert code == 0
-    assert stdout.startswith(
-        "simulated on profile llama-7b-a800-80gb: 8 × NVIDIA A800-80GB, 2 steps"
-    )
-    assert "\nseqplan  " in stdout
-    assert "\nMegatron-like, varlen  " in stdout
-    assert "\nleft out: DeepSpeed-like: " in stdout
-    assert "step by step, whole iterations: Megatron-like, varlen 1.00×" in stdout
-
-
-def test_json_and_the_report(lengths: Path, tmp_path: Path) -> None:
-    report = tmp_path / "report.html"
-    code, stdout, _ = call(lengths, "--systems", "static,megatron", "--json", "-o", str(report))
-    assert code == 0
-    fields = json.loads(stdout)
-    assert fields["simulated_on"] == "llama-7b-a800-80gb"
-    ours = fields["systems"][0]
-    assert ours["key"] == "ours"
-    assert ours["speedups"] == [1.0, 1.0]
-    assert [step["step"] for step in ours["iterations"]] == [0, 1]
-    assert "spans" not in ours["iterations"][0]
-    page = report.read_text()
-    assert page.startswith("<!")
-    assert len(page) < 2_000_000
-    _, stdout, _ = call(lengths, *PROPAGATION, "--systems", "static,megatron", "--json")
-    assert stdout.count('"ours"') == 2
-
-
-def test_the_same_seed_gives_the_same_figures(lengths: Path) -> None:
-    def figures() -> object:
-        fields = json.loads(call(lengths, "--systems", "megatron,hotspa", "--json")[1])
-        for step in fields["systems"][0]["iterations"]:
-            del step["planning_ms"]
-        return fields
-
-    assert figures() == figures()
-
-
-@pytest.mark.parametrize(
-    ("more", "code", "expected"),
-    [
-        (("--systems", "megatron,best"), 2, f"unknown system 'best'; there are {SYSTEMS[0]}"),
-        (("--sync", "overlap=2"), 2, "overlap must be a share from 0 to 1, not 2.0"),
-        (("--sync", "1,2,3"), 2, "must be derived, none, MS or MS,MS, and overlap=SHARE: '1,2,3'"),
-        (("--sync=-4",), 2, "must be a number of 0 or more: '-4'"),
-        (("--assume", "cbc-s=0"), 2, "CBC needs at least 0.1 seconds, not 0"),
-        (("--assume", "cbc=1"), 2, "unknown assumption 'cbc'; there are optimizer-ms"),
-        (("--assume", "fast=1"), 2, "must be yes or no: '1'"),
-        (("--assume", "fast=no fast=yes"), 2, "has fast twice"),
-        (("--profile", "nothing"), 2, "profile 'nothing' is neither a file nor"),
-        (("--tokens", "999999999"), 2, "fewer than a step of 999999999"),
-        (("--gpus", "1"), 3, "too few for llama-7b-a800-80gb"),
-        (("--max-len", "999999", "--gpus", "2"), 3, "holds is"),
-        (("-o", "/nowhere/report.html"), 2, "/nowhere"),
-    ],
-)
-def test_bad_input_is_one_line(
-    lengths: Path, more: tuple[str, ...], code: int, expected: str
-) -> None:
-    ended, out, err = call(lengths, *more)
-    assert ended == code
-    assert expected in err
-    assert len(err.splitlines()) == 1
-    assert out == ""
 
 
 def test_short_contexts_leave_little_to_gain() -> None:

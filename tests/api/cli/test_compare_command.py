@@ -1,0 +1,126 @@
+"""``seqplan compare``: its table, report, sweeps and rejected options."""
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import Outcome, call, complaint, succeeded
+
+from seqplan.planner.comparison.compare import SYSTEMS
+
+
+def compare(lengths: Path, *more: str | int | Path) -> Outcome:
+    """Compare on 4 GPUs; later options replace earlier ones."""
+    return call(
+        *("compare", "--profile", "llama-7b-a800-80gb", "--gpus", 4, lengths),
+        *("--max-len", 16384, "--tokens", 20000, "--steps", 2, *more),
+    )
+
+
+def compare_static(lengths: Path, *more: str | int | Path) -> Outcome:
+    """Compare one short step of static strategies on 2 GPUs."""
+    step = ("--gpus", 2, "--max-len", 4096, "--steps", 1, "--systems", "static")
+    return compare(lengths, "--schemes", "measured", *step, *more)
+
+
+PROPAGATION = ("--gpus", "8", "--schemes", "measured", "--sync", "0")
+"""Where different replicas pay, so that there is one heterogeneous strategy, too."""
+
+
+def test_the_table(lengths: Path) -> None:
+    stdout = succeeded(compare(lengths, *PROPAGATION, "--systems", "static,megatron,deepspeed"))
+    assert stdout.startswith(
+        "simulated on profile llama-7b-a800-80gb: 8 × NVIDIA A800-80GB, 2 steps"
+    )
+    assert "\nseqplan  " in stdout
+    assert "\nMegatron-like, varlen  " in stdout
+    assert "\nleft out: DeepSpeed-like: " in stdout
+    assert "step by step, whole iterations: Megatron-like, varlen 1.00×" in stdout
+
+
+def test_json_and_the_report(lengths: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report.html"
+    both = ("--systems", "static,megatron", "--json")
+    fields = json.loads(succeeded(compare(lengths, *both, "-o", report)))
+    assert fields["simulated_on"] == "llama-7b-a800-80gb"
+    ours = fields["systems"][0]
+    assert ours["key"] == "ours"
+    assert ours["speedups"] == [1.0, 1.0]
+    assert [step["step"] for step in ours["iterations"]] == [0, 1]
+    assert "spans" not in ours["iterations"][0]
+    page = report.read_text()
+    assert page.startswith("<!")
+    assert len(page) < 2_000_000
+    assert succeeded(compare(lengths, *PROPAGATION, *both)).count('"ours"') == 2
+
+
+def test_the_same_seed_gives_the_same_figures(lengths: Path) -> None:
+    def figures() -> object:
+        fields = json.loads(succeeded(compare(lengths, "--systems", "megatron,hotspa", "--json")))
+        for step in fields["systems"][0]["iterations"]:
+            del step["planning_ms"]
+        return fields
+
+    assert figures() == figures()
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "expected"),
+    [
+        (("--systems", "megatron,best"), 2, f"unknown system 'best'; there are {SYSTEMS[0]}"),
+        (("--sync", "overlap=2"), 2, "overlap must be a share from 0 to 1, not 2.0"),
+        (("--sync", "1,2,3"), 2, "must be derived, none, MS or MS,MS, and overlap=SHARE: '1,2,3'"),
+        (("--sync=-4",), 2, "must be a number of 0 or more: '-4'"),
+        (("--assume", "cbc-s=0"), 2, "CBC needs at least 0.1 seconds, not 0"),
+        (("--assume", "cbc=1"), 2, "unknown assumption 'cbc'; there are optimizer-ms"),
+        (("--assume", "fast=1"), 2, "must be yes or no: '1'"),
+        (("--assume", "fast=no fast=yes"), 2, "has fast twice"),
+        (("--profile", "nothing"), 2, "profile 'nothing' is neither a file nor"),
+        (("--tokens", "999999999"), 2, "fewer than a step of 999999999"),
+        (("--gpus", "1"), 3, "too few for llama-7b-a800-80gb"),
+        (("--max-len", "999999", "--gpus", "2"), 3, "holds is"),
+        (("-o", "/nowhere/report.html"), 2, "/nowhere"),
+        (
+            ("--sweep", "steps=1"),
+            2,
+            "must be AXIS=V,V,… of the axes gpus, max-len, tokens: 'steps=1'",
+        ),
+        (("--sweep", "gpus"), 2, "must be AXIS=V,V,… of the axes gpus, max-len, tokens: 'gpus'"),
+        (("--sweep", "gpus=8,x"), 2, "must be an integer of 1 or more: 'x'"),
+        (("--sweep", "gpus=8 gpus=16"), 2, "has gpus twice"),
+    ],
+)
+def test_bad_input_is_one_line(
+    lengths: Path, more: tuple[str, ...], code: int, expected: str
+) -> None:
+    assert expected in complaint(compare(lengths, *more), code)
+
+
+def test_the_verb_sweeps(lengths: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report.html"
+    axes = "gpus=4,2 max-len=2048 tokens=8000,999999999"
+    swept = compare_static(lengths, "--sweep", axes, "--json", "-o", report)
+    fields = json.loads(succeeded(swept))
+    by_axis = {swept["axis"]: swept["points"] for swept in fields["sweeps"]}
+    assert {axis: [p["value"] for p in points] for axis, points in by_axis.items()} == {
+        "gpus": [4, 2],
+        "max-len": [2048],
+        "tokens": [8000, 999_999_999],
+    }
+    here = by_axis["gpus"][1]["systems"][0]
+    assert here["mean_ms"] == fields["systems"][0]["mean_ms"]
+    assert by_axis["gpus"][0]["systems"][0]["mean_ms"] < here["mean_ms"]
+    assert "fewer than a step" in by_axis["tokens"][1]["not_possible"]
+    assert "Speed-up of ours by number of GPUs" in report.read_text()
+    assert "\ntokens/s by gpus " in compare_static(lengths, "--sweep", "gpus=2").out
+
+
+def test_optimizer_shards_and_flagged_coefficients_count(lengths: Path) -> None:
+    four = ("--gpus", "4", "--json")
+    plain = json.loads(succeeded(compare_static(lengths, *four)))
+    more = ("--optimizer-shards", "2", "--schemes", "flagged")
+    fields = json.loads(succeeded(compare_static(lengths, *four, *more)))
+    assert "Optimizer states are sharded over 2 ranks." in fields["assumptions"]
+    assert "Optimizer states are sharded over 2 ranks." not in plain["assumptions"]
+    assert fields["systems"][0]["mean_ms"] >= plain["systems"][0]["mean_ms"]
+    assert compare_static(lengths, "--optimizer-shards", 5).code == 2

@@ -5,6 +5,7 @@ at once.
 """
 
 import http.client
+import io
 import json
 import logging
 import re
@@ -18,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from command_forks import CommandProcess
 
 from seqplan.api.rest.middleware.tokens import Access
@@ -28,6 +31,14 @@ from seqplan.api.store.store import Store
 from seqplan.api.store.tables.tokens import list_tokens
 
 PATIENCE_S = 60.0
+SMALL_PROFILE = Path(__file__).parents[2] / "examples" / "data" / "llama-small-cpu.json"
+
+
+def npy(array: npt.ArrayLike) -> bytes:
+    """The array as a file of NumPy's."""
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
 
 
 def wait_until(reached: Callable[[], object]) -> None:
@@ -94,6 +105,14 @@ class Served:
         row = self.settled(f"/v1/proposals/{key}", "running")
         assert row["state"] == "ready", row
         return key
+
+    def upload_small(self, lengths: npt.ArrayLike) -> dict[str, str]:
+        """Upload the small model's profile, and lengths; return their ids."""
+        document = SMALL_PROFILE.read_bytes()
+        return {
+            "profile": self.ok("POST", "/v1/profiles", document)["id"],
+            "lengths": self.ok("POST", "/v1/lengths", npy(lengths))["id"],
+        }
 
     def settled(self, path: str, state: str) -> dict[str, Any]:
         """Return the row at ``path`` once it is not in this state any more."""

@@ -8,25 +8,18 @@ from math import ceil
 from typing import Any
 
 import pytest
+from deployments import deploy
 from hypothesis import given
 from hypothesis import strategies as st
 
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
-from seqplan.costs.analytic.devices import DEVICES
-from seqplan.costs.analytic.hardware import ClusterHardware
-from seqplan.costs.model_files.listed_models import MODELS
-from seqplan.costs.model_sizes import ModelSizes
 from seqplan.costs.profile import Profile, ProfileError
 from seqplan.costs.profile_document import combine_modes, keep_modes
 from seqplan.plans.recomputation import MODES, is_offloaded, join_mode, split_mode
 from seqplan.plans.scheme import Scheme
 
-DEPLOYMENT = Deployment(
-    cluster=ClusterHardware(DEVICES["h100-80gb"], 1, 8),
-    sizes=ModelSizes.from_mapping(MODELS["llama3-8b"]),
-    loss="chunked",
-)
+DEPLOYMENT = deploy("llama3-8b", "h100-80gb", 1, loss="chunked")
 DOCUMENT = derive_profile(DEPLOYMENT, [Scheme(), Scheme(tp=4)], name="all", modes=MODES)
 PROFILE = Profile.from_document(DOCUMENT, "all")
 

@@ -26,8 +26,8 @@ STEPS = 6
 
 
 @functools.cache
-def expert_trainer() -> Any:
-    """What a user writes."""
+def expert_trainer(made: Any, degree: int, folder: str, **more: Any) -> Any:
+    """The trainer that a user writes, of a model."""
     from transformers import Trainer
 
     from seqplan.integrations.expert_trainer import PlannedExpertTrainerMixin
@@ -35,7 +35,14 @@ def expert_trainer() -> Any:
     class PlannedExpertTrainer(PlannedExpertTrainerMixin, Trainer):  # type: ignore[misc]
         pass
 
-    return PlannedExpertTrainer
+    return PlannedExpertTrainer(
+        model=made,
+        args=arguments(folder, **more),
+        train_dataset=SAMPLES,
+        data_collator=packing(),
+        planned=planned(),
+        expert_parallel=degree,
+    )
 
 
 def train(degree: int, **more: Any) -> tuple[list[dict[str, float]], dict[str, Any], int]:
@@ -43,14 +50,7 @@ def train(degree: int, **more: Any) -> tuple[list[dict[str, float]], dict[str, A
     from transformers import AutoModelForCausalLM
 
     with tempfile.TemporaryDirectory() as folder:
-        trainer = expert_trainer()(
-            model=expert_model(),
-            args=arguments(folder, **more),
-            train_dataset=SAMPLES,
-            data_collator=packing(),
-            planned=planned(),
-            expert_parallel=degree,
-        )
+        trainer = expert_trainer(expert_model(), degree, folder, **more)
         trainer.train()
         held = trainer.model.model.layers[0].mlp.experts.down_proj.shape[0]
         trainer.save_model()
@@ -130,14 +130,7 @@ def reject() -> dict[str, str]:
     def attempt(made: Any, degree: int, **more: Any) -> str:
         with tempfile.TemporaryDirectory() as folder:
             try:
-                expert_trainer()(
-                    model=made,
-                    args=arguments(folder, **more),
-                    train_dataset=SAMPLES,
-                    data_collator=packing(),
-                    planned=planned(),
-                    expert_parallel=degree,
-                )
+                expert_trainer(made, degree, folder, **more)
             except ValueError as error:
                 return str(error)
         return "made"

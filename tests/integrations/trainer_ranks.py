@@ -142,6 +142,17 @@ def arguments(folder: str, **more: Any) -> TrainingArguments:
     return TrainingArguments(**{**usual, **more})
 
 
+FSDP: dict[str, Any] = {
+    "fsdp": True,
+    "fsdp_config": {
+        "fsdp_version": 2,
+        "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],
+    },
+}
+"""Arguments by which a trainer shards the small model."""
+
+
 def trained(
     *,
     sharded: bool = False,
@@ -156,12 +167,7 @@ def trained(
 
     with tempfile.TemporaryDirectory() as scratch:
         if sharded:
-            more["fsdp"] = True
-            more["fsdp_config"] = {
-                "fsdp_version": 2,
-                "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-                "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],
-            }
+            more |= FSDP
         args = arguments(folder or scratch, **more)
         if sharded:
             # On CPUs accelerate takes plain data parallelism, for any setting.

@@ -18,7 +18,7 @@ from peft import LoraConfig
 from test_huggingface_trainer import assert_equal_logs
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
-from trainer_ranks import SAMPLES, arguments, expert_model, model, on_ranks, planned
+from trainer_ranks import FSDP, SAMPLES, arguments, expert_model, model, on_ranks, planned
 from transformers import PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
 
@@ -39,12 +39,7 @@ def fine_tuned(
 ) -> list[dict[str, float]]:
     """Train; return the logs of each step."""
     if sharded:
-        more["fsdp"] = True
-        more["fsdp_config"] = {
-            "fsdp_version": 2,
-            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],
-        }
+        more |= FSDP
     words = {"<pad>": 0, "<eos>": 1, **{f"w{i}": i for i in range(2, 64)}}
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(WordLevel(words, unk_token="<pad>")),

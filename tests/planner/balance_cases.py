@@ -2,14 +2,10 @@
 
 from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
-
-import numpy as np
 
 from seqplan import Cost
 from seqplan.planner.balance.balanced import Execution
 
-CODE = np.load(Path(__file__).parents[2] / "examples" / "data" / "code.npy")
 COST = Cost(1.2e-6, 0.05, 20.0)
 EXECUTIONS: tuple[Execution, ...] = ("lockstep", "uniform")
 

@@ -2,8 +2,9 @@
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from seqplan.planner.workers import processes as process_workers
 from seqplan.planner.workers import ray_driver as ray_agent
 from seqplan.planner.workers.planned_step import TimedPlan, plan_one
 from seqplan.planner.workers.processes import _serve
+from seqplan.planner.workers.produce import produce
 
 DEADLY = 666_666
 """The id of a sequence that kills a worker which serves with ``serve_and_die``."""
@@ -94,3 +96,48 @@ class DeadlyActor(ray_agent.PlanningActor):
     def plan(self, batch: Batch) -> TimedPlan | Exception:
         process_workers.plan_one = plan_or_die
         return super().plan(batch)
+
+
+def lines(
+    proposal: Proposal,
+    batches: list[Batch],
+    workers: int | str = 1,
+    after: Callable[[int], object] = lambda step: None,
+) -> list[str]:
+    """The lines of the steps in their order; ``after`` is called with each step that came out."""
+    plans = []
+    for planned in produce(proposal, batches, options=PlanningOptions(seed=3), workers=workers):
+        plans.append(planned.line)
+        after(planned.step)
+    return plans
+
+
+def until_failure(produced: Iterator[TimedPlan]) -> tuple[list[TimedPlan], Exception]:
+    """What came out, and then the error."""
+    plans = []
+    try:
+        for planned in produced:
+            plans.append(planned)
+    except Exception as error:
+        return plans, error
+    raise AssertionError("nothing failed")
+
+
+def read_processes(name: str) -> Iterator[tuple[int, str]]:
+    """This machine's processes, each with the text of a file of its folder in ``/proc``."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                yield int(entry.name), (entry / name).read_text(errors="replace")
+            except OSError:
+                continue  # gone meanwhile
+
+
+def alive_in(group: int | None = None, session: int | None = None) -> list[int]:
+    """The processes of a group or a session, without those dead and not yet collected."""
+    alive = []
+    for process, stat in read_processes("stat"):
+        state, _, its_group, its_session = stat.rpartition(")")[2].split()[:4]
+        if state not in "ZX" and (int(its_group) == group or int(its_session) == session):
+            alive.append(process)
+    return alive

@@ -6,13 +6,9 @@ from pathlib import Path
 
 import pytest
 from command_line import Outcome, call, complaint, fresh_process, succeeded
+from deployments import deploy
 
-from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
-from seqplan.costs.analytic.devices import DEVICES
-from seqplan.costs.analytic.hardware import ClusterHardware
-from seqplan.costs.model_files.listed_models import MODELS
-from seqplan.costs.model_sizes import ModelSizes
 from seqplan.costs.profile import Profile
 from seqplan.runtime.sequence_parallel.kernels.registry import list_added_kernels
 
@@ -173,11 +169,7 @@ def test_added_cost_term_is_in_the_profile(tmp_path: Path) -> None:
     document = json.loads(output.read_text())
     assert "added cost terms input" in document["source"]
     added = Profile.from_document(document, "added")
-    deployment = Deployment(
-        cluster=ClusterHardware(DEVICES["h100-80gb"], 1, 8),
-        sizes=ModelSizes.from_mapping(MODELS["llama3-8b"]),
-        loss="chunked",
-    )
+    deployment = deploy("llama3-8b", "h100-80gb", 1, loss="chunked")
     schemes = [entry.scheme for entry in added.schemes]
     plain = Profile.from_document(
         derive_profile(deployment, schemes, name="plain", modes=("full",)), "plain"

@@ -1,6 +1,5 @@
 """Jobs that go on from a step of another: the same global batches, planned for other GPUs."""
 
-import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from service_process import Served, serving_here
+from service_process import Served, npy, serving_here
 
 from seqplan import Plan, from_json, rank_view
 from seqplan.planner.batches.sampler import Sampler, SamplerState
@@ -17,7 +16,6 @@ from seqplan.runtime.sources.http_source import HttpSource
 
 ROOT = Path(__file__).parents[3]
 LENGTHS = np.load(ROOT / "examples" / "data" / "code.npy")[:60]
-PROFILE = ROOT / "examples" / "data" / "llama-small-cpu.json"
 MAX_LEN, TOKENS, STEPS = 512, 1500, 24
 
 
@@ -49,15 +47,12 @@ class Small:
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Small]:
     folder = tmp_path_factory.mktemp("continuing")
     with serving_here(folder / "store.db") as served:
-        profile = served.ok("POST", "/v1/profiles", PROFILE.read_bytes())["id"]
-        file = io.BytesIO()
-        np.save(file, LENGTHS)
-        lengths = served.ok("POST", "/v1/lengths", file.getvalue())["id"]
+        ids = served.upload_small(LENGTHS)
         proposals = {}
         for gpus, max_len in ((4, MAX_LEN), (2, 2 * MAX_LEN), (2, MAX_LEN // 2)):
-            request = {"profile": profile, "lengths": lengths, "gpus": gpus, "max_len": max_len}
-            proposals[gpus, max_len] = served.proposal({**request, "tokens": 3000})
-        yield Small(served, lengths, proposals)
+            request = {**ids, "gpus": gpus, "max_len": max_len, "tokens": 3000}
+            proposals[gpus, max_len] = served.proposal(request)
+        yield Small(served, ids["lengths"], proposals)
 
 
 def batches(plans: list[Plan]) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
@@ -241,13 +236,11 @@ def test_a_state_survives_the_service(small: Small, tmp_path: Path) -> None:
     document = small.served.send(
         "GET", f"/v1/proposals/{small.proposals[4, MAX_LEN]}/document"
     ).body
-    file = io.BytesIO()
-    np.save(file, LENGTHS)
     plans: list[Plan] = []
     for steps in (range(7), range(7, STEPS)):
         with serving_here(tmp_path / "s.db") as served:
             proposal = served.ok("POST", "/v1/proposals/documents", document)["id"]
-            lengths = served.ok("POST", "/v1/lengths", file.getvalue())["id"]
+            lengths = served.ok("POST", "/v1/lengths", npy(LENGTHS))["id"]
             again = Small(served, lengths, {(4, MAX_LEN): proposal})
             if not plans:
                 again.job("job", lengths=lengths, steps=STEPS, tokens=TOKENS, look_ahead=3)

@@ -1,13 +1,11 @@
 """Data sets known by counts, and uploads that are malformed."""
 
-import io
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from service_process import serving_here
+from service_process import npy, serving_here
 from stocked_service import DATA, MAX_LEN, WORLD, Stocked
 
 from seqplan.costs.lengths import parse_histogram, representative
@@ -55,21 +53,15 @@ def test_a_data_set_known_by_its_histogram(tmp_path: Path) -> None:
         assert served.send("DELETE", f"/v1/lengths/{even['id']}").status == 204
 
 
-def _npy(array: Any) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
-
-
 @pytest.mark.parametrize(
     ("format", "body", "detail"),
     [
-        ("npy", _npy(np.array([5, 0, -1])), "body: index 1: length 0 is not positive"),
-        ("npy", _npy(np.array([5, 2**63], np.uint64)), "body: index 1: length 9223372036854775808"),
-        ("npy", _npy(np.array([5.0])), "body: holds float64, lengths are integers"),
-        ("npy", _npy(np.ones((2, 3), np.int64)), "body: has shape (2, 3)"),
-        ("npy", _npy(np.ones(9, np.int64))[:-8], "body: is not a whole .npy file"),
-        ("npy", _npy(np.array([], np.int64)), "body: holds no sequences"),
+        ("npy", npy(np.array([5, 0, -1])), "body: index 1: length 0 is not positive"),
+        ("npy", npy(np.array([5, 2**63], np.uint64)), "body: index 1: length 9223372036854775808"),
+        ("npy", npy(np.array([5.0])), "body: holds float64, lengths are integers"),
+        ("npy", npy(np.ones((2, 3), np.int64)), "body: has shape (2, 3)"),
+        ("npy", npy(np.ones(9, np.int64))[:-8], "body: is not a whole .npy file"),
+        ("npy", npy(np.array([], np.int64)), "body: holds no sequences"),
         ("npy", b"", "body: is empty"),
         ("jsonl", b'{"length":5}\n{"length":0}\n', "body: line 2: length 0 is not positive"),
         ("jsonl", b'{"length":5}\n{"size":5}\n', "body: line 2: no field 'length'"),

@@ -1,6 +1,5 @@
 """Ranks that stop at a checkpoint, and fewer ranks that go on from it by a continuing job."""
 
-import io
 from pathlib import Path
 
 import numpy as np
@@ -12,15 +11,11 @@ STEPS, STOP = 6, 4
 
 
 def test_four_ranks_stop_and_two_go_on(tmp_path: Path) -> None:
-    file = io.BytesIO()
-    np.save(file, np.load(ROOT / "examples" / "data" / "code.npy")[:500])
-    document = (ROOT / "examples" / "data" / "llama-small-cpu.json").read_bytes()
     with serving_here(tmp_path / "s.db") as served:
-        profile = served.ok("POST", "/v1/profiles", document)["id"]
-        lengths = served.ok("POST", "/v1/lengths", file.getvalue())["id"]
-        request = {"profile": profile, "lengths": lengths, "max_len": 512, "tokens": 1500}
+        ids = served.upload_small(np.load(ROOT / "examples" / "data" / "code.npy")[:500])
+        request = {**ids, "max_len": 512, "tokens": 1500}
         four, two = (served.proposal({**request, "gpus": gpus}) for gpus in (4, 2))
-        drawn = {"proposal": four, "lengths": lengths}
+        drawn = {"proposal": four, "lengths": ids["lengths"]}
         served.ok("POST", "/v1/jobs", {"id": "four", **drawn, "steps": STEPS})
         checkpoints = tmp_path / "checkpoints"
         expected = train(served.url, "four", 4, checkpoints, "--checkpoint-every", str(STOP))

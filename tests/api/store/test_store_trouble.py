@@ -1,16 +1,14 @@
 """A disk that is full or a database that is locked: 503, nothing lost, and it goes on after."""
 
-import io
 import resource
 import sqlite3
 import sys
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from logged_service import serving_logged
-from service_process import Served, serving_here
+from service_process import Served, npy, serving_here
 from stocked_service import WORLD, stock
 
 STEPS = 6
@@ -42,7 +40,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         limit = (4096, resource.RLIM_INFINITY)
         resource.prlimit(served.process.pid, resource.RLIMIT_FSIZE, limit)
         assert _acknowledge(served, 0, WORLD - 1) == 503
-        reply = served.send("POST", "/v1/lengths", _array(np.arange(1, 5000)))
+        reply = served.send("POST", "/v1/lengths", npy(np.arange(1, 5000)))
         assert (reply.status, reply.headers["content-type"]) == (503, "application/problem+json")
         for _ in range(2):
             assert served.problem("GET", "/readyz", status=503)["type"].endswith("unavailable")
@@ -56,7 +54,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         for step in range(1, STEPS):
             assert served.send("GET", f"/v1/jobs/job/plans/{step}?wait=60").status == 200
             assert [_acknowledge(served, step, rank) for rank in range(WORLD)] == [200] * WORLD
-        assert served.send("POST", "/v1/lengths", _array(np.arange(1, 5000))).status == 201
+        assert served.send("POST", "/v1/lengths", npy(np.arange(1, 5000))).status == 201
         assert served.send("GET", "/readyz").status == 200
         assert b"seqplan_store_writable 1.0\n" in served.send("GET", "/metrics").body
         assert log.read_text().count("store.db: can be written to again") == 1
@@ -78,9 +76,3 @@ def test_a_locked_database(tmp_path: Path) -> None:
         for step in range(STEPS):
             assert served.send("GET", f"/v1/jobs/job/plans/{step}?wait=60").status == 200
             assert [_acknowledge(served, step, rank) for rank in range(WORLD)] == [200] * WORLD
-
-
-def _array(lengths: npt.NDArray[np.int64]) -> bytes:
-    file = io.BytesIO()
-    np.save(file, lengths)
-    return file.getvalue()

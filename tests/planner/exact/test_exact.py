@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from instances import Case, assert_sound, fleet, random_case, random_case_with_modes
 from oracles.exhaustive import step_optimum
 from oracles.regrouping import best_on_two_ranks
+from step_lengths import CODE
 
 from seqplan import Batch, Planner, Scheme, Strategy, find_profile, to_json
 from seqplan.costs.latency import Latency
@@ -32,8 +33,6 @@ from seqplan.planner.placement.fleet import Fleet, PipelineClass
 from seqplan.planner.strategies.regrouping import make_regroup_layouts
 from seqplan.planner.sync.times import NO_SYNC
 from seqplan.plans.lint import lint
-
-CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 
 
 def drawn(step: int) -> Batch:

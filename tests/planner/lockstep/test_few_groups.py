@@ -1,16 +1,14 @@
 """Few sequences on groups of all ranks: near the exact optimum, and no slower than a known plan."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from oracles.micro_steps import least_busy_micro_steps_ms
+from step_lengths import CODE
 
 from seqplan import Cost
 from seqplan.integrations.degree_costs import by_degree, ring_costs
 from seqplan.planner.lockstep.rank_groups import plan_groups
 
-CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 CAPACITY = 8_192
 RING_MS = (None, 5.0, 25.0)
 """What a micro-batch costs more for each further rank of its group; None: as the profile has it."""

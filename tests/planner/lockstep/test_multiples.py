@@ -1,12 +1,11 @@
 """Micro-steps in multiples: near the optimum, and no slower than one degree throughout."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracles.micro_steps import least_micro_steps_ms
+from step_lengths import CODE
 
 from seqplan import Batch, Cost, Scheme, balance
 from seqplan.costs.latency import Latency
@@ -15,8 +14,6 @@ from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.lockstep.micro_step_bounds import stage_class
 from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
 from seqplan.planner.placement.fleet import PipelineClass
-
-CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 
 
 @settings(max_examples=40)

@@ -1,6 +1,5 @@
 """Micro-steps of groups: complete, aligned, within memory, no rank idle, near the bound."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,14 +7,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracles.micro_steps import least_micro_steps_ms
+from step_lengths import CODE
 
 from seqplan.costs.latency import Latency
 from seqplan.integrations.degree_costs import by_degree, ring_costs
 from seqplan.planner.lockstep.rank_groups import GroupedMicroSteps, plan_groups
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.simulation.one_f_one_b import simulate_ms
-
-CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 
 
 def costs_of(

@@ -2,10 +2,10 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+from step_lengths import CODE
 
 from seqplan import (
     Batch,
@@ -28,7 +28,6 @@ from seqplan.planner.workers.produce import produce
 from seqplan.plans.format.canonical import canonical_json, digest_of
 from seqplan.plans.lint import lint
 
-CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 LLAMA = find_profile("llama-7b-a800-80gb")
 CLUSTER = Workload(16, 16_384, 60_000)
 

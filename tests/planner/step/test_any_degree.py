@@ -3,15 +3,11 @@
 from functools import cache
 
 import pytest
+from deployments import deploy
 from step_lengths import draw
 
 from seqplan import Planner, Profile, Scheme, Workload
-from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
-from seqplan.costs.analytic.devices import DEVICES
-from seqplan.costs.analytic.hardware import ClusterHardware
-from seqplan.costs.model_files.listed_models import MODELS
-from seqplan.costs.model_sizes import ModelSizes
 from seqplan.planner.execution import ExecutionKind
 from seqplan.planner.step.check_bounds import find_unproven
 from seqplan.plans.lint import lint
@@ -21,12 +17,7 @@ POWERS, ANY = (1, 2, 4, 8), (1, 2, 3, 4, 5, 6, 7, 8)
 
 @cache
 def derive(rings: tuple[int, ...]) -> Profile:
-    deployment = Deployment(
-        cluster=ClusterHardware(DEVICES["h100-80gb"], 4, 8),
-        sizes=ModelSizes.from_mapping(MODELS["llama3-8b"]),
-        zero=1,
-        recompute="none",
-    )
+    deployment = deploy("llama3-8b", "h100-80gb", 4, zero=1, recompute="none")
     schemes = [Scheme(tp=2, ring=ring) for ring in rings]
     return Profile.from_document(derive_profile(deployment, schemes, name="rings"), "rings")
 

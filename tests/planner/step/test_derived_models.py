@@ -5,13 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from deployments import deploy
 from oracles.exhaustive import any_strategy_optimum
 
 from seqplan import Batch, Profile, Scheme, StepPlanner, Workload, make_proposal
-from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
-from seqplan.costs.analytic.devices import DEVICES
-from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.model_files.listed_models import MODELS
 from seqplan.costs.model_files.model_config import read_model_config
 from seqplan.costs.model_sizes import ModelSizes
@@ -31,9 +29,8 @@ NAMES = ["gemma-3-1b", "gpt-oss-20b", "qwen3-30b-a3b"]
 @cache
 def profile_of(name: str) -> Profile:
     sizes = ModelSizes.from_mapping(MODELS[name] if name in MODELS else read_model_config(GEMMA))
-    cluster = ClusterHardware(DEVICES["h200-141gb"], 2, 8)
     possible = [scheme for scheme in SCHEMES if sizes.heads % (scheme.tp * scheme.ulysses) == 0]
-    document = derive_profile(Deployment(cluster=cluster, sizes=sizes), possible, name=name)
+    document = derive_profile(deploy(sizes, "h200-141gb"), possible, name=name)
     return Profile.from_document(document, name)
 
 

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from math import inf
-from pathlib import Path
 
 import numpy as np
 import pytest
 from expert_profiles import make_expert_profile
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from step_lengths import CODE
 
 from seqplan import (
     Batch,
@@ -184,10 +184,9 @@ def test_components_of_pipelines_are_planned_anew() -> None:
     """Pipelines planned by themselves meet in uneven micro-steps: 4.3 % above the bound."""
     profile = load_shipped("qwen3-30b-a3b-h100-80gb").at_expert_parallel(8)
     profile = profile.keep_schemes({s.scheme for s in profile.schemes if s.scheme.tp == 4})
-    lengths = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
     workload = Workload(32, 32_768, 400_000)
     problem = PlanningProblem(profile=profile, workload=workload, sync=None, execution="regroup")
-    batch = next(iter(Sampler(np.minimum(lengths, 32_768), 400_000, 32_768, 0).batches(1)))
+    batch = next(iter(Sampler(np.minimum(CODE, 32_768), 400_000, 32_768, 0).batches(1)))
     plan = StepPlanner(problem).plan(batch)
     assert plan.gap < 0.03
     assert list(find_unproven(plan, problem.models)) == []
@@ -196,21 +195,13 @@ def test_components_of_pipelines_are_planned_anew() -> None:
 
 def test_lockstep_with_modes_is_no_slower_than_with_one_of_them() -> None:
     profile = load_shipped("qwen3-30b-a3b-h100-80gb").at_expert_parallel(8)
-    lengths = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
-    batch = next(iter(Sampler(lengths, 200_000, 16_384, 0).batches(1)))
-    times = [
-        StepPlanner(
-            PlanningProblem(
-                profile=of_modes,
-                workload=Workload(32, 16_384, 200_000),
-                sync=None,
-                execution="lockstep",
-            )
+    batch = next(iter(Sampler(CODE, 200_000, 16_384, 0).batches(1)))
+    workload, times = Workload(32, 16_384, 200_000), []
+    for of_modes in (profile, profile.keep_modes({"none"})):
+        problem = PlanningProblem(
+            profile=of_modes, workload=workload, sync=None, execution="lockstep"
         )
-        .plan(batch)
-        .predicted_ms
-        for of_modes in (profile, profile.keep_modes({"none"}))
-    ]
+        times.append(StepPlanner(problem).plan(batch).predicted_ms)
     assert times[0] <= times[1]
 
 
@@ -218,8 +209,7 @@ def test_a_proposal_weighs_layouts_of_groups_smaller_than_a_block() -> None:
     """Whole blocks of 8 ranks are fastest as tp8, groups of 4 ranks faster still."""
     profile = load_shipped("qwen3-30b-a3b-h100-80gb").at_expert_parallel(8)
     profile = profile.keep_schemes({Scheme(tp=4), Scheme(tp=8), Scheme(tp=4, ring=2)})
-    path = Path(__file__).parents[3] / "examples" / "data" / "code.npy"
-    lengths = np.minimum(np.load(path), 8192)
+    lengths = np.minimum(CODE, 8192)
     proposal = make_proposal(profile, Workload(24, 8192, 100_000), lengths)
     assert proposal.layouts.chosen == "tp4"
     assert proposal.candidates[0].strategy.counts[0][0] == Scheme(tp=8)

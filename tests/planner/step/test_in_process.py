@@ -1,11 +1,11 @@
 """Planning inside a program: from a profile alone, or from a proposal."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from fresh_python import run_python
+from step_lengths import CODE
 
 from seqplan import (
     Batch,
@@ -24,7 +24,6 @@ from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import GivenSyncTimes
 from seqplan.plans.lint import lint
 
-CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 LENGTHS = np.minimum(CODE[:90], 32_768)
 PROFILE = find_profile("llama-32b-a800-80gb")
 

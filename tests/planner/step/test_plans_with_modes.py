@@ -4,6 +4,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from deployments import deploy
 
 from seqplan import (
     Batch,
@@ -18,12 +19,7 @@ from seqplan import (
     make_proposal,
     to_json,
 )
-from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
-from seqplan.costs.analytic.devices import DEVICES
-from seqplan.costs.analytic.hardware import ClusterHardware
-from seqplan.costs.model_files.listed_models import MODELS
-from seqplan.costs.model_sizes import ModelSizes
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.sampler import Sampler
@@ -124,12 +120,7 @@ def test_an_iteration_counts_the_micro_batches_of_each_mode() -> None:
 
 def test_offload_is_planned_and_written() -> None:
     """It holds more at no cost, so that plans are faster."""
-    deployment = Deployment(
-        cluster=ClusterHardware(DEVICES["h100-80gb"], 1, 8),
-        sizes=ModelSizes.from_mapping(MODELS["llama3-8b"]),
-        loss="chunked",
-        host_memory_bytes=100e9,
-    )
+    deployment = deploy("llama3-8b", "h100-80gb", 1, loss="chunked", host_memory_bytes=100e9)
     modes = ["none", "elementwise", "elementwise+0.5", "elementwise+1", "full"]
     document = derive_profile(deployment, list(H100.by_scheme), name="host", modes=modes)
     profile = Profile.from_document(document, "host")

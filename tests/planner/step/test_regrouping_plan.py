@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracles.regrouping import best_on_two_ranks
+from step_lengths import CODE
 
 import seqplan
 from seqplan import (
@@ -56,7 +55,6 @@ from seqplan.plans.lint import lint
 from seqplan.plans.plan import Provenance
 from seqplan.plans.schedule import schedule
 
-CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 PLANNER = Provenance("1", 0, "sha256:p", None)
 
 Models = dict[Scheme, SchemeModel]

@@ -5,14 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fresh_python import run_python
+from step_lengths import CODE
 
 from seqplan import Batch, Plan, StepPlanner, Workload, find_profile, make_proposal, to_json
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.plans.lint import lint
-
-CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 
 SCRIPT = """
 import sys

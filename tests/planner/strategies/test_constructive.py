@@ -1,7 +1,6 @@
 """Strategies of one layout made for one batch from its schemes alone."""
 
 import os
-from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
@@ -10,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from instances import assert_sound, batch_of
 from oracles.exhaustive import any_strategy_optimum
+from step_lengths import CODE
 
 from seqplan import Batch, Scheme
 from seqplan.costs.latency import Latency
@@ -19,8 +19,6 @@ from seqplan.planner.bounds.all_strategies import AllStrategies, all_strategies_
 from seqplan.planner.placement.fill import VARIABLE
 from seqplan.planner.placement.fleet import Models, PipelineClass
 from seqplan.planner.strategies.constructive import Constructive, LayoutSchemes
-
-CODE = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 
 
 @st.composite
@@ -38,6 +36,13 @@ def one_layout(draw: st.DrawFn) -> tuple[Models, Batch, int]:
         models[scheme] = SchemeModel(scheme, latency, capacity)
     least = max(scheme.gpus for scheme in models)
     return models, Batch.from_lengths(lengths), draw(st.integers(least, least + 4))
+
+
+def schemes_of(tp: int, pp: int, gpus: int = 1024) -> LayoutSchemes:
+    """The schemes of a layout of a shipped profile."""
+    usable = load_shipped("llama-32b-a800-80gb").usable(gpus, 32768)
+    models = {m.scheme: m for m in usable if (m.scheme.tp, m.scheme.pp) == (tp, pp)}
+    return LayoutSchemes.list_from_models(models)[0]
 
 
 @given(one_layout())
@@ -59,13 +64,11 @@ def test_constructed_strategies_are_sound_and_not_below_the_optimum(
     assert below is None or below.objective_ms < placement.objective_ms
 
 
-@pytest.mark.parametrize("layout", [(4, 1), (8, 1)])
+@pytest.mark.parametrize("tp_pp", [(4, 1), (8, 1)])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_it_is_close_to_the_bound_without_any_candidate(layout: tuple[int, int], seed: int) -> None:
-    usable = load_shipped("llama-32b-a800-80gb").usable(1024, 32768)
-    models = {m.scheme: m for m in usable if (m.scheme.tp, m.scheme.pp) == layout}
+def test_it_is_close_to_the_bound_without_any_candidate(tp_pp: tuple[int, int], seed: int) -> None:
     batch = batch_of(seed, 1500)
-    layout = LayoutSchemes.list_from_models(models)[0]
+    layout = schemes_of(*tp_pp)
     placement = Constructive(layout, batch, 1024).place(np.inf)
     assert_sound(placement.fleet, batch, placement.filling)
     assert placement.strategy.gpus == 1024
@@ -77,10 +80,7 @@ def test_it_is_close_to_the_bound_without_any_candidate(layout: tuple[int, int],
 
 
 def test_a_limit_just_above_the_result_does_not_hide_it() -> None:
-    usable = load_shipped("llama-32b-a800-80gb").usable(1024, 32768)
-    models = {m.scheme: m for m in usable if (m.scheme.tp, m.scheme.pp) == (8, 1)}
-    batch = batch_of(2, 1500)
-    constructive = Constructive(LayoutSchemes.list_from_models(models)[0], batch, 1024)
+    constructive = Constructive(schemes_of(8, 1), batch_of(2, 1500), 1024)
     reached = constructive.place(np.inf)
     assert reached is not None
     for margin in (1.003, 1.01, 1.05, 1.4):
@@ -99,9 +99,7 @@ def test_a_layout_that_holds_no_such_sequence_makes_none() -> None:
 
 def test_with_stages_a_long_sequence_pays_for_its_bubble() -> None:
     # At prices of GPU-time alone it was 6 % above the bound over all strategies of the layout.
-    usable = load_shipped("llama-32b-a800-80gb").usable(512, 32768)
-    models = {m.scheme: m for m in usable if (m.scheme.tp, m.scheme.pp) == (8, 2)}
-    layout = LayoutSchemes.list_from_models(models)[0]
+    layout = schemes_of(8, 2, 512)
     batch = Batch.from_lengths(np.minimum(CODE[:600], 32768).tolist())
     placement = Constructive(layout, batch, 512).place(np.inf)
     assert_sound(placement.fleet, batch, placement.filling)

@@ -13,9 +13,16 @@ from pathlib import Path
 
 import producer_cases
 import pytest
-from producer_cases import DEADLY, dense_proposal, drawn_batches, lockstep_proposal
+from producer_cases import (
+    DEADLY,
+    dense_proposal,
+    drawn_batches,
+    lines,
+    lockstep_proposal,
+    until_failure,
+)
 
-from seqplan import Batch, Infeasible, Plan, Proposal, StepPlanner, from_json
+from seqplan import Batch, Infeasible, Plan, StepPlanner, from_json
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.workers import processes as process_workers
 from seqplan.planner.workers.planned_step import TimedPlan, plan_one
@@ -32,13 +39,6 @@ def no_worker_is_left() -> Iterator[None]:
     assert multiprocessing.active_children() == []
 
 
-def lines(proposal: Proposal, batches: list[Batch], workers: int = 1) -> list[str]:
-    return [
-        planned.line
-        for planned in produce(proposal, batches, options=PlanningOptions(seed=3), workers=workers)
-    ]
-
-
 @pytest.mark.parametrize("kind", PROPOSALS)
 def test_any_number_of_workers_gives_the_same_bytes(kind: str) -> None:
     proposal, batches = PROPOSALS[kind](), drawn_batches(12)
@@ -46,17 +46,6 @@ def test_any_number_of_workers_gives_the_same_bytes(kind: str) -> None:
     assert [from_json(line).step for line in alone] == list(range(12))
     assert lines(proposal, batches, workers=2) == alone
     assert lines(proposal, batches, workers=3) == alone
-
-
-def until_failure(produced: Iterator[TimedPlan]) -> tuple[list[TimedPlan], Exception]:
-    """What came out, and then the error."""
-    plans = []
-    try:
-        for planned in produced:
-            plans.append(planned)
-    except Exception as error:
-        return plans, error
-    raise AssertionError("nothing failed")
 
 
 def test_a_step_does_not_depend_on_the_steps_before_it() -> None:
@@ -79,17 +68,17 @@ def test_killed_workers_change_nothing() -> None:
     proposal, batches = dense_proposal(), drawn_batches(24, sequences=200)
     expected = lines(proposal, batches)
     moments = random.Random(7)
-    produced = produce(proposal, batches, options=PlanningOptions(seed=3), workers=2)
-    starting = threading.Thread(target=_kill_when_started)
-    starting.start()
-    plans = []
-    for planned in produced:
-        plans.append(planned.line)
-        if planned.step in (4, 13):
+
+    def kill(step: int) -> None:
+        if step in (4, 13):
             time.sleep(moments.random() * 0.05)
             children = multiprocessing.active_children()
-            for child in children if planned.step == 13 else children[:1]:
+            for child in children if step == 13 else children[:1]:
                 child.kill()
+
+    starting = threading.Thread(target=_kill_when_started)
+    starting.start()
+    plans = lines(proposal, batches, 2, kill)
     starting.join()
     assert plans == expected
 
@@ -103,18 +92,18 @@ def _kill_when_started() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="planners are fresh processes there")
 def test_a_killed_server_changes_nothing() -> None:
     """What planners are forked from is killed, and with it one of them."""
-    proposal, batches = dense_proposal(), drawn_batches(16)
-    plans = []
-    for planned in produce(proposal, batches, options=PlanningOptions(seed=3), workers=2):
-        plans.append(planned.line)
-        if planned.step == 4:
+
+    def kill(step: int) -> None:
+        if step == 4:
             (child, *_) = multiprocessing.active_children()
             stat = Path(f"/proc/{child.pid}/stat").read_text()
             server = int(stat.rpartition(")")[2].split()[1])
             assert server != os.getpid()
             os.kill(server, signal.SIGKILL)
             child.kill()
-    assert plans == lines(proposal, batches)
+
+    proposal, batches = dense_proposal(), drawn_batches(16)
+    assert lines(proposal, batches, 2, kill) == lines(proposal, batches)
 
 
 @pytest.fixture

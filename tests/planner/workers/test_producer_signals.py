@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from command_forks import CommandProcess
-from producer_cases import dense_proposal, drawn_batches
+from producer_cases import alive_in, dense_proposal, drawn_batches
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 
@@ -51,20 +51,6 @@ def planning(files: tuple[Path, Path], output: Path) -> Iterator[CommandProcess]
         finally:
             for process in alive_in(running.pid):
                 os.kill(process, signal.SIGKILL)
-
-
-def alive_in(group: int) -> list[int]:
-    """The processes of a group, without those that are dead and not yet collected."""
-    alive = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                state, _, its_group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
-            except OSError:
-                continue  # gone meanwhile
-            if int(its_group) == group and state not in "ZX":
-                alive.append(int(entry.name))
-    return alive
 
 
 def wait_until(event: str, happened: object) -> None:

@@ -15,13 +15,18 @@ from pathlib import Path
 
 import producer_cases
 import pytest
-from producer_cases import dense_proposal, drawn_batches
+from producer_cases import (
+    alive_in,
+    dense_proposal,
+    drawn_batches,
+    lines,
+    read_processes,
+    until_failure,
+)
 
 from seqplan import Batch, Infeasible
-from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.workers import ray_driver as ray_agent
 from seqplan.planner.workers import ray_workers
-from seqplan.planner.workers.planned_step import TimedPlan
 from seqplan.planner.workers.pool import DEATHS, WorkerDied
 from seqplan.planner.workers.produce import produce
 
@@ -66,7 +71,7 @@ def cluster() -> Iterator[dict[str, str]]:
                 os.killpg(node.pid, signal.SIGKILL)
                 node.wait(PATIENCE_S)
             for node in nodes:
-                until(lambda session=node.pid: not in_session(session))
+                until(lambda session=node.pid: not alive_in(session=session))
 
 
 def until(happened: Callable[[], object], seconds: float = PATIENCE_S) -> object:
@@ -86,21 +91,8 @@ def joined(cluster: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 def actors() -> list[int]:
     """The processes of this machine that are planning actors, whatever they do."""
-    alive = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                title = (entry / "cmdline").read_bytes()
-            except OSError:
-                continue  # gone meanwhile
-            if title.startswith(b"ray::PlanningActor"):
-                alive.append(int(entry.name))
-    return alive
-
-
-def lines(batches: list[Batch], workers: int | str) -> list[str]:
-    produced = produce(dense_proposal(), batches, options=PlanningOptions(seed=3), workers=workers)
-    return [planned.line for planned in produced]
+    titles = read_processes("cmdline")
+    return [process for process, title in titles if title.startswith("ray::PlanningActor")]
 
 
 @needs_ray
@@ -108,28 +100,24 @@ def lines(batches: list[Batch], workers: int | str) -> list[str]:
 def test_ray_gives_the_bytes_of_one_process() -> None:
     """Also if there are fewer CPUs than workers: the third is done without."""
     batches = drawn_batches(8)
-    alone = lines(batches, 1)
-    assert lines(batches, "ray:1") == alone
-    assert lines(batches, "ray:3") == alone
+    alone = lines(dense_proposal(), batches)
+    assert lines(dense_proposal(), batches, "ray:1") == alone
+    assert lines(dense_proposal(), batches, "ray:3") == alone
     until(lambda: not actors())
 
 
 @needs_ray
 @pytest.mark.usefixtures("joined")
 def test_killed_actors_change_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    batches = drawn_batches(24, sequences=200)
-    expected = lines(batches, 1)
-    plans = []
-    for planned in produce(
-        dense_proposal(), batches, options=PlanningOptions(seed=3), workers="ray:2"
-    ):
-        plans.append(planned.line)
-        if planned.step in (4, 13):
+    def kill(step: int) -> None:
+        if step in (4, 13):
             running = actors()
             assert running
-            for actor in running if planned.step == 13 else running[:1]:
+            for actor in running if step == 13 else running[:1]:
                 os.kill(actor, signal.SIGKILL)
-    assert plans == expected
+
+    batches = drawn_batches(24, sequences=200)
+    assert lines(dense_proposal(), batches, "ray:2", kill) == lines(dense_proposal(), batches)
     until(lambda: not actors())
     assert capfd.readouterr() == ("", "")  # plans go to stdout, Ray's stories nowhere
 
@@ -138,28 +126,14 @@ def test_killed_actors_change_nothing(capfd: pytest.CaptureFixture[str]) -> None
 @pytest.mark.usefixtures("joined")
 def test_a_killed_agent_changes_nothing() -> None:
     """The agent is Ray's driver: it ends, too, when the head of the cluster is gone."""
-    batches = drawn_batches(12, sequences=200)
-    expected = lines(batches, 1)
-    plans = []
-    for planned in produce(
-        dense_proposal(), batches, options=PlanningOptions(seed=3), workers="ray:2"
-    ):
-        plans.append(planned.line)
-        if planned.step == 4:
+
+    def kill(step: int) -> None:
+        if step == 4:
             [agent] = multiprocessing.active_children()
             agent.kill()
-    assert plans == expected
 
-
-def until_failure(produced: Iterator[TimedPlan]) -> tuple[list[int], Exception]:
-    """The steps that came out, and then the error."""
-    plans = []
-    try:
-        for planned in produced:
-            plans.append(planned.step)
-    except Exception as error:
-        return plans, error
-    raise AssertionError("nothing failed")
+    batches = drawn_batches(12, sequences=200)
+    assert lines(dense_proposal(), batches, "ray:2", kill) == lines(dense_proposal(), batches)
 
 
 @needs_ray
@@ -173,7 +147,7 @@ def test_planning_errors_are_raised_in_order(monkeypatch: pytest.MonkeyPatch) ->
         produced = produce(dense_proposal(), batches, workers=workers)
         plans, error = until_failure(produced)
         assert isinstance(error, Infeasible)
-        assert plans == [0, 1]
+        assert [planned.step for planned in plans] == [0, 1]
         messages.append(str(error))
     assert messages[0] == messages[1]
     monkeypatch.setattr(ray_workers, "drive", producer_cases.drive_and_die)
@@ -182,7 +156,7 @@ def test_planning_errors_are_raised_in_order(monkeypatch: pytest.MonkeyPatch) ->
     plans, error = until_failure(produced)
     assert isinstance(error, WorkerDied)
     assert str(error) == f"step 2: planning it ended its worker process {DEATHS} times"
-    assert plans == [0, 1]
+    assert [planned.step for planned in plans] == [0, 1]
 
 
 @needs_ray
@@ -215,21 +189,7 @@ def test_without_an_address_a_cluster_is_started_and_ended(
         _, stderr = running.communicate(timeout=PATIENCE_S)
         assert (running.returncode, stderr) == (130, "seqplan: interrupted\n")
         # One of Ray's that was just starting may look for its cluster for a while.
-        until(lambda: not in_session(running.pid), 3 * PATIENCE_S)
-
-
-def in_session(session: int) -> list[str]:
-    """The processes of a session, without those that are dead and not yet collected."""
-    paths = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                state, _, _, its = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
-            except OSError:
-                continue  # gone meanwhile
-            if int(its) == session and state not in "ZX":
-                paths.append(entry.name)
-    return paths
+        until(lambda: not alive_in(session=running.pid), 3 * PATIENCE_S)
 
 
 @needs_ray
@@ -237,7 +197,7 @@ def in_session(session: int) -> list[str]:
 def test_a_cluster_that_is_not_there(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(ray_agent.RayUnavailable) as caught:
-        lines(drawn_batches(3), "ray:2")
+        lines(dense_proposal(), drawn_batches(3), "ray:2")
     assert str(caught.value).startswith(f"cannot use the Ray cluster at {address}: ")
     assert "\n" not in str(caught.value)
 

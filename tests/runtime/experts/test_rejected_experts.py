@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 from expert_runs import ROUTED
+from moded_plans import set_modes
 from ranks import run_ranks, run_ranks_expecting_failure
 
-from seqplan import Plan, construct_plan, from_json, rank_view, to_json
+from seqplan import construct_plan, from_json, rank_view, to_json
 from seqplan.runtime.communicators import Communicators
 from seqplan.runtime.data.tokens import SeededTokens
 from seqplan.runtime.errors import PlanError, RankLost
@@ -78,24 +79,13 @@ def _prepare_modes(rank: int, world_size: int) -> list[str]:
     )
     messages = []
     for shape in ({"u1": [[[0]], [[1]]]}, {"u2": [[[0, 1]]]}):
-        plan = with_mode(construct_plan([4, 5], shape), "none")
+        plan = set_modes(construct_plan([4, 5], shape), ["none"])
         try:
             prepare(rank_view(replace(plan, expert_parallel=2), rank))
             messages.append("prepared")
         except PlanError as error:
             messages.append(str(error))
     return messages
-
-
-def with_mode(plan: Plan, mode: str) -> Plan:
-    """The plan with a recomputation mode for every micro-batch."""
-    return replace(
-        plan,
-        pipelines=tuple(
-            replace(p, micro_batches=tuple(replace(b, recompute=mode) for b in p.micro_batches))
-            for p in plan.pipelines
-        ),
-    )
 
 
 def test_a_model_that_cannot_repeat_exchanges_is_rejected() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -59,8 +60,7 @@ class Ranks:
             write_file(self.path, plans)
             make = lambda: FileSource(self.path, world_size=WORLD)  # noqa: E731
         if self.kind.startswith("fan out"):
-            store = new_store()
-            self.sources = [FanOutSource(make, store, rank, WORLD) for rank in range(WORLD)]
+            self.sources = [*fan_out(make)]
         else:
             self.sources = [make() for _ in range(WORLD)]
         for source in self.sources:
@@ -264,10 +264,33 @@ def test_the_tp_degrees_of_a_files_pipelines(tmp_path: Path) -> None:
 # Fan-out
 
 
+def fan_out(
+    make: Callable[[], PlanSource], world: int = WORLD, store: Any = None
+) -> list[FanOutSource]:
+    """The source of each rank, which rank 0 feeds from what ``make`` returns."""
+    store = store or new_store()
+    return [FanOutSource(make, store, rank, world) for rank in range(world)]
+
+
+@contextmanager
+def serving_fanned(
+    plans: list[Plan], **options: float
+) -> Iterator[tuple[PlanService, list[FanOutSource]]]:
+    """A service of plans and the ranks' sources, closed unless the test failed before."""
+    with (
+        serving(PlanService(plans)) as service,
+        closing(HttpSource(service.url, "a job", **options)) as inner,
+    ):
+        sources = fan_out(lambda: inner)
+        yield service, sources
+        for source in sources:
+            source.close()
+
+
 def test_the_store_does_not_grow(tmp_path: Path) -> None:
     path = write_file(tmp_path / "plans.jsonl", small_plans(30, WORLD))
     store = new_store()
-    sources = [FanOutSource(lambda: FileSource(path), store, r, WORLD) for r in range(WORLD)]
+    sources = fan_out(lambda: FileSource(path), store=store)
     keys = store.num_keys()
     for step in range(30):
         for rank, source in enumerate(sources):
@@ -281,9 +304,7 @@ def test_the_store_does_not_grow(tmp_path: Path) -> None:
 
 
 def test_a_factory_that_fails_and_a_foreign_rank(tmp_path: Path) -> None:
-    store = new_store()
-    missing = tmp_path / "none.jsonl"
-    sources = [FanOutSource(lambda: FileSource(missing), store, r, 2) for r in range(2)]
+    sources = fan_out(lambda: FileSource(tmp_path / "none.jsonl"), 2)
     for rank, source in enumerate(sources):
         with pytest.raises(PlanError, match="No such file"):
             source.view(0, rank, SOON_S)
@@ -296,10 +317,10 @@ def test_a_factory_that_fails_and_a_foreign_rank(tmp_path: Path) -> None:
 def test_a_source_left_in_the_middle_does_not_feed_the_next(tmp_path: Path) -> None:
     store = new_store()
     path = write_file(tmp_path / "plans.jsonl", small_plans(1, 2))
-    first = [FanOutSource(lambda: FileSource(path), store, r, 2) for r in range(2)]
+    first = fan_out(lambda: FileSource(path), 2, store)
     first[0].view(0, 0, SOON_S)  # rank 1 never reads its view
     other = write_file(tmp_path / "others.jsonl", [small_plan(0, 2, seed=1)])
-    second = [FanOutSource(lambda: FileSource(other), store, r, 2) for r in range(2)]
+    second = fan_out(lambda: FileSource(other), 2, store)
     for rank, source in enumerate(second):
         assert source.view(0, rank, SOON_S) == view_of(small_plan(0, 2, seed=1), rank)
     for source in first + second:
@@ -308,29 +329,19 @@ def test_a_source_left_in_the_middle_does_not_feed_the_next(tmp_path: Path) -> N
 
 def test_rank_0_requests_each_plan_once_and_acknowledges_for_all() -> None:
     plans = small_plans(4, WORLD)
-    with ExitStack() as stack:
-        service = stack.enter_context(serving(PlanService(plans)))
-        store = new_store()
-        inner = stack.enter_context(closing(HttpSource(service.url, "a job")))
-        sources = [FanOutSource(lambda: inner, store, rank, WORLD) for rank in range(WORLD)]
+    with serving_fanned(plans) as (service, sources):
         for plan in plans:
             for rank, source in enumerate(sources):
                 source.view(plan.step, rank, SOON_S)
             for rank in reversed(range(WORLD)):
                 sources[rank].acknowledge(plan.step, rank, digest(plan))
         assert service.requests == 2 * len(plans)
-        for source in sources:
-            source.close()
     assert len(service.acks) == WORLD * len(plans)
 
 
 def test_an_acknowledgement_that_fails_goes_with_the_next() -> None:
     plans = small_plans(2, WORLD)
-    with ExitStack() as stack:
-        service = stack.enter_context(serving(PlanService(plans)))
-        store = new_store()
-        inner = stack.enter_context(closing(HttpSource(service.url, "a job", outage_s=0.1)))
-        sources = [FanOutSource(lambda: inner, store, rank, WORLD) for rank in range(WORLD)]
+    with serving_fanned(plans, outage_s=0.1) as (service, sources):
         for plan in plans:
             for rank, source in enumerate(sources):
                 source.view(plan.step, rank, SOON_S)
@@ -352,32 +363,23 @@ def test_an_acknowledgement_that_fails_goes_with_the_next() -> None:
             (1, 1, None),
             (1, 2, None),
         ]
-        for source in sources:
-            source.close()
 
 
 def test_closing_passes_on_the_acknowledgements_that_came() -> None:
     """Rank 2 has died: what the others have done is not lost with it."""
     plan = small_plan(0, WORLD)
-    with ExitStack() as stack:
-        service = stack.enter_context(serving(PlanService([plan])))
-        store = new_store()
-        inner = stack.enter_context(closing(HttpSource(service.url, "a job")))
-        sources = [FanOutSource(lambda: inner, store, rank, WORLD) for rank in range(WORLD)]
+    with serving_fanned([plan]) as (service, sources):
         for rank, source in enumerate(sources):
             source.view(0, rank, SOON_S)
         for rank in (0, 1):
             sources[rank].acknowledge(0, rank, digest(plan))
         assert service.acks == []
-        for source in sources:
-            source.close()
     assert [ack["rank"] for ack in service.acks] == [0, 1]
 
 
 def test_a_plan_for_another_world_fails_on_every_rank(tmp_path: Path) -> None:
     path = write_file(tmp_path / "plans.jsonl", [small_plan(0, WORLD + 1)])
-    store = new_store()
-    sources = [FanOutSource(lambda: FileSource(path), store, r, WORLD) for r in range(WORLD)]
+    sources = fan_out(lambda: FileSource(path))
     for rank, source in enumerate(sources):
         with pytest.raises(PlanError, match="step 0: is planned for 4 ranks, the job has 3"):
             source.view(0, rank, SOON_S)

@@ -5,30 +5,20 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from consuming import HERE_S, control_group, prepare_tokens, threads, written
 from plan_service import PlanService, serving
 from ranks import run_ranks
 from service_process import serving as running
 from small_plans import small_plan, small_plans, view_of
+from training_ranks import write_small_job
 
 from seqplan import digest, from_json, read_plans, runtime
 from seqplan.runtime.errors import PlanError
 from seqplan.runtime.sources import FileSource
 from seqplan.runtime.sources.http_source import HttpSource
 
-ROOT = Path(__file__).parents[3]
 WORLD, STEPS = 2, 4
-JOB = f"""
-profile = "{ROOT}/examples/data/llama-small-cpu.json"
-lengths = "lengths.npy"
-gpus = {WORLD}
-context = 512
-tokens = 1500
-steps = {STEPS}
-port = 0
-"""
 
 # What the ranks run
 
@@ -122,9 +112,8 @@ def test_file_url_and_iterable_give_equal_steps(tmp_path: Path) -> None:
 
 
 def test_real_service_gives_the_steps_of_its_plans(tmp_path: Path) -> None:
-    np.save(tmp_path / "lengths.npy", np.load(ROOT / "examples" / "data" / "code.npy")[:500])
-    (tmp_path / "job.toml").write_text(JOB)
-    with running("--job", tmp_path / "job.toml", command="sidecar") as served:
+    job = write_small_job(tmp_path, WORLD, STEPS)
+    with running("--job", job, command="sidecar") as served:
         url = f"{served.url}/v1/jobs/job"
         by_url = run_ranks(every_step, WORLD, url)
         texts = [served.send("GET", f"/v1/jobs/job/plans/{n}").body.decode() for n in range(STEPS)]
@@ -137,10 +126,8 @@ def test_real_service_gives_the_steps_of_its_plans(tmp_path: Path) -> None:
 
 def test_job_without_its_lost_rank_runs_on_the_ranks_that_are_left(tmp_path: Path) -> None:
     """Planned for three ranks, of which 0 and 2 are left: ranks 0 and 1 of torch.distributed."""
-    np.save(tmp_path / "lengths.npy", np.load(ROOT / "examples" / "data" / "code.npy")[:500])
-    job = JOB.replace(f"gpus = {WORLD}", 'gpus = 3\nslowdown = [1.0, "lost", 1.3]')
-    (tmp_path / "job.toml").write_text(job)
-    with running("--job", tmp_path / "job.toml", command="sidecar") as served:
+    job = write_small_job(tmp_path, 3, STEPS, 'slowdown = [1.0, "lost", 1.3]\n')
+    with running("--job", job, command="sidecar") as served:
         url = f"{served.url}/v1/jobs/job"
         by_url = run_ranks(every_step, WORLD, url)
         assert served.ok("GET", "/v1/jobs/job/progress")["slowest"] == STEPS - 1

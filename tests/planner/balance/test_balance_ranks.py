@@ -7,10 +7,11 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from balance_cases import CODE, COST, EXECUTIONS, time_assignments
+from balance_cases import COST, EXECUTIONS, time_assignments
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracles.exhaustive import partitions
+from step_lengths import CODE
 
 from seqplan import Balanced, Cost, Mode, balance
 from seqplan.planner.balance.balanced import Execution, ModePricing

@@ -5,9 +5,10 @@ from math import inf
 
 import numpy as np
 import pytest
-from balance_cases import CODE, EXECUTIONS, time_assignments
+from balance_cases import EXECUTIONS, time_assignments
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from step_lengths import CODE
 
 from seqplan import Cost, balance
 from seqplan.planner.balance.balanced import Execution

@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from balance_cases import CODE, COST, EXECUTIONS
+from balance_cases import COST, EXECUTIONS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from step_lengths import CODE
 
 from seqplan import Cost, Mode, balance
 from seqplan.planner.balance.balanced import Execution, ModePricing

@@ -254,7 +254,7 @@ def fits_in_counts(witness, time, ending):
     A micro-batch takes its time on every rank of its group, at least the least overhead of all, and
     each of its tokens a share of what its own overhead is above that. Those of many tokens have
     fewer schemes and modes: a token takes more than the least work there. At most v of them pay for
-    their tokens as ``prices`` says; more than v leave time − (v + 1)·c for work. Tried for every
+    their tokens by ``prices``; more than v leave time − (v + 1)·c for work. Tried for every
     number n of ranks with at most v: what all do is concave in n.
     """
     classes, ranks = witness["classes"], witness["gpus"]

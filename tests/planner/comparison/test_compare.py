@@ -1,4 +1,4 @@
-"""The comparison as a whole, and its command."""
+"""The comparison as a whole."""
 
 from dataclasses import replace
 from functools import cache

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from seqplan.api.cli.framework.options import add_option
-from seqplan.api.cli.framework.output import check_output
+from seqplan.api.cli.framework.output import check_output, count_of
 from seqplan.plans.format.export import check_export, export_plans
 from seqplan.plans.format.plan_file import read_plans
 
@@ -39,5 +39,5 @@ def run(args: argparse.Namespace) -> int:
             steps += 1
         if not steps:
             raise ValueError(f"{args.plans}: no plans")
-    print(f"exported: {args.output}, {steps} steps")
+    print(f"exported: {args.output}, {count_of(steps, 'step')}")
     return 0

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from seqplan.api.cli.framework.options import add_option, add_tokenizer
-from seqplan.api.cli.framework.output import percent
+from seqplan.api.cli.framework.output import count_of, percent
 from seqplan.costs.lengths import (
     BLOCKS,
     Lengths,
@@ -94,7 +94,7 @@ def _as_text(lengths: Lengths, summary: Summary, output: Path | None) -> list[st
     lines = _source_lines(lengths)
     if len(lengths.sources) > 1:
         lines.append(
-            f"{len(lengths.sources):,} sources: {summary.sequences:,} sequences, "
+            f"{len(lengths.sources):,} sources: {count_of(summary.sequences, 'sequence')}, "
             f"{summary.tokens:,} tokens"
         )
     lines.append(
@@ -103,7 +103,7 @@ def _as_text(lengths: Lengths, summary: Summary, output: Path | None) -> list[st
     )
     lines += ["", *histogram_lines(summary, blocks=_blocks(sys.stdout)), ""]
     lines += [
-        f"over {tail.over:,}: {tail.sequences:,} sequences, "
+        f"over {tail.over:,}: {count_of(tail.sequences, 'sequence')}, "
         f"{percent(tail.token_share)} of the tokens"
         for tail in summary.tails
     ]
@@ -121,7 +121,7 @@ def _source_lines(lengths: Lengths) -> list[str]:
     lines = []
     for source in lengths.sources:
         notes = f" ({'; '.join(source.notes)})" if source.notes else ""
-        counts = f"{source.sequences:,} sequences, {source.tokens:,} tokens"
+        counts = f"{count_of(source.sequences, 'sequence')}, {source.tokens:,} tokens"
         lines.append(f"{source.path}: {counts}{notes}")
     return lines
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seqplan.api.cli.framework.options import add_option, as_argument
-from seqplan.api.cli.framework.output import percent, seconds, table
+from seqplan.api.cli.framework.output import count_of, percent, seconds, table
 from seqplan.api.cli.framework.server_options import add_credentials, add_server, connect
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _write_records(args: argparse.Namespace) -> int:
     run = args.run_name or args.job or Path(args.plans).stem
     for destination in args.to:
         destination.write(records, run)
-        print(f"written: {len(records):,} steps to {destination}")
+        print(f"written: {count_of(len(records), 'step')} to {destination}")
     if any(record.predicted_mfu is None for record in records):
         print(f"no MFU: {_explain_no_mfu(args)}", file=sys.stderr)
     return 0

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from seqplan.api.cli.framework import options
 from seqplan.api.cli.framework.model_options import add_model
-from seqplan.api.cli.framework.output import ProgressBar, check_output
+from seqplan.api.cli.framework.output import ProgressBar, check_output, count_of
 from seqplan.api.cli.parts.planned_steps import (
     StepRow,
     plan_rows,
@@ -250,7 +250,7 @@ def _plan_from_data(args: argparse.Namespace) -> int:
     workload = first.proposal.workload
     lines = [
         (
-            f"{len(lengths):,} sequences, {int(lengths.sum()):,} tokens, longest "
+            f"{count_of(len(lengths), 'sequence')}, {int(lengths.sum()):,} tokens, longest "
             f"{lengths.max():,}; steps of {workload.tokens:,} tokens, sequences up to "
             f"{workload.max_len:,}"
         ),

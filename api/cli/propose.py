@@ -9,7 +9,14 @@ import textwrap
 from functools import partial
 
 from seqplan.api.cli.framework import options
-from seqplan.api.cli.framework.output import ProgressBar, check_output, percent, seconds, table
+from seqplan.api.cli.framework.output import (
+    ProgressBar,
+    check_output,
+    count_of,
+    percent,
+    seconds,
+    table,
+)
 from seqplan.costs.lengths import read_lengths
 from seqplan.planner.proposal.backends import apply_backend
 from seqplan.planner.proposal.document import Proposal
@@ -146,7 +153,9 @@ def proposal_lines(proposal: Proposal) -> list[str]:
             "a longer sequence is a step alone. Give more --tokens."
         )
     if truncated := proposal.lengths.get("truncated"):
-        lines.append(f"{truncated:,} sequences truncated to {proposal.workload.max_len:,} tokens.")
+        lines.append(
+            f"{count_of(truncated, 'sequence')} truncated to {proposal.workload.max_len:,} tokens."
+        )
     return lines
 
 

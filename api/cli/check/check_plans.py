@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from seqplan.api.cli.framework.options import add_option
+from seqplan.api.cli.framework.output import count_of
 from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import find_profile
@@ -98,7 +99,8 @@ def run(args: argparse.Namespace) -> int:
             print(f"step {breach['step']}: {breach['rule']}")
         proven = ", every bound proven" if args.prove and not broken else ""
         against = " without a profile: costs and capacities not checked" if models is None else ""
-        print(f"{steps} plans, {len(broken) or 'no'} broken rules{against}{proven}")
+        rules_broken = count_of(len(broken), "broken rule") if broken else "no broken rules"
+        print(f"{count_of(steps, 'plan')}, {rules_broken}{against}{proven}")
     return 1 if broken else 0
 
 

@@ -61,6 +61,11 @@ def percent(share: float, digits: int = 1) -> str:
     return f"{100 * share:.{digits}f} %"
 
 
+def count_of(number: int, noun: str) -> str:
+    """A number of things: ``1 step``, ``1,024 steps``."""
+    return f"{number:,} {noun if number == 1 else noun + 's'}"
+
+
 def describe_errors(errors: Errors) -> str:
     """Return the median and the p90 of relative errors, or a dash."""
     if errors.median is None or errors.p90 is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from seqplan.api.cli.framework.output import percent, seconds
+from seqplan.api.cli.framework.output import count_of, percent, seconds
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.window import WindowReport
 from seqplan.planner.problem import PlanningOptions
@@ -70,9 +70,9 @@ def summary_lines(rows: Sequence[StepRow], truncated: int) -> list[str]:
         sync = f" and {seconds(figures['sync_ms_mean'])} of sync"
     lines = [
         (
-            f"{figures['steps']} steps planned and checked, {figures['tokens']:,} tokens: "
-            f"{seconds(figures['predicted_ms_mean'])} a step predicted{sync}, "
-            f"{figures['tokens_per_s']:,.0f} tokens/s"
+            f"{count_of(figures['steps'], 'step')} planned and checked, "
+            f"{figures['tokens']:,} tokens: {seconds(figures['predicted_ms_mean'])} a step "
+            f"predicted{sync}, {figures['tokens_per_s']:,.0f} tokens/s"
         ),
         (
             f"proven gap: median {percent(figures['gap_median'], 2)}, p90 "
@@ -82,7 +82,7 @@ def summary_lines(rows: Sequence[StepRow], truncated: int) -> list[str]:
         f"strategies: {_list_strategies(figures['strategies'])}",
     ]
     if truncated:
-        lines.append(f"{truncated:,} sequences of the data set truncated")
+        lines.append(f"{count_of(truncated, 'sequence')} of the data set truncated")
     return lines
 
 
@@ -103,7 +103,7 @@ def window_lines(window: int, report: WindowReport) -> list[str]:
     drawn, composed = (percent(spread) for spread in report.long_spread)
     return [
         (
-            f"windows of {window} steps: {report.moved_sequences:,} sequences with "
+            f"windows of {window} steps: {count_of(report.moved_sequences, 'sequence')} with "
             f"{percent(report.moved_tokens)} of the tokens run in another step than drawn, "
             f"{report.mean_delay:.1f} steps early or late on average, at most "
             f"{report.largest_delay}"

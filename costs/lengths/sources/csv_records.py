@@ -61,6 +61,8 @@ def _check_names(path: Path, names: list[str]) -> None:
             f"{path}: line 1 does not name the columns. Add names, or name a file with one length "
             "a line .txt"
         )
+    if any("\0" in name for name in names):
+        raise LengthsError(f"{path}: is not CSV: line 1 has a NUL byte. Write it again")
     if len(names) == 1 and re.search("[;|\t]", names[0]):
         raise LengthsError(
             f"{path}: line 1: {shown(names[0])} is one column. Separate columns by commas, or by "

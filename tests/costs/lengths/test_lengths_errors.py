@@ -111,6 +111,7 @@ CASES: list[tuple[str, Any, str]] = [
     ("a.csv", "\n", UNNAMED),
     ("a.csv", "length\n", NONE),
     ("a.csv", "a,a\n1,2\n", "line 1: column 'a' is there twice. Rename one"),
+    ("a.csv", "a\0b,c\n1,2\n", "is not CSV: line 1 has a NUL byte. Write it again"),
     ("a.csv", "a,length\n1,2\n3\n", "line 3: has 1 values for 2 columns. Quote the texts"),
     (
         *("a.tsv", "a\tlength\nx\t2\ny\t\n"),

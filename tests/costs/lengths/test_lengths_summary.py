@@ -84,10 +84,10 @@ def test_the_command_describes_and_keeps(
     assert log == ""
     lines = shown.splitlines()
     assert lines[0].endswith("a.txt: 2 sequences, 3,100 tokens")
-    assert lines[1].endswith("b.jsonl: 1 sequences, 70 tokens (an integer in field 'length')")
+    assert lines[1].endswith("b.jsonl: 1 sequence, 70 tokens (an integer in field 'length')")
     assert lines[2] == "2 sources: 3 sequences, 3,170 tokens"
     assert lines[3] == "length: mean 1,056.7, median 100, p90 2,420, p99 2,942, max 3,000"
-    assert lines[-2] == "over 2,048: 1 sequences, 94.6 % of the tokens"
+    assert lines[-2] == "over 2,048: 1 sequence, 94.6 % of the tokens"
     assert lines[-1] == f"written: {output}"
     assert read_lengths([output]).values.tolist() == [100, 3000, 70]
 

@@ -79,11 +79,11 @@ class _Case:
         """Plan the steps on the best static strategy by a profile; simulate them (ms)."""
         models, gpus = self.workload.models(profile), self.workload.gpus
         longest = int(min(self.source.lengths.max(), self.workload.max_len))
-        found = best_homogeneous(self.batches, models, gpus, self.sync, longest)
-        assert found is not None
+        best = best_homogeneous(self.batches, models, gpus, self.sync, longest)
+        assert best is not None
         setting = Setting(profile, self.workload, self.batches, longest, self.sync)
-        phases = [setting.run_balanced(batch, [found[0]]).phases for batch in self.batches]
-        sync_ms = self.sync.of_strategy_ms(found[0])
+        phases = [setting.run_balanced(batch, [best[0]]).phases for batch in self.batches]
+        sync_ms = self.sync.of_strategy_ms(best[0])
         return self._time([(next(iter(of_step)), sync_ms) for of_step in phases], truth)
 
     def time_best(self, truth: Profile) -> tuple[Proposal, float, float]:

@@ -187,8 +187,8 @@ class Profile:
             if fits and len(fits) == len(self.schemes) and None not in medians:
                 return float(max(medians))
             stated = [self.residuals] if self.residuals.startswith(_PUBLISHED) else []
-        found = re.search(r"([0-9]+(?:\.[0-9]+)?)\s*%", stated[0]) if stated else None
-        return float(found[1]) / 100 if found else None
+        match = re.search(r"([0-9]+(?:\.[0-9]+)?)\s*%", stated[0]) if stated else None
+        return float(match[1]) / 100 if match else None
 
     def restrict(self, *, measured: bool = False, layout: tuple[int, int] | None = None) -> Profile:
         """Return the profile with a part of its schemes.

@@ -112,8 +112,8 @@ def _rows_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floats:
 
 def count_copies(special: Architecture, places: int, limit: float | None = None) -> float:
     """Count the places that hold any of a token's experts, of ``places`` with equally many."""
-    found = places * (1 - (1 - 1 / places) ** special.experts_per_token)
-    return found if limit is None else min(found, limit)
+    distinct = places * (1 - (1 - 1 / places) ** special.experts_per_token)
+    return distinct if limit is None else min(distinct, limit)
 
 
 def _exchange_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floats:

@@ -30,9 +30,9 @@ def assign_in_lockstep(
     most = inf if items.rank_of is None else np.bincount(items.rank_of, minlength=ranks).min()
     best, best_ms, tried = None, inf, 0
     while (best is None or tried <= EXTRA) and number <= most:
-        found = assign_items(items, factors, number)
-        if found is not None and found[1] < best_ms:
-            best, best_ms = (found[0], number), found[1]
+        assigned = assign_items(items, factors, number)
+        if assigned is not None and assigned[1] < best_ms:
+            best, best_ms = (assigned[0], number), assigned[1]
             if best_ms <= bound_ms(items, factors, fewest) * (1 + GOOD):
                 break
         tried += best is not None
@@ -51,12 +51,12 @@ def assign_in_lockstep(
 def assign_by_rank(items: Items, factors: Floats, multiple: int) -> MicroBatches:
     """Assign items to ranks that meet once a step, and pack each rank's micro-batches."""
     spread = spread_overhead(items)
-    found = assign_items(
+    assigned = assign_items(
         replace(spread, capacity=np.full_like(items.capacity, UNLIMITED)), factors, 1
     )
-    if found is None:
+    if assigned is None:
         raise AssertionError("slots without a limit hold every item")
-    owner = found[0]
+    owner = assigned[0]
     return [_pack(items, np.flatnonzero(owner == rank)) for rank in range(len(factors))]
 
 

@@ -64,18 +64,18 @@ def balance_fixed(
         """Time micro-batches in lockstep."""
         return MicroBatchTimes.from_parts(parts, pricing, factors, "lockstep").total_ms()
 
-    found, bound_ms = search(
+    candidates, bound_ms = search(
         [_FixedRanks(packer, time_ms)],
         range(number, most + 1, count_multiple),
         packer.bound_ms,
         SETTINGS,
     )
-    if not found:
+    if not candidates:
         raise ValueError(
             f"a rank has {most} sequences for {number} micro-batches or more, of at most "
             f"{capacity} tokens"
         )
-    best = found[0]
+    best = candidates[0]
     bound_ms = min(bound_ms, best.total_ms)
     lockstep: Execution = "lockstep"
     return Balanced(best.parts, tuple(lengths), pricing, lockstep, best.total_ms, bound_ms, factors)

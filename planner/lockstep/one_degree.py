@@ -64,14 +64,14 @@ def plan_one_degree(
     settings = SETTINGS if number > VERY_FEW else replace(SETTINGS, extra=FEW_EXTRA)
     first = ceil(fewest / multiple) * multiple
     for none_empty in (True, False) if multiple > 1 else (False,):
-        found, bound_ms = search(
+        candidates, bound_ms = search(
             [OneDegreeFiller(micro_batch, sequences, ranks, none_empty=none_empty)],
             range(first, number // ranks + 1, multiple) if none_empty else count(fewest),
             partial(one_degree_bound_ms, micro_batch, sequences, ranks, none_empty=none_empty),
             settings,
         )
-        if found:
-            return found[0], min(bound_ms, found[0].total_ms)
+        if candidates:
+            return candidates[0], min(bound_ms, candidates[0].total_ms)
     raise AssertionError("one sequence per micro-batch always fits")
 
 

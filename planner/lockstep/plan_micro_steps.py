@@ -320,7 +320,7 @@ def _search(
     first = fewest
     if len({k.mode for k in bounded}) > 1:  # other modes may hold more
         first = ceil(fewest_micro_steps(classes, batch, ranks) / multiple) * multiple
-    found, _ = search(
+    candidates, _ = search(
         fillers,
         count(first, multiple),
         bound_ms,
@@ -328,13 +328,13 @@ def _search(
         known_ms=min((filled.total_ms for filled in of_one_degree), default=inf),
         further=[least for filler in fillers for least in filler.list_least_waste(multiple)],
     )
-    found = [*of_one_degree, *found[:LAID_OUT]]
+    candidates = [*of_one_degree, *candidates[:LAID_OUT]]
     if stages == 1 and fewest <= 2 and 2 % multiple == 0:
-        known_ms = min((filled.total_ms for filled in found), default=inf)
+        known_ms = min((filled.total_ms for filled in candidates), default=inf)
         if bound_ms(2) < known_ms < inf:
             divided = TwoMicroSteps(classes, sequences, ranks).search(known_ms)
-            found += [] if divided is None else [divided]
-    return found, bound_ms(fewest)
+            candidates += [] if divided is None else [divided]
+    return candidates, bound_ms(fewest)
 
 
 def _of_one_degree(

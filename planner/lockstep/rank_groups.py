@@ -220,14 +220,14 @@ def _search_numbers(
             return least_ms
         return micro_steps_bound_ms(classes, batch, ranks, number, stages)
 
-    found, _ = search(
+    candidates, _ = search(
         [filler],
         range(first, first + MOST_NUMBERS * multiple, multiple),
         bound_ms,
         settings,
         further=[] if one_each else filler.list_least_waste(multiple),
     )
-    return found[:LAID_OUT], bound_ms(first)
+    return candidates[:LAID_OUT], bound_ms(first)
 
 
 def _with_work_for_all(busy: BusyRanks, groups: Sequence[Group]) -> list[Group]:

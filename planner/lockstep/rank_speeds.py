@@ -53,9 +53,9 @@ def plan_rank_speeds(
     bound = partial(_bound_ms, classes, sequences, ranks, speed)
     first = ceil(fewest / multiple) * multiple
     for numbers in (range(first, number // ranks + 1, multiple), count(fewest)):
-        found, bound_ms = search(starters, numbers, bound, SETTINGS)
-        if found:
-            return found[0], min(bound_ms, found[0].total_ms)
+        candidates, bound_ms = search(starters, numbers, bound, SETTINGS)
+        if candidates:
+            return candidates[0], min(bound_ms, candidates[0].total_ms)
     raise AssertionError("one sequence per micro-batch always fits")
 
 

@@ -41,25 +41,27 @@ class Timed(Protocol):
     def total_ms(self) -> float: ...
 
 
-Found = TypeVar("Found", bound=Timed)
+MicroStepsT = TypeVar("MicroStepsT", bound=Timed)
 
 
 @dataclass(frozen=True)
-class Start(Generic[Found]):
+class Start(Generic[MicroStepsT]):
     """Micro-steps, and how their targets can be improved; None if they are final.
 
     ``improve``: of these micro-steps, the bound (ms), the micro-steps filled at most, and whether
     later targets are shortened in common.
     """
 
-    found: Found
-    improve: Callable[[Found, float, int, bool], Found] | None = None
+    micro_steps: MicroStepsT
+    improve: Callable[[MicroStepsT, float, int, bool], MicroStepsT] | None = None
 
 
-class Starter(Protocol[Found]):
+class Starter(Protocol[MicroStepsT]):
     """Makes starts of a number of micro-steps."""
 
-    def list_starts(self, number: int, bound_ms: float, best_ms: float) -> list[Start[Found]]: ...
+    def list_starts(
+        self, number: int, bound_ms: float, best_ms: float
+    ) -> list[Start[MicroStepsT]]: ...
 
 
 @dataclass(frozen=True)
@@ -85,14 +87,14 @@ class SearchSettings:
 
 
 def search(
-    fillers: Sequence[Starter[Found]],
+    fillers: Sequence[Starter[MicroStepsT]],
     numbers: Iterable[int],
     bound_ms: Callable[[int], float],
     settings: SearchSettings,
     *,
     known_ms: float = inf,
-    further: Sequence[Start[Found]] = (),
-) -> tuple[list[Found], float]:
+    further: Sequence[Start[MicroStepsT]] = (),
+) -> tuple[list[MicroStepsT], float]:
     """Search numbers of micro-steps, ascending, while they gain; the shortest found first.
 
     ``bound_ms``: of all plans of a number. ``known_ms``: a time that is reached already;
@@ -109,25 +111,25 @@ def search(
         behind += 1
         if bounds[-1] >= best_ms * settings.gain:
             continue
-        for found in _improve_starts(fillers, number, bounds[-1], best_ms, settings):
-            candidates.append(found)
-            if found.found.total_ms < best_ms * settings.gain:
-                best_ms, behind = found.found.total_ms, 0
+        for improved in _improve_starts(fillers, number, bounds[-1], best_ms, settings):
+            candidates.append(improved)
+            if _total_ms(improved) < best_ms * settings.gain:
+                best_ms, behind = _total_ms(improved), 0
     least_ms = min(bounds, default=0.0)
     for candidate in _best_of_each_number(candidates)[: settings.deepened]:
-        if candidate.improve is not None and candidate.found.total_ms <= best_ms * settings.near:
-            deeper = candidate.improve(candidate.found, least_ms, settings.deep_fills, False)
+        if candidate.improve is not None and _total_ms(candidate) <= best_ms * settings.near:
+            deeper = candidate.improve(candidate.micro_steps, least_ms, settings.deep_fills, False)
             candidates.append(Start(deeper))
-    return [candidate.found for candidate in sorted(candidates, key=_total_ms)], least_ms
+    return [candidate.micro_steps for candidate in sorted(candidates, key=_total_ms)], least_ms
 
 
 def _improve_starts(
-    fillers: Sequence[Starter[Found]],
+    fillers: Sequence[Starter[MicroStepsT]],
     number: int,
     bound_ms: float,
     best_ms: float,
     settings: SearchSettings,
-) -> list[Start[Found]]:
+) -> list[Start[MicroStepsT]]:
     """Start with so many micro-steps in every way, and improve the shortest starts."""
     starts = sorted(
         (start for filler in fillers for start in filler.list_starts(number, bound_ms, best_ms)),
@@ -137,22 +139,22 @@ def _improve_starts(
     final = [start for start in starts if start.improve is None]
     open_ = [start for start in starts if start.improve is not None]
     for start in open_[: settings.improved]:
-        if start.improve is not None and start.found.total_ms <= limit_ms:
-            better = start.improve(start.found, bound_ms, settings.fills, True)
+        if start.improve is not None and _total_ms(start) <= limit_ms:
+            better = start.improve(start.micro_steps, bound_ms, settings.fills, True)
             final.append(Start(better, start.improve))
     return final
 
 
-def _best_of_each_number(candidates: Sequence[Start[Found]]) -> list[Start[Found]]:
+def _best_of_each_number(candidates: Sequence[Start[MicroStepsT]]) -> list[Start[MicroStepsT]]:
     """Choose the shortest of each number of micro-steps, the shortest of all first."""
-    by_number: dict[int, Start[Found]] = {}
+    by_number: dict[int, Start[MicroStepsT]] = {}
     for candidate in sorted(candidates, key=_total_ms):
-        by_number.setdefault(len(candidate.found.times_ms), candidate)
+        by_number.setdefault(len(candidate.micro_steps.times_ms), candidate)
     return list(by_number.values())
 
 
-def _total_ms(candidate: Start[Found]) -> float:
-    return candidate.found.total_ms
+def _total_ms(candidate: Start[MicroStepsT]) -> float:
+    return candidate.micro_steps.total_ms
 
 
 class TargetFiller:

@@ -90,11 +90,11 @@ class RegroupPlanner:
     def _solve(self, plan: Plan, static: Plan, batch: Batch) -> Plan:
         """Solve a step whose groups change: a faster plan, or one with a closer bound."""
         (layout,) = self._layouts_of(plan)
-        found, bound_ms = close_regrouping_gap(
+        solution, bound_ms = close_regrouping_gap(
             layout, batch, plan.world_size, plan.predicted_ms, plan.lower_bound_ms
         )
-        if found is not None:
-            faster = assemble_regrouping(found, static, batch, layout, self._options.packing)
+        if solution is not None:
+            faster = assemble_regrouping(solution, static, batch, layout, self._options.packing)
             plan = faster if faster.predicted_ms < plan.predicted_ms else plan
         return with_bound(plan, bound_ms)
 

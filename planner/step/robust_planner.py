@@ -104,10 +104,10 @@ class RobustPlanner:
         models, sync = problem.models, problem.sync or NO_SYNC
         strategy = problem.uniform
         if strategy is None or batch.longest > models[strategy.counts[0][0]].max_sequence:
-            found = best_homogeneous([batch], models, gpus, sync)
-            if found is None:
+            best = best_homogeneous([batch], models, gpus, sync)
+            if best is None:
                 return None
-            strategy = found[0]
+            strategy = best[0]
         selected: Selected = select(
             batch, [strategy], models, gpus, tailor=False, sync=problem.sync, prove=False
         )

@@ -68,13 +68,13 @@ class StepPlanner:
         sequences are solved for it, as in planning. ``ValueError`` for a plan of another proposal,
         profile, cluster or sync, whose groups may hold more or less.
         """
-        problem, made = self.problem, plan.provenance
-        if made.profile != problem.profile.digest:
+        problem, provenance = self.problem, plan.provenance
+        if provenance.profile != problem.profile.digest:
             raise ValueError(
-                f"step {plan.step}: planned with profile {made.profile}, not this planner's"
+                f"step {plan.step}: planned with profile {provenance.profile}, not this planner's"
                 ". Give the planner of this profile"
             )
-        if made.proposal != problem.digest:
+        if provenance.proposal != problem.digest:
             raise ValueError(
                 f"step {plan.step}: planned from another proposal, or for other GPUs, lengths or "
                 "options than this planner's; prove it with an equal planner"

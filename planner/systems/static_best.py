@@ -84,13 +84,13 @@ def static_without_stages(setting: Setting) -> Strategy | None:
         return best_in_lockstep(setting)
     models = {s: m for s, m in setting.models.items() if s.pp == 1}
     gpus, sync = setting.workload.gpus, setting.sync
-    found = best_homogeneous(setting.batches, models, gpus, sync, setting.longest)
-    return None if found is None else found[0]
+    best = best_homogeneous(setting.batches, models, gpus, sync, setting.longest)
+    return None if best is None else best[0]
 
 
 def best_in_lockstep(setting: Setting) -> Strategy | None:
     """Find the scheme with the least mean time in even micro-steps, with its sync."""
-    found = best_static_micro_steps(
+    best = best_static_micro_steps(
         setting.batches,
         setting.models,
         setting.workload.gpus,
@@ -98,7 +98,7 @@ def best_in_lockstep(setting: Setting) -> Strategy | None:
         setting.sync,
         setting.micro_step_multiple,
     )
-    return None if found is None else found[0]
+    return None if best is None else best[0]
 
 
 def _with_experts(setting: Setting, best: PlanningProblem) -> ComparedSystem:

@@ -152,12 +152,12 @@ def restore(
     optimizer that are no value for each element and belong to other ranges than this job's. If the
     newest is damaged, the one before is restored, with a warning; ``CheckpointError`` if all are.
     """
-    found: list[list[Path]] = [[]]
+    checkpoints: list[list[Path]] = [[]]
     if dist.get_rank(group) == 0:
-        found = [[path for _, path in reversed(_complete(Path(folder)))]]
+        checkpoints = [[path for _, path in reversed(_complete(Path(folder)))]]
     with communicating(_RESTORING):
-        dist.broadcast_object_list(found, dist.get_global_rank(group, 0), group=group)
-    for path, older in zip(found[0], [*found[0][1:], None], strict=False):
+        dist.broadcast_object_list(checkpoints, dist.get_global_rank(group, 0), group=group)
+    for path, older in zip(checkpoints[0], [*checkpoints[0][1:], None], strict=False):
         try:
             return _restore_one(path, states, optimizer, group)
         except CheckpointError as damage:

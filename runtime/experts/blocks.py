@@ -51,8 +51,8 @@ class ExpertBlocks:
         if degree == 1:
             return None
         blocks = [expert_replicas(index, degree, world_size) for index in range(degree)]
-        made = group_maker_for(groups.states, groups.timeout_s).make(blocks)
-        replicas = made[expert_replicas(rank, degree, world_size)]
+        by_ranks = group_maker_for(groups.states, groups.timeout_s).make(blocks)
+        replicas = by_ranks[expert_replicas(rank, degree, world_size)]
         assert replicas is not None
         return cls(
             degree=degree,

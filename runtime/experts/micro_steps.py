@@ -102,12 +102,12 @@ def _find_component(view: RankView) -> tuple[int | None, int]:
     """Find the rank's coupled component, None if it has none, and their number."""
     if view.micro_steps is not None:
         return 0, 1
-    found = find_components(
+    components = find_components(
         [placed.scheme for placed in view.placement],
         [placed.ranks for placed in view.placement],
         view.expert_parallel,
     )
-    coupled = [component for component in found if component.coupled]
+    coupled = [component for component in components if component.coupled]
     block = view.rank // view.expert_parallel
     mine = [at for at, component in enumerate(coupled) if block in component.blocks]
     return (mine[0] if mine else None), len(coupled)

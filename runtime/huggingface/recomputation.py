@@ -101,9 +101,9 @@ class RecomputationSwitch:
 
 def _find_feed_forwards(model: nn.Module) -> list[nn.Module]:
     """List the feed-forward of every layer; none if a layer has no module for it."""
-    found = [_feed_forward_of(layer) for layer in _iterate_layers(model)]
-    modules = [module for module in found if module is not None]
-    return modules if len(modules) == len(found) else []
+    feed_forwards = [_feed_forward_of(layer) for layer in _iterate_layers(model)]
+    modules = [module for module in feed_forwards if module is not None]
+    return modules if len(modules) == len(feed_forwards) else []
 
 
 def _feed_forward_of(layer: nn.Module) -> nn.Module | None:

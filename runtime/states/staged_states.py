@@ -181,8 +181,8 @@ class StagedStates(UnitStates):
         staged = any(shard.pp > 1 for shard in shards.values())
         moves: list[UnitMoves | None] = [None] * len(self.units)
         shared = [at for at, unit in enumerate(self.units) if not unit.layout.everywhere]
-        found = unit_moves([self.units[at].layout for at in shared], shards, self._rank)
-        for at, of_unit in zip(shared, found, strict=True):
+        of_shared = unit_moves([self.units[at].layout for at in shared], shards, self._rank)
+        for at, of_unit in zip(shared, of_shared, strict=True):
             moves[at] = of_unit
         if staged:  # experts are on the stages of their layers only
             for at, of_unit in self._expert_moves(shards):

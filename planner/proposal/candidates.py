@@ -97,7 +97,6 @@ class CandidatePool:
     pool_ms: float
     lower_bound_ms: float
     judged: int
-    explored: int
     layouts: LayoutChoice | None = None
 
 
@@ -270,7 +269,6 @@ def conclude(
         pool_ms=float(times.min(axis=0).mean()),
         lower_bound_ms=_bound_judged_ms(judged, may_regroup),
         judged=len(judged),
-        explored=len(strategies),
         layouts=layouts,
     )
 

@@ -82,7 +82,6 @@ def propose_micro_steps(
         pool_ms=times[chosen],
         lower_bound_ms=min(float(lower), times[chosen]),
         judged=len(batches),
-        explored=0,
         layouts=(
             None
             if sync is None or scenarios is None

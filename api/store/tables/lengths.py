@@ -37,8 +37,13 @@ def open_lengths(store: Store, key: str) -> npt.NDArray[np.int64]:
     """
     path = lengths_path(store, key)
     try:
+        before = _version(path)
         lengths = _read_array(path)
-        if not _is_sound(path, key, lengths):
+        if before == _version(path):
+            digest = _DIGESTS.find(before, lambda: lengths_digest(lengths))
+        else:  # changed during the read: nothing is remembered of it
+            digest = lengths_digest(lengths)
+        if digest.removeprefix("sha256:") != key:
             raise ArrayDamaged(_is_damaged(key, "the content has another sha256"))
     except FileNotFoundError:
         raise missing(key) from None
@@ -62,15 +67,15 @@ def find_damaged(store: Store, stopped: Callable[[], bool]) -> Iterator[str]:
             yield str(error)
 
 
-_DIGESTS: Lru[tuple[str, int, int, int, int], str] = Lru(1024)
+_Version = tuple[str, int, int, int, int]
+
+_DIGESTS: Lru[_Version, str] = Lru(1024)
 
 
-def _is_sound(path: Path, key: str, lengths: npt.NDArray[np.int64]) -> bool:
-    """Whether an array has the sha256 that is its id; computed again if the file was touched."""
+def _version(path: Path) -> _Version:
+    """Return what changes if a file is written."""
     state = path.stat()
-    version = (str(path), state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-    digest = _DIGESTS.find(version, lambda: lengths_digest(lengths))
-    return digest.removeprefix("sha256:") == key
+    return str(path), state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
 
 
 def _read_array(path: Path) -> npt.NDArray[np.int64]:

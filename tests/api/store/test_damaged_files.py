@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 from logged_service import serving_logged
 from service_process import serving_here, wait_until
@@ -10,7 +12,7 @@ from stocked_service import DATA, change_rows, stock
 
 from seqplan.api.store.errors import ArrayDamaged
 from seqplan.api.store.store import Store
-from seqplan.api.store.tables.lengths import open_lengths
+from seqplan.api.store.tables import lengths
 
 
 def _cut(path: Path) -> None:
@@ -54,6 +56,26 @@ def test_a_damaged_array_is_not_planned_from_until_it_is_uploaded_again(
         assert served.send("GET", "/v1/jobs/j/plans/1?wait=30").status == 200
 
 
+def test_a_file_that_changes_while_it_is_read_is_compared_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(str(tmp_path / "s.db"))
+    key = lengths.write_lengths(store, np.arange(1, 100)).id
+    read = lengths._read_array
+
+    def read_and_change(path: Path) -> npt.NDArray[np.int64]:
+        array = read(path)
+        _change(path)
+        return array
+
+    with monkeypatch.context() as patched:
+        patched.setattr(lengths, "_read_array", read_and_change)
+        lengths.open_lengths(store, key)
+    with pytest.raises(ArrayDamaged, match="another sha256"):
+        lengths.open_lengths(store, key)
+    store.close()
+
+
 def test_arrays_are_compared_when_the_service_starts(tmp_path: Path) -> None:
     with serving_here(tmp_path / "s.db") as served:
         stocked = stock(served)
@@ -64,7 +86,7 @@ def test_arrays_are_compared_when_the_service_starts(tmp_path: Path) -> None:
         wait_until(lambda: damaged in log.read_text())
     store = Store(str(tmp_path / "s.db"))
     with pytest.raises(ArrayDamaged, match="another sha256"):
-        open_lengths(store, stocked.lengths)
+        lengths.open_lengths(store, stocked.lengths)
     store.close()
 
 
@@ -86,7 +108,7 @@ def test_an_array_outlives_its_file_being_cut_off(tmp_path: Path) -> None:
     with serving_here(tmp_path / "s.db") as served:
         key = stock(served).lengths
     store = Store(str(tmp_path / "s.db"))
-    lengths = open_lengths(store, key)
+    array = lengths.open_lengths(store, key)
     _cut(tmp_path / "s.db.files" / "lengths" / f"{key}.npy")
-    assert int(lengths.sum()) > 0
+    assert int(array.sum()) > 0
     store.close()

@@ -3,13 +3,14 @@
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from free_port import free_port
 
 ABSENT = "no PostgreSQL: install it (Debian, Ubuntu: apt install postgresql)"
 PATIENCE_S = 60.0
@@ -31,8 +32,7 @@ def postgresql() -> Iterator[str]:
     user = _user()
     folder = Path(tempfile.mkdtemp(prefix="seqplan-postgresql-"))
     data, log = folder / "data", folder / "log"
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     try:
         if user is not None:
             os.chown(folder, pwd.getpwnam(user).pw_uid, pwd.getpwnam(user).pw_gid)

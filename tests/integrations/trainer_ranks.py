@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import multiprocessing
 import os
-import socket
 import sys
 import tempfile
 import traceback
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from free_port import free_port
 
 from seqplan import Cost, Mode
 from seqplan.integrations.balanced_steps import BalancedSteps
@@ -214,9 +214,7 @@ def on_ranks(ranks: int, work: Callable[[], Any], seconds: float = 120.0) -> lis
     import transformers
 
     planned_trainer()  # imported once, here
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     context = multiprocessing.get_context("fork")
     answers: Any = context.Queue()
 

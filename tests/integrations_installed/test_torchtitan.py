@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from free_port import free_port
 
 from seqplan import Cost
 
@@ -23,9 +23,7 @@ COST = Cost(1e-4, 1e-3, 0.1)
 
 
 def train(file: Path, ranks: int) -> dict[str, Any]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    of_all = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    of_all = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
     logs = [file.with_suffix(f".{rank}.log") for rank in range(ranks)]
     processes = []
     for rank, path in enumerate(logs):

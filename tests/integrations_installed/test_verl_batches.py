@@ -7,11 +7,11 @@ import os
 import subprocess
 import sys
 from importlib.util import find_spec
-from socket import socket
 from typing import Any
 
 import numpy as np
 import pytest
+from free_port import free_port
 
 from seqplan import Cost
 from seqplan.planner.balance.fixed_ranks import balance_fixed
@@ -160,10 +160,7 @@ def test_the_workload_is_the_cost_and_metrics_say_so(alone: dict[str, Any]) -> N
 
 def test_ranks_pack_together() -> None:
     """Equal counts, and Σ of the slowest no more than verl's on the same sequences."""
-    with socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = on_ranks(2, port)
+    ranks = on_ranks(2, free_port())
     for rank in ranks:
         check(rank)
     assert len({len(rank["places"]) for rank in ranks}) == 1
@@ -180,10 +177,7 @@ def test_ranks_pack_together() -> None:
 def test_images_count_in_dispatch_and_packing() -> None:
     """In each phase the slowest rank counts; packing by lengths alone takes longer."""
     vision = {"column": "image_grid_thw", "cost": [1e-5, 0.3, 5], "capacity": 8192}
-    with socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = on_ranks(2, port, SEQPLAN_LOADS=json.dumps({"vision": vision}))
+    ranks = on_ranks(2, free_port(), SEQPLAN_LOADS=json.dumps({"vision": vision}))
 
     def phases_ms(rank: dict[str, Any], micro: list[int]) -> tuple[float, float]:
         images = [rank["patches"][i] for i in micro]

@@ -3,13 +3,13 @@
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from free_port import free_port
 from small_plans import small_plan
 
 from seqplan.plans.format.plan_file import write_plans
@@ -18,12 +18,6 @@ ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / "examples" / "launch"
 SCRIPT = "examples/launch/torchrun.sh"
 MOST_SECONDS = 240
-
-
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
 
 
 def start_node(settings: dict[str, str]) -> subprocess.Popen[str]:

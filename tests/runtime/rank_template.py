@@ -7,7 +7,8 @@ from pathlib import Path
 
 from seqplan.planner.bounds.linear_program import SOLVER
 
-for shared in (Path(__file__).parent, Path(__file__).parents[1] / "plans"):
+TESTS = Path(__file__).parents[1]
+for shared in (TESTS, TESTS / "runtime", TESTS / "plans"):
     sys.path.insert(0, str(shared))  # as pytest does, for modules that tests share
 for name in (
     "torch",

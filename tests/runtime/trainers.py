@@ -3,7 +3,6 @@
 import gc
 import os
 import runpy
-import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 import torch
+from free_port import free_port
 from ranks import FORKED
 
 TRAINER = Path(__file__).parents[2] / "examples" / "train.py"
@@ -41,9 +41,7 @@ def launched(
     world_size: int, program: Path | str, arguments: Sequence[str | Path]
 ) -> list[Trainer]:
     """Run a file or a module with these arguments on every rank, in rank order."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     environment |= {
         "WORLD_SIZE": str(world_size),
         "GLOO_SOCKET_IFNAME": "lo",

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from multiprocessing import get_context, parent_process
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,26 +84,27 @@ def _run_programs(pipe: Connection, programs: Sequence[Program], first: Callable
 
 def _run_program(program: Program) -> tuple[list[Any], Any, str]:
     forking = get_context("fork")
-    results: list[Any] = []
+    results: list[Any] = [None] * program.world_size
     result, error = None, ""
     with tempfile.TemporaryDirectory() as folder:
-        pipes = []
+        waiting: dict[Any, int] = {}
         for rank in range(program.world_size):
             here, there = forking.Pipe()
             forking.Process(target=_rank, args=(there, program, rank, Path(folder))).start()
             there.close()
-            pipes.append(here)
+            waiting[here] = rank
         try:
             result = program.meanwhile()
         except BaseException:
             error = traceback.format_exc()
-        for rank, there in enumerate(pipes):
+        while waiting and not error:  # the others of one that failed may wait for it
+            pipe, *_ = wait(list(waiting))
+            rank = waiting.pop(pipe)
             try:
-                value, trace = there.recv()
+                results[rank], trace = pipe.recv()
             except EOFError:
-                value, trace = None, "died"
-            results.append(value)
-            error = error or (f"rank {rank}: {trace}" if trace else "")
+                trace = "died"
+            error = f"rank {rank}: {trace}" if trace else ""
     return results, result, error
 
 

@@ -4,7 +4,6 @@ The table of many architectures is a benchmark, ``./run bench architectures``; h
 every part of a job.
 """
 
-import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -15,6 +14,7 @@ from attached_inputs import CASES, RANKS, Rows, plans
 from attached_rejections import REJECTED
 from attached_scenarios import load, meanwhile, on_rank, rejected_on_rank
 from attached_training import examples
+from free_port import free_port
 from plan_service import PlanService, serving
 from started_on_meta import start_on_meta
 from transformers_ranks import Program, needs_transformers, run_with_transformers
@@ -26,10 +26,7 @@ pytestmark = needs_transformers
 
 @pytest.fixture(scope="module")
 def every_outcome() -> Any:
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-    ports = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
+    ports = [free_port(), free_port()]
     with tempfile.TemporaryDirectory() as folder:
         with write_plans(Path(folder) / "plans.jsonl") as write:
             for plan in plans():

@@ -74,5 +74,10 @@ def find_step(path: Path, step: int) -> Plan:
         if plan.step == step:
             return plan
         steps.append(plan.step)
-    steps_there = f"it has steps {steps[0]} to {steps[-1]}" if steps else "it has none"
+    if not steps:
+        steps_there = "it has none"
+    elif len(steps) == 1:
+        steps_there = f"it has step {steps[0]}"
+    else:
+        steps_there = f"it has steps {steps[0]} to {steps[-1]}"
     raise ValueError(f"{path}: no step {step}; {steps_there}")

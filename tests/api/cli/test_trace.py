@@ -191,7 +191,7 @@ def test_errors_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     text = plans.read_text()
     output = tmp_path / "trace.json"
     cases = [
-        (["--step", "8", "-o", str(output)], "no step 8; it has steps 7 to 7"),
+        (["--step", "8", "-o", str(output)], "no step 8; it has step 7"),
         (["--step", "7", "-o", str(plans)], "is an input of this command"),
         (["--step", "7", "-o", str(tmp_path)], "is a folder"),
         (["--step", "7", "-o", str(tmp_path / "a" / "b")], "does not exist"),

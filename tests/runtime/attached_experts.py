@@ -1,6 +1,7 @@
 """Models of transformers with split experts on ranks, and the same by plain code."""
 
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,16 @@ def make_model(name: str, seed: int, dtype: torch.dtype = torch.float64, **sizes
     return AutoModelForCausalLM.from_config(
         config, attn_implementation="eager", dtype=dtype, experts_implementation="eager"
     )
+
+
+def load() -> None:
+    """Import the models' code, and make the table of how transformers reads and writes weights.
+
+    Every rank would do it for itself.
+    """
+    models = [make_model(name, 0) for name in MODELS]
+    with tempfile.TemporaryDirectory() as folder:
+        models[0].save_pretrained(folder)
 
 
 def expert_plans(degree: int) -> list[Plan]:

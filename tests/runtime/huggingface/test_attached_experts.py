@@ -16,6 +16,7 @@ from attached_experts import (
     RESUMED,
     STEPS,
     largest_difference,
+    load,
     reject_on_ranks,
     relative,
     train_all,
@@ -52,7 +53,7 @@ def outcomes(folder: Path) -> Any:
         "not loaded": Program(reject_loading, RANKS, (place,)),
         "rejected": Program(reject_on_ranks, RANKS, ()),
     }
-    return dict(zip(programs, run_with_transformers([*programs.values()]), strict=True))
+    return dict(zip(programs, run_with_transformers([*programs.values()], first=load), strict=True))
 
 
 def of(outcomes: Any, *key: Any) -> list[Any]:

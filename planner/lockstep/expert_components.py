@@ -374,11 +374,13 @@ def select_pair(
     here: Sequence[int], there: Sequence[int], weights: Floats, room: float
 ) -> tuple[int, int]:
     """Select one sequence of each part, the first of which is heavier by about ``room``."""
-    of_there = np.array(sorted(there, key=lambda i: (weights[i], i)))
-    places = np.searchsorted(weights[of_there], weights[list(here)] - room)
-    light = of_there[np.minimum(places, len(there) - 1)]
-    heavy = int(np.abs(weights[list(here)] - weights[light] - room).argmin())
-    return here[heavy], int(light[heavy])
+    rising = np.array(sorted(there, key=lambda i: (weights[i], i)))
+    of_here = weights[list(here)]
+    places = np.searchsorted(weights[rising], of_here - room)
+    light = rising[np.stack([places - 1, places]).clip(0, len(there) - 1)]
+    errors = np.abs(of_here - weights[light] - room)
+    side, heavy = divmod(int(errors.argmin()), len(here))
+    return here[heavy], int(light[side, heavy])
 
 
 def _without(part: Sequence[int], positions: Sequence[int]) -> tuple[int, ...]:

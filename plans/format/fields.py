@@ -12,6 +12,9 @@ from seqplan.plans.format.documents import name_document
 MAX_INTEGER = 2**63 - 1
 """Largest integer of any format: every reader can hold it in 64 signed bits."""
 
+LONGEST = 2**28
+"""Bytes of a document or of a plan's line at most; a plan of 10,240 ranks has 0.6 million."""
+
 Choice = TypeVar("Choice", bound=str)
 
 _NONE: frozenset[str] = frozenset()
@@ -159,7 +162,11 @@ def shown(value: Any) -> str:
 def read_text(path: Path, error: type[ValueError]) -> str:
     """Read a file as UTF-8; ``error`` with the path and the reason if it cannot be."""
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            content = file.read(LONGEST)
+        if len(content) == LONGEST:
+            raise error(f"{path}: has {LONGEST:,} bytes or more. Check the path")
+        return content.decode()
     except (OSError, UnicodeDecodeError) as failure:
         reason = getattr(failure, "strerror", None) or str(failure)
         raise error(f"{path}: cannot be read: {reason}. Check the path") from None

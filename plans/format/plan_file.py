@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.format.codec import PlanError, from_json, to_json
+from seqplan.plans.format.fields import LONGEST
 from seqplan.plans.plan import Plan
 
 
@@ -21,8 +23,10 @@ def read_plans(path: str | os.PathLike[str], *, strict: bool = True) -> Iterator
     """
     previous: Plan | None = None
     with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(iter(partial(file.readline, LONGEST), b""), start=1):
             origin = f"{Path(path)}:{number}"
+            if len(line) == LONGEST:
+                raise PlanError(f"{origin}: has {LONGEST:,} bytes or more. Name a plan file")
             try:
                 text = line.decode()
             except UnicodeDecodeError as error:

@@ -1,5 +1,6 @@
 """Plan files: streamed, whole or absent, and clear about the line that is wrong."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from golden_plans import heterogeneous, regrouping
 
 from seqplan import Plan, read_plans, to_json, write_plans
 from seqplan.plans.format.codec import PlanError
+from seqplan.plans.format.fields import LONGEST, read_text
 
 
 @pytest.fixture
@@ -77,6 +79,25 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\n")
     with pytest.raises(PlanError, match=r"plans\.jsonl:1: not UTF-8"):
         list(read_plans(path))
+
+
+def test_a_line_without_end(tmp_path: Path, two: list[Plan]) -> None:
+    """Such as /dev/zero, which took all memory."""
+    path = tmp_path / "plans.jsonl"
+    path.write_bytes(lines(two[:1]))
+    os.truncate(path, path.stat().st_size + LONGEST)
+    plans = read_plans(path)
+    assert next(plans) == two[0]
+    with pytest.raises(PlanError, match=r"plans\.jsonl:2: has 268,435,456 bytes or more\. Name a"):
+        next(plans)
+
+
+def test_a_document_without_end(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.touch()
+    os.truncate(path, LONGEST)
+    with pytest.raises(ValueError, match=r"profile\.json: has 268,435,456 bytes or more\. Check"):
+        read_text(path, ValueError)
 
 
 def test_a_failed_writer_leaves_the_old_file(tmp_path: Path, two: list[Plan]) -> None:

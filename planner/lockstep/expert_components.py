@@ -228,14 +228,14 @@ class _Trial:
             there = components[fast].positions
             gpus = self._sizes[[slow, fast]]
             room = share * (times[slow] - times[fast]) * float(gpus.prod() / gpus.sum())
-            some = _select_within(here, self._weights, room)
-            if some and len(some) < len(here):
-                yield {slow: _without(here, some), fast: tuple(sorted((*there, *some)))}
+            leaving = _select_within(here, self._weights, room)
+            if leaving and len(leaving) < len(here):
+                yield {slow: _leave_out(here, leaving), fast: tuple(sorted((*there, *leaving)))}
             heavy, light = select_pair(here, there, self._weights, room)
             if self._weights[heavy] > self._weights[light]:
                 yield {
-                    slow: tuple(sorted((*_without(here, [heavy]), light))),
-                    fast: tuple(sorted((*_without(there, [light]), heavy))),
+                    slow: tuple(sorted((*_leave_out(here, [heavy]), light))),
+                    fast: tuple(sorted((*_leave_out(there, [light]), heavy))),
                 }
 
     def _plan_part(self, number: int, part: tuple[int, ...]) -> ComponentSteps | None:
@@ -350,7 +350,7 @@ def _move_sequences(
     leaving: list[int] = []
     for number, part in enumerate(parts):
         moved = _select_within(part, weights, float(excess[number]))[: len(part) - 1]
-        remaining[number] = list(_without(part, moved))
+        remaining[number] = list(_leave_out(part, moved))
         leaving += moved
     lacking = {number: float(-excess[number]) for number in range(len(parts)) if excess[number] < 0}
     for position in sorted(leaving, key=lambda i: (-weights[i], i)):
@@ -383,6 +383,6 @@ def select_pair(
     return here[heavy], int(light[side, heavy])
 
 
-def _without(part: Sequence[int], positions: Sequence[int]) -> tuple[int, ...]:
+def _leave_out(part: Sequence[int], positions: Sequence[int]) -> tuple[int, ...]:
     left_out = set(positions)
     return tuple(position for position in part if position not in left_out)

@@ -123,10 +123,15 @@ class _Proven:
         self._multiple, self._exact = multiple, exact
         self._held: dict[tuple[Strategy, float], bool] = {}
 
-    def of_layouts(self, strategy: Strategy) -> float:
-        """Bound all plans of a strategy's layouts (ms)."""
-        of_layouts = list(_of_layouts(self._models, strategy).values())
-        bound_ms = expert_bound_ms(of_layouts, self._plan.expert_parallel, self._batch, self._gpus)
+    def of_layouts(self, strategy: Strategy, *, whole: bool = False) -> float:
+        """Bound all plans of a strategy's layouts (ms); ``whole``: those of whole blocks alone."""
+        degree = self._plan.expert_parallel
+        of_layouts = [
+            model
+            for scheme, model in _of_layouts(self._models, strategy).items()
+            if not whole or scheme.stage_gpus % degree == 0
+        ]
+        bound_ms = expert_bound_ms(of_layouts, degree, self._batch, self._gpus)
         if not self._batch.loads:
             return bound_ms
         classes = [
@@ -175,7 +180,10 @@ class _Proven:
         claim_ms = stated_ms - ROUNDING_MS
         if self._batch.loads and claim_ms <= bound_fleet_ms(fleet.classes, self._batch):
             return True
-        if claim_ms <= max(cheap_bound_ms(fleet.classes, self._batch), self.of_layouts(strategy)):
+        degree = self._plan.expert_parallel
+        whole = all(scheme.stage_gpus % degree == 0 for scheme, _ in strategy.counts)
+        layout_ms = self.of_layouts(strategy, whole=whole)
+        if claim_ms <= max(cheap_bound_ms(fleet.classes, self._batch), layout_ms):
             return True
         if find_witness(fleet, self._batch, claim_ms) is not None:
             return True

@@ -169,6 +169,25 @@ def test_plans_are_sound_and_proven(degree: int, execution: str) -> None:
     assert to_json(StepPlanner(problem).plan(batch)) == to_json(plan)
 
 
+@pytest.mark.parametrize(
+    ("degree", "gpus", "execution", "seed"), [(4, 8, "static", 0), (4, 12, "uniform", 13)]
+)
+def test_bounds_of_whole_blocks_are_proven_without_smaller_groups(
+    degree: int, gpus: int, execution: str, seed: int
+) -> None:
+    """Candidates of whole blocks next to a plan of smaller groups, which take less."""
+    drawn = np.random.default_rng(seed).lognormal(7, 1.1, 50).astype(int).clip(16, CONTEXT)
+    problem = PlanningProblem(
+        profile=make_expert_profile({degree: 0.4}),
+        workload=Workload(gpus, CONTEXT, int(drawn.sum())),
+        sync=None,
+        execution=execution,  # type: ignore[arg-type]
+    )
+    plan = StepPlanner(problem).plan(Batch.from_lengths(drawn.tolist()))
+    assert plan.selection
+    assert list(find_unproven(plan, problem.models)) == []
+
+
 def test_components_beat_whole_blocks_if_sequences_are_short() -> None:
     """Eight ranks of one block, each with sequences of its share, need no groups of eight."""
     profile = make_expert_profile({GPUS: 0.4})

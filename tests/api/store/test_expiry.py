@@ -23,6 +23,12 @@ JOB = JobRow(id="j", proposal="p", seed=0, look_ahead=8, world_size=WORLD)
 Opener = Callable[[], Store]
 
 
+@pytest.fixture(autouse=True)
+def whole_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all steps expire in one look, on a busy machine too."""
+    monkeypatch.setattr("seqplan.api.service.upkeep._PASS_S", 600.0)
+
+
 def _run_steps(store: Store, first: int, last: int, line: str) -> None:
     """Plan, acknowledge and measure steps, as a job does; the last rank is five steps behind."""
     with store.writing() as connection:
@@ -96,7 +102,6 @@ def test_the_store_of_forty_thousand_steps_is_small(
 ) -> None:
     """Plans of 1 KB each, which are 40 MB, with times and batches."""
     monkeypatch.setattr("seqplan.api.service.upkeep.EXPIRE_S", 0.0)
-    monkeypatch.setattr("seqplan.api.service.upkeep._PASS_S", 600.0)  # all, on a busy machine too
     path, steps, at_once = tmp_path / "s.db", 40_000, 2500
     store = Store(str(path))
     with store.writing() as connection:

@@ -3,7 +3,7 @@
 Two kinds of plans are made, and the faster one is taken. In the first every stage of a pipeline
 consists of whole blocks of E ranks, so that pipelines run independently, as without experts. In the
 second groups may be smaller than a block: components of blocks run in lockstep
-(``lockstep.expert_components``).
+(``planner.experts``).
 """
 
 from __future__ import annotations
@@ -17,23 +17,19 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.expert_sharing import expert_bound_ms
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.execution import ExecutionKind
-from seqplan.planner.lockstep.assemble import assemble_micro_steps
-from seqplan.planner.lockstep.best_layout import of_layouts
-from seqplan.planner.lockstep.expert_components import (
-    NEAR,
-    ComponentSteps,
-    choose_modes,
-    plan_components,
-    replan_components,
-)
-from seqplan.planner.placement.assembly import floor_us, gap, plan_of
-from seqplan.planner.problem import PlanningOptions, PlanningProblem
-from seqplan.planner.step.coupled_pipelines import (
+from seqplan.planner.experts.component_planner import ComponentSteps
+from seqplan.planner.experts.components import NEAR, plan_components, replan_components
+from seqplan.planner.experts.coupled_pipelines import (
     couple_pipelines,
     list_parts,
     merge_pipelines,
     price_micro_batch,
 )
+from seqplan.planner.experts.modes import choose_modes
+from seqplan.planner.lockstep.assemble import assemble_micro_steps
+from seqplan.planner.lockstep.best_layout import of_layouts
+from seqplan.planner.placement.assembly import floor_us, gap, plan_of
+from seqplan.planner.problem import PlanningOptions, PlanningProblem
 from seqplan.planner.step.pipeline_planner import PipelinePlanner
 from seqplan.planner.step.robust_planner import PlannerOfSteps
 from seqplan.planner.sync.times import NO_SYNC, Layout, layouts_of

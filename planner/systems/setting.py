@@ -9,13 +9,13 @@ from functools import cached_property
 from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.experts.coupled_pipelines import price_micro_batch
 from seqplan.planner.lockstep.assemble import assemble_micro_steps
 from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
 from seqplan.planner.placement.assembly import assemble, plan_pipeline, ranks_of_stages
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.problem import PlanningProblem
 from seqplan.planner.simulation.iteration import Execution
-from seqplan.planner.step.coupled_pipelines import price_micro_batch
 from seqplan.planner.step.selection import select
 from seqplan.planner.sync.times import NO_SYNC, SyncTimes
 from seqplan.planner.workload import Workload

@@ -34,8 +34,8 @@ from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.expert_sharing import expert_bound_ms
 from seqplan.planner.bounds.gpu_time import gpu_time_bound_ms
 from seqplan.planner.errors import OptionError
-from seqplan.planner.lockstep import expert_components
-from seqplan.planner.lockstep.expert_components import plan_components
+from seqplan.planner.experts import leveling
+from seqplan.planner.experts.components import plan_components
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
 from seqplan.planner.proposal.scheme_filter import SchemeFilter
@@ -222,7 +222,7 @@ def test_sequences_move_from_the_slowest_component(monkeypatch: pytest.MonkeyPat
     batch = next(iter(Sampler(np.minimum(CODE, 32_768), 200_000, 32_768, 3).batches(1)))
     plan = StepPlanner(problem).plan(batch)
     assert lint(plan, problem.models) == []
-    monkeypatch.setattr(expert_components, "PAIRS", 0)
+    monkeypatch.setattr(leveling, "PAIRS", 0)
     assert plan.predicted_ms < 0.985 * StepPlanner(problem).plan(batch).predicted_ms
 
 
@@ -231,7 +231,7 @@ def test_sequences_move_from_the_slowest_component(monkeypatch: pytest.MonkeyPat
 def test_a_pair_differs_by_about_the_room(weights: list[int], room: int) -> None:
     half = len(weights) // 2
     here, there = range(half), range(half, len(weights))
-    heavy, light = expert_components.select_pair(here, there, np.array(weights, float), room)
+    heavy, light = leveling.select_pair(here, there, np.array(weights, float), room)
     assert heavy in here
     assert light in there
     least = min(abs(weights[i] - weights[j] - room) for i in here for j in there)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.lockstep.expert_components import choose_modes
+from seqplan.planner.experts.modes import choose_modes
 from seqplan.planner.placement.fleet import Models
 from seqplan.plans.experts import ExpertSchedule, holds_whole_blocks
 from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline

@@ -1,0 +1,104 @@
+"""Components of experts made equally slow: sequences move from the slowest to another one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice, product
+
+import numpy as np
+
+from seqplan.planner.experts.component_planner import ComponentPlanner, ComponentSteps
+from seqplan.planner.placement.fleet import Floats
+
+LEVEL = 1.003
+"""Slowest component over the mean at which sequences stay."""
+
+PAIRS, SHARES, PARTNERS = 24, (1.0, 0.5, 2.0), 2
+"""Pairs of components that are planned anew at most; shares of what would make both equal, and
+partners, that are tried in this order. On 64 GPUs with E from 8 to 32 steps were 0.13 % shorter on
+average (1.3 % at most), for 7 % more CPU; 12 pairs gain 0.12 %, 48 no more than 24. Moves between
+all components at once, before these, gain nothing: 0.02 % longer on average."""
+
+
+def level_components(
+    planner: ComponentPlanner, components: Sequence[ComponentSteps]
+) -> list[ComponentSteps]:
+    """Move sequences from the slowest component to others, a pair at a time.
+
+    A move stays if both components are then faster than the slowest was. Deterministic.
+    """
+    best, sizes, left = list(components), planner.sizes[: len(components)], PAIRS
+    while left:
+        times = [component.time_ms for component in best]
+        if max(times) <= LEVEL * (sizes @ times / sizes.sum()):
+            break
+        for pair in islice(_list_moves(planner, best), left):
+            left -= 1
+            moved = {number: planner.plan_part(number, part) for number, part in pair.items()}
+            faster = {
+                number: component
+                for number, component in moved.items()
+                if component is not None and component.time_ms < max(times)
+            }
+            if len(faster) == len(pair):
+                for number, component in faster.items():
+                    best[number] = component
+                break
+        else:
+            break
+    return best
+
+
+def _list_moves(
+    planner: ComponentPlanner, components: Sequence[ComponentSteps]
+) -> Iterator[dict[int, tuple[int, ...]]]:
+    """Yield parts of the slowest component and another after sequences moved.
+
+    To each of the fastest some sequences, or one for a lighter one, that weigh a share of what
+    would make both equal.
+    """
+    weights, times = planner.weights, [component.time_ms for component in components]
+    fastest = sorted(range(len(times)), key=times.__getitem__)
+    slow = fastest.pop()
+    here = components[slow].positions
+    for share, fast in product(SHARES, fastest[:PARTNERS]):
+        there = components[fast].positions
+        gpus = planner.sizes[[slow, fast]]
+        room = share * (times[slow] - times[fast]) * float(gpus.prod() / gpus.sum())
+        leaving = _select_within(here, weights, room)
+        if leaving and len(leaving) < len(here):
+            yield {slow: _leave_out(here, leaving), fast: tuple(sorted((*there, *leaving)))}
+        heavy, light = select_pair(here, there, weights, room)
+        if weights[heavy] > weights[light]:
+            yield {
+                slow: tuple(sorted((*_leave_out(here, [heavy]), light))),
+                fast: tuple(sorted((*_leave_out(there, [light]), heavy))),
+            }
+
+
+def _select_within(part: Sequence[int], weights: Floats, room: float) -> list[int]:
+    """Select sequences that weigh ``room`` together at most, the heaviest that fit first."""
+    selected = []
+    for position in sorted(part, key=lambda i: (-weights[i], i)):
+        if weights[position] <= room:
+            selected.append(position)
+            room -= float(weights[position])
+    return selected
+
+
+def select_pair(
+    here: Sequence[int], there: Sequence[int], weights: Floats, room: float
+) -> tuple[int, int]:
+    """Select one sequence of each part, the first of which is heavier by about ``room``."""
+    rising = np.array(sorted(there, key=lambda i: (weights[i], i)))
+    of_here = weights[list(here)]
+    places = np.searchsorted(weights[rising], of_here - room)
+    light = rising[np.stack([places - 1, places]).clip(0, len(there) - 1)]
+    errors = np.abs(of_here - weights[light] - room)
+    side, heavy = divmod(int(errors.argmin()), len(here))
+    return here[heavy], int(light[side, heavy])
+
+
+def _leave_out(part: Sequence[int], positions: Sequence[int]) -> tuple[int, ...]:
+    left_out = set(positions)
+    return tuple(position for position in part if position not in left_out)

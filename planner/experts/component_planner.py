@@ -20,12 +20,8 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.expert_sharing import reduce_equal_sharing
 from seqplan.planner.bounds.gpu_time import gpu_ms
 from seqplan.planner.experts.modes import choose_modes
-from seqplan.planner.lockstep.plan_micro_steps import (
-    Choice,
-    MicroSteps,
-    list_choices,
-    plan_best_choice,
-)
+from seqplan.planner.lockstep.micro_steps import MicroSteps
+from seqplan.planner.lockstep.plan_micro_steps import Choice, list_choices, plan_best_choice
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.plans.experts import time_blocks
 

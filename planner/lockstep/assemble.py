@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.lockstep.plan_micro_steps import MicroStep, MicroSteps
+from seqplan.planner.lockstep.micro_steps import MicroStep, MicroSteps
 from seqplan.planner.placement.assembly import (
     floor_us,
     plan_of,

@@ -12,7 +12,8 @@ from seqplan.planner.lockstep.micro_step_bounds import (
     micro_steps_bound_ms,
     stage_class,
 )
-from seqplan.planner.lockstep.plan_micro_steps import MicroSteps, plan_micro_steps
+from seqplan.planner.lockstep.micro_steps import MicroSteps
+from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
 from seqplan.planner.sync.times import Layout, SyncTimes
 from seqplan.plans.scheme import Scheme
 

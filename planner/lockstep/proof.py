@@ -32,7 +32,7 @@ from seqplan.planner.lockstep.cells import Cell
 from seqplan.planner.lockstep.micro_step_bounds import fewest_micro_steps, micro_steps_bound_ms
 from seqplan.planner.lockstep.micro_step_prices import Prices, refutes, solve
 from seqplan.planner.lockstep.micro_step_program import MicroStepProgram, Pool, ShareTables
-from seqplan.planner.lockstep.plan_micro_steps import MicroSteps
+from seqplan.planner.lockstep.micro_steps import MicroSteps
 
 
 @dataclass(frozen=True)

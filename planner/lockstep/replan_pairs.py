@@ -15,7 +15,8 @@ import numpy as np
 
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.lockstep.plan_micro_steps import MicroStep, MicroSteps, plan_micro_steps
+from seqplan.planner.lockstep.micro_steps import MicroStep, MicroSteps
+from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
 from seqplan.planner.placement.fleet import Floats
 
 NEAR, ENOUGH = 0.02, 0.015

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from seqplan.api.client.client import Client as Client
     from seqplan.api.client.exchange import ServiceError as ServiceError
     from seqplan.costs.lengths import read_lengths as read_lengths
+    from seqplan.costs.model_files.vision_tower import VisionTower as VisionTower
     from seqplan.costs.profile import Profile as Profile
     from seqplan.costs.shipped.catalogue import find_profile as find_profile
-    from seqplan.costs.vision_tower import VisionTower as VisionTower
     from seqplan.planner.balance.balance_ranks import balance as balance
     from seqplan.planner.balance.balanced import Balanced as Balanced
     from seqplan.planner.balance.cost import Cost as Cost

@@ -17,17 +17,19 @@ def read_fields(path: Path, *, at_most: int = 1 << 24) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
             text = file.read(at_most + 1).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror or error}. Check the path") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not UTF-8 ({error.reason}). Convert the file") from None
     if len(text) > at_most:
         raise ValueError(f"{path}: is above {at_most:,} bytes. Name a file of few fields")
     kind = "TOML" if path.suffix == ".toml" else "JSON"
     try:
         fields = tomllib.loads(text) if kind == "TOML" else json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not {kind} ({error})") from None
+        raise ValueError(f"{path}: not {kind} ({error}). Repair the file") from None
     if not isinstance(fields, dict):
-        raise ValueError(f"{path}: must be an object of fields")
+        raise ValueError(f"{path}: must be an object of fields. Name another file")
     return fields
 
 

@@ -22,6 +22,7 @@ from seqplan.costs.model_files.config_keys import (
     without_effect,
 )
 from seqplan.costs.model_files.config_layers import ConfigError, ConfigLayers, merge_blocks
+from seqplan.costs.model_files.description_file import read_fields
 
 _TIED = "tie_word_embeddings"
 
@@ -36,15 +37,7 @@ def read_model_config(path: Path, longest: int | None = None) -> dict[str, Any]:
 
     ``ValueError``, which begins with the path, also for a file that cannot be read.
     """
-    try:
-        config: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not JSON ({error})") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{path}: must be an object of sizes")
-    return read_config(config, str(path), longest)
+    return read_config(read_fields(path), str(path), longest)
 
 
 def read_config(config: dict[str, Any], origin: str, longest: int | None = None) -> dict[str, Any]:

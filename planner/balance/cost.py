@@ -19,10 +19,10 @@ from seqplan.costs.fit.refit import refit
 from seqplan.costs.latency import Latency
 from seqplan.costs.model_files.model_config import read_config
 from seqplan.costs.model_files.model_file import find_model
+from seqplan.costs.model_files.vision_tower import GATED_FFN, VisionTower
 from seqplan.costs.model_sizes import SIZES, ModelSizes
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import find_profile
-from seqplan.costs.vision_tower import GATED_FFN, VisionTower
 from seqplan.plans.scheme import Scheme
 
 

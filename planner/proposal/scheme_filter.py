@@ -36,13 +36,16 @@ class SchemeFilter:
 
         ``ValueError`` for others.
         """
+        names = tuple(dict.fromkeys(names))
         degrees = [name for name in names if re.fullmatch(r"ep[1-9][0-9]{0,5}", name)]
         if len(degrees) > 1:
-            raise ValueError(f"must have one degree of experts: {', '.join(degrees)}")
+            raise ValueError(
+                f"must have one degree of experts: {', '.join(degrees)}. Leave the others out"
+            )
         words = {"all", "measured", "flagged", *degrees}
         layouts = [name for name in names if name not in words]
         if len(layouts) > 1:
-            raise ValueError(f"must have one layout: {', '.join(layouts)}")
+            raise ValueError(f"must have one layout: {', '.join(layouts)}. Leave the others out")
         try:
             layout = parse_layout(layouts[0]) if layouts else None
         except ValueError as error:

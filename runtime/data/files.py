@@ -52,7 +52,7 @@ def _rows(path: str | os.PathLike[str]) -> Any:
     try:
         rows = np.load(path, mmap_mode="r", allow_pickle=False)
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}") from None
+        raise DataError(f"{path}: {error.strerror or error}. Check the path") from None
     except (ValueError, EOFError) as error:
         raise DataError(f"{path}: is not a whole .npy file: {error}") from None
     if rows.ndim != 2 or not np.issubdtype(rows.dtype, np.integer):
@@ -75,7 +75,7 @@ def _lines(path: str | os.PathLike[str]) -> list[Any]:
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8: {error.reason}") from None
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from None
+        raise DataError(f"{path}: {error.strerror}. Check the path") from None
     return samples
 
 

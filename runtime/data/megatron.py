@@ -106,4 +106,4 @@ def _map_file(path: Path) -> npt.NDArray[np.uint8]:
             return np.empty(0, dtype=np.uint8)  # an empty file cannot be mapped
         return np.memmap(path, np.uint8, "r")
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from None
+        raise DataError(f"{path}: {error.strerror}. Check the path") from None

@@ -113,7 +113,7 @@ class FileSource:
         try:
             self._file: BinaryIO = open(path, "rb")  # noqa: SIM115 - closed by close()
         except OSError as error:
-            raise PlanError(f"{path}: {error.strerror}") from None
+            raise PlanError(f"{path}: {error.strerror}. Check the path") from None
         try:
             self._lines = self._scan()
         except BaseException:

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     require_torch("check training")
     plans = first_plans(args.plans, args.ranks, args.steps or STEPS)
     if args.data is not None and not Path(args.data).exists():
-        raise ValueError(f"{args.data}: No such file or directory")
+        raise ValueError(f"{args.data}: No such file or directory. Check the path")
     if args.seed + args.ranks >= 2**63:
         raise ValueError(f"--seed {args.seed}: is too large; below {2**63 - args.ranks}")
     if args.steps is not None and len(plans) < args.steps:

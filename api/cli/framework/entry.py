@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import io
 import os
@@ -23,6 +24,16 @@ FAILED, BAD_INPUT, INFEASIBLE, INTERRUPTED = 1, 2, 3, 130
 VARIABLES = {"--profile": "SEQPLAN_PROFILE", "--store": "SEQPLAN_STORE", "--token": "SEQPLAN_TOKEN"}
 """Option → variable: if a command requires it, and the token in any case. Other variables, such as
 ``SEQPLAN_PORT`` of Kubernetes, have no effect on options."""
+
+FIXES = {
+    errno.ENOENT: ". Check the path",
+    errno.ENOTDIR: ". Check the path",
+    errno.ENOSPC: ". Free space or name another place",
+    errno.EDQUOT: ". Free space or name another place",
+    errno.EACCES: ". Change its permissions or name another",
+    errno.EROFS: ". Name another place",
+}
+"""What to do about an error of the system, by its number."""
 
 _EPILOG = """\
 Environment: SEQPLAN_PROFILE, SEQPLAN_STORE and SEQPLAN_TOKEN set --profile, --store and --token if
@@ -206,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BAD_INPUT
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        _print_error(f"{where}{error.strerror or error}")
+        _print_error(f"{where}{error.strerror or error}{FIXES.get(error.errno or 0, '')}")
         return BAD_INPUT
     except ValueError as error:
         _print_error(_word(error))

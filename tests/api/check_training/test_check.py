@@ -37,10 +37,11 @@ def test_other_bad_input(plans: Path, tmp_path: Path) -> None:
     empty, missing = tmp_path / "empty.jsonl", tmp_path / "missing.jsonl"
     empty.write_text("")
     assert "no plans" in complaint(call("check", "training", "--plans", empty, "--ranks", 2))
+    absent = f"{missing}: No such file or directory. Check the path"
     for arguments, message in (
-        (("--plans", missing), f"{missing}: No such file or directory"),
+        (("--plans", missing), absent),
         (("--plans", tmp_path), f"{tmp_path}: every rank reads the plans for itself: give a file"),
-        (("--plans", plans, "--data", missing), f"{missing}: No such file or directory"),
+        (("--plans", plans, "--data", missing), absent),
     ):
         assert complaint(call("check", "training", "--ranks", 2, *arguments)) == message
     unsound = written(tmp_path / "unsound.jsonl", [replace(valid[0], tokens=valid[0].tokens + 1)])

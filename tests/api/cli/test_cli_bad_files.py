@@ -191,7 +191,7 @@ def test_a_missing_step_rank_or_file(dense: PlannedFiles, tmp_path: Path) -> Non
     )
     none = tmp_path / "none.jsonl"
     for outcome in (call("check", "plans", none), call("explain", none, "--step", 0)):
-        assert complaint(outcome) == f"{none}: No such file or directory"
+        assert complaint(outcome) == f"{none}: No such file or directory. Check the path"
     assert complaint(call("check", "plans", tmp_path)) == (
         f"{tmp_path}: is a folder. Name a file in it"
     )
@@ -243,7 +243,8 @@ def test_a_full_device(dense: PlannedFiles) -> None:
     lengths = (dense.lengths, "--steps", 1)
     outcome = call("plan", "--proposal", dense.proposal, *lengths, "-o", "/dev/full")
     assert (outcome.code, outcome.out) == (2, "")
-    assert outcome.err.splitlines()[-1] == "seqplan: /dev/full: No space left on device"
+    problem = "seqplan: /dev/full: No space left on device. Free space or name another place"
+    assert outcome.err.splitlines()[-1] == problem
     outcome = call("plan", "--proposal", dense.proposal, *lengths, "-o", "/dev/null")
     assert outcome.code == 0
 

@@ -307,6 +307,9 @@ def test_a_filter_chooses_the_degree() -> None:
         SchemeFilter.parse(["ep4"]).apply(profile)
     with pytest.raises(ValueError, match="must have one degree of experts: ep2, ep8"):
         SchemeFilter.parse(["ep2", "ep8"])
+    with pytest.raises(ValueError, match="must have one layout: tp4, tp2"):
+        SchemeFilter.parse(["tp4", "tp2"])
+    assert SchemeFilter.parse(["tp4", "ep8", "tp4"]) == SchemeFilter.parse(["tp4", "ep8"])
     with pytest.raises(ValueError, match="has expert_parallel 2, 8"):
         Planner.from_profile(profile, gpus=GPUS, max_len=CONTEXT)
     planner = Planner.from_profile(profile, gpus=GPUS, max_len=CONTEXT, expert_parallel=8)

@@ -188,8 +188,8 @@ def test_token_of_the_environment_is_sent(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("plans", "message"),
     [
-        ("none.jsonl", r"^none\.jsonl: No such file or directory$"),
-        (Path("none.jsonl"), r"^none\.jsonl: No such file or directory$"),
+        ("none.jsonl", r"^none\.jsonl: No such file or directory\. Check the path$"),
+        (Path("none.jsonl"), r"^none\.jsonl: No such file or directory\. Check the path$"),
         ("http://host:1", r"^http://host:1: a job's URL must be http://HOST:PORT/v1/jobs/JOB$"),
         ("http://host:1/v1/jobs/", "^http://host:1/v1/jobs/: a job's URL must be "),
         ("http://host:1/v1/jobs/a/plans", "^http://host:1/v1/jobs/a/plans: a job's URL must be "),
@@ -216,8 +216,9 @@ def test_bad_input_ends_every_rank(tmp_path: Path) -> None:
     path = written(tmp_path / "plans.jsonl", small_plans(2, WORLD))
     with serving(PlanService([])) as service:
         of_ranks = run_ranks(reject_all, WORLD, path, f"{service.url}v1/jobs/other")
+    absent = tmp_path / "none.jsonl"
     for missing, no_plan, no_job in of_ranks:
-        assert missing == f"rank 1: {tmp_path / 'none.jsonl'}: No such file or directory"
+        assert missing == f"rank 1: {absent}: No such file or directory. Check the path"
         assert no_plan == "rank 0: step 1: must be a Plan, not int"
         assert no_job.startswith("rank 0: http://127.0.0.1:")
         assert "/jobs/other: step 0 of rank 0: Not found" in no_job

@@ -6,11 +6,12 @@ window, and how many patches become one token of the language model.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from seqplan.costs.model_files.description_file import read_fields
 
 GATED_FFN, PLAIN_FFN = 3, 2
 """Matrices of a feed-forward layer with a gate, and of one without."""
@@ -59,13 +60,8 @@ class VisionTower:
     @classmethod
     def from_config(cls, path: Path | str) -> VisionTower:
         """Read a release's config.json; ``ValueError`` with the path for an unknown encoder."""
-        try:
-            config: Any = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-        except ValueError as error:
-            raise ValueError(f"{path}: not JSON ({error}). Give a config.json") from None
-        if not isinstance(config, dict) or not isinstance(config.get("vision_config"), dict):
+        config = read_fields(Path(path))
+        if not isinstance(config.get("vision_config"), dict):
             raise ValueError(f"{path}: has no vision_config. Give a vision-language model's")
         kind = str(config.get("model_type"))
         if kind not in _READERS:

@@ -17,9 +17,9 @@ _INTEGER = re.compile(r"\s*[+-]?[0-9]{1,4000}\s*")
 def read_csv_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the place and the fields of each record.
 
-    A column whose first value is an integer is read as integers, another one as texts; a first
-    value that is another number, or missing, is read as such. ``LengthsError`` names the line of an
-    error.
+    In a column whose first value is an integer, integers are read as such; all others are texts. A
+    first value that is another number, or missing, is read as such. ``LengthsError`` names the line
+    of an error.
     """
     csv.field_size_limit(sys.maxsize)  # a field may hold a whole document
     with path.open(newline="", encoding="utf-8-sig") as file:
@@ -44,7 +44,8 @@ def read_csv_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     yield place, record
                     continue
                 for name in integers:
-                    record[name] = _read_integer(place, name, record[name])
+                    if _INTEGER.fullmatch(record[name]):
+                        record[name] = int(record[name])
                 yield place, record
         except csv.Error as error:
             raise LengthsError(
@@ -82,12 +83,3 @@ def _read_first(text: str) -> int | float | str | None:
         return float(text)
     except ValueError:
         return text
-
-
-def _read_integer(place: str, name: str, text: str) -> int:
-    if not _INTEGER.fullmatch(text):
-        raise LengthsError(
-            f"{place}: field {name!r} holds {shown(text)}, in the records before an integer"
-            ". Use one type in all records"
-        )
-    return int(text)

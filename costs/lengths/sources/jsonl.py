@@ -108,9 +108,9 @@ def _value(place: str, field: str, kind: type, record: dict[str, Any]) -> Any:
     if type(value) is not kind:
         if type(value) not in _KINDS:
             raise _not_a_length(place, field, value)
+        held = shown(value) if type(value) is str else _KINDS[type(value)]
         raise LengthsError(
-            f"{place}: field {field!r} holds {_KINDS[type(value)]}, "
-            f"in the records before {_KINDS[kind]}"
+            f"{place}: field {field!r} holds {held}, in the records before {_KINDS[kind]}"
             ". Use one type in all records"
         )
     return value

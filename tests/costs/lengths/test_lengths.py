@@ -60,6 +60,12 @@ def test_csv(tmp_path: Path, lengths: list[int], texts: list[str]) -> None:
         assert read(path) == lengths + [1] * (len(texts) - len(lengths))
 
 
+def test_another_column_of_csv_may_hold_integers_and_texts(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("text,length\n0,5\nfour,6\n,7\n")
+    assert read(path) == [5, 6, 7]
+
+
 def test_texts_of_csv_may_be_long(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text('text,id\n"' + 100_000 * 'four ""' + '",1\nfour,2\n')

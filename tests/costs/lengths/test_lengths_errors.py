@@ -95,7 +95,7 @@ CASES: list[tuple[str, Any, str]] = [
     (
         *("a.jsonl", [{"length": 1}, {"length": "2"}]),
         (
-            "line 2: field 'length' holds a text, in the records before an integer. "
+            "line 2: field 'length' holds '2', in the records before an integer. "
             "Use one type in all records"
         ),
     ),

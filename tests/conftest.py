@@ -43,6 +43,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave what was imported and collected out of later garbage collections."""
+    """Leave imported and collected objects out of later garbage collections."""
     gc.collect()
     gc.freeze()

@@ -1,10 +1,9 @@
 """The CUDA path on a machine without a GPU: host waits, copies, launches, bytes, NCCL's rules.
 
-Values, times and races between streams are not rehearsed. ``./run rehearse`` runs every case.
+Values, times and races between streams are not rehearsed. Run by ``./run rehearse`` alone.
 """
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -17,15 +16,12 @@ from jsonschema import Draft202012Validator
 
 HERE = Path(__file__).parent
 SCHEMA = json.loads((HERE.parents[1] / "docs" / "verified.schema.json").read_text("utf-8"))
-EVERY = bool(os.environ.get("SEQPLAN_REHEARSE"))
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "a rehearsal")
 
-QUICK = (
+CASES = (
     *("module u1", "staged tp4.pp2", "restore fused", "groups", "match r4", "peak tp1 none"),
     *("verify rates", "values", "example", "module experts"),
-)
-OTHERS = (
     *("module u8", "module u2.r4", "module by parameter", "module by micro-batch"),
     *("module r8", "module modes", "module non-blocking", "match experts u1"),
     *("module targets", "staged non-blocking"),
@@ -41,7 +37,6 @@ OTHERS = (
     *("launches u1", "launches u8", "launches r8", "launches r8 gathered"),
     *("staged by fa3", "staged by fa4", "staged by cudnn", "staged by flex", "staged by magi"),
 )
-CASES = (*QUICK, *OTHERS) if EVERY else QUICK
 STEPS = tuple(name for name in CASES if name.startswith(("module", "staged", "attached")))
 DEVICE = tuple(name for name in CASES if name.startswith(("verify", "values", "sync", "example")))
 
@@ -212,7 +207,6 @@ def test_the_example_trains(recorded: dict[str, Recorded]) -> None:
     assert list_trained(recorded["example"]) == [0]
 
 
-@pytest.mark.skipif(not EVERY, reason="./run rehearse measures the sync")
 def test_the_sync_is_measured(recorded: dict[str, Recorded]) -> None:
     assert recorded["sync"]["times"] == TIMES
 
@@ -263,7 +257,6 @@ def test_counts_of_steps_are_where_the_optimizer_needs_them(
     assert recorded[name]["devices"] == {"step": [where], "exp_avg": ["cuda"]}
 
 
-@pytest.mark.skipif(not EVERY, reason="./run rehearse plants errors")
 @pytest.mark.parametrize(
     ("mutation", "case"),
     [

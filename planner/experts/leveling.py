@@ -13,11 +13,11 @@ from seqplan.planner.placement.fleet import Floats
 LEVEL = 1.003
 """Slowest component over the mean at which sequences stay."""
 
-PAIRS, SHARES, PARTNERS = 24, (1.0, 0.5, 2.0), 2
+PAIRS, SHARES, PARTNERS = 48, (1.0, 0.5, 2.0), 7
 """Pairs of components that are planned anew at most; shares of what would make both equal, and
-partners, that are tried in this order. On 64 GPUs with E from 8 to 32 steps were 0.13 % shorter on
-average (1.3 % at most), for 7 % more CPU; 12 pairs gain 0.12 %, 48 no more than 24. Moves between
-all components at once, before these, gain nothing: 0.02 % longer on average."""
+partners, that are tried in this order. On 64 GPUs with E from 8 to 32 steps are 0.15 % shorter on
+average (1.3 % at most) than without pairs, for 7 % more CPU; with 24 pairs of 2 partners they are
+0.05 % longer (0.8 % at most). Moves between all components at once, before these, gain nothing."""
 
 
 def level_components(

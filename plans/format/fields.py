@@ -167,6 +167,8 @@ def read_text(path: Path, error: type[ValueError]) -> str:
         if len(content) == LONGEST:
             raise error(f"{path}: has {LONGEST:,} bytes or more. Check the path")
         return content.decode()
-    except (OSError, UnicodeDecodeError) as failure:
-        reason = getattr(failure, "strerror", None) or str(failure)
+    except UnicodeDecodeError as failure:
+        raise error(f"{path}: is not text: byte {failure.start + 1}. Name another file") from None
+    except OSError as failure:
+        reason = failure.strerror or str(failure)
         raise error(f"{path}: cannot be read: {reason}. Check the path") from None

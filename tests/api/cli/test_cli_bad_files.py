@@ -74,7 +74,7 @@ def test_other_files_in_place_of_a_proposal(
     dense: PlannedFiles, tmp_path: Path, output: Path
 ) -> None:
     for path, message in (
-        (dense.lengths, "cannot be read: 'utf-8' codec"),
+        (dense.lengths, "is not text: byte 1. Name another file"),
         (dense.plans, "not a whole JSON document"),
         (tmp_path / "none.json", "cannot be read: No such file or directory"),
         (tmp_path, "cannot be read: Is a directory"),

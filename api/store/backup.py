@@ -31,6 +31,7 @@ FORMAT = 1
 _ABOUT, _DATABASE, _FILES = "backup.json", "store.db", "files"
 _PRIVATE = 0o600
 _TRIES = 5
+_ANOTHER = "Name another backup"
 
 
 def write_backup(database: Path, files: Path, output: Path) -> int:
@@ -142,7 +143,7 @@ def _extract(backup: Path, database: Path, files: Path) -> int:
                 path = _find_place(entry, database, files)
                 source = archive.extractfile(entry) if entry.isreg() else None
                 if path is None or source is None:
-                    raise StoreError(f"{backup}: is no backup: it has {entry.name!r}")
+                    raise StoreError(f"{backup}: is no backup: it has {entry.name!r}. {_ANOTHER}")
                 if entry.name == _ABOUT:
                     about = json.load(source)
                     continue
@@ -153,11 +154,11 @@ def _extract(backup: Path, database: Path, files: Path) -> int:
     except (tarfile.TarError, EOFError, ValueError) as error:
         if isinstance(error, StoreError):
             raise
-        raise StoreError(f"{backup}: is no whole backup: {error}") from None
+        raise StoreError(f"{backup}: is no whole backup: {error}. {_ANOTHER}") from None
     if about.get("format") != FORMAT:
         raise StoreError(f"{backup}: is no backup of format {FORMAT}. Use the seqplan that made it")
     if not database.exists() or about.get("sha256") != _sha256(database):
-        raise StoreError(f"{backup}: is damaged: its database has another sha256")
+        raise StoreError(f"{backup}: is damaged: its database has another sha256. {_ANOTHER}")
     return count
 
 
@@ -177,7 +178,7 @@ def _check_database(backup: Path, database: Path, files: Path) -> None:
     with closing(open_database(database)) as opened:
         (found,) = opened.execute("PRAGMA quick_check(1)").fetchone()
         if found != "ok":
-            raise StoreError(f"{backup}: is damaged: {found}")
+            raise StoreError(f"{backup}: is damaged: {found}. {_ANOTHER}")
         (schema,) = opened.execute("SELECT version FROM seqplan_schema").fetchone()
         if schema > len(MIGRATIONS):
             raise StoreError(

@@ -140,7 +140,7 @@ def test_a_backup_that_is_cut_or_changed_restores_nothing(backup: Path, tmp_path
     at = content.index(b"SQLite format 3") + 5000
     backup.write_bytes(content[:at] + bytes([content[at] ^ 255]) + content[at + 1 :])
     message = complaint(call("restore", backup, "--store", restored))
-    assert message == f"{backup}: is damaged: its database has another sha256"
+    assert message == f"{backup}: is damaged: its database has another sha256. Name another backup"
     nothing_left(restored)
 
 
@@ -153,7 +153,7 @@ def test_a_member_that_no_backup_has_is_rejected(backup: Path, tmp_path: Path, n
     restored = tmp_path / "into" / "new.db"
     restored.parent.mkdir()
     message = complaint(call("restore", backup, "--store", restored))
-    assert message == f"{backup}: is no backup: it has {name!r}"
+    assert message == f"{backup}: is no backup: it has {name!r}. Name another backup"
     nothing_left(restored)
 
 

@@ -135,7 +135,9 @@ def _read(
             from seqplan.costs.lengths.sources.csv_records import read_csv_records
             from seqplan.costs.lengths.sources.jsonl import read_records
 
-            read_records(path, read_csv_records(path), options.field, counter, collector)
+            read_records(
+                path, read_csv_records(path, options.field), options.field, counter, collector
+            )
         case _:
             from seqplan.costs.lengths.sources.jsonl import read_jsonl
 

@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from seqplan.costs.lengths.sources.error import LengthsError, first_line, shown
+from seqplan.costs.lengths.sources.options import COUNTED, TEXT
 
 _INTEGER = re.compile(r"\s*[+-]?[0-9]{1,4000}\s*")
 
 
-def read_csv_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_csv_records(path: Path, wanted: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the place and the fields of each record.
 
-    In a column whose first value is an integer, integers are read as such; all others are texts. A
-    first value that is another number, or missing, is read as such. ``LengthsError`` names the line
-    of an error.
+    Columns that may be counts (``COUNTED`` and ``wanted``) have integers if their first value is
+    one, texts otherwise; a first value that is another number, or missing, is read as such. All
+    other columns are texts. ``LengthsError`` names the line of an error.
     """
+    counted = {*COUNTED, wanted} - {TEXT}
     csv.field_size_limit(sys.maxsize)  # a field may hold a whole document
     with path.open(newline="", encoding="utf-8-sig") as file:
         dialect = "excel-tab" if path.suffix.lower() == ".tsv" else "excel"
@@ -39,8 +41,9 @@ def read_csv_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     )
                 record: dict[str, Any] = dict(zip(names, row, strict=True))
                 if integers is None:
-                    integers = {name for name in names if _INTEGER.fullmatch(record[name])}
-                    record.update((name, _read_first(record[name])) for name in names)
+                    present = [name for name in names if name in counted]
+                    integers = {name for name in present if _INTEGER.fullmatch(record[name])}
+                    record.update((name, _read_first(record[name])) for name in present)
                     yield place, record
                     continue
                 for name in integers:

@@ -64,6 +64,8 @@ def test_another_column_of_csv_may_hold_integers_and_texts(tmp_path: Path) -> No
     path = tmp_path / "a.csv"
     path.write_text("text,length\n0,5\nfour,6\n,7\n")
     assert read(path) == [5, 6, 7]
+    path.write_text("text,id\n12,1\nfour,2\n")
+    assert read(path, tokenizer=1.0) == read(path, tokenizer=1.0, field="text") == [2, 4]
 
 
 def test_texts_of_csv_may_be_long(tmp_path: Path) -> None:

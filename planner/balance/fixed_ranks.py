@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from seqplan.costs.latency import Latency
-from seqplan.planner.balance.balance_ranks import check_lengths, host_micro_batch
 from seqplan.planner.balance.balanced import Balanced, Execution, MicroBatchTimes, ModePricing
+from seqplan.planner.balance.micro_batch import check_lengths, host_micro_batch
 from seqplan.planner.balance.micro_batch_counts import MicroBatches
 from seqplan.planner.balance.mode import Mode
 from seqplan.planner.batches.batch import Batch

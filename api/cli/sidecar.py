@@ -24,6 +24,7 @@ from seqplan.planner.workload import TOKENS_PER_GPU, Workload
 
 if TYPE_CHECKING:
     from seqplan.api.store.store import Claim, Store
+    from seqplan.costs.profile import Profile
 
 _CLAIM_S = 0.2
 
@@ -103,11 +104,10 @@ def _enter_once(store: Store, job: JobFile, origin: Path) -> None:
 
 def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
     from seqplan.api.service.job_costs import check_costs, check_refit, list_slow_ranks
-    from seqplan.api.store.rows import JobRow, ProposalRow, get, write_slowdown
+    from seqplan.api.store.rows import JobRow, write_slowdown
     from seqplan.api.store.tables.jobs import add_job
     from seqplan.api.store.tables.lengths import put_lengths, write_lengths
     from seqplan.api.store.tables.proposals import put_proposal
-    from seqplan.api.store.tables.revisions import list_revisions
 
     profile = find_profile(job.profile)
     try:
@@ -127,23 +127,8 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
         check_tokens(int(lengths.clip(max=job.context).sum()), workload.tokens)
     except ValueError as error:
         raise ValueError(f"{origin}: {error}") from None
-    request: dict[str, Any] = {"profile": profile.digest, "lengths": row.id, "seed": job.seed}
-    request |= {"gpus": workload.gpus, "max_len": workload.max_len, "tokens": workload.tokens}
-    request |= {"steps": job.steps, "look_ahead": job.look_ahead}
-    # Left out at their defaults, as in the stores of earlier versions.
-    for name in ("execution", "micro_step_multiple", "trainer", "refit", "slowdown", "robust"):
-        if (value := getattr(job, name)) != getattr(JobFile, name):
-            request[name] = list(value) if name == "slowdown" else value
-    with store.reading() as connection:
-        known = get(connection, JobRow, job.job)
-        first = None if known is None else list_revisions(connection, known)[0].proposal
-        earlier = None if first is None else get(connection, ProposalRow, first)
-    if known is not None:
-        if earlier is None or json.loads(earlier.request) != request:
-            raise ValueError(
-                f"{origin}: the store {job.store} has a job {job.job!r} of other settings; name "
-                "another job or store"
-            )
+    request = _describe_request(job, profile, row.id, workload)
+    if _is_known(store, job, request, origin):
         return
     with ProgressBar(sys.stderr) as progress:
         document = make_proposal(
@@ -178,3 +163,35 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
                 robust=job.robust,
             ),
         )
+
+
+def _describe_request(
+    job: JobFile, profile: Profile, lengths: str, workload: Workload
+) -> dict[str, Any]:
+    """Describe what the proposal is made from; defaults are left out, as in earlier stores."""
+    request: dict[str, Any] = {"profile": profile.digest, "lengths": lengths, "seed": job.seed}
+    request |= {"gpus": workload.gpus, "max_len": workload.max_len, "tokens": workload.tokens}
+    request |= {"steps": job.steps, "look_ahead": job.look_ahead}
+    for name in ("execution", "micro_step_multiple", "trainer", "refit", "slowdown", "robust"):
+        if (value := getattr(job, name)) != getattr(JobFile, name):
+            request[name] = list(value) if name == "slowdown" else value
+    return request
+
+
+def _is_known(store: Store, job: JobFile, request: dict[str, Any], origin: Path) -> bool:
+    """Return whether the store has the job; ``ValueError`` if it has one of other settings."""
+    from seqplan.api.store.rows import JobRow, ProposalRow, get
+    from seqplan.api.store.tables.revisions import list_revisions
+
+    with store.reading() as connection:
+        known = get(connection, JobRow, job.job)
+        if known is None:
+            return False
+        first = list_revisions(connection, known)[0].proposal
+        earlier = None if first is None else get(connection, ProposalRow, first)
+    if earlier is None or json.loads(earlier.request) != request:
+        raise ValueError(
+            f"{origin}: the store {job.store} has a job {job.job!r} of other settings; name "
+            "another job or store"
+        )
+    return True

@@ -65,7 +65,7 @@ def test_a_data_set_known_by_its_histogram(tmp_path: Path) -> None:
         ("npy", b"", "body: is empty"),
         ("jsonl", b'{"length":5}\n{"length":0}\n', "body: line 2: length 0 is not positive"),
         ("jsonl", b'{"length":5}\n{"size":5}\n', "body: line 2: no field 'length'"),
-        ("jsonl", b'{"length":5}\n{"length":"x"}\n', "body: line 2: field 'length' holds a text"),
+        ("jsonl", b'{"length":5}\n{"length":"x"}\n', "body: line 2: field 'length' holds 'x'"),
         ("jsonl", b'{"length":5}\n{"length":2.5}\n', "body: line 2: field 'length' is 2.5"),
         ("jsonl", b'{"length":5}\n{"length"\n', "body: line 2: is not JSON"),
         ("jsonl", b"[5]\n", "body: line 1: holds [5]"),

@@ -30,7 +30,7 @@ FIXES = {
     errno.ENOTDIR: ". Check the path",
     errno.ENOSPC: ". Free space or name another place",
     errno.EDQUOT: ". Free space or name another place",
-    errno.EACCES: ". Change its permissions or name another",
+    errno.EACCES: ". Change its permissions, or name another file",
     errno.EROFS: ". Name another place",
 }
 """What to do about an error of the system, by its number."""

@@ -109,8 +109,11 @@ def _run_program(program: Program) -> tuple[list[Any], Any, str]:
 
 
 def _rank(pipe: Connection, program: Program, rank: int, folder: Path) -> None:
+    import torch
     import torch.distributed as dist
 
+    # A fork leaves the thread pool to be made again, by one thread: two at once have found none.
+    torch.set_num_threads(1)
     _end_with_parent()
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     if program.joined:

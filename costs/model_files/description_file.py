@@ -9,27 +9,21 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from seqplan.plans.format.fields import read_text
+
 SUFFIXES = (".json", ".toml")
 
 
-def read_fields(path: Path, *, at_most: int = 1 << 24) -> dict[str, Any]:
-    """Read the file's object; ``ValueError``, which begins with the path, if there is none."""
-    try:
-        with open(path, "rb") as file:
-            text = file.read(at_most + 1).decode("utf-8")
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror or error}. Check the path") from None
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 ({error.reason}). Convert the file") from None
-    if len(text) > at_most:
-        raise ValueError(f"{path}: is above {at_most:,} bytes. Name a file of few fields")
+def read_fields(path: Path, error: type[ValueError] = ValueError) -> dict[str, Any]:
+    """Read the file's object; ``error``, which begins with the path, if there is none."""
+    text = read_text(path, error)
     kind = "TOML" if path.suffix == ".toml" else "JSON"
     try:
         fields = tomllib.loads(text) if kind == "TOML" else json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not {kind} ({error}). Repair the file") from None
+    except (ValueError, RecursionError) as failure:
+        raise error(f"{path}: not {kind} ({failure}). Repair the file") from None
     if not isinstance(fields, dict):
-        raise ValueError(f"{path}: must be an object of fields. Name another file")
+        raise error(f"{path}: must be an object of fields. Name another file")
     return fields
 
 

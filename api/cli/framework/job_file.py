@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from seqplan.api.store.names import check_job_id
+from seqplan.costs.model_files.description_file import check_fields
 from seqplan.planner.workers.executor import ONE_WORKER, Workers
 from seqplan.planner.workload import MOST_GPUS
+from seqplan.plans.format.fields import read_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,16 +74,15 @@ _KINDS: dict[Any, tuple[type, str]] = {
 def read_job_file(path: Path) -> JobFile:
     """Read a job file; ``ValueError`` names the field that is missing, unknown or out of range."""
     try:
-        raw: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not TOML: {error}") from None
+        raw: dict[str, Any] = tomllib.loads(read_text(path, ValueError))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path}: not TOML: {error}. Repair the file") from None
     known = {field.name: field for field in fields(JobFile)}
-    if foreign := sorted(set(raw) - set(known)):
-        raise ValueError(f"{path}: unknown field {foreign[0]!r}; there are {', '.join(known)}")
+    check_fields(path, sorted(raw), known)
     for name, field in known.items():
         if name not in raw:
             if field.default is MISSING:
-                raise ValueError(f"{path}: lacks {name}")
+                raise ValueError(f"{path}: lacks {name}. State it")
             continue
         if name == "workers":
             continue

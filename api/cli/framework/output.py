@@ -138,6 +138,6 @@ def check_output(path: Path | None, *inputs: str | Path | None) -> None:
         return  # a device or a pipe is written to directly, whatever its folder allows
     folder = target.parent
     if not folder.is_dir():
-        raise ValueError(f"{path}: the folder {path.parent} does not exist")
+        raise ValueError(f"{path}: the folder {path.parent} does not exist. Create it")
     if not os.access(folder, os.W_OK):
-        raise ValueError(f"{path}: the folder {path.parent} is not writable")
+        raise ValueError(f"{path}: the folder {path.parent} is not writable. Name another folder")

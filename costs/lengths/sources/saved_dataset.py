@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from seqplan.costs.lengths.sources.error import LengthsError
+from seqplan.costs.model_files.description_file import read_fields
 
 _STATE = "state.json"
 _SPLITS = "dataset_dict.json"
@@ -26,14 +26,14 @@ def list_saved_files(folder: Path) -> list[Path]:
     file, and for files that are not there.
     """
     if (folder / _SPLITS).is_file():
-        splits = _document(folder / _SPLITS).get("splits")
+        splits = read_fields(folder / _SPLITS, LengthsError).get("splits")
         names = [str(split) for split in splits] if isinstance(splits, list) else []
         advice = f"; give one, as {folder / names[0]}" if names else ""
         raise LengthsError(
             f"{folder}: has the splits {', '.join(names) or 'of no name'}{advice}"
             ". Name the folder of one split"
         )
-    state = _document(folder / _STATE)
+    state = read_fields(folder / _STATE, LengthsError)
     if state.get("_indices_data_files"):
         raise LengthsError(
             f"{folder}: its rows are chosen by an index file; save it again after flatten_indices()"
@@ -53,13 +53,3 @@ def list_saved_files(folder: Path) -> list[Path]:
 
 def _names_a_file(entry: Any) -> bool:
     return isinstance(entry, dict) and isinstance(entry.get("filename"), str)
-
-
-def _document(path: Path) -> dict[str, Any]:
-    try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise LengthsError(f"{path}: cannot be read: {error}. Check the path") from None
-    if not isinstance(document, dict):
-        raise LengthsError(f"{path}: must be an object")
-    return document

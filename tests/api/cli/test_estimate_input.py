@@ -69,7 +69,7 @@ def test_bad_input_is_one_line(arguments: tuple[str | int | Path, ...], message:
         ({"kv_head": 8}, "model.json: unknown field: 'kv_head'. Did you mean kv_heads?"),
         ({"base": "llama-8b"}, "model.json: base must be a known model (small, llama-7b, "),
         ({"base": 8}, "or a config.json: 8"),
-        ({"base": "none.json"}, "none.json: No such file or directory"),
+        ({"base": "none.json"}, "none.json: cannot be read: No such file or directory"),
     ],
 )
 def test_a_bad_file_of_sizes_is_one_line(
@@ -107,7 +107,7 @@ def test_a_bad_file_of_a_device_is_one_line(
 
 def test_files_that_are_no_objects_are_one_line(tmp_path: Path) -> None:
     path = tmp_path / "device.toml"
-    assert "device.toml: No such file" in complaint(call(*NODE, "--hardware", path))
+    assert "device.toml: cannot be read: No such file" in complaint(call(*NODE, "--hardware", path))
     path.write_text("base = ")
     assert "device.toml: not TOML (" in complaint(call(*NODE, "--hardware", path))
     path = tmp_path / "device.json"

@@ -149,7 +149,7 @@ def test_a_sidecar_plans_around_slow_ranks_and_follows_its_times(tmp_path: Path)
     [
         ("profile = ", "not TOML"),
         ("", "lacks profile"),
-        (FILE + "gpu = 3", "unknown field 'gpu'"),
+        (FILE + "gpu = 3", "unknown field: 'gpu'. Did you mean gpus?"),
         (FILE.replace("gpus = 4", 'gpus = "4"'), "gpus: must be an integer: '4'"),
         (FILE.replace("steps = 3", "steps = 0"), "steps: must be 1 or more: 0"),
         (FILE + "execution = 1", "execution: must be a string: 1"),

@@ -34,7 +34,7 @@ def test_a_job_file_names_its_workers(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="workers must be W or ray:W, W of 1 or more: "):
             read_job_file(path)
     path.write_text(JOB + 'executor = "ray"\n')
-    with pytest.raises(ValueError, match="unknown field 'executor'"):
+    with pytest.raises(ValueError, match="unknown field: 'executor'"):
         read_job_file(path)
 
 

@@ -47,7 +47,7 @@ def test_a_split_must_be_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ("{", "state.json: cannot be read"),
+        ("{", "state.json: not JSON"),
         ("[]", "state.json: must be an object"),
         ('{"_data_files": []}', "state.json: names no data files"),
         ('{"_data_files": [{"filename": 3}]}', "state.json: names no data files"),

@@ -67,7 +67,7 @@ def derive_profile(
     """
     degrees = _check_degrees(deployment, schemes, expert_degrees)
     check_schemes(deployment.sizes, deployment.cluster, schemes, deployment.zero)
-    cluster, sizes, options = deployment.cluster, deployment.sizes, deployment.experts
+    options = deployment.experts
     deployment = _with_degree(deployment, options, 1)
     by_mode = {
         mode: deployment.with_mode(mode)
@@ -85,53 +85,34 @@ def derive_profile(
         }
         for mode, chosen in by_mode.items()
     }
-    widths = sorted({scheme.tp for scheme in schemes})
-    described = [
-        _describe_mode(
-            _with_degree(chosen, options, max(degrees)),
-            widths,
-            fitted[mode],
-            fitted[next(iter(by_mode))],
-        )
-        for mode, chosen in by_mode.items()
-    ]
-    # Those that keep most first; of two that keep as much the one that recomputes less.
-    first = str(widths[0])
-    described.sort(key=lambda mode: -mode["kept_bytes_per_token"][first])
-    offloads = any(HOST_BYTES in mode for mode in described)
-    hardware = cluster.hardware
+    largest = {mode: _with_degree(chosen, options, max(degrees)) for mode, chosen in by_mode.items()}
+    described = _describe_modes(largest, sorted({scheme.tp for scheme in schemes}), fitted)
     errors = [errors for of_mode in fitted.values() for _, errors in of_mode.values()]
     notes = list(dict.fromkeys(note for chosen in by_mode.values() for note in chosen.notes))
     if max(degrees) > 1:
         notes = [note for note in notes if note != deployment.expert_note]
         notes.append(describe_degrees(options, degrees))
-    sharded, layers, embeddings = state_bytes(deployment)
-    experts = count_expert_bytes(deployment) if max(degrees) > 1 else 0.0
+    hardware = deployment.cluster.hardware
     document = {
         "schema": PROFILE_SCHEMA,
         "name": name,
-        "source": f"derived: analytic model of {hardware.name}, {cluster.nodes} nodes of "
-        f"{cluster.gpus_per_node} GPUs, {deployment.description}; nothing was measured. "
-        f"Hardware: {hardware.source}",
+        "source": _describe_source(deployment),
         "residuals": "derived: "
         + fit_residuals(errors, largest=True)
         + (f"; efficiencies of {hardware.name} unchecked" if hardware.unchecked else ""),
-        "hardware": {"gpu": hardware.name.upper(), "gpus_per_node": cluster.gpus_per_node},
-        "model": sizes.as_dict(),
+        "hardware": {
+            "gpu": hardware.name.upper(),
+            "gpus_per_node": deployment.cluster.gpus_per_node,
+        },
+        "model": deployment.sizes.as_dict(),
         **({"notes": notes} if notes else {}),
         "zero_stage": deployment.zero,
         "modes": described,
-        "memory": {
-            "capacity_bytes": float(hardware.memory_bytes),
-            "context_bytes": float(CONTEXT_BYTES),
-            "margin_bytes": FRAGMENTATION * hardware.memory_bytes,
-            "sharded_state_bytes": [[None, sharded]],
-            "resident_layer_bytes": layers - experts,
-            **({"resident_expert_bytes": experts} if experts else {}),
-            "resident_embedding_bytes": embeddings,
-            **({"loss_bytes": loss} if (loss := count_fixed_loss_bytes(deployment)) else {}),
-            **({"host_memory_bytes": deployment.host_memory_bytes} if offloads else {}),
-        },
+        "memory": _describe_memory(
+            deployment,
+            experts_apart=max(degrees) > 1,
+            offloads=any(HOST_BYTES in mode for mode in described),
+        ),
         "schemes": [
             write_derived_entry(
                 scheme,
@@ -202,6 +183,51 @@ def _stage_ms(deployment: Deployment, scheme: Scheme, micro_batches: Floats) -> 
     return np.asarray(
         np.sum(list(stage_terms(deployment, scheme, micro_batches, dp).values()), axis=0)
     )
+
+
+def _describe_source(deployment: Deployment) -> str:
+    cluster = deployment.cluster
+    return (
+        f"derived: analytic model of {cluster.hardware.name}, {cluster.nodes} nodes of "
+        f"{cluster.gpus_per_node} GPUs, {deployment.description}; nothing was measured. "
+        f"Hardware: {cluster.hardware.source}"
+    )
+
+
+def _describe_memory(
+    deployment: Deployment, *, experts_apart: bool, offloads: bool
+) -> dict[str, Any]:
+    """Write what a rank holds (bytes), the state of experts by itself if ``experts_apart``."""
+    sharded, layers, embeddings = state_bytes(deployment)
+    experts = count_expert_bytes(deployment) if experts_apart else 0.0
+    capacity = deployment.cluster.hardware.memory_bytes
+    return {
+        "capacity_bytes": float(capacity),
+        "context_bytes": float(CONTEXT_BYTES),
+        "margin_bytes": FRAGMENTATION * capacity,
+        "sharded_state_bytes": [[None, sharded]],
+        "resident_layer_bytes": layers - experts,
+        **({"resident_expert_bytes": experts} if experts else {}),
+        "resident_embedding_bytes": embeddings,
+        **({"loss_bytes": loss} if (loss := count_fixed_loss_bytes(deployment)) else {}),
+        **({"host_memory_bytes": deployment.host_memory_bytes} if offloads else {}),
+    }
+
+
+def _describe_modes(
+    by_mode: Mapping[str, Deployment],
+    widths: Sequence[int],
+    fitted: Mapping[str, Mapping[SchemeKey, Fitted]],
+) -> list[dict[str, Any]]:
+    """Write the modes: those that keep most first, of equal ones the one that recomputes less.
+
+    ``by_mode``: ascending by what they recompute; ``widths``: degrees of tensor parallelism.
+    """
+    plain = fitted[next(iter(by_mode))]
+    described = [
+        _describe_mode(chosen, widths, fitted[mode], plain) for mode, chosen in by_mode.items()
+    ]
+    return sorted(described, key=lambda mode: -mode["kept_bytes_per_token"][str(widths[0])])
 
 
 def _describe_mode(

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seqplan.api.cli.framework.extras import require_torch
@@ -107,8 +108,8 @@ def run(args: argparse.Namespace) -> int:
     require_torch("measuring a profile")
     import torch
 
-    from seqplan.profiler.measure.device import capacity_bytes, context_bytes
-    from seqplan.profiler.measure.run import Task, measure, start_ranks
+    from seqplan.profiler.measure.device import capacity_bytes
+    from seqplan.profiler.measure.run import start_ranks
 
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device cuda: no CUDA device is there; use --device cpu")
@@ -128,6 +129,36 @@ def run(args: argparse.Namespace) -> int:
     rank, world_size = start_ranks(args.device)
     runnable = _runnable(args, schemes, rank, world_size)
     path = args.samples or args.output.with_suffix(".samples.jsonl")
+    measured = _measure_modes(args, sizes, points, runnable, path, rank, world_size)
+    reasons = [] if args.even_if_busy else [busy(mode.samples) for mode in measured]
+    reason = next((reason for reason in reasons if reason is not None), None)
+    if reason is not None:
+        print(
+            f"seqplan: {reason}: no profile is written. {path} has the samples: delete it and "
+            "measure when the machine is quiet, or pass --even-if-busy to fit them as they are",
+            file=sys.stderr,
+        )
+    elif rank == 0:
+        devices = _describe_devices(args, world_size)
+        write_measured(args, measured, devices, model=name_part(args.model), ranks=world_size)
+    if world_size > 1:
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+    return 0 if reason is None else BUSY_MACHINE
+
+
+def _measure_modes(
+    args: argparse.Namespace,
+    sizes: ModelSizes,
+    points: Sequence[DesignPoint],
+    schemes: tuple[Scheme, ...],
+    path: Path,
+    rank: int,
+    world_size: int,
+) -> list[MeasuredMode]:
+    """Measure what the samples at ``path`` lack, a file for each mode if there are several."""
+    from seqplan.profiler.measure.run import Task, measure
+
     measured = []
     with ProgressBar(sys.stderr) as progress:
 
@@ -143,7 +174,7 @@ def run(args: argparse.Namespace) -> int:
                 layers=min(args.measured_layers, sizes.layers),
                 device=args.device,
                 dtype=args.dtype or ("float32" if args.device == "cpu" else "bfloat16"),
-                schemes=runnable,
+                schemes=schemes,
                 points=tuple(points),
                 repeats=args.repeats,
                 kernel=args.kernel,
@@ -153,31 +184,25 @@ def run(args: argparse.Namespace) -> int:
             if len(args.recompute) > 1:
                 of_mode = path.with_name(f"{mode}.{path.name}")
             measured.append(MeasuredMode(*measure(task, of_mode, rank, world_size, report, warn)))
-    reasons = [] if args.even_if_busy else [busy(mode.samples) for mode in measured]
-    reason = next((reason for reason in reasons if reason is not None), None)
-    if reason is not None:
-        print(
-            f"seqplan: {reason}: no profile is written. {path} has the samples: delete it and "
-            "measure when the machine is quiet, or pass --even-if-busy to fit them as they are",
-            file=sys.stderr,
-        )
-    elif rank == 0:
-        device = torch.device(args.device)
-        shared = 1 if args.device == "cuda" else world_size
-        devices = ProfiledDevices(
-            gpu=args.device,
-            gpus_per_node=args.gpus_per_node,
-            capacity_bytes=capacity_bytes(device) / shared
-            if args.capacity_gib is None
-            else args.capacity_gib * 2**30,
-            context_bytes=float(context_bytes(device)),
-            host_memory_bytes=(args.host_memory_gib or 0.0) * 2**30,
-        )
-        write_measured(args, measured, devices, model=name_part(args.model), ranks=world_size)
-    if world_size > 1:
-        torch.distributed.barrier()
-        torch.distributed.destroy_process_group()
-    return 0 if reason is None else BUSY_MACHINE
+    return measured
+
+
+def _describe_devices(args: argparse.Namespace, world_size: int) -> ProfiledDevices:
+    import torch
+
+    from seqplan.profiler.measure.device import capacity_bytes, context_bytes
+
+    device = torch.device(args.device)
+    shared = 1 if args.device == "cuda" else world_size
+    return ProfiledDevices(
+        gpu=args.device,
+        gpus_per_node=args.gpus_per_node,
+        capacity_bytes=capacity_bytes(device) / shared
+        if args.capacity_gib is None
+        else args.capacity_gib * 2**30,
+        context_bytes=float(context_bytes(device)),
+        host_memory_bytes=(args.host_memory_gib or 0.0) * 2**30,
+    )
 
 
 def _check_offload(args: argparse.Namespace, mode: str, layers: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from seqplan.costs.profile_reader import HOST_BYTES, HOST_MEMORY
 from seqplan.costs.profiled_scheme import DEGREES, SHARED, SchemeKey
-from seqplan.plans.recomputation import MODES, split_mode
+from seqplan.plans.recomputation import rank_mode, split_mode
 from seqplan.plans.scheme import Scheme
 
 COEFFICIENTS = ("a", "b", "c", SHARED)
@@ -63,9 +63,9 @@ def keep_modes(document: Mapping[str, Any], names: Sequence[str]) -> dict[str, A
     }
 
 
-def _order_by_mode(document: Mapping[str, Any]) -> tuple[int, float]:
-    mode, offload_layers = split_mode(document["recompute"])
-    return MODES.index(mode), offload_layers
+def _read_mode(document: Mapping[str, Any]) -> str:
+    """Return the recomputation mode of a document of one."""
+    return str(document["recompute"])
 
 
 def combine_modes(documents: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
@@ -76,70 +76,96 @@ def combine_modes(documents: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any
     mode without, and no coefficient of it is below that mode's, as both may take equally long.
     Bytes that were measured count as kept.
     """
-    activations = {
-        document["recompute"]: document["memory"]["activation_bytes_per_token"]
-        for document in documents
-    }
-    degrees = set.intersection(*(set(of_mode) for of_mode in activations.values()))
-    kept: list[Mapping[str, Any]] = []
-    for document in sorted(documents, key=_order_by_mode):
-        mode, offloads = split_mode(document["recompute"])
-        lighter = [other["recompute"] for other in kept]
-        lighter = [of for of in lighter if (split_mode(of)[0] == mode or not offloads)]
-        if not offloads:
-            lighter = [of for of in lighter if not split_mode(of)[1]]
-        mine = activations[document["recompute"]]
-        if all(mine[tp] < activations[other][tp] for other in lighter for tp in degrees):
-            kept.append(document)
-    names, widths = [document["recompute"] for document in kept], sorted(degrees, key=int)
-    left_out = [name for name in activations if name not in names]
+    degrees = set.intersection(*(set(_activations(document)) for document in documents))
+    kept = _keep_lighter(documents, degrees)
+    names, widths = [_read_mode(document) for document in kept], sorted(degrees, key=int)
+    left_out = [_read_mode(document) for document in documents if _read_mode(document) not in names]
     if len(kept) == 1 and HOST_BYTES not in kept[0]["memory"]:
         return dict(kept[0]), left_out
-    entries = [{key_of(raw): raw for raw in document["schemes"]} for document in kept]
-    schemes = []
-    for place, raw in entries[0].items():
-        tp = place[0].tp
-        if not all(place in of_mode and tp in map(int, degrees) for of_mode in entries):
-            continue
-        modes: dict[str, dict[str, float]] = {}
-        for name, of_mode in zip(names, entries, strict=True):
-            base = modes.get(split_mode(name)[0], {})
-            modes[name] = {
-                key: max(of_mode[place][key], base.get(key, 0.0))
-                for key in COEFFICIENTS
-                if key in of_mode[place]
-            }
-        rest = {key: value for key, value in raw.items() if key not in COEFFICIENTS}
-        schemes.append({**rest, "modes": modes})
-    first = dict(kept[0])
-    for field_of_one in ("recompute", "forward_fraction"):
-        first.pop(field_of_one, None)
-    memory = {
-        key: value
-        for document in kept
-        for key, value in document["memory"].items()
-        if key not in ("activation_bytes_per_token", HOST_BYTES)
+    first = {
+        key: value for key, value in kept[0].items() if key not in ("recompute", "forward_fraction")
     }
-    memory["margin_bytes"] = max(document["memory"]["margin_bytes"] for document in kept)
     return {
         **first,
         "residuals": "; ".join(
-            f"{name}: {document['residuals']}" for name, document in zip(names, kept, strict=True)
+            f"{_read_mode(document)}: {document['residuals']}" for document in kept
         ),
-        "modes": [
-            {
-                "name": name,
-                "forward_fraction": document["forward_fraction"],
-                "kept_bytes_per_token": {tp: activations[name][tp] for tp in widths},
-                "transient_bytes_per_token": dict.fromkeys(widths, 0.0),
-                **(
-                    {HOST_BYTES: {tp: document["memory"][HOST_BYTES][tp] for tp in widths}}
-                    if HOST_BYTES in document["memory"]
-                    else {}
-                ),
-            }
-            for name, document in zip(names, kept, strict=True)
-        ],
-        "memory": memory,
-        "schemes": schemes,
+        "modes": [_describe_mode(document, widths) for document in kept],
+        "memory": _combine_memory(kept),
+        "schemes": _combine_entries(kept, set(map(int, widths))),
     }, left_out
+
+
+def _activations(document: Mapping[str, Any]) -> Mapping[str, float]:
+    """Return the bytes per token by degree of tensor parallelism."""
+    by_degree: Mapping[str, float] = document["memory"]["activation_bytes_per_token"]
+    return by_degree
+
+
+def _keep_lighter(
+    documents: Sequence[Mapping[str, Any]], degrees: Collection[str]
+) -> list[Mapping[str, Any]]:
+    """Return those that keep fewer bytes than all that recompute less, ascending by mode."""
+    kept: list[Mapping[str, Any]] = []
+    for document in sorted(documents, key=lambda document: rank_mode(_read_mode(document))):
+        mode, offloads = split_mode(_read_mode(document))
+        bytes_here = _activations(document)
+        for other in kept:
+            other_mode, other_offloads = split_mode(_read_mode(other))
+            compared = mode == other_mode if offloads else not other_offloads
+            bytes_there = _activations(other)
+            if compared and any(bytes_here[tp] >= bytes_there[tp] for tp in degrees):
+                break
+        else:
+            kept.append(document)
+    return kept
+
+
+def _describe_mode(document: Mapping[str, Any], widths: Sequence[str]) -> dict[str, Any]:
+    """Write the mode of a document as one of several."""
+    memory = document["memory"]
+    host = memory.get(HOST_BYTES)
+    return {
+        "name": _read_mode(document),
+        "forward_fraction": document["forward_fraction"],
+        "kept_bytes_per_token": {tp: _activations(document)[tp] for tp in widths},
+        "transient_bytes_per_token": dict.fromkeys(widths, 0.0),
+        **({} if host is None else {HOST_BYTES: {tp: host[tp] for tp in widths}}),
+    }
+
+
+def _combine_memory(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Combine what is not of a mode; of several margins the largest."""
+    memory = {
+        key: value
+        for document in documents
+        for key, value in document["memory"].items()
+        if key not in ("activation_bytes_per_token", HOST_BYTES)
+    }
+    return {
+        **memory,
+        "margin_bytes": max(document["memory"]["margin_bytes"] for document in documents),
+    }
+
+
+def _combine_entries(
+    documents: Sequence[Mapping[str, Any]], widths: Collection[int]
+) -> list[dict[str, Any]]:
+    """Return an entry for each scheme that all documents have, with coefficients by mode."""
+    by_document = [{key_of(raw): raw for raw in document["schemes"]} for document in documents]
+    entries = []
+    for place, raw in by_document[0].items():
+        if place[0].tp not in widths or any(place not in known for known in by_document):
+            continue
+        modes: dict[str, dict[str, float]] = {}
+        for document, known in zip(documents, by_document, strict=True):
+            name = _read_mode(document)
+            base = modes.get(split_mode(name)[0], {})
+            modes[name] = {
+                key: max(known[place][key], base.get(key, 0.0))
+                for key in COEFFICIENTS
+                if key in known[place]
+            }
+        rest = {key: value for key, value in raw.items() if key not in COEFFICIENTS}
+        entries.append({**rest, "modes": modes})
+    return entries

@@ -85,8 +85,8 @@ def derive_profile(
         }
         for mode, chosen in by_mode.items()
     }
-    largest = {mode: _with_degree(chosen, options, max(degrees)) for mode, chosen in by_mode.items()}
-    described = _describe_modes(largest, sorted({scheme.tp for scheme in schemes}), fitted)
+    widest = {mode: _with_degree(chosen, options, max(degrees)) for mode, chosen in by_mode.items()}
+    described = _describe_modes(widest, sorted({scheme.tp for scheme in schemes}), fitted)
     errors = [errors for of_mode in fitted.values() for _, errors in of_mode.values()]
     notes = list(dict.fromkeys(note for chosen in by_mode.values() for note in chosen.notes))
     if max(degrees) > 1:

@@ -135,7 +135,7 @@ def _describe_mode(document: Mapping[str, Any], widths: Sequence[str]) -> dict[s
 
 
 def _combine_memory(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Combine what is not of a mode; of several margins the largest."""
+    """Combine the fields that are not of a mode; of several margins the largest."""
     memory = {
         key: value
         for document in documents

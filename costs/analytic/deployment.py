@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -52,6 +52,24 @@ FP4_SHARE = 0.55
 """Share of the ratio of both peaks by which products run faster in nvfp4 than in bf16: set by rows
 of an even hash on GB200 and GB300."""
 
+
+_CHOICES: dict[str, Sequence[object]] = {
+    "zero": (1, 2, 3),
+    "gradient_bytes": (2, 4),
+    "recompute": MODES,
+    "loss": LOSSES,
+    "precision": PRECISIONS,
+    "sync": SYNC_OVERLAPS,
+    "context_parallel": CONTEXT_PARALLEL,
+    "stack": tuple(STACKS),
+}
+
+_RANGES = {
+    "offload_layers": (0, 1, "a share"),
+    "fp8_gain": (1, 4, "a number"),
+    "virtual_stages": (1, 1024, "a number"),
+    "tp_overlap": (0, 1, "a share"),
+}
 
 Floats = npt.NDArray[np.float64]
 
@@ -124,73 +142,12 @@ class Deployment:
     experts: ExpertParallelism = NO_EXPERT_PARALLELISM
 
     def __post_init__(self) -> None:
-        if self.zero not in (1, 2, 3):
-            raise ValueError(f"zero must be 1, 2 or 3: {self.zero!r}")
-        if self.gradient_bytes not in (2, 4):
-            raise ValueError(f"gradient_bytes must be 2 or 4: {self.gradient_bytes!r}")
-        for name, choices in (
-            ("recompute", MODES),
-            ("loss", LOSSES),
-            ("precision", PRECISIONS),
-            ("sync", SYNC_OVERLAPS),
-            ("context_parallel", CONTEXT_PARALLEL),
-            ("stack", tuple(STACKS)),
-        ):
-            if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}"
-                )
-        if unknown := set(self.recompute_modules) - set(RECOMPUTED_MODULES):
-            known = ", ".join(RECOMPUTED_MODULES)
-            raise ValueError(f"recompute_modules must be of {known}, not {min(unknown)!r}")
-        if self.recompute_modules and self.recompute != "none":
-            raise ValueError(
-                f"recompute_modules {','.join(self.recompute_modules)}: recompute "
-                f"{self.recompute!r} must be none. Use one of both"
-            )
-        if self.offload_parameters and not (self.offload_optimizer and self.zero == 3):
-            raise ValueError(
-                "offload_parameters: needs ZeRO 3 and offload_optimizer. Use both, or leave it out"
-            )
-        if self.tiled_mlp and (
-            self.recompute not in ("mlp", "full") or self.sizes.architecture.expert_layers
-        ):
-            raise ValueError(
-                f"tiled_mlp: recompute {self.recompute!r} must be mlp or full, of layers without "
-                "experts. Change it, or leave tiled_mlp out"
-            )
+        self._check_values()
+        self._check_recomputation()
+        self._check_host_memory()
+        self._check_device()
         if problem := expert_problem(self.experts.degree, self.sizes.shape):
             raise ValueError(problem)
-        if not 0 <= self.offload_layers <= 1:
-            raise ValueError(f"offload_layers must be a share from 0 to 1: {self.offload_layers!r}")
-        hardware = self.cluster.hardware
-        offloading = [f"mode {self.mode}"] if self.offload_layers else []
-        offloading += ["offload_optimizer"] if self.offload_optimizer else []
-        if offloading and not 1 <= self.host_memory_bytes <= 1e15:
-            raise ValueError(
-                f"host memory of {offloading[0]}: {self.host_memory_bytes:g} bytes a GPU. "
-                "State host_memory_gb in a device file, or leave "
-                f"{'the mode' if self.offload_layers else 'it'} out"
-            )
-        if offloading and not hardware.host_gb_s:
-            raise ValueError(
-                f"{offloading[0]}: the host link of {hardware.name} is not known. "
-                "State host_gb_s in a device file"
-            )
-        if self.precision != "bf16" and hardware.generation == "ampere":
-            raise ValueError(
-                f"precision {self.precision}: {hardware.name} has no such products. Use bf16"
-            )
-        if self.precision in ("mxfp8", "nvfp4") and hardware.generation != "blackwell":
-            raise ValueError(
-                f"precision {self.precision}: {hardware.name} has no such products. Use fp8 or bf16"
-            )
-        if not 1 <= self.fp8_gain <= 4:
-            raise ValueError(f"fp8_gain must be a number from 1 to 4: {self.fp8_gain!r}")
-        if not 1 <= self.virtual_stages <= 1024:
-            raise ValueError(f"virtual_stages must be 1 to 1024: {self.virtual_stages!r}")
-        if not 0 <= self.tp_overlap <= 1:
-            raise ValueError(f"tp_overlap must be a share from 0 to 1: {self.tp_overlap!r}")
         if self.stack == "eager" and self.tp_overlap:
             raise ValueError(
                 f"tp_overlap {self.tp_overlap:g} contradicts stack eager, whose products and "
@@ -199,6 +156,68 @@ class Deployment:
         shards, gpus = self.optimizer_shards, self.cluster.gpus
         if shards < 0 or (shards and gpus % shards):
             raise ValueError(f"optimizer_shards must divide the cluster's {gpus} GPUs: {shards}")
+
+    def _check_values(self) -> None:
+        """Check each option by itself."""
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                listed = ", ".join(map(str, choices))
+                raise ValueError(f"{name} must be one of {listed}, not {getattr(self, name)!r}")
+        for name, (least, most, kind) in _RANGES.items():
+            if not least <= getattr(self, name) <= most:
+                raise ValueError(
+                    f"{name} must be {kind} from {least} to {most}: {getattr(self, name)!r}"
+                )
+        if unknown := set(self.recompute_modules) - set(RECOMPUTED_MODULES):
+            known = ", ".join(RECOMPUTED_MODULES)
+            raise ValueError(f"recompute_modules must be of {known}, not {min(unknown)!r}")
+
+    def _check_recomputation(self) -> None:
+        if self.recompute_modules and self.recompute != "none":
+            raise ValueError(
+                f"recompute_modules {','.join(self.recompute_modules)}: recompute "
+                f"{self.recompute!r} must be none. Use one of both"
+            )
+        if self.tiled_mlp and (
+            self.recompute not in ("mlp", "full") or self.sizes.architecture.expert_layers
+        ):
+            raise ValueError(
+                f"tiled_mlp: recompute {self.recompute!r} must be mlp or full, of layers without "
+                "experts. Change it, or leave tiled_mlp out"
+            )
+
+    def _check_host_memory(self) -> None:
+        """Check that offloading has memory and a link of the host."""
+        if self.offload_parameters and not (self.offload_optimizer and self.zero == 3):
+            raise ValueError(
+                "offload_parameters: needs ZeRO 3 and offload_optimizer. Use both, or leave it out"
+            )
+        offloading = [f"mode {self.mode}"] if self.offload_layers else []
+        offloading += ["offload_optimizer"] if self.offload_optimizer else []
+        if offloading and not 1 <= self.host_memory_bytes <= 1e15:
+            raise ValueError(
+                f"host memory of {offloading[0]}: {self.host_memory_bytes:g} bytes a GPU. "
+                "State host_memory_gb in a device file, or leave "
+                f"{'the mode' if self.offload_layers else 'it'} out"
+            )
+        hardware = self.cluster.hardware
+        if offloading and not hardware.host_gb_s:
+            raise ValueError(
+                f"{offloading[0]}: the host link of {hardware.name} is not known. "
+                "State host_gb_s in a device file"
+            )
+
+    def _check_device(self) -> None:
+        """Check that the device has products of the precision."""
+        hardware = self.cluster.hardware
+        if self.precision != "bf16" and hardware.generation == "ampere":
+            raise ValueError(
+                f"precision {self.precision}: {hardware.name} has no such products. Use bf16"
+            )
+        if self.precision in ("mxfp8", "nvfp4") and hardware.generation != "blackwell":
+            raise ValueError(
+                f"precision {self.precision}: {hardware.name} has no such products. Use fp8 or bf16"
+            )
 
     @property
     def rates(self) -> Stack:

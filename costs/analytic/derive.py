@@ -197,7 +197,7 @@ def _describe_source(deployment: Deployment) -> str:
 def _describe_memory(
     deployment: Deployment, *, experts_apart: bool, offloads: bool
 ) -> dict[str, Any]:
-    """Write what a rank holds (bytes), the state of experts by itself if ``experts_apart``."""
+    """Write the bytes of a rank, with the state of experts apart if ``experts_apart``."""
     sharded, layers, embeddings = state_bytes(deployment)
     experts = count_expert_bytes(deployment) if experts_apart else 0.0
     capacity = deployment.cluster.hardware.memory_bytes
@@ -219,9 +219,10 @@ def _describe_modes(
     widths: Sequence[int],
     fitted: Mapping[str, Mapping[SchemeKey, Fitted]],
 ) -> list[dict[str, Any]]:
-    """Write the modes: those that keep most first, of equal ones the one that recomputes less.
+    """Write the modes, those that keep most bytes first.
 
-    ``by_mode``: ascending by what they recompute; ``widths``: degrees of tensor parallelism.
+    Of equal ones the one that recomputes less is first. ``by_mode``: ascending by what they
+    recompute; ``widths``: degrees of tensor parallelism.
     """
     plain = fitted[next(iter(by_mode))]
     described = [

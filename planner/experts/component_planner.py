@@ -3,9 +3,9 @@
 A component is a number of consecutive ranks, whole blocks of expert parallelism. Its ranks run
 equally many micro-steps, whose groups are formed anew.
 
-What the ranks of a block share takes each of them the mean. If a component is one block, all
-micro-steps together take the same for it, however sequences are grouped in one recomputation mode,
-and groups are chosen by the other costs alone.
+Work of experts is spread over the ranks of a block, so each of them takes the mean time of all. If
+a component is one block, that time does not depend on how sequences are grouped (in one
+recomputation mode), and groups are chosen by the other costs alone.
 """
 
 from __future__ import annotations

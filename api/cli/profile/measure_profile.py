@@ -156,7 +156,7 @@ def _measure_modes(
     rank: int,
     world_size: int,
 ) -> list[MeasuredMode]:
-    """Measure what the samples at ``path`` lack, a file for each mode if there are several."""
+    """Measure what the samples at ``path`` lack; several modes have a file each."""
     from seqplan.profiler.measure.run import Task, measure
 
     measured = []

@@ -211,7 +211,10 @@ def test_an_unwritable_output_fails_before_the_work(dense: PlannedFiles, tmp_pat
         propose(dense.lengths, missing),
         call("plan", "--proposal", dense.proposal, dense.lengths, "-o", missing),
     ):
-        assert complaint(outcome) == f"{missing}: the folder {missing.parent} does not exist. Create it"
+        assert (
+            complaint(outcome)
+            == f"{missing}: the folder {missing.parent} does not exist. Create it"
+        )
     for outcome in (
         propose(dense.lengths, tmp_path),
         call("plan", "--proposal", dense.proposal, dense.lengths, "-o", tmp_path),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -177,6 +178,19 @@ def device_spread(samples: Iterable[Sample]) -> float | None:
     return float(max((high - low) / middle, (usual - fast) / usual))
 
 
+_REPEATED = (
+    *("layers_ms", "ends_ms", "forward_ms", "layers_cpu_ms", "layers_host_ms", "experts_ms"),
+    *("layers_yardstick_ms", "ends_yardstick_ms"),
+)
+"""Fields of a sample with a value for each repetition."""
+
+_LARGEST = (
+    *("saved_bytes", "layers_saved_bytes", "layers_peak_bytes", "ends_peak_bytes"),
+    *("allocated_bytes", "reserved_bytes", "host_bytes"),
+)
+"""Fields of which the largest of all rounds counts."""
+
+
 def pool_samples(samples: Iterable[Sample]) -> list[Sample]:
     """Return one sample of each micro-batch, with the repetitions of all its rounds and runs.
 
@@ -194,25 +208,10 @@ def pool_samples(samples: Iterable[Sample]) -> list[Sample]:
 
 
 def _pool(same: list[Sample]) -> Sample:
-    def largest(values: Iterable[int | None]) -> int | None:
-        return max((value for value in values if value is not None), default=None)
-
-    return replace(
-        same[0],
-        turn=0,
-        layers_ms=tuple(ms for sample in same for ms in sample.layers_ms),
-        ends_ms=tuple(ms for sample in same for ms in sample.ends_ms),
-        forward_ms=tuple(ms for sample in same for ms in sample.forward_ms),
-        layers_yardstick_ms=tuple(ms for sample in same for ms in sample.layers_yardstick_ms),
-        ends_yardstick_ms=tuple(ms for sample in same for ms in sample.ends_yardstick_ms),
-        saved_bytes=max(sample.saved_bytes for sample in same),
-        layers_saved_bytes=max(sample.layers_saved_bytes for sample in same),
-        layers_peak_bytes=largest(sample.layers_peak_bytes for sample in same),
-        ends_peak_bytes=largest(sample.ends_peak_bytes for sample in same),
-        allocated_bytes=largest(sample.allocated_bytes for sample in same),
-        reserved_bytes=largest(sample.reserved_bytes for sample in same),
-        layers_cpu_ms=tuple(ms for sample in same for ms in sample.layers_cpu_ms),
-        layers_host_ms=tuple(ms for sample in same for ms in sample.layers_host_ms),
-        experts_ms=tuple(ms for sample in same for ms in sample.experts_ms),
-        host_bytes=max(sample.host_bytes for sample in same),
-    )
+    pooled: dict[str, Any] = {
+        name: tuple(ms for sample in same for ms in getattr(sample, name)) for name in _REPEATED
+    }
+    for name in _LARGEST:
+        values = [getattr(sample, name) for sample in same]
+        pooled[name] = max((value for value in values if value is not None), default=None)
+    return replace(same[0], turn=0, **pooled)

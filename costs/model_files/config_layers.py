@@ -158,42 +158,50 @@ class ConfigLayers:
                 "full_attention" if layer in attending else "state_space"
                 for layer in range(self.layers)
             ]
-        if self.kind == "granitemoehybrid" and stated is None:
-            return ["state_space"] * self.layers
         if stated is not None:
-            if type(stated) is not list or len(stated) < self.layers:
-                raise ConfigError("layer_types", f"must be a list of {self.layers} kinds")
-            for kind in stated:
-                if kind not in LAYER_TYPES:
-                    raise ConfigError("layer_types", f"layers of {kind} are not known here")
-            renamed = {"attention": "full_attention", "mamba": "state_space"}
-            if self.kind == "granitemoehybrid":
-                renamed["linear_attention"] = "state_space"
-            return [renamed.get(kind, str(kind)) for kind in stated[: self.layers]]
-        full, every = "full_attention", range(1, self.layers + 1)
+            return self._read_listed(stated)
+        if self.kind == "granitemoehybrid":
+            return ["state_space"] * self.layers
         if self.kind == "qwen3_next":
             period = self.whole("full_attention_interval") or 4
-            return [full if layer % period == 0 else "linear_attention" for layer in every]
+            return [
+                "linear_attention" if (layer + 1) % period else "full_attention"
+                for layer in range(self.layers)
+            ]
         if self.whole("linear_num_key_heads"):
             raise ConfigError("linear_num_key_heads", "layer_types does not state which layers")
         if self.whole("attention_chunk_size"):
             return self._read_chunked()
         if not self.whole("sliding_window") or self.config.get("use_sliding_window") is False:
-            return [full] * self.layers
+            return ["full_attention"] * self.layers
+        sliding = self._read_sliding()
+        return ["sliding_attention" if slides else "full_attention" for slides in sliding]
+
+    def _read_listed(self, stated: Any) -> list[str]:
+        """Read ``layer_types``, a kind for each layer."""
+        if type(stated) is not list or len(stated) < self.layers:
+            raise ConfigError("layer_types", f"must be a list of {self.layers} kinds")
+        for kind in stated:
+            if kind not in LAYER_TYPES:
+                raise ConfigError("layer_types", f"layers of {kind} are not known here")
+        renamed = {"attention": "full_attention", "mamba": "state_space"}
+        if self.kind == "granitemoehybrid":
+            renamed["linear_attention"] = "state_space"
+        return [renamed.get(kind, str(kind)) for kind in stated[: self.layers]]
+
+    def _read_sliding(self) -> list[bool]:
+        """Read which layers have a sliding window: after the first ones, or by a pattern."""
         if self.config.get("use_sliding_window") is True:
-            first = self.whole("max_window_layers")
-            return [full if layer <= first else "sliding_attention" for layer in every]
+            return [layer >= self.whole("max_window_layers") for layer in range(self.layers)]
         pattern = self.config.get("_sliding_window_pattern", SLIDING_PERIOD.get(self.kind))
         pattern = self.config.get("sliding_window_pattern", pattern)
         if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
-            sliding = [pattern[layer % len(pattern)] == "L" for layer in range(self.layers)]
-        elif type(pattern) is int and pattern > 0:
-            sliding = [layer % pattern != 0 for layer in every]
-        elif pattern is None:
-            sliding = [True] * self.layers
-        else:
-            raise ConfigError("sliding_window_pattern", "must be a whole number or L and G")
-        return ["sliding_attention" if slides else full for slides in sliding]
+            return [pattern[layer % len(pattern)] == "L" for layer in range(self.layers)]
+        if type(pattern) is int and pattern > 0:
+            return [(layer + 1) % pattern != 0 for layer in range(self.layers)]
+        if pattern is None:
+            return [True] * self.layers
+        raise ConfigError("sliding_window_pattern", "must be a whole number or L and G")
 
     def _read_chunked(self) -> list[str]:
         """Llama 4: layers with rotary positions attend within chunks, the others to all."""

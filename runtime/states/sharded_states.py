@@ -9,6 +9,7 @@ the optimizer's) / ranks; with 4 / ranks of summed gradients from the last backw
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,6 +30,15 @@ from seqplan.runtime.states.unit_states import UnitStates
 
 ALIGNED_BYTES = 16
 """Of a vectorized load on CUDA."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitContent:
+    """The parameters of a unit by name, of one dtype; ``split``: whether ranks hold parts."""
+
+    label: str
+    parameters: dict[str, nn.Parameter]
+    split: bool
 
 
 class ShardedStates(UnitStates):
@@ -65,44 +75,22 @@ class ShardedStates(UnitStates):
         materialize_model(model, group, find_device(model, device), split)
         check_equal_models(model, group, split)
         modules = _unit_modules(model)
-        contents: list[tuple[str, dict[str, nn.Parameter]]] = []
-        split_units: set[int] = set()
-        unit_of: dict[int, int] = {}
-        for name, module in modules:
-            owned = [
-                (f"{name}.{key}" if name else key, parameter)
-                for key, parameter in module.named_parameters()
-                if parameter.requires_grad and id(parameter) not in unit_of
-            ]
-            kinds = dict.fromkeys((parameter.dtype, key in split) for key, parameter in owned)
-            for dtype, is_split in kinds:
-                same = sorted(
-                    (
-                        (key, parameter)
-                        for key, parameter in owned
-                        if (parameter.dtype, key in split) == (dtype, is_split)
-                    ),
-                    key=_is_odd,
-                )
-                if is_split:
-                    split_units.add(len(contents))
-                unit_of.update((id(parameter), len(contents)) for _, parameter in same)
-                label = name or "the model itself"
-                contents.append((f"{label} (experts)" if is_split else label, dict(same)))
+        contents = _divide_into_units(modules, split)
+        unit_of = {id(p): at for at, unit in enumerate(contents) for p in unit.parameters.values()}
         groups = [
-            experts.blocks.replicas if experts is not None and at in split_units else group
-            for at in range(len(contents))
+            experts.blocks.replicas if experts is not None and unit.split else group
+            for unit in contents
         ]
         layouts = _lay_out(contents, groups, sharding)
         units = [
             _unit(
                 layout,
-                parameters,
+                content.parameters,
                 dist.get_rank(over),
                 keeps_gradient=reduce == "step",
                 part=(0, 1) if over is group or experts is None else experts.blocks.part,
             )
-            for layout, (_, parameters), over in zip(layouts, contents, groups, strict=True)
+            for layout, content, over in zip(layouts, contents, groups, strict=True)
         ]
         super().__init__(units, group, reduce=reduce)
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
@@ -147,6 +135,31 @@ class ShardedStates(UnitStates):
         return wait
 
 
+def _divide_into_units(
+    modules: Sequence[tuple[str, nn.Module]], split: frozenset[str]
+) -> list[UnitContent]:
+    """Divide trained parameters by module, dtype and whether they are of ``split`` experts.
+
+    A parameter of several modules belongs to the first.
+    """
+    contents: list[UnitContent] = []
+    taken: set[int] = set()
+    for name, module in modules:
+        by_kind: dict[tuple[torch.dtype, bool], list[tuple[str, nn.Parameter]]] = {}
+        for key, parameter in module.named_parameters():
+            if parameter.requires_grad and id(parameter) not in taken:
+                named = f"{name}.{key}" if name else key, parameter
+                by_kind.setdefault((parameter.dtype, named[0] in split), []).append(named)
+                taken.add(id(parameter))
+        label = name or "the model itself"
+        for (_, is_split), same in by_kind.items():
+            parameters = dict(sorted(same, key=_is_odd))
+            contents.append(
+                UnitContent(f"{label} (experts)" if is_split else label, parameters, is_split)
+            )
+    return contents
+
+
 def _is_odd(named: tuple[str, nn.Parameter]) -> bool:
     """Whether the next parameter in a buffer would be off a boundary of ``ALIGNED_BYTES``.
 
@@ -156,7 +169,7 @@ def _is_odd(named: tuple[str, nn.Parameter]) -> bool:
 
 
 def _lay_out(
-    contents: Sequence[tuple[str, Mapping[str, nn.Parameter]]],
+    contents: Sequence[UnitContent],
     groups: Sequence[dist.ProcessGroup],
     sharding: Sharding,
 ) -> list[UnitLayout]:
@@ -164,7 +177,7 @@ def _lay_out(
     layouts: dict[int, UnitLayout] = {}
     for group in dict.fromkeys(groups):
         places = [at for at, over in enumerate(groups) if over is group]
-        named = [(contents[at][0], _layouts(contents[at][1])) for at in places]
+        named = [(contents[at].label, _layouts(contents[at].parameters)) for at in places]
         laid_out = unit_layouts(named, 1, dist.get_world_size(group), sharding)
         layouts.update(zip(places, laid_out, strict=True))
     return [layouts[at] for at in range(len(contents))]

@@ -248,10 +248,11 @@ def _plan_from_data(args: argparse.Namespace) -> int:
         print(json.dumps(fields, ensure_ascii=False))
         return 0
     workload = first.proposal.workload
+    default = " (default, see --tokens)" if args.tokens is None else ""
     lines = [
         (
             f"{count_of(len(lengths), 'sequence')}, {int(lengths.sum()):,} tokens, longest "
-            f"{lengths.max():,}; steps of {workload.tokens:,} tokens, sequences up to "
+            f"{lengths.max():,}; steps of {workload.tokens:,} tokens{default}, sequences up to "
             f"{workload.max_len:,}"
         ),
         *_note_lines(source),

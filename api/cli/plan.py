@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from textwrap import wrap
@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from seqplan.api.cli.framework import options
 from seqplan.api.cli.framework.model_options import add_model
-from seqplan.api.cli.framework.output import ProgressBar, check_output, count_of
+from seqplan.api.cli.framework.output import ProgressBar, check_output, count_of, percent
 from seqplan.api.cli.parts.planned_steps import (
     StepRow,
     plan_rows,
@@ -187,6 +187,15 @@ def _options(args: argparse.Namespace, *, proposed: bool = True) -> PlanningOpti
     )
 
 
+def _supports_exact(args: argparse.Namespace, proposal: Proposal) -> bool:
+    options = _options(args, proposed=args.proposal is not None)
+    try:
+        replace(options, exact=True).resolve_execution(proposal.problem)
+    except ValueError:
+        return False
+    return True
+
+
 def _plan(
     args: argparse.Namespace,
     source: _Source,
@@ -315,7 +324,15 @@ def _note_lines(source: _Source) -> list[str]:
 
 
 def _lines(args: argparse.Namespace, rows: list[StepRow], source: _Source) -> list[str]:
+    from seqplan.planner.exact.close_gap import EXACT_GAP
+
     lines = summary_lines(rows, source.truncated)
+    above = sum(row.plan.gap > EXACT_GAP for row in rows)
+    if above and not args.exact and _supports_exact(args, source.proposal):
+        lines.append(
+            f"gap above {percent(EXACT_GAP, 0)}: {count_of(above, 'step')}; --exact solves those "
+            "of few sequences"
+        )
     if source.windows is not None:
         lines += window_lines(args.window, source.windows.report())
     return lines

@@ -36,8 +36,8 @@ def test_exact_answers_are_never_worse(
     proposal = tmp_path / "proposal.json"
     succeeded(propose(lengths, proposal, *options, "--sync", "none", "--schemes", "measured"))
     few = replace(lockstep, proposal=proposal, steps=5)
-    succeeded(call(*few.plan_arguments, "-o", tmp_path / "searched.jsonl"))
-    succeeded(call(*few.plan_arguments, "--exact", "-o", tmp_path / "exact.jsonl"))
+    searched = succeeded(call(*few.plan_arguments, "-o", tmp_path / "searched.jsonl"))
+    exact = succeeded(call(*few.plan_arguments, "--exact", "-o", tmp_path / "exact.jsonl"))
     again = plan(few, tmp_path / "again.jsonl", "--exact", "--workers", 2, hash_seed="1")
     assert (tmp_path / "exact.jsonl").read_bytes() == again
     succeeded(call("check", "plans", tmp_path / "exact.jsonl", "--proposal", proposal))
@@ -47,6 +47,13 @@ def test_exact_answers_are_never_worse(
         assert new.lower_bound_ms >= old.lower_bound_ms
         assert new == old or old.gap > 0.01 > new.gap
     assert any(new.predicted_ms < old.predicted_ms for old, new in zip(before, after, strict=True))
+    above = sum(plan.gap > 0.01 for plan in before)
+    assert f"gap above 1 %: {above} step" in searched
+    assert "; --exact solves those of few sequences" in searched
+    assert "--exact" not in exact
+    assert "--exact" not in succeeded(
+        call(*lockstep.plan_arguments, "-o", tmp_path / "other.jsonl")
+    )
     rejected = call("plan", "--proposal", lockstep.proposal, lengths, "--exact")
     assert "--exact is for pipelines: profile gpt-7b-a100-40gb is of ZeRO-3" in complaint(rejected)
 

@@ -259,10 +259,11 @@ def _plan_from_data(args: argparse.Namespace) -> int:
     workload = first.proposal.workload
     default = " (default, see --tokens)" if args.tokens is None else ""
     lines = [
-        (
+        *wrap(
             f"{count_of(len(lengths), 'sequence')}, {int(lengths.sum()):,} tokens, longest "
             f"{lengths.max():,}; steps of {workload.tokens:,} tokens{default}, sequences up to "
-            f"{workload.max_len:,}"
+            f"{workload.max_len:,}",
+            98,
         ),
         *_note_lines(source),
         *wrap(first.origin, 98),

@@ -93,6 +93,11 @@ def _headline(plan: Plan, times: Schedule) -> Iterable[str]:
         notes += f", experts on {plan.expert_parallel} ranks"
     room = WIDTH - len("pipelines ") - len(notes)
     yield f"pipelines {_cut(str(strategy) or 'none', room)}{notes}"
+    if any(batch.shared_ms for p in plan.pipelines for batch in p.micro_batches):
+        yield (
+            "  time ms counts the experts' work of a pipeline's tokens; ranks of a block share "
+            "that work evenly"
+        )
     if changes and not micro_steps and times.makespan_ms > 0:
         yield _changes_cost(plan, changes, times)
 

@@ -54,6 +54,7 @@ def test_steps_are_planned_explained_and_proven(files: tuple[Path, Path], tmp_pa
     assert "2 plans, no broken rules, every bound proven" in text
     text = succeeded(call("explain", plans, "--profile", profile, "--step", 0))
     assert f"experts on {degree} ranks" in text
+    assert "  time ms counts the experts' work of a pipeline's tokens; ranks of a block" in text
     succeeded(call("trace", plans, "--step", 1, "-o", tmp_path / "trace.json"))
     text = succeeded(call("propose", lengths, *options, "--schemes", "ep2"))
     assert "Experts on 2 ranks: " in text

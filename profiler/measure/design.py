@@ -33,7 +33,7 @@ def design(
     ``ValueError`` for a range that holds no series.
     """
     if not 1 <= shortest < longest:
-        raise ValueError(f"lengths must rise, not go from {shortest} to {longest}")
+        raise ValueError(f"lengths must rise: {shortest}..{longest}. Write the shorter one first")
     if points < 4:
         raise ValueError(f"three coefficients need at least 4 lengths, not {points}")
     series = np.unique(np.geomspace(shortest, longest, points).round().astype(int))

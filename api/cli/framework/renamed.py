@@ -55,6 +55,8 @@ def find_moved(option: str, known: Collection[str]) -> str | None:
     """
     if option == "--gpus" and "--nodes" in known:
         return "--nodes with --gpus-per-node"
+    if option in ("--url", "--service") and "--server" in known:
+        return "--server"
     field = option.removeprefix("--").replace("-", "_")
     for new, fields in (("--model", _SIZES), ("--hardware", _DEVICE)):
         if field in fields and new in known:

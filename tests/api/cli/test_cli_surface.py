@@ -264,6 +264,7 @@ def test_other_variables_have_no_effect(
             "log plans.jsonl --json",
             "unrecognized arguments: plans.jsonl. Did you mean --plans plans.jsonl?",
         ),
+        ("log --url http://127.0.0.1:9", "Did you mean --server?"),
         ("estimate qwen3-8b", "unrecognized arguments: qwen3-8b. Did you mean --model qwen3-8b?"),
         ("propose --trainer megatrn", "Did you mean megatron?"),
     ],

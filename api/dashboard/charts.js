@@ -1,6 +1,5 @@
-// Figures over the steps of a job, drawn by uPlot.
+// Figures over the steps of a job, drawn by uPlot, which the page loads before.
 
-import uPlot from "./vendor/uPlot.esm.js";
 import { find, html, ms, percent, write } from "./markup.js";
 
 const HEIGHT = 190;

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from seqplan.api.report.drawing import svg
+from seqplan.api.report.drawing.charts import Axis, Look, Series, draw_chart
 from seqplan.api.report.drawing.markup import element, listing, section, table, text
 from seqplan.api.report.drawing.numbers import UNKNOWN, coefficient, milliseconds, percent, whole
+from seqplan.api.report.drawing.rows import figure
 from seqplan.api.report.page import document
 from seqplan.costs.fit.latency_fit import Errors, Fit
 from seqplan.costs.fit.samples import Sample
 from seqplan.plans.scheme import Scheme
 from seqplan.plans.version import VERSION
 
-ROLES = {
-    "fit": ("circle", "fitted"),
-    "held-out": ("square", "held out"),
-    "packed": ("diamond", "packed"),
+ROLES: dict[str, tuple[Look, str]] = {
+    "fit": ("hollow", "fitted"),
+    "held-out": ("filled", "held out"),
+    "packed": ("large", "packed"),
 }
-"""Shapes distinguish the kinds of samples without color."""
+"""How points of the kinds of samples look, and what the kinds are."""
 
 CURVE_POINTS = 60
 
@@ -82,19 +85,17 @@ def _scheme_section(scheme: Scheme, fit: Fit, points: list[_Point]) -> str:
         f"Scheme {scheme}",
         sentence,
         listing((*fit.reasons, *fit.notes)) if fit.reasons or fit.notes else "",
-        svg.figure(
-            f"{ident}-curve",
+        figure(
             "Time of a micro-batch of one sequence",
-            "The fitted curve with the samples, on logarithmic axes. The table has the numbers.",
-            "Circles were fitted, squares held out. Packed micro-batches are in the next figure.",
-            lambda width: _curve(fit, points, width),
+            "Hollow points were fitted, filled ones held out. Packed micro-batches are in the next "
+            "figure.",
+            _curve(fit, points),
         ),
-        svg.figure(
-            f"{ident}-residuals",
+        figure(
             "Predicted over measured, less one",
-            "The relative residual of every sample over its tokens. The table has the numbers.",
-            "Circles were fitted, squares held out, diamonds are packed micro-batches.",
-            lambda width: _residuals(points, width),
+            "Hollow points were fitted, filled ones held out; large hollow points are packed "
+            "micro-batches.",
+            _residuals(points),
         ),
         table(
             "Coefficients",
@@ -145,58 +146,59 @@ def _errors(errors: Errors) -> list[str]:
     ]
 
 
-def _curve(fit: Fit, points: list[_Point], width: float) -> svg.Drawing:
+def _curve(fit: Fit, points: Sequence[_Point]) -> str:
     single = [point for point in points if len(point.sample.lengths) == 1]
     times = [point.measured for point in single]
-    y_scale = min(times) / 1.5, max(times) * 1.5
-    height, top, bottom = 320.0, 26.0, 284.0
-    y = svg.Scale(*y_scale, bottom, top, log=True)
-    shapes, left = svg.value_axis(y, width - 8, "{:,g}".format, 36)
-    x = _tokens_scale(single, left, width)
-    shapes += [svg.label(0, 12, "ms", class_="soft"), *_token_axis(x, y, left, width, height)]
-    first, last = single[0].tokens, single[-1].tokens
+    across = _tokens_axis(single)
+    first, last = across.limits
     lengths = [first * (last / first) ** (at / (CURVE_POINTS - 1)) for at in range(CURVE_POINTS)]
-    latency = fit.latency
-    curve = [(x(length), y(latency.micro_batch_ms([length]))) for length in lengths]
-    shapes.append(svg.path(svg.polyline(curve), "curve k0"))
-    shapes += [_mark(point, x(point.tokens), y(point.measured)) for point in single]
-    return svg.Drawing(height, tuple(shapes))
+    places = sorted([*lengths, *(point.tokens for point in single)])
+    fitted = [fit.latency.micro_batch_ms([length]) for length in places]
+    return draw_chart(
+        "The fitted curve with the samples, on logarithmic axes. The table has the numbers.",
+        places,
+        across,
+        Axis("ms", (min(times) / 1.5, max(times) * 1.5), "rough", log=True),
+        [
+            Series("T(l)", fitted),
+            *_samples(single, places, [point.measured for point in single]),
+        ],
+    )
 
 
-def _residuals(points: list[_Point], width: float) -> svg.Drawing:
-    farthest = max(0.05, *(abs(point.residual) for point in points)) * 1.1
-    height, top, bottom = 240.0, 26.0, 204.0
-    y = svg.Scale(-farthest, farthest, bottom, top)
-    shapes, left = svg.value_axis(y, width - 8, lambda tick: percent(tick, 0), 30)
-    x = _tokens_scale(points, left, width)
-    shapes += _token_axis(x, y, left, width, height)
-    shapes.append(svg.line(left, y(0.0), width - 8, y(0.0), "axis"))
-    shapes += [_mark(point, x(point.tokens), y(point.residual)) for point in points]
-    return svg.Drawing(height, tuple(shapes))
+def _residuals(points: Sequence[_Point]) -> str:
+    residuals = [point.residual for point in points]
+    farthest = max(0.05, *map(abs, residuals)) * 1.1
+    places = sorted(point.tokens for point in points)
+    return draw_chart(
+        "The relative residual of every sample over its tokens. The table has the numbers.",
+        places,
+        _tokens_axis(points),
+        Axis("residual", (-farthest, farthest), "percent"),
+        [
+            Series("as measured", [0.0] * len(places), "dashed"),
+            *_samples(points, places, residuals),
+        ],
+        height=240,
+    )
 
 
-def _tokens_scale(points: list[_Point], left: float, width: float) -> svg.Scale:
+def _samples(
+    points: Sequence[_Point], places: Sequence[float], values: Sequence[float]
+) -> Iterator[Series]:
+    """Yield the points of each role; samples of as many tokens have places next to each other."""
+    for role, (look, name) in ROLES.items():
+        column: list[float | None] = [None] * len(places)
+        seen: Counter[int] = Counter()
+        for point, value in zip(points, values, strict=True):
+            at = bisect_left(places, point.tokens) + seen[point.tokens]
+            seen[point.tokens] += 1
+            if point.sample.role == role:
+                column[at] = value
+        if any(value is not None for value in column):
+            yield Series(name, column, look)
+
+
+def _tokens_axis(points: Sequence[_Point]) -> Axis:
     tokens = [point.tokens for point in points]
-    return svg.Scale(min(tokens) * 0.9, max(tokens) * 1.1, left, width - 8, log=True)
-
-
-def _token_axis(x: svg.Scale, y: svg.Scale, left: float, width: float, height: float) -> list[str]:
-    shapes = []
-    bottom = max(y.start, y.end)
-    for power in range(0, 32, 1 if width > 500 else 2):
-        if x.low <= 2**power <= x.high:
-            shapes.append(svg.line(x(2**power), min(y.start, y.end), x(2**power), bottom, "grid"))
-            shapes.append(svg.label(x(2**power), bottom + 15, f"{2**power:,}", anchor="middle"))
-    shapes.append(svg.line(left, bottom, width - 8, bottom, "axis"))
-    middle = (left + width) / 2
-    shapes.append(svg.label(middle, height - 4, "tokens", anchor="middle", class_="soft"))
-    return shapes
-
-
-def _mark(point: _Point, x: float, y: float) -> str:
-    shape, _ = ROLES[point.sample.role]
-    if shape == "circle":
-        return svg.circle(x, y, 4.5, "hollow")
-    if shape == "square":
-        return svg.path(f"M{svg.number(x - 4)} {svg.number(y - 4)}h8v8h-8z", "hollow")
-    return svg.path(f"M{svg.number(x)} {svg.number(y - 5.5)}l5.5 5.5l-5.5 5.5l-5.5 -5.5z", "hollow")
+    return Axis("tokens", (min(tokens) * 0.9, max(tokens) * 1.1), "tokens", log=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.resources import files
 
 from seqplan.api.report.drawing.markup import element, text
-from seqplan.api.report.drawing.style import CSS, PATTERNS
 from seqplan.api.report.sections.curves import curves
 from seqplan.api.report.sections.gantt import gantt
 from seqplan.api.report.sections.headline import headline
@@ -20,11 +20,15 @@ from seqplan.planner.comparison.results import Comparison
 from seqplan.planner.comparison.sweep import Sweep
 from seqplan.plans.version import VERSION
 
+WITHOUT_SCRIPTS = element(
+    "noscript", element("p", "Charts with axes need JavaScript; the tables have their numbers.")
+)
+
 
 def render(
     comparison: Comparison, profile: Profile | None = None, swept: Sequence[Sweep] = ()
 ) -> str:
-    """The comparison as a self-contained HTML document without scripts or outside resources.
+    """The comparison as a self-contained HTML document, without outside resources.
 
     ``profile`` adds the fitted curves of the schemes that fit, ``swept`` what changes with a
     setting. The same input gives the same text.
@@ -56,7 +60,7 @@ def render(
     title = f"{comparison.profile} on {comparison.gpus:,} GPUs"
     body = "\n".join(
         (
-            PATTERNS,
+            _read("report/drawing/patterns.svg"),
             element("header", element("h1", text(title)), _setting(comparison), contents),
             element("main", "\n".join(part for _, _, part in parts)),
             element(
@@ -73,16 +77,31 @@ def render(
 
 
 def document(title: str, body: str) -> str:
-    """A whole page around a body of markup: the head with the style sheet, nothing from outside."""
-    head = (
-        '<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{text(title)}</title>\n<style>\n{CSS}</style>"
+    """A whole page around a body of markup: its style sheet, the scripts of its charts."""
+    styles = [_read(name) for name in ("dashboard/vendor/uPlot.min.css", "report/drawing/page.css")]
+    scripts = [
+        _read(name) for name in ("dashboard/vendor/uPlot.iife.min.js", "report/drawing/charts.js")
+    ]
+    lines = (
+        "<!DOCTYPE html>",
+        '<html lang="en">',
+        "<head>",
+        '<meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{text(title)}</title>",
+        *("<style>", *styles, "</style>"),
+        "</head>",
+        *("<body>", WITHOUT_SCRIPTS, body),
+        *("<script>", *scripts, "</script>"),
+        "</body>",
+        "</html>",
     )
-    return (
-        f'<!DOCTYPE html>\n<html lang="en">\n<head>\n{head}\n</head>\n'
-        f"<body>\n{body}\n</body>\n</html>\n"
-    )
+    return "\n".join(lines) + "\n"
+
+
+def _read(name: str) -> str:
+    """Return a file of the package, as ``report/drawing/page.css``."""
+    return files("seqplan.api").joinpath(name).read_text("utf-8").strip()
 
 
 def _setting(comparison: Comparison) -> str:

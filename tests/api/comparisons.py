@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
+from typing import Any
 
 from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.simulation.iteration import Iteration, Span
@@ -13,6 +16,14 @@ from seqplan.plans.scheme import Scheme, Strategy
 ODD = 'Mega<b>tron & "co" </table>'
 
 Pipelines = list[tuple[Scheme, list[float]]]
+
+
+CHART = re.compile(r'<div class="chart"><script type="application/json">(.*?)</script></div>')
+
+
+def charts(document: str) -> list[dict[str, Any]]:
+    """The descriptions of the charts of a page."""
+    return [json.loads(found) for found in CHART.findall(document)]
 
 
 def iteration(step: int, pipelines: Pipelines, ours: bool = True) -> Iteration:

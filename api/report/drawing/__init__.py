@@ -1,5 +1,6 @@
-"""What pages are drawn with: SVG, HTML, numbers as text, and the style sheet.
+"""What pages are drawn with: charts, rows of bars, tables, numbers as text, and the style sheet.
 
-Read ``svg`` (charts), ``markup`` (tables and text), ``numbers``, ``style``. All is public to
-the sections.
+Read ``charts`` (charts with axes, which ``charts.js`` draws by uPlot), ``rows`` (bars, laid out by
+the browser), ``markup`` (tables and text), ``numbers``, ``page.css``. All is public to the
+sections.
 """

@@ -6,9 +6,9 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from seqplan.api.report.drawing import svg
 from seqplan.api.report.drawing.markup import element, section, table, text
 from seqplan.api.report.drawing.numbers import duration, milliseconds, percent, whole
+from seqplan.api.report.drawing.rows import figure, legend, percent_of, scale
 from seqplan.api.report.sections.pick import describe_simulation, fastest, shown_rival, slowest
 from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.simulation.iteration import Iteration, Span
@@ -16,8 +16,11 @@ from seqplan.plans.ranges import ranges_text
 
 KINDS = ("forward", "backward", "sync", "optimizer", "switch")
 
-PIECES = 4.5
-"""Pieces of a chart per px of its width, so that the file stays small."""
+WIDTH = 880
+"""Units of a chart across; a page stretches it to its width."""
+
+PIECES = 4000
+"""Pieces of a chart, about, so that the file stays small."""
 
 NUMBERED = 150
 """Micro-batch numbers in a chart, at most."""
@@ -70,7 +73,6 @@ def _chart(
     rows: Sequence[GanttRow],
     extent: Extent,
 ) -> str:
-    ident = f"gantt-{word}-{'ours' if system is comparison.ours else 'other'}"
     title = f"Our {word} step ({iteration.step:,}): {system.name}"
     if not iteration.spans:
         return element("figure", element("h3", text(title)), element("p", "Not recorded."))
@@ -82,80 +84,73 @@ def _chart(
     )
     if several > 1:
         caption += f" Up to {several:,} stages share a row, which shows the busiest of them."
-    return svg.figure(
-        ident,
-        title,
-        f"Rows are ranks from 0 up, time runs to the right; the iteration takes "
-        f"{milliseconds(iteration.total_ms)} ms. The table has the times of every row.",
-        caption,
-        lambda width: _draw(rows, iteration.total_ms, extent, width),
-    ) + _table(title, rows, iteration.total_ms)
+    about = (
+        "Rows are ranks from 0 up, time runs to the right; the iteration takes "
+        f"{milliseconds(iteration.total_ms)} ms. The table has the times of every row."
+    )
+    drawing = _draw(rows, iteration.total_ms, extent, about)
+    return figure(title, caption, *drawing) + _table(title, rows, iteration.total_ms)
 
 
-def _draw(rows: Sequence[GanttRow], total_ms: float, extent: Extent, width: float) -> svg.Drawing:
-    present = {span.kind for row in rows for span in row.spans}
-    entries = [(kind, kind) for kind in KINDS if kind in present]
-    shapes, top = svg.legend([*entries, ("stage", "idle")], width, 0)
-    world = rows[-1].high
-    end_ms, gpu = extent.end_ms, extent.gpu
-    left = svg.text_width(f"{world - 1:,}") + 10
-    x = svg.Scale(0, end_ms, left, width - 1)
-    top += 16
-    bottom = top + world * gpu
-    shapes.append(svg.label(0, top - 6, "rank", class_="soft"))
-    shapes.append(svg.rect(left, top, x(total_ms) - left, bottom - top, "stage"))
-    pieces = _pieces(rows, end_ms, width)
+def _draw(
+    rows: Sequence[GanttRow], total_ms: float, extent: Extent, about: str
+) -> tuple[str, str, str]:
+    """Return the legend, the passes of every row, and the scale."""
+    across = WIDTH / extent.end_ms
+    height = rows[-1].high * extent.gpu
     paths: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    ranks: list[str] = []
     numbers: list[str] = []
-    last_label = -100.0
-    for row, row_blocks in zip(rows, pieces, strict=True):
-        y, height = top + row.low * gpu, (row.high - row.low) * gpu
-        inset = min(1.0, height / 6)
-        if y + height / 2 - last_label >= 13:
-            shapes.append(
-                svg.label(left - 6, y + min(height / 2 + 4, 13), f"{row.low:,}", anchor="end")
-            )
-            last_label = y + height / 2
+    named = -100.0
+    for row, row_blocks in zip(rows, _pieces(rows, extent.end_ms), strict=True):
+        top, row_height = row.low * extent.gpu, (row.high - row.low) * extent.gpu
+        if top - named >= 13:
+            ranks.append(element("span", f"{row.low:,}", style=f"top:{top:.0f}px"))
+            named = top
         for block in row_blocks:
-            begin, end = x(block.start_ms), x(block.end_ms)
-            size = max(end - begin - (0.6 if end - begin > 3 else 0), 0.3)
-            across = f"h{svg.number(size)}v{svg.number(height - inset)}h-{svg.number(size)}z"
-            paths.setdefault(block.kind, []).append(f"M{svg.number(begin)} {svg.number(y)}{across}")
-            if height >= 11 and len(numbers) < NUMBERED:
-                numbers += _draw_number(block, begin, size, y + height / 2)
-    shapes += [svg.path("".join(parts), kind) for kind, parts in paths.items() if parts]
-    shapes += numbers
-    shapes.append(svg.line(x(total_ms), top - 4, x(total_ms), bottom + 4, "mark"))
-    for tick in x.ticks(svg.text_width(milliseconds(end_ms)) + 30):
-        shapes.append(svg.line(x(tick), bottom, x(tick), bottom + 4, "axis"))
-        name = whole(tick) if end_ms >= 20 else f"{tick:g}"
-        half = svg.text_width(name) / 2
-        middle = min(max(x(tick), half), width - half)
-        shapes.append(svg.label(middle, bottom + 17, name, anchor="middle"))
-    shapes.append(svg.label(left, bottom + 32, "ms from the start of the iteration", class_="soft"))
-    return svg.Drawing(bottom + 36, tuple(shapes))
+            begin, size = block.start_ms * across, (block.end_ms - block.start_ms) * across
+            size = max(size - (0.6 if size > 3 else 0), 0.3)
+            drawn = row_height - min(1.0, row_height / 6)
+            paths[block.kind].append(f"M{begin:.1f} {top:.1f}h{size:.1f}v{drawn:.1f}h-{size:.1f}z")
+            if row_height >= 11 and len(numbers) < NUMBERED:
+                numbers += _write_number(block, begin, size, top + row_height / 2)
+    ours = [kind for kind in KINDS if paths[kind]]
+    idle = element("path", d=f"M0 0h{total_ms * across:.1f}v{height:.1f}H0z", class_="stage")
+    passes = element(
+        "svg",
+        idle,
+        *(element("path", d="".join(paths[kind]), class_=kind) for kind in ours),
+        element("path", d=f"M{total_ms * across:.1f} 0v{height:.1f}", class_="mark"),
+        viewBox=f"0 0 {WIDTH} {height:.1f}",
+        preserveAspectRatio="none",
+        role="img",
+        aria_label=about,
+    )
+    plane = element("div", passes, *numbers, class_="plane")
+    return (
+        legend([*((kind, kind) for kind in ours), ("stage", "idle")]),
+        element("div", *ranks, plane, class_="gantt", style=f"height:{height:.0f}px"),
+        scale("0 ms", *(duration(extent.end_ms * at / 4) for at in range(1, 5))),
+    )
 
 
-def _pieces(rows: Sequence[GanttRow], end_ms: float, width: float) -> list[list[GanttBlock]]:
+def _pieces(rows: Sequence[GanttRow], end_ms: float) -> list[list[GanttBlock]]:
     """Return the blocks to draw of each row, merged to fit the chart's limit."""
-    shortest = end_ms / width
+    shortest = end_ms / WIDTH
     while True:
         pieces = [blocks(row.spans, shortest) for row in rows]
-        if sum(map(len, pieces)) <= max(PIECES * width, 2 * len(rows)) or shortest > end_ms:
+        if sum(map(len, pieces)) <= max(PIECES, 2 * len(rows)) or shortest > end_ms:
             return pieces
         shortest *= 1.5
 
 
-def _draw_number(block: GanttBlock, begin: float, size: float, middle: float) -> list[str]:
+def _write_number(block: GanttBlock, begin: float, size: float, middle: float) -> list[str]:
     """The micro-batch's number if there is room for it."""
-    if block.micro_batch is None or block.kind not in ("forward", "backward"):
+    name = f"{block.micro_batch:,}" if block.micro_batch is not None else ""
+    if block.kind not in ("forward", "backward") or not name or size < 6 * len(name) + 4:
         return []
-    name = f"{block.micro_batch:,}"
-    if size < svg.text_width(name, 10) + 4:
-        return []
-    return [
-        svg.label(begin + size / 2, middle + 3, name, anchor="middle", class_=f"on-{block.kind}")
-    ]
+    place = f"left:{percent_of(begin / WIDTH)};width:{percent_of(size / WIDTH)};top:{middle:.0f}px"
+    return [element("b", name, class_=f"on-{block.kind}", style=place)]
 
 
 def _table(title: str, rows: Sequence[GanttRow], total_ms: float) -> str:

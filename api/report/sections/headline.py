@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from statistics import median
 
-from seqplan.api.report.drawing import numbers, svg
+from seqplan.api.report.drawing import numbers
 from seqplan.api.report.drawing.markup import element, listing, section, table, text
+from seqplan.api.report.drawing.rows import figure, legend, piece, row, track
 from seqplan.api.report.sections.pick import describe_simulation
 from seqplan.planner.comparison.advice import rivals
 from seqplan.planner.comparison.nearest import measure_speedup
@@ -27,14 +29,7 @@ def headline(comparison: Comparison) -> str:
     answer = f"Does it pay: {ANSWERS[comparison.pays]}. {comparison.advice}"
     parts = [element("p", text(answer), class_="advice"), _facts(comparison)]
     parts.append(
-        svg.figure(
-            "iteration",
-            "Mean iteration",
-            "One bar for each system: its mean iteration in milliseconds, split into forward and "
-            f"backward, sync and optimizer. {_spoken(comparison)}",
-            f"{origin} Shorter is better.",
-            lambda width: _bars(comparison, width),
-        )
+        figure("Mean iteration", f"{origin} Shorter is better.", legend(PARTS), *_bars(comparison))
     )
     parts.append(_tables(comparison))
     if comparison.left_out:
@@ -83,10 +78,6 @@ def _facts(comparison: Comparison) -> str:
     )
 
 
-def _spoken(comparison: Comparison) -> str:
-    return " ".join(f"{s.name}: {numbers.milliseconds(s.mean_ms)} ms." for s in comparison.ranked)
-
-
 def _means(system: System) -> list[float]:
     """Return mean forward and backward, sync and optimizer, ms."""
     count = len(system.iterations)
@@ -97,26 +88,18 @@ def _means(system: System) -> list[float]:
     ]
 
 
-def _bars(comparison: Comparison, width: float) -> svg.Drawing:
-    shapes, top = svg.legend(PARTS, width, 0)
+def _bars(comparison: Comparison) -> Iterator[str]:
+    """Yield a row for each system, its mean iteration split into parts."""
     longest = max(system.mean_ms for system in comparison.systems)
-    scale = svg.Scale(0, longest, 0, width - 2)
-    for at, system in enumerate(comparison.ranked):
-        y = top + at * 40
-        value = f"{numbers.milliseconds(system.mean_ms)} ms"
-        room = width - svg.text_width(value) - 12
-        style = "strong" if system is comparison.ours else ""
-        shapes.append(svg.label(0, y + 12, svg.fit(system.name, room), class_=style))
-        shapes.append(svg.label(width, y + 12, value, anchor="end", class_=style))
-        x = 1.0
+    for system in comparison.ranked:
+        pieces, left = [], 0.0
         for part, (class_, _) in zip(_means(system), PARTS, strict=True):
+            width = part / longest
             if part > 0:
-                shapes.append(
-                    svg.rect(x, y + 17, scale(part), 14, class_, f"{numbers.milliseconds(part)} ms")
-                )
-            x += scale(part)
-    height = top + 40 * len(comparison.systems)
-    return svg.Drawing(height, tuple(shapes))
+                pieces.append(piece(class_, left, width, f"{numbers.milliseconds(part)} ms"))
+            left += width
+        value = f"{numbers.milliseconds(system.mean_ms)} ms"
+        yield row(system.name, value, track(*pieces), strong=system is comparison.ours)
 
 
 def _tables(comparison: Comparison) -> str:

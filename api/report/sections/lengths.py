@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from seqplan.api.report.drawing import svg
+from collections.abc import Iterator
+
 from seqplan.api.report.drawing.markup import section, table
 from seqplan.api.report.drawing.numbers import percent, whole
+from seqplan.api.report.drawing.rows import figure, legend, piece, row, track
 from seqplan.planner.comparison.results import Comparison
 
 
@@ -17,14 +19,12 @@ def lengths(comparison: Comparison) -> str:
         "The data",
         f"How long the {comparison.sequences:,} sequences of the data set are, and what each step "
         f"got of them; a step takes sequences of at most {comparison.max_len:,} tokens.",
-        svg.figure(
-            "histogram",
+        figure(
             "Lengths of the data set",
-            "For each power of two, the share of sequences up to that length and the share of "
-            "tokens that they hold.",
             f"{total:,} sequences with {tokens:,} tokens; each row holds the lengths up to its "
             "number and above the row before.",
-            lambda width: _histogram(comparison, width),
+            legend([("other", "share of sequences"), ("ours", "share of tokens")]),
+            *_histogram(comparison, total, tokens),
         ),
         table(
             "Lengths of the data set",
@@ -59,26 +59,14 @@ def _share(part: int, total: int) -> float:
     return part / total if total else 0.0
 
 
-def _histogram(comparison: Comparison, width: float) -> svg.Drawing:
-    shapes, top = svg.legend(
-        [("other", "share of sequences"), ("ours", "share of tokens")], width, 0
-    )
-    rows = comparison.histogram
-    total = sum(count for _, count, _ in rows)
-    tokens = sum(count for _, _, count in rows)
-    names = [f"≤ {up_to:,}" for up_to, _, _ in rows]
-    left = max((svg.text_width(name) for name in names), default=0) + 8
-    right = width - svg.text_width("100.0 %") - 6
-    shares = [(_share(n, total), _share(t, tokens)) for _, n, t in rows]
-    scale = svg.Scale(0, max((max(pair) for pair in shares), default=0) or 1, 0, right - left)
-    for at, (name, pair) in enumerate(zip(names, shares, strict=True)):
-        y = top + at * 32
-        shapes.append(svg.label(left - 6, y + 18, name, anchor="end"))
-        for line_at, (share, class_) in enumerate(zip(pair, ("other", "ours"), strict=True)):
-            below = y + 1 + line_at * 13
-            if share > 0:
-                shapes.append(svg.rect(left, below, max(scale(share), 0.5), 11, class_))
-            shapes.append(svg.label(left + scale(share) + 6, below + 10, percent(share)))
-    height = top + 32 * len(rows) + 2
-    shapes.append(svg.line(left, top - 2, left, height - 4, "axis"))
-    return svg.Drawing(height, tuple(shapes))
+def _histogram(comparison: Comparison, total: int, tokens: int) -> Iterator[str]:
+    """Yield a row for each range of lengths: its shares of sequences and tokens."""
+    shares = [(_share(n, total), _share(t, tokens)) for _, n, t in comparison.histogram]
+    largest = max((max(pair) for pair in shares), default=0) or 1
+    for (up_to, _, _), (of_all, of_tokens) in zip(comparison.histogram, shares, strict=True):
+        yield row(
+            f"≤ {up_to:,}",
+            f"{percent(of_all)} of sequences, {percent(of_tokens)} of tokens",
+            track(piece("other", 0, of_all / largest)),
+            track(piece("ours", 0, of_tokens / largest)),
+        )

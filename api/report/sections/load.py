@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from statistics import fmean
 
-from seqplan.api.report.drawing import svg
+from seqplan.api.report.drawing.charts import Axis, Series, draw_chart
 from seqplan.api.report.drawing.markup import section, table
-from seqplan.api.report.drawing.numbers import milliseconds, percent, ratio, whole
+from seqplan.api.report.drawing.numbers import milliseconds, percent, ratio
+from seqplan.api.report.drawing.rows import figure
 from seqplan.api.report.sections.pick import describe_simulation, shown_rival, slowest
 from seqplan.planner.comparison.results import Comparison, System
 from seqplan.planner.simulation.iteration import Iteration
@@ -39,66 +40,34 @@ def load(comparison: Comparison) -> str:
 
 
 def _figure(comparison: Comparison, system: System, iteration: Iteration, highest: float) -> str:
-    ours = system is comparison.ours
-    return svg.figure(
-        f"load-{'ours' if ours else 'other'}",
+    return figure(
         f"Step {iteration.step:,}: {system.name}",
-        f"One bar for each rank: its forward and backward time; mean "
-        f"{milliseconds(fmean(iteration.rank_busy_ms or (0.0,)))} ms, forward and backward end at "
-        f"{milliseconds(iteration.compute_ms)} ms.",
         f"{describe_simulation(comparison)} Dashed: mean of the ranks. "
         f"Thick line: end of forward and backward. Imbalance {ratio(iteration.imbalance)}, "
         f"bubble {percent(iteration.bubble_ratio)}.",
-        lambda width: _bars(iteration, highest, width, ours),
+        _bars(iteration, highest),
     )
 
 
-def _bars(iteration: Iteration, highest: float, width: float, ours: bool) -> svg.Drawing:
-    top, bottom = 22.0, 170.0
-    y = svg.Scale(0, highest * 1.04 or 1.0, bottom, top)
-    shapes, left = svg.value_axis(y, width, whole)
-    shapes.append(svg.label(0, 12, "ms", class_="soft"))
-    busy = iteration.rank_busy_ms
-    pitch = (width - left) / max(len(busy), 1)
-    gap = min(2.0, pitch / 4) if pitch > 4 else 0.0
-    bars = []
-    for first, after, value in _runs(busy) if not gap else _bins_of(busy):
-        x, size = left + first * pitch, (after - first) * pitch - gap
-        rise = svg.number(bottom - y(value))
-        bars.append(f"M{svg.number(x)} {svg.number(bottom)}v-{rise}h{svg.number(size)}v{rise}z")
-    shapes.append(svg.path("".join(bars), "ours" if ours else "other"))
-    average = y(fmean(busy or (0.0,)))
-    # A dark dash would not show on a dark bar: a band of the page's color lies under it.
-    shapes.append(svg.line(left, average, width, average, "band"))
-    shapes.append(svg.line(left, average, width, average, "dashed"))
-    end = y(iteration.compute_ms)
-    shapes.append(svg.line(left, end, width, end, "mark"))
-    shapes.append(svg.line(left, bottom, width, bottom, "axis"))
-    every = max(1, -int(-(svg.text_width(f"{len(busy):,}") + 14) // pitch))
-    # Multiples of a power of two, as ranks are counted.
-    every = 1 << (every - 1).bit_length()
-    for rank in range(0, len(busy), every):
-        middle = left + (rank + 0.5) * pitch
-        shapes.append(svg.label(middle, bottom + 15, f"{rank:,}", anchor="middle"))
-    shapes.append(
-        svg.label((left + width) / 2, bottom + 31, "rank", anchor="middle", class_="soft")
+def _bars(iteration: Iteration, highest: float) -> str:
+    """Draw the busy time over the ranks: one place for all ranks of equal time in a row."""
+    busy = iteration.rank_busy_ms or (0.0,)
+    places = [rank for rank in range(len(busy)) if rank == 0 or busy[rank] != busy[rank - 1]]
+    average, end = fmean(busy), iteration.compute_ms
+    count = len(places) + 1
+    return draw_chart(
+        "The forward and backward time of each rank; mean "
+        f"{milliseconds(average)} ms, forward and backward end at {milliseconds(end)} ms.",
+        [*places, len(busy)],
+        Axis("rank", (0, len(busy))),
+        Axis("ms", (0, highest * 1.04 or 1.0)),
+        [
+            Series("busy", [*(busy[rank] for rank in places), busy[-1]], "area"),
+            Series("mean", [average] * count, "dashed"),
+            Series("end", [end] * count, "solid"),
+        ],
+        height=220,
     )
-    return svg.Drawing(bottom + 36, tuple(shapes))
-
-
-def _bins_of(values: Sequence[float]) -> list[tuple[int, int, float]]:
-    return [(rank, rank + 1, value) for rank, value in enumerate(values)]
-
-
-def _runs(values: Sequence[float]) -> list[tuple[int, int, float]]:
-    """Ranks [first, after) of equal load."""
-    runs: list[tuple[int, int, float]] = []
-    for rank, value in enumerate(values):
-        if runs and runs[-1][2] == value:
-            runs[-1] = (runs[-1][0], rank + 1, value)
-        else:
-            runs.append((rank, rank + 1, value))
-    return runs
 
 
 def _summary(iterations: Sequence[tuple[System, Iteration]]) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
+from typing import Literal
 
-from seqplan.api.report.drawing import svg
+from seqplan.api.report.drawing.charts import Axis, Series, draw_chart
 from seqplan.api.report.drawing.markup import element, section, table
 from seqplan.api.report.drawing.numbers import milliseconds, percent, whole
+from seqplan.api.report.drawing.rows import figure
 from seqplan.planner.comparison.results import Comparison
 
 
@@ -20,26 +23,28 @@ def planning(comparison: Comparison) -> str:
     if any(gap is not None for gap in gaps):
         known = [gap for gap in gaps if gap is not None]
         parts.append(
-            svg.figure(
-                "gap",
+            figure(
                 "Proven gap of each step",
-                "One bar for each step: how much longer the plan takes than its proven bound.",
                 f"Predicted time over its lower bound, less one: median {percent(median(known), 2)}"
                 f", largest {percent(max(known), 2)}. No dispatch or packing of the plan's "
                 "strategy is faster than the bound. Lower is better.",
-                lambda width: svg.step_bars(steps, gaps, width, lambda gap: percent(gap, 2), "gap"),
+                _bars(
+                    "One bar for each step: how much longer the plan takes than its proven bound.",
+                    *(steps, gaps, "gap", "percent"),
+                ),
             )
         )
     if any(time is not None for time in times):
         known = [time for time in times if time is not None]
         parts.append(
-            svg.figure(
-                "planning-time",
+            figure(
                 "Planning time of each step",
-                "One bar for each step: how long its planning took, in milliseconds.",
                 f"Measured where the comparison ran: median {milliseconds(median(known))} ms, "
                 f"longest {milliseconds(max(known))} ms. Planning runs ahead of training.",
-                lambda width: svg.step_bars(steps, times, width, milliseconds, "ms"),
+                _bars(
+                    "One bar for each step: how long its planning took, in milliseconds.",
+                    *(steps, times, "ms", "ms"),
+                ),
             )
         )
     if not parts:
@@ -54,4 +59,23 @@ def planning(comparison: Comparison) -> str:
         "How close to its proven bound each of our plans is, and how long planning it took.",
         *parts,
         table("Gap and planning time", ["Step", "Gap", "Planning (ms)"], rows, left=0),
+    )
+
+
+def _bars(
+    about: str,
+    steps: Sequence[int],
+    values: Sequence[float | None],
+    label: str,
+    written: Literal["ms", "percent"],
+) -> str:
+    """Bars over the steps, none where a value is unknown."""
+    highest = max((value for value in values if value is not None), default=0.0) or 1.0
+    return draw_chart(
+        about,
+        steps,
+        Axis("step", (steps[0] - 0.6, steps[-1] + 0.6)),
+        Axis(label, (0.0, highest * 1.04), written),
+        [Series(label, values, "bars")],
+        height=220,
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from seqplan.api.report.drawing import svg
 from seqplan.api.report.drawing.markup import section, table
 from seqplan.api.report.drawing.numbers import duration, milliseconds, percent, whole
+from seqplan.api.report.drawing.rows import figure, piece, row, scale, track
 from seqplan.api.report.sections.pick import describe_simulation, strategy_counts
 from seqplan.planner.comparison.results import Comparison
 from seqplan.plans.ranges import ranges_text
@@ -27,14 +27,11 @@ def strategies(comparison: Comparison) -> str:
         "Strategies chosen",
         f"Which of {len(counted):,} strateg{'y' if len(counted) == 1 else 'ies'} our plans ran at "
         "each step: how many pipelines of which scheme.",
-        svg.figure(
-            "choices",
+        figure(
             "Strategy of each step",
-            "One row for each strategy, most frequent first, with a filled cell at each step that "
-            "ran it.",
             f"{describe_simulation(comparison)} Filled: the step ran it.{many} "
             f"Mean iteration {duration(mean)}.",
-            lambda width: _grid(comparison, counted, width),
+            *_grid(comparison, counted),
         ),
         table(
             "How often",
@@ -87,25 +84,15 @@ def _modes(comparison: Comparison) -> Iterator[str]:
     )
 
 
-def _grid(
-    comparison: Comparison, counted: list[tuple[str, list[int]]], width: float
-) -> svg.Drawing:
+def _grid(comparison: Comparison, counted: list[tuple[str, list[int]]]) -> Iterator[str]:
+    """Yield a row for each strategy, most frequent first, then the steps' scale."""
     iterations = comparison.ours.iterations
     rows = counted if len(counted) <= ROWS + 1 else counted[:ROWS]
     if rest := counted[len(rows) :]:
         rows = [*rows, (f"{len(rest):,} others", [index for _, at in rest for index in at])]
-    pitch = (width - 2) / len(iterations)
-    cell = max(pitch - 2, pitch * 0.8)
-    shapes = []
-    for place, (name, at) in enumerate(rows):
-        y = place * 38
-        share = f"{len(at):,} of {len(iterations):,} · "
-        shapes.append(svg.label(0, y + 12, svg.fit(share + name, width)))
-        chosen = set(at)
-        for index in range(len(iterations)):
-            class_ = "ours" if index in chosen else "stage"
-            shapes.append(svg.rect(1 + index * pitch, y + 17, cell, 12, class_))
-    bottom = 38.0 * len(rows)
-    shapes += svg.step_ticks([iteration.step for iteration in iterations], 0, pitch, bottom + 10)
-    shapes.append(svg.label(width / 2, bottom + 26, "step", anchor="middle", class_="soft"))
-    return svg.Drawing(bottom + 30, tuple(shapes))
+    cell = 1 / len(iterations)
+    for name, at in rows:
+        cells = [piece("ours cell", index * cell, cell) for index in at]
+        share = f"{len(at):,} of {len(iterations):,}"
+        yield row(name, share, track(piece("stage", 0, 1), *cells))
+    yield scale(f"step {iterations[0].step:,}", f"{iterations[-1].step:,}")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from seqplan.api.report.drawing import svg
+from seqplan.api.report.drawing.charts import Axis, Series, draw_chart
 from seqplan.api.report.drawing.markup import element, listing, section, table, text
 from seqplan.api.report.drawing.numbers import factor, milliseconds, whole
+from seqplan.api.report.drawing.rows import figure
 from seqplan.planner.comparison.sweep import Sweep, SweptPoint
 
 MEANING = {
@@ -14,9 +15,6 @@ MEANING = {
     "max-len": "longest sequence (tokens)",
     "tokens": "tokens of a step",
 }
-
-NAMES = 0.42
-"""Share of a figure's width that the names of the lines may take."""
 
 
 def sweeps(swept: Sequence[Sweep], profile: str) -> str:
@@ -37,13 +35,10 @@ def _section(sweep: Sweep, profile: str) -> str:
     parts = []
     if possible:
         parts.append(
-            svg.figure(
-                f"sweep-{sweep.axis}",
+            figure(
                 f"Speed-up of ours by {meaning}",
-                f"One line for each other system: its mean iteration over ours at each {meaning}. "
-                "The table has the numbers.",
                 f"Simulated on profile {profile}. Above the dashed line at 1 ours is faster.",
-                lambda width: _chart(sweep, possible, meaning, width),
+                _chart(sweep, possible, meaning),
             )
         )
     parts.append(_table(sweep, meaning))
@@ -53,40 +48,27 @@ def _section(sweep: Sweep, profile: str) -> str:
     return "".join(parts)
 
 
-def _chart(sweep: Sweep, points: Sequence[SweptPoint], meaning: str, width: float) -> svg.Drawing:
-    names = {key: name for key, name in sweep.names().items() if key != "ours"}
-    height = max(300.0, 15.0 * len(names) + 90)
-    top, bottom = 24.0, height - 38
-    room = width * NAMES - 22
-    right = width - min(room, max((svg.text_width(n) for n in names.values()), default=0)) - 22
-    gains = [system.speedup for point in points for system in point.systems]
-    low, high = min(*gains, 1.0), max(*gains, 1.0)
-    margin = (high - low) * 0.06 or 0.1
-    y = svg.Scale(max(0.0, low - margin), high + margin, bottom, top)
-    shapes, left = svg.value_axis(y, right, factor)
-    # Values stand side by side: they are few, and rarely evenly spaced on any scale.
-    pitch = (right - left - 24) / max(len(points) - 1, 1)
-    places = [left + 12 + at * pitch for at in range(len(points))]
-    shapes.append(svg.label(0, 12, "speed-up of ours", class_="soft"))
-    for x, point in zip(places, points, strict=True):
-        shapes.append(svg.label(x, bottom + 16, f"{point.value:,}", anchor="middle"))
-    shapes.append(svg.line(left, bottom, right, bottom, "axis"))
-    shapes.append(svg.line(left, y(1.0), right, y(1.0), "dashed"))
-    shapes.append(
-        svg.label((left + right) / 2, height - 4, meaning, anchor="middle", class_="soft")
+def _chart(sweep: Sweep, points: Sequence[SweptPoint], meaning: str) -> str:
+    gains = [{system.key: system.speedup for system in point.systems} for point in points]
+    values = [1.0, *(gain for of_point in gains for gain in of_point.values())]
+    margin = (max(values) - min(values)) * 0.06 or 0.1
+    # Places are 0, 1, …: values are few, and rarely evenly spaced on any scale.
+    places = range(len(points))
+    lines = [
+        Series(name, [of_point.get(key) for of_point in gains], marks=tuple(places))
+        for key, name in sweep.names().items()
+        if key != "ours"
+    ]
+    return draw_chart(
+        f"One line for each other system: its mean iteration over ours at each {meaning}. The "
+        "table has the numbers.",
+        places,
+        Axis(meaning, (-0.3, len(points) - 0.7), names=tuple(f"{p.value:,}" for p in points)),
+        Axis("speed-up of ours", (max(0, min(values) - margin), max(values) + margin), "factor"),
+        [*lines, Series("ours", [1.0] * len(points), "dashed")],
+        height=int(max(320, 15 * len(lines) + 110)),
+        names_at_ends=True,
     )
-    ends = []
-    for at, (key, name) in enumerate(names.items()):
-        line_points = [
-            (x, y(system.speedup))
-            for x, point in zip(places, points, strict=True)
-            for system in point.systems
-            if system.key == key
-        ]
-        shapes.append(svg.curve(line_points, at))
-        shapes += [svg.circle(x, rise, 3, "hollow") for x, rise in line_points]
-        ends.append((line_points[-1][1], line_points[-1][0], svg.fit(name, room)))
-    return svg.Drawing(height, (*shapes, *svg.end_labels(ends, right, top, bottom)))
 
 
 def _table(sweep: Sweep, meaning: str) -> str:

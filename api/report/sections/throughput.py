@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
-from seqplan.api.report.drawing import svg
 from seqplan.api.report.drawing.markup import section, table
 from seqplan.api.report.drawing.numbers import factor, milliseconds, percent, ratio, whole
+from seqplan.api.report.drawing.rows import figure, piece, row, scale, track
 from seqplan.api.report.sections.pick import describe_simulation
 from seqplan.planner.comparison.results import Comparison
 
@@ -31,20 +31,15 @@ def throughput(comparison: Comparison) -> str:
         "Throughput and its spread",
         "How many tokens each system trains per second, and how much longer than ours it takes, "
         "step by step on the same batches.",
-        svg.figure(
-            "rates",
+        figure(
             "Tokens per second",
-            "For each system, tokens per second of every step with median, quartiles and extremes.",
             f"{caption} Further right is better.",
-            lambda width: _plot(names, rates, width, whole, None),
+            *_plot(names, rates, whole, None),
         ),
-        svg.figure(
-            "gains",
+        figure(
             "Speed-up of ours",
-            "For each other system, its iteration over ours for every step; above 1 ours is "
-            "faster.",
             f"{caption} The dashed line at 1 is ours.",
-            lambda width: _plot(names[1:], gains[1:], width, factor, 1.0),
+            *_plot(names[1:], gains[1:], factor, 1.0),
         )
         if len(names) > 1
         else "",
@@ -64,58 +59,27 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float, float, floa
 def _plot(
     names: Sequence[str],
     series: Sequence[Sequence[float]],
-    width: float,
     written: Callable[[float], str],
     reference: float | None,
-) -> svg.Drawing:
-    values = [value for row in series for value in row]
-    edges = [*values, reference] if reference is not None else values
-    span = max(edges) - min(edges)
-    margin = span * 0.04 or max(abs(max(edges)), 1.0) * 0.1
-    low = max(0.0, min(edges) - margin)
-    scale = svg.Scale(low, max(edges) + margin, 6, width - 6)
-    bottom = 44.0 * len(names) + 4
-    ticks = scale.ticks(max(60.0, svg.text_width(written(max(values))) + 26))
-    shapes = []
-    for tick in ticks:
-        x = scale(tick)
-        shapes.append(svg.line(x, 0, x, bottom, "grid"))
-        # Numbers at the edge of the drawing stay inside it.
-        half = svg.text_width(written(tick)) / 2
-        inside = min(max(x, half), width - half)
-        shapes.append(svg.label(inside, bottom + 15, written(tick), anchor="middle"))
+) -> Iterator[str]:
+    """Yield a row for each series, on one scale, and the ends of the scale."""
+    edges = [value for values in series for value in values]
     if reference is not None:
-        shapes.append(svg.line(scale(reference), 0, scale(reference), bottom, "dashed"))
-    for at, (name, row) in enumerate(zip(names, series, strict=True)):
+        edges.append(reference)
+    margin = (max(edges) - min(edges)) * 0.04 or max(abs(max(edges)), 1.0) * 0.1
+    low, high = max(0.0, min(edges) - margin), max(edges) + margin
+    for at, (name, values) in enumerate(zip(names, series, strict=True)):
+        ordered = [(value - low) / (high - low) for value in values]
+        least, lower, middle, upper, most = quartiles(ordered)
+        pieces = [piece("range", least, most - least), piece("box", lower, upper - lower)]
+        if reference is not None:
+            pieces.append(piece("reference", (reference - low) / (high - low)))
+        if len(values) <= DOTS:
+            pieces += [piece("dot", share) for share in ordered]
+        pieces.append(piece("median", middle))
         mine = reference is None and at == 0
-        shapes += _row(name, row, scale, 44.0 * at, width, written, mine)
-    shapes.append(svg.line(0, bottom, width, bottom, "axis"))
-    return svg.Drawing(bottom + 20, tuple(shapes))
-
-
-def _row(
-    name: str,
-    values: Sequence[float],
-    scale: svg.Scale,
-    top: float,
-    width: float,
-    written: Callable[[float], str],
-    mine: bool,
-) -> list[str]:
-    least, lower, middle, upper, most = quartiles(values)
-    style = "strong" if mine else ""
-    value = written(middle)
-    shapes = [
-        svg.label(0, top + 14, svg.fit(name, width - svg.text_width(value) - 16), class_=style),
-        svg.label(width, top + 14, value, anchor="end", class_=style),
-        svg.line(scale(least), top + 30, scale(most), top + 30, "axis"),
-        svg.rect(scale(lower), top + 23, scale(upper) - scale(lower), 14, "box"),
-    ]
-    if len(values) <= DOTS:
-        dot = "dot mine" if mine else "dot"
-        shapes += [svg.circle(scale(value), top + 30, 3, dot) for value in values]
-    shapes.append(svg.line(scale(middle), top + 20, scale(middle), top + 40, "mark"))
-    return shapes
+        yield row(name, written(median(values)), track(*pieces), strong=mine)
+    yield scale(written(low), written(high))
 
 
 def _spread(

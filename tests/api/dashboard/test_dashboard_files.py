@@ -48,7 +48,7 @@ def test_every_file_has_its_type_and_may_be_kept(served: Served) -> None:
     types["svg"] = "image/svg+xml"
     root = Path(str(files("seqplan.api.dashboard")))
     paths = [path for path in root.rglob("*") if path.suffix[1:] in types]
-    assert {"main.js", "dashboard.css", "uPlot.esm.js"} <= {path.name for path in paths}
+    assert {"main.js", "dashboard.css", "uPlot.iife.min.js"} <= {path.name for path in paths}
     for path in paths:
         reply = served.send("GET", f"/dashboard/{folder}/{path.relative_to(root).as_posix()}")
         assert (reply.status, reply.body) == (200, path.read_bytes())
@@ -71,6 +71,8 @@ def test_nothing_from_elsewhere_and_nothing_inline(served: Served) -> None:
 
 def test_vendored_files_state_their_origin() -> None:
     vendor = files("seqplan.api.dashboard") / "vendor"
-    version = re.search(r"uPlot/?.* \(v([\d.]+)\)", (vendor / "uPlot.esm.js").read_text("utf-8"))
+    version = re.search(
+        r"uPlot/?.* \(v([\d.]+)\)", (vendor / "uPlot.iife.min.js").read_text("utf-8")
+    )
     assert f"uPlot {version[1]}," in (vendor / "NOTICE").read_text("utf-8")
     assert "MIT License" in (vendor / "uPlot.LICENSE").read_text("utf-8")

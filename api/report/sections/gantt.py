@@ -114,12 +114,12 @@ def _draw(
             paths[block.kind].append(f"M{begin:.1f} {top:.1f}h{size:.1f}v{drawn:.1f}h-{size:.1f}z")
             if row_height >= 11 and len(numbers) < NUMBERED:
                 numbers += _write_number(block, begin, size, top + row_height / 2)
-    ours = [kind for kind in KINDS if paths[kind]]
+    kinds = [kind for kind in KINDS if paths[kind]]
     idle = element("path", d=f"M0 0h{total_ms * across:.1f}v{height:.1f}H0z", class_="stage")
     passes = element(
         "svg",
         idle,
-        *(element("path", d="".join(paths[kind]), class_=kind) for kind in ours),
+        *(element("path", d="".join(paths[kind]), class_=kind) for kind in kinds),
         element("path", d=f"M{total_ms * across:.1f} 0v{height:.1f}", class_="mark"),
         viewBox=f"0 0 {WIDTH} {height:.1f}",
         preserveAspectRatio="none",
@@ -128,7 +128,7 @@ def _draw(
     )
     plane = element("div", passes, *numbers, class_="plane")
     return (
-        legend([*((kind, kind) for kind in ours), ("stage", "idle")]),
+        legend([*((kind, kind) for kind in kinds), ("stage", "idle")]),
         element("div", *ranks, plane, class_="gantt", style=f"height:{height:.0f}px"),
         scale("0 ms", *(duration(extent.end_ms * at / 4) for at in range(1, 5))),
     )

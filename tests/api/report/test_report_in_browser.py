@@ -105,6 +105,7 @@ def test_the_page_itself_does_not_scroll_sideways(page: Page, report: Path, widt
 
 
 def test_every_chart_is_drawn_from_the_file_alone(page: Page, report: Path) -> None:
+    page.log()  # lines of pages before
     page.open(report.as_uri())
     for width in (390, 1280):
         page.size(width, 900)

@@ -45,13 +45,18 @@
       dashed: { stroke: color("--ink"), width: 1, dash: [4, 3], points: { show: false } },
       solid: { stroke: color("--ink"), width: 2, points: { show: false } },
     };
-    return { label: name, value: (_, value) => (value === null || value === undefined ? "" : write(value)), pxAlign: 0, ...looks[look] };
+    return { label: name, value: (_, value) => writeKnown(value, write), pxAlign: 0, ...looks[look] };
   }
 
-  function axis({ label, names, written, log }, across, color) {
+  const writeKnown = (value, write) => (value === null || value === undefined ? "" : write(value));
+
+  /** What writes an axis's values: their names if it has some. */
+  const writer = ({ names, written }) => (names.length ? (value) => names[value] ?? "" : WRITTEN[written]);
+
+  function axis(described, across, color) {
+    const { label, names, log } = described;
     const line = { stroke: color("--rule"), width: 1 };
-    const write = names.length ? (value) => names[value] ?? "" : WRITTEN[written];
-    const values = (_, splits) => splits.map((value) => (value === null ? "" : write(value)));
+    const values = (_, splits) => splits.map((value) => writeKnown(value, writer(described)));
     const look = { label, values, stroke: color("--soft"), grid: line, ticks: line, font: FONT, labelFont: FONT, labelSize: 20 };
     if (!across) {
       const widest = (_, written) => Math.max(...(written ?? [""]).map(textWidth)) + 18;
@@ -69,12 +74,12 @@
     const { ctx } = plot;
     const ratio = devicePixelRatio;
     const taken = [];
-    const ends = plot.series.slice(1).flatMap(({ label, stroke, show }, at) => {
+    const ends = plot.series.slice(1).flatMap(({ label, show }, at) => {
       const values = plot.data[at + 1];
       const last = values.findLastIndex((value) => value !== null);
       if (!show || last < 0) return [];
       const x = plot.valToPos(plot.data[0][last], "x", true) / ratio + 9;
-      return [{ label, stroke, x, y: plot.valToPos(values[last], "y", true) / ratio, width: textWidth(label) }];
+      return [{ label, x, y: plot.valToPos(values[last], "y", true) / ratio, width: textWidth(label) }];
     });
     ctx.save();
     ctx.setTransform(ratio, 0, 0, ratio, 0, 0);
@@ -94,13 +99,16 @@
     ctx.restore();
   }
 
+  /** Limits of one digit: the lines of a logarithmic grid count from the lower. */
+  function widen([low, high]) {
+    const power = (value) => 10 ** Math.floor(Math.log10(value));
+    return [Math.floor(low / power(low)) * power(low), Math.ceil(high / power(high)) * power(high)];
+  }
+
   function options(chart, width, color) {
     const { across, up, height } = chart;
     const widest = Math.max(0, ...chart.series.map(({ name }) => textWidth(name)));
     const named = chart.names_at_ends && widest < NAMES * width;
-    // Ends of one digit: the lines of a logarithmic grid count from the lower.
-    const digit = (value, round) => round(value / 10 ** Math.floor(Math.log10(value))) * 10 ** Math.floor(Math.log10(value));
-    const ends = [digit(up.limits[0], Math.floor), digit(up.limits[1], Math.ceil)];
     const scale = ({ limits, log }, base) => ({ time: false, distr: log ? 3 : 1, log: base, range: () => limits });
     return {
       width,
@@ -109,18 +117,15 @@
       cursor: { drag: { x: false, y: false }, y: false, focus: { prox: 30 } },
       focus: { alpha: 0.25 },
       legend: { markers: { dash: (plot, at) => (plot.series[at].dash?.length ? "dashed" : "solid") } },
-      scales: { x: scale(across, 2), y: scale(up.log ? { ...up, limits: ends } : up, 10) },
+      scales: { x: scale(across, 2), y: scale(up.log ? { ...up, limits: widen(up.limits) } : up, 10) },
       axes: [axis(across, true, color), axis(up, false, color)],
       series: [
-        { label: across.label, value: (_, value) => axisValue(across, value) },
+        { label: across.label, value: (_, value) => writeKnown(value, writer(across)) },
         ...chart.series.map((one, at) => series(one, at, color, WRITTEN[up.written])),
       ],
       hooks: { draw: named ? [(plot) => nameEnds(plot, color)] : [] },
     };
   }
-
-  const axisValue = ({ names, written }, value) =>
-    value === null || value === undefined ? "" : names.length ? names[value] : WRITTEN[written](value);
 
   function show(place) {
     const chart = JSON.parse(place.querySelector("script").textContent);

@@ -66,51 +66,10 @@ def bound_by_relaxation_ms(
     ``gpus``, the bound is over all strategies of these classes on that many GPUs. ``guess_ms``:
     where the bound is expected; the search goes from there in growing steps.
     """
-    needed = float(relaxation.values @ batch.multiplicity)
-    extra = list_fixed_mixes(relaxation)
-    if gpus is None:
-        extra = extra[:1]
-    held = [
-        HeldValue(pipeline_class, batch, relaxation, k, extra)
-        for k, pipeline_class in enumerate(classes)
-    ]
-    # Over all strategies one class that can hold too much refutes nothing: the one that last did
-    # is tried first.
-    order = list(range(len(classes)))
-
-    # A time that is refuted refutes all before it: only those between these two are examined.
-    refuted_ms, open_ms, offered = 0.0, inf, float(gpus or 0)
-
-    def refutes(time_ms: float) -> bool:
-        nonlocal refuted_ms, open_ms, offered
-        if not refuted_ms < time_ms < open_ms:
-            return time_ms <= refuted_ms
-        if gpus is None:
-            prices = [value.most(time_ms) for value in held]
-            offered = sum(k.count * price for k, price in zip(classes, prices, strict=True))
-        else:
-            prices = [float(pipeline_class.gpus) for pipeline_class in classes]
-        refuted = gpus is None and needed > offered * (1 + ROUNDING)
-        refuted = refuted or _is_refuted(
-            relaxation.values, batch.multiplicity, held, prices, offered, time_ms, order
-        )
-        if refuted:
-            refuted_ms = time_ms
-        else:
-            open_ms = time_ms
-        return refuted
-
+    times = _RefutedTimes(classes, batch, relaxation, gpus)
     if gpus is None and guess_ms is not None and low_ms < guess_ms < high_ms:
-        refutes(guess_ms)
-        # Pipelines hold about in proportion to their time.
-        expected_ms = min(guess_ms * needed / max(offered, LEAST_SHARE), high_ms)
-        margin = NEAR
-        toward = 1 if refutes(expected_ms * (1 - margin)) else -1
-        edge_ms = expected_ms * (1 + toward * margin)
-        while low_ms < edge_ms < high_ms and refutes(edge_ms) == (toward > 0):
-            margin *= 8
-            edge_ms = expected_ms * (1 + toward * margin)
-    if refutes(high_ms):
+        times.examine_near(guess_ms, low_ms, high_ms)
+    if times.refutes(high_ms):
         return high_ms
     low, high = low_ms, high_ms
     tolerance = BISECTION_TOLERANCE if gpus is None else 10 * BISECTION_TOLERANCE
@@ -118,12 +77,80 @@ def bound_by_relaxation_ms(
     while high - low > tolerance * high:
         if not low < middle < high:
             middle = (low + high) / 2
-        if refutes(middle):
+        if times.refutes(middle):
             low, middle = middle, middle * (1 + step)
         else:
             high, middle = middle, middle * (1 - step)
         step *= 4  # away from the guess at first, then out of the bracket, which is bisected
     return low
+
+
+class _RefutedTimes:
+    """Times that a relaxation's values refute: with a time, all before it.
+
+    ``gpus``: of all strategies of the classes; None for the pipelines that the classes have.
+    """
+
+    def __init__(
+        self,
+        classes: Sequence[PipelineClass],
+        batch: Batch,
+        relaxation: Relaxation,
+        gpus: int | None,
+    ) -> None:
+        mixes = list_fixed_mixes(relaxation)
+        if gpus is None:
+            mixes = mixes[:1]
+        self._classes = classes
+        self._values = relaxation.values
+        self._counts = batch.multiplicity
+        self._needed = float(relaxation.values @ batch.multiplicity)
+        self._gpus = gpus
+        self._held = [
+            HeldValue(pipeline_class, batch, relaxation, k, mixes)
+            for k, pipeline_class in enumerate(classes)
+        ]
+        # Over all strategies one class that can hold too much refutes nothing: the one that last
+        # did is tried first.
+        self._order = list(range(len(classes)))
+        # Only times between these two are examined.
+        self._refuted_ms, self._open_ms = 0.0, inf
+        self._offered = float(gpus or 0)
+
+    def refutes(self, time_ms: float) -> bool:
+        """Return whether no placement ends by this time."""
+        if not self._refuted_ms < time_ms < self._open_ms:
+            return time_ms <= self._refuted_ms
+        refuted = False
+        if self._gpus is None:
+            prices = [value.most(time_ms) for value in self._held]
+            self._offered = sum(
+                k.count * price for k, price in zip(self._classes, prices, strict=True)
+            )
+            refuted = self._needed > self._offered * (1 + ROUNDING)
+        else:
+            prices = [float(pipeline_class.gpus) for pipeline_class in self._classes]
+        refuted = refuted or _is_refuted(
+            *(self._values, self._counts, self._held, prices),
+            *(self._offered, time_ms, self._order),
+        )
+        if refuted:
+            self._refuted_ms = time_ms
+        else:
+            self._open_ms = time_ms
+        return refuted
+
+    def examine_near(self, guess_ms: float, low_ms: float, high_ms: float) -> None:
+        """Examine times around the guess, further and further, until both kinds are known."""
+        self.refutes(guess_ms)
+        # Pipelines hold about in proportion to their time.
+        expected_ms = min(guess_ms * self._needed / max(self._offered, LEAST_SHARE), high_ms)
+        margin = NEAR
+        toward = 1 if self.refutes(expected_ms * (1 - margin)) else -1
+        edge_ms = expected_ms * (1 + toward * margin)
+        while low_ms < edge_ms < high_ms and self.refutes(edge_ms) == (toward > 0):
+            margin *= 8
+            edge_ms = expected_ms * (1 + toward * margin)
 
 
 def _is_refuted(

@@ -77,7 +77,9 @@ class _Parser(argparse.ArgumentParser):
         moved = find_moved(name, known)
         nearest = _nearest(name, known) if moved is None else f". Did you mean {moved}?"
         without_option = {action.dest for action in self._get_positional_actions()}
-        if name.startswith("--") and name[2:].replace("-", "_") in without_option:
+        subject = name[2:].replace("-", "_")
+        is_data = subject in ("data", "dataset", "lengths") and without_option & {"data", "sources"}
+        if name.startswith("--") and (is_data or subject in without_option):
             nearest = f". Leave {name} out, and give its value alone"
         elif not name.startswith("-") and (option := self._find_main_option()):
             nearest = f". Did you mean {option} {name}?"

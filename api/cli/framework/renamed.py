@@ -23,6 +23,20 @@ _DEVICE = (
 )
 """Fields of files that were options."""
 
+_ELSEWHERE = {
+    "--server": ("url", "service"),
+    "--hardware": ("device", "devices", "gpu_type", "accelerator"),
+    "--gpus": ("world_size", "num_gpus", "n_gpus", "ranks", "nproc"),
+    "--max-len": (
+        *("context", "context_length", "context_len", "seq_len", "seq_length", "sequence_length"),
+        *("max_seq_len", "max_seq_length", "max_length", "max_model_len"),
+    ),
+    "--tokens": ("batch_tokens", "tokens_per_step", "tokens_per_batch", "global_batch_tokens"),
+    "--steps": ("max_steps", "num_steps", "iterations", "train_iters"),
+    "-o": ("out", "output_dir", "output_file"),
+}
+"""Our options, and what trainers and people call the same."""
+
 
 def check_spelling(words: Sequence[str]) -> None:
     """Raise ``ValueError``, which names the new command, for an old spelling."""
@@ -55,9 +69,10 @@ def find_moved(option: str, known: Collection[str]) -> str | None:
     """
     if option == "--gpus" and "--nodes" in known:
         return "--nodes with --gpus-per-node"
-    if option in ("--url", "--service") and "--server" in known:
-        return "--server"
     field = option.removeprefix("--").replace("-", "_")
+    for ours, others in _ELSEWHERE.items():
+        if field in others and ours in known:
+            return ours
     for new, fields in (("--model", _SIZES), ("--hardware", _DEVICE)):
         if field in fields and new in known:
             return f"{new} FILE with {field.removeprefix('no_')}"

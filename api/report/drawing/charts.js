@@ -5,6 +5,7 @@
   const DASHES = [[], [7, 3], [2, 2], [9, 3, 2, 3], [14, 4], [5, 2, 2, 2, 2, 2]];
   const FONT = "12px system-ui, sans-serif";
   const LINE = 13; // px of a line of text
+  const SIZES = { M: 2 ** 20, K: 2 ** 10 };
   const NAMES = 0.42; // of a chart's width that names may take
 
   const digits = (count) => new Intl.NumberFormat("en", { minimumFractionDigits: count, maximumFractionDigits: count });
@@ -16,7 +17,10 @@
     percent: (value) => `${cents.format(100 * value)} %`,
     factor: (value) => `${cents.format(value)}×`,
     rough: (value) => rough.format(value),
-    tokens: (value) => (value >= 1024 && value % 1024 === 0 ? `${value / 1024}K` : whole.format(value)),
+    tokens: (value) => {
+      const unit = ["M", "K"].find((name) => value > 0 && value % SIZES[name] === 0);
+      return unit ? `${value / SIZES[unit]}${unit}` : whole.format(value);
+    },
   };
 
   const measure = document.createElement("canvas").getContext("2d");

@@ -48,8 +48,8 @@ def curves(comparison: Comparison, profile: Profile) -> str:
         figure(
             "GPU-time per token over length",
             f"Profile {profile.name}. A curve ends at MaxLen, the most tokens that a micro-batch "
-            "can hold. A point before: UtilLen, from where time per token is within 15 % of its "
-            f"best. The longest sequence allowed has {comparison.max_len:,} tokens. Lower is "
+            f"can hold, or at the longest sequence allowed, {comparison.max_len:,} tokens. A point "
+            "before: UtilLen, from where time per token is within 15 % of its best. Lower is "
             "cheaper.",
             _chart(models, comparison.max_len),
         ),
@@ -76,23 +76,24 @@ def _cost(model: SchemeModel, length: float) -> float:
 
 
 def _chart(models: list[SchemeModel], limit: int) -> str:
-    first = min(SHORTEST, *(model.max_len for model in models))
-    last = max(limit, *(model.max_len for model in models))
-    utils = {model.scheme: max(model.util_len or 0, first) for model in models}
-    ends = {length for model in models for length in (model.max_len, utils[model.scheme])}
-    places = sorted({*_lengths(first, last), *ends})
+    ends = {model.scheme: min(model.max_len, limit) for model in models}
+    first, last = min(SHORTEST, *ends.values()), max(ends.values())
+    utils = {
+        model.scheme: min(max(model.util_len or 0, first), ends[model.scheme]) for model in models
+    }
+    places = sorted({*_lengths(first, last), *ends.values(), *utils.values()})
     curves = [
         Series(
             str(model.scheme),
-            [_cost(model, at) if at <= model.max_len else None for at in places],
-            marks=tuple(map(places.index, (utils[model.scheme], model.max_len))),
+            [_cost(model, at) if at <= ends[model.scheme] else None for at in places],
+            marks=(places.index(utils[model.scheme]), places.index(ends[model.scheme])),
         )
         for model in models
     ]
     costs = [value for curve in curves for value in curve.values if value is not None]
     return draw_chart(
         f"One curve for each scheme, on logarithmic axes, from {first} tokens to the longest "
-        "sequence that the scheme holds. The table has the coefficients.",
+        "sequence that the scheme holds or may get. The table has the coefficients.",
         places,
         Axis("sequence length (tokens)", (first, last), "tokens", log=True),
         Axis("GPU-ms per token", (min(costs) / 1.3, max(costs) * 1.1), "rough", log=True),

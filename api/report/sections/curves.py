@@ -77,7 +77,8 @@ def _cost(model: SchemeModel, length: float) -> float:
 
 def _chart(models: list[SchemeModel], limit: int) -> str:
     ends = {model.scheme: min(model.max_len, limit) for model in models}
-    first, last = min(SHORTEST, *ends.values()), max(ends.values())
+    last = max(ends.values())
+    first = max(1, min(SHORTEST, min(ends.values()) // 2))
     utils = {
         model.scheme: min(max(model.util_len or 0, first), ends[model.scheme]) for model in models
     }

@@ -12,7 +12,7 @@ from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.comparison.results import Comparison
 
 SHORTEST = 128
-"""Where the curves begin (tokens): below, launch overhead is all there is."""
+"""Where the curves begin (tokens), at most: below, launch overhead is all there is."""
 
 COLUMNS = (
     "Scheme",
@@ -79,15 +79,19 @@ def _chart(models: list[SchemeModel], limit: int) -> str:
     ends = {model.scheme: min(model.max_len, limit) for model in models}
     last = max(ends.values())
     first = max(1, min(SHORTEST, min(ends.values()) // 2))
-    utils = {
-        model.scheme: min(max(model.util_len or 0, first), ends[model.scheme]) for model in models
-    }
-    places = sorted({*_lengths(first, last), *ends.values(), *utils.values()})
+    utils = [model.util_len for model in models if model.util_len is not None]
+    shown = {length for length in utils if first <= length <= last}
+    places = sorted({*_lengths(first, last), *ends.values(), *shown})
     curves = [
         Series(
             str(model.scheme),
             [_cost(model, at) if at <= ends[model.scheme] else None for at in places],
-            marks=(places.index(utils[model.scheme]), places.index(ends[model.scheme])),
+            marks=tuple(
+                at
+                for at, length in enumerate(places)
+                if length == ends[model.scheme]
+                or (length == model.util_len and length < ends[model.scheme])
+            ),
         )
         for model in models
     ]

@@ -182,6 +182,18 @@ def test_a_curve_ends_at_the_longest_sequence_of_its_scheme() -> None:
         assert [places[at] for at in curve["marks"]] == [model.util_len, longest]
 
 
+@pytest.mark.parametrize("limit", [64, 1_000])
+def test_no_point_where_the_least_useful_length_is_out_of_sight(limit: int) -> None:
+    profile = load_shipped("llama-32b-a800-80gb").restrict(measured=True)
+    models = profile.usable(64, limit)
+    document = render(replace(pipelined(), gpus=64, max_len=limit), profile)
+    (chart,) = [one for one in charts(document) if one["up"]["label"] == "GPU-ms per token"]
+    places = chart["places"]
+    for curve, model in zip(chart["series"], models, strict=True):
+        lengths = [model.util_len] if model.util_len < limit else []
+        assert [places[at] for at in curve["marks"]] == [*lengths, limit]
+
+
 def test_no_chart_of_nearly_equal_bars() -> None:
     assert "Longest sequence of each step" not in Page.of(render(pipelined())).words
 

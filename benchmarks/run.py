@@ -53,6 +53,7 @@ BENCHMARKS = {
     "recomputation": "transformers_ranks.compare_recomputation",
     "consumer": "cpu_ranks.time_consumer",
     "one_device": "one_device.train_on_one_device",
+    "planned_device": "planned_device.train_planned_steps",
     "h200": "analytic_model.compare_stacks",
     "serve": "service_requests.time_requests",
     "queries": "service_requests.time_queries",

@@ -68,14 +68,20 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         # An unknown option is often the missing one, misspelled.
-        if " required" in message and (unknown := self._find_unknown()):
-            message = self._describe_unknown([unknown])
+        if " required" in message:
+            unknown = self._find_unknown()
+            if unknown is not None:
+                message = self._describe_unknown([unknown])
+            elif example := _first_example(self.epilog or ""):
+                message = f"{message}. For example: {example}"
         self.exit(BAD_INPUT, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
     def _describe_unknown(self, unknown: Sequence[str]) -> str:
         name, known = unknown[0].partition("=")[0], self._option_string_actions
         moved = find_moved(name, known)
-        nearest = _nearest(name, known) if moved is None else f". Did you mean {moved}?"
+        nearest = f". Did you mean {moved}?"
+        if moved is None:
+            nearest = _name_commands(name) or _nearest(name, known)
         without_option = {action.dest for action in self._get_positional_actions()}
         subject = name[2:].replace("-", "_")
         is_data = subject in ("data", "dataset", "lengths") and without_option & {"data", "sources"}
@@ -117,9 +123,27 @@ class _Parser(argparse.ArgumentParser):
             raise
 
 
+def _first_example(epilog: str) -> str:
+    """Return the first command of a command's examples, as one line; empty without."""
+    lines = epilog.replace("\\\n", " ").splitlines()
+    return next((" ".join(line.split()) for line in lines if line.startswith("  seqplan ")), "")
+
+
 def _nearest(name: str, names: Collection[str]) -> str:
-    near = get_close_matches(name, names, 1)
-    return f". Did you mean {near[0]}?" if near else ""
+    without_dashes = {known.lstrip("-"): known for known in names}
+    near = get_close_matches(name.lstrip("-"), without_dashes, 1, cutoff=0.62)
+    return f". Did you mean {without_dashes[near[0]]}?" if near else ""
+
+
+def _name_commands(option: str, most: int = 3) -> str:
+    """Name the commands that have an option, if they are few."""
+    names = []
+    for name, command in COMMANDS.items():
+        parser = _Parser()
+        importlib.import_module(f"seqplan.api.cli.{command.module}").add_options(parser)
+        if option in parser._option_string_actions:
+            names.append(f"seqplan {name}")
+    return f". It is an option of {', '.join(names)}" if 0 < len(names) <= most else ""
 
 
 class _Version(argparse.Action):

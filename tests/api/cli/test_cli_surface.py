@@ -144,7 +144,11 @@ def test_the_examples_of_the_help_parse() -> None:
         ("zzz", "unknown command: 'zzz' (see seqplan --help)"),
         ("profile", "seqplan profile: the following arguments are required: COMMAND"),
         ("profile shwo", "seqplan profile: unknown command: 'shwo'. Did you mean show?"),
-        ("plan", "the following arguments are required: DATA"),
+        ("plan", "the following arguments are required: DATA. For example: seqplan plan chat"),
+        (
+            "estimate",
+            "--model, --hardware, --seq-len. For example: seqplan estimate --model llama3-8b --ha",
+        ),
         ("plan l --workers 0", "argument --workers: must be W or ray:W, W of 1 or more: '0'"),
         ("plan l --tokens abc", "argument --tokens: must be an integer of 1 or more: 'abc'"),
         ("plan l --steps -1", "argument --steps: must be an integer of 1 or more: '-1'"),
@@ -271,6 +275,7 @@ def test_other_variables_have_no_effect(
         ("plan --dataset l.npy", "--dataset. Leave --dataset out, and give its value alone"),
         ("estimate qwen3-8b", "unrecognized arguments: qwen3-8b. Did you mean --model qwen3-8b?"),
         ("propose --trainer megatrn", "Did you mean megatron?"),
+        ("propose l --plot p", "--plot. It is an option of seqplan profile measure, seqplan prof"),
     ],
 )
 def test_the_nearest_name_is_suggested(arguments: str, nearest: str) -> None:

@@ -56,6 +56,7 @@ def brief(tmp_path: Path) -> Iterator[Served]:
 def test_an_abandoned_job_makes_room_and_comes_back(brief: Served) -> None:
     stocked = stock(brief)
     job = stocked.job("first", 10, look_ahead=2)
+    assert brief.send("GET", f"/v1/jobs/{job}/plans/1?wait=30").status == 200
     wait_until(lambda: _state(brief, job) == "abandoned")
     other = stocked.job("second", 10, look_ahead=2)  # the limit is one
     wait_until(lambda: _state(brief, other) == "abandoned")

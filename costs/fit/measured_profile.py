@@ -18,7 +18,13 @@ from seqplan.costs.fit.latency_fit import (
     fit_latency,
 )
 from seqplan.costs.fit.pooling import device_spread
-from seqplan.costs.fit.samples import PLAIN_TENSOR_PARALLEL, MeasuredOn, Sample, SampleError
+from seqplan.costs.fit.samples import (
+    DTYPE_BYTES,
+    PLAIN_TENSOR_PARALLEL,
+    MeasuredOn,
+    Sample,
+    SampleError,
+)
 from seqplan.costs.fit.sync_samples import SyncSample, fit_sync
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.costs.profile_reader import HOST_BYTES, HOST_MEMORY
@@ -39,8 +45,6 @@ FRAGMENTED_FROM = 2**30
 
 MEMORY_FROM = 0.5
 """Share of the longest micro-batch's tokens from which memory is fitted."""
-
-_DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 _TP_NOTE = (
     "tp was measured without Megatron's sequence parallelism: norms and residuals are on every "
@@ -260,7 +264,7 @@ def profile_document(
     """
     sizes = fit.measured_on.sizes()
     model = ModelSizes.from_mapping(sizes)
-    dtype_bytes = _DTYPE_BYTES[fit.measured_on.dtype]
+    dtype_bytes = DTYPE_BYTES[fit.measured_on.dtype]
     experts = model.expert_parameters
     document = {
         "schema": PROFILE_SCHEMA,

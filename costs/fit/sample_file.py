@@ -6,23 +6,12 @@ import fcntl
 import json
 import os
 from collections.abc import Mapping
-from math import inf
 from pathlib import Path
 from typing import Any, Self
 
-from seqplan.costs.fit.samples import (
-    PLAIN_TENSOR_PARALLEL,
-    UNRECORDED_KERNEL,
-    MeasuredOn,
-    Sample,
-    SampleError,
-    require_same,
-)
+from seqplan.costs.fit.sample_reader import FORMAT, SampleReader, list_fields
+from seqplan.costs.fit.samples import MeasuredOn, Sample, SampleError, require_same
 from seqplan.costs.fit.sync_samples import SyncSample
-from seqplan.costs.model_sizes import SIZES, ModelSizes
-from seqplan.plans.scheme import Scheme
-
-FORMAT = 1
 
 _SYNC = "sync"
 """Key of a line that is no sample of a micro-batch."""
@@ -57,12 +46,12 @@ class SampleFile:
 
     def add(self, sample: Sample) -> None:
         """Append a sample."""
-        self._append(_line(_sample_fields(sample)))
+        self._append(_line(list_fields(sample)))
         self.samples.append(sample)
 
     def add_sync(self, sync: SyncSample) -> None:
         """Append a measured sync."""
-        self._append(_line({_SYNC: sync.as_dict()}))
+        self._append(_line({_SYNC: list_fields(sync)}))
         self.syncs.append(sync)
 
     def close(self) -> None:
@@ -87,7 +76,7 @@ class SampleFile:
     def _go_on(self, measured_on: MeasuredOn) -> None:
         """Read the file's content, and make the file end with a whole line."""
         content = _content(self.path)
-        header = _line({"format": FORMAT, **_list_hardware_fields(measured_on)})
+        header = _line({"format": FORMAT, **list_fields(measured_on)})
         if b"\n" not in content:
             if not header.startswith(content):
                 raise SampleError(
@@ -139,136 +128,21 @@ def _parse(path: Path, content: bytes) -> tuple[MeasuredOn, list[Sample], list[S
             f"{path}: holds no samples: its first line has no end, as of a run that was killed; "
             "the same seqplan profile measure goes on with it"
         )
-    number = 1
-    try:
-        measured_on = _find_hardware(json.loads(lines[0]))
-        samples, syncs = [], []
-        for number, line in enumerate(lines[1:], start=2):  # noqa: B007 - for the message
+    samples, syncs = [], []
+    for number, line in enumerate(lines, start=1):
+        reader = SampleReader(f"{path}, line {number}: not a sample")
+        try:
             fields = json.loads(line)
-            if _SYNC in fields:
-                syncs.append(SyncSample.from_dict(fields[_SYNC]))
-            else:
-                samples.append(_sample(fields))
-    except (ValueError, KeyError, TypeError) as error:
-        raise SampleError(
-            f"{path}, line {number}: not a sample ({error}). Remove or repair the line"
-        ) from None
+        except ValueError as error:
+            reader.fail("", f"no JSON: {error}")
+        if number == 1:
+            measured_on = reader.read_setting(fields)
+        elif isinstance(fields, dict) and fields.keys() == {_SYNC}:
+            syncs.append(reader.read_sync(fields[_SYNC]))
+        else:
+            samples.append(reader.read_sample(fields))
     return measured_on, samples, syncs
 
 
 def _line(fields: Mapping[str, Any]) -> bytes:
     return (json.dumps(fields) + "\n").encode()
-
-
-def _list_hardware_fields(measured_on: MeasuredOn) -> dict[str, Any]:
-    return {
-        "device": measured_on.device,
-        "dtype": measured_on.dtype,
-        "recompute": measured_on.recompute,
-        "model": measured_on.sizes(),
-        "tensor_parallel": measured_on.tensor_parallel,
-        "kernel": measured_on.kernel,
-        **({"expert_parallel": degree} if (degree := measured_on.expert_parallel) > 1 else {}),
-    }
-
-
-def _find_hardware(fields: Mapping[str, Any]) -> MeasuredOn:
-    if fields["format"] != FORMAT:
-        raise ValueError(
-            f"format {fields['format']}, this version reads {FORMAT}"
-            ". Measure again with this version"
-        )
-    if lacking := [name for name in SIZES if name not in fields["model"]]:
-        raise ValueError(f"model lacks {', '.join(lacking)}. Measure again with this version")
-    ModelSizes.from_mapping(fields["model"])
-    return MeasuredOn(
-        fields["device"],
-        fields["dtype"],
-        fields["recompute"],
-        tuple(fields["model"].items()),
-        fields.get("tensor_parallel", PLAIN_TENSOR_PARALLEL),
-        fields.get("kernel", UNRECORDED_KERNEL),
-        _degree(fields.get("expert_parallel", 1)),
-    )
-
-
-def _degree(value: Any) -> int:
-    if type(value) is not int or value < 1:
-        raise ValueError(f"expert_parallel must be a whole number of 1 or more, not {value!r}")
-    return value
-
-
-def _sample_fields(sample: Sample) -> dict[str, Any]:
-    return {
-        "scheme": sample.scheme.as_dict(),
-        "role": sample.role,
-        "lengths": list(sample.lengths),
-        "layers": sample.layers,
-        "layers_ms": list(sample.layers_ms),
-        "ends_ms": list(sample.ends_ms),
-        "forward_ms": list(sample.forward_ms),
-        "saved_bytes": sample.saved_bytes,
-        "layers_saved_bytes": sample.layers_saved_bytes,
-        "oom": sample.oom,
-        "layers_peak_bytes": sample.layers_peak_bytes,
-        "ends_peak_bytes": sample.ends_peak_bytes,
-        "turn": sample.turn,
-        "layers_yardstick_ms": list(sample.layers_yardstick_ms),
-        "ends_yardstick_ms": list(sample.ends_yardstick_ms),
-        "allocated_bytes": sample.allocated_bytes,
-        "reserved_bytes": sample.reserved_bytes,
-        "layers_cpu_ms": list(sample.layers_cpu_ms),
-        **({"layers_host_ms": list(sample.layers_host_ms)} if sample.layers_host_ms else {}),
-        **({"experts_ms": list(sample.experts_ms)} if sample.experts_ms else {}),
-        **({"host_bytes": sample.host_bytes} if sample.host_bytes else {}),
-    }
-
-
-def _sample(fields: Mapping[str, Any]) -> Sample:
-    for name in ("layers_ms", "ends_ms", "forward_ms"):
-        if not fields["oom"] and not (fields[name] and all(0 < ms < inf for ms in fields[name])):
-            raise ValueError(f"{name} must be positive times, not {fields[name]}")
-    for name in ("layers", "ends"):
-        times, readings = fields[f"{name}_ms"], fields.get(f"{name}_yardstick_ms", [])
-        if readings and not (len(readings) == len(times) and all(0 < ms < inf for ms in readings)):
-            raise ValueError(
-                f"{name}_yardstick_ms must be {len(times)} positive times, as {name}_ms has, "
-                f"not {readings}"
-            )
-    cpu = fields.get("layers_cpu_ms", [])
-    if cpu and not (len(cpu) == len(fields["layers_ms"]) and all(0 <= ms < inf for ms in cpu)):
-        raise ValueError(f"layers_cpu_ms must be as many times as layers_ms has, not {cpu}")
-    host = fields.get("layers_host_ms", [])
-    if host and not (len(host) == len(fields["layers_ms"]) and all(0 <= ms < inf for ms in host)):
-        raise ValueError(
-            f"layers_host_ms must be {len(fields['layers_ms'])} times of 0 or more, as layers_ms "
-            f"has, not {host}"
-        )
-    if not all(0 < ms < inf for ms in fields.get("experts_ms", [])):
-        raise ValueError(f"experts_ms must be positive times, not {fields['experts_ms']}")
-    if type(fields.get("turn", 0)) is not int:
-        raise ValueError(f"turn must be an integer, not {fields['turn']!r}")
-    return Sample(
-        scheme=Scheme(**fields["scheme"]),
-        role=fields["role"],
-        lengths=tuple(fields["lengths"]),
-        layers=fields["layers"],
-        layers_ms=tuple(fields["layers_ms"]),
-        ends_ms=tuple(fields["ends_ms"]),
-        forward_ms=tuple(fields["forward_ms"]),
-        saved_bytes=fields["saved_bytes"],
-        layers_saved_bytes=fields["layers_saved_bytes"],
-        oom=fields["oom"],
-        # Files written before these were measured do not have them.
-        layers_peak_bytes=fields.get("layers_peak_bytes"),
-        ends_peak_bytes=fields.get("ends_peak_bytes"),
-        turn=fields.get("turn", 0),
-        layers_yardstick_ms=tuple(fields.get("layers_yardstick_ms", ())),
-        ends_yardstick_ms=tuple(fields.get("ends_yardstick_ms", ())),
-        allocated_bytes=fields.get("allocated_bytes"),
-        reserved_bytes=fields.get("reserved_bytes"),
-        layers_cpu_ms=tuple(fields.get("layers_cpu_ms", ())),
-        layers_host_ms=tuple(fields.get("layers_host_ms", ())),
-        experts_ms=tuple(fields.get("experts_ms", ())),
-        host_bytes=fields.get("host_bytes", 0),
-    )

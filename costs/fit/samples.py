@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from seqplan.plans.scheme import Scheme
 
@@ -20,6 +20,11 @@ LAUNCH_BOUND = 0.9
 
 Role = Literal["fit", "held-out", "packed"]
 """Use of a sample: to fit the curve, or to evaluate it, by one sequence or by several."""
+
+ROLES: tuple[Role, ...] = get_args(Role)
+
+DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+"""Bytes of a number, by the dtype in which models were measured."""
 
 
 class SampleError(ValueError):
@@ -157,15 +162,7 @@ class Sample:
 
 def require_same(measured_on: MeasuredOn, wanted: MeasuredOn, origin: str) -> None:
     """Raise ``SampleError`` where samples of ``origin`` were measured on something else."""
-    for name in (
-        "device",
-        "dtype",
-        "recompute",
-        "model",
-        "tensor_parallel",
-        "kernel",
-        "expert_parallel",
-    ):
+    for name in (field.name for field in fields(MeasuredOn)):
         has, expected = getattr(measured_on, name), getattr(wanted, name)
         if has != expected:
             raise SampleError(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from math import inf
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
@@ -33,24 +32,6 @@ class SyncSample:
     def key(self) -> tuple[int, int, int, int]:
         """The measured setting: layout, ranks and layers."""
         return self.tp, self.pp, self.ranks, self.layers
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON has them."""
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(self).items()
-        }
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> SyncSample:
-        """Read what ``as_dict`` wrote; ``ValueError``, ``KeyError`` or ``TypeError`` else."""
-        for name in ("tp", "pp", "ranks", "layers"):
-            if type(fields[name]) is not int or fields[name] < 1:
-                raise ValueError(f"{name} must be an integer of 1 or more, not {fields[name]!r}")
-        for name in _TIMES:
-            if not (fields[name] and all(0 < ms < inf for ms in fields[name])):
-                raise ValueError(f"{name} must be positive times, not {fields[name]}")
-        return cls(**{**fields, **{name: tuple(fields[name]) for name in _TIMES}})
 
 
 def fit_sync(samples: Iterable[SyncSample], layers: int) -> list[dict[str, Any]]:

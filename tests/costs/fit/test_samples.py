@@ -1,6 +1,7 @@
 """Samples survive on disk, and only samples that belong together make a profile."""
 
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -112,23 +113,90 @@ def test_damage_is_named_by_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"layers_ms": ()}, "layers_ms must be positive times"),
-        ({"ends_ms": (1.0, 0.0)}, "ends_ms must be positive times"),
-        ({"forward_ms": ("x",)}, "not a sample"),
-        ({"turn": "x"}, "turn must be an integer, not 'x'"),
-        ({"layers_ms": (1.0, float("inf"))}, "layers_ms must be positive times"),
-        ({"layers_yardstick_ms": (float("inf"),) * 3}, "layers_yardstick_ms must be 3 positive"),
-        ({"layers_yardstick_ms": (1.0,)}, "layers_yardstick_ms must be 3 positive times"),
-        ({"ends_yardstick_ms": (1.0, 0.0, 1.0)}, "ends_yardstick_ms must be 3 positive times"),
+        ({"layers_ms": []}, "layers_ms: is empty: it must be positive times"),
+        ({"ends_ms": [1.0, 0.0]}, "ends_ms: must be positive times"),
+        ({"forward_ms": ["x"]}, 'forward_ms[0]: must be a finite number ≥ 0: "x"'),
+        ({"layers_ms": [1.0, float("inf")]}, "layers_ms[1]: must be a finite number ≥ 0: Infinity"),
+        ({"layers_ms": [1e308] * 3}, "layers_ms: must be positive times of at most 1e+09 ms"),
+        ({"layers_ms": 3.0}, "layers_ms: must be a list: 3.0"),
+        ({"layers_yardstick_ms": [1.0]}, "layers_yardstick_ms: has 1 times, layers_ms 3"),
+        ({"ends_yardstick_ms": [1.0, 0.0, 1.0]}, "ends_yardstick_ms: must be positive times"),
+        ({"layers_host_ms": [1.0]}, "layers_host_ms: has 1 times, layers_ms 3"),
+        ({"layers_cpu_ms": [-1.0] * 3}, "layers_cpu_ms[0]: must be a finite number ≥ 0: -1.0"),
+        ({"experts_ms": [0.0]}, "experts_ms: must be positive times"),
+        ({"turn": "x"}, 'turn: must be an integer ≥ 0: "x"'),
+        ({"layers": 0}, "layers: must be an integer ≥ 1: 0"),
+        ({"layers": "2"}, 'layers: must be an integer ≥ 1: "2"'),
+        ({"lengths": []}, "lengths: is empty"),
+        ({"lengths": [-5]}, "lengths[0]: must be an integer ≥ 1: -5"),
+        ({"lengths": "123"}, "lengths: must be a list of integers"),
+        ({"role": "trained"}, 'role: must be one of fit, held-out, packed: "trained"'),
+        ({"oom": "no"}, 'oom: must be true or false: "no"'),
+        ({"saved_bytes": "ab"}, 'saved_bytes: must be an integer ≥ 0: "ab"'),
+        ({"layers_peak_bytes": "x"}, 'layers_peak_bytes: must be an integer ≥ 0: "x"'),
+        ({"reserved_bytes": [1]}, "reserved_bytes: must be an integer ≥ 0: a list"),
+        ({"scheme": "tp1"}, 'scheme: must be an object: "tp1"'),
+        ({"scheme": {"tp": 0, "pp": 1, "ulysses": 1, "ring": 1}}, "scheme.tp: must be an integer"),
+        ({"saved_byte": 3}, "saved_byte: is not a field of a sample"),
     ],
 )
-def test_times_that_cannot_be_are_named(
+def test_fields_that_cannot_be_are_named(
     tmp_path: Path, change: dict[str, object], message: str
 ) -> None:
-    with SampleFile(tmp_path / "s.jsonl", MEASURED_ON) as file:
-        file.add(replace(samples(Scheme())[0], **change))  # type: ignore[arg-type]
-    with pytest.raises(SampleError, match=rf"s\.jsonl, line 2: .*{message}"):
-        read_samples(file.path)
+    path = tmp_path / "s.jsonl"
+    with SampleFile(path, MEASURED_ON) as file:
+        file.add(samples(Scheme())[0])
+    header, line = path.read_text().splitlines()
+    path.write_text(f"{header}\n{json.dumps({**json.loads(line), **change})}\n")
+    whole = rf"s\.jsonl, line 2: not a sample: {re.escape(message)}.*\. Remove or repair the line$"
+    with pytest.raises(SampleError, match=whole):
+        read_samples(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"device": 3}, "device: must be a string: 3"),
+        ({"dtype": "int8"}, "dtype: must be one of float64, float32, bfloat16, float16: "),
+        ({"recompute": "half"}, "recompute: unknown recomputation mode: half. Give one of none, "),
+        ({"format": 2}, "format: is 2, this version reads 1. Measure again with this version"),
+        ({"format": None}, "format: is null, this version reads 1"),
+        ({"model": [1]}, "model: must be an object: a list"),
+        ({"model": {**SIZES, "hidden": "x"}}, 'model.hidden: must be an integer ≥ 1: "x"'),
+        ({"model": {**SIZES, "experts": "x"}}, "model: experts must be a whole number: 'x'"),
+        ({"model": {**SIZES, "hiden": 5}}, "model.hiden: is not a field of a sample"),
+        ({"tensor_parallel": "half"}, "tensor_parallel: must be one of sequence-parallel, plain"),
+        ({"expert_parallel": 0}, "expert_parallel: must be an integer ≥ 1: 0"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named(
+    tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    path = tmp_path / "s.jsonl"
+    SampleFile(path, MEASURED_ON).close()
+    path.write_text(f"{json.dumps({**json.loads(path.read_text()), **change})}\n")
+    with pytest.raises(SampleError, match=rf"s\.jsonl, line 1: not a sample: {re.escape(message)}"):
+        read_samples(path)
+
+
+def test_samples_are_read_as_they_were_written(tmp_path: Path) -> None:
+    every = replace(
+        samples(Scheme(tp=2, ring=3))[0],
+        **dict.fromkeys(("turn", "allocated_bytes", "reserved_bytes", "host_bytes"), 5),
+        layers_peak_bytes=7,
+        ends_peak_bytes=9,
+        **dict.fromkeys(("layers_yardstick_ms", "ends_yardstick_ms"), (0.5, 1.5, 2.5)),
+        **dict.fromkeys(("layers_cpu_ms", "layers_host_ms"), (0.0, 1.5, 2.5)),
+        experts_ms=(0.25,),
+    )
+    lost = Sample.out_of_memory(Scheme(), "packed", (7, 9), 2, 1)
+    setting = replace(
+        MEASURED_ON, tensor_parallel="sequence-parallel", kernel="fa2", expert_parallel=4
+    )
+    with SampleFile(tmp_path / "s.jsonl", setting) as file:
+        for sample in (every, lost):
+            file.add(sample)
+    assert read_samples(file.path) == (setting, [every, lost])
 
 
 def test_a_run_that_measured_nothing_makes_no_profile(tmp_path: Path) -> None:
@@ -156,7 +224,7 @@ def test_settings_are_not_mixed(tmp_path: Path, change: dict[str, object], named
 def test_a_model_that_lacks_a_size_is_named(tmp_path: Path) -> None:
     some = tuple((name, size) for name, size in SIZES.items() if name != "layers")
     SampleFile(tmp_path / "s.jsonl", replace(MEASURED_ON, model=some)).close()
-    with pytest.raises(SampleError, match=r"s\.jsonl, line 1: .*model lacks layers"):
+    with pytest.raises(SampleError, match=r"s\.jsonl, line 1: .*model\.layers: is missing"):
         merge_runs([tmp_path / "s.jsonl"])
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from seqplan.costs.fit.pooling import merge_sync_samples
 from seqplan.costs.fit.sample_file import SampleFile, read_samples, read_syncs
+from seqplan.costs.fit.sample_reader import list_fields
 from seqplan.costs.fit.samples import MeasuredOn, SampleError
 from seqplan.costs.fit.sync_samples import SyncSample, fit_sync
 
@@ -32,18 +33,18 @@ def test_syncs_are_kept_with_the_samples(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tp": 0}, "tp must be an integer of 1 or more, not 0"),
-        ({"sync_ms": []}, "sync_ms must be positive times"),
-        ({"optimizer_ms": [0.0]}, "optimizer_ms must be positive times"),
-        ({"more": 1}, "more"),
+        ({"tp": 0}, "tp: must be an integer ≥ 1: 0"),
+        ({"sync_ms": []}, "sync_ms: is empty"),
+        ({"optimizer_ms": [0.0]}, "optimizer_ms: must be positive times"),
+        ({"more": 1}, "more: is not a field of a sample"),
     ],
 )
 def test_a_damaged_sync_is_named(tmp_path: Path, change: dict[str, object], message: str) -> None:
     path = tmp_path / "s.jsonl"
     SampleFile(path, MEASURED_ON).close()
     with path.open("a") as file:
-        file.write(json.dumps({"sync": {**ONE.as_dict(), **change}}) + "\n")
-    with pytest.raises(SampleError, match=rf"line 2: not a sample \(.*{message}"):
+        file.write(json.dumps({"sync": {**list_fields(ONE), **change}}) + "\n")
+    with pytest.raises(SampleError, match=rf"line 2: not a sample: {message}"):
         read_syncs(path)
 
 

@@ -89,6 +89,9 @@ class ProfileReader(FieldReader):
         self.fields(raw, "", _PROFILE, _PROFILE_OPTIONAL)
         if "kernel" in raw:
             self.name(raw, "kernel", "")
+        for number, note in enumerate(self.items(raw, "notes", "") if "notes" in raw else ()):
+            if type(note) is not str:
+                self.fail(f".notes[{number}]", f"must be a string: {shown(note)}")
         self.fields(raw["hardware"], ".hardware", _HARDWARE)
         shape = self.shape(raw["model"])
         zero_stage = self.integer(raw, "zero_stage", "", 1)
@@ -211,7 +214,7 @@ class ProfileReader(FieldReader):
             modes.append(mode)
         if len(modes) > MOST_MODES:
             self.fail(".modes", f"must be at most {MOST_MODES}: {len(modes)}")
-        if len(modes) < 2 and not modes[0].host:
+        if len(modes) < 2 and not (modes and modes[0].host):
             self.fail(".modes", "must be at least two. State one mode by recompute")
         return tuple(modes)
 

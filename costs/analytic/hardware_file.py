@@ -48,8 +48,9 @@ def read_hardware(path: Path) -> Hardware:
         shown = "base is missing" if base is None else f"base must be a device: {base!r}"
         raise ValueError(f"{path}: {shown}. Name the nearest of {', '.join(DEVICES)}")
     listed = find_device(base, f"{path}: base")
+    values = _check_values(path, fields)
     try:
-        return _replace_values(listed, _check_values(path, fields))
+        return _replace_values(listed, values)
     except ValueError as error:
         raise ValueError(f"{path}: {str(error).removeprefix('hardware: ')}") from None
 
@@ -59,11 +60,11 @@ def _check_values(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in fields.items():
         if name == "attention_kernel":
             if not isinstance(value, str):
-                raise ValueError(f"{name} must be a kernel's name: {value!r}")
+                raise ValueError(f"{path}: {name} must be a kernel's name: {value!r}")
             values[name] = value
         elif name == "cost_terms":
             if not isinstance(value, list) or not all(isinstance(term, str) for term in value):
-                raise ValueError(f"cost_terms must be a list of names: {value!r}")
+                raise ValueError(f"{path}: cost_terms must be a list of names: {value!r}")
             values[name] = tuple(value)
         elif name in COUNTS:
             values[name] = check_integer(path, name, value)

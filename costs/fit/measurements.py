@@ -13,13 +13,17 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from seqplan.costs.fit.latency_fit import Observed
 from seqplan.costs.latency import Latency
 from seqplan.plans.experts import holds_whole_blocks
+from seqplan.plans.format.fields import FieldReader
 from seqplan.plans.plan import Plan, PlannedPipeline
 from seqplan.plans.scheme import Scheme
+
+_FIELDS = frozenset({"step", "rank", "measured_ms"})
+_EXAMPLE = '{"step":0,"rank":0,"measured_ms":812.5}'
 
 LengthsByMode = Mapping[str, tuple[tuple[int, ...], ...]]
 """Lengths (tokens) of the sequences of each micro-batch, by recomputation mode."""
@@ -112,30 +116,32 @@ def read_measurements(path: Path) -> list[Measurement]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
+        reader = _MeasurementReader(f"{path}, line {number}", strict=False)
         try:
             fields = json.loads(line)
-            measurements.append(measurement(fields))
-        except (ValueError, KeyError, TypeError) as error:
-            wanted = '{"step":0,"rank":0,"measured_ms":812.5}'
-            raise MeasurementError(
-                f"{path}, line {number}: must be {wanted}, ({error}) in {line[:60]!r}"
-            ) from None
+        except ValueError as error:
+            reader.fail("", f"is no JSON: {error}")
+        measurements.append(reader.read(fields))
     if not measurements:
         raise MeasurementError(f"{path}: holds no measurements. Name at least one")
     return measurements
 
 
-def measurement(fields: Mapping[str, Any]) -> Measurement:
-    """Read a measurement from its JSON fields; ``KeyError``, ``TypeError`` or ``ValueError``."""
-    step, rank, measured_ms = fields["step"], fields["rank"], fields["measured_ms"]
-    if type(step) is not int or type(rank) is not int or isinstance(measured_ms, bool):
-        raise TypeError(
-            "step and rank are whole numbers, measured_ms is a time"
-            ". Name a file with measured steps"
-        )
-    if not 0 < float(measured_ms) < float("inf"):
-        raise ValueError(f"measured_ms {measured_ms} is not a positive time. Repair the line")
-    return Measurement(step, rank, float(measured_ms))
+class _MeasurementReader(FieldReader):
+    """Reads a line of measurements."""
+
+    error = MeasurementError
+
+    def read(self, raw: Any) -> Measurement:
+        self.fields(raw, "", _FIELDS)
+        step, rank = (self.integer(raw, name, "") for name in ("step", "rank"))
+        measured_ms = self.number(raw, "measured_ms", "")
+        if not measured_ms:
+            self.fail("measured_ms", "must be a time above 0")
+        return Measurement(step, rank, measured_ms)
+
+    def fail(self, place: str, problem: str) -> NoReturn:
+        super().fail(place, f"{problem}. Repair the line, as {_EXAMPLE}")
 
 
 def measurable(plan: Plan) -> tuple[Measurable, ...]:

@@ -80,8 +80,8 @@ def _changed(change: str) -> dict[str, Any]:
         document["modes"] = [second, first]
     elif change == "name":
         first["name"] = "some"
-    elif change == "one":
-        document["modes"] = [first]
+    elif change in ("one", "no"):
+        document["modes"] = [first] if change == "one" else []
     elif change == "share":
         first["forward_fraction"] = 1.5
     elif change == "degrees":
@@ -118,6 +118,7 @@ def _changed(change: str) -> dict[str, Any]:
         ("order", r"modes\[1\] \(none\): keeps no fewer bytes than mlp before it"),
         ("name", r"modes\[0\].name: unknown recomputation mode: some. Give one of none, elem"),
         ("one", "must be at least two"),
+        ("no", "must be at least two"),
         ("share", "must be a share between 0 and 1"),
         ("degrees", "bytes per token must be of the same degrees"),
         ("shareless", r"modes\[0\]: none offloads 0% of layers. Leave out host_bytes_per_token"),

@@ -41,6 +41,8 @@ RANGE = "must be a number from 0 to 1e+18:"
 BYTES = "memory.activation_bytes_per_token"
 STATES = "memory.sharded_state_bytes"
 CASES = [
+    ("notes", {"a": 1}, "notes: must be a list: an object"),
+    ("notes", ["checked", 3], "notes[1]: must be a string: 3"),
     ("schemes.1.a", -1e-9, f"schemes[1] (tp2.pp3).a: {RANGE} -1e-09"),
     ("schemes.0.b", "fast", f'schemes[0] (tp1).b: {RANGE} "fast"'),
     ("schemes.0.c", float("nan"), f"schemes[0] (tp1).c: {RANGE} NaN"),

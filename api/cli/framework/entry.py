@@ -13,6 +13,7 @@ import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from itertools import pairwise
 from typing import Any, NoReturn
 
 from seqplan.api.cli.framework.commands import COMMANDS, GROUPS, select_command
@@ -224,6 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # an encoding without × or ║ is no failure
     try:
         with _termination_as_exit():
+            _reject_empty(arguments)
             check_spelling(arguments)
             selected = select_command(arguments)
             names = () if selected is None else (selected,)  # help and errors need no module
@@ -253,6 +255,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         _print_error(str(error))
         return INFEASIBLE if isinstance(error, Infeasible) else FAILED
+
+
+def _reject_empty(arguments: Sequence[str]) -> None:
+    """Raise ``ValueError`` for an empty argument, which as a path would be this folder."""
+    for before, word in pairwise(("seqplan", *arguments)):
+        if not word or (word.startswith("--") and word.endswith("=")):
+            where = f"after {before}" if not word else f"of {word[:-1]}"
+            raise ValueError(
+                f"the argument {where} is empty. State it, or check the variable of the shell"
+            )
 
 
 def _word(error: ValueError) -> str:

@@ -91,6 +91,8 @@ def read_job_file(path: Path) -> JobFile:
         numbers = [each for each in factors if each != LOST]
         if type(value) is not kind or any(type(each) not in (int, float) for each in numbers):
             raise ValueError(f"{path}: {name}: must be {wanted}: {value!r}")
+        if value == "":
+            raise ValueError(f"{path}: {name} is empty. State it, or leave it out")
         least = _LEAST.get(name, 1)
         if isinstance(value, int) and kind is int and value < least:
             raise ValueError(f"{path}: {name}: must be {least} or more: {value}")

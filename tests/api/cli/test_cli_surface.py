@@ -165,6 +165,19 @@ def test_usage_errors_are_one_line(arguments: str, message: str) -> None:
     assert "--help)" in line
 
 
+@pytest.mark.parametrize(
+    ("arguments", "where"),
+    [
+        (("plan", "l.npy", "--model", "qwen3-8b", "-o", ""), "after -o"),
+        (("lengths", ""), "after lengths"),
+        (("serve", "--store="), "of --store"),
+    ],
+)
+def test_an_empty_argument_is_no_path(arguments: tuple[str, ...], where: str) -> None:
+    line = complaint(call(*arguments))
+    assert line == (f"the argument {where} is empty. State it, or check the variable of the shell")
+
+
 def test_the_planner_commands_leave_torch_alone(made_script: Path) -> None:
     assert json.loads(run_python(made_script, quiet=False).splitlines()[-1]) == []
 

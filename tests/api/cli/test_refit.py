@@ -148,7 +148,7 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
     files = ("--profile", str(profile), "--plans", str(plans), "--measurements", str(times))
     assert "no step of" in complaint(call("profile", "refit", *files))
     times.write_text("x\n")
-    assert "line 1: must be" in complaint(call("profile", "refit", *files))
+    assert "line 1: is no JSON" in complaint(call("profile", "refit", *files))
 
 
 @pytest.mark.parametrize(

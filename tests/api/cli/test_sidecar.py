@@ -159,6 +159,7 @@ def test_a_sidecar_plans_around_slow_ranks_and_follows_its_times(tmp_path: Path)
         (FILE + "micro_step_multiple = 2", "job.toml: micro_step_multiple 2: execution is regroup"),
         (FILE + 'trainer = "nemo"', "job.toml: trainer must be one of seqplan, "),
         (FILE + 'trainer = "transformers"', "job.toml: profile llama-7b-a800-80gb: is of ZeRO-1"),
+        (FILE + 'store = ""', "job.toml: store is empty. State it, or leave it out"),
         (FILE + "refit = 1", "refit: must be true or false: 1"),
         (
             FILE + "slowdown = 1.3",

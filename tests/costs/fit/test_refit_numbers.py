@@ -172,11 +172,14 @@ def test_nothing_is_scaled_where_nothing_is_corrected() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 2: must be"),
-        ('{"step":0,"rank":0}', "line 2: must be"),
-        ('{"step":0,"rank":0,"measured_ms":-1}', "measured_ms -1 is not a positive time"),
-        ('{"step":0.5,"rank":0,"measured_ms":1}', "whole numbers"),
-        ('{"step":0,"rank":0,"measured_ms":NaN}', "not a positive time"),
+        ("{", "line 2: is no JSON: "),
+        ("3", "line 2: must be an object: 3"),
+        ('{"step":0,"rank":0}', "line 2: measured_ms: is missing"),
+        ('{"step":0,"rank":0,"measured_ms":-1}', "measured_ms: must be a finite number ≥ 0: -1"),
+        ('{"step":0,"rank":0,"measured_ms":0}', "measured_ms: must be a time above 0"),
+        ('{"step":0,"rank":0,"measured_ms":[]}', "measured_ms: must be a finite number ≥ 0: a"),
+        ('{"step":0.5,"rank":0,"measured_ms":1}', "step: must be an integer ≥ 0: 0.5. Repair"),
+        ('{"step":0,"rank":0,"measured_ms":NaN}', "measured_ms: must be a finite number ≥ 0: N"),
     ],
 )
 def test_bad_measurements_are_named_by_line(tmp_path: Path, line: str, message: str) -> None:

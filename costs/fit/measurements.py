@@ -119,7 +119,7 @@ def read_measurements(path: Path) -> list[Measurement]:
         reader = _MeasurementReader(f"{path}, line {number}", strict=False)
         try:
             fields = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             reader.fail("", f"is no JSON: {error}")
         measurements.append(reader.read(fields))
     if not measurements:

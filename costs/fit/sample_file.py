@@ -133,7 +133,7 @@ def _parse(path: Path, content: bytes) -> tuple[MeasuredOn, list[Sample], list[S
         reader = SampleReader(f"{path}, line {number}: not a sample")
         try:
             fields = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             reader.fail("", f"no JSON: {error}")
         if number == 1:
             measured_on = reader.read_setting(fields)

@@ -106,6 +106,9 @@ def test_damage_is_named_by_its_line(tmp_path: Path) -> None:
     path.write_text(path.read_text() + '{"scheme": 3}\n')
     with pytest.raises(SampleError, match=r"s\.jsonl, line 3: not a sample"):
         read_samples(path)
+    path.write_text("[" * 100_000 + "\n")
+    with pytest.raises(SampleError, match="line 1: not a sample: no JSON: maximum recursion depth"):
+        read_samples(path)
     with pytest.raises(SampleError, match="cannot be read"):
         read_samples(tmp_path / "none")
 

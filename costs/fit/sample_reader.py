@@ -42,7 +42,11 @@ _AS_MANY = {
 """Times of which there are none, or as many as of others."""
 
 _MODEL = frozenset({*ARCHITECTURE, *(field.name for field in fields(ModelSizes))})
-_CHOICES = {"role": ROLES, "tensor_parallel": (SEQUENCE_PARALLEL, PLAIN_TENSOR_PARALLEL)}
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "role": ROLES,
+    "dtype": tuple(DTYPE_BYTES),
+    "tensor_parallel": (SEQUENCE_PARALLEL, PLAIN_TENSOR_PARALLEL),
+}
 
 
 def list_fields(record: Record) -> dict[str, Any]:
@@ -75,8 +79,6 @@ class SampleReader(FieldReader):
             problem = f"is {shown(raw['format'])}, this version reads {FORMAT}"
             super().fail("format", f"{problem}. Measure again with this version")
         values = self._values(raw, MeasuredOn, frozenset({"format"}))
-        if values["dtype"] not in DTYPE_BYTES:
-            self.fail("dtype", f"must be one of {', '.join(DTYPE_BYTES)}: {shown(raw['dtype'])}")
         try:
             split_mode(values["recompute"])
         except ValueError as error:

@@ -63,6 +63,10 @@ class ExpertBlocks:
             row_limit=row_limit,
         )
 
+    def close(self) -> None:
+        """Destroy the group of ``replicas`` after its last use; all ranks call it."""
+        dist.destroy_process_group(self.replicas)
+
     def gather(self, part: Tensor) -> Tensor:
         """Join small parts of the block's ranks along the first axis; collective."""
         whole = part.new_empty(self.degree * part.shape[0], *part.shape[1:])

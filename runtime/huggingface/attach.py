@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -82,7 +83,9 @@ def attach(
     chosen = None if kernel is None else find_kernel(kernel)
     device = find_device(model, device)
     joined = join_ranks(device)
-    groups = groups or Communicators.create()
+    made = Communicators.create() if groups is None else None
+    groups = made or groups
+    assert groups is not None
     blocks = ExpertBlocks.create(expert_parallel, groups, expert_row_limit)
     experts, split = None, None
     if blocks is not None:
@@ -119,9 +122,20 @@ def attach(
             ),
             experts=experts,
             groups=groups,
-            ends_process_group=joined,
+            close_groups=partial(_close_groups, joined, made, blocks),
         )
     )
+
+
+def _close_groups(joined: bool, made: Communicators | None, blocks: ExpertBlocks | None) -> None:
+    """Destroy the process groups of a job, or all if it ``joined`` the ranks."""
+    if joined:
+        dist.destroy_process_group()
+        return
+    if blocks is not None:
+        blocks.close()
+    if made is not None:
+        made.close()
 
 
 def join_ranks(device: torch.device) -> bool:

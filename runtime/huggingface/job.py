@@ -62,7 +62,7 @@ class JobParts:
 
     ``loss_of``: of hidden states, ``loss_rows`` tokens at a time; ``routed``: the same with the
     routers' loss, if there is one; ``prepare``: prepares a view's step; ``experts``: those that are
-    split over ranks.
+    split over ranks; ``close_groups``: destroys the process groups that were made for the job.
     """
 
     model: nn.Module
@@ -77,7 +77,7 @@ class JobParts:
     prepare: Callable[[RankView], Work]
     groups: Communicators
     experts: AttachedExperts | None
-    ends_process_group: bool
+    close_groups: Callable[[], None]
 
 
 def count_rank_bytes(model: nn.Module, states: ShardedStates) -> HeldBytes:
@@ -269,7 +269,15 @@ class Job:
         )
 
     def close(self) -> None:
-        """Wait for all ranks after the last call; end the process group if ``attach`` made it."""
+        """End the job, after its last call; all ranks call it.
+
+        The model has the values after the last step and its former attention, and can be attached
+        again, unless its experts are split. The groups that ``attach`` made are destroyed.
+        """
+        self.states.close()
+        if self.states.device.type == "cuda":
+            torch.cuda.synchronize(self.states.device)
+        if self._parts.experts is None:
+            self._parts.attached.lm.set_attn_implementation(self._parts.attached.own_attention)
         dist.barrier(group=self.groups.control)
-        if self._parts.ends_process_group:
-            dist.destroy_process_group()
+        self._parts.close_groups()

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from seqplan.plans.views.optimizer_sharding import Sharding, unit_layouts
 from seqplan.plans.views.parameter_layout import Block, ParameterLayout
@@ -93,6 +94,7 @@ class ShardedStates(UnitStates):
             for layout, content, over in zip(layouts, contents, groups, strict=True)
         ]
         super().__init__(units, group, reduce=reduce)
+        self._hooks: list[RemovableHandle] = []
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         self.syncs = [
             collective_sync(over, layout) for over, layout in zip(groups, layouts, strict=True)
@@ -102,14 +104,25 @@ class ShardedStates(UnitStates):
             parameters = module.parameters() if name else module.parameters(recurse=False)
             needed = {unit_of[id(p)] for p in parameters if id(p) in unit_of}
             if needed:
-                module.register_forward_pre_hook(self._waits_for(sorted(needed)))
+                wait = module.register_forward_pre_hook(self._waits_for(sorted(needed)))
+                self._hooks.append(wait)
         for unit, over in zip(units, groups, strict=True):
             with communicating("taking over the first rank's parameters"):
                 dist.broadcast(unit.flat, dist.get_global_rank(over, 0), group=over)
             unit.master[: unit.stop - unit.start] = unit.flat[unit.start : unit.stop]
             for index, parameter in enumerate(unit.parameters):
-                hook = self.watch(unit, index)
-                parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                watched: Any = parameter
+                hook = watched.register_post_accumulate_grad_hook(self.watch(unit, index))
+                self._hooks.append(hook)
+
+    def close(self) -> None:
+        """Let the model run by itself again, with the values after the last step; collective.
+
+        Its parameters stay parts of flat buffers.
+        """
+        self.materialize()
+        for hook in self._hooks:
+            hook.remove()
 
     def materialize(self) -> None:
         """Update the model's parameters, to evaluate, generate or save with it.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, get_args
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -279,11 +280,18 @@ class UnitStates:
                     yield owner * unit.parts + part, slice(first + start, first + stop)
 
     def watch(self, unit: Unit, index: int) -> Callable[[Tensor], None]:
-        """Return the hook that a held parameter calls when backward has added its gradient."""
+        """Return the hook that a held parameter calls when backward has added its gradient.
+
+        Of unit and states it has weak references: Python does not collect what hooks of a tensor
+        refer to, and these refer to the tensor.
+        """
+        states, held = ref(self), ref(unit)
 
         def accumulated(_: Tensor) -> None:
-            unit.accumulate(index)
-            self._reduction.on_accumulated(unit)
+            of_states, of_unit = states(), held()
+            if of_states is not None and of_unit is not None:
+                of_unit.accumulate(index)
+                of_states._reduction.on_accumulated(of_unit)
 
         return accumulated
 

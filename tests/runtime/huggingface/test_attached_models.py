@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attached_again import attach_again
 from attached_inputs import CASES, RANKS, Rows, plans
 from attached_rejections import REJECTED
 from attached_scenarios import load, meanwhile, on_rank, rejected_on_rank
@@ -39,6 +40,7 @@ def every_outcome() -> Any:
                     Program(examples, 2, (ports, Path(folder)), joined=False),
                     Program(rejected_on_rank, 2, ()),
                     Program(start_on_meta, 2, ()),
+                    Program(attach_again, 2, ()),
                 ],
                 first=load,
             )
@@ -205,3 +207,17 @@ def test_the_example_of_a_policy_gradient_is_rewarded(every_outcome: Any) -> Non
 
 def test_ranks_without_values_take_those_of_the_first(every_outcome: Any) -> None:
     assert every_outcome[3][0] == [([], 0.0), ([], 0.0)]
+
+
+def test_a_model_is_as_it_was_after_a_job_and_can_be_attached_again(every_outcome: Any) -> None:
+    for rank in every_outcome[4][0]:
+        once, twice = rank["once"], rank["twice"]
+        assert [loss for job in twice for loss in job["losses"]] == once["losses"]
+        assert twice[-1]["after"] == pytest.approx(once["after"])
+        for job in (once, *twice):
+            assert job["after"] == pytest.approx(job["within"])
+
+
+def test_jobs_that_are_closed_leave_no_groups(every_outcome: Any) -> None:
+    for rank in every_outcome[4][0]:
+        assert rank["threads"][-1] <= rank["threads"][0]

@@ -196,14 +196,14 @@ class Planner:
     ) -> Plan:
         """Plan one step of sequences of these ``lengths`` (tokens).
 
-        ``ids``: their numbers in the data set, by default their places; ``loss_tokens``: labels in
+        ``ids``: their numbers in the data set, by default their places; one that is drawn twice
+        counts twice. ``loss_tokens``: labels in
         the loss, by default every token but the first of each sequence; ``step``: by default one
         more than the last; ``loads``: work of the sequences before the language model, by phase,
         which the ranks of a pipeline share evenly; groups then stay within a step, and schemes
         have no stages. ``ValueError`` for lengths that are no whole numbers above 0 or exceed
-        ``max_len``, for ids, a step or loss tokens that are no whole numbers from 0 on, for an id
-        that is there twice, and for more loss tokens than tokens; ``Infeasible`` if no scheme
-        holds a sequence.
+        ``max_len``, for ids, a step or loss tokens that are no whole numbers from 0 on, and for
+        more loss tokens than tokens; ``Infeasible`` if no scheme holds a sequence.
         """
         number = self._step if step is None else step
         batch = self._batch(number, lengths, ids, loss_tokens)
@@ -255,11 +255,6 @@ class Planner:
             number = _whole("step", step)
             whole = whole_lengths(lengths)
             numbers = range(len(whole)) if ids is None else [_whole("an id", i) for i in ids]
-            if ids is not None and len(set(numbers)) < len(numbers):
-                twice = next(i for i in numbers if numbers.count(i) > 1)
-                raise ValueError(
-                    f"id {twice} is twice in the step; give each sequence a separate id"
-                )
             counted = None if loss_tokens is None else _whole("loss_tokens", loss_tokens)
         except (TypeError, ValueError) as error:
             raise type(error)(f"step {step}: {error}") from None

@@ -6,15 +6,22 @@ from step_lengths import CODE
 
 import seqplan
 from seqplan import Cost, Planner, balance, digest
+from seqplan.plans.lint import lint
 
 COST = Cost(1e-6, 0.05, 20.0)
 PROFILE = "llama-7b-a800-80gb"
 
 
-def test_an_id_is_once_in_a_step() -> None:
+def test_an_id_that_is_drawn_twice_counts_twice() -> None:
     planner = Planner.from_profile(PROFILE, 8, 8192, prove=False)
-    with pytest.raises(ValueError, match="step 0: id 7 is twice in the step"):
-        planner.plan([100, 50, 20], ids=[7, 3, 7])
+    plan = planner.plan([100, 50, 100], ids=[7, 3, 7])
+    assert plan.ids == (7, 3, 7)
+    assert plan.tokens == 250
+    assert lint(plan, None) == []
+
+
+def test_lengths_that_are_no_list() -> None:
+    planner = Planner.from_profile(PROFILE, 8, 8192, prove=False)
     with pytest.raises(TypeError, match="step 0: lengths: 9"):
         planner.plan(9)  # type: ignore[arg-type]
 

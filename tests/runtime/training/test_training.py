@@ -29,11 +29,13 @@ RATE = 1e-3
 
 
 def plans(world_size: int, steps: int, **sizes: int) -> list[Plan]:
+    """Steps in which a sample is there twice, as samplers that draw with replacement do."""
     rng = np.random.default_rng(world_size)
-    return [
+    drawn = (
         random_plan(rng, world_size, step=step, heads=CONFIG.heads, **sizes)
         for step in range(steps)
-    ]
+    )
+    return [replace(plan, ids=(*plan.ids[:-1], plan.ids[0])) for plan in drawn]
 
 
 def model(dtype: torch.dtype, seed: int = 0, **options: object) -> Llama:

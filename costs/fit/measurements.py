@@ -110,9 +110,13 @@ def read_measurements(path: Path) -> list[Measurement]:
     measurements = []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise MeasurementError(f"{path}: cannot be read: {reason}. Repair the line") from None
+    except OSError as error:
+        raise MeasurementError(
+            f"{path}: cannot be read: {error.strerror}. Check the path"
+        ) from None
+    except UnicodeDecodeError as error:
+        place = error.start + 1
+        raise MeasurementError(f"{path}: is not text: byte {place}. Name another file") from None
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue

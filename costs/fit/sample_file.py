@@ -122,7 +122,8 @@ def _parse(path: Path, content: bytes) -> tuple[MeasuredOn, list[Sample], list[S
     try:
         lines = whole.decode("utf-8").splitlines()
     except UnicodeDecodeError as error:
-        raise SampleError(f"{path}: cannot be read: {error}. Check the path") from None
+        place = error.start + 1
+        raise SampleError(f"{path}: is not text: byte {place}. Name another file") from None
     if not lines:
         raise SampleError(
             f"{path}: holds no samples: its first line has no end, as of a run that was killed; "

@@ -5,10 +5,12 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from sampled import MEASURED_ON, SIZES, samples
 
 from seqplan import Scheme
+from seqplan.costs.fit.measurements import MeasurementError, read_measurements
 from seqplan.costs.fit.sample_file import SampleFile, read_samples
 from seqplan.costs.fit.samples import Sample, SampleError
 
@@ -101,6 +103,10 @@ def test_damage_is_named_by_its_line(tmp_path: Path) -> None:
         read_samples(path)
     with pytest.raises(SampleError, match="cannot be read"):
         read_samples(tmp_path / "none")
+    np.save(tmp_path / "lengths.npy", [3, 4])
+    for read, error in ((read_samples, SampleError), (read_measurements, MeasurementError)):
+        with pytest.raises(error, match=r"lengths\.npy: is not text: byte 1\. Name another file"):
+            read(tmp_path / "lengths.npy")
 
 
 @pytest.mark.parametrize(

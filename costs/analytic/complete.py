@@ -83,19 +83,38 @@ def complete(
     if not missing:
         return dict(profile.document)
     if len(profile.modes) > 1:
-        completed = {
-            mode.name: complete(
-                profile.keep_modes([mode.name]), cluster, schemes, sizes=sizes, longest=longest
-            )
-            for mode in profile.modes
-        }
-        combined, _ = combine_modes(list(completed.values()))
-        notes = dict.fromkeys(
-            note.replace(_DERIVED, f"{_DERIVED} {name}:")
-            for name, of_mode in completed.items()
-            for note in of_mode.get("notes", ())
+        return _combine(
+            profile,
+            {
+                mode.name: complete(
+                    profile.keep_modes([mode.name]), cluster, schemes, sizes=sizes, longest=longest
+                )
+                for mode in profile.modes
+            },
         )
-        return {**combined, "residuals": profile.residuals, "notes": list(notes)}
+    return _complete_mode(profile, deployment, unchanged, missing, longest)
+
+
+def _combine(profile: Profile, completed: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Combine the documents that were completed for each mode; notes name theirs."""
+    combined, _ = combine_modes(list(completed.values()))
+    notes = dict.fromkeys(
+        note.replace(_DERIVED, f"{_DERIVED} {name}:")
+        for name, of_mode in completed.items()
+        for note in of_mode.get("notes", ())
+    )
+    return {**combined, "residuals": profile.residuals, "notes": list(notes)}
+
+
+def _complete_mode(
+    profile: Profile,
+    deployment: Deployment,
+    unchanged: Sequence[ProfiledScheme],
+    missing: Sequence[Scheme],
+    longest: int,
+) -> dict[str, Any]:
+    """Add the ``missing`` schemes to the ``unchanged`` ones of a profile of one mode."""
+    cluster, dense = deployment.cluster, deployment.sizes.architecture.dense
     check_schemes(deployment.sizes, cluster, missing, deployment.zero)
     measured = _sound(profile)
     calibration = None
@@ -103,10 +122,7 @@ def complete(
         calibration = calibrate(deployment, list(measured.values()))
     source = _Source(deployment, measured, calibration, longest)
     fitted = {
-        scheme: fit_terms(
-            source.times, scheme, longest, packed=not deployment.sizes.architecture.dense
-        )
-        for scheme in missing
+        scheme: fit_terms(source.times, scheme, longest, packed=not dense) for scheme in missing
     }
     document = dict(profile.document)
     document["schemes"] = [
@@ -118,7 +134,7 @@ def complete(
     ]
     document["memory"] = _memory(profile, deployment, missing)
     errors = [errors for _, errors in fitted.values()]
-    residuals = fit_residuals(errors, largest=not deployment.sizes.architecture.dense)
+    residuals = fit_residuals(errors, largest=not dense)
     how = "compute as measured on one device, communication analytic on"
     if calibration is not None:
         how = f"{calibration}; Ulysses and ring by the links of"

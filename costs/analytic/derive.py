@@ -20,6 +20,7 @@ from seqplan.costs.analytic.derived_scheme import (
 )
 from seqplan.costs.analytic.expert_parallel import ExpertParallelism
 from seqplan.costs.analytic.experts import SHARED_TERMS, block_problem, expert_terms
+from seqplan.costs.analytic.hardware import Hardware
 from seqplan.costs.analytic.memory import (
     CONTEXT_BYTES,
     FRAGMENTATION,
@@ -87,19 +88,13 @@ def derive_profile(
     }
     widest = {mode: _with_degree(chosen, options, max(degrees)) for mode, chosen in by_mode.items()}
     described = _describe_modes(widest, sorted({scheme.tp for scheme in schemes}), fitted)
-    errors = [errors for of_mode in fitted.values() for _, errors in of_mode.values()]
-    notes = list(dict.fromkeys(note for chosen in by_mode.values() for note in chosen.notes))
-    if max(degrees) > 1:
-        notes = [note for note in notes if note != deployment.expert_note]
-        notes.append(describe_degrees(options, degrees))
+    notes = _list_notes(list(by_mode.values()), options, degrees)
     hardware = deployment.cluster.hardware
     document = {
         "schema": PROFILE_SCHEMA,
         "name": name,
         "source": _describe_source(deployment),
-        "residuals": "derived: "
-        + fit_residuals(errors, largest=True)
-        + (f"; efficiencies of {hardware.name} unchecked" if hardware.unchecked else ""),
+        "residuals": _describe_errors(hardware, fitted),
         "hardware": {
             "gpu": hardware.name.upper(),
             "gpus_per_node": deployment.cluster.gpus_per_node,
@@ -113,21 +108,40 @@ def derive_profile(
             experts_apart=max(degrees) > 1,
             offloads=any(HOST_BYTES in mode for mode in described),
         ),
-        "schemes": [
-            write_derived_entry(
-                scheme,
-                {
-                    **({"expert_parallel": degree} if degree > 1 else {}),
-                    "modes": {
-                        mode["name"]: fitted[mode["name"]][scheme, degree][0].as_dict()
-                        for mode in described
-                    },
-                },
-            )
-            for scheme, degree in keys
-        ],
+        "schemes": [_describe_entry(key, described, fitted) for key in keys],
     }
     return keep_modes(document, [mode["name"] for mode in described])
+
+
+def _list_notes(
+    deployments: Sequence[Deployment], options: ExpertParallelism, degrees: Sequence[int]
+) -> list[str]:
+    """List the notes of deployments, each once, and that of degrees of experts."""
+    notes = list(dict.fromkeys(note for chosen in deployments for note in chosen.notes))
+    if max(degrees) == 1:
+        return notes
+    kept = [note for note in notes if note != deployments[0].expert_note]
+    return [*kept, describe_degrees(options, degrees)]
+
+
+def _describe_errors(hardware: Hardware, fitted: Mapping[str, Mapping[SchemeKey, Fitted]]) -> str:
+    """State how well coefficients fit, and whether the rates were compared."""
+    errors = [errors for of_mode in fitted.values() for _, errors in of_mode.values()]
+    unchecked = f"; efficiencies of {hardware.name} unchecked" if hardware.unchecked else ""
+    return f"derived: {fit_residuals(errors, largest=True)}{unchecked}"
+
+
+def _describe_entry(
+    key: SchemeKey,
+    modes: Sequence[Mapping[str, Any]],
+    fitted: Mapping[str, Mapping[SchemeKey, Fitted]],
+) -> dict[str, Any]:
+    """Write a scheme, with its coefficients in each of the profile's ``modes``."""
+    scheme, degree = key
+    names = [mode["name"] for mode in modes]
+    coefficients = {name: fitted[name][key][0].as_dict() for name in names}
+    split = {"expert_parallel": degree} if degree > 1 else {}
+    return write_derived_entry(scheme, {**split, "modes": coefficients})
 
 
 def describe_degrees(experts: ExpertParallelism, degrees: Sequence[int]) -> str:

@@ -11,13 +11,8 @@ import numpy.typing as npt
 
 from seqplan.costs.latency import Latency
 from seqplan.planner.balance.balanced import Balanced, Execution, MicroBatchTimes, ModePricing
+from seqplan.planner.balance.length_options import LengthOptions
 from seqplan.planner.balance.loads import balance_loads
-from seqplan.planner.balance.micro_batch import (
-    check_lengths,
-    check_modes,
-    hold_at_most,
-    host_micro_batch,
-)
 from seqplan.planner.balance.micro_batch_counts import (
     MicroBatches,
     fill_empty,
@@ -26,7 +21,7 @@ from seqplan.planner.balance.micro_batch_counts import (
 )
 from seqplan.planner.balance.mode import Mode
 from seqplan.planner.balance.phase import Phase
-from seqplan.planner.balance.shapes import check_shapes, list_filled
+from seqplan.planner.balance.shapes import list_filled
 from seqplan.planner.balance.ways import list_ways
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.slowdown import Slowdown
@@ -96,53 +91,52 @@ def balance(
         return balance_loads(
             loads, speeds, barrier=barrier, execution=execution, count_multiple=count_multiple
         )
-    if lengths is None:
-        raise TypeError("lengths are missing. Give the tokens of each sequence, or loads")
-    chosen = check_modes(capacity, cost, modes)
-    by_mode = [host_micro_batch(mode.cost, mode.capacity, pad_to) for mode in chosen]
-    whole = check_lengths(lengths, by_mode[-1], pad_to)
-    if keep_together is not None and len(keep_together) != len(whole):
-        raise ValueError(
-            f"keep_together has {len(keep_together)} keys for {len(whole)} sequences"
-            ". Give one key for each sequence"
-        )
-    if shapes is not None:
-        if keep_together is not None or equal_samples:
-            raise ValueError(
-                "shapes with keep_together or equal_samples: sequences are exchanged one by one to "
-                "fill a shape. Leave one of them out"
-            )
-        shapes = check_shapes(shapes, by_mode[-1].pad(max(whole)), by_mode[-1].capacity)
-        if not isinstance(shapes, int):
-            by_mode = [hold_at_most(mode, shapes[-1]) for mode in by_mode]
+    options = LengthOptions.read(
+        lengths,
+        capacity,
+        cost,
+        modes,
+        pad_to=pad_to,
+        keep_together=keep_together,
+        equal_samples=equal_samples,
+        shapes=shapes,
+    )
+    return _balance_lengths(options, speeds, execution, count_multiple)
+
+
+def _balance_lengths(
+    options: LengthOptions, speeds: Slowdown, execution: Execution, count_multiple: int
+) -> Balanced:
+    """Balance sequences in several ways, and choose the fastest."""
+    lengths, pricing = options.lengths, options.pricing
     lockstep = execution == "lockstep"
     ways, bound_ms = list_ways(
-        by_mode,
-        Batch.from_lengths(whole),
+        options.by_mode,
+        Batch.from_lengths(lengths),
         speeds,
-        keep_together,
-        equal_samples=equal_samples,
+        options.keep_together,
+        equal_samples=options.equal_samples,
         lockstep=lockstep,
         multiple=count_multiple,
     )
-    pricing = ModePricing(tuple(whole), chosen, pad_to)
     best: MicroBatches = []
     best_ms = inf
     for way in ways:
         parts = pad_counts(way, count_multiple, lockstep=lockstep)
-        if keep_together is None:
-            fill_empty(parts, whole, across_ranks=not equal_samples, lockstep=lockstep)
+        if options.keep_together is None:
+            fill_empty(parts, lengths, across_ranks=not options.equal_samples, lockstep=lockstep)
         parts = speeds.at_ranks(parts)
         time_ms = MicroBatchTimes.from_parts(parts, pricing, speeds.factors, execution).total_ms()
         if time_ms < best_ms:
             best, best_ms = parts, time_ms
-    if shapes is not None:
-        tokens = [by_mode[-1].pad(length) for length in whole]
-        ways_to_fill = list_filled(best, tokens, shapes, by_mode[-1].capacity)
-        best, pricing = _choose_filled(ways_to_fill, pricing, speeds, execution)
+    if options.shapes is not None:
+        largest = options.by_mode[-1]
+        tokens = [largest.pad(length) for length in lengths]
+        filled = list_filled(best, tokens, options.shapes, largest.capacity)
+        best, pricing = _choose_filled(filled, pricing, speeds, execution)
         best_ms = MicroBatchTimes.from_parts(best, pricing, speeds.factors, execution).total_ms()
     return Balanced(
-        best, tuple(whole), pricing, execution, best_ms, min(bound_ms, best_ms), speeds.factors
+        best, lengths, pricing, execution, best_ms, min(bound_ms, best_ms), speeds.factors
     )
 
 

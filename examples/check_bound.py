@@ -254,11 +254,14 @@ def fits_in_counts(witness, time, ending):
     A micro-batch takes its time on every rank of its group, at least the least overhead of all, and
     each of its tokens a share of what its own overhead is above that. Those of many tokens have
     fewer schemes and modes: a token takes more than the least work there. At most v of them pay for
-    their tokens by ``prices``; more than v leave time − (v + 1)·c for work. Tried for every
-    number n of ranks with at most v: what all do is concave in n.
+    their tokens by ``prices``; w > v leave time − w·c for work. With s further stages w of them end
+    after their sum and s times their mean, so that time·w / (w + s) is left. Tried for every number
+    n of ranks with at most v: what all do is concave in n.
     """
     classes, ranks = witness["classes"], witness["gpus"]
     c = min(k["c"] for k in classes)
+    s = min(k["stages"] for k in classes) - 1
+    sequences = sum(witness["counts"])
     items, above = [], {}
     for length, count, by_then in ending:
         tokens = min(padded(k, length) for k in by_then)
@@ -288,8 +291,9 @@ def fits_in_counts(witness, time, ending):
         return reached
 
     def all_work(n, v):
-        few = few_work(n, v, time, most, lines, most_work)
-        return few + (ranks - n) * max(time - (v + 1) * c, 0)
+        few = few_work(n, v, time * v / max(v + s, 1), most, lines, most_work)
+        numbers = range(v + 1, max(sequences, v + 1) + 1)
+        return few + (ranks - n) * max(0, *(time * w / (w + s) - w * c for w in numbers))
 
     worked = (most_of_concave(lambda n, v=v: all_work(n, v), ranks) for v in range(5))
     return all(work_ms >= total * (1 - 1e-9) for work_ms in worked)

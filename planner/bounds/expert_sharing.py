@@ -10,6 +10,7 @@ from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.gpu_time import Demand, bound_demand_ms, gpu_time_bound_ms
 from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.plans.scheme import Scheme
 
 
 def expert_bound_ms(
@@ -18,15 +19,17 @@ def expert_bound_ms(
     """Bound every plan of these schemes (ms), however experts are split.
 
     Infinite if no scheme holds a sequence. Without expert parallelism it is ``gpu_time_bound_ms``.
+    Schemes with stages count if these may be whole blocks, as plans have no others.
     All ranks together do the work at its full cost. A single pipeline can end earlier, as others of
     its block take a part of it: one at a time it counts at the cost of ``relax_sharing``. The ranks
     of a block run equally many micro-steps, each of which takes it the mean of their work or more.
     """
-    full = tuple(PipelineClass.from_model(model, 1) for model in models)
+    planned = [model for model in models if may_be_planned(model.scheme, expert_parallel)]
+    full = tuple(PipelineClass.from_model(model, 1) for model in planned)
     if expert_parallel == 1:
         return gpu_time_bound_ms(full, batch, gpus)
     relaxed = tuple(
-        PipelineClass.from_model(relax_sharing(model, expert_parallel), 1) for model in models
+        PipelineClass.from_model(relax_sharing(model, expert_parallel), 1) for model in planned
     )
     all_work = Demand.from_batch(full, batch, gpus)
     return bound_demand_ms(
@@ -37,6 +40,11 @@ def expert_bound_ms(
             place_gpus=expert_parallel,
         )
     )
+
+
+def may_be_planned(scheme: Scheme, expert_parallel: int) -> bool:
+    """Whether plans may have a scheme: stages consist of whole blocks, single groups need not."""
+    return scheme.pp == 1 or scheme.stage_gpus % expert_parallel == 0
 
 
 def relax_sharing(model: SchemeModel, expert_parallel: int) -> SchemeModel:

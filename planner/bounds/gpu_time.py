@@ -7,8 +7,9 @@ that ends by T runs each sequence on a class that finishes it alone by T. On tho
 - sequences that only groups of g GPUs or more can run have m = ⌊gpus/g⌋ places side by side. A
   group of G GPUs takes ⌊G/g⌋ of them, so that together they take no more than m·T of their time;
   and of the q·m + 1 longest, some q + 1 run one after another in one place, which ends by T.
-- a rank that runs V micro-batches has T − V·c for work, and they hold V times its part of the
-  tokens of one: a rank with few of them lacks tokens or recomputes, one with many lacks time.
+- a rank that runs V micro-batches has T − V·c for work, of pp stages T·V / (V + pp − 1) − V·c, and
+  they hold V times its part of the tokens of one: a rank with few of them lacks tokens or
+  recomputes, one with many lacks time.
 
 All of these fall as T grows, because more classes finish a sequence in time. The bound is the least
 T that none of them exceeds.
@@ -70,13 +71,14 @@ def gpu_time_bound_ms(classes: Sequence[PipelineClass], batch: Batch, gpus: int)
 
 def bound_demand_ms(demand: Demand) -> float:
     """Bound every plan of a demand (ms); inf if no class holds a sequence."""
-    by_area = demand.area_ms()
-    if not np.isfinite(by_area):
-        return by_area
-    in_places = demand.in_places_ms(by_area)
-    if in_places > by_area:
-        by_area = _least_time(demand, by_area, in_places)
-    return _raise_by_counts(demand, by_area) * (1 - ROUNDING)
+    least_ms = demand.area_ms()
+    if np.isfinite(least_ms):
+        in_places = demand.in_places_ms(least_ms)
+        if in_places > least_ms:
+            least_ms = _least_time(demand, least_ms, in_places)
+    if not np.isfinite(least_ms):
+        return least_ms
+    return _raise_by_counts(demand, least_ms) * (1 - ROUNDING)
 
 
 def _raise_by_counts(demand: Demand, low_ms: float) -> float:
@@ -211,6 +213,7 @@ class Demand:
             overhead,
             self.gpus // self.place_gpus,
             time_ms,
+            int(self.stages.min()) - 1,
         )
 
     def in_places_ms(self, time_ms: float) -> float:

@@ -1,6 +1,7 @@
 """No lower bound exceeds the optimum, whatever the values and mixes it is made from."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -87,6 +88,25 @@ def test_sequences_that_only_large_groups_hold_are_counted() -> None:
     bound = gpu_time_bound_ms((small, large), batch, 16)
     assert bound == pytest.approx((400 + 380) * 0.3 + 2 * 5.0)
     assert gpu_time_bound_ms((small, large), batch, 19) == bound  # three GPUs hold none of them
+
+
+def test_stages_are_filled_and_drained_whatever_the_number_of_micro_batches() -> None:
+    """Four full micro-batches on each of two pipelines, and a fifth of them on the way: none is
+    shorter, as fewer wait for longer ones and more have more overhead."""
+    pipeline = PipelineClass(pp=2, a=0.0, b=1.0, c=2.0, capacity=10, unit=1, count=2, gpus=2)
+    batch = Batch.from_lengths([10] * 8)
+    assert gpu_time_bound_ms((pipeline,), batch, 4) == pytest.approx(5 * (10 + 2.0), rel=1e-3)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_bounds_hold_where_every_class_has_stages(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(10):
+        made, batch = (random_case, random_case_with_modes)[seed % 2](rng)
+        classes = [replace(k, pp=int(rng.integers(2, 4))) for k in made]
+        gpus = int(rng.integers(2, 7))
+        optimum = any_strategy_optimum(tuple(classes), batch, gpus)
+        assert gpu_time_bound_ms(classes, batch, gpus) <= optimum * SLACK
 
 
 @settings(max_examples=68)

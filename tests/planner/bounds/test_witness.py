@@ -18,8 +18,8 @@ from step_lengths import CODE
 
 from seqplan import Plan, Planner, Workload, find_profile
 from seqplan.planner.bounds.certificate import certify
-from seqplan.planner.bounds.witness import find_witness, write_witness
-from seqplan.planner.placement.fleet import Models
+from seqplan.planner.bounds.witness import describe_class, find_witness, write_witness
+from seqplan.planner.placement.fleet import Models, PipelineClass
 from seqplan.planner.step.check_bounds import find_unproven, witness_of
 from seqplan.plans.lint import lint
 
@@ -112,6 +112,21 @@ def test_a_program_without_the_planner_checks_it() -> None:
             assert check(written) is None
             assert check({**written, "bound_ms": plan.predicted_ms * 1.01}) is not None
     assert proofs == {"prices", "cases", "gpu_time"}
+
+
+def test_micro_batches_through_stages_are_checked() -> None:
+    """Nothing but their filling and draining proves more than 48 ms; 60 ms are reached."""
+    pipeline = PipelineClass(pp=2, a=0.0, b=1.0, c=2.0, capacity=10, unit=1, count=2, gpus=2)
+    written = {
+        "proof": "gpu_time",
+        "gpus": 4,
+        "lengths": [10],
+        "counts": [8],
+        "classes": [{"gpus": 2, **describe_class("pp2", pipeline)}],
+    }
+    for bound_ms, convinced in ((47.0, True), (59.9, True), (60.1, False)):
+        failed = CHECKS["gpu_time"]({**written, "bound_ms": bound_ms})
+        assert (failed is None) == convinced
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{}", '{"proof": "mine"}'])

@@ -43,7 +43,7 @@ def expert_bound_ms(
 
 
 def may_be_planned(scheme: Scheme, expert_parallel: int) -> bool:
-    """Whether plans may have a scheme: stages consist of whole blocks, single groups need not."""
+    """Whether plans may have a scheme: it has one stage, or stages of whole blocks."""
     return scheme.pp == 1 or scheme.stage_gpus % expert_parallel == 0
 
 

@@ -68,7 +68,7 @@ def fits_in_places(
 
 
 def _most_work_ms(time_ms: float, least: int, overhead_ms: float, further_stages: int) -> float:
-    """Return the most work (ms) of a place that runs ``least`` micro-batches or more by a time."""
+    """Return the most work (ms) of ``least`` micro-batches or more by a time."""
     if further_stages and not overhead_ms:
         return time_ms
     best = math.sqrt(time_ms * further_stages / overhead_ms) - further_stages if overhead_ms else 0

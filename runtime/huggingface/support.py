@@ -11,6 +11,7 @@ from torch import nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from seqplan.runtime.errors import UnsupportedModel
+from seqplan.runtime.huggingface.attention import IMPLEMENTATION
 from seqplan.runtime.huggingface.rotary import BY_LENGTH, rope_types
 
 ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
@@ -68,7 +69,9 @@ def _reasons(model: PreTrainedModel) -> Iterator[str]:
     devices = {parameter.device for parameter in model.parameters()}
     if len(devices) > 1 or torch.device("meta") in devices:
         yield "is spread over several devices (device_map): load it whole on this rank's device"
-    if (attention := _own_attention(model)) is not None:
+    if (attention := _own_attention(model)) == IMPLEMENTATION:
+        yield "is attached to a job: close that job first, or load the model again"
+    elif attention is not None:
         yield (
             f"attends by {attention!r} (attn_implementation), which may add biases: load it "
             "with eager, sdpa, flash_attention_2 or flex_attention if these compute the same"

@@ -221,3 +221,8 @@ def test_a_model_is_as_it_was_after_a_job_and_can_be_attached_again(every_outcom
 def test_jobs_that_are_closed_leave_no_groups(every_outcome: Any) -> None:
     for rank in every_outcome[4][0]:
         assert rank["threads"][-1] <= rank["threads"][0]
+
+
+def test_the_model_of_an_open_job_is_rejected(every_outcome: Any) -> None:
+    for rank in every_outcome[4][0]:
+        assert "is attached to a job: close that job first" in rank["rejected"]

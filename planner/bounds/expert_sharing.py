@@ -24,7 +24,7 @@ def expert_bound_ms(
     its block take a part of it: one at a time it counts at the cost of ``relax_sharing``. The ranks
     of a block run equally many micro-steps, each of which takes it the mean of their work or more.
     """
-    planned = [model for model in models if may_be_planned(model.scheme, expert_parallel)]
+    planned = [model for model in models if permits_scheme(expert_parallel, model.scheme)]
     full = tuple(PipelineClass.from_model(model, 1) for model in planned)
     if expert_parallel == 1:
         return gpu_time_bound_ms(full, batch, gpus)
@@ -42,7 +42,7 @@ def expert_bound_ms(
     )
 
 
-def may_be_planned(scheme: Scheme, expert_parallel: int) -> bool:
+def permits_scheme(expert_parallel: int, scheme: Scheme) -> bool:
     """Whether plans may have a scheme: it has one stage, or stages of whole blocks."""
     return scheme.pp == 1 or scheme.stage_gpus % expert_parallel == 0
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.expert_sharing import expert_bound_ms, may_be_planned, relax_sharing
+from seqplan.planner.bounds.expert_sharing import expert_bound_ms, permits_scheme, relax_sharing
 from seqplan.planner.bounds.gpu_time import cheap_bound_ms, gpu_time_bound_ms
 from seqplan.planner.bounds.loads import bound_fleet_ms, bound_gpus_ms
 from seqplan.planner.bounds.witness import describe_class, find_witness, write_witness
@@ -101,7 +101,7 @@ def _relax_models(models: Models, plan: Plan) -> Models:
     return {
         scheme: relax_sharing(model, plan.expert_parallel)
         for scheme, model in models.items()
-        if may_be_planned(scheme, plan.expert_parallel)
+        if permits_scheme(plan.expert_parallel, scheme)
     }
 
 

@@ -129,6 +129,25 @@ def test_micro_batches_through_stages_are_checked() -> None:
         assert (failed is None) == convinced
 
 
+@pytest.mark.parametrize(
+    ("name", "gpus", "sequences", "options", "most"),
+    [
+        ("llama3-70b-h100-80gb", 64, 230, {}, 0.06),
+        ("qwen3-235b-a22b-h200-141gb", 128, 700, {"expert_parallel": 16}, 0.02),
+    ],
+)
+def test_all_plans_of_a_layout_with_stages_are_bounded_closely(
+    name: str, gpus: int, sequences: int, options: dict[str, Any], most: float
+) -> None:
+    planner = Planner.from_profile(name, gpus, 32_768, **options)
+    rng = np.random.default_rng(0)
+    for _ in range(3):
+        plan = planner.plan(np.minimum(rng.choice(CODE, sequences), 32_768))
+        assert all(scheme.pp > 1 for scheme, _ in plan.strategy.counts)
+        assert plan.layout_lower_bound_ms is not None
+        assert plan.predicted_ms <= plan.layout_lower_bound_ms * (1 + most)
+
+
 @pytest.mark.parametrize("text", ["", "[1]", "{}", '{"proof": "mine"}'])
 def test_another_file_is_no_witness(tmp_path: Path, text: str) -> None:
     (tmp_path / "other.json").write_text(text)

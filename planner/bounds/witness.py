@@ -51,7 +51,7 @@ class Witness:
         return (needed - offered) / needed if needed else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the witness as JSON values; see ``examples/check_bound.py``."""
+        """Return the witness as JSON values; see ``examples/check_bound``."""
         rows = zip(self.fleet.schemes, self.fleet.classes, self.prices, self.mixes, strict=True)
         return {
             "bound_ms": self.time_ms,
@@ -111,7 +111,7 @@ def find_witness(
 
 
 def write_witness(witness: Witness | tuple[Witness, ...]) -> dict[str, Any]:
-    """Return what proves a bound as JSON values; see ``examples/check_bound.py``."""
+    """Return what proves a bound as JSON values; see ``examples/check_bound``."""
     if isinstance(witness, Witness):
         return {"proof": "prices", **witness.to_dict()}
     return {

@@ -58,7 +58,7 @@ def find_unproven(
 
 
 def witness_of(plan: Plan, models: Models) -> dict[str, Any]:
-    """Return what proves a plan's bound, as JSON values; see ``examples/check_bound.py``.
+    """Return what proves a plan's bound, as JSON values; see ``examples/check_bound``.
 
     Values and prices for the bound of a strategy, or for that of a layout what its schemes cost, as
     GPU-time alone proves it, each recomputation mode as a scheme. ``ValueError`` if neither does,

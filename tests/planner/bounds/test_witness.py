@@ -25,7 +25,7 @@ from seqplan.plans.lint import lint
 
 ROOT = Path(__file__).parents[3]
 CHECKS: dict[str, Callable[[dict[str, Any]], str | None]] = runpy.run_path(
-    str(ROOT / "examples" / "check_bound.py")
+    str(ROOT / "examples" / "check_bound")
 )["CHECKS"]
 
 
@@ -151,7 +151,7 @@ def test_all_plans_of_a_layout_with_stages_are_bounded_closely(
 @pytest.mark.parametrize("text", ["", "[1]", "{}", '{"proof": "mine"}'])
 def test_another_file_is_no_witness(tmp_path: Path, text: str) -> None:
     (tmp_path / "other.json").write_text(text)
-    command = [sys.executable, str(ROOT / "examples" / "check_bound.py"), "other.json"]
+    command = [sys.executable, str(ROOT / "examples" / "check_bound"), "other.json"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 1
     assert re.fullmatch(r"no witness: .*\. seqplan explain --witness writes one\n", done.stderr)

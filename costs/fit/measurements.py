@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from seqplan.costs.fit.latency_fit import Observed
 from seqplan.costs.latency import Latency
 from seqplan.plans.experts import holds_whole_blocks
-from seqplan.plans.format.fields import FieldReader
+from seqplan.plans.format.fields import FieldReader, decode_text
 from seqplan.plans.plan import Plan, PlannedPipeline
 from seqplan.plans.scheme import Scheme
 
@@ -109,14 +109,11 @@ def read_measurements(path: Path) -> list[Measurement]:
     """
     measurements = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        content = path.read_bytes()
     except OSError as error:
-        raise MeasurementError(
-            f"{path}: cannot be read: {error.strerror}. Check the path"
-        ) from None
-    except UnicodeDecodeError as error:
-        place = error.start + 1
-        raise MeasurementError(f"{path}: is not text: byte {place}. Name another file") from None
+        reason = error.strerror
+        raise MeasurementError(f"{path}: cannot be read: {reason}. Check the path") from None
+    lines = decode_text(path, content, MeasurementError).splitlines()
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue

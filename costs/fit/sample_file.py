@@ -12,6 +12,7 @@ from typing import Any, Self
 from seqplan.costs.fit.sample_reader import FORMAT, SampleReader, list_fields
 from seqplan.costs.fit.samples import MeasuredOn, Sample, SampleError, require_same
 from seqplan.costs.fit.sync_samples import SyncSample
+from seqplan.plans.format.fields import decode_text
 
 _SYNC = "sync"
 """Key of a line that is no sample of a micro-batch."""
@@ -119,11 +120,7 @@ def _content(path: Path) -> bytes:
 
 def _parse(path: Path, content: bytes) -> tuple[MeasuredOn, list[Sample], list[SyncSample]]:
     whole = content[: content.rfind(b"\n") + 1]
-    try:
-        lines = whole.decode("utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        place = error.start + 1
-        raise SampleError(f"{path}: is not text: byte {place}. Name another file") from None
+    lines = decode_text(path, whole, SampleError).splitlines()
     if not lines:
         raise SampleError(
             f"{path}: holds no samples: its first line has no end, as of a run that was killed; "

@@ -12,13 +12,13 @@ v, no plan ends by T.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable
+from math import ceil, floor, inf
 
 import numpy as np
 
 from seqplan.planner.bounds.resources import ROUNDING
-from seqplan.planner.placement.fleet import Floats, Ints
+from seqplan.planner.placement.fleet import Floats, Ints, count_best_micro_batches
 
 MOST_COUNTS = 4
 """Numbers of micro-batches of a place that are distinguished from larger ones."""
@@ -69,11 +69,11 @@ def fits_in_places(
 
 def _most_work_ms(time_ms: float, least: int, overhead_ms: float, further_stages: int) -> float:
     """Return the most work (ms) of ``least`` micro-batches or more by a time."""
-    if further_stages and not overhead_ms:
+    best = count_best_micro_batches(time_ms, further_stages, overhead_ms)
+    if best == inf:
         return time_ms
-    best = math.sqrt(time_ms * further_stages / overhead_ms) - further_stages if overhead_ms else 0
-    counts = {max(least, math.floor(best)), max(least, math.ceil(best))}
-    left_ms = [time_ms * n / (n + further_stages) - n * overhead_ms for n in sorted(counts)]
+    counts = (max(least, floor(best)), max(least, ceil(best)))
+    left_ms = (time_ms * n / (n + further_stages) - n * overhead_ms for n in counts)
     return max(*left_ms, 0.0)
 
 

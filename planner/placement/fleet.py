@@ -215,7 +215,8 @@ class PipelineClass:
         bubbles, c = self.pp - 1, self.least_c
         if not bubbles:
             return inf
-        v = max((time_ms * bubbles / c) ** 0.5 - bubbles, 1.0) if c else float(MOST)
+        best = count_best_micro_batches(time_ms, bubbles, c)
+        v = max(best, 1.0) if best < inf else float(MOST)
         return time_ms / (v + bubbles) - c
 
     def most_micro_batches(self, target_ms: float) -> int:
@@ -229,9 +230,17 @@ class PipelineClass:
         by_tokens = target_ms / (b * self.capacity) if b else float(MOST)
         by_work = 1.0
         if self.pp > 1:
-            root = (target_ms * (self.pp - 1) / c) ** 0.5 if c else inf
-            by_work = root - (self.pp - 1)
+            by_work = count_best_micro_batches(target_ms, self.pp - 1, c)
         return int(min(max(by_tokens, by_work, 1.0), MOST - 2)) + 2
+
+
+def count_best_micro_batches(time_ms: float, bubbles: int, overhead_ms: float) -> float:
+    """Count the micro-batches that leave most for work by a time; inf without overhead.
+
+    V of them leave V·(time/(V + bubbles) − overhead), most at V = √(time·bubbles/overhead) −
+    bubbles. ``bubbles``: pp − 1.
+    """
+    return (time_ms * bubbles / overhead_ms) ** 0.5 - bubbles if overhead_ms else inf
 
 
 @dataclass(frozen=True)

@@ -166,9 +166,15 @@ def read_text(path: Path, error: type[ValueError]) -> str:
             content = file.read(LONGEST)
         if len(content) == LONGEST:
             raise error(f"{path}: has {LONGEST:,} bytes or more. Check the path")
-        return content.decode()
-    except UnicodeDecodeError as failure:
-        raise error(f"{path}: is not text: byte {failure.start + 1}. Name another file") from None
     except OSError as failure:
         reason = failure.strerror or str(failure)
         raise error(f"{path}: cannot be read: {reason}. Check the path") from None
+    return decode_text(path, content, error)
+
+
+def decode_text(path: Path, content: bytes, error: type[ValueError]) -> str:
+    """Decode a file's content as UTF-8; ``error`` names the first byte that is none."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError as failure:
+        raise error(f"{path}: is not text: byte {failure.start + 1}. Name another file") from None

@@ -100,6 +100,7 @@ class Job:
         # A loop that is left gives up its steps, which then close.
         self._steps: Callable[[], Steps[Work] | None] = lambda: None
         self._digest: str | None = None
+        self._closed = False
 
     @property
     def held_bytes(self) -> HeldBytes:
@@ -272,8 +273,12 @@ class Job:
         """End the job, after its last call; all ranks call it.
 
         The model has the values after the last step and its former attention, and can be attached
-        again, unless its experts are split. The groups that ``attach`` made are destroyed.
+        again, unless its experts are split. The groups that ``attach`` made are destroyed. A closed
+        job stays closed.
         """
+        if self._closed:
+            return
+        self._closed = True
         self.states.close()
         if self.states.device.type == "cuda":
             torch.cuda.synchronize(self.states.device)

@@ -48,8 +48,12 @@ def rotate_by_document(model: nn.Module, layers: LayerAttention) -> None:
     """Let the embeddings of ``model`` go by documents where ``layers`` knows their lengths."""
     for module in model.modules():
         limit = rope_limit(module)
-        if limit is not None:
-            module.forward = partial(_by_document, module.forward, layers, limit)
+        if limit is None:
+            continue
+        original = module.forward
+        if isinstance(original, partial) and original.func is _by_document:  # of a closed job
+            original = original.args[0]
+        module.forward = partial(_by_document, original, layers, limit)
 
 
 def _by_document(

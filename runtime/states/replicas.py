@@ -108,7 +108,8 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
     """Yield name, tensor and whether it is trained, of all parameters and buffers."""
     for name, parameter in model.named_parameters():
         yield name, parameter, parameter.requires_grad
-    for name, buffer in model.named_buffers():
+    # With duplicates: where a document was long, transformers makes one buffer of two.
+    for name, buffer in model.named_buffers(remove_duplicate=False):
         yield name, buffer, False
 
 

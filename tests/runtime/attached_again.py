@@ -36,6 +36,7 @@ def train(trained: Any, plans: list[Plan]) -> dict[str, Any]:
     with job.evaluation() as evaluated:
         within = evaluated(input_ids=tokens).logits
     job.close()
+    job.close()  # which does nothing
     with torch.no_grad():
         after = trained(input_ids=tokens).logits
     return {"losses": losses, "within": within.numpy(), "after": after.numpy()}
@@ -48,7 +49,7 @@ def attach_again(rank: int, world_size: int) -> dict[str, Any]:
     """
     rng = np.random.default_rng(3)
     plans = [random_plan(rng, world_size, step=step, heads=4, longest=60) for step in range(4)]
-    once, twice = model("qwen2"), model("qwen2")
+    once, twice = model("llama"), model("llama")
     outcome: dict[str, Any] = {
         "once": train(once, plans),
         "twice": [train(twice, plans[:2]), train(twice, plans[2:])],
@@ -59,7 +60,7 @@ def attach_again(rank: int, world_size: int) -> dict[str, Any]:
     job.close()
     threads = []
     for _ in range(JOBS):
-        train(model("qwen2"), plans[:1])
+        train(model("llama"), plans[:1])
         gc.collect()
         threads.append(len(os.listdir("/proc/self/task")))
     return {**outcome, "threads": threads, "rejected": str(rejected.value)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from seqplan.costs.profiled_scheme import (
 from seqplan.costs.recomputation_mode import ModeModel, RecomputationMode
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.plans.format.canonical import canonical_json, digest_of
-from seqplan.plans.format.fields import read_text
+from seqplan.plans.format.fields import parse_document, read_text
 from seqplan.plans.scheme import Scheme
 
 
@@ -336,16 +335,7 @@ class Profile:
     @classmethod
     def from_json(cls, text: str, origin: str) -> Profile:
         """Read a profile; ``ProfileError`` names the error and its place (``origin``: its name)."""
-        try:
-            raw = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ProfileError(
-                f"{origin}: not JSON ({error.msg} at line {error.lineno}). Repair the file"
-            ) from None
-        except (ValueError, RecursionError) as error:
-            # An integer of thousands of digits, lists nested thousands deep.
-            raise ProfileError(f"{origin}: not a profile ({error}). Name a profile.json") from None
-        return cls.from_document(raw, origin)
+        return cls.from_document(parse_document(text, origin, "profile", ProfileError), origin)
 
     @classmethod
     def from_document(cls, raw: Any, origin: str) -> Profile:

@@ -45,6 +45,11 @@ def read_lengths(
                 f"{error.filename or path}: cannot be read: {reason}. Check the path"
             ) from None
         collector.end()
+    if options.tokenizer is not None and not counter.required:
+        raise LengthsError(
+            f"--tokenizer {options.tokenizer}: no text of the sources is read. Name its field with "
+            "--field, or leave --tokenizer out"
+        )
     return collector.lengths()
 
 

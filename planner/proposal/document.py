@@ -24,7 +24,7 @@ from seqplan.planner.sync.times import (
 )
 from seqplan.planner.workload import Workload
 from seqplan.plans.format.canonical import canonical_json, digest_of
-from seqplan.plans.format.fields import FieldReader, read_text, shown
+from seqplan.plans.format.fields import FieldReader, parse_document, read_text, shown
 from seqplan.plans.scheme import Strategy
 
 PROPOSAL_SCHEMA = 2
@@ -174,18 +174,7 @@ class Proposal:
     @classmethod
     def from_json(cls, text: str, origin: str) -> Proposal:
         """Read a document; ``ProposalError`` names missing, unknown and changed fields."""
-        try:
-            raw = json.loads(text)
-        except json.JSONDecodeError as error:
-            several = "; a plan file has several" if error.msg == "Extra data" else ""
-            raise ProposalError(
-                f"{origin}: not a whole JSON document ({error.msg} at line {error.lineno}{several})"
-                ". Name a proposal.json"
-            ) from None
-        except (ValueError, RecursionError) as error:
-            raise ProposalError(
-                f"{origin}: not a proposal ({error}). Name a proposal.json"
-            ) from None
+        raw = parse_document(text, origin, "proposal", ProposalError)
         return _ProposalReader(origin).document(raw)
 
     @classmethod

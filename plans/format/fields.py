@@ -178,3 +178,16 @@ def decode_text(path: Path, content: bytes, error: type[ValueError]) -> str:
         return content.decode()
     except UnicodeDecodeError as failure:
         raise error(f"{path}: is not text: byte {failure.start + 1}. Name another file") from None
+
+
+def parse_document(text: str, origin: str, kind: str, error: type[ValueError]) -> Any:
+    """Parse a ``kind`` of JSON document; ``error`` names the ``origin`` and what is wrong."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as failure:
+        several = "; a plan file has several" if failure.msg == "Extra data" else ""
+        reason = f"a whole JSON document ({failure.msg} at line {failure.lineno}{several})"
+    except (ValueError, RecursionError) as failure:
+        # An integer of thousands of digits, lists nested thousands deep.
+        reason = f"a {kind} ({failure})"
+    raise error(f"{origin}: not {reason}. Name a {kind}.json")

@@ -113,11 +113,15 @@ def test_a_malformed_profile(place: str, value: Any, message: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "not JSON (Expecting value at line 1)"),
-        (b"tp = 4\n", "not JSON (Expecting value at line 1)"),
-        (b'{"schema": 2,\n "name"', "not JSON (Expecting ':' delimiter at line 2)"),
+        (b"", "not a whole JSON document (Expecting value at line 1)"),
+        (b"tp = 4\n", "not a whole JSON document (Expecting value at line 1)"),
+        (
+            b'{"schema": 2,\n "name"',
+            "not a whole JSON document (Expecting ':' delimiter at line 2)",
+        ),
         (b"[]", "must be an object: a list"),
         (b"null", "must be an object: null"),
+        (b"{}\n{}\n", "not a whole JSON document (Extra data at line 2; a plan file has several)"),
         (b"\x93NUMPY\x01", "is not text: byte 1"),
         (b"[" * 100_000, "not a profile (maximum recursion depth exceeded"),
         (b"1" * 5000, "not a profile (Exceeds the limit"),

@@ -47,6 +47,7 @@ _COUNT = (
     "Estimate its tokens with bytes_per_token=4 in the query, or count them (seqplan lengths "
     "--tokenizer) and upload that file"
 )
+_PARAMETERS = {"--tokenizer": "bytes_per_token", "--field": "field"}
 _ANSWERED = ("id", "sequences", "tokens", "longest")
 
 
@@ -124,8 +125,11 @@ def _read(service: Service, path: Path, options: SourceOptions) -> LengthsRow:
         cause = error.cause.replace(str(path), "body")
         raise Problem(422, "invalid-request", f"{cause}. {_COUNT}") from None
     except LengthsError as error:
-        # The client knows its upload as the body, not by the file it was put in.
-        raise Problem(422, "invalid-request", str(error).replace(str(path), "body")) from None
+        # The client knows its upload as the body, and the options as parameters of the query.
+        reason = str(error)
+        for here, there in ((str(path), "body"), *_PARAMETERS.items()):
+            reason = reason.replace(here, there)
+        raise Problem(422, "invalid-request", reason) from None
     if len(lengths) > service.limits.sequences:
         raise Problem(413, "too-large", f"more than {service.limits.sequences} sequences")
     return write_lengths(service.store, lengths)

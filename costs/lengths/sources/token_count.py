@@ -26,6 +26,8 @@ class TokenCounter:
     def __init__(self, options: SourceOptions) -> None:
         self._given = options.tokenizer
         self._tokenizer: Any = None
+        self.required = False
+        """Whether there was text to count."""
 
     @property
     def estimates(self) -> bool:
@@ -46,6 +48,7 @@ class TokenCounter:
                 f"{place} is text. Give a tokenizer.json to count its tokens, or bytes per token "
                 "to estimate them (--tokenizer 4)"
             )
+        self.required = True
         if self._tokenizer is None and not self.estimates:
             self._tokenizer = _load(self._given)
 
@@ -56,6 +59,7 @@ class TokenCounter:
                 f"{place} holds conversations. Give the folder of a tokenizer with a chat template "
                 "(--tokenizer Qwen3-8B/), or bytes per token to estimate them (--tokenizer 4)"
             )
+        self.required = True
         if isinstance(self._given, Path) and self._given.is_dir():
             return ChatTokenizer(self._given)
         self.require(place)

@@ -123,7 +123,7 @@ COLUMNS: dict[str, tuple[Callable[[int], object], Any]] = {
 def test_columns(tmp_path: Path, kind: str, lengths: list[int]) -> None:
     make, dtype = COLUMNS[kind]
     table = pa.table({"x": pa.array([make(n) for n in lengths], dtype), "y": lengths})
-    options = {"field": "x", "tokenizer": 3}
+    options = {"field": "x", "tokenizer": 3 if type(make(1)) is str else None}
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=20)
     assert read(tmp_path / "a.parquet", **options) == lengths
     for opener in (pa.ipc.new_file, pa.ipc.new_stream):

@@ -196,6 +196,12 @@ def test_options_are_checked(tmp_path: Path) -> None:
         "--field x: no source has fields. Name it for .jsonl, .csv or .parquet"
     )
     assert complaint(path, glob="*.md") == "--glob *.md: no source is a folder. Leave it out"
+    counted = write_jsonl(tmp_path / "a.jsonl", [{"num_tokens": 1, "text": "one"}])
+    for source in (path, counted):
+        assert complaint(source, tokenizer=4.0) == (
+            "--tokenizer 4.0: no text of the sources is read. Name its field with --field, or "
+            "leave --tokenizer out"
+        )
     for rate in (0, -1.0, float("nan"), float("inf")):
         with pytest.raises(LengthsError, match=f"--tokenizer {rate:g}: bytes per token must be"):
             SourceOptions(tokenizer=rate)

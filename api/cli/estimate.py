@@ -87,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
     deployment = model_options.deployment_of(args, longest=args.seq_len)
     axes = (args.tp, args.pp, args.ulysses, args.ring)
     schemes = [Scheme(*axis_degrees) for axis_degrees in itertools.product(*axes)]
+    model_options.check_axes(args, schemes)
     batch = args.batch or _find_batch(schemes, deployment.cluster.gpus, args.micro_batch)
     load = Load(seq_len=args.seq_len, batch=batch, micro_batch=args.micro_batch)
     estimates, rejected = [], {}

@@ -72,6 +72,11 @@ class ExpertParallelism:
             raise ValueError(
                 f"dispatcher must be one of {', '.join(DISPATCHERS)}, not {self.dispatcher!r}"
             )
+        if (self.dispatcher, self.overlap) != (DEFAULT_DISPATCHER, 0.0) and self.degree == 1:
+            raise ValueError(
+                f"dispatcher {self.dispatcher}: requires expert_parallel above 1. "
+                "Without it no token is sent to an expert"
+            )
         if not 1 <= self.imbalance <= MOST_IMBALANCE:
             raise ValueError(
                 f"expert_imbalance must be a number from 1 to {MOST_IMBALANCE:g}: "

@@ -181,7 +181,7 @@ def decode_text(path: Path, content: bytes, error: type[ValueError]) -> str:
 
 
 def parse_document(text: str, origin: str, kind: str, error: type[ValueError]) -> Any:
-    """Parse a ``kind`` of JSON document; ``error`` names the ``origin`` and what is wrong."""
+    """Parse a ``kind`` of JSON document; ``error`` names the ``origin`` and the fault."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as failure:

@@ -6,6 +6,7 @@ An option imports its part of the cost models on demand, so that commands load o
 from __future__ import annotations
 
 import argparse
+from collections.abc import Collection
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from seqplan.costs.analytic.expert_parallel import ExpertParallelism
     from seqplan.costs.analytic.hardware import ClusterHardware
     from seqplan.costs.model_sizes import ModelSizes
+    from seqplan.plans.scheme import Scheme
 
 FILES = """\
 a model that is not listed, as JSON or TOML (or its config.json):
@@ -198,6 +200,24 @@ def add_training(parser: argparse.ArgumentParser, *, schedule: bool) -> None:
         help="of gradients and parameters under ZeRO 1 and 2: after forward and backward, or "
         "during it; default exposed",
     )
+
+
+_OF_AXES: dict[str, tuple[str, object]] = {
+    "context_parallel": ("ring", "ring"),
+    "tp_overlap": ("tp", 0.0),
+    "virtual_stages": ("pp", 1),
+}
+"""Option → the axis that it concerns, and its default."""
+
+
+def check_axes(args: argparse.Namespace, schemes: Collection[Scheme]) -> None:
+    """Check that options concern a scheme: ``ValueError`` if none has their axis."""
+    for name, (axis, default) in _OF_AXES.items():
+        value = getattr(args, name, default)
+        if value != default and all(getattr(scheme, axis) == 1 for scheme in schemes):
+            raise ValueError(
+                f"{name} {value}: no scheme has {axis} above 1. Add one, or leave {name} out"
+            )
 
 
 def _precision(text: str) -> tuple[str, float]:

@@ -102,6 +102,7 @@ def _derive_all(args: argparse.Namespace) -> dict[str, Any]:
     parts = map(model_options.name_part, (args.model, args.hardware))
     name = args.name or f"{'-'.join(parts)}-estimate"
     schemes = _schemes(args, deployment.sizes.shape, deployment.cluster, zero=args.zero)
+    model_options.check_axes(args, schemes)
     modes = (*MODES, *OFFLOADING) if deployment.host_memory_bytes else MODES
     return derive_profile(
         deployment,

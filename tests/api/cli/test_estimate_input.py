@@ -44,6 +44,13 @@ COUNT = "must be an integer of 1 or more"
             ("--pp", 8, "--virtual-stages", 5),
             "40 stages (pp · virtual stages) are more than the 32",
         ),
+        (("--virtual-stages", 2), "virtual_stages 2: no scheme has pp above 1. Add one, or leave"),
+        (("--tp-overlap", 0.5), "tp_overlap 0.5: no scheme has tp above 1. Add one, or leave"),
+        (
+            ("--tp", "1,2", "--context-parallel", "all-gather"),
+            "context_parallel all-gather: no scheme has ring above 1. Add one, or leave",
+        ),
+        (("--dispatcher", "deepep"), "dispatcher deepep: requires expert_parallel above 1. "),
         (("--model", CONFIGS / "qwen3-next-80b.json", "--ring", 2), "no ring passes on the state"),
         (
             ("--recompute", "some"),

@@ -16,6 +16,10 @@ all ranks run their k-th micro-batch together, in groups formed for each micro-s
 
 EXECUTIONS: tuple[ExecutionKind, ...] = get_args(ExecutionKind)
 
+MOST_MULTIPLE = 4096
+"""What a number of micro-steps may be a multiple of at most: stages and accumulated gradients need
+tens, and each micro-step of a plan takes memory."""
+
 
 def choose_execution(
     execution: str | None,
@@ -49,9 +53,13 @@ def choose_execution(
             kind=chosen,
             profile=profile.name,
         )
-    if micro_step_multiple < 1:
+    if not 1 <= micro_step_multiple <= MOST_MULTIPLE:
+        bound = "1 or more" if micro_step_multiple < 1 else f"{MOST_MULTIPLE} or fewer"
         raise OptionError(
-            "{0} must be 1 or more: {multiple}", "micro_step_multiple", multiple=micro_step_multiple
+            "{0} must be {bound}: {multiple}",
+            "micro_step_multiple",
+            bound=bound,
+            multiple=micro_step_multiple,
         )
     if micro_step_multiple > 1 and not (chosen == "lockstep" or profile.lockstep):
         raise OptionError(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.whole_number import read_whole_number
+from seqplan.plans.format.fields import MAX_INTEGER
 from seqplan.plans.scheme import Scheme
 
 TOKENS_PER_GPU = 3125
@@ -28,10 +29,8 @@ class Workload:
     optimizer_shards: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("gpus", "max_len", "tokens"):
-            object.__setattr__(self, name, read_whole_number(name, getattr(self, name)))
-        if self.gpus > MOST_GPUS:
-            raise ValueError(f"gpus must be {MOST_GPUS} or fewer, not {self.gpus}")
+        for name, most in (("gpus", MOST_GPUS), ("max_len", MAX_INTEGER), ("tokens", MAX_INTEGER)):
+            object.__setattr__(self, name, read_whole_number(name, getattr(self, name), most))
         if type(self.include_flagged) is not bool:
             raise ValueError(f"include_flagged must be true or false, not {self.include_flagged!r}")
         shards = self.optimizer_shards

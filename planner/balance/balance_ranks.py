@@ -24,8 +24,10 @@ from seqplan.planner.balance.phase import Phase
 from seqplan.planner.balance.shapes import list_filled
 from seqplan.planner.balance.ways import list_ways
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.execution import MOST_MULTIPLE
 from seqplan.planner.placement.slowdown import Slowdown
 from seqplan.planner.whole_number import read_whole_number
+from seqplan.planner.workload import MOST_GPUS
 
 AS_FAST = 5e-3
 """Times within this of the least are equal in choosing shapes, so that padding decides."""
@@ -73,8 +75,8 @@ def balance(
         raise TypeError(f"equal_samples: {equal_samples!r}. Give True or False")
     if execution not in ("lockstep", "uniform"):
         raise ValueError(f"execution must be lockstep or uniform: {execution!r}")
-    ranks = read_whole_number("ranks", ranks)
-    count_multiple = read_whole_number("count_multiple", count_multiple)
+    ranks = read_whole_number("ranks", ranks, MOST_GPUS)
+    count_multiple = read_whole_number("count_multiple", count_multiple, MOST_MULTIPLE)
     pad_to = read_whole_number("pad_to", pad_to)
     speeds = Slowdown.from_value(slowdown, ranks)
     if loads is not None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from seqplan.planner.placement.fleet import Floats
 from seqplan.planner.whole_number import read_whole_number
+from seqplan.planner.workload import MOST_GPUS
 from seqplan.plans.plan import Plan
 
 WINDOW = 32
@@ -33,7 +34,7 @@ class SlowRanks:
 
     def __init__(self, ranks: int, slow: Sequence[tuple[int, float | None]] = ()) -> None:
         """Start with all ranks of the usual speed but ``slow`` ones (rank, factor; None: lost)."""
-        ranks = read_whole_number("ranks", ranks)
+        ranks = read_whole_number("ranks", ranks, MOST_GPUS)
         self._factors = np.ones(ranks)
         self._lost = np.zeros(ranks, dtype=bool)
         for rank, factor in slow:

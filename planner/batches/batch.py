@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from seqplan.plans.format.fields import MAX_INTEGER
 from seqplan.plans.load import PhaseLoad
 from seqplan.plans.plan import Plan
 
@@ -48,10 +49,14 @@ class Batch:
                 f"step {self.step}: sequence {self.ids[place]} has length {min(self.lengths)}; "
                 "lengths must be 1 or more"
             )
-        if self.step < 0:
-            raise ValueError(f"step {self.step}: steps are counted from 0. Give 0 or more")
+        if not 0 <= self.step <= MAX_INTEGER:
+            raise ValueError(
+                f"step {self.step}: steps are counted from 0. Give 0 or more, below 2**63"
+            )
         if min(self.ids) < 0:
             raise ValueError(f"step {self.step}: id {min(self.ids)}; ids must be 0 or more")
+        if max(self.ids) > MAX_INTEGER:
+            raise ValueError(f"step {self.step}: id {max(self.ids)}; ids must be below 2**63")
         if self.loss_tokens is not None and not 0 <= self.loss_tokens <= self.tokens:
             raise ValueError(
                 f"step {self.step}: {self.loss_tokens} loss tokens; there are from 0 to "

@@ -21,7 +21,7 @@ from seqplan.planner.proposal.backends import apply_backend, find_backend
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.sync.choice import choose_sync
-from seqplan.planner.sync.times import layout_text, parse_layout
+from seqplan.planner.sync.times import SyncTimes, layout_text, parse_layout
 from seqplan.planner.workload import Workload
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from seqplan.planner.execution import ExecutionKind
-    from seqplan.planner.sync.times import SyncTimes
 
 
 class Planner:
@@ -101,6 +100,8 @@ class Planner:
             profile = profile.at_expert_parallel(expert_parallel)
         if layout is not None and not isinstance(layout, str):
             raise TypeError(f"layout: {layout!r}. Give text, such as 'tp4' or 'tp2.pp2'")
+        if not (sync is None or isinstance(sync, SyncTimes) or str(sync) == "derived"):
+            raise TypeError(f"sync: {sync!r:.60}. Give a GivenSyncTimes, 'derived' or None")
         if type(max_len) is int and max_len > MOST_TOKENS:
             raise ValueError(f"max_len must be {MOST_TOKENS} or less, not {max_len}")
         workload = Workload(gpus, max_len, max_len)

@@ -188,6 +188,13 @@ def test_one_long_sequence_is_alone_on_its_rank() -> None:
         (([5, True], 2, 10), {}, "sequence 1 has length True"),
         (([5, 11], 2, 10), {}, "sequence 1 has 11 tokens; a micro-batch holds 10"),
         (([5], 0, 10), {}, "ranks must be a whole number of 1 or more, not 0"),
+        (([5], 10**9, 10), {}, "ranks must be 65536 or fewer, not 1000000000"),
+        (
+            ([5], 1, 10),
+            {"count_multiple": 10**9},
+            "count_multiple must be 4096 or fewer",
+        ),
+        (([5], 1, 2**63), {}, "capacity must be 9223372036854775807 or fewer"),
         (([5], 2, 0), {}, "capacity must be a whole number of 1 or more, not 0"),
         (([5, 5], 2, 10), {"keep_together": ["a"]}, "keep_together has 1 keys for 2 sequences"),
         (([6, 6], 2, 10), {"keep_together": ["a", "a"]}, "'a': its 2 sequences have 12 tokens"),

@@ -128,6 +128,11 @@ def test_lengths_that_cannot_be(lengths: Any, message: str) -> None:
         ({"loss_tokens": 108}, "108 loss tokens"),
         ({"loss_tokens": 50.5}, "loss_tokens must be a whole number, not 50.5"),
         ({"step": -4}, "step -4: steps are counted from 0"),
+        (
+            {"step": 2**63},
+            "step 9223372036854775808: steps are counted from 0. Give",
+        ),
+        ({"ids": [1, 2**63]}, "id 9223372036854775808; ids must be below 2"),
         ({"step": 1.5}, "step must be a whole number"),
         ({"ids": [3, -3]}, "id -3; ids must be 0 or more"),
         ({"ids": [1.7, 3]}, "an id must be a whole number, not 1.7"),

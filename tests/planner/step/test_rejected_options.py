@@ -40,11 +40,17 @@ PROFILE_OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"execution": "uniform"}, ValueError, "execution uniform is one scheme, which a proposal"),
     ({"execution": "static", "profile": ZERO_3}, ValueError, f"static: profile {ZERO_3} is of"),
     ({"sync": SYNC, "profile": ZERO_3}, ValueError, "is of ZeRO-3, whose gathers "),
+    ({"sync": 1000.0}, TypeError, "sync: 1000.0. Give a GivenSyncTimes, 'derived' or None"),
     ({"micro_step_multiple": 2}, ValueError, "micro_step_multiple 2: execution is regroup, which"),
     (
         {"execution": "lockstep", "micro_step_multiple": 0},
         ValueError,
         "micro_step_multiple must be 1 or more: 0",
+    ),
+    (
+        {"execution": "lockstep", "micro_step_multiple": 10**9},
+        ValueError,
+        "micro_step_multiple must be 4096 or fewer: 1000000000",
     ),
     ({"execution": "lockstep", "exact": True}, ValueError, "exact is for pipelines: the problem"),
     ({"exact": True, "prove": False}, ValueError, "close bound. Leave prove out"),

@@ -31,6 +31,9 @@ SIMILAR = (0.97, 1.002)
 LONG_TOKENS = 0.1
 """The longest sequences that hold this share of a data set's tokens count as long in a report."""
 
+MOST_WINDOW = 4096
+"""Steps of a window at most: all of them are in memory."""
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
@@ -71,12 +74,12 @@ class WindowSampler:
     Windows begin at steps that are multiples of ``window``, whatever step a run begins with, and a
     step that meets an epoch's end stays as drawn, so that none mixes epochs. Everything follows
     from the sampler, its seed, the costs and the window's number: a resumed run composes the window
-    that it is in anew. ``ValueError`` for a window below 1 or costs of other sequences.
+    that it is in anew. ``ValueError`` for another window or costs of other sequences.
     """
 
     def __init__(self, sampler: Sampler, window: int, costs: SequenceCosts, seed: int) -> None:
-        if window < 1:
-            raise ValueError(f"a window has 1 step or more, not {window}. Give at least 1")
+        if not 1 <= window <= MOST_WINDOW:
+            raise ValueError(f"a window has from 1 to {MOST_WINDOW} steps, not {window}. Change it")
         if len(costs.alone_ms) != len(sampler.lengths) or len(costs.area_ms) != len(
             sampler.lengths
         ):

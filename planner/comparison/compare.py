@@ -39,6 +39,7 @@ from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
 from seqplan.planner.systems.static_best import static_best
 from seqplan.planner.systems.static_experts import SAMPLED, find_static_expert_run
 from seqplan.planner.systems.trainers import trainer_rules
+from seqplan.planner.whole_number import read_whole_number
 from seqplan.planner.workload import Workload
 from seqplan.plans.extensions import list_extensions, load_extension
 
@@ -56,6 +57,8 @@ SYSTEMS = (
 )
 """Systems that ours may be compared with; some come in several variants."""
 
+MOST_STEPS = 100_000
+"""Compared steps at most: all of them are in memory."""
 
 SEVERAL_SCHEMES = ("one-layout", "hotspa", "hydraulis", "flexsp", "megatron-dcp")
 """Those whose groups differ from each other, or from step to step."""
@@ -124,6 +127,7 @@ def compare(
     """
     chosen = options or Options()
     backend = None if trainer is None else find_backend(trainer)
+    steps = read_whole_number("steps", steps, MOST_STEPS)
     profile, kind = apply_backend(profile, workload.gpus, execution, micro_step_multiple, trainer)
     report = progress or (lambda stage, done, total: None)
     sampler = Sampler(lengths, workload.tokens, workload.max_len, seed)

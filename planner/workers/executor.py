@@ -13,6 +13,9 @@ from seqplan.planner.workers.pool import WorkerPool, Workforce
 from seqplan.planner.workers.processes import ProcessWorkforce
 from seqplan.planner.workers.ray_workers import RayWorkforce, check_ray
 
+MOST_WORKERS = 1024
+"""Processes or actors at most: each has some 100 MB."""
+
 
 @dataclass(frozen=True)
 class Workers:
@@ -29,6 +32,8 @@ class Workers:
         place, _, count = str(workers).rpartition(":")
         if place not in ("", "ray") or not count.isdecimal() or int(count) < 1:
             raise ValueError(f"workers must be W or ray:W, W of 1 or more: {workers!r}")
+        if int(count) > MOST_WORKERS:
+            raise ValueError(f"workers must be {MOST_WORKERS} or fewer: {workers!r}")
         return cls(int(count), place == "ray")
 
     def check_installed(self) -> None:

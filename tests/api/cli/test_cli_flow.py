@@ -181,6 +181,13 @@ def test_windows_that_move_nothing_say_only_that(dense: PlannedFiles, tmp_path: 
     assert not [line for line in lines if "more often than at random" in line]
 
 
+def test_windows_of_very_many_steps_are_rejected(dense: PlannedFiles) -> None:
+    given = ("--proposal", dense.proposal, dense.lengths, "--window", 5000)
+    assert complaint(call("plan", *given)) == (
+        "a window has from 1 to 4096 steps, not 5000. Change it"
+    )
+
+
 def test_plans_are_exported_for_loaders(plan_files: PlannedFiles, tmp_path: Path) -> None:
     export, path = tmp_path / "export.jsonl", tmp_path / "plans.jsonl"
     given = ("--proposal", plan_files.proposal, plan_files.lengths, "--steps", 2)

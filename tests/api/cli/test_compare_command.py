@@ -68,6 +68,7 @@ def test_the_same_seed_gives_the_same_figures(lengths: Path) -> None:
     ("more", "code", "expected"),
     [
         (("--systems", "megatron,best"), 2, f"unknown system 'best'; there are {SYSTEMS[0]}"),
+        (("--steps", 10**9), 2, "steps must be 100000 or fewer, not 1000000000"),
         (("--sync", "overlap=2"), 2, "overlap must be a share from 0 to 1, not 2.0"),
         (("--sync", "1,2,3"), 2, "must be derived, none, MS or MS,MS, and overlap=SHARE: '1,2,3'"),
         (("--sync=-4",), 2, "must be a number of 0 or more: '-4'"),

@@ -102,7 +102,7 @@ def test_a_step_that_meets_an_epochs_end_stays_and_epochs_do_not_mix() -> None:
 def test_a_window_needs_a_step_and_costs() -> None:
     sampler = Sampler(np.array([5, 6, 7]), 10, 10, 0)
     costs = costs_of(sampler, 1.0)
-    with pytest.raises(ValueError, match="1 step or more, not 0"):
+    with pytest.raises(ValueError, match="from 1 to 4096 steps, not 0"):
         WindowSampler(sampler, 0, costs, 0)
     with pytest.raises(ValueError, match="not those of the sampler"):
         WindowSampler(Sampler(np.array([5, 6]), 10, 10, 0), 2, costs, 0)

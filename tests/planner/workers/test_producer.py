@@ -226,6 +226,8 @@ def test_from_another_thread() -> None:
 
 
 def test_settings_are_checked() -> None:
+    with pytest.raises(ValueError, match="workers must be 1024 or fewer: 1025"):
+        next(produce(dense_proposal(), [], workers=1025))
     with pytest.raises(ValueError, match="workers must be W or ray:W, W of 1 or more: 0"):
         next(produce(dense_proposal(), [], workers=0))
     with pytest.raises(ValueError, match="look-ahead must be 1 or more, not 0"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from seqplan.api.cli.check.check_plans import check_rules
 from seqplan.api.cli.framework.options import add_option
 from seqplan.api.cli.framework.output import check_output, count_of
 from seqplan.plans.format.export import check_export, export_plans
@@ -35,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
     steps = 0
     with export_plans(args.output) as export:
         for plan in read_plans(args.plans):
+            check_rules(plan, args.plans)
             export(plan)
             steps += 1
         if not steps:

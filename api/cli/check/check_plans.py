@@ -110,6 +110,8 @@ def violations(
     """Every broken rule of one plan, and a predicted time below the 1F1B simulation."""
     lines = lint(plan, models)
     for place, pipeline in enumerate(plan.pipelines):
+        if len(pipeline.ranks) != pipeline.scheme.gpus:
+            continue  # a broken rule: there may be very many stages
         simulated = simulate_micro_batches_ms(
             pipeline.micro_batches, pipeline.scheme.pp, forward_fraction
         )
@@ -119,6 +121,15 @@ def violations(
                 f"simulation takes {simulated:.3f} ms"
             )
     return lines
+
+
+def check_rules(plan: Plan, path: Path) -> None:
+    """Check a plan that another command reads: ``ValueError`` names its first broken rule."""
+    if broken := lint(plan, None):
+        raise ValueError(
+            f"{path}: step {plan.step} breaks a rule ({broken[0]}); "
+            "seqplan check plans lists every broken rule"
+        )
 
 
 def models_of(

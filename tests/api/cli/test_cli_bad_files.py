@@ -12,7 +12,7 @@ import pytest
 from command_line import call, complaint, fresh_process, nothing_left
 from planned_files import PlannedFiles, propose
 
-from seqplan import read_plans, to_json
+from seqplan import Scheme, read_plans, to_json
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.plans.format.canonical import canonical_json, digest_of
 
@@ -171,6 +171,28 @@ def test_a_plan_that_breaks_a_rule_is_a_failure(dense: PlannedFiles, tmp_path: P
     assert "simulation takes" in outcome.out
     report = json.loads(call("check", "plans", path, "--json").out)
     assert {fault["step"] for fault in report["broken"]} == {0}
+
+
+def test_any_number_of_stages_is_checked(dense: PlannedFiles, tmp_path: Path) -> None:
+    plan = next(read_plans(dense.plans))
+    endless = replace(plan.pipelines[0], scheme=Scheme(pp=2**63 - 1))
+    path = tmp_path / "plans.jsonl"
+    path.write_text(to_json(replace(plan, pipelines=(endless, *plan.pipelines[1:]))) + "\n")
+    outcome = call("check", "plans", path)
+    assert (outcome.code, outcome.err) == (1, "")
+    assert f"but pp{2**63 - 1} runs on {2**63 - 1}" in outcome.out
+
+
+def test_no_unsound_plan_is_exported(dense: PlannedFiles, tmp_path: Path) -> None:
+    plan = next(read_plans(dense.plans))
+    first = plan.pipelines[0]
+    outside = replace(first.micro_batches[0], sequences=(10**6,))
+    wrong = replace(first, micro_batches=(outside, *first.micro_batches[1:]))
+    path, output = tmp_path / "plans.jsonl", tmp_path / "ids.jsonl"
+    path.write_text(to_json(replace(plan, pipelines=(wrong, *plan.pipelines[1:]))) + "\n")
+    message = complaint(call("export", path, "-o", output))
+    assert message.startswith(f"{path}: step 0 breaks a rule (")
+    assert not output.exists()
 
 
 def test_a_plan_against_another_profile_or_proposal(

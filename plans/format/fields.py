@@ -186,8 +186,8 @@ def parse_document(text: str, origin: str, kind: str, error: type[ValueError]) -
         return json.loads(text)
     except json.JSONDecodeError as failure:
         several = "; a plan file has several" if failure.msg == "Extra data" else ""
-        reason = f"a whole JSON document ({failure.msg} at line {failure.lineno}{several})"
+        reason = f"not a whole JSON document ({failure.msg} at line {failure.lineno}{several})"
     except (ValueError, RecursionError) as failure:
         # An integer of thousands of digits, lists nested thousands deep.
-        reason = f"a {kind} ({failure})"
-    raise error(f"{origin}: not {reason}. Name a {kind}.json")
+        reason = f"not a {kind} ({failure})"
+    raise error(f"{origin}: {reason}. Name a {kind}.json")

@@ -45,10 +45,12 @@ def read_lengths(
                 f"{error.filename or path}: cannot be read: {reason}. Check the path"
             ) from None
         collector.end()
-    if options.tokenizer is not None and not counter.required:
+    given = options.tokenizer
+    if given is not None and not counter.required:
+        shown = given if isinstance(given, Path) else f"{given:g}"
         raise LengthsError(
-            f"--tokenizer {options.tokenizer}: no text of the sources is read. Name its field with "
-            "--field, or leave --tokenizer out"
+            f"--tokenizer {shown}: no text of the sources is read. Name its field with --field, "
+            "or leave --tokenizer out"
         )
     return collector.lengths()
 

@@ -146,4 +146,4 @@ def check_gpu_time(witness):
                 return None
     if not fits_in_counts(witness, time, ending):
         return None
-    return f"all sequences could end by {time} ms as far as GPU-time says"
+    return f"GPU-time leaves room for all sequences by {time} ms"

@@ -105,7 +105,7 @@ def test_lengths_of_text(stocked: Stocked, query: str, body: bytes, tokens: int)
          "body: field 'text' is text. Estimate its tokens with bytes_per_token=4 in the query"),
         ("format=jsonl", CHAT, "body: line 1 holds conversations. Estimate its tokens with"),
         ("format=jsonl&bytes_per_token=4", b'{"length":5,"text":"abc"}\n',
-         "bytes_per_token 4.0: no text of the sources is read. Name its field with field, or"),
+         "bytes_per_token 4: no text of the sources is read. Name its field with field, or"),
         ("format=jsonl", b'{"a":5}\n',
          "body: line 1: none of the fields length, num_tokens, input_ids, tokens, ids, text, nor "),
         ("format=jsonl&bytes_per_token=0", CHAT, "query.bytes_per_token: "),

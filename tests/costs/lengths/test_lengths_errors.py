@@ -199,7 +199,7 @@ def test_options_are_checked(tmp_path: Path) -> None:
     counted = write_jsonl(tmp_path / "a.jsonl", [{"num_tokens": 1, "text": "one"}])
     for source in (path, counted):
         assert complaint(source, tokenizer=4.0) == (
-            "--tokenizer 4.0: no text of the sources is read. Name its field with --field, or "
+            "--tokenizer 4: no text of the sources is read. Name its field with --field, or "
             "leave --tokenizer out"
         )
     for rate in (0, -1.0, float("nan"), float("inf")):

@@ -11,8 +11,7 @@ from pathlib import Path
 from seqplan.costs.analytic.memory import layer_activation_bytes
 from seqplan.costs.architecture import DENSE, Architecture
 from seqplan.costs.model_sizes import ModelSizes
-from seqplan.plans.format.plan_file import read_plans
-from seqplan.plans.lint import lint
+from seqplan.plans.format.plan_file import check_sound, read_plans
 from seqplan.plans.plan import Plan
 from seqplan.plans.recomputation import is_offloaded, split_mode
 from seqplan.plans.scheme import Scheme
@@ -211,8 +210,7 @@ def first_plans(path: Path, ranks: int, steps: int) -> list[Plan]:
                 f"{path}: is planned for {plan.gpus_left} ranks, not {ranks}; give "
                 f"--ranks {plan.gpus_left}, or plan for {ranks} GPUs"
             )
-        if broken := lint(plan, None):
-            raise ValueError(f"{where} breaks a rule: {broken[0]}")
+        check_sound(plan, where)
         plan = place_on_ranks(plan, ranks)
         if plans and plan.expert_parallel != plans[0].expert_parallel:
             raise ValueError(

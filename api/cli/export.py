@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from seqplan.api.cli.check.check_plans import check_rules
 from seqplan.api.cli.framework.options import add_option
 from seqplan.api.cli.framework.output import check_output, count_of
 from seqplan.plans.format.export import check_export, export_plans
-from seqplan.plans.format.plan_file import read_plans
+from seqplan.plans.format.plan_file import check_sound, read_plans
 
 DESCRIPTION = """\
 Write the ids of each rank's micro-batches, one line or row for each step and rank, for data loaders
@@ -36,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     steps = 0
     with export_plans(args.output) as export:
         for plan in read_plans(args.plans):
-            check_rules(plan, args.plans)
+            check_sound(plan, f"{args.plans}: step {plan.step}")
             export(plan)
             steps += 1
         if not steps:

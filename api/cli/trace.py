@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from seqplan.api.cli.check.check_plans import check_rules, find_part
+from seqplan.api.cli.check.check_plans import find_part
 from seqplan.api.cli.framework.options import add_option, natural
 from seqplan.api.cli.framework.output import check_output
 from seqplan.costs.shipped.catalogue import find_profile, list_shipped, load_shipped
 from seqplan.planner.simulation.one_f_one_b import FORWARD_FRACTION, ForwardFraction, TimedPass
 from seqplan.planner.simulation.timeline import PipelineTimeline, PlanTimeline, plan_timeline
 from seqplan.plans.format.atomic_file import write_text
-from seqplan.plans.format.plan_file import find_step
+from seqplan.plans.format.plan_file import check_sound, find_step
 from seqplan.plans.plan import Plan, PlannedPipeline
 from seqplan.plans.ranges import ranges_text
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command. ``ValueError`` when there is no such step or its plan breaks a rule."""
     check_output(args.output, args.plans)
     plan = find_step(args.plans, args.step)
-    check_rules(plan, args.plans)
+    check_sound(plan, f"{args.plans}: step {plan.step}")
     document = json.dumps(trace(plan, *_forward_fraction(plan, args)), separators=(",", ":"))
     if args.output is None:
         print(document)

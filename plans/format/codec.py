@@ -31,15 +31,17 @@ def digest(plan: Plan) -> str:
     return _seal(_to_fields(plan), f"plan of step {plan.step}")[1]
 
 
-def from_json(text: str, *, strict: bool = True, origin: str = "plan") -> Plan:
-    """Read the plan written in ``text``.
+def from_json(text: str | bytes, *, strict: bool = True, origin: str = "plan") -> Plan:
+    """Read the plan written in ``text``; bytes are UTF-8.
 
     Checks field names, types, ranges of integers and the digest, not the invariants between
     fields (that is ``lint``). ``strict`` rejects unknown fields, otherwise they are ignored, yet
     covered by the digest. Raises ``PlanError`` that begins with ``origin``.
     """
     try:
-        raw = parse_json(text)
+        raw = parse_json(text if isinstance(text, str) else text.decode())
+    except UnicodeDecodeError as error:
+        raise PlanError(f"{origin}: not UTF-8: {error.reason}. Name a plan file") from None
     except ValueError as error:
         raise PlanError(f"{origin}: not a JSON plan: {error}. Name a plan file") from None
     plan = PlanReader(origin, strict).plan(raw)

@@ -11,6 +11,7 @@ from pathlib import Path
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.format.codec import PlanError, from_json, to_json
 from seqplan.plans.format.fields import LONGEST
+from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan
 
 
@@ -27,11 +28,7 @@ def read_plans(path: str | os.PathLike[str], *, strict: bool = True) -> Iterator
             origin = f"{Path(path)}:{number}"
             if len(line) == LONGEST:
                 raise PlanError(f"{origin}: has {LONGEST:,} bytes or more. Name a plan file")
-            try:
-                text = line.decode()
-            except UnicodeDecodeError as error:
-                raise PlanError(f"{origin}: not UTF-8: {error.reason}") from None
-            plan = from_json(text, strict=strict, origin=origin)
+            plan = from_json(line, strict=strict, origin=origin)
             _check_follows(plan, previous, origin)
             previous = plan
             yield plan
@@ -68,6 +65,16 @@ def _check_follows(plan: Plan, previous: Plan | None, origin: str) -> None:
             f"{origin}: world_size: {plan.world_size}, "
             f"but {previous.world_size} at step {previous.step}"
             ". Write them to separate files"
+        )
+
+
+def check_sound(plan: Plan, origin: str) -> None:
+    """Check the rules of the format between fields. ``PlanError`` with the first broken one."""
+    if broken := lint(plan, None):
+        more = f" ({len(broken) - 1} more)" if len(broken) > 1 else ""
+        raise PlanError(
+            f"{origin}: breaks a rule of the format: {broken[0]}{more}. "
+            "seqplan check plans FILE lists all of them"
         )
 
 

@@ -15,6 +15,7 @@ from urllib.parse import unquote
 import torch.distributed as dist
 
 from seqplan.plans.format.codec import digest
+from seqplan.plans.format.plan_file import check_sound
 from seqplan.plans.plan import Plan
 from seqplan.plans.service_routes import JOBS
 from seqplan.plans.views.rank_view import RankView, rank_view
@@ -25,7 +26,7 @@ from seqplan.runtime.sources.agreement import Record, State, find_fault, one_lin
 from seqplan.runtime.sources.consumer import AHEAD_BYTES, PlanConsumer, Step
 from seqplan.runtime.sources.fan_out import open_job
 from seqplan.runtime.sources.http_source import FAN_OUT_RANKS
-from seqplan.runtime.sources.source import FileSource, PlanSource, check_sound, place_plan
+from seqplan.runtime.sources.source import FileSource, PlanSource, place_plan
 
 Prepared = TypeVar("Prepared")
 

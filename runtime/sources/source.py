@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from seqplan.plans.format.codec import from_json
-from seqplan.plans.lint import lint
+from seqplan.plans.format.plan_file import check_sound
 from seqplan.plans.plan import Plan
 from seqplan.plans.views.placement import place_on_ranks
 from seqplan.plans.views.rank_view import RankView, rank_view
@@ -65,20 +65,9 @@ def decode_plan(line: bytes, origin: str, *, strict: bool = True) -> Plan:
 
     ``origin``: of the plan, for messages.
     """
-    try:
-        text = line.decode()
-    except UnicodeDecodeError as error:
-        raise PlanError(f"{origin}: not UTF-8: {error.reason}") from None
-    plan = from_json(text, strict=strict, origin=origin)
+    plan = from_json(line, strict=strict, origin=origin)
     check_sound(plan, origin)
     return plan
-
-
-def check_sound(plan: Plan, origin: str) -> None:
-    """Check the invariants of a plan. ``PlanError`` with the first that does not hold."""
-    if faults := lint(plan, None):
-        more = f" ({len(faults) - 1} more)" if len(faults) > 1 else ""
-        raise PlanError(f"{origin}: is not sound: {faults[0]}{more}")
 
 
 def place_plan(plan: Plan, world_size: int, origin: str) -> Plan:

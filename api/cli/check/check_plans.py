@@ -123,15 +123,6 @@ def violations(
     return lines
 
 
-def check_rules(plan: Plan, path: Path) -> None:
-    """Check a plan that another command reads: ``ValueError`` names its first broken rule."""
-    if broken := lint(plan, None):
-        raise ValueError(
-            f"{path}: step {plan.step} breaks a rule ({broken[0]}); "
-            "seqplan check plans lists every broken rule"
-        )
-
-
 def models_of(
     plan: Plan, profile: Profile | None, proposal: Proposal | None, origin: str
 ) -> Mapping[Scheme, SchemeModel] | None:

@@ -17,7 +17,7 @@ from itertools import pairwise
 from typing import Any, NoReturn
 
 from seqplan.api.cli.framework.commands import COMMANDS, GROUPS, select_command
-from seqplan.api.cli.framework.renamed import check_spelling, find_moved
+from seqplan.api.cli.framework.other_names import find_moved
 from seqplan.plans.version import VERSION
 
 FAILED, BAD_INPUT, INFEASIBLE, INTERRUPTED = 1, 2, 3, 130
@@ -119,7 +119,10 @@ class _Parser(argparse.ArgumentParser):
         except argparse.ArgumentError as error:
             choices = [str(choice) for choice in action.choices or ()]
             if isinstance(action, argparse._SubParsersAction):
-                self.error(f"unknown command: {value!r}{_nearest(str(value), choices)}")
+                nearest = _nearest(str(value), choices)
+                if not nearest and self.prog != "seqplan":
+                    nearest = f". Commands: {', '.join(choices)}"
+                self.error(f"unknown command: {value!r}{nearest}")
             error.message += _nearest(str(value), choices)
             raise
 
@@ -226,7 +229,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with _termination_as_exit():
             _reject_empty(arguments)
-            check_spelling(arguments)
             selected = select_command(arguments)
             names = () if selected is None else (selected,)  # help and errors need no module
             args = build_parser(os.environ, names).parse_args(arguments)

@@ -46,7 +46,7 @@ def test_other_bad_input(plans: Path, tmp_path: Path) -> None:
         assert complaint(call("check", "training", "--ranks", 2, *arguments)) == message
     unsound = written(tmp_path / "unsound.jsonl", [replace(valid[0], tokens=valid[0].tokens + 1)])
     message = complaint(call("check", "training", "--plans", unsound, "--ranks", 2))
-    assert "step 0 breaks a rule: tokens: " in message
+    assert "step 0: breaks a rule of the format: tokens: " in message
 
 
 def test_large_steps_are_warned_of(plans: Path) -> None:

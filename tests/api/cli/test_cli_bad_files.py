@@ -191,7 +191,7 @@ def test_no_unsound_plan_is_exported(dense: PlannedFiles, tmp_path: Path) -> Non
     path, output = tmp_path / "plans.jsonl", tmp_path / "ids.jsonl"
     path.write_text(to_json(replace(plan, pipelines=(wrong, *plan.pipelines[1:]))) + "\n")
     message = complaint(call("export", path, "-o", output))
-    assert message.startswith(f"{path}: step 0 breaks a rule (")
+    assert message.startswith(f"{path}: step 0: breaks a rule of the format: ")
     assert not output.exists()
 
 

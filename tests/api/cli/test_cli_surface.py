@@ -143,6 +143,7 @@ def test_the_examples_of_the_help_parse() -> None:
         ("replan", "unknown command: 'replan'. Did you mean plan?"),
         ("zzz", "unknown command: 'zzz' (see seqplan --help)"),
         ("profile", "seqplan profile: the following arguments are required: COMMAND"),
+        ("check run.jsonl", "check: unknown command: 'run.jsonl'. Commands: plans, training (see"),
         ("profile shwo", "seqplan profile: unknown command: 'shwo'. Did you mean show?"),
         ("plan", "the following arguments are required: DATA. For example: seqplan plan chat"),
         (
@@ -294,29 +295,6 @@ def test_other_variables_have_no_effect(
 )
 def test_the_nearest_name_is_suggested(arguments: str, nearest: str) -> None:
     assert nearest in complaint(call(*arguments.split()))
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("profiles", "profile list"),
-        ("profiles llama-7b-a800-80gb --gpus 8", "profile show"),
-        ("profiles --json", "profile list"),
-        ("profile --model small -o p.json", "profile measure"),
-        ("profile --estimate --model small -o p.json", "profile derive"),
-        ("profile --model small --complete=p.json", "profile derive"),
-        ("profile -o p.json --merge a b", "profile merge"),
-        ("refit --plans p", "profile refit"),
-        ("verify-device --quick", "profile verify"),
-        ("validate-model --rows", "profile validate"),
-        ("check plans.jsonl --prove", "check plans"),
-        ("train-check --plans p --ranks 2", "check training"),
-    ],
-)
-def test_an_old_spelling_names_the_new_command(old: str, new: str) -> None:
-    line = complaint(call(*old.split()))
-    assert line.startswith(f"unknown command: seqplan {old.split()[0]}")
-    assert line.endswith(f". Did you mean seqplan {new}? (see seqplan {new} --help)")
 
 
 # Output

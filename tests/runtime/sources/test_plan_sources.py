@@ -120,7 +120,7 @@ def test_a_failure_reaches_every_rank(ranks: Ranks) -> None:
     ranks.views(0)
     for error in ranks.rejections(1):
         assert type(error) is PlanError
-        assert ("is not sound: tokens: " in str(error)) or (expected in str(error))
+        assert ("breaks a rule of the format: tokens: " in str(error)) or (expected in str(error))
 
 
 def test_closing_twice_and_asking_after_it(ranks: Ranks) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_model import SchemeModel
-from seqplan.planner.whole_number import read_whole_number
+from seqplan.planner.argument_checks import read_whole_number
 from seqplan.plans.format.fields import MAX_INTEGER
 from seqplan.plans.scheme import Scheme
 

@@ -8,9 +8,10 @@ from typing import Any
 from seqplan.api.store.rows import SlowFactors, list_lost
 from seqplan.costs.profile import Profile
 from seqplan.planner.errors import Infeasible
+from seqplan.planner.placement.slowdown import Slowdown
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
-from seqplan.planner.step.slow_ranks import leave_out_lost, list_factors
+from seqplan.planner.step.slow_ranks import leave_out_lost
 
 
 def list_slow_ranks(
@@ -27,12 +28,7 @@ def list_slow_ranks(
             raise ValueError(
                 "slowdown: refit finds the factors of slow ranks. Leave one of them out"
             )
-        if len(factors) != gpus:
-            raise ValueError(
-                f"slowdown has {len(factors)} factors for {gpus} ranks. Give one for each rank"
-            )
-        slow = tuple((rank, factor) for rank, factor in enumerate(factors) if factor != 1)
-        list_factors(slow, gpus)
+        slow = Slowdown.from_value(factors, gpus).slow
     if robust and refit:
         raise ValueError("robust: refit finds the costs and slow ranks. Leave one of them out")
     PlanningOptions(robust=robust, slowdown=slow)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.costs.latency import Latency
+from seqplan.planner.argument_checks import read_whole_number
 from seqplan.planner.balance.balanced import Balanced, Execution, MicroBatchTimes, ModePricing
 from seqplan.planner.balance.length_options import LengthOptions
 from seqplan.planner.balance.loads import balance_loads
@@ -26,7 +27,6 @@ from seqplan.planner.balance.ways import list_ways
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.execution import MOST_MULTIPLE
 from seqplan.planner.placement.slowdown import Slowdown
-from seqplan.planner.whole_number import read_whole_number
 from seqplan.planner.workload import MOST_GPUS
 
 AS_FAST = 5e-3

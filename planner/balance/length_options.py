@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.costs.latency import Latency
+from seqplan.planner.argument_checks import check_list
 from seqplan.planner.balance.balanced import ModePricing
 from seqplan.planner.balance.micro_batch import (
     check_lengths,
@@ -56,6 +57,8 @@ class LengthOptions:
         chosen = check_modes(capacity, cost, modes)
         by_mode = [host_micro_batch(mode.cost, mode.capacity, pad_to) for mode in chosen]
         whole = check_lengths(lengths, by_mode[-1], pad_to)
+        if keep_together is not None:
+            check_list("keep_together", keep_together, "keys, one for each sequence")
         if keep_together is not None and len(keep_together) != len(whole):
             raise ValueError(
                 f"keep_together has {len(keep_together)} keys for {len(whole)} sequences"

@@ -9,10 +9,10 @@ from typing import cast
 import numpy as np
 
 from seqplan.costs.latency import Latency
+from seqplan.planner.argument_checks import read_whole_number
 from seqplan.planner.balance.mode import Mode
 from seqplan.planner.batches.batch import whole_lengths
 from seqplan.planner.placement.fleet import PipelineClass
-from seqplan.planner.whole_number import read_whole_number
 
 
 def check_modes(

@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from seqplan.costs.latency import Latency
+from seqplan.planner.argument_checks import check_list, read_whole_number
 from seqplan.planner.placement.fleet import Floats, Ints
-from seqplan.planner.whole_number import read_whole_number
 from seqplan.plans.load import PhaseLoad
 
 _NESTED = (Sequence, np.ndarray)
@@ -106,8 +106,10 @@ def list_loads(phases: Sequence[Phase], samples: int) -> tuple[PhaseLoad, ...]:
     ``ValueError`` for values that are no phases, other numbers of samples, and a name that is there
     twice.
     """
+    entries = "Phase(name, sequences, cost)"
+    check_list("loads", phases, entries)
     if not all(isinstance(phase, Phase) for phase in phases):
-        raise TypeError(f"loads: {phases!r:.60}. Give a list of Phase(name, sequences, cost)")
+        raise TypeError(f"loads: {phases!r:.60}. Give a list of {entries}")
     names = [phase.name for phase in phases]
     if len(set(names)) < len(names):
         raise ValueError(f"loads: {', '.join(names)}. Name each phase once")

@@ -7,8 +7,8 @@ from math import isfinite
 
 import numpy as np
 
+from seqplan.planner.argument_checks import read_whole_number
 from seqplan.planner.placement.fleet import Floats
-from seqplan.planner.whole_number import read_whole_number
 from seqplan.planner.workload import MOST_GPUS
 from seqplan.plans.plan import Plan
 

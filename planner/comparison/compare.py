@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.costs.profile import Profile
+from seqplan.planner.argument_checks import read_whole_number
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.comparison.advice import advice, assumptions, judge_gain
@@ -39,7 +40,6 @@ from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
 from seqplan.planner.systems.static_best import static_best
 from seqplan.planner.systems.static_experts import SAMPLED, find_static_expert_run
 from seqplan.planner.systems.trainers import trainer_rules
-from seqplan.planner.whole_number import read_whole_number
 from seqplan.planner.workload import Workload
 from seqplan.plans.extensions import list_extensions, load_extension
 

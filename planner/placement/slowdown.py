@@ -9,6 +9,7 @@ from math import isfinite
 
 import numpy as np
 
+from seqplan.planner.argument_checks import check_list
 from seqplan.planner.placement.fleet import Fleet, Floats, Models, PipelineClass
 from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme, Strategy
@@ -32,6 +33,7 @@ class Slowdown:
         """
         if slowdown is None:
             return cls((1.0,) * ranks)
+        check_list("slowdown", slowdown, "factors, one for each rank")
         factors = list(slowdown)
         if len(factors) != ranks:
             raise ValueError(
@@ -53,6 +55,11 @@ class Slowdown:
         if all(factor is None for factor in factors):
             raise ValueError(f"slowdown: all {ranks} ranks are lost. Give one that computes")
         return cls(tuple(None if factor is None else float(factor) for factor in factors))
+
+    @property
+    def slow(self) -> tuple[tuple[int, float | None], ...]:
+        """List the ranks that are slower than the profile, or lost, each with its factor."""
+        return tuple((rank, factor) for rank, factor in enumerate(self.factors) if factor != 1)
 
     @property
     def order(self) -> list[int]:

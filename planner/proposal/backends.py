@@ -169,7 +169,7 @@ def find_backend(name: str) -> TrainingBackend:
 
     ``OptionError`` with the names for another one.
     """
-    if name in BACKENDS:
+    if isinstance(name, str) and name in BACKENDS:
         return BACKENDS[name]
     added = load_extension("seqplan.trainers", name)
     if isinstance(added, TrainingBackend):

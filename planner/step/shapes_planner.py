@@ -9,6 +9,7 @@ from itertools import permutations
 
 from seqplan.costs.recomputation_mode import ModeModel
 from seqplan.costs.scheme_model import SchemeModel
+from seqplan.planner.argument_checks import read_whole_number
 from seqplan.planner.balance.shapes import choose_shapes
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import certify
@@ -33,7 +34,6 @@ from seqplan.planner.step.selection import select_within
 from seqplan.planner.strategies.constructive import LayoutSchemes
 from seqplan.planner.strategies.local_search import swap
 from seqplan.planner.sync.times import layouts_of
-from seqplan.planner.whole_number import read_whole_number
 from seqplan.plans.plan import Considered, Plan, Provenance
 from seqplan.plans.scheme import Scheme, Strategy
 

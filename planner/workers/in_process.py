@@ -12,10 +12,12 @@ import numpy as np
 
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import find_profile
+from seqplan.planner.argument_checks import check_list
 from seqplan.planner.balance.phase import Phase, list_loads
 from seqplan.planner.balance.slow_ranks import SlowRanks, list_usual_ms
 from seqplan.planner.batches.batch import MOST_TOKENS, Batch, whole_lengths
 from seqplan.planner.errors import Infeasible, OptionError
+from seqplan.planner.placement.slowdown import Slowdown
 from seqplan.planner.problem import PACKINGS, PlanningOptions, PlanningProblem
 from seqplan.planner.proposal.backends import apply_backend, find_backend
 from seqplan.planner.proposal.document import Proposal
@@ -240,8 +242,8 @@ class Planner:
         rank_ms = [ms * (factor or 1.0) for ms, factor in zip(usual_ms, before, strict=True)]
         factors = self._slow_ranks.observe(rank_ms, measured_ms)
         if factors != before:
-            slow = tuple((rank, factor) for rank, factor in enumerate(factors) if factor != 1)
-            self._planner = StepPlanner(self._problem, replace(self._options, slowdown=slow))
+            options = replace(self._options, slowdown=Slowdown(factors).slow)
+            self._planner = StepPlanner(self._problem, options)
         return factors
 
     def _batch(
@@ -255,6 +257,8 @@ class Planner:
         try:
             number = _whole("step", step)
             whole = whole_lengths(lengths)
+            if ids is not None:
+                check_list("ids", ids, "whole numbers")
             numbers = range(len(whole)) if ids is None else [_whole("an id", i) for i in ids]
             counted = None if loss_tokens is None else _whole("loss_tokens", loss_tokens)
         except (TypeError, ValueError) as error:
@@ -290,13 +294,6 @@ def _make_options(
     for name, switch in (("prove", prove), ("exact", exact)):
         if type(switch) is not bool:
             raise TypeError(f"{name}: {switch!r}. Give True or False")
-    slow: tuple[tuple[int, float | None], ...] = ()
-    if slowdown is not None:
-        if len(slowdown) != gpus:
-            raise ValueError(
-                f"slowdown has {len(slowdown)} factors for {gpus} ranks. Give one for each rank"
-            )
-        slow = tuple((rank, factor) for rank, factor in enumerate(slowdown) if factor != 1)
     if isinstance(shapes, int):
         number = shapes
         raise TypeError(
@@ -308,7 +305,7 @@ def _make_options(
         execution=execution,
         prove=prove,
         exact=exact,
-        slowdown=slow,
+        slowdown=Slowdown.from_value(slowdown, gpus).slow,
         shapes=tuple(shapes),
     )
 

@@ -63,6 +63,8 @@ PROFILE_OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"shapes": [32_768], "execution": "lockstep"}, OptionError, "shapes with execution lockstep"),
     ({"shapes": [32_768], "slowdown": SLOW}, OptionError, "shapes with slowdown"),
     ({"slowdown": [1.0]}, ValueError, "slowdown has 1 factors for 8 ranks. Give one for each"),
+    ({"slowdown": 8}, TypeError, "slowdown: 8. Give a list of factors, one for each rank"),
+    ({"trainer": ["megatron"]}, OptionError, "trainer must be one of seqplan, "),
     ({"slowdown": [0.5] + [1.0] * 7}, ValueError, "slowdown of rank 0: 0.5. Give 1 for"),
     ({"slowdown": [None] * 7 + [1.0]}, Infeasible, "ranks lost: 0, 1, 2, 3, 4, 5, 6. 1 of 8 ranks"),
     (
@@ -125,7 +127,7 @@ def propose(**options: Any) -> Proposal:
     return make_proposal(profile, Workload(16, 16_384, 60_000), [700, 2900] * 60, **options)
 
 
-def plan_loads(loads: list[Any], **options: Any) -> None:
+def plan_loads(loads: Any, **options: Any) -> None:
     Planner.from_profile("llama3-8b-h100-80gb", 8, 32_768, **options).plan([900, 800], loads=loads)
 
 
@@ -171,6 +173,9 @@ def plan_loads(loads: list[Any], **options: Any) -> None:
         (lambda: plan_loads([TWO], exact=True), OptionError, "exact with loads: not"),
         (lambda: plan_loads([TWO], packing="even"), OptionError, "packing even with"),
         (lambda: list_loads([3], 2), TypeError, "loads: "),
+        (lambda: plan_loads(8), TypeError, "loads: 8. Give a list of Phase("),
+        (lambda: Planner.from_profile(LLAMA, 8, 9).plan([5], ids=7), TypeError, "ids: 7. Give a"),
+        (lambda: balance([5], 1, 10, COST, keep_together=7), TypeError, "keep_together: 7. Give"),
         (lambda: balance([5], 1, 10, None), TypeError, "cost: None. Give a Cost"),
         (lambda: balance([5], 1, cost=COST), TypeError, "capacity is missing. Give the tokens"),
         (lambda: balance(5, 1, 10, COST), TypeError, "lengths: 5. Give a list, an array"),

@@ -1,7 +1,8 @@
-"""Whole numbers that callers give, of Python or NumPy."""
+"""Whole numbers and lists that callers give, of Python or NumPy."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from numbers import Integral
 
 from seqplan.plans.format.fields import MAX_INTEGER
@@ -14,3 +15,9 @@ def read_whole_number(name: str, value: object, most: int = MAX_INTEGER) -> int:
     if int(value) > most:
         raise ValueError(f"{name} must be {most} or fewer, not {value}")
     return int(value)
+
+
+def check_list(name: str, value: object, entries: str) -> None:
+    """Check that ``value`` lists something; ``TypeError`` names the ``entries`` to give."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise TypeError(f"{name}: {value!r:.60}. Give a list of {entries}")

@@ -37,8 +37,8 @@ def placement_of(instance: Instance, answer: ExactSolution) -> Filling | None:
     bins: list[PipelineBins] = []
     for p, pipeline_class in enumerate(pipelines):
         options = [_pack(instance, pipeline_class, members[p] + extra[p])]
-        if formed[p] and not unformed[p]:
-            options.append(_add_negligible(instance, pipeline_class, formed[p].values(), extra[p]))
+        if formed[p] and not unformed[p] and not extra[p]:
+            options.append(tuple(_bin(micro) for micro in formed[p].values()))
         bins.append(min(options, key=lambda micro: _time_ms(instance, pipeline_class, micro)))
     placements, times, first = [], [], 0
     for pipeline_class in instance.fleet.classes:
@@ -92,36 +92,6 @@ def _pack(instance: Instance, pipeline_class: PipelineClass, indices: list[int])
     """Pack a pipeline's sequences, given by their distinct lengths."""
     packing = pack(pipeline_class, [int(instance.batch.distinct[i]) for i in indices])
     return tuple(_bin(indices[j] for j in micro) for micro in packing.micro_batches)
-
-
-def _add_negligible(
-    instance: Instance,
-    pipeline_class: PipelineClass,
-    formed: Iterable[list[int]],
-    extra: list[int],
-) -> PipelineBins:
-    """Add negligible sequences to formed micro-batches: to the least loaded that has room."""
-    distinct = instance.batch.distinct.tolist()
-    micro_batches = [list(micro) for micro in formed]
-    work = [sum(_work_ms(pipeline_class, distinct[i]) for i in micro) for micro in micro_batches]
-    room = [
-        pipeline_class.capacity - sum(pipeline_class.pad(distinct[i]) for i in micro)
-        for micro in micro_batches
-    ]
-    for i in extra:
-        need = pipeline_class.pad(distinct[i])
-        fitting = [(work[j], j) for j in range(len(room)) if room[j] >= need]
-        if fitting:
-            j = min(fitting)[1]
-        else:
-            j = len(room)
-            micro_batches.append([])
-            work.append(0.0)
-            room.append(pipeline_class.capacity)
-        micro_batches[j].append(i)
-        work[j] += _work_ms(pipeline_class, distinct[i])
-        room[j] -= need
-    return tuple(_bin(micro) for micro in micro_batches)
 
 
 def _bin(indices: Iterable[int]) -> Bin:

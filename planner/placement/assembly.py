@@ -192,8 +192,9 @@ def loss_tokens(batch: Batch) -> int:
 
 
 def floor_us(time_ms: float) -> float:
-    """Round down to whole microseconds, so that a bound stays a bound."""
-    return math.floor(time_ms * 1000) / 1000
+    """Round down to whole microseconds, so that a bound stays a bound; those stay as they are."""
+    nearest = round(float(time_ms), 3)
+    return nearest if nearest <= time_ms else round(nearest - 1e-3, 3)
 
 
 def gap(predicted_ms: float, bound_ms: float) -> float:

@@ -179,6 +179,10 @@ def test_rebalancing_moves_samples_of_slow_ranks_only() -> None:
     assert rebalance([[0, 1, 2, 3], [4]], costs, [1] * 5, room=inf) == [[0, 3, 4], [1, 2]]
     # A rank takes at most 1.2 times the mean tokens, so the second one takes the fourth sample.
     assert rebalance([[0, 1, 2, 3], [4]], costs, [10, 1, 1, 8, 1]) == [[0, 4], [1, 2, 3]]
+    # Largest first leaves 11, 8 and 8: the slowest and the fastest rank then swap samples.
+    level = [[4, 6, 5], [0, 2], [3, 1]]
+    costs = [5.0, 5.0, 4.0, 4.0, 3.0, 3.0, 3.0]
+    assert rebalance([[*range(7)], [], []], costs, [1] * 7, room=inf) == level
     alone = [[0, 1], [2]]  # one sample as long as both ranks
     assert rebalance(alone, [9.0, 1.0, 1.0], [1] * 3) == alone
 

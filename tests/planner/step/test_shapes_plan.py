@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +26,7 @@ from seqplan.planner.placement.assign_shapes import SizedClass
 from seqplan.planner.placement.fill_shapes import fill_shapes
 from seqplan.planner.placement.fleet import ClassMode, PipelineClass
 from seqplan.planner.step.check_bounds import find_unproven
-from seqplan.planner.step.shapes_planner import count_padded_tokens
+from seqplan.planner.step.shapes_planner import ShapesPlanner, count_padded_tokens
 from seqplan.plans.lint import lint
 from seqplan.plans.shapes import pad_to_shape, sum_least_sizes
 
@@ -90,6 +91,22 @@ def test_few_sizes_need_little_padding(number: int, most: float) -> None:
         made = planner.plan(draw(400_000, seed))
         assert count_padded_tokens(made) <= (1 + most) * made.tokens
         assert made.gap < 0.025
+
+
+@pytest.mark.parametrize("seed", [141, 143, 180])
+def test_pipelines_of_another_scheme_fill_sizes_better(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few sequences: the strategy that is fastest without sizes leaves much padding."""
+    models = Workload(GPUS, MAX_LEN, MAX_LEN).models(find_profile(PROFILE))
+    planner = Planner.from_profile(PROFILE, GPUS, MAX_LEN, shapes=(2_048, 8_192, MAX_LEN))
+    drawn = (np.random.default_rng(seed).pareto(1.1, 12) + 1) * 300
+    lengths = np.clip(drawn, 20, MAX_LEN).astype(int)
+    made = planner.plan(lengths, step=0)
+    assert lint(made, models) == []
+    assert list(find_unproven(made, models)) == []
+    monkeypatch.setattr(ShapesPlanner, "_list_swapped", lambda *_: iter(()))
+    assert planner.plan(lengths, step=0).predicted_ms > 1.05 * made.predicted_ms
 
 
 def test_sizes_of_modes_are_filled() -> None:

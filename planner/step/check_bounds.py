@@ -17,6 +17,7 @@ from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
 from seqplan.planner.lockstep.proof import CLOSE, QUICK, prove_micro_steps
 from seqplan.planner.placement.fleet import Fleet, Models, PipelineClass
 from seqplan.planner.placement.slowdown import make_fleet_of
+from seqplan.planner.step.shapes_planner import limit_to_shapes
 from seqplan.planner.strategies.regrouping import make_regroup_layouts
 from seqplan.planner.sync.times import NO_SYNC, layouts_of
 from seqplan.plans.plan import Plan
@@ -50,6 +51,9 @@ def find_unproven(
         whole = in_lockstep or plan.regroups
         if whole or not proven.holds(plan.strategy, plan.lower_bound_ms, plan.predicted_ms):
             yield _line("lower_bound_ms", plan.lower_bound_ms, layout_ms if whole else None)
+    if plan.shapes:  # candidates are placed within the largest, the plan's bound is for any
+        limited = limit_to_shapes(models, plan.shapes)
+        proven = _Proven(batch, limited, plan, multiple, exact=exact)
     for place, entry in enumerate(plan.selection):
         # Candidates may end before a plan of their strategy that was found in another way.
         reached_ms = entry.predicted_ms or plan.predicted_ms

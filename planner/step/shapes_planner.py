@@ -56,11 +56,7 @@ class ShapesPlanner:
         self, problem: PlanningProblem, options: PlanningOptions, provenance: Provenance
     ) -> None:
         self.problem, self.options, self._provenance = problem, options, provenance
-        self._models = {
-            scheme: limited
-            for scheme, model in problem.models.items()
-            if (limited := limit_to_shapes(model, options.shapes)) is not None
-        }
+        self._models = limit_to_shapes(problem.models, options.shapes)
         longest = max((model.max_sequence for model in self._models.values()), default=0)
         if longest < problem.workload.max_len:
             raise OptionError(
@@ -149,8 +145,16 @@ class ShapesPlanner:
         return bound_ms, gpu_time_bound_ms(classes, batch, self.problem.workload.gpus)
 
 
-def limit_to_shapes(model: SchemeModel, shapes: Sequence[int]) -> SchemeModel | None:
-    """Return a scheme that holds no more than a shape (tokens a rank); None if it fits none."""
+def limit_to_shapes(models: Models, shapes: Sequence[int]) -> dict[Scheme, SchemeModel]:
+    """Return the schemes that fit shapes (tokens a rank); each holds no more than one."""
+    return {
+        scheme: limited
+        for scheme, model in models.items()
+        if (limited := _limit_to_shapes(model, shapes)) is not None
+    }
+
+
+def _limit_to_shapes(model: SchemeModel, shapes: Sequence[int]) -> SchemeModel | None:
     scheme = model.scheme
     sizes = [size * scheme.sp for size in shapes if size % scheme.tp == 0]
     if scheme.pp > 1 or len(sizes) < len(shapes) or any(size % scheme.unit for size in sizes):

@@ -109,6 +109,14 @@ def test_pipelines_of_another_scheme_fill_sizes_better(
     assert planner.plan(lengths, step=0).predicted_ms > 1.05 * made.predicted_ms
 
 
+def test_bounds_of_candidates_are_proven() -> None:
+    """Those that are placed within the largest size end later than with all of MaxLen."""
+    planner = Planner.from_profile("llama3-70b-h100-80gb", 48, 8_192, sync=None, shapes=[32_768])
+    made = planner.plan([3_000])
+    models = Workload(48, 8_192, 8_192).models(find_profile("llama3-70b-h100-80gb"))
+    assert list(find_unproven(made, models)) == []
+
+
 def test_sizes_of_modes_are_filled() -> None:
     """Most micro-batches are as large as one of several modes holds, and no size just misses it."""
     sizes = choose_plan_shapes(sample(10, 8_192), 8)

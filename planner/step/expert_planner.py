@@ -272,8 +272,8 @@ class ExpertPlanner:
     def _assemble(self, component: ComponentSteps) -> Iterator[PlannedPipeline]:
         """Make the pipelines of a component, in the order of its micro-steps.
 
-        Those with idle ranks come last. Groups take the first ranks, so that each is in the first
-        micro-step in which its ranks are free.
+        Without lockstep those with idle ranks come last: groups take the first ranks, so that each
+        is in the first micro-step in which its ranks are free.
         """
         plan = assemble_micro_steps(
             component.batch,
@@ -282,7 +282,8 @@ class ExpertPlanner:
             self._problem.workload.gpus,
             forward_fraction=self._problem.profile.modes[0].forward_fraction,  # of one stage
         )
-        busy = Counter(p.micro_step for p in plan.pipelines for _ in p.ranks)
+        numbered = self._problem.in_lockstep
+        busy = Counter(p.micro_step for p in plan.pipelines if not numbered for _ in p.ranks)
         modes = self._choose_modes(plan.pipelines, component)
         for place, pipeline in sorted(
             enumerate(plan.pipelines),
@@ -301,7 +302,7 @@ class ExpertPlanner:
             yield replace(
                 pipeline,
                 ranks=ranks,
-                micro_step=pipeline.micro_step if self._problem.in_lockstep else None,
+                micro_step=pipeline.micro_step if numbered else None,
                 micro_batches=tuple(batches),
                 predicted_ms=round(sum(micro.cost_ms for micro in batches), 3),
             )

@@ -324,3 +324,20 @@ def test_costs_are_of_the_named_degree() -> None:
     assert modes[-1].cost.b == pytest.approx(split.b)
     with pytest.raises(ValueError, match="has no expert_parallel 4, only 1, 8"):
         Cost.from_profile(profile, "tp1", 4)
+
+
+def test_an_even_number_of_micro_steps_is_in_order() -> None:
+    """The second of two micro-steps has two sequences, and the first leaves more ranks idle."""
+    planner = Planner.from_profile(
+        "qwen3-30b-a3b-h200-141gb",
+        48,
+        32_768,
+        execution="lockstep",
+        micro_step_multiple=2,
+        expert_parallel=16,
+        layout="tp1",
+        sync=None,
+    )
+    plan = planner.plan([42, 51, 38])
+    assert lint(plan, None) == []
+    assert [pipeline.micro_step for pipeline in plan.pipelines] == [0, 1, 1]

@@ -15,7 +15,7 @@ from oracles.exhaustive import step_optimum
 from oracles.regrouping import best_on_two_ranks
 from step_lengths import CODE
 
-from seqplan import Batch, Planner, Scheme, Strategy, find_profile, to_json
+from seqplan import Batch, Planner, Scheme, Strategy, Workload, find_profile, to_json
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.sampler import Sampler
@@ -30,6 +30,8 @@ from seqplan.planner.exact.regrouping import close_regrouping_gap
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler, Placement
 from seqplan.planner.placement.fleet import Fleet, PipelineClass
+from seqplan.planner.placement.slowdown import make_fleet_of
+from seqplan.planner.step.check_bounds import find_unproven
 from seqplan.planner.strategies.regrouping import make_regroup_layouts
 from seqplan.planner.sync.times import NO_SYNC
 from seqplan.plans.lint import lint
@@ -264,3 +266,19 @@ def test_the_solver_is_imported_on_demand() -> None:
         "    print('ortools.sat.python.cp_model' in sys.modules)"
     )
     assert run_python("-c", code).split() == ["False", "True"]
+
+
+@pytest.mark.parametrize("execution", ["static", "regroup"])
+def test_an_optimum_is_proven_anew(execution: str) -> None:
+    """The solver proves less than its time to beat, which here is the optimum that it found."""
+    profile = find_profile("llama-13b-a800-80gb")
+    models = Workload(32, 32_768, 32_768).models(profile)
+    planner = Planner.from_profile(profile, 32, 32_768, execution=execution, exact=True)
+    plan = planner.plan([1446, 1341, 2984, 3658, 2857, 1275, 2739, 1299, 4202, 6363])
+    assert plan.gap < EXACT_GAP
+    assert plan.lower_bound_ms > certify(
+        make_fleet_of(plan, models), Batch.from_plan(plan), plan.predicted_ms
+    )
+    assert list(find_unproven(plan, models, exact=True)) == []
+    false = replace(plan, lower_bound_ms=round(plan.lower_bound_ms * 1.001, 3))
+    assert list(find_unproven(false, models, exact=True)) != []

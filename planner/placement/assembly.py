@@ -192,7 +192,10 @@ def loss_tokens(batch: Batch) -> int:
 
 
 def floor_us(time_ms: float) -> float:
-    """Round down to whole microseconds, so that a bound stays a bound; those stay as they are."""
+    """Round down to whole microseconds, so that a bound stays a bound.
+
+    A whole number of them stays as it is.
+    """
     nearest = round(float(time_ms), 3)
     return nearest if nearest <= time_ms else round(nearest - 1e-3, 3)
 

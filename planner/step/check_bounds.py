@@ -124,7 +124,7 @@ def _line(field: str, stated_ms: float, proven_ms: float | None) -> str:
 def _list_targets(
     claim_ms: float, reached_ms: float, low_ms: float
 ) -> Iterator[tuple[float, float]]:
-    """Yield times to beat with a lower bound (ms), so that a claimed bound is proven.
+    """Yield times to beat, each with a lower bound, to prove a claim (all ms).
 
     The solver shows soon that little ends just after the claim, and proves no more than
     ``LEAST_GAIN`` before its time to beat. If it does not decide that, it starts from the time that

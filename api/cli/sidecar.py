@@ -40,7 +40,7 @@ job.toml:
   profile = "llama-7b-a800-80gb"
   lengths = "lengths.npy"
   gpus = 16
-  context = 32768
+  max_len = 32768
   steps = 1000
 optional: job, tokens, seed, look_ahead, store, files, host, port, allow_host,
   workers, execution, micro_step_multiple, keep_steps, abandon_hours,
@@ -122,9 +122,9 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
         raise ValueError(f"{origin}: {error}") from None
     lengths = read_lengths([job.lengths]).values
     row = write_lengths(store, lengths)
-    workload = Workload(job.gpus, job.context, job.tokens or TOKENS_PER_GPU * job.gpus)
+    workload = Workload(job.gpus, job.max_len, job.tokens or TOKENS_PER_GPU * job.gpus)
     try:
-        check_tokens(int(lengths.clip(max=job.context).sum()), workload.tokens)
+        check_tokens(int(lengths.clip(max=job.max_len).sum()), workload.tokens)
     except ValueError as error:
         raise ValueError(f"{origin}: {error}") from None
     request = _describe_request(job, profile, row.id, workload)

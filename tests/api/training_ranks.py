@@ -16,7 +16,7 @@ def write_small_job(folder: Path, gpus: int, steps: int, more: str = "") -> Path
     path = folder / "job.toml"
     path.write_text(
         f'profile = "{ROOT}/examples/data/llama-small-cpu.json"\nlengths = "lengths.npy"\n'
-        f"gpus = {gpus}\ncontext = 512\ntokens = 1500\nsteps = {steps}\nport = 0\n{more}"
+        f"gpus = {gpus}\nmax_len = 512\ntokens = 1500\nsteps = {steps}\nport = 0\n{more}"
     )
     return path
 

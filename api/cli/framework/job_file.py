@@ -19,7 +19,7 @@ class JobFile:
     """The job of a sidecar. Relative paths are taken from the file's folder.
 
     ``profile``: name or file; ``lengths``: any source of lengths; ``gpus``: ranks of the job;
-    ``context``: longest sequence (tokens), longer ones are truncated; ``tokens``: of a step (0:
+    ``max_len``: longest sequence (tokens), longer ones are truncated; ``tokens``: of a step (0:
     the default per GPU); ``look_ahead``: steps planned beyond the slowest rank; ``store``: a path
     or URL; ``files``: folder of uploaded arrays (default: next to a SQLite store; several sidecars
     of a PostgreSQL store share it); ``workers``: planners, a number or ``"ray:4"``;
@@ -33,7 +33,7 @@ class JobFile:
     profile: str
     lengths: str
     gpus: int
-    context: int
+    max_len: int
     steps: int
     job: str = "job"
     tokens: int = 0

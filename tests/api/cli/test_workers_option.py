@@ -14,7 +14,7 @@ JOB = """
 profile = "llama-7b-a800-80gb"
 lengths = "lengths.npy"
 gpus = 4
-context = 4096
+max_len = 4096
 steps = 3
 """
 

@@ -51,7 +51,7 @@ def test_the_command_line_says_so_in_a_line(dense: PlannedFiles, output: Path) -
     job = output.with_name("job.toml")
     job.write_text(
         f'profile = "{dense.profile}"\nlengths = "{dense.lengths}"\ngpus = {ABSURD}\n'
-        "context = 4096\nsteps = 3\n"
+        "max_len = 4096\nsteps = 3\n"
     )
     assert complaint(call("sidecar", "--job", job)) == f"{job}: {MESSAGE}"
     proposal = output.with_name("absurd.json")

@@ -20,7 +20,7 @@ def test_a_job_that_no_path_can_name(stocked: Stocked, tmp_path: Path, name: str
     job = tmp_path / "job.toml"
     quoted = name.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     job.write_text(
-        f'job = "{quoted}"\nprofile = "p"\nlengths = "l"\ngpus = 1\ncontext = 1\nsteps = 1\n'
+        f'job = "{quoted}"\nprofile = "p"\nlengths = "l"\ngpus = 1\nmax_len = 1\nsteps = 1\n'
     )
     message = complaint(call("sidecar", "--job", job))
     wanted = "job: must be 1 to 128 of " if name else "job is empty"

@@ -201,7 +201,7 @@ def test_a_sidecar_whose_job_was_removed(tmp_path: Path) -> None:
     file, token_file = tmp_path / "job.toml", tmp_path / "token"
     for gpus in (2, 3):
         file.write_text(
-            'profile = "llama-7b-a800-80gb"\nlengths = "lengths.npy"\ncontext = 2048\n'
+            'profile = "llama-7b-a800-80gb"\nlengths = "lengths.npy"\nmax_len = 2048\n'
             f'tokens = 8000\nsteps = 2\nport = 0\ngpus = {gpus}\ntoken_file = "token"\n'
         )
         with serving("--job", file, command="sidecar") as served:

@@ -68,7 +68,7 @@ def test_two_sidecars_of_one_job(postgresql_url: str, tmp_path: Path) -> None:
     np.save(tmp_path / "lengths.npy", np.load(DATA)[:3000])
     job = tmp_path / "job.toml"
     job.write_text(
-        'profile = "llama-7b-a800-80gb"\nlengths = "lengths.npy"\ngpus = 4\ncontext = 4096\n'
+        'profile = "llama-7b-a800-80gb"\nlengths = "lengths.npy"\ngpus = 4\nmax_len = 4096\n'
         f'tokens = 8000\nsteps = 4\nlook_ahead = 4\nport = 0\nstore = "{postgresql_url}"\n'
         'files = "shared"\n'
     )
@@ -97,7 +97,7 @@ def test_a_database_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_shared_store_wants_a_folder(tmp_path: Path) -> None:
-    job = 'profile = "p"\nlengths = "l.npy"\ngpus = 1\ncontext = 1\nsteps = 1\n'
+    job = 'profile = "p"\nlengths = "l.npy"\ngpus = 1\nmax_len = 1\nsteps = 1\n'
     (tmp_path / "job.toml").write_text(f'{job}store = "postgresql+psycopg://u:secret@h/d"\n')
     completed = process("sidecar", "--job", tmp_path / "job.toml")
     assert (completed.code, completed.err.count("\n")) == (2, 1), completed.err

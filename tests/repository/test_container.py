@@ -140,4 +140,4 @@ def test_compose_serves_the_same_way() -> None:
 def test_the_example_job_can_be_planned() -> None:
     job = read_job_file(ROOT / "examples" / "job.toml")
     assert find_profile(job.profile).name == job.profile
-    assert read_lengths([job.lengths]).values.clip(max=job.context).sum() > job.tokens
+    assert read_lengths([job.lengths]).values.clip(max=job.max_len).sum() > job.tokens

@@ -305,7 +305,7 @@ def _write_job(folder: Path, data: Data, gpus: int) -> Path:
     path = folder / "job.toml"
     path.write_text(
         f'profile = "{PROFILE}"\nlengths = "lengths.npy"\ngpus = {gpus}\nport = 0\n'
-        f"context = {where.max_len}\ntokens = {where.tokens}\n"
+        f"max_len = {where.max_len}\ntokens = {where.tokens}\n"
         f"steps = 100000\nlook_ahead = {LOOK_AHEAD}\n"
     )
     return path

@@ -15,7 +15,7 @@ _INCREMENTAL = 2
 """SQLite's number for auto_vacuum=INCREMENTAL."""
 
 _AT_ONCE_BYTES = 1 << 30
-"""Size up to which a file of release 0.1.0 is rewritten when it is opened, some ten seconds."""
+"""Size up to which a file is rewritten when it is opened, some ten seconds."""
 
 KEPT_PAGES = 1024
 """Free pages that stay in the file, 4 MiB: expired steps make room for new ones."""
@@ -24,7 +24,7 @@ _log = logging.getLogger("seqplan.store")
 
 
 def prepare(engine: Engine, database: Path) -> None:
-    """Have a file's pages freed bit by bit: a new one, and one of release 0.1.0 by a rewrite."""
+    """Have a file's pages freed bit by bit: a new one, and by a rewrite one that keeps them."""
     with engine.connect() as connection:
         raw = connection.connection.driver_connection
         assert raw is not None

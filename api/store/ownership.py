@@ -1,8 +1,7 @@
 """One service at a time has a SQLite store, and a folder of arrays belongs to one store.
 
 The database itself is locked, by whatever path it is reached, and so is the folder of its arrays.
-The folder's mark is the id of its store, which the database has, too. A folder of release 0.1.0 has
-no mark; it is marked when the database knows the arrays that are in it.
+The folder's mark is the id of its store, which the database has, too.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class FolderMark:
 
     def check_new(self) -> None:
         """Raise ``StoreError`` if the folder belongs to a store, as this one has no database."""
-        if self._id() is not None or self._had_store() or self._arrays():
+        if self._id() is not None or self._arrays():
             raise StoreError(
                 f"{self.where}: is new, but {self.files} belongs to a store. Name that store's "
                 "database, or another folder with --files (remove the folder to begin anew)."
@@ -77,12 +76,6 @@ class FolderMark:
         except FileNotFoundError:
             return None
 
-    def _had_store(self) -> bool:
-        """Whether release 0.1.0 noted here that the database had its tables."""
-        with suppress(OSError):
-            return (self.files / _LOCK).stat().st_size > 0
-        return False
-
     def _arrays(self) -> set[str]:
         """Return the ids of the arrays in the folder."""
         with suppress(FileNotFoundError):
@@ -97,7 +90,7 @@ def store_id(connection: Connection) -> str:
 
 
 def _read_kinds(connection: Connection) -> dict[str, str]:
-    """Read the kinds of all data sets: the first version kept an array of a histogram, too."""
+    """Read the kinds of all data sets."""
     table = schema.lengths
     return {row.id: row.kind for row in connection.execute(select(table.c.id, table.c.kind))}
 

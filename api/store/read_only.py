@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from seqplan.api.store.errors import StoreError
-from seqplan.api.store.migrations import MIGRATIONS, read_version
+from seqplan.api.store.migrations import SCHEMA, read_version
 from seqplan.api.store.store import parse_address
 
 _BUSY_S = 5.0
@@ -60,9 +60,9 @@ def reading(path: Path) -> Iterator[Connection]:
         try:
             database.execute("BEGIN")  # all queries see one state
             with engine.connect() as connection:
-                if (found := read_version(connection)) != len(MIGRATIONS):
+                if (found := read_version(connection)) != SCHEMA:
                     raise StoreError(
-                        f"{path}: has schema {found}, this seqplan reads {len(MIGRATIONS)}. Use "
+                        f"{path}: has schema {found}, this seqplan reads {SCHEMA}. Use "
                         "the seqplan of its service"
                     )
                 yield connection

@@ -7,7 +7,7 @@ from sqlalchemy import BigInteger, Boolean, Column, Float, Index, MetaData, Stri
 metadata = MetaData()
 
 version = Table("seqplan_schema", metadata, Column("version", BigInteger, primary_key=True))
-"""One row: how many migrations this store has been through."""
+"""One row: the number of the tables' schema."""
 
 store = Table(
     "seqplan_store",

@@ -60,7 +60,7 @@ def _check_step(row: JobRow, step: int) -> None:
 def check_planned(connection: Connection, row: JobRow, step: int) -> None:
     """Raise 409 unless all steps before ``step`` are planned: no checkpoint is beyond those."""
     last = last_planned(connection, row.id)
-    # In a store of an earlier version plans have expired to the last one.
+    # Without a plan none has been made, or all have expired.
     if step > (max(row.first_step, row.kept_from) if last is None else last + 1):
         why = f"job {row.id} is not planned up to step {step}; the last planned is {last}"
         raise Problem(409, "not-planned", why, last_step=last)

@@ -13,7 +13,6 @@ from seqplan.api.store import schema
 from seqplan.api.store.rows import upsert
 from seqplan.api.store.store import notify
 from seqplan.api.store.tables.jobs import key_of, lasting
-from seqplan.planner.workload import MOST_GPUS
 
 
 @dataclass(frozen=True)
@@ -47,17 +46,12 @@ def acknowledge(connection: Connection, acks: Iterable[AckRow]) -> None:
 
 
 def last_acknowledged(connection: Connection, job: str, world_size: int) -> list[int]:
-    """Return the last step that each rank has acknowledged, −1 for none.
-
-    Of a job with more than ``MOST_GPUS`` ranks, which release 0.1.0 took and none plans, the first
-    ones.
-    """
-    last = [-1] * min(world_size, MOST_GPUS)
+    """Return the last step that each rank has acknowledged, −1 for none."""
+    last = [-1] * world_size
     table = schema.ranks
     query = select(table.c.rank, table.c.step).where(table.c.job == key_of(job))
     for rank, step in connection.execute(query):
-        if rank < len(last):
-            last[rank] = step
+        last[rank] = step
     return last
 
 

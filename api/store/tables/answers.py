@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, func, insert, or_, select, tuple_
+from sqlalchemy import Connection, delete, func, insert, select, tuple_
 
 from seqplan.api.store import schema
 
@@ -46,10 +46,8 @@ def keep_answer(connection: Connection, path: str, key: str, answer: StoredAnswe
 def forget_answers(connection: Connection, paths: Sequence[str], key: str) -> None:
     """Invalidate the idempotency record of ``key``."""
     table = schema.answers
-    quoted = json.dumps(key)
-    # Answers of earlier releases have a blank after each name.
-    beginnings = (f'{{"id":{quoted},', f'{{"id": {quoted},')
-    same = or_(*(func.substr(table.c.body, 1, len(text)) == text for text in beginnings))
+    beginning = f'{{"id":{json.dumps(key)},'
+    same = func.substr(table.c.body, 1, len(beginning)) == beginning
     connection.execute(delete(table).where(table.c.path.in_(paths), same))
 
 

@@ -35,8 +35,7 @@ _PLANNED_BY = (
 
 def add_job(connection: Connection, row: JobRow) -> None:
     """Keep a new job, under a key that no other job has had."""
-    # No id has a slash, which the keys of stores of release 0.1.0 are.
-    values = {**columns(row), "key": f"/{secrets.token_urlsafe(6)}", "asked_at": int(time.time())}
+    values = {**columns(row), "key": secrets.token_urlsafe(6), "asked_at": int(time.time())}
     connection.execute(insert(schema.jobs).values(values))
     notify(connection, row.id)
 

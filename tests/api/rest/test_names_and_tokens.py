@@ -82,7 +82,7 @@ def test_labels_of_metrics_are_escaped(store: Store, dense: PlannedFiles) -> Non
     from seqplan.api.store.tables.jobs import add_job
 
     odd = 'x"} 1\nevil{job="y'
-    with store.writing() as connection:  # as release 0.1.0's sidecar could
+    with store.writing() as connection:
         proposals.put_proposal(connection, "p", {}, dense.proposal.read_text())
         add_job(connection, JobRow(id=odd, proposal="p", seed=0, look_ahead=1, world_size=4))
     service = Service(store)

@@ -24,9 +24,8 @@ def _stock(database: Path, files: Path) -> str:
 
 
 def _unmark(files: Path) -> None:
-    """Make a folder one of release 0.1.0, with the text that its lock had."""
+    """Make a folder one whose mark could not be written."""
     (files / "store-id").unlink()
-    (files / "lock").write_text("a store has its arrays here\n")
 
 
 def test_a_mistyped_store_is_rejected_and_no_array_is_deleted(tmp_path: Path) -> None:
@@ -73,7 +72,7 @@ def test_an_empty_folder_is_not_taken_for_that_of_the_arrays(tmp_path: Path, mar
         Store(str(tmp_path / "a.db"), tmp_path / "fils").close()
 
 
-def test_a_folder_of_an_earlier_release_is_adopted_by_its_store_alone(tmp_path: Path) -> None:
+def test_a_folder_without_a_mark_is_adopted_by_its_store_alone(tmp_path: Path) -> None:
     key = _stock(tmp_path / "a.db", tmp_path / "files")
     Store(str(tmp_path / "b.db")).close()
     _unmark(tmp_path / "files")

@@ -57,7 +57,7 @@ def _keep(connection: Connection, job: str, steps: int) -> None:
     connection.execute(schema.sampler_states.insert().values(state))
     _acknowledge(connection, job, steps)
     for path in (f"/v1/jobs/{key}/batches", "/v1/jobs"):
-        answer = answers.StoredAnswer("ab", 201, f'{{"id": "{job}", "proposal": "p"}}')
+        answer = answers.StoredAnswer("ab", 201, f'{{"id":"{job}","proposal":"p"}}')
         answers.keep_answer(connection, path, job, answer)
 
 

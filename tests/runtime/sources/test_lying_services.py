@@ -2,6 +2,7 @@
 
 import re
 import socket
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -77,15 +78,18 @@ def _service(talk: Talk) -> Iterator[tuple[HttpSource, threading.Event]]:
 
     thread = threading.Thread(target=serve)
     thread.start()
-    source = HttpSource(f"http://127.0.0.1:{listener.getsockname()[1]}", "job", outage_s=0.2)
-    try:
-        yield source, said_all
-    finally:
-        ended.set()
-        source.close()
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        thread.join()
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    # Not the common folder: a later service may have this port, whose source reads files left there.
+    with tempfile.TemporaryDirectory() as queue:
+        source = HttpSource(url, "job", outage_s=0.2, queue_folder=queue)
+        try:
+            yield source, said_all
+        finally:
+            ended.set()
+            source.close()
+            listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
+            thread.join()
 
 
 @pytest.mark.parametrize("resource", DRIPPED)

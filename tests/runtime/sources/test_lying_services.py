@@ -79,7 +79,7 @@ def _service(talk: Talk) -> Iterator[tuple[HttpSource, threading.Event]]:
     thread = threading.Thread(target=serve)
     thread.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    # Not the common folder: a later service may have this port, whose source reads files left there.
+    # Not the common folder: a later source of another service at this port would send it.
     with tempfile.TemporaryDirectory() as queue:
         source = HttpSource(url, "job", outage_s=0.2, queue_folder=queue)
         try:

@@ -50,7 +50,7 @@ class Slowdown:
             if not isfinite(factor) or not 1 <= factor <= MOST:
                 raise ValueError(
                     f"slowdown of rank {rank}: {factor}. Give 1 for the speed that the cost "
-                    f"describes, up to {MOST:g} for slower ones, or None if the rank is lost"
+                    f"describes, up to {MOST:g} for slower ones, or mark the rank as lost"
                 )
         if all(factor is None for factor in factors):
             raise ValueError(f"slowdown: all {ranks} ranks are lost. Give one that computes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +11,8 @@ from pathlib import Path
 
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.format.codec import PlanError, from_json, to_json
-from seqplan.plans.format.fields import LONGEST
+from seqplan.plans.format.documents import name_document
+from seqplan.plans.format.fields import LONGEST, read_text
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan
 
@@ -28,10 +30,27 @@ def read_plans(path: str | os.PathLike[str], *, strict: bool = True) -> Iterator
             origin = f"{Path(path)}:{number}"
             if len(line) == LONGEST:
                 raise PlanError(f"{origin}: has {LONGEST:,} bytes or more. Name a plan file")
-            plan = from_json(line, strict=strict, origin=origin)
+            try:
+                plan = from_json(line, strict=strict, origin=origin)
+            except PlanError:
+                if number == 1 and line.strip() in (b"{", b"["):
+                    _reject_document(Path(path))
+                raise
             _check_follows(plan, previous, origin)
             previous = plan
             yield plan
+
+
+def _reject_document(path: Path) -> None:
+    """Raise ``PlanError`` if a file is one document on several lines."""
+    try:
+        document = name_document(json.loads(read_text(path, PlanError)))
+    except (ValueError, RecursionError):
+        return
+    if document == "a plan":
+        raise PlanError(f"{path}: has a plan on several lines. Write each on one line") from None
+    if document is not None:
+        raise PlanError(f"{path}: is {document}, not a plan. Name another file") from None
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Plan files: streamed, whole or absent, and clear about the line that is wrong."""
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +71,19 @@ def test_lines_that_do_not_follow(tmp_path: Path, two: list[Plan]) -> None:
         ([regrouping()[0], two[0]], r"plans\.jsonl:2: world_size: 8, but 6 at step 0"),
     ):
         path.write_bytes(lines(plans))
+        with pytest.raises(PlanError, match=expected):
+            list(read_plans(path))
+
+
+def test_documents_of_several_lines_are_named(tmp_path: Path, two: list[Plan]) -> None:
+    path = tmp_path / "plans.jsonl"
+    marks = {"candidates": [], "judged_batches": 1}
+    for document, expected in (
+        (marks, r"plans\.jsonl: is a proposal, not a plan\. Name another file"),
+        (json.loads(to_json(two[0])), r"plans\.jsonl: has a plan on several lines\. Write each"),
+        ({"other": 1}, r"plans\.jsonl:1: not a JSON plan"),
+    ):
+        path.write_text(json.dumps(document, indent=1))
         with pytest.raises(PlanError, match=expected):
             list(read_plans(path))
 

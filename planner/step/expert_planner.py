@@ -283,12 +283,12 @@ class ExpertPlanner:
             forward_fraction=self._problem.profile.modes[0].forward_fraction,  # of one stage
         )
         numbered = self._problem.in_lockstep
-        busy = Counter(p.micro_step for p in plan.pipelines if not numbered for _ in p.ranks)
         modes = self._choose_modes(plan.pipelines, component)
-        for place, pipeline in sorted(
-            enumerate(plan.pipelines),
-            key=lambda entry: (-busy[entry[1].micro_step], entry[1].micro_step or 0),
-        ):
+        assembled = list(enumerate(plan.pipelines))
+        if not numbered:
+            busy = Counter(group.micro_step for group in plan.pipelines for _ in group.ranks)
+            assembled.sort(key=lambda entry: -busy[entry[1].micro_step])
+        for place, pipeline in assembled:
             ranks = tuple(component.first + rank for rank in pipeline.ranks)
             whole = holds_whole_blocks(pipeline.scheme, ranks, self._degree)
             model = self._problem.models[pipeline.scheme]

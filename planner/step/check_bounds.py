@@ -52,7 +52,7 @@ def find_unproven(
         whole = in_lockstep or plan.regroups
         if whole or not proven.holds(plan.strategy, plan.lower_bound_ms, plan.predicted_ms):
             yield _line("lower_bound_ms", plan.lower_bound_ms, layout_ms if whole else None)
-    if plan.shapes:  # candidates are placed within the largest, the plan's bound is for any
+    if plan.shapes:  # bounds of candidates hold for micro-batches of these sizes, above for all
         limited = limit_to_shapes(models, plan.shapes)
         proven = _Proven(batch, limited, plan, multiple, exact=exact)
     for place, entry in enumerate(plan.selection):
@@ -126,9 +126,9 @@ def _list_targets(
 ) -> Iterator[tuple[float, float]]:
     """Yield times to beat, each with a lower bound, to prove a claim (all ms).
 
-    The solver shows soon that little ends just after the claim, and proves no more than
-    ``LEAST_GAIN`` before its time to beat. If it does not decide that, it starts from the time that
-    was reached, as it did for the plan.
+    A solver mostly finds at once that no placement ends before a time just after the claim, and
+    then proves that time less ``LEAST_GAIN``. If it does not decide that, it begins with the time
+    that was reached, as for the plan.
     """
     just_after_ms = claim_ms * (1 + 2 * LEAST_GAIN)
     yield just_after_ms, min(low_ms, just_after_ms / (1 + 2 * EXACT_GAP))

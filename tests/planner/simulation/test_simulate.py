@@ -37,6 +37,13 @@ def test_the_order_matters() -> None:
     assert simulate_ms([9, 3], 2) == pytest.approx(20)
 
 
+def test_the_least_form_s_is_not_the_least_simulation() -> None:
+    together, apart = [3.5, 3.5, 3.5, 3.5], [1.5, 3.5, 3.5, 3.5, 2.5]
+    assert (form_s(together, 2), form_s(apart, 2)) == (17.5, 18)
+    assert simulate_ms(together, 2) == pytest.approx(17.5)
+    assert simulate_ms(apart, 2) == pytest.approx(16.67, abs=0.01)
+
+
 def test_three_stages_by_hand_with_even_halves() -> None:
     # F and B take 1 and 2, then 2 and 1 for the costs 2 and 4 in halves: F0 = B0 = 1, F1 = B1 = 2.
     # Stage 0: F0 0–1, F1 1–3, B0 5–6, B1 11–13. Stage 1: F0 1–2, F1 3–5, B0 4–… after F1: 5–6.

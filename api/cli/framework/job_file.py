@@ -83,21 +83,8 @@ def read_job_file(path: Path) -> JobFile:
         if name not in raw:
             if field.default is MISSING:
                 raise ValueError(f"{path}: lacks {name}. State it")
-            continue
-        if name == "workers":
-            continue
-        value, (kind, wanted) = raw[name], _KINDS[field.type]
-        factors = value if isinstance(value, list) else ()
-        numbers = [each for each in factors if each != LOST]
-        if type(value) is not kind or any(type(each) not in (int, float) for each in numbers):
-            raise ValueError(f"{path}: {name}: must be {wanted}: {value!r}")
-        if value == "":
-            raise ValueError(f"{path}: {name} is empty. State it, or leave it out")
-        least = _LEAST.get(name, 1)
-        if isinstance(value, int) and kind is int and value < least:
-            raise ValueError(f"{path}: {name}: must be {least} or more: {value}")
-        if name == "gpus" and isinstance(value, int) and value > MOST_GPUS:
-            raise ValueError(f"{path}: gpus must be {MOST_GPUS} or fewer, not {value}")
+        elif name != "workers":
+            _check_value(path, name, raw[name], *_KINDS[field.type])
     try:
         check_job_id(raw.get("job", "job"))
     except ValueError as error:
@@ -112,6 +99,22 @@ def read_job_file(path: Path) -> JobFile:
             ),
         }
     )
+
+
+def _check_value(path: Path, name: str, value: Any, kind: type, wanted: str) -> None:
+    """Check a field's kind and range; ``ValueError`` names it."""
+    factors = value if isinstance(value, list) else ()
+    numbers = [each for each in factors if each != LOST]
+    if type(value) is not kind or any(type(each) not in (int, float) for each in numbers):
+        raise ValueError(f"{path}: {name}: must be {wanted}: {value!r}")
+    if value == "":
+        raise ValueError(f"{path}: {name} is empty. State it, or leave it out")
+    if not isinstance(value, int) or isinstance(value, bool):
+        return
+    if value < (least := _LEAST.get(name, 1)):
+        raise ValueError(f"{path}: {name}: must be {least} or more: {value}")
+    if name == "gpus" and value > MOST_GPUS:
+        raise ValueError(f"{path}: gpus must be {MOST_GPUS} or fewer, not {value}")
 
 
 def _read_workers(raw: dict[str, Any], path: Path) -> Workers:

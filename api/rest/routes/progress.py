@@ -25,6 +25,7 @@ from seqplan.api.store.tables.measurements import measurements_page
 from seqplan.costs.fit.calibration import CalibrationError
 from seqplan.planner.simulation.one_f_one_b import ForwardFraction
 from seqplan.planner.simulation.timeline import plan_timeline
+from seqplan.planner.workload import MOST_GPUS
 from seqplan.plans import service_routes
 from seqplan.plans.plan import MicroBatch, Plan
 from seqplan.plans.recomputation import write_mode
@@ -132,7 +133,7 @@ def _progress(
 ) -> dict[str, Any]:
     fields = columns(job)
     lost = list_lost(read_slowdown(fields.pop("slowdown")))
-    ranks = rank_progress(connection, job.id, job.world_size, lost)
+    ranks = rank_progress(connection, job.id, min(job.world_size, MOST_GPUS), lost)
     underway = ranks.slowest + 1
     summary = summaries.of(
         plans.digests(connection, job.id, [underway]),

@@ -13,6 +13,7 @@ from seqplan.api.store import schema
 from seqplan.api.store.rows import upsert
 from seqplan.api.store.store import notify
 from seqplan.api.store.tables.jobs import key_of, lasting
+from seqplan.planner.workload import MOST_GPUS
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,16 @@ def acknowledge(connection: Connection, acks: Iterable[AckRow]) -> None:
 
 
 def last_acknowledged(connection: Connection, job: str, world_size: int) -> list[int]:
-    """Return the last step that each rank has acknowledged, −1 for none."""
-    last = [-1] * world_size
+    """Return the last step that each rank has acknowledged, −1 for none.
+
+    Of a job with more than ``MOST_GPUS`` ranks, which none plans, the first ones.
+    """
+    last = [-1] * min(world_size, MOST_GPUS)
     table = schema.ranks
     query = select(table.c.rank, table.c.step).where(table.c.job == key_of(job))
     for rank, step in connection.execute(query):
-        last[rank] = step
+        if rank < len(last):
+            last[rank] = step
     return last
 
 

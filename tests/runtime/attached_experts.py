@@ -1,5 +1,6 @@
 """Models of transformers with split experts on ranks, and the same by plain code."""
 
+import os
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -13,7 +14,7 @@ from staged_runs import adamw
 
 from seqplan import Plan, runtime
 
-RANKS, EXPERTS, VOCAB, STEPS, CLIP, AUX = 4, 8, 61, 4, 1.0, 0.1
+RANKS, EXPERTS, VOCAB, STEPS, CLIP, AUX = 4, 8, 61, 2, 1.0, 0.1
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -49,17 +50,38 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt_oss": {"sliding_window": 13, "layer_types": ["sliding_attention", "full_attention"]},
     "deepseek_v3": LATENT,
 }
-RESUMED = ("qwen3_moe", "deepseek_v3")
+ADAPTED = "qwen3_moe with adapters"
+"""LoRA on attention, whose experts are frozen and split."""
+MODED = "qwen3_moe"
+"""The model whose micro-batches have random recomputation modes."""
+LONG = ("qwen3_moe",) if "SEQPLAN_LONG" in os.environ else ()
+RESUMED = ("deepseek_v3", *LONG)
 
 
 def make_model(name: str, seed: int, dtype: torch.dtype = torch.float64, **sizes: Any) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    if name == ADAPTED:
+        return make_adapted()
     torch.manual_seed(seed)
     config = AutoConfig.for_model(name, **{**SIZES, **MODELS[name], **sizes})
     return AutoModelForCausalLM.from_config(
         config, attn_implementation="eager", dtype=dtype, experts_implementation="eager"
     )
+
+
+def make_adapted() -> Any:
+    import peft
+
+    model = peft.get_peft_model(
+        make_model("qwen3_moe", 0), peft.LoraConfig(target_modules=["q_proj", "v_proj"])
+    )
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for key, value in model.named_parameters():
+            if "lora_" in key:
+                value.copy_(torch.randn_like(value) * 0.1)
+    return model
 
 
 def load() -> None:
@@ -72,15 +94,15 @@ def load() -> None:
         models[0].save_pretrained(folder)
 
 
-def expert_plans(degree: int) -> list[Plan]:
-    """Other strategies at every step, with idle ranks and ranks without tokens."""
-    return RoutedCase(RANKS, 3, expert_parallel=degree, steps=STEPS).plans()
+def expert_plans(degree: int, modes: bool = False) -> list[Plan]:
+    """Two strategies, with idle ranks, ranks without tokens, and a step without overlap."""
+    return RoutedCase(RANKS, 27, expert_parallel=degree, steps=STEPS, modes=modes).plans()
 
 
 def attach(name: str, rank: int, degree: int, **options: Any) -> Any:
     from seqplan import huggingface
 
-    with torch.device("meta" if rank else "cpu"):
+    with torch.device("meta" if rank and name != ADAPTED else "cpu"):
         model = make_model(name, rank)
     return huggingface.attach(
         model,
@@ -98,13 +120,12 @@ def train_on_ranks(rank: int, world: int, name: str, degree: int, folder: str) -
     job = attach(name, rank, degree, reduce="micro-batch" if name == "mixtral" else "step")
     held = [value.shape[0] for key, value in job.model.named_parameters() if ".experts." in key]
     results, values, logits = [], [], None
-    for step in job.steps(iter(expert_plans(degree))):
+    for step in job.steps(iter(expert_plans(degree, modes=name == MODED))):
         results.append(job.run(step, clip_norm=CLIP))
-        if step.view.step == 1:
+        if step.view.step == 0:
             values = [(id, value.tolist()) for id, value in job.token_values(step)]
             with job.evaluation() as evaluated:
                 logits = evaluated(input_ids=torch.arange(10).view(2, 5)).logits.numpy()
-        if step.view.step == STEPS // 2 - 1:
             job.save_checkpoint(folder)
     outcome = {
         "losses": [result.loss for result in results],
@@ -119,7 +140,9 @@ def train_on_ranks(rank: int, world: int, name: str, degree: int, folder: str) -
 
 
 def resume_on_ranks(rank: int, world: int, name: str, degree: int, folder: str) -> dict[str, Any]:
-    """Go on from the checkpoint in the middle, with another degree."""
+    """Go on from the checkpoint in the middle, with another degree; read the saved model."""
+    from transformers import AutoModelForCausalLM
+
     job = attach(name, rank, degree)
     job.resume(folder)
     plans = expert_plans(degree)[job.next_step :]
@@ -128,27 +151,21 @@ def resume_on_ranks(rank: int, world: int, name: str, degree: int, folder: str) 
     job.save_pretrained(Path(folder) / "model")
     parameters = {name: value.numpy() for name, value in job.states.export()}
     job.close()
-    return {"losses": losses, "parameters": parameters}
-
-
-def train_modes(
-    rank: int, world: int, degree: int, modes: bool
-) -> tuple[list[float], list[float], dict[str, Any]]:
-    """A few steps, each micro-batch under a random recomputation mode if ``modes``."""
-    job = attach("qwen3_moe", rank, degree)
-    case = RoutedCase(RANKS, 3, expert_parallel=degree, steps=3, modes=modes)
-    results = [job.run(step, clip_norm=CLIP) for step in job.steps(iter(case.plans()))]
-    parameters = {name: value.numpy() for name, value in job.states.export()}
-    job.close()
-    return [r.loss for r in results], [r.gradient_norm for r in results], parameters
+    saved = {}
+    if not rank:
+        model = AutoModelForCausalLM.from_pretrained(Path(folder) / "model", dtype=torch.float64)
+        saved = {f"model.{key}": value.detach().numpy() for key, value in model.named_parameters()}
+    return {"losses": losses, "parameters": parameters, "saved": saved}
 
 
 def train_plainly(name: str) -> dict[str, Any]:
     """The same by plain code, each document alone, and the routers' loss of all together."""
     plain = make_model(name, 0)
-    stepping = adamw(list(plain.named_parameters()))
+    trained = {key: value for key, value in plain.named_parameters() if value.requires_grad}
+    stepping = adamw(list(trained.items()))
+    base = plain.get_base_model() if name == ADAPTED else plain
     data = runtime.data.SeededTokens(VOCAB, 5)
-    routed = "output_router_logits" in MODELS[name]
+    routed = getattr(base.config, "output_router_logits", False)
     losses, norms, values, logits = [], [], [], None
     for plan in expert_plans(1):
         stepping.zero_grad()
@@ -162,19 +179,19 @@ def train_plainly(name: str) -> dict[str, Any]:
             routers.append(output.router_logits if routed else ())
         if routed:
             together = tuple(torch.cat(layer) for layer in zip(*routers, strict=True))
-            function = vars(sys.modules[type(plain).__module__])["load_balancing_loss_func"]
+            function = vars(sys.modules[type(base).__module__])["load_balancing_loss_func"]
             total = total + AUX * function(together, EXPERTS, 2)
         total.backward()
-        for parameter in plain.parameters():
+        for parameter in trained.values():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        norm = float(sum(p.grad.square().sum() for p in plain.parameters()).sqrt())
-        for parameter in plain.parameters():
+        norm = float(sum(p.grad.square().sum() for p in trained.values()).sqrt())
+        for parameter in trained.values():
             parameter.grad.mul_(min(1.0, CLIP / (norm + 1e-6)))
         stepping.step()
         losses.append(total.item())
         norms.append(norm)
-        if plan.step == 1:
+        if plan.step == 0:
             with torch.no_grad():
                 for sample, length in zip(plan.ids, plan.lengths, strict=True):
                     tokens = torch.from_numpy(data.tokens(sample, 0, length))
@@ -185,9 +202,7 @@ def train_plainly(name: str) -> dict[str, Any]:
     return {
         "losses": losses,
         "norms": norms,
-        "parameters": {
-            f"model.{key}": value.detach().numpy() for key, value in plain.named_parameters()
-        },
+        "parameters": {f"model.{key}": value.detach().numpy() for key, value in trained.items()},
         "values": values,
         "logits": logits,
     }
@@ -201,10 +216,6 @@ def train_all(rank: int, world: int, folder: str, degrees: Mapping[str, int]) ->
         results["train", name] = train_on_ranks(rank, world, name, degree, where)
         if name in RESUMED:
             results["resume", name] = resume_on_ranks(rank, world, name, 6 - degree, where)
-    for degree in (1, 4):
-        results["modes", degree] = train_modes(rank, world, degree, degree > 1)
-    for degree in (1, 2):
-        results["adapters", degree] = train_adapters(rank, world, degree)
     return results
 
 
@@ -250,30 +261,6 @@ def reject_on_ranks(rank: int, world: int) -> dict[str, str]:
         ),
         "adapted": attempt(adapted, 2),
     }
-
-
-def train_adapters(rank: int, world: int, degree: int) -> tuple[list[float], list[float]]:
-    """LoRA on attention, whose experts are frozen and split."""
-    import peft
-
-    from seqplan import huggingface
-
-    torch.manual_seed(0)
-    model = peft.get_peft_model(
-        make_model("qwen3_moe", 0), peft.LoraConfig(target_modules=["q_proj", "v_proj"])
-    )
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for key, value in model.named_parameters():
-            if "lora_" in key:
-                value.copy_(torch.randn_like(value) * 0.1)
-    job = huggingface.attach(
-        model, runtime.data.SeededTokens(VOCAB, 5), optimizer=adamw, expert_parallel=degree
-    )
-    plans = expert_plans(degree)[:2]
-    results = [job.run(step, clip_norm=CLIP) for step in job.steps(iter(plans))]
-    job.close()
-    return [r.loss for r in results], [r.gradient_norm for r in results]
 
 
 def largest_difference(mine: dict[str, Any], others: dict[str, Any]) -> float:

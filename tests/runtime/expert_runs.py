@@ -39,7 +39,7 @@ class RoutedCase(Case):
     """
 
     config: ModelConfig = ROUTED
-    steps: int = 10
+    steps: int = 2
     tensor: bool = False
     modes: bool = False
     staged: bool = False

@@ -36,7 +36,6 @@ class NewElements(TorchDispatchMode):
     def __torch_dispatch__(
         self, operation: Any, types: Any, arguments: Any = (), named: Any = None
     ) -> Any:
-        self._live = {key: of for key, of in self._live.items() if not of[0].expired()}
         given = _list_tensors([arguments, named])
         for value in given:
             self._add(value, 0)
@@ -47,9 +46,13 @@ class NewElements(TorchDispatchMode):
             self._add(value, None if mapping else value.untyped_storage().nbytes())
         if not any(self._is_mapped(value) for value in tensors):
             self._copied += sum(value.nbytes for value in given if self._is_mapped(value))
-        living = sum(count or 0 for _, count in self._live.values())
-        self.most = max(self.most, (living + self._copied) // 8)
+        if self._count() > self.most:  # some may be gone
+            self._live = {key: of for key, of in self._live.items() if not of[0].expired()}
+            self.most = max(self.most, self._count())
         return result
+
+    def _count(self) -> int:
+        return (sum(count or 0 for _, count in self._live.values()) + self._copied) // 8
 
     def _is_mapped(self, value: torch.Tensor) -> bool:
         return self._live[value.untyped_storage()._cdata][1] is None
@@ -142,7 +145,7 @@ def train_as_the_page(rank: int, world: int, folder: str) -> str:
     _, code = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     exec(code, names)
     data, saved = runtime.data.SeededTokens(VOCAB, 5), Path(folder) / "as the page"
-    plans = iter(expert_plans(RANKS)[:2])
+    plans = iter(expert_plans(RANKS)[:1])
     names["train_in_parts"](Path(folder) / "loaded" / "mixtral", data, plans, RANKS, saved)
     return str(AutoModelForCausalLM.from_pretrained(saved).dtype)
 
@@ -163,7 +166,7 @@ def reject_loading(rank: int, world: int, folder: str) -> dict[str, str]:
             model, runtime.data.SeededTokens(VOCAB, 5), optimizer=adamw, expert_parallel=degree
         )
 
-    stored = Path(folder) / "loaded" / "qwen3_moe"
+    stored = Path(folder) / "loaded" / "mixtral"
     dense = Path(folder) / "dense"
     if not rank:
         from transformers import LlamaConfig, LlamaForCausalLM
@@ -181,7 +184,11 @@ def reject_loading(rank: int, world: int, folder: str) -> dict[str, str]:
 
         shutil.copytree(stored, lacking)
         (weights,) = lacking.glob("*.safetensors")
-        rest = {key: value for key, value in load_file(weights).items() if ".1.mlp.exp" not in key}
+        rest = {
+            key: value
+            for key, value in load_file(weights).items()
+            if ".1.block_sparse_moe.exp" not in key
+        }
         save_file(rest, weights, metadata={"format": "pt"})
     dist.barrier()
 

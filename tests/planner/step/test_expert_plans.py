@@ -132,7 +132,7 @@ def test_full_costs_of_one_pipeline_are_no_bound() -> None:
     assert expert_bound_ms(models, DEGREE, batch, RANKS) == pytest.approx(reached, rel=1e-6)
 
 
-GPUS, CONTEXT, TOKENS = 8, 16384, 400_000
+GPUS, CONTEXT, TOKENS = 8, 16384, 150_000
 LENGTHS = np.random.default_rng(3).lognormal(7, 1.1, 4000).astype(int).clip(16, CONTEXT)
 WORKLOAD = Workload(gpus=GPUS, max_len=CONTEXT, tokens=TOKENS)
 

@@ -124,7 +124,7 @@ def check(plan: Plan, document: Proposal, batch: Batch) -> None:
 @pytest.mark.parametrize("lockstep", [False, True])
 def test_plans_are_sound(lockstep: bool) -> None:
     @settings(
-        max_examples=60,
+        max_examples=40,
         derandomize=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 from attached_experts import (
+    ADAPTED,
     EXPERTS,
+    LONG,
     MODELS,
     RANKS,
     RESUMED,
@@ -28,8 +30,8 @@ from transformers_ranks import Program, needs_transformers, run_with_transformer
 
 pytestmark = needs_transformers
 
-DEGREES = dict(zip(MODELS, (2, 4, 2, 4), strict=True))
-LOADED = ("qwen3_moe", "mixtral", "gpt_oss")
+DEGREES = dict(zip((*MODELS, ADAPTED), (2, 4, 2, 4, 2), strict=True))
+LOADED = ("mixtral", "gpt_oss", *LONG)
 LOSS, NORM, PARAMETER = GATES[torch.float32]
 """Routers of transformers compute in fp32 whatever the model's dtype."""
 
@@ -83,29 +85,11 @@ def test_values_and_logits_are_those_of_all_experts(outcomes: Any, name: str) ->
 
 
 @pytest.mark.parametrize("name", RESUMED)
-def test_a_checkpoint_is_read_with_another_degree(outcomes: Any, folder: Path, name: str) -> None:
-    from transformers import AutoModelForCausalLM
-
+def test_a_checkpoint_is_read_with_another_degree(outcomes: Any, name: str) -> None:
     plain, resumed = outcomes["trained"][1][name], of(outcomes, "resume", name)
-    assert relative(resumed[0]["losses"], plain["losses"][STEPS // 2 :]) <= LOSS
+    assert relative(resumed[0]["losses"], plain["losses"][1:]) <= LOSS
     assert largest_difference(resumed[0]["parameters"], plain["parameters"]) <= PARAMETER
-    stored = AutoModelForCausalLM.from_pretrained(folder / name / "model", dtype=torch.float64)
-    saved = {f"model.{key}": value.detach().numpy() for key, value in stored.named_parameters()}
-    assert largest_difference(saved, resumed[0]["parameters"]) == 0.0
-
-
-def test_modes_with_split_experts_are_exact(outcomes: Any) -> None:
-    whole, split = (of(outcomes, "modes", degree)[0] for degree in (1, 4))
-    loss, norm, parameter = GATES[torch.float64]
-    assert relative(split[0], whole[0]) <= loss
-    assert relative(split[1], whole[1]) <= norm
-    assert largest_difference(split[2], whole[2]) <= parameter
-
-
-def test_adapters_next_to_frozen_experts(outcomes: Any) -> None:
-    whole, split = (of(outcomes, "adapters", degree)[0] for degree in (1, 2))
-    assert relative(split[0], whole[0]) <= GATES[torch.float64][0]
-    assert relative(split[1], whole[1]) <= GATES[torch.float64][1]
+    assert largest_difference(resumed[0]["saved"], resumed[0]["parameters"]) == 0.0
 
 
 @pytest.mark.parametrize("name", LOADED)

@@ -16,13 +16,13 @@ BFLOAT16 = (
 WHOLE = tuple(replace(case, whole=True) for case in BFLOAT16)
 
 CASES = {
-    "8 ranks": Case(8, 1),
-    "4 ranks, fp32, groups": Case(4, 18, torch.float32, by_messages=False),
+    "8 ranks": Case(8, 12, steps=3),
+    "4 ranks, fp32, groups": Case(4, 18, torch.float32, steps=3, by_messages=False),
     "6 ranks, tp 3 and 6": Case(
-        6, 3, config=replace(CONFIG, hidden=96, heads=12, kv_heads=3, ffn=100, layers=3)
+        6, 337, config=replace(CONFIG, hidden=96, heads=12, kv_heads=3, ffn=100, layers=3), steps=3
     ),
     "4 ranks, one key head, tied": Case(
-        4, 4, config=replace(CONFIG, heads=4, kv_heads=1, tied=True, recompute="full")
+        4, 4, config=replace(CONFIG, heads=4, kv_heads=1, tied=True, recompute="full"), steps=3
     ),
 }
 

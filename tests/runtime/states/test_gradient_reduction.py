@@ -20,7 +20,7 @@ from seqplan.runtime.training.prepare import make_preparer
 from seqplan.runtime.training.run_step import run_step
 
 SMALL = replace(CONFIG, layers=2)
-EACH = SequenceParallelCase(4, 24, config=SMALL, steps=4, reduce="micro-batch")
+EACH = SequenceParallelCase(4, 24, config=SMALL, steps=3, reduce="micro-batch")
 CASES = {
     "flat": EACH,
     "whole owners, tied, recomputing": replace(

@@ -29,7 +29,7 @@ from seqplan.runtime.states.optimizers import JoinedOptimizer, check_optimizer
 from seqplan.runtime.states.sharded_states import ShardedStates
 from seqplan.runtime.training.run_step import run_step
 
-RANKS, STEPS = 4, 5
+RANKS, STEPS = 4, 3
 Named = list[tuple[str, nn.Parameter]]
 
 

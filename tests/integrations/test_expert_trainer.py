@@ -22,7 +22,7 @@ from trainer_ranks import (
 
 pytestmark = needs_trainer
 
-STEPS = 6
+STEPS = 3
 
 
 @functools.cache
@@ -37,7 +37,7 @@ def expert_trainer(made: Any, degree: int, folder: str, **more: Any) -> Any:
 
     return PlannedExpertTrainer(
         model=made,
-        args=arguments(folder, **more),
+        args=arguments(folder, num_train_epochs=1, **more),
         train_dataset=SAMPLES,
         data_collator=packing(),
         planned=planned(),
@@ -73,7 +73,7 @@ def train_as_the_page(folder: str) -> list[float]:
         "name": Path(folder) / "stored",
         "degree": 2,
         "dtype": torch.float64,
-        "args": arguments(folder),
+        "args": arguments(folder, num_train_epochs=1),
         "dataset": SAMPLES,
         "planned": planned(),
     }

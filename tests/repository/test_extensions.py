@@ -209,13 +209,12 @@ def test_bad_cost_term_is_one_line(tmp_path: Path, term: str, message: str) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["device.json"]
 
 
-def test_added_kernel_comes_first(tmp_path: Path) -> None:
+def test_added_kernel_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = "[seqplan.kernels]\nsingle = added_kernels:KERNEL\n"
-    package = install(tmp_path, entries, added_kernels=KERNELS)
-    done = fresh_process(
-        *("profile", "verify", "--quick", "--checks", "attention"),
-        environment={"PYTHONPATH": str(package)},
-    )
+    monkeypatch.syspath_prepend(install(tmp_path, entries, added_kernels=KERNELS))
+    list_added_kernels.cache_clear()
+    done = call("profile", "verify", "--quick", "--checks", "attention")
+    list_added_kernels.cache_clear()
     assert "kernels: cpu, single, blocks" in succeeded(done)
 
 

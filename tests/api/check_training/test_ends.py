@@ -51,11 +51,7 @@ def test_nothing_is_left_of_a_command_that_is_stopped(
 
 @pytest.mark.parametrize(
     ("log", "who"),
-    [
-        ("rank-1.log", "rank 1"),
-        ("reference.log", "the one process"),
-        ("server.log", "the process that starts ranks"),
-    ],
+    [("rank-1.log", "rank 1"), ("server.log", "the process that starts ranks")],
 )
 def test_a_process_that_dies(plans: Path, temporary: Path, log: str, who: str) -> None:
     with started(plans) as command:

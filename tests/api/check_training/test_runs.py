@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from command_forks import CommandProcess
 from command_line import call, complaint, process, succeeded
+from expert_runs import RoutedCase
 from random_plans import one_pipeline_plan
 from small_check import (
     ENDED_S,
@@ -29,11 +31,13 @@ from small_check import (
 
 from seqplan import Scheme, read_plans, to_json
 from seqplan.api.check_training import check as train_check
-from seqplan.api.check_training.check import Gates
+from seqplan.api.check_training.check import Gates, first_plans
 from seqplan.api.check_training.processes import RankServer, rank_server
 from seqplan.api.check_training.runs import check_training
 from seqplan.api.cli.check import check_training as check_command
 from seqplan.plans.recomputation import MODES
+
+SETTINGS: Any = {"data": None, "seed": 0, "dtype": "float64", "progress": lambda *_: None}
 
 
 def test_ranks_agree_with_one_process(plans: Path, temporary: Path) -> None:
@@ -79,8 +83,7 @@ def test_saved_bytes_are_reported_with_the_modes_of_the_plan(server: RankServer)
         for batch, mode in zip(plan.pipelines[0].micro_batches, MODES, strict=True)
     ]
     moded = replace(plan, pipelines=(replace(plan.pipelines[0], micro_batches=tuple(batches)),))
-    settings = {"data": None, "seed": 0, "dtype": "float64", "progress": lambda *_: None}
-    check = check_training([moded, replace(moded, step=1)], server=server, **settings)
+    check = check_training([moded, replace(moded, step=1)], server=server, **SETTINGS)
     assert check.agrees
     for step in check.steps:
         saved = {batch.recompute: batch.saved_bytes for batch in step.micro_batches}
@@ -99,9 +102,20 @@ def test_saved_bytes_are_reported_with_the_modes_of_the_plan(server: RankServer)
     lines = check_command.mode_lines(check)
     assert lines[-1].startswith("recomputation full: ")
     assert lines[-1].endswith(" expected, micro-batches: 2")
-    plain = check_training([plan], server=server, **settings)
+    plain = check_training([plan], server=server, **SETTINGS)
     assert not plain.steps[0].micro_batches
     assert check_command.mode_lines(plain) == []
+
+
+def test_split_experts_agree_with_one_process(server: RankServer, tmp_path: Path) -> None:
+    case = RoutedCase(4, 9, expert_parallel=2, tensor=True, modes=True)
+    plans = first_plans(written(tmp_path / "plans.jsonl", case.plans()), 4, 2)
+    check = check_training(plans, server=server, **SETTINGS)
+    assert check.agrees
+    assert len(check.steps) == 2
+    assert check.sizes.architecture.experts == 4
+    lines = check_command.setting_lines(plans, None, "")
+    assert "4 experts in each layer, 2 a token, over 2 ranks" in lines[0]
 
 
 @pytest.mark.usefixtures("in_server")

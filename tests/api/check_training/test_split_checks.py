@@ -9,9 +9,6 @@ from random_plans import one_pipeline_plan
 
 from seqplan import Plan, Scheme, write_plans
 from seqplan.api.check_training.check import count_step_gathered, first_plans, size_model
-from seqplan.api.check_training.processes import rank_server
-from seqplan.api.check_training.runs import check_training
-from seqplan.api.cli.check.check_training import setting_lines
 
 
 def write(path: Path, plans: list[Plan]) -> Path:
@@ -19,19 +16,6 @@ def write(path: Path, plans: list[Plan]) -> Path:
         for plan in plans:
             add(plan)
     return path
-
-
-def test_split_experts_agree_with_one_process(tmp_path: Path) -> None:
-    case = RoutedCase(4, 4, expert_parallel=2, steps=3, tensor=True, modes=True)
-    plans = first_plans(write(tmp_path / "plans.jsonl", case.plans()), 4, 3)
-    with rank_server() as server:
-        check = check_training(
-            plans, server=server, data=None, seed=0, dtype="float64", progress=lambda *_: None
-        )
-    assert check.agrees
-    assert len(check.steps) == 3
-    assert check.sizes.architecture.experts == 4
-    assert "4 experts in each layer, 2 a token, over 2 ranks" in setting_lines(plans, None, "")[0]
 
 
 def test_steps_of_several_degrees_are_rejected(tmp_path: Path) -> None:

@@ -89,30 +89,6 @@ def test_text_is_counted_by_bytes(tmp_path: Path) -> None:
     assert "899 sequences, 404,550 tokens, longest 899" in text
 
 
-def test_chats_are_counted_by_the_template_of_a_folder(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    tokenizers = pytest.importorskip("tokenizers")
-    words = {word: number for number, word in enumerate(("[UNK]", "user", "assistant", "word"))}
-    whole = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
-    whole.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=whole, unk_token="[UNK]")
-    fast.chat_template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
-    fast.save_pretrained(tmp_path / "tokenizer")
-    source = tmp_path / "chats.jsonl"
-    chats = [
-        {
-            "messages": [
-                {"role": "user", "content": "word " * n},
-                {"role": "assistant", "content": "word"},
-            ]
-        }
-        for n in range(1, 400)
-    ]
-    source.write_text("".join(json.dumps(chat) + "\n" for chat in chats))
-    text = succeeded(call("plan", source, "--tokenizer", tmp_path / "tokenizer", *MODEL, *QUICK))
-    assert "399 sequences, 80,997 tokens, longest 402" in text
-
-
 @pytest.mark.parametrize(
     ("options", "code", "message"),
     [

@@ -22,7 +22,7 @@ CHECKS = (
 
 
 @pytest.mark.parametrize(
-    ("known", "least"), [(False, 1200), (True, 640)], ids=["any names", "names that exist"]
+    ("known", "least"), [(False, 1000), (True, 480)], ids=["any names", "names that exist"]
 )
 def test_generated_requests(stocked: Stocked, tmp_path: Path, known: bool, least: int) -> None:
     if importlib.util.find_spec("schemathesis") is None:
@@ -43,7 +43,7 @@ def test_generated_requests(stocked: Stocked, tmp_path: Path, known: bool, least
     program = "import sys; from schemathesis.cli import schemathesis; sys.exit(schemathesis())"
     completed = subprocess.run(
         [sys.executable, "-c", program, "run", f"{served.url}/openapi.json",
-         "--checks", ",".join(CHECKS), "--max-examples", "3", "--seed", "1",
+         "--checks", ",".join(CHECKS), "--max-examples", "2", "--seed", "1",
          "--continue-on-failure", "--no-color", "--request-timeout", "60", *asked_for],
         cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip

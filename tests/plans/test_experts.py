@@ -93,7 +93,7 @@ def steps_with_experts(draw: st.DrawFn) -> Plan:
 
 
 @given(steps_with_experts())
-@settings(max_examples=150)
+@settings(max_examples=100)
 def test_every_step_runs_to_its_end(plan: Plan) -> None:
     """Each exchange waits for all its members, and a rank can be in only one at a time."""
     everyone = [collectives(rank_view(plan, rank)) for rank in range(plan.world_size)]
@@ -116,7 +116,7 @@ def test_every_step_runs_to_its_end(plan: Plan) -> None:
 
 
 @given(steps_with_experts())
-@settings(max_examples=80)
+@settings(max_examples=53)
 def test_views_state_micro_steps_of_the_component(plan: Plan) -> None:
     views = rank_views(plan)
     for view, text in zip(views, views_json(plan), strict=True):
@@ -151,7 +151,7 @@ def test_views_state_micro_steps_of_the_component(plan: Plan) -> None:
 
 
 @given(steps_with_experts())
-@settings(max_examples=80)
+@settings(max_examples=53)
 def test_whole_blocks_are_timed_as_without_experts(plan: Plan) -> None:
     """Others are never shorter than the longest of their pipelines, if nothing is shared."""
     times = schedule(plan.pipelines, expert_parallel=plan.expert_parallel)
@@ -167,7 +167,7 @@ def test_whole_blocks_are_timed_as_without_experts(plan: Plan) -> None:
 
 
 @given(steps_with_experts())
-@settings(max_examples=80)
+@settings(max_examples=53)
 def test_changes_of_groups_make_no_step_shorter(plan: Plan) -> None:
     """Costs of changes are added to the times that pipelines have with experts."""
     pipelines = []

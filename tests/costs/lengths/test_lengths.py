@@ -23,7 +23,7 @@ from seqplan.costs.lengths import MAX_LENGTH, SourceOptions, read_lengths, save_
 some_lengths = st.lists(st.integers(1, MAX_LENGTH), min_size=1, max_size=50)
 short_lengths = st.lists(st.integers(1, 9), min_size=1, max_size=50)
 in_one_folder = settings(
-    max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=27, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

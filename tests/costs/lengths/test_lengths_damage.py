@@ -43,7 +43,7 @@ def test_a_file_cut_anywhere_is_rejected(tmp_path: Path, name: str) -> None:
     "name",
     ["a.npy", "a.parquet", "file.arrow", "stream.arrow", "text.arrow", "a.idx", "a.jsonl.gz"],
 )
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_is_an_error_or_harmless(tmp_path: Path, name: str, data: st.DataObject) -> None:
     content = bytearray(whole_file(tmp_path / name))

@@ -18,7 +18,7 @@ documents_of_sequences = st.lists(
 )
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=27, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(documents_of_sequences, st.booleans())
 def test_megatron_documents(tmp_path: Path, documents: list[list[int]], modes: bool) -> None:
     path = tmp_path / "a.idx"

@@ -87,7 +87,7 @@ def test_plans_are_sound_for_any_options(
     assert again.micro_batches == balanced.micro_batches
 
 
-@settings(max_examples=40)
+@settings(max_examples=27)
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=4, max_size=40),
     ranks=st.integers(1, 4),
@@ -120,7 +120,7 @@ def test_sequences_stay_together_or_are_equally_many(
         }
 
 
-@settings(max_examples=40)
+@settings(max_examples=27)
 @given(
     lengths=st.lists(st.integers(1, 12), min_size=1, max_size=5),
     room=st.integers(0, 12),

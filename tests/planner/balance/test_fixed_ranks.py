@@ -31,7 +31,7 @@ def least_ms(of_ranks: list[list[int]], capacity: int, cost: Cost) -> float:
     )
 
 
-@settings(max_examples=54)
+@settings(max_examples=36)
 @given(
     of_ranks=st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=4), min_size=1, max_size=3),
     room=st.integers(0, 40),

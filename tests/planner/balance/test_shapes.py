@@ -19,7 +19,7 @@ def padding(sizes: list[int], shapes: tuple[int, ...]) -> int:
     return sum(pad_to_shape(size, shapes) - size for size in sizes)
 
 
-@settings(max_examples=100)
+@settings(max_examples=67)
 @given(sizes=st.lists(st.integers(1, 30), min_size=1, max_size=9), number=st.integers(1, 4))
 def test_chosen_shapes_need_the_least_padding_of_all(sizes: list[int], number: int) -> None:
     shapes = choose_shapes(sizes, number)
@@ -42,7 +42,7 @@ def test_many_sizes_count_as_fewer() -> None:
     assert padding(sizes, shapes) < 0.15 * sum(sizes)
 
 
-@settings(max_examples=80)
+@settings(max_examples=53)
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=50),
     ranks=st.integers(1, 5),

@@ -39,7 +39,7 @@ def time_ms(
     return sum(map(max, zip(*times, strict=True)))
 
 
-@settings(max_examples=80)
+@settings(max_examples=53)
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=40),
     slowdown=st.lists(factors, min_size=1, max_size=6).filter(any),

@@ -23,7 +23,7 @@ from seqplan.planner.bounds.witness import find_witness
 from seqplan.planner.placement.fleet import ClassMode, Floats, PipelineClass
 
 
-@settings(max_examples=40)
+@settings(max_examples=27)
 @given(cases(most=4, pipelines=2))
 def test_the_oracle_agrees_with_plain_enumeration(case: Case) -> None:
     classes, batch = case
@@ -31,7 +31,7 @@ def test_the_oracle_agrees_with_plain_enumeration(case: Case) -> None:
         assert step_optimum(classes, batch) == pytest.approx(literal_optimum(classes, batch))
 
 
-@settings(max_examples=68)
+@settings(max_examples=45)
 @given(cases())
 def test_cheap_bounds(case: Case) -> None:
     classes, batch = case
@@ -40,7 +40,7 @@ def test_cheap_bounds(case: Case) -> None:
     assert area_bound_ms(classes, batch) <= optimum * SLACK
 
 
-@settings(max_examples=100)
+@settings(max_examples=67)
 @given(cases(), st.sampled_from([None, 2, 3, 4]))
 def test_gpu_time_and_places(case: Case, gpus: int | None) -> None:
     classes, batch = case
@@ -109,7 +109,7 @@ def test_bounds_hold_where_every_class_has_stages(seed: int) -> None:
         assert gpu_time_bound_ms(classes, batch, gpus) <= optimum * SLACK
 
 
-@settings(max_examples=68)
+@settings(max_examples=45)
 @given(cases(), st.floats(0.5, 3), st.floats(1, 2), st.sampled_from([None, 2, 4]))
 def test_relaxed_bound(case: Case, at: float, high: float, gpus: int | None) -> None:
     classes, batch = case
@@ -146,7 +146,7 @@ def test_bounds_hold_whatever_modes_micro_batches_have(seed: int) -> None:
         assert certify(fleet(classes), batch, optimum * 1.05) <= optimum * SLACK
 
 
-@settings(max_examples=100)
+@settings(max_examples=67)
 @given(st.integers(0, 2**32), st.integers(1, 2))
 def test_shares_of_all_micro_batches_hold(seed: int, micro_batches: int) -> None:
     """Sequences in micro-batches of any modes take at most the time of these."""

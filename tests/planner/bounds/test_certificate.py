@@ -17,7 +17,7 @@ from seqplan.planner.workload import Workload
 from seqplan.plans.scheme import Scheme
 
 
-@settings(max_examples=90)
+@settings(max_examples=60)
 @given(cases())
 def test_a_certificate_is_a_bound_on_every_placement_of_the_fleet(case: Case) -> None:
     classes, batch = case

@@ -30,7 +30,7 @@ def bound_and_optimum(case: ClusterCase) -> tuple[float, float]:
     return each_strategy_bound_ms(families, batch, optimum * 1.2, branch=True), optimum
 
 
-@settings(max_examples=80)
+@settings(max_examples=53)
 @given(clusters())
 def test_no_strategy_ends_before_it(case: ClusterCase) -> None:
     bound, optimum = bound_and_optimum(case)
@@ -42,7 +42,7 @@ def test_a_class_that_is_said_to_hold_less_is_noticed(monkeypatch: pytest.Monkey
     monkeypatch.setattr(each_strategy.HeldValue, "most", lambda self, ms: 0.7 * most(self, ms))
     wrong = []
 
-    @settings(max_examples=150, derandomize=True)
+    @settings(max_examples=100, derandomize=True)
     @given(clusters())
     def look(case: ClusterCase) -> None:
         bound, optimum = bound_and_optimum(case)

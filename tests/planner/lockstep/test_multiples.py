@@ -16,7 +16,7 @@ from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
 from seqplan.planner.placement.fleet import PipelineClass
 
 
-@settings(max_examples=40)
+@settings(max_examples=27)
 @given(
     lengths=st.lists(st.integers(1, 200), min_size=3, max_size=6),
     gpus=st.sampled_from([2, 4]),

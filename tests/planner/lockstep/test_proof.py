@@ -22,7 +22,7 @@ ALWAYS = [replace(some, few=100, near=0.0, enough=0.0) for some in (QUICK, CLOSE
 
 
 @pytest.mark.parametrize("proof", [QUICK, *ALWAYS])
-@settings(max_examples=40)
+@settings(max_examples=27)
 @given(micro_step_cases((1, 2, 3)))
 def test_it_is_never_above_the_best_micro_steps(proof: ProofSettings, case: MicroStepCase) -> None:
     models, batch, gpus = case

@@ -59,7 +59,7 @@ def check(
     assert micro_steps.imbalance >= -1e-12
 
 
-@settings(max_examples=80)
+@settings(max_examples=53)
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=30),
     ranks=st.sampled_from([1, 2, 4, 6, 8, 12]),
@@ -93,7 +93,7 @@ def test_plans_are_sound_for_any_options(
     check(micro_steps, lengths, ranks, capacity, costs, one_each=one_each, multiple=multiple)
 
 
-@settings(max_examples=94)
+@settings(max_examples=63)
 @given(
     lengths=st.lists(st.integers(1, 20), min_size=2, max_size=5),
     ranks=st.sampled_from([2, 4]),

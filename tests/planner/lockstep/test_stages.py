@@ -23,7 +23,7 @@ def test_fewer_micro_steps_are_taken_where_more_are_no_multiple() -> None:
     assert len(micro_steps.micro_steps) == 4
 
 
-@settings(max_examples=40)
+@settings(max_examples=27)
 @given(micro_step_cases((2, 3)), st.integers(1, 3))
 def test_their_plans_break_no_rule_and_no_simulation_takes_longer(
     case: MicroStepCase, multiple: int
@@ -56,7 +56,7 @@ def test_equal_micro_steps_take_as_long_as_their_simulation(
     assert simulate_ms(hill, stages) <= in_stages_ms(costs, stages) + 1e-9
 
 
-@settings(max_examples=40)
+@settings(max_examples=27)
 @given(micro_step_cases((2, 3)))
 def test_no_rank_is_idle_where_sequences_are_enough(case: MicroStepCase) -> None:
     models, batch, gpus = case

@@ -9,7 +9,7 @@ from seqplan.planner.placement.dispatch import balance, dispatch, level
 from seqplan.planner.placement.fill import Filler
 
 
-@settings(max_examples=90)
+@settings(max_examples=60)
 @given(cases())
 def test_balance_and_level_keep_a_placement_sound_and_no_slower(case: Case) -> None:
     classes, batch = case

@@ -43,7 +43,7 @@ def check(classes: tuple[PipelineClass, ...], batch: Batch, filling: Filling) ->
     assert filling.objective_ms == max(max(times) for times in filling.pipeline_ms)
 
 
-@settings(max_examples=80)
+@settings(max_examples=53)
 @given(cases(most=10), st.floats(0.8, 4))
 def test_a_filling_ends_by_its_target(case: Case, factor: float) -> None:
     classes, batch = case
@@ -55,7 +55,7 @@ def test_a_filling_ends_by_its_target(case: Case, factor: float) -> None:
         assert filling.objective_ms <= target * SLACK
 
 
-@settings(max_examples=80)
+@settings(max_examples=53)
 @given(cases(most=10), st.floats(0.3, 2), st.floats(1, 4))
 def test_a_filling_ends_by_its_ceiling(case: Case, factor: float, above: float) -> None:
     classes, batch = case
@@ -66,7 +66,7 @@ def test_a_filling_ends_by_its_ceiling(case: Case, factor: float, above: float) 
         assert filling.objective_ms <= target * above * SLACK
 
 
-@settings(max_examples=68)
+@settings(max_examples=45)
 @given(cases())
 def test_dispatch_is_between_its_bounds_and_enough(case: Case) -> None:
     classes, batch = case
@@ -84,7 +84,7 @@ def test_dispatch_is_between_its_bounds_and_enough(case: Case) -> None:
         assert bound <= optimum * SLACK
 
 
-@settings(max_examples=68)
+@settings(max_examples=45)
 @given(cases(most=10), st.floats(1, 3))
 @example(  # the fill below is 10⁻¹⁶ above its target
     (
@@ -106,7 +106,7 @@ def test_a_known_placement_is_only_improved(case: Case, factor: float) -> None:
     assert dispatch(filler, lower, below_ms=lower) is None
 
 
-@settings(max_examples=68)
+@settings(max_examples=45)
 @given(cases(most=10))
 def test_levelling_keeps_the_step(case: Case) -> None:
     classes, batch = case

@@ -67,7 +67,7 @@ def fleets(draw: st.DrawFn) -> Case:
 
 
 @compiled
-@settings(max_examples=110)
+@settings(max_examples=73)
 @given(fleets(), st.floats(0.2, 6), st.sampled_from([None, 1.0, 1.3, 2.5]), st.booleans())
 def test_a_fill_has_the_same_bits(
     case: Case, factor: float, above: float | None, new_first: bool
@@ -175,7 +175,7 @@ def test_costs_that_do_not_fit_are_rejected() -> None:
 
 
 @compiled
-@settings(max_examples=40)
+@settings(max_examples=27)
 @given(fleets())
 def test_a_search_ends_at_the_same_bits(case: Case) -> None:
     """Hundreds of fills at the targets that really occur: dispatch, then levelling."""
@@ -191,7 +191,7 @@ def test_a_search_ends_at_the_same_bits(case: Case) -> None:
 
 
 @compiled
-@settings(max_examples=68)
+@settings(max_examples=45)
 @given(fleets(), st.floats(0.5, 3))
 def test_a_fill_that_just_fits_has_the_same_bits(case: Case, factor: float) -> None:
     """At targets that a placement meets to the last bits, where any other rounding decides."""

@@ -69,7 +69,7 @@ def test_a_length_that_nothing_holds_has_no_time() -> None:
     assert proposal.choice.tolist() == [1, -1, -1]
 
 
-@settings(max_examples=68)
+@settings(max_examples=45)
 @given(
     st.lists(st.tuples(st.integers(1, 45), st.floats(0, 100)), min_size=1, max_size=20),
     st.integers(1, 17),

@@ -72,7 +72,7 @@ def test_form_s_is_never_below_where_costs_rise_and_then_fall(
     assert simulate_ms(hill, pp, forward) <= form_s(costs, pp) * (1 + 1e-12)
 
 
-@settings(max_examples=110)
+@settings(max_examples=73)
 @given(
     st.lists(st.sampled_from([1.0, 2.0, 10.0]), min_size=1, max_size=10),
     st.integers(1, 5),

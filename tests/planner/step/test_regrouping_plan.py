@@ -122,7 +122,7 @@ def check(plan: Plan, models: Models) -> None:
         rank_view(plan, rank)
 
 
-@settings(max_examples=80)
+@settings(max_examples=53)
 @given(
     models=one_layout(),
     gpus=st.integers(1, 14),

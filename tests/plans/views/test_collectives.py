@@ -46,7 +46,7 @@ def assert_runs_to_its_end(everyone: list[tuple[Event, ...]]) -> None:
 
 
 @given(plans())
-@settings(max_examples=80)
+@settings(max_examples=53)
 def test_shared_events_agree_and_nothing_blocks(plan: Plan) -> None:
     everyone = orders(plan)
     for events in everyone:

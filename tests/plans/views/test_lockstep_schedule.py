@@ -20,7 +20,7 @@ def steps(draw: st.DrawFn) -> tuple[Placement, list[int]]:
     return placement, [draw(st.integers(0, 3)) for _ in placement]
 
 
-@settings(max_examples=68)
+@settings(max_examples=45)
 @given(steps())
 def test_ranks_of_a_pipeline_meet(step: tuple[Placement, list[int]]) -> None:
     placement, counts = step

@@ -15,7 +15,7 @@ from seqplan.plans.views.placement import PlacedPipeline, Placement
 from seqplan.plans.views.resharding import UnitMoves, all_whole, shards_of, unit_moves
 from seqplan.plans.views.unit_layout import UnitLayout
 
-SLOW = settings(max_examples=40)
+SLOW = settings(max_examples=27)
 """Other work on the machine must not fail a test."""
 
 Elements = npt.NDArray[np.int64]

@@ -4,16 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from command_line import call, complaint
 from planned_files import PlannedFiles
 from service_process import serving_here, wait_until
 from sqlalchemy import create_engine, text
 from stocked_service import Stocked, change_rows, stock
 
-from seqplan.api.service.service import Service
-from seqplan.api.store.rows import JobRow, get
-from seqplan.api.store.store import Store
+from seqplan.api.store.rows import JobRow
 from seqplan.api.store.tables.jobs import add_job
 from seqplan.planner.workload import MOST_GPUS
 from seqplan.plans.format.canonical import canonical_json, digest_of
@@ -98,21 +95,3 @@ def test_other_services_of_its_store_go_on(postgresql_url: str, tmp_path: Path) 
         push = {"batches": [{"step": 0, "ids": [1], "lengths": [100]}], "end": True}
         served.ok("POST", "/v1/jobs/next/batches", push)
         assert served.send("GET", "/v1/jobs/next/plans/0?wait=60").status == 200
-
-
-@pytest.mark.parametrize("world_size", [ABSURD, 10**9])
-def test_taking_up_a_job_that_cannot_be_begun(store: Store, world_size: int) -> None:
-    row = JobRow(id="j", proposal="p", seed=0, look_ahead=2, world_size=world_size)
-    with store.writing() as connection:
-        add_job(connection, row)
-    service = Service(store)
-    service.start()
-    try:
-        planning = service.job("j")
-        assert planning is not None
-        wait_until(lambda: planning.ended)
-        with store.reading() as connection:
-            row = get(connection, JobRow, "j")
-        assert (row.state, row.failed_step) == ("failed", 0)
-    finally:
-        service.stop()

@@ -375,12 +375,3 @@ def test_closing_passes_on_the_acknowledgements_that_came() -> None:
             sources[rank].acknowledge(0, rank, digest(plan))
         assert service.acks == []
     assert [ack["rank"] for ack in service.acks] == [0, 1]
-
-
-def test_a_plan_for_another_world_fails_on_every_rank(tmp_path: Path) -> None:
-    path = write_file(tmp_path / "plans.jsonl", [small_plan(0, WORLD + 1)])
-    sources = fan_out(lambda: FileSource(path))
-    for rank, source in enumerate(sources):
-        with pytest.raises(PlanError, match="step 0: is planned for 4 ranks, the job has 3"):
-            source.view(0, rank, SOON_S)
-        source.close()

@@ -51,7 +51,7 @@ def _plans(modes: str, execution: ExecutionKind, packing: str = "tight") -> list
     planner = StepPlanner(proposal, PlanningOptions(packing=packing))
     lengths = LENGTHS.copy()
     np.random.default_rng(1).shuffle(lengths[4:])
-    batches = Sampler(lengths, CLUSTER.tokens, CLUSTER.max_len, 0).batches(3)
+    batches = Sampler(lengths, CLUSTER.tokens, CLUSTER.max_len, 0).batches(2)
     return [planner.plan(batch) for batch in batches]
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from command_line import call, complaint, succeeded
+from command_line import call, succeeded
 from planned_files import PlannedFiles
 
 from seqplan import Plan, read_plans
@@ -34,8 +34,3 @@ def test_even_packing_keeps_the_times_and_needs_no_more_memory(
         assert fullest(even) <= fullest(tight)
         changed += even.pipelines != tight.pipelines
     assert changed
-
-
-def test_the_published_method_is_rejected_under_zero_3(lockstep: PlannedFiles) -> None:
-    message = complaint(call(*lockstep.propose_arguments, "--method", "eq4"))
-    assert "--method eq4 chooses strategies for a whole step, but in lockstep (prof" in message

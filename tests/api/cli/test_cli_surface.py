@@ -150,7 +150,7 @@ def test_the_examples_of_the_help_parse() -> None:
             "estimate",
             "--model, --hardware, --seq-len. For example: seqplan estimate --model llama3-8b --ha",
         ),
-        ("plan l --workers 0", "argument --workers: must be W or ray:W, W of 1 or more: '0'"),
+        ("plan l --workers ray:0", "argument --workers: must be W or ray:W, W of 1 or more: '"),
         ("plan l --workers 99999", "argument --workers: must be 1024 or fewer: '99999'"),
         ("plan l --tokens abc", "argument --tokens: must be an integer of 1 or more: 'abc'"),
         ("plan l --steps -1", "argument --steps: must be an integer of 1 or more: '-1'"),

@@ -38,12 +38,6 @@ def test_a_job_file_names_its_workers(tmp_path: Path) -> None:
         read_job_file(path)
 
 
-def test_an_unknown_executor_is_a_usage_error() -> None:
-    for workers in ("slurm:2", "ray", "ray:0", "ray:2:3"):
-        line = complaint(call("plan", "--proposal", "p", "l", "--workers", workers))
-        assert "argument --workers: must be " in line
-
-
 def test_without_ray_one_line_has_the_fix(
     dense: PlannedFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

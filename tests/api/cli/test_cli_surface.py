@@ -11,7 +11,7 @@ import pytest
 from command_forks import CommandProcess
 from command_line import call, complaint, fresh_process, succeeded
 from fresh_python import run_python
-from planned_files import MAX_LEN, PlannedFiles
+from planned_files import PlannedFiles
 
 from seqplan.api.cli import COMMANDS, build_parser
 from seqplan.api.cli.framework.commands import GROUPS
@@ -193,7 +193,7 @@ def made_script(tmp_path: Path, dense: PlannedFiles, lockstep: PlannedFiles) -> 
     for plan_files in (dense, lockstep):
         commands += [
             ["lengths", str(plan_files.lengths)],
-            ["plan", "--proposal", str(plan_files.proposal), str(plan_files.lengths)],
+            [*map(str, plan_files.plan_arguments[:-1]), "2"],
             ["check", "plans", str(plan_files.plans), "--profile", plan_files.profile],
             ["explain", str(plan_files.plans), "--step", "0"],
             ["explain", str(plan_files.plans), "--step", "0", "--rank", "0"],
@@ -240,7 +240,7 @@ def test_required_options_may_come_from_the_environment(
     lengths: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "proposal.json"
-    arguments = ("--gpus", 8, lengths, "--max-len", MAX_LEN, "-o", output)
+    arguments = ("--gpus", 4, lengths, "--max-len", 512, "--tokens", 4000, "-o", output)
     monkeypatch.setenv("SEQPLAN_PROFILE", "gpt-7b-a100-40gb")
     succeeded(call("propose", *arguments))
     assert json.loads(output.read_text())["profile"]["name"] == "gpt-7b-a100-40gb"

@@ -26,7 +26,7 @@ from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.systems.setting import Setting
 from seqplan.planner.systems.static_experts import find_static_expert_run
 
-GPUS, CONTEXT, TOKENS = 4, 2048, 60_000
+GPUS, CONTEXT, TOKENS = 4, 2048, 30_000
 LENGTHS = np.random.default_rng(1).lognormal(6, 0.8, 2000).astype(int).clip(16, CONTEXT)
 WORKLOAD = Workload(gpus=GPUS, max_len=CONTEXT, tokens=TOKENS)
 BATCHES = list(Sampler(LENGTHS, TOKENS, CONTEXT, 0).batches(2))

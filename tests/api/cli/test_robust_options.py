@@ -7,8 +7,8 @@ import pytest
 from command_line import call, complaint, succeeded
 
 CODE = "examples/data/code.npy"
-SMALL = ("--profile", "llama-7b-a800-80gb", "--gpus", 8, "--max-len", 32768)
-SMALL += ("--tokens", 50_000, "--steps", 2)
+SMALL = ("--profile", "llama-7b-a800-80gb", "--gpus", 4, "--max-len", 8192)
+SMALL += ("--tokens", 20_000, "--steps", 2)
 
 
 def test_compare_prints_how_much_of_a_gain_survives() -> None:

@@ -32,7 +32,7 @@ from seqplan.planner.strategies.homogeneous import strategy_ms
 from seqplan.plans.lint import lint
 
 PROFILE = load_shipped("llama-13b-a800-80gb")
-WORKLOAD = Workload(16, 16_384, 60_000)
+WORKLOAD = Workload(16, 16_384, 40_000)
 SHARE = 0.1
 
 

@@ -8,12 +8,6 @@ from service_process import PATIENCE_S
 from stocked_service import Stocked
 
 
-def test_a_body_beyond_the_limit(stocked: Stocked) -> None:
-    too_much = {"Content-Length": str(1 << 40)}
-    reply = stocked.served.send("POST", "/v1/jobs", None, too_much)
-    assert (reply.status, reply.json["type"]) == (413, "urn:seqplan:problem:too-large")
-
-
 def test_a_body_that_grows_beyond_the_limit(stocked: Stocked) -> None:
     """Sent in chunks, so that no header has its size."""
     host = stocked.served.url.removeprefix("http://")

@@ -114,10 +114,10 @@ def relax(
     )
 
 
-def count_pipelines(
+def solve_scale(
     classes: Sequence[PipelineClass], batch: Batch, time_ms: float, gpus: int, most: float
-) -> tuple[float, Floats] | None:
-    """Solve the program of ``relax`` for its scale and pipelines (classes,) alone.
+) -> float | None:
+    """Solve the program of ``relax`` for its scale alone.
 
     None also for a scale above ``most``, which prices of earlier programs may prove unsolved.
     States and resources that others make superfluous are left out, which keeps the optimum.
@@ -138,13 +138,11 @@ def count_pipelines(
     solved = solve_program(classes, share, eligible, of_class, states.weights, gpus, limiting)
     if solved is None:
         return None
-    scale, used, needed_duals = solved
+    scale, _, needed_duals = solved
     duals = np.zeros((len(needed), share.shape[1]))
     duals[needed] = needed_duals
     prices.add(ladders, np.split(duals, np.cumsum(states.sizes)[:-1]))
-    if scale > most:
-        return None
-    return scale, np.bincount(of_class, weights=used, minlength=len(classes)).astype(np.float64)
+    return None if scale > most else scale
 
 
 @dataclass(frozen=True)

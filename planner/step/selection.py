@@ -8,7 +8,7 @@ from math import inf
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.gpu_time import area_bound_ms, cheap_bound_ms, single_bound_ms
-from seqplan.planner.bounds.relaxation import count_pipelines
+from seqplan.planner.bounds.relaxation import solve_scale
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.placement.assembly import Selected
 from seqplan.planner.placement.dispatch import TOLERANCE, balance, dispatch, level, probe
@@ -19,7 +19,6 @@ from seqplan.planner.problem import PlanningProblem
 from seqplan.planner.strategies.constructive import Constructive, LayoutSchemes
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
 from seqplan.planner.strategies.local_search import Search
-from seqplan.planner.strategies.rounding import round_strategies
 from seqplan.planner.sync.times import NO_SYNC, SyncTimes, layouts_of
 from seqplan.plans.plan import Considered
 from seqplan.plans.scheme import Scheme, Strategy
@@ -197,9 +196,9 @@ def _try_mixed_layouts(
 ) -> Placement:
     """Make a strategy for this batch from the candidates' schemes; the best if none beats it.
 
-    One is constructed of each layout. With ``relaxing``, one is made of each family of layouts that
-    sync in the same time, by a linear program, and then improved; not of a single layout
-    without stages, where GPU-time alone decides.
+    One is constructed of each layout. With ``relaxing``, the best is then improved by swaps within
+    each family of layouts that sync in the same time, if a linear program promises enough; not
+    within a single layout without stages, where GPU-time alone decides.
     """
     schemes = sorted({scheme for strategy in candidates for scheme, _ in strategy.counts})
     layouts = layouts_of(schemes)
@@ -211,7 +210,7 @@ def _try_mixed_layouts(
         members = [scheme for scheme in schemes if (scheme.tp, scheme.pp) in family.layouts]
         bubbles = any(scheme.pp > 1 for scheme in members)
         if len(members) > 1 and (bubbles or len(layouts_of(members)) > 1):
-            best = _make_strategy(search, best, candidates, members, family.sync_ms)
+            best = _make_strategy(search, best, members, family.sync_ms)
     return best
 
 
@@ -242,7 +241,6 @@ def _construct_strategies(
 def _make_strategy(
     search: Search,
     best: Placement,
-    candidates: Sequence[Strategy],
     schemes: Sequence[Scheme],
     sync_ms: float,
 ) -> Placement:
@@ -255,23 +253,9 @@ def _make_strategy(
     objective = best.objective_ms - extra_sync_ms
     if objective <= lower * (1 + TAILOR_GAIN):
         return best
-    solved = count_pipelines(classes, batch, objective, gpus, 1 - TAILOR_GAIN)
-    if solved is None:
+    if solve_scale(classes, batch, objective, gpus, 1 - TAILOR_GAIN) is None:
         return best
-    scale, relaxed = solved
-    pipelines = relaxed / scale
-    for strategy in round_strategies(schemes, pipelines, models, gpus, batch.longest):
-        if strategy in candidates:
-            continue
-        filler = Filler(Fleet.from_strategy(strategy, models), batch)
-        limit = search.limit_ms(best, strategy)
-        better = probe(filler, lower, limit)
-        filling = None if better is None else dispatch(filler, lower, known=better)
-        if filling is not None and filling.objective_ms < limit:
-            best = Placement(filler.fleet, filling)
-    if best.objective_ms > objective * scale * (1 + TAILOR_GAIN):
-        best = search.improve(best, schemes, lower, moves=TAILOR_MOVES)
-    return best
+    return search.improve(best, schemes, lower, moves=TAILOR_MOVES)
 
 
 def polish(batch: Batch, best: Placement, proven_ms: float) -> Filling:

@@ -6,7 +6,7 @@ from seqplan import Batch, Scheme, Workload
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.bounds import known_prices, relaxation
 from seqplan.planner.bounds.known_prices import KnownPrices, recall_prices
-from seqplan.planner.bounds.relaxation import count_pipelines
+from seqplan.planner.bounds.relaxation import solve_scale
 from seqplan.planner.placement.fleet import PipelineClass
 
 SCHEMES = ("tp4", "tp8", "tp4.pp2", "tp4.r2")
@@ -53,8 +53,7 @@ def test_known_prices_change_no_result() -> None:
     def scales(batches: list[Batch]) -> dict[int, float | None]:
         found = {}
         for batch in batches:
-            solved = count_pipelines(classes, batch, 4500.0, GPUS, 0.5)
-            found[batch.step] = None if solved is None else solved[0]
+            found[batch.step] = solve_scale(classes, batch, 4500.0, GPUS, 0.5)
         return found
 
     batches = _batches(40)

@@ -11,7 +11,7 @@ from seqplan.planner.bounds.gpu_time import area_bound_ms, cheap_bound_ms, singl
 from seqplan.planner.bounds.relaxation import solve_scale
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.placement.assembly import Selected
-from seqplan.planner.placement.dispatch import TOLERANCE, balance, dispatch, level, probe
+from seqplan.planner.placement.dispatch import balance, dispatch, level, probe
 from seqplan.planner.placement.exchange import exchange_sequences
 from seqplan.planner.placement.fill import Filler, Filling, Placement, Shortfall
 from seqplan.planner.placement.fleet import Fleet, Models, PipelineClass
@@ -259,15 +259,9 @@ def _make_strategy(
 
 
 def polish(batch: Batch, best: Placement, proven_ms: float) -> Filling:
-    """Bring the placement to the proven bound, or balance, level and exchange sequences."""
+    """Balance, level and exchange sequences of the placement towards the proven bound."""
     fleet, filling = best.fleet, best.filling
-    # The search ends within its tolerance; often the proven bound itself can be met.
-    met = None
-    if proven_ms < filling.objective_ms <= proven_ms * (1 + 2 * TOLERANCE):
-        met = Filler(fleet, batch).fill(proven_ms * (1 + 1e-9))
-    if isinstance(met, Filling) and met.objective_ms < filling.objective_ms:
-        filling = met
-    elif filling.objective_ms > proven_ms * (1 + BALANCE_GAP):
+    if filling.objective_ms > proven_ms * (1 + BALANCE_GAP):
         filling = balance(fleet, batch, filling, proven_ms)
     filling = _rebalance_slack(batch, fleet, filling)
     return exchange_sequences(fleet, batch, filling, proven_ms * (1 + BALANCE_GAP))

@@ -76,11 +76,11 @@ def plan_one_degree(
 
 
 class OneDegreeFiller:
-    """Starts with a common target, longest first, and with *light* micro-steps.
+    """Starts with a common target and longest first, or with *light* micro-steps.
 
-    A light micro-step has one sequence on each rank, of the shortest there are. Long sequences bind
-    the others, so that all work is done next to them and light micro-steps cost little more than
-    themselves. ``none_empty``: with light ones only, a sequence on each rank in each micro-step.
+    ``none_empty``: with a sequence on each rank in each micro-step, and light micro-steps: of one
+    sequence on each rank, of the shortest there are. Long sequences bind the others, so that all
+    work is done next to them and light micro-steps cost little more than themselves.
     """
 
     def __init__(
@@ -106,9 +106,6 @@ class OneDegreeFiller:
             self._try_light(number, bound_ms)
         else:
             self._try(self._sequences, number, bound_ms)
-            few = number * self._ranks <= self._number <= FEW
-            if few and self._best_ms > bound_ms * (1 + LOOSE):
-                self._try_light(number, bound_ms)
         return [Start(filled) for filled in self._found]
 
     def _try_light(self, number: int, bound_ms: float) -> None:

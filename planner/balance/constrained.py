@@ -12,6 +12,7 @@ import numpy as np
 from seqplan.planner.balance.assignment import assign_by_rank, assign_in_lockstep
 from seqplan.planner.balance.micro_batch_counts import MicroBatches
 from seqplan.planner.balance.slots import Items
+from seqplan.planner.lockstep.busy_ranks import assign_longest_first
 from seqplan.planner.placement.fleet import Floats, PipelineClass
 
 EXTRA = 2
@@ -165,22 +166,9 @@ def _pack_bundles(
     micro_batch: PipelineClass, bundles: Sequence[Bundle], number: int
 ) -> list[list[Bundle]] | None:
     """Put each bundle into the least loaded of ``number`` micro-batches with room; or None."""
-    loads = [(0.0, place) for place in range(number)]
-    room = [micro_batch.capacity] * number
-    packed: list[list[Bundle]] = [[] for _ in range(number)]
-    for bundle in bundles:
-        full = []
-        while loads and room[loads[0][1]] < bundle.tokens:
-            full.append(heappop(loads))
-        if not loads:
-            return None
-        load, place = heappop(loads)
-        heappush(loads, (load + bundle.work_ms, place))
-        room[place] -= bundle.tokens
-        packed[place].append(bundle)
-        for skipped in full:
-            heappush(loads, skipped)
-    return packed
+    items = ((place, of.work_ms, of.tokens) for place, of in enumerate(bundles))
+    packed = assign_longest_first(items, number, micro_batch.capacity)
+    return None if packed is None else [[bundles[i] for i in part] for _, part in packed]
 
 
 def _assign_micro_batches(

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from seqplan.api.store.errors import StoreError
-from seqplan.api.store.migrations import SCHEMA
+from seqplan.api.store.migrations import check_schema
 from seqplan.api.store.ownership import ARRAY, MARK
 from seqplan.api.store.read_only import open_database
 from seqplan.plans.format.atomic_file import atomic_write, flush_folder
@@ -180,10 +180,7 @@ def _check_database(backup: Path, database: Path, files: Path) -> None:
         if found != "ok":
             raise StoreError(f"{backup}: is damaged: {found}. {_ANOTHER}")
         (schema,) = opened.execute("SELECT version FROM seqplan_schema").fetchone()
-        if schema > SCHEMA:
-            raise StoreError(
-                f"{backup}: has schema {schema}, this seqplan knows {SCHEMA}. Use a newer seqplan"
-            )
+        check_schema(schema, str(backup))
         expected = opened.execute("SELECT id FROM seqplan_store").fetchone()[0]
     _check_folder(database, files, expected)
 

@@ -60,28 +60,28 @@ def read_version(connection: Connection) -> int:
     return connection.execute(select(schema.version.c.version)).scalar() or 0
 
 
+def check_schema(found: int, where: str) -> None:
+    """Raise ``StoreError`` for a schema that this version neither has nor migrates."""
+    if not EARLIEST <= found <= SCHEMA:
+        fix = "Use a newer seqplan" if found > SCHEMA else "Use another store"
+        raise StoreError(
+            f"{where}: has schema {found}, this seqplan reads {EARLIEST} to {SCHEMA}. {fix}"
+        )
+
+
 def migrate(connection: Connection, where: str, *, alone: bool = True) -> int:
     """Apply missing migrations, and return the earlier version.
 
-    ``StoreError`` for a store of a newer version, or one that is too old.
-
-    ``alone``: False if a service is using the tables as they are, which are then left so.
+    ``StoreError`` for a schema that is not read. ``alone``: False if a service is using the tables
+    as they are, which are then left so.
     """
     if connection.dialect.name == "postgresql":  # one service at a time, to the transaction's end
         connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
     version = 0
     if inspect(connection).has_table(schema.version.name):
         version = read_version(connection)
-    if version > SCHEMA:
-        raise StoreError(
-            f"{where}: has schema {version}, this seqplan knows {SCHEMA}; use a newer seqplan, or "
-            "another store"
-        )
-    if 0 < version < EARLIEST:
-        raise StoreError(
-            f"{where}: has schema {version}, this seqplan reads {EARLIEST} to {SCHEMA}; use "
-            "another store"
-        )
+    if version:
+        check_schema(version, where)
     if version < SCHEMA and not alone:
         raise StoreError(f"{where}: a service of an older seqplan is using it; stop that first")
     for apply in MIGRATIONS[max(0, version - EARLIEST + 1) :]:

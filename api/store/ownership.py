@@ -117,7 +117,7 @@ class Ownership:
             with suppress(PermissionError):  # another user's, who let this one write
                 os.fchmod(lock, _PRIVATE)
             if folder:
-                self._take(mark.files / "lock", f"{mark.files}: another store's service")
+                self._take(mark.files / _LOCK, f"{mark.files}: another store's service")
             if was_empty:
                 mark.check_new()
         except BaseException:

@@ -238,8 +238,10 @@ def test_a_store_of_another_release_is_one_line(backup: Path, tmp_path: Path) ->
     succeeded(call("restore", backup, "--store", restored))
     change_rows(restored, "UPDATE seqplan_schema SET version = 99")
     assert "has schema 99, this seqplan reads " in complaint(call("log", "--store", restored))
-    newer = tmp_path / "newer.tar"
-    succeeded(call("backup", restored, "-o", newer))
-    message = complaint(call("restore", newer, "--store", tmp_path / "newer.db"))
-    assert message.startswith(f"{newer}: has schema 99, this seqplan knows ")
-    assert not (tmp_path / "newer.db").exists()
+    for schema, fix in ((99, "Use a newer seqplan"), (3, "Use another store")):
+        change_rows(restored, f"UPDATE seqplan_schema SET version = {schema}")
+        other = tmp_path / f"{schema}.tar"
+        succeeded(call("backup", restored, "-o", other))
+        message = complaint(call("restore", other, "--store", tmp_path / "other.db"))
+        assert message == f"{other}: has schema {schema}, this seqplan reads 4 to 7. {fix}"
+        assert not (tmp_path / "other.db").exists()

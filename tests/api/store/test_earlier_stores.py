@@ -109,6 +109,6 @@ def test_a_store_before_the_earliest_schema_is_rejected_and_stays(tmp_path: Path
     database = tmp_path / "seqplan.db"
     change_rows(database, f"UPDATE seqplan_schema SET version = {EARLIEST - 1}")
     rows = read_rows(tmp_path, "SELECT * FROM jobs")
-    with pytest.raises(StoreError, match=r"has schema 3, this seqplan reads 4 to 7; use another"):
+    with pytest.raises(StoreError, match=r"has schema 3, this seqplan reads 4 to 7. Use another"):
         Store(str(database))
     assert read_rows(tmp_path, "SELECT * FROM jobs") == rows

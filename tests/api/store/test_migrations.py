@@ -20,7 +20,7 @@ def test_a_newer_schema_is_rejected(opened: Opener) -> None:
     store = opened()
     with store.writing() as connection:
         connection.execute(update(schema.version).values(version=SCHEMA + 1))
-    with pytest.raises(StoreError, match="has schema 8, this seqplan knows 7"):
+    with pytest.raises(StoreError, match="has schema 8, this seqplan reads 4 to 7"):
         opened()
 
 

@@ -43,7 +43,7 @@ __all__ = ["figures", "install"]
 
 logger = logging.getLogger(__name__)
 
-BALANCING, ENGINE = "verl.utils.seqlen_balancing", "verl.workers.engine.utils"
+BALANCING = "verl.utils.seqlen_balancing"
 TRAINER = "verl.trainer.ppo.ray_trainer"
 DYNAMIC = "verl.utils.dynamic_cp_scheduler"
 FSDP, MEGATRON = (f"verl.workers.engine.{name}.transformer_impl" for name in ("fsdp", "megatron"))

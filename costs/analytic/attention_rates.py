@@ -38,11 +38,6 @@ class AttentionRate:
         return self.narrow if self.narrow_causal is None or not masked else self.narrow_causal
 
 
-ATTENTION_KERNELS = ("fa1", "fa2", "fa3", "fa4", "cudnn", "flex", "magi", "sdpa")
-"""FlashAttention 1 to 4, cuDNN's, FlexAttention and MagiAttention's, by the names that the runtime
-has for its kernels. Without a request it calls torch's varlen attention, FlashAttention-2.
-``sdpa`` is the same as Hugging Face calls it, with keys and values copied to each query head."""
-
 RATES: dict[tuple[str, str], AttentionRate] = {
     ("ampere", "fa1"): AttentionRate(forward=0.45, backward=0.32),
     ("ampere", "fa2"): AttentionRate(
@@ -77,7 +72,10 @@ RATES |= {
     for (generation, kernel), rate in RATES.items()
     if kernel == "fa2"
 }
-"""By generation and kernel.
+"""By generation and kernel, by the names that the runtime has for its kernels.
+
+Without a request it calls torch's varlen attention, FlashAttention-2. ``sdpa`` is the same as
+Hugging Face calls it, with keys and values copied to each query head.
 
 - Ampere: FlashAttention-2 (arXiv 2307.08691) states 73 % of an A100's peak forward and 63 %
   backward, a causal mask at nine tenths of that, and of its predecessor 30 to 50 % and 25 to 35 %.

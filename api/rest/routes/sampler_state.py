@@ -67,7 +67,7 @@ def check_planned(connection: Connection, row: JobRow, step: int) -> None:
 
 
 def read_max_len(connection: Connection, row: JobRow) -> int:
-    """Read the longest sequence of a job (tokens), whatever version its proposal is of."""
+    """Read the longest sequence of a job (tokens), by default that of its proposal."""
     if row.max_len is not None:
         return row.max_len
     proposal = get(connection, ProposalRow, row.proposal)

@@ -66,7 +66,7 @@ def compare_published(data: Sequence[Data], gpus: int = 64, steps: int = 20) -> 
     profile = published_schemes()
     ratio = "{:.2f} ({:.2f} to {:.2f})"
     table = Table(
-        "lengths | its simulated step over ours | over ours on its pool (form S)"
+        "lengths | its simulated step over ours | over ours on its pool (1F1B)"
         " | its planning, median",
         " | ".join(["{}", ratio, ratio, "{:.1f} s"]),
         title=f"Published pipeline on the same batches ({PROFILE}, {gpus} GPUs, {steps} steps)",
@@ -86,8 +86,8 @@ def compare_published(data: Sequence[Data], gpus: int = 64, steps: int = 20) -> 
             times = [simulate_ms([m.cost_ms for m in p.micro_batches], p.scheme.pp) for p in theirs]
             ratios.append(max(times) / simulate_plan_ms(ours.plan(batch)))
             balanced = select(batch, pool, ours.problem.models, gpus, tailor=False)
-            form_s = max(pipeline.predicted_ms for pipeline in theirs)
-            same.append(form_s / balanced.placement.objective_ms)
+            predicted_ms = max(pipeline.predicted_ms for pipeline in theirs)
+            same.append(predicted_ms / balanced.placement.objective_ms)
         table.add(source.name, *spread(ratios, fmean), *spread(same, fmean), median(took))
     yield table
     yield f"{TRIALS} trials of Alg. 1, CBC {CBC_S} s per number of micro-batches; mean (range)"

@@ -317,20 +317,22 @@ class Profile:
             ]
         except ValueError as error:
             raise ProfileError(f"profile {self.name}: {error}") from None
+        forward = max(mode.forward_fraction for mode in self.modes)
         if not entry.modes:
-            return SchemeModel(scheme, entry.latency, max_lens[0])
+            return SchemeModel(scheme, entry.latency, max_lens[0], forward_fraction=forward)
         modes = [
             ModeModel(
                 mode.name,
                 entry.modes[mode.name],
                 max_len,
                 mode.kept[scheme.tp] / mode.activation[scheme.tp],
+                mode.forward_fraction,
             )
             for mode, max_len in zip(self.modes, max_lens, strict=True)
         ]
         largest = max(modes, key=lambda mode: mode.max_len)
         useful = keep_useful(scheme, modes)
-        return SchemeModel(scheme, largest.latency, largest.max_len, useful)
+        return SchemeModel(scheme, largest.latency, largest.max_len, useful, forward)
 
     @classmethod
     def from_json(cls, text: str, origin: str) -> Profile:

@@ -35,10 +35,11 @@ class ModeModel:
     """A recomputation mode of one scheme on one cluster.
 
     ``max_len``: MaxLen(P, mode) in tokens. ``kept_share``: the part of a token's bytes that it
-    keeps until its backward pass.
+    keeps until its backward pass; ``forward_fraction``: forward's share of forward and backward.
     """
 
     name: str
     latency: Latency
     max_len: int
     kept_share: float = 1.0
+    forward_fraction: float = 1 / 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from seqplan.costs.latency import Latency
 from seqplan.costs.recomputation_mode import ModeModel
@@ -16,13 +16,14 @@ class SchemeModel:
     ``max_len``: MaxLen(P) in tokens; ``capacity``: the part of it that padded micro-batches can
     use; ``max_sequence``: the longest single sequence, after padding rules. ``modes``: those of
     recomputation by ascending MaxLen, the last with ``latency`` and ``max_len``; empty in a profile
-    of one.
+    of one. ``forward_fraction``: forward's largest share of a micro-batch's time in any mode.
     """
 
     scheme: Scheme
     latency: Latency
     max_len: int
     modes: tuple[ModeModel, ...] = ()
+    forward_fraction: float = 1 / 3
 
     @property
     def a(self) -> float:
@@ -72,7 +73,7 @@ class SchemeModel:
         mode = next((mode for mode in self.modes if mode.name == name), None)
         if mode is None:
             return None
-        return SchemeModel(self.scheme, mode.latency, mode.max_len, (mode,))
+        return replace(self, latency=mode.latency, max_len=mode.max_len, modes=(mode,))
 
     @property
     def util_len(self) -> int | None:

@@ -331,7 +331,7 @@ def _check_windows(index: int, pipeline: PlannedPipeline, scheme_cost: SchemeCos
 
 def _pipeline_times(plan: Plan) -> Iterator[str]:
     for index, pipeline in enumerate(plan.pipelines):
-        least = _form_s_ms(pipeline)
+        least = _least_ms(pipeline)
         # Each of the rounded costs and the rounded sum may be off.
         terms = len(pipeline.micro_batches) + pipeline.scheme.pp + 1
         if not pipeline.predicted_ms >= least - terms * ROUNDING_MS - 1e-9 * least:
@@ -341,10 +341,10 @@ def _pipeline_times(plan: Plan) -> Iterator[str]:
             )
 
 
-def _form_s_ms(pipeline: PlannedPipeline) -> float:
-    """Compute form S of a pipeline's time: Σ cost + (pp − 1) · max cost, ms; 0 when empty."""
+def _least_ms(pipeline: PlannedPipeline) -> float:
+    """Bound a pipeline's time: all costs on one stage, and the largest on every stage (ms)."""
     times = [batch.cost_ms for batch in pipeline.micro_batches]
-    return sum(times) + (pipeline.scheme.pp - 1) * max(times, default=0.0)
+    return max(sum(times), pipeline.scheme.pp * max(times, default=0.0))
 
 
 def _step_times(plan: Plan) -> Iterator[str]:

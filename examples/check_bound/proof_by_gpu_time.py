@@ -2,7 +2,7 @@
 
 import math
 
-from scheme_costs import SLACK, padded, work
+from scheme_costs import SLACK, least_bubbles, padded, work
 
 
 def fits_in_counts(witness, time, ending):
@@ -11,13 +11,13 @@ def fits_in_counts(witness, time, ending):
     A micro-batch takes its time on every rank of its group, at least the least overhead of all, and
     each of its tokens a share of what its own overhead is above that. Those of many tokens have
     fewer schemes and modes: a token takes more than the least work there. At most v of them pay for
-    their tokens by ``prices``; w > v leave time − w·c for work. With s further stages w of them end
-    after their sum and s times their mean, so that time·w / (w + s) is left. Tried for every number
+    their tokens by ``prices``; w > v leave time − w·c for work. With s bubbles w of them end after
+    their sum and s times their mean, so that time·w / (w + s) is left. Tried for every number
     n of ranks with at most v: what all do is concave in n.
     """
     classes, ranks = witness["classes"], witness["gpus"]
     c = min(k["c"] for k in classes)
-    s = min(k["stages"] for k in classes) - 1
+    s = min(least_bubbles(k) for k in classes)
     sequences = sum(witness["counts"])
     items, above = [], {}
     for length, count, by_then in ending:
@@ -50,7 +50,7 @@ def fits_in_counts(witness, time, ending):
     def all_work(v):
         numbers = range(v + 1, max(sequences, v + 1) + 1)
         left = max(0, *(time * w / (w + s) - w * c for w in numbers))
-        few_time = time * v / max(v + s, 1)
+        few_time = time * v / (v + s) if v else 0
         return most_of_concave(
             lambda n: few_work(n, v, few_time, most, lines, most_work) + (ranks - n) * left, ranks
         )
@@ -122,7 +122,7 @@ def check_gpu_time(witness):
         alone = all(2 * part > 1 for part in tokens.values())
         plain = min(work(k, length) for k in by_then), min(k["c"] for k in by_then)
         apart = min(work(k, length) + k["c"] for k in by_then)
-        filled = min((k["stages"] - 1) * (work(k, length) + k["c"]) for k in by_then)
+        filled = min(least_bubbles(k) * (work(k, length) + k["c"]) for k in by_then)
         least = min(size for size, _ in shared)
         row = (least, min(ms for _, ms in shared), plain, apart, alone, filled, shared)
         longest += [row] * count

@@ -7,7 +7,16 @@ import itertools
 import json
 import math
 
-from scheme_costs import SLACK, cost, least_c, modes_that_hold, padded, work
+from scheme_costs import (
+    SLACK,
+    bubbles,
+    cost,
+    least_bubbles,
+    least_c,
+    modes_that_hold,
+    padded,
+    work,
+)
 
 
 def in_modes(k, number, time, lengths, counts):
@@ -74,27 +83,28 @@ def even_states(k, time, lengths, counts, number, resources):
     The last state is for V ≥ number, which have all tokens that their work allows. Yields lists of
     shares, None for a sequence that cannot be in such a pipeline.
     """
-    stages, c, most = k["stages"], least_c(k), k["max_tokens"]
+    idle, c, most = least_bubbles(k), least_c(k), k["max_tokens"]
     per_work = max(padded(k, length) / work(k, length) for length in lengths)
     for v in range(1, number + 1):
         last = v == number
         of = range(v, v + 2000) if last else (v,)
-        if stages == 1:
+        of_v = idle if last or not idle else bubbles(k, v)[0]
+        if not idle:
             offered, largest = max(time - c * v, 0), max(time - c * v, 0)
         else:
-            budgets = [max(time / (n + stages - 1) - c, 0) for n in of]
-            offered, largest = max(n * x for n, x in zip(of, budgets, strict=True)), budgets[0]
+            offered = max(n * max(time / (n + of_v) - c, 0) for n in of)
+            largest = max(time / (v + idle) - c, 0)
         in_mode = None
-        if "modes" in k and stages == 1 and v <= 2 and not last:
+        if "modes" in k and not idle and v <= 2 and not last:
             in_mode = in_modes(k, v, time, lengths, counts)
         shares = []
         for place, length in enumerate(lengths):
             w, tokens = work(k, length), padded(k, length)
-            if w > largest * SLACK or tokens > most:
+            if w > largest * SLACK or tokens > most or not passes(k, length, time):
                 shares.append(None)
                 continue
             large_work = w > largest * (0.5 + 1e-9)
-            places = 1 if stages == 1 else v
+            places = v if idle else 1
             share = [
                 w / max(offered, 1e-12),
                 tokens / max(v * most, offered * per_work if last else 0),
@@ -104,36 +114,40 @@ def even_states(k, time, lengths, counts, number, resources):
             if in_mode:
                 share[1] = in_mode[place]
             if resources > 4:
-                # The largest micro-batch costs no less than their mean.
-                share.append(cost(k, length) / (time if last else time * v / (v + stages - 1)))
-            if resources > 5 and stages == 1:
+                share.append(cost(k, length) / (time if last else time * v / (v + of_v)))
+            if resources > 5 and not idle:
                 share.append(share[4])
             elif resources > 5:
-                part, taken = in_one_mode(k, length, time / (v + stages - 1))
+                part, taken = in_one_mode(k, length, time / (v + idle))
                 share.append(taken / time if last else part / v)
             shares.append(share)
         yield shares
 
 
 def peaked_states(k, time, lengths, levels, even, resources):
-    """With stages: shares if the largest micro-batch, above all even ones, is in [level, next)."""
-    if k["stages"] == 1:
+    """With bubbles: shares if the largest micro-batch, above even ones, is in [level, next)."""
+    idle, c = least_bubbles(k), least_c(k)
+    if not idle:
         return
-    bubbles, c = k["stages"] - 1, least_c(k)
-    covered = max(time / (even + bubbles) - c, 0)
+    covered = max(time / (even + idle) - c, 0)
     for place, level in enumerate(levels):
         high = work(k, levels[place + 1]) if place + 1 < len(levels) else math.inf
         low = max(work(k, level), covered)
-        left = max(time - bubbles * (low + c), 0)
-        # M > β: at most τ/(M + c) − (pp − 1) micro-batches of M, most at the best M of the level.
-        best = math.sqrt(time * c / bubbles) - c
+        left = max(time - idle * (low + c), 0)
+        # M > β: at most τ/(M + c) − λ micro-batches of M, most at the best M of the level.
+        best = math.sqrt(time * c / idle) - c
         best = min(max(best, low), max(low, high))
-        offered = max(best * (time / max(best + c, 1e-300) - bubbles), 0)
-        offered = min(offered, left - 2 * c)
+        offered = max(best * (time / max(best + c, 1e-300) - idle), 0)
+        idle_of = [*(bubbles(k, v)[1] for v in range(2, 65)), idle]  # the last of all larger v
+        used = min(of_v * (low + c) + c * v for v, of_v in enumerate(idle_of, 2))
+        offered = min(offered, max(time - used, 0))
         shares = []
         for length in lengths:
             w, tokens = work(k, length), padded(k, length)
             if w > offered * SLACK or tokens > k["max_tokens"] or w >= high or high <= covered:
+                shares.append(None)
+                continue
+            if not passes(k, length, time):
                 shares.append(None)
                 continue
             counted = [
@@ -153,10 +167,16 @@ def peaked_states(k, time, lengths, levels, even, resources):
         yield shares
 
 
+def passes(k, length, time):
+    """Whether a sequence alone passes all stages by then, in some mode."""
+    alone = min(length * (m["a"] * length + m["b"]) + m["c"] for m in modes_that_hold(k, length))
+    return k["stages"] * alone <= time * SLACK
+
+
 def check_prices(witness):
     time, lengths, values = witness["bound_ms"], witness["lengths"], witness["values"]
     for k in witness["classes"]:
-        levels = witness["levels"] if k["stages"] > 1 else []
+        levels = witness["levels"] if least_bubbles(k) else []
         even = len(k["mixes"]) - len(levels)
         resources = len(k["mixes"][0])
         states = [
@@ -182,7 +202,8 @@ def check_prices(witness):
 def describe(k):
     """A class by its costs and limits alone, as text."""
     return json.dumps(
-        [k[x] for x in ("stages", "a", "b", "c", "max_tokens", "pad_to")] + [k.get("modes")]
+        [k[x] for x in ("stages", "forward", "a", "b", "c", "max_tokens", "pad_to")]
+        + [k.get("modes")]
     )
 
 

@@ -1,5 +1,7 @@
 """What sequences cost on a scheme of a witness, in any recomputation mode that holds them."""
 
+import math
+
 SLACK = 1 + 1e-9  # against rounding, everywhere in the plan's favor
 
 
@@ -27,3 +29,30 @@ def least_c(k):
 
 def padded(k, length):
     return -(-length // k["pad_to"]) * k["pad_to"]
+
+
+def bubbles(k, v):
+    """By how many more of the mean, and of the largest, of v micro-batches stages in 1F1B idle.
+
+    A path goes down to the last stage with micro-batch i, which costs its forwards on the others,
+    less the backwards of those before it that are still to come; and up with one after it, which
+    costs its backwards, less the forwards after it that have run. If both cost little, the
+    micro-batches before and after are small, and so is each one.
+    """
+    more = k["stages"] - 1
+    filled, drained = growth(k, v, k["forward"][0]), growth(k, v, 1 - k["forward"][1])
+    sizes = [1 / (1 / filled[n] + 1 / drained[v - 1 - n]) for n in range(v)]
+    return more * v / sum(sizes), more / max(sizes)
+
+
+def growth(k, v, share):
+    """How large the n-th from an end can be, as a multiple of what going down or up there costs."""
+    sizes = []
+    for _ in range(v):
+        near = sum(sizes[-(k["stages"] - 1) :]) / (k["stages"] - 1)
+        sizes.append((1 + (1 - share) * near) / share if share else math.inf)
+    return sizes
+
+
+def least_bubbles(k):
+    return (k["stages"] - 1) * max(1 - 2 * k["forward"][1], 0)

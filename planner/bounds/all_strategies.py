@@ -78,7 +78,7 @@ class AllStrategies:
         pipelines = np.zeros(len(self.classes))
         mixes = []
         for pipeline_class in self.classes:
-            levels = len(part.levels) if pipeline_class.pp > 1 else 0
+            levels = len(part.levels) if pipeline_class.least_bubbles else 0
             mixes.append(Mixes(even=only_work, peaked=np.repeat(only_work, levels, axis=0)))
         for place, k in enumerate(active):
             pipelines[k], mixes[k] = part.pipelines[place], part.mixes[place]

@@ -7,7 +7,7 @@ that ends by T runs each sequence on a class that finishes it alone by T. On tho
 - sequences that only groups of g GPUs or more can run have m = ⌊gpus/g⌋ places side by side. A
   group of G GPUs takes ⌊G/g⌋ of them, so that together they take no more than m·T of their time;
   and of the q·m + 1 longest, some q + 1 run one after another in one place, which ends by T.
-- a rank that runs V micro-batches has T − V·c for work, of pp stages T·V / (V + pp − 1) − V·c, and
+- a rank that runs V micro-batches has T − V·c for work, with bubbles T·V / (V + λ) − V·c, and
   they hold V times its part of the tokens of one: a rank with few of them lacks tokens or
   recomputes, one with many lacks time.
 
@@ -213,7 +213,7 @@ class Demand:
             overhead,
             self.gpus // self.place_gpus,
             time_ms,
-            int(self.stages.min()) - 1,
+            float(self.bubbles.min()),
         )
 
     def in_places_ms(self, time_ms: float) -> float:
@@ -278,9 +278,8 @@ class Demand:
         large = np.asarray(2 * self.padded[:, :last] > self.capacities)
         alone = np.all(~runs | large, axis=0, keepdims=True)[0, position]
         row_ms = np.where(alone[ends - 1], np.maximum(row_ms, in_a_row(alone_ms)), row_ms)
-        if self.most_stages > 1:  # the longest of a row counts once more for each further stage
-            more_stages = (self.stages - 1) * np.where(runs, alone_ms, 0.0)
-            row_ms += least(more_stages)[starts]
+        if self.bubbles.any():  # the longest of a row counts once more for each bubble
+            row_ms += least(self.bubbles * np.where(runs, alone_ms, 0.0))[starts]
         return max(needed, float(row_ms.max()))
 
     @cached_property
@@ -299,14 +298,9 @@ class Demand:
         return np.array([[k.c] for k in self.classes])
 
     @cached_property
-    def stages(self) -> Floats:
-        """Return the stages of each class, (classes, 1)."""
-        return np.array([[float(k.pp)] for k in self.classes])
-
-    @cached_property
-    def most_stages(self) -> int:
-        """Return the most stages of a class."""
-        return int(self.stages.max())
+    def bubbles(self) -> Floats:
+        """Return the least bubbles of each class, (classes, 1)."""
+        return np.array([[k.least_bubbles] for k in self.classes])
 
 
 def single_bound_ms(classes: Sequence[PipelineClass], batch: Batch) -> float:

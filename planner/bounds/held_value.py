@@ -27,7 +27,7 @@ class Mixes:
     """Weights of one class's resources in its states; every row sums to 1.
 
     ``even`` (V, resources): of the even states, V = 1 …; ``peaked`` (levels, resources): of the
-    peaked states at the relaxation's levels, no rows at pp = 1.
+    peaked states at the relaxation's levels, no rows without bubbles.
     """
 
     even: Floats
@@ -41,7 +41,7 @@ class Relaxation:
     ``scale``: least factor on the pipelines (or GPUs) for the relaxed batch to fit; ``pipelines``:
     used per class, Σ over V. ``values`` (n,): worth of a sequence of each distinct length;
     ``mixes``: one a class; ``levels``: of the peaked states (lengths in tokens). ``further``:
-    numbers of micro-batches with stages that are distinguished beyond those of most work.
+    numbers of micro-batches with bubbles that are distinguished beyond those of most work.
     """
 
     scale: float
@@ -85,7 +85,7 @@ class HeldValue:
             relaxation.resources,
         )
         self._mixes = relaxation.mixes[k]
-        self._further = relaxation.further if pipeline_class.pp > 1 else 0
+        self._further = relaxation.further if pipeline_class.least_bubbles else 0
         self._values = relaxation.values
         self._counts = batch.multiplicity.astype(np.float64)
         self._extra = extra

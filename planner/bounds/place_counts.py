@@ -1,8 +1,8 @@
 """Whether places that run whole numbers of micro-batches can hold all sequences by a time.
 
-A place is some ranks that run equally many micro-batches. With s further stages, v of them end
-after their sum and s times the longest, so that the sum is at most T·v / (v + s). For some v, n
-places run up to v of them, and the others have T·w / (w + s) − w·c each for work, if c is the least
+A place is some ranks that run equally many micro-batches. With λ bubbles, v of them end
+after their sum and λ times the longest, so that the sum is at most T·v / (v + λ). For some v, n
+places run up to v of them, and the others have T·w / (w + λ) − w·c each for work, if c is the least
 overhead, with the w ≥ v + 1 that leaves most. The n hold at most the
 sequences with most work a token, and pay for their tokens: a micro-batch of more tokens has fewer
 classes, on which a token takes more than the least work. If that is too little for every n, at some
@@ -18,7 +18,8 @@ from math import ceil, floor, inf
 import numpy as np
 
 from seqplan.planner.bounds.resources import ROUNDING
-from seqplan.planner.placement.fleet import Floats, Ints, count_best_micro_batches
+from seqplan.planner.placement.bubbles import count_best_micro_batches
+from seqplan.planner.placement.fleet import Floats, Ints
 
 MOST_COUNTS = 4
 """Numbers of micro-batches of a place that are distinguished from larger ones."""
@@ -35,14 +36,14 @@ def fits_in_places(
     overhead_ms: float,
     places: int,
     time_ms: float,
-    further_stages: int = 0,
+    bubbles: float = 0.0,
 ) -> bool:
     """Whether ``places`` may hold all sequences by a time; False is proven.
 
     ``work_ms`` (classes, n): what a sequence takes of a place, infinite if the class does not run
     it; ``tokens``, ``counts`` (n,): least padded tokens and number of each; ``room`` (classes,):
     tokens of a micro-batch on a place; ``overhead_ms``: of a micro-batch at least;
-    ``further_stages``: beyond one, of every class at least.
+    ``bubbles``: of every class at least.
     """
     work = work_ms.min(axis=0)
     prices = _list_prices(overhead_ms, room, ((work_ms - work) / tokens).min(axis=1))
@@ -56,24 +57,24 @@ def fits_in_places(
     def hold(few: Ints, most: int) -> Floats:
         """Bound the work (ms) of all places if ``few`` run ``most`` at most."""
         held = few * (most * prices[-1][2])
-        sum_ms = time_ms * most / (most + further_stages) if most else 0.0
+        sum_ms = time_ms * most / (most + bubbles) if most else 0.0
         for (fixed, _, _), taken in zip(prices, taken_up_to, strict=True):
             in_time = np.interp(few * (sum_ms - most * fixed), taken, tokens_up_to)
             held = np.minimum(held, in_time)
-        rest_ms = _most_work_ms(time_ms, most + 1, overhead_ms, further_stages)
+        rest_ms = _most_work_ms(time_ms, most + 1, overhead_ms, bubbles)
         worked: Floats = np.interp(held, tokens_up_to, work_up_to) + (places - few) * rest_ms
         return worked
 
     return all(_reaches(needed, places, most, hold) for most in range(MOST_COUNTS + 1))
 
 
-def _most_work_ms(time_ms: float, least: int, overhead_ms: float, further_stages: int) -> float:
+def _most_work_ms(time_ms: float, least: int, overhead_ms: float, bubbles: float) -> float:
     """Return the most work (ms) of ``least`` micro-batches or more by a time."""
-    best = count_best_micro_batches(time_ms, further_stages, overhead_ms)
+    best = count_best_micro_batches(time_ms, bubbles, overhead_ms)
     if best == inf:
         return time_ms
     counts = (max(least, floor(best)), max(least, ceil(best)))
-    left_ms = (time_ms * n / (n + further_stages) - n * overhead_ms for n in counts)
+    left_ms = (time_ms * n / (n + bubbles) - n * overhead_ms for n in counts)
     return max(*left_ms, 0.0)
 
 

@@ -208,7 +208,7 @@ def _make_states(
     number = count_resources(classes, fine=detail.fine)
     for pipeline_class in classes:
         most = pipeline_class.most_micro_batches(time_ms)
-        if pipeline_class.pp > 1:
+        if pipeline_class.least_bubbles:
             most += detail.further
         ladder = _ladder(most, every_v=gpus is None)
         of_lengths = ClassLengths(pipeline_class, lengths, weights, levels, number)

@@ -1,16 +1,18 @@
 """Resources of a pipeline by a time and the shares of sequences in them: terms of every bound.
 
-A pipeline that ends by τ runs some number V of micro-batches; M is the work of the largest. Form S
-is at most τ exactly if Σ(a·l² + b·l) + V·c + (pp − 1)·(M + c) ≤ τ. With β = τ/(V + pp − 1) − c, the
-work of each if all were equal, a pipeline is in one of two kinds of states.
+A pipeline that ends by τ runs some number V of micro-batches; M is the work of the largest. Then
+Σ(a·l² + b·l) + V·c + λ·(M + c) ≤ τ, whatever the order is, for λ = ``least_bubbles``, and also for
+the larger μ = ``count_bubbles`` of V and the mean work in place of M. Without stages, or if forward
+takes half of the time, λ is 0. With β = τ/(V + λ) − c a pipeline is in one of two kinds of states.
 
-*Even*, one state for each V: M ≤ β, or one stage. It limits
+*Even*, one state for each V: M ≤ β, or λ = 0. It limits
 
-- work: Σ(a·l² + b·l) ≤ V·β, at pp = 1 that is τ − c·V; no sequence has more work than β (τ − c·V);
+- work: Σ(a·l² + b·l) ≤ V·(τ/(V + μ) − c), at λ = 0 that is τ − c·V; no sequence has more work
+  than β (τ − c·V);
 - tokens: Σ padded lengths ≤ V·MaxLen;
 - large items, the simplest of Martello and Toth's dual feasible functions: a micro-batch holds at
   most one sequence above half of MaxLen, and at most one with more than half the work of a
-  micro-batch (at pp = 1: of the pipeline).
+  micro-batch (at λ = 0: of the pipeline).
 
 The largest V that is distinguished stands for itself and every larger one: it offers the most work
 and tokens that any of them can use, and its large items are not limited.
@@ -19,26 +21,26 @@ A micro-batch with recomputation modes has one of them. A sequence has at least 
 cheapest mode, a micro-batch at least the least c and at most the largest MaxLen. As these minima
 are of different modes, such classes have one more resource, in which they are joint:
 
-- cost: Σ min over modes of (work + padded·c/MaxLen) ≤ τ·V/(V + pp − 1), as the largest cost is no
-  less than the mean.
+- cost: Σ min over modes of (work + padded·c/MaxLen) ≤ τ·V/(V + μ).
 
-At most t = τ/(V + pp − 1) is left for a micro-batch, and it is in one mode m. So Σ s_m ≤ 1 in it,
+At most t = τ/(V + λ) is left for a micro-batch, and it is in one mode m. So Σ s_m ≤ 1 in it,
 for s_m = padded/MaxLen if short sequences of MaxLen tokens take less than t − c of mode m, else
 s_m = work/(t − c). Finer bounds (``SHARES_OF_MODES``) have it as a last resource of classes
-with stages:
+with bubbles:
 
 - micro-batches: Σ min over modes of s_m ≤ V, and in the states that stand for several V, with the
   largest t, Σ min over modes of (work + c·s_m) ≤ their time.
 
-At pp = 1, up to ``MIXED`` micro-batches are of one of few choices of modes. For prices p_m ≥ 0 of a
+At λ = 0, up to ``MIXED`` micro-batches are of one of few choices of modes. For prices p_m ≥ 0 of a
 token of MaxLen, those of a choice with k_m of each mode take Σ (work + padded·p) ≤ τ − Σ k_m·c_m +
 Σ k_m·MaxLen_m·p_m. The share of a sequence, in the place of its tokens, is the least over all
 choices and their modes. Any prices are valid; ``shares_of_all_micro_batches`` has close ones.
 
 *Peaked*, one state for each level of M: M > β, as when one long sequence is longer than an even
 micro-batch. For M in [low, high) what remains for work and micro-batches, whatever V is, is
-E = τ − (pp − 1)·(low + c). V is at least 2, tokens/MaxLen, and the number of sequences above half
-of MaxLen or of ``high``; each of these, times c, and the work together are at most E.
+E = τ − λ·(low + c). V is at least 2, tokens/MaxLen, and the number of sequences above half
+of MaxLen or of ``high``; each of these, times c, and the work together are at most E. The work
+alone is also at most what the c and the bubbles of M leave of any number of micro-batches.
 
 A pipeline that is known to run a sequence of some length or more is in one of the states in which
 such a sequence can be.
@@ -64,7 +66,7 @@ SHARES_OF_MODES = RESOURCES + 1
 """Place of the resource that counts micro-batches by mode, in finer bounds alone."""
 
 MIXED = 2
-"""Micro-batches of which all modes are distinguished, without stages."""
+"""Micro-batches of which all modes are distinguished, without bubbles."""
 
 LARGEST_SHARE = 2.0
 """Shares are cut to this, so that a mode without time left makes no infinite ones."""
@@ -99,6 +101,11 @@ class ClassLengths:
     def work(self) -> Floats:
         """Return the work of each length (ms)."""
         return self.pipeline_class.work_ms(self.lengths)
+
+    @cached_property
+    def alone_ms(self) -> Floats:
+        """Return how long each length alone takes through all stages."""
+        return self.pipeline_class.alone_ms(self.lengths)
 
     @cached_property
     def cost(self) -> Floats:
@@ -224,19 +231,22 @@ class ClassLengths:
         """
         terms, eligible = _describe_even(self, micro_batches, time_ms)
         of_states = [(terms, eligible)]
-        if self.pipeline_class.pp > 1:
+        if self.pipeline_class.least_bubbles:
             of_states.append(_describe_peaked(self, int(micro_batches[-1]), time_ms))
         if weights is None:
             shares = [of_state.by_resource(self.properties) for of_state, _ in of_states]
         else:
             parts = weights[: len(micro_batches)], weights[len(micro_batches) :]
-            pairs = zip(of_states, parts, strict=False)  # without stages the second is empty
+            pairs = zip(of_states, parts, strict=False)  # without bubbles the second is empty
             shares = [of_state.weigh(self.properties, part) for (of_state, _), part in pairs]
-        return np.concatenate(shares), self._restrict(np.concatenate([e for _, e in of_states]))
+        eligible = np.concatenate([e for _, e in of_states])
+        return np.concatenate(shares), self._restrict(eligible, time_ms)
 
-    def _restrict(self, eligible: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    def _restrict(self, eligible: npt.NDArray[np.bool_], time_ms: float) -> npt.NDArray[np.bool_]:
         """Restrict eligibility (states, n) to the lengths and states that the class admits."""
         eligible &= self.held
+        if self.pipeline_class.pp > 1:  # a sequence passes all stages
+            eligible &= self.alone_ms <= time_ms * (1 + ROUNDING)
         if self.pipeline_class.shorter_than:
             eligible &= self.lengths < self.pipeline_class.shorter_than
         if self.pipeline_class.runs_from:
@@ -264,7 +274,7 @@ def _describe_even(
     of_class: ClassLengths, micro_batches: Ints, time_ms: float
 ) -> tuple[ShareTerms, npt.NDArray[np.bool_]]:
     """Describe the even states, and eligibility (states, n) by work alone."""
-    pp = of_class.pipeline_class.pp
+    staged = of_class.pipeline_class.least_bubbles > 0
     v = micro_batches.astype(np.float64)
     budget, offered, large, tokens = _offer_even(of_class, micro_batches, time_ms)
     coefficients = np.zeros((len(v), of_class.number, len(of_class.properties)))
@@ -275,19 +285,20 @@ def _describe_even(
     of_large_work[-1] = 0.0
     of_modes = []
     if of_class.number > RESOURCES:
-        longest_ms = time_ms / (v + pp - 1)
-        offered_cost = longest_ms * v
+        bubbles = of_class.pipeline_class.bubbles_by_number[0][micro_batches - 1]
+        offered_cost = time_ms * v / (v + bubbles)
         offered_cost[-1] = time_ms
         coefficients[:, 4, 3] = 1 / offered_cost
-        if of_class.number > SHARES_OF_MODES and pp == 1:
+        if of_class.number > SHARES_OF_MODES and not staged:
             coefficients[:, SHARES_OF_MODES] = coefficients[:, 4]
         elif of_class.number > SHARES_OF_MODES:
+            longest_ms = time_ms / (v + of_class.pipeline_class.least_bubbles)
             shares = [
                 of_class.shares_of_micro_batch(ms) / k for k, ms in zip(v, longest_ms, strict=True)
             ]
             shares[-1] = of_class.cost_in_micro_batch(longest_ms[-1]) / time_ms
             of_modes += [(state, SHARES_OF_MODES, share) for state, share in enumerate(shares)]
-    if pp == 1 and of_class.pipeline_class.modes:
+    if not staged and of_class.pipeline_class.modes:
         for state in np.flatnonzero(micro_batches[:-1] <= MIXED).tolist():
             coefficients[state, 1] = 0.0
             of_modes.append(
@@ -307,15 +318,20 @@ def _offer_even(
     """
     pipeline_class = of_class.pipeline_class
     v = micro_batches.astype(np.float64)
-    if pipeline_class.pp == 1:
+    if not pipeline_class.least_bubbles:
         # Of a pipeline, shared by its micro-batches.
         budget = np.maximum(time_ms - pipeline_class.least_c * v, 0.0)
         offered, large = budget.copy(), np.ones_like(v)
     else:
-        # β, of each micro-batch.
-        budget = np.maximum(time_ms / (v + pipeline_class.pp - 1) - pipeline_class.least_c, 0.0)
-        offered, large = v * budget, v
-    if v[-1] >= MOST and pipeline_class.pp > 1:  # the V of the most work may lie beyond
+        # β, of each micro-batch, and what so many have on average.
+        bubbles = pipeline_class.bubbles_by_number[0][micro_batches - 1]
+        bubbles[-1] = pipeline_class.least_bubbles  # of all larger V
+        budget, mean = (
+            np.maximum(time_ms / (v + of_v) - pipeline_class.least_c, 0.0)
+            for of_v in (pipeline_class.least_bubbles, bubbles)
+        )
+        offered, large = v * mean, v
+    if v[-1] >= MOST and pipeline_class.least_bubbles:  # the V of the most work may lie beyond
         offered[-1] = max(offered[-1], _most_work_ms(pipeline_class, time_ms))
     tokens = v * pipeline_class.capacity
     # Padding may take many more tokens than a larger V's work suggests: as many as fit its work.
@@ -324,11 +340,11 @@ def _offer_even(
 
 
 def _most_work_ms(pipeline_class: PipelineClass, time_ms: float) -> float:
-    """Bound V·β over all V, at pp > 1 (ms).
+    """Bound the work of even micro-batches over all V, with bubbles (ms).
 
-    Its maximum over real numbers is (√τ − √((pp − 1)·c))².
+    Its maximum over real numbers is (√τ − √(λ·c))².
     """
-    root = time_ms**0.5 - ((pipeline_class.pp - 1) * pipeline_class.least_c) ** 0.5
+    root = time_ms**0.5 - (pipeline_class.least_bubbles * pipeline_class.least_c) ** 0.5
     return float(max(root, 0.0) ** 2)
 
 
@@ -337,20 +353,23 @@ def _describe_peaked(
 ) -> tuple[ShareTerms, npt.NDArray[np.bool_]]:
     """Describe the peaked states, and eligibility (levels, n) by work alone."""
     pipeline_class = of_class.pipeline_class
-    bubbles = pipeline_class.pp - 1
-    # Up to β of the last even state nothing is peaked that this state would not cover.
+    bubbles = pipeline_class.least_bubbles
+    # Up to the work of the last even state nothing is peaked that this state would not cover.
     covered = max(time_ms / (most + bubbles) - pipeline_class.least_c, 0.0)
     starts, high = of_class.level_works
     low = np.maximum(starts, covered)
     left = np.maximum(time_ms - bubbles * (low + pipeline_class.least_c), 0.0)
-    # M > β also means V > τ/(M + c) − (pp − 1); the rest for work is then most at the M of the
+    # A larger M also means V > τ/(M + c) − λ; the rest for work is then most at the M of the
     # best even V, or at the end of the level that is nearest to it.
     even = (time_ms * pipeline_class.least_c / bubbles) ** 0.5 - pipeline_class.least_c
     best = np.minimum(np.maximum(even, low), np.maximum(low, high))
     offered = np.maximum(
         best * (time_ms / np.maximum(best + pipeline_class.least_c, 1e-300) - bubbles), 0.0
     )
-    offered = np.minimum(offered, left - 2 * pipeline_class.least_c)
+    c, v = pipeline_class.least_c, np.arange(2, MOST + 2)
+    of_largest = np.append(pipeline_class.bubbles_by_number[1][1:MOST], bubbles)  # of all larger V
+    idle_ms = (of_largest * (low + c)[:, None] + c * v).min(axis=1)
+    offered = np.minimum(offered, np.maximum(time_ms - idle_ms, 0.0))
     eligible = of_class.work <= offered[:, None] * (1 + ROUNDING)
     eligible &= of_class.below_level_ends
     eligible &= (high > covered)[:, None]

@@ -76,6 +76,7 @@ def describe_class(scheme: str, k: PipelineClass) -> dict[str, Any]:
     return {
         "scheme": scheme,
         "stages": k.pp,
+        "forward": [k.least_forward_fraction, k.forward_fraction],
         "a": k.a,
         "b": k.b,
         "c": k.c,

@@ -1,8 +1,9 @@
-"""One pipeline of the exact model: its sequences, its micro-batches, and its time in form S.
+"""One pipeline of the exact model: its sequences, its micro-batches, and its least time.
 
 ``PipelineModel.limit`` adds, in this order: sequences that do not fit; the number of micro-batches
 V, by tokens and by dual feasible functions; the work, and the time if there is one stage. With
-several stages also the largest micro-batch M, and up to ``MOST_FORMED`` formed one by one.
+several stages also the largest micro-batch M, and up to ``MOST_FORMED`` formed one by one. No order
+of the micro-batches ends before their sum and the least bubbles of M, or before M on every stage.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from seqplan.planner.exact.instance import RATE, Instance
+
+PARTS = 1_000
+"""Parts of a micro-batch in which bubbles are counted."""
 
 MOST_FORMED = 12
 """Micro-batches of a pipeline of several stages that are formed one by one; more are counted."""
@@ -55,9 +59,8 @@ class PipelineModel:
             self._model.add(work + self._overhead * count <= step)
             return []
         largest, used = self._largest(work, count, most)
-        bubbles = self._class.pp - 1
-        time = work + self._overhead * count + bubbles * (largest + self._overhead * used)
-        self._model.add(time <= step)
+        self._model.add(work + self._overhead * count + self._bubbles(largest, used) <= step)
+        self._model.add(self._class.pp * (largest + self._overhead * used) <= step)
         return self._form(count, largest)
 
     def time_and_bubbles(self) -> tuple[Any, Any]:
@@ -71,7 +74,15 @@ class PipelineModel:
             return time, 0
         largest, used = self._largest(work, count, most)
         self._form(count, largest)
-        return time, (self._class.pp - 1) * (largest + self._overhead * used)
+        return time, self._bubbles(largest, used)
+
+    def _bubbles(self, largest: Any, used: Any) -> Any:
+        """Add the least bubbles, rounded down to whole units."""
+        bubbles = self._model.new_int_var(0, self._highest, f"bubbles of {self._name}")
+        parts = int(self._class.least_bubbles * PARTS)
+        exactly = parts * (largest + self._overhead * used)
+        self._model.add(exactly <= PARTS * bubbles + (PARTS - 1))
+        return bubbles
 
     def _micro_batches(self) -> tuple[int, Any, Any]:
         """Add V and the work; also the most that V can be."""

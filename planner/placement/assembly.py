@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -27,7 +26,7 @@ from seqplan.plans.shapes import count_added, pad_to_shape
 
 @dataclass(frozen=True)
 class Selected:
-    """The chosen strategy with its placement and a proven lower bound (form S, ms).
+    """The chosen strategy with its placement and a proven lower bound (ms).
 
     Neither holds the sync: it is one constant for all placements of a strategy, and in both it
     would only make the gap look smaller. ``considered``: every candidate with its bound, and its
@@ -91,7 +90,7 @@ def plan_pipeline(
     slowdown: float = 1.0,
     shapes: Sequence[int] = (),
 ) -> PlannedPipeline:
-    """Make one pipeline at the model's costs; its predicted time is form S of the stated costs.
+    """Make one pipeline at the model's costs; its predicted time is 1F1B's at the stated costs.
 
     ``slowdown``: the factor that the costs of ``pipeline_class`` have; ``shapes``: tokens on a rank
     to which micro-batches are padded.
@@ -123,21 +122,10 @@ def plan_pipeline(
     planned_batches = [planned_batches[j] for j in order]
     if scheme.pp > 1 and pipeline_class.modes:
         planned_batches = fit_windows(pipeline_class, planned_batches, batch.lengths)
-    predicted = form_s_ms(planned_batches, scheme.pp)
-    if len({micro.recompute for micro in planned_batches}) > 1:
-        # Forward's share of the time differs between modes, and form S may be too short.
-        predicted = max(
-            predicted, simulate_micro_batches_ms(planned_batches, scheme.pp, forward_fraction)
-        )
+    predicted = simulate_micro_batches_ms(planned_batches, scheme.pp, forward_fraction)
     return PlannedPipeline(
         scheme, ranks, tuple(planned_batches), round(predicted, 3), micro_step, slowdown
     )
-
-
-def form_s_ms(micro_batches: Sequence[MicroBatch], pp: int) -> float:
-    """Compute form S of stated costs: Σ cost + (pp − 1) · max cost; 0 when empty."""
-    costs = [micro.cost_ms for micro in micro_batches]
-    return math.fsum(costs) + (pp - 1) * max(costs) if costs else 0.0
 
 
 def fit_windows(

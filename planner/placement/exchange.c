@@ -7,28 +7,32 @@
 /* exchange._MicroBatch; ``sequences``: indices of lengths. */
 typedef struct {
     int64_t *sequences, count, room, tokens;
-    double work[MOST_MODES], cost;
+    double work[MOST_MODES], cost, share;
 } MicroBatch;
 
-/* exchange._Pipeline. The place after the last micro-batch is an empty one, as a draw may open it. */
+/* exchange._Pipeline. The place after the last micro-batch is an empty one, as a draw may open it.
+ * ``shares``: forward's, by mode. */
 typedef struct {
     const Costs *costs;
     MicroBatch *micro_batches;
     int64_t count, room;
-    double bubbles, total, time;
+    double total, time, shares[MOST_MODES];
 } Pipeline;
 
-/* Tokens, work and cost of a micro-batch after an exchange. */
+/* Tokens, work, cost and forward's share of a micro-batch after an exchange. */
 typedef struct {
     int64_t tokens;
-    double work[MOST_MODES], cost;
+    double work[MOST_MODES], cost, share;
 } Weight;
 
+/* ``scratch``: of a simulation, room for its micro-batches and passes. */
 typedef struct {
     Pipeline *pipelines;
     int64_t count;
     uint64_t state;
-    double from_slowest, moves, swaps, shorter;
+    double from_slowest, moves, swaps, places, shorter;
+    double *scratch;
+    int64_t room;
 } Exchanges;
 
 static double draw(Exchanges *all) { return draw_from(&all->state); }
@@ -38,8 +42,9 @@ static int64_t draw_below(Exchanges *all, int64_t number) {
 }
 
 /* _Pipeline.weigh; 0 if no mode holds it. */
-static int weigh(const Costs *costs, const MicroBatch *micro, const int64_t *outgoing, int64_t out,
-                 const int64_t *incoming, int64_t in, Weight *weight) {
+static int weigh(const Pipeline *pipeline, const MicroBatch *micro, const int64_t *outgoing,
+                 int64_t out, const int64_t *incoming, int64_t in, Weight *weight) {
+    const Costs *costs = pipeline->costs;
     int64_t modes = costs->mode_count;
     weight->tokens = micro->tokens;
     for (int64_t k = 0; k < in; k++) weight->tokens += costs->padded[incoming[k]];
@@ -56,29 +61,107 @@ static int weigh(const Costs *costs, const MicroBatch *micro, const int64_t *out
         for (int64_t k = 0; k < out; k++) work -= mode->work[outgoing[k]];
         for (int64_t k = 0; k < in; k++) work += mode->work[incoming[k]];
         weight->work[m] = work;
-        if (weight->tokens <= mode->capacity && work + mode->c < weight->cost)
+        if (weight->tokens <= mode->capacity && work + mode->c < weight->cost) {
             weight->cost = work + mode->c;
+            weight->share = pipeline->shares[m];
+        }
     }
     return 1;
 }
 
-/* _Pipeline.compute_time_ms after micro-batch ``i`` costs this, and ``j`` too unless it is NONE. */
-static double time_after(const Pipeline *pipeline, int64_t i, double of_i, int64_t j, double of_j) {
-    const MicroBatch *micro_batches = pipeline->micro_batches;
-    double total = pipeline->total, slowest = 0.0;
-    if (i != NONE) total = total - micro_batches[i].cost + of_i;
-    if (j != NONE) total = total - micro_batches[j].cost + of_j;
-    for (int64_t m = 0; m <= pipeline->count; m++) {
-        double cost = m == i ? of_i : m == j ? of_j : micro_batches[m].cost;
-        if (cost > slowest) slowest = cost;
+/* Reserve what a simulation of the pipeline with two more micro-batches needs; 0 without memory. */
+static int make_scratch(Exchanges *all, const Pipeline *pipeline) {
+    int64_t stages = pipeline->costs->pp, most = pipeline->count + 2;
+    int64_t needed = 2 * most + stages * (2 * most + 2);
+    if (needed <= all->room) return 1;
+    double *larger = PyMem_Realloc(all->scratch, (size_t)needed * sizeof(double));
+    if (larger == NULL) {
+        PyErr_NoMemory();
+        return 0;
     }
-    return total + pipeline->bubbles * slowest;
+    all->scratch = larger;
+    all->room = needed;
+    return 1;
 }
 
-static void update_time(Pipeline *pipeline) {
+/* one_f_one_b.simulate_ms of the first ``count`` costs and shares in the scratch. */
+static double simulate(const Exchanges *all, int64_t stages, int64_t most, int64_t count) {
+    double *costs = all->scratch, *shares = costs + most, *forward = shares + most;
+    double *backward = forward + stages * most, *free_at = backward + stages * most;
+    double *next = free_at + stages, end = 0.0; /* next: pass of each stage, whole numbers */
+    for (int64_t s = 0; s < stages; s++) {
+        free_at[s] = next[s] = 0.0;
+        for (int64_t j = 0; j < count; j++) forward[s * most + j] = backward[s * most + j] = -1.0;
+    }
+    for (int64_t done = 0; done < 2 * stages * count;) {
+        for (int64_t s = 0; s < stages; s++) {
+            int64_t warm = stages - 1 - s < count ? stages - 1 - s : count;
+            int64_t in_turn = warm + 2 * (count - warm), k = (int64_t)next[s];
+            for (; k < 2 * count; k++, done++) {
+                int is_forward = k < warm || (k < in_turn && (k - warm) % 2 == 0);
+                int64_t j = k < warm ? k : k >= in_turn ? k - count : (k - warm) / 2;
+                double ready, *ends = is_forward ? forward : backward;
+                if (is_forward) {
+                    if (k >= warm) j += warm;
+                    ready = s ? forward[(s - 1) * most + j] : 0.0;
+                } else
+                    ready = s < stages - 1 ? backward[(s + 1) * most + j] : forward[s * most + j];
+                if (ready < 0.0) break;
+                double first = costs[j] * shares[j];
+                double time = (free_at[s] > ready ? free_at[s] : ready) +
+                              (is_forward ? first : costs[j] - first);
+                ends[s * most + j] = free_at[s] = time;
+                if (time > end) end = time;
+            }
+            next[s] = (double)k;
+        }
+    }
+    return end;
+}
+
+/* Whether a place is one of a pipeline's micro-batches, not a new one before or after them. */
+static int is_within(const Pipeline *pipeline, int64_t place) {
+    return place >= 0 && place < pipeline->count;
+}
+
+/* _Pipeline.compute_time_ms after the micro-batches at ``count`` places get these weights. The
+ * scratch has room. */
+static double time_after(const Exchanges *all, const Pipeline *pipeline, const int64_t *places,
+                         const Weight *const *weights, int64_t count, double limit) {
+    const MicroBatch *micro_batches = pipeline->micro_batches;
+    double total = pipeline->total;
+    for (int64_t k = 0; k < count; k++) {
+        double before = is_within(pipeline, places[k]) ? micro_batches[places[k]].cost : 0.0;
+        total = total - before + weights[k]->cost;
+    }
+    int64_t stages = pipeline->costs->pp, most = pipeline->count + 2, used = 0;
+    if (stages == 1 || total >= limit) return total;
+    double *costs = all->scratch, *shares = costs + most;
+    for (int64_t m = -1; m <= pipeline->count; m++) {
+        double cost = 0.0, share = 0.0;
+        if (is_within(pipeline, m)) {
+            cost = micro_batches[m].cost;
+            share = micro_batches[m].share;
+        }
+        for (int64_t k = 0; k < count; k++)
+            if (places[k] == m) {
+                cost = weights[k]->cost;
+                share = weights[k]->share;
+            }
+        if (cost == 0.0) continue;
+        costs[used] = cost;
+        shares[used++] = share;
+    }
+    return simulate(all, stages, most, used);
+}
+
+/* 0 where there is no memory. */
+static int update_time(Exchanges *all, Pipeline *pipeline) {
+    if (!make_scratch(all, pipeline)) return 0;
     pipeline->total = 0.0;
     for (int64_t m = 0; m < pipeline->count; m++) pipeline->total += pipeline->micro_batches[m].cost;
-    pipeline->time = time_after(pipeline, NONE, 0.0, NONE, 0.0);
+    pipeline->time = time_after(all, pipeline, NULL, NULL, 0, INFINITY);
+    return 1;
 }
 
 /* Make the place after the last micro-batch an empty one; 0 where there is no memory. */
@@ -114,12 +197,20 @@ static int replace(MicroBatch *micro, const int64_t *outgoing, int64_t out, cons
     micro->tokens = weight->tokens;
     memcpy(micro->work, weight->work, sizeof micro->work);
     micro->cost = weight->cost;
+    micro->share = weight->share;
     return 1;
 }
 
-/* Count a micro-batch that was opened, drop one that became empty, and update the time. */
-static int settle(Pipeline *pipeline) {
+/* Count a micro-batch that was opened, before the others with ``fills``, drop one that became empty,
+ * and update the time. */
+static int settle(Exchanges *all, Pipeline *pipeline, int fills) {
     if (pipeline->micro_batches[pipeline->count].count) {
+        if (fills) {
+            MicroBatch opened = pipeline->micro_batches[pipeline->count];
+            memmove(pipeline->micro_batches + 1, pipeline->micro_batches,
+                    (size_t)pipeline->count * sizeof(MicroBatch));
+            pipeline->micro_batches[0] = opened;
+        }
         pipeline->count++;
         if (!open_place(pipeline)) return 0;
     }
@@ -134,8 +225,7 @@ static int settle(Pipeline *pipeline) {
                 (size_t)(pipeline->count - m) * sizeof(MicroBatch));
         memset(&pipeline->micro_batches[pipeline->count], 0, sizeof(MicroBatch));
     }
-    update_time(pipeline);
-    return 1;
+    return update_time(all, pipeline);
 }
 
 /* exchange._draw_returned: how many. */
@@ -149,25 +239,46 @@ static int64_t draw_returned(Exchanges *all, const MicroBatch *micro, int64_t *r
     return 2;
 }
 
+/* _Pipeline.swap_places: whether it was made, NONE where there is no memory. */
+static int swap_places(Exchanges *all, Pipeline *pipeline) {
+    int64_t i = draw_below(all, pipeline->count), j = draw_below(all, pipeline->count);
+    MicroBatch *one = &pipeline->micro_batches[i], *other = &pipeline->micro_batches[j];
+    Weight of_one = {.cost = other->cost, .share = other->share};
+    Weight of_other = {.cost = one->cost, .share = one->share};
+    const int64_t places[2] = {i, j};
+    const Weight *const weights[2] = {&of_one, &of_other};
+    if (time_after(all, pipeline, places, weights, 2, INFINITY) >= pipeline->time * all->shorter)
+        return 0;
+    MicroBatch before = *one;
+    *one = *other;
+    *other = before;
+    return update_time(all, pipeline) ? 1 : NONE;
+}
+
 /* exchange._exchange: whether it was made, NONE where there is no memory. */
 static int try_exchange(Exchanges *all, Pipeline *first, Pipeline *second) {
-    int64_t i = draw_below(all, first->count), j = draw_below(all, second->count + 1);
+    if (first->costs->pp > 1 && draw(all) < all->places) return swap_places(all, first);
+    int64_t i = draw_below(all, first->count), fills = second->costs->pp > 1;
+    int64_t j = draw_below(all, second->count + 1 + fills) - fills;
     if (first == second && i == j) return 0;
-    MicroBatch *giving = &first->micro_batches[i], *taking = &second->micro_batches[j];
+    MicroBatch *giving = &first->micro_batches[i];
+    MicroBatch *taking = &second->micro_batches[j < 0 ? second->count : j];
     int64_t given[1] = {giving->sequences[draw_below(all, giving->count)]}, returned[2];
     int64_t back = draw_returned(all, taking, returned);
-    double limit = first->time * all->shorter;
+    double limit = (second->time > first->time ? second->time : first->time) * all->shorter;
     Weight of_giving, of_taking;
-    if (!weigh(first->costs, giving, given, 1, returned, back, &of_giving)) return 0;
-    if (first != second && time_after(first, i, of_giving.cost, NONE, 0.0) >= limit) return 0;
-    if (!weigh(second->costs, taking, returned, back, given, 1, &of_taking)) return 0;
-    double time = first == second ? time_after(first, i, of_giving.cost, j, of_taking.cost)
-                                  : time_after(second, j, of_taking.cost, NONE, 0.0);
+    const int64_t places[2] = {i, j};
+    const Weight *const weights[2] = {&of_giving, &of_taking};
+    if (!weigh(first, giving, given, 1, returned, back, &of_giving)) return 0;
+    if (first != second && time_after(all, first, places, weights, 1, limit) >= limit) return 0;
+    if (!weigh(second, taking, returned, back, given, 1, &of_taking)) return 0;
+    double time = first == second ? time_after(all, first, places, weights, 2, limit)
+                                  : time_after(all, second, places + 1, weights + 1, 1, limit);
     if (time >= limit) return 0;
     if (!replace(giving, given, 1, returned, back, &of_giving) ||
-        !replace(taking, returned, back, given, 1, &of_taking) || !settle(first))
+        !replace(taking, returned, back, given, 1, &of_taking) || !settle(all, first, j < 0))
         return NONE;
-    if (first != second && !settle(second)) return NONE;
+    if (first != second && !settle(all, second, j < 0)) return NONE;
     return 1;
 }
 
@@ -220,7 +331,7 @@ static int read_micro(Reader *reader, Pipeline *pipeline) {
     Weight weight;
     MicroBatch empty = {0};
     if (micro->count == 0 ||
-        !weigh(costs, &empty, NULL, 0, micro->sequences, micro->count, &weight)) {
+        !weigh(pipeline, &empty, NULL, 0, micro->sequences, micro->count, &weight)) {
         PyErr_SetString(PyExc_ValueError, "a micro-batch is empty, or no mode holds it");
         return 0;
     }
@@ -228,15 +339,31 @@ static int read_micro(Reader *reader, Pipeline *pipeline) {
     return replace(micro, NULL, 0, NULL, 0, &weight);
 }
 
-/* Read the pipelines of one class: (costs, placement, count). 0 with an exception set. */
+/* Read forward's share by mode; 0 with an exception set. */
+static int read_shares(PyObject *shares, const Costs *costs, double *read) {
+    if (PyTuple_Size(shares) != costs->mode_count) {
+        PyErr_SetString(PyExc_ValueError, "shares of forward are not one of each mode");
+        return 0;
+    }
+    for (int64_t m = 0; m < costs->mode_count; m++) {
+        read[m] = PyFloat_AsDouble(PyTuple_GetItem(shares, m));
+        if (PyErr_Occurred()) return 0;
+    }
+    return 1;
+}
+
+/* Read the pipelines of one class: (costs, placement, count, shares). 0 with an exception set. */
 static int read_class(Exchanges *all, PyObject *of_class) {
-    PyObject *capsule;
+    PyObject *capsule, *of_modes;
     Py_buffer bytes;
     Py_ssize_t count;
-    if (!PyArg_ParseTuple(of_class, "Oy*n:exchange", &capsule, &bytes, &count)) return 0;
+    double shares[MOST_MODES] = {0.0};
+    if (!PyArg_ParseTuple(of_class, "Oy*nO!:exchange", &capsule, &bytes, &count, &PyTuple_Type,
+                          &of_modes))
+        return 0;
     Reader reader = {bytes.buf, bytes.len / (Py_ssize_t)sizeof(int64_t)};
     const Costs *costs = PyCapsule_GetPointer(capsule, COSTS);
-    int good = costs != NULL;
+    int good = costs != NULL && read_shares(of_modes, costs, shares);
     if (good && (count < 0 || count > reader.words)) {
         PyErr_SetString(PyExc_ValueError, "not a packed placement");
         good = 0;
@@ -249,12 +376,12 @@ static int read_class(Exchanges *all, PyObject *of_class) {
     if (good) all->pipelines = larger;
     for (Py_ssize_t k = 0; good && k < count; k++) {
         Pipeline *pipeline = &all->pipelines[all->count++];
-        *pipeline = (Pipeline){costs, NULL, 0, 0, (double)(costs->pp - 1), 0.0, 0.0};
+        *pipeline = (Pipeline){.costs = costs};
+        memcpy(pipeline->shares, shares, sizeof shares);
         int64_t micro_batches = read_word(&reader, 1);
         good = micro_batches != NONE;
         for (int64_t m = 0; good && m < micro_batches; m++) good = read_micro(&reader, pipeline);
-        good = good && open_place(pipeline);
-        if (good) update_time(pipeline);
+        good = good && open_place(pipeline) && update_time(all, pipeline);
     }
     PyBuffer_Release(&bytes);
     return good;
@@ -312,8 +439,9 @@ static PyObject *pack_classes(Exchanges *all, PyObject *classes) {
 }
 
 const char exchange_doc[] =
-    "exchange(classes, lower_ms, drawn, fruitless, from_slowest, moves, swaps, shorter)\n--\n\n"
-    "Exchange sequences between the micro-batches of classes, each (costs, placement, count).\n\n"
+    "exchange(classes, lower_ms, drawn, fruitless, from_slowest, moves, swaps, places, shorter)\n--\n\n"
+    "Exchange sequences between the micro-batches of classes, each (costs, placement, count,\n"
+    "shares), with forward's share of a micro-batch's time by mode.\n\n"
     "Returns the placements, packed; None if no exchange was made.";
 
 PyObject *exchange(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -321,8 +449,8 @@ PyObject *exchange(PyObject *Py_UNUSED(module), PyObject *args) {
     double lower;
     long long drawn, fruitless;
     Exchanges all = {.state = UINT64_C(0x9E3779B97F4A7C15)};
-    if (!PyArg_ParseTuple(args, "O!dLLdddd:exchange", &PyTuple_Type, &classes, &lower, &drawn,
-                          &fruitless, &all.from_slowest, &all.moves, &all.swaps, &all.shorter))
+    if (!PyArg_ParseTuple(args, "O!dLLddddd:exchange", &PyTuple_Type, &classes, &lower, &drawn,
+                          &fruitless, &all.from_slowest, &all.moves, &all.swaps, &all.places, &all.shorter))
         return NULL;
     int good = 1;
     for (Py_ssize_t k = 0; good && k < PyTuple_Size(classes); k++)
@@ -342,5 +470,6 @@ PyObject *exchange(PyObject *Py_UNUSED(module), PyObject *args) {
         PyMem_Free(all.pipelines[k].micro_batches);
     }
     PyMem_Free(all.pipelines);
+    PyMem_Free(all.scratch);
     return result;
 }

@@ -1,8 +1,9 @@
 """Exchanges of sequences between micro-batches that shorten the slowest pipeline, with stages too.
 
-With stages a pipeline's time is also that of its largest micro-batch, and with recomputation modes
-one sequence can change the mode of a micro-batch. A fill foresees neither: exchanges are drawn at
-random, and made where their exact costs shorten the step.
+With stages a pipeline takes what its micro-batches take in 1F1B, in their order: small ones at both
+ends fill and drain it sooner. With recomputation modes one sequence can change the mode of a
+micro-batch. A fill foresees neither: exchanges are drawn at random, and made where their exact
+costs shorten the step.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from operator import attrgetter
 
 from seqplan.planner.batches.batch import Batch
@@ -17,10 +19,14 @@ from seqplan.planner.placement.fill import Filling, FillStarter, PackedPlacement
 from seqplan.planner.placement.fill_tables import ClassCosts, FillTables
 from seqplan.planner.placement.fleet import ClassPlacement, Fleet, PipelineBins
 from seqplan.planner.placement.greedy import form_s
+from seqplan.planner.simulation.one_f_one_b import order_micro_batches, simulate_ms
 
 DRAWN, FRUITLESS = 20_000, 5_000
 """Exchanges drawn at most, and at most in a row of which none is made. Three times as many draws
 shorten steps of 32B and 70B on 16 and 64 GPUs by another 0.03 to 0.06 %."""
+
+STAGED_DRAWN, STAGED_FRUITLESS = 60_000, 10_000
+"""The same with stages, where a third as many draws leave steps of 32B and 70B 0.25 % longer."""
 
 FROM_SLOWEST = 0.7
 """Share of draws that take a sequence of the slowest pipeline; the others make room in any."""
@@ -29,30 +35,59 @@ MOVES, SWAPS = 0.4, 0.9
 """Draws up to the first share move a sequence, up to the second swap two, the rest swap one for
 two."""
 
+PLACES = 0.2
+"""Share of a pipeline's draws with stages that swap the places of two micro-batches."""
+
 _GAIN = 1e-9
 
 
 def exchange_sequences(fleet: Fleet, batch: Batch, filling: Filling, lower_ms: float) -> Filling:
     """Make the slowest pipeline no slower, on the same strategy; ends at ``lower_ms``.
 
-    Unchanged without stages and modes, where the sums of a pipeline are its time. Equal arguments
-    give equal results, in Python and compiled (``exchange.c``). Complexity: O(micro-batches of a
-    pipeline) for each of at most ``DRAWN`` draws.
+    Unchanged without stages and modes, where the sums of a pipeline are its time. With stages, the
+    times of the filling are form S, and those of the result are of the 1F1B simulation of the
+    micro-batches in order. Equal arguments give equal results, in Python and compiled
+    (``exchange.c``). Complexity: O(passes of a pipeline) for each draw.
     """
     if all(of_class.pp == 1 and not of_class.modes for of_class in fleet.classes):
         return filling
     tables = FillTables.from_batch(batch)
     costs = [tables.find_costs(pipeline_class) for pipeline_class in fleet.classes]
+    filling = _put_in_order(costs, filling)
     compiled = FillStarter(tables, fleet.classes).compiled
-    exchanged = (_exchange_compiled if compiled else _exchange_in_python)(costs, filling, lower_ms)
+    exchange = _exchange_compiled if compiled else _exchange_in_python
+    exchanged = exchange(costs, filling, lower_ms)
     if exchanged is None:
         return filling
-    times = tuple(
-        tuple(form_s(of_class, bins) for bins in pipelines)
-        for of_class, pipelines in zip(costs, exchanged, strict=True)
-    )
-    shorter = Filling(exchanged, times)
+    shorter = _time_filling(costs, exchanged)
     return shorter if shorter.objective_ms < filling.objective_ms else filling
+
+
+def _put_in_order(costs: Sequence[ClassCosts], filling: Filling) -> Filling:
+    """Order the micro-batches of pipelines with stages, and time these in their order."""
+    if all(of_class.pp == 1 for of_class in costs):
+        return filling
+    placements = []
+    for of_class, pipelines in zip(costs, filling.bins, strict=True):
+        if of_class.pp > 1:
+            read = _read_pipelines(of_class, pipelines)
+            orders = [order_micro_batches(p.costs_ms, p.pp, p.shares) for p in read]
+            pipelines = tuple(
+                tuple(bins[j] for j in order) for bins, order in zip(pipelines, orders, strict=True)
+            )
+        placements.append(pipelines)
+    return _time_filling(costs, tuple(placements))
+
+
+def _time_filling(costs: Sequence[ClassCosts], placements: tuple[ClassPlacement, ...]) -> Filling:
+    """Time pipelines: form S, or with stages the simulation of the micro-batches in order."""
+    times = []
+    for of_class, pipelines in zip(costs, placements, strict=True):
+        if of_class.pp == 1:
+            times.append(tuple(form_s(of_class, bins) for bins in pipelines))
+        else:
+            times.append(tuple(p.time_ms for p in _read_pipelines(of_class, pipelines)))
+    return Filling(placements, tuple(times))
 
 
 def _exchange_compiled(
@@ -62,11 +97,16 @@ def _exchange_compiled(
 
     placements = [PackedPlacement.pack(placement) for placement in filling.placements]
     classes = [
-        (of_class.compiled, placement.packed, placement.count)
+        (
+            of_class.compiled,
+            placement.packed,
+            placement.count,
+            tuple(mode.forward_fraction for mode in of_class.modes),
+        )
         for of_class, placement in zip(costs, placements, strict=True)
     ]
-    shares = (FROM_SLOWEST, MOVES, SWAPS, 1 - _GAIN)
-    exchanged = fill_kernel.exchange(tuple(classes), lower_ms, DRAWN, FRUITLESS, *shares)
+    shares = (FROM_SLOWEST, MOVES, SWAPS, PLACES, 1 - _GAIN)
+    exchanged = fill_kernel.exchange(tuple(classes), lower_ms, *_count_draws(costs), *shares)
     if exchanged is None:
         return None
     return tuple(
@@ -81,14 +121,18 @@ def _exchange_in_python(
     """Return the placements after all exchanges; None if none was made."""
     pipelines: list[_Pipeline] = []
     for of_class, placement in zip(costs, filling.bins, strict=True):
-        work, padded = of_class.work_ms.T.tolist(), of_class.padded_lengths.tolist()
-        pipelines += [_Pipeline(of_class, work, padded, pipeline) for pipeline in placement]
-    if not _improve(pipelines, lower_ms):
+        pipelines += _read_pipelines(of_class, placement)
+    if not _improve(pipelines, lower_ms, *_count_draws(costs)):
         return None
     remaining = iter(pipelines)
     return tuple(
         tuple(next(remaining).list_bins() for _ in placement) for placement in filling.bins
     )
+
+
+def _read_pipelines(costs: ClassCosts, placement: ClassPlacement) -> list[_Pipeline]:
+    work, padded = costs.work_ms.T.tolist(), costs.padded_lengths.tolist()
+    return [_Pipeline(costs, work, padded, bins) for bins in placement]
 
 
 class Draws:
@@ -108,21 +152,25 @@ class Draws:
 
 _BITS = 2**64 - 1
 
-_Weight = tuple[int, tuple[float, ...], float]
+_Weight = tuple[int, tuple[float, ...], float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class _MicroBatch:
-    """Indices of its sequences' lengths, padded tokens, work in each mode and cost (ms)."""
+    """Indices of its sequences' lengths, padded tokens, work in each mode and cost (ms).
+
+    ``share``: forward's share of the cost, in the mode of that cost.
+    """
 
     sequences: tuple[int, ...]
     tokens: int
     work_ms: tuple[float, ...]
     cost_ms: float
+    share: float
 
 
 class _Pipeline:
-    """A pipeline's micro-batches and form S (ms).
+    """A pipeline's micro-batches in order, and its time (ms).
 
     ``work`` (n, modes) in ms and ``padded`` (n,) in tokens: of each length, shared by a class.
     """
@@ -130,19 +178,21 @@ class _Pipeline:
     def __init__(
         self, costs: ClassCosts, work: list[list[float]], padded: list[int], bins: PipelineBins
     ) -> None:
-        self.bubbles = costs.pp - 1
+        self.pp = costs.pp
         self._work, self._padded = work, padded
-        self._limits = [(mode.capacity, mode.c) for mode in costs.modes]
-        self.empty = _MicroBatch((), 0, (0.0,) * len(costs.modes), 0.0)
+        self._limits = [(mode.capacity, mode.c, mode.forward_fraction) for mode in costs.modes]
+        self.empty = _MicroBatch((), 0, (0.0,) * len(costs.modes), 0.0, 0.0)
         self.micro_batches: list[_MicroBatch] = []
         self.costs_ms: list[float] = []
         """Costs of the micro-batches, in their order."""
+        self.shares: list[float] = []
+        """Forward's shares of them."""
         self._set([self._fill(micro) for micro in bins])
 
     def weigh(
         self, micro: _MicroBatch, outgoing: Sequence[int], incoming: Sequence[int]
     ) -> _Weight | None:
-        """Return tokens, work and cost of the micro-batch after an exchange.
+        """Return tokens, work, cost and forward's share of the micro-batch after an exchange.
 
         None if no mode holds it.
         """
@@ -155,33 +205,58 @@ class _Pipeline:
         if tokens > self._limits[-1][0]:
             return None
         if len(micro.sequences) + len(incoming) == len(outgoing):
-            return 0, self.empty.work_ms, 0.0
+            return 0, self.empty.work_ms, 0.0, 0.0
         for i in outgoing:
             work = tuple([ms - less for ms, less in zip(work, of_length[i], strict=True)])
         for i in incoming:
             work = tuple([ms + more for ms, more in zip(work, of_length[i], strict=True)])
-        limits = zip(work, self._limits, strict=True)
-        return tokens, work, min([ms + c for ms, (capacity, c) in limits if tokens <= capacity])
+        cost_ms, share = inf, 0.0
+        for ms, (capacity, c, of_mode) in zip(work, self._limits, strict=True):
+            if tokens <= capacity and ms + c < cost_ms:
+                cost_ms, share = ms + c, of_mode
+        return tokens, work, cost_ms, share
 
-    def compute_time_ms(self, costs_ms: Mapping[int, float]) -> float:
-        """Compute form S after micro-batches get these costs, by index; one may be new (ms)."""
-        changed = [*self.costs_ms, 0.0]
+    def compute_time_ms(self, weights: Mapping[int, _Weight], limit_ms: float = inf) -> float:
+        """Compute the time after micro-batches get these weights, by index (ms).
+
+        One may be new: that before the first, of index −1, or that after the last. The sum of all
+        costs suffices if it reaches ``limit_ms``.
+        """
         total = self._total_ms
-        for index, cost_ms in costs_ms.items():
-            total = total - changed[index] + cost_ms
-            changed[index] = cost_ms
-        return total + self.bubbles * max(changed)
+        for index, (_, _, cost_ms, _) in weights.items():
+            within = 0 <= index < len(self.costs_ms)
+            total = total - (self.costs_ms[index] if within else 0.0) + cost_ms
+        if self.pp == 1 or total >= limit_ms:
+            return total
+        # Those of no cost are empty.
+        costs_ms, shares = [0.0, *self.costs_ms, 0.0], [0.0, *self.shares, 0.0]
+        for index, (_, _, cost_ms, share) in weights.items():
+            costs_ms[index + 1], shares[index + 1] = cost_ms, share
+        used = [place for place, cost_ms in enumerate(costs_ms) if cost_ms]
+        return simulate_ms([costs_ms[k] for k in used], self.pp, [shares[k] for k in used])
 
     def change(self, changed: Mapping[int, _MicroBatch]) -> None:
-        """Replace micro-batches by index, one beyond the last is new; drop empty ones."""
-        micro_batches = [*self.micro_batches, self.empty]
+        """Replace micro-batches by index, new ones as in ``compute_time_ms``; drop empty ones."""
+        micro_batches = [self.empty, *self.micro_batches, self.empty]
         for index, micro in changed.items():
-            micro_batches[index] = micro
+            micro_batches[index + 1] = micro
         self._set(micro_batches)
+
+    def swap_places(self, draw: Callable[[], float]) -> bool:
+        """Draw two micro-batches and swap their places if it pays; whether it did."""
+        i, j = (int(draw() * len(self.micro_batches)) for _ in range(2))
+        places = list(range(len(self.micro_batches)))
+        places[i], places[j] = j, i
+        costs_ms, shares = [self.costs_ms[k] for k in places], [self.shares[k] for k in places]
+        if simulate_ms(costs_ms, self.pp, shares) >= self.time_ms * (1 - _GAIN):
+            return False
+        self._set([self.micro_batches[k] for k in places])
+        return True
 
     def _set(self, micro_batches: Sequence[_MicroBatch]) -> None:
         self.micro_batches = [micro for micro in micro_batches if micro.sequences]
         self.costs_ms = [micro.cost_ms for micro in self.micro_batches]
+        self.shares = [micro.share for micro in self.micro_batches]
         # Not sum(), as in form_s.
         self._total_ms = 0.0
         for cost_ms in self.costs_ms:
@@ -199,16 +274,24 @@ class _Pipeline:
         return tuple(sorted(Counter(micro.sequences).items()) for micro in self.micro_batches)
 
 
-def _improve(pipelines: Sequence[_Pipeline], lower_ms: float) -> bool:
-    """Draw exchanges, and make those after which both pipelines end before the first did.
+def _count_draws(costs: Sequence[ClassCosts]) -> tuple[int, int]:
+    """Return the most exchanges drawn, and the most in a row without success."""
+    staged = any(of_class.pp > 1 for of_class in costs)
+    return (STAGED_DRAWN, STAGED_FRUITLESS) if staged else (DRAWN, FRUITLESS)
+
+
+def _improve(
+    pipelines: Sequence[_Pipeline], lower_ms: float, drawn: int, most_fruitless: int
+) -> bool:
+    """Draw exchanges, and make those after which both pipelines end before the later one did.
 
     Returns whether one was made.
     """
     draw = Draws()
     fruitless, shortened = 0, False
     slowest = max(pipelines, key=attrgetter("time_ms"))
-    for _ in range(DRAWN):
-        if slowest.time_ms <= lower_ms or fruitless == FRUITLESS:
+    for _ in range(drawn):
+        if slowest.time_ms <= lower_ms or fruitless == most_fruitless:
             break
         first = slowest if draw() < FROM_SLOWEST else pipelines[int(draw() * len(pipelines))]
         second = pipelines[int(draw() * len(pipelines))]
@@ -221,28 +304,30 @@ def _improve(pipelines: Sequence[_Pipeline], lower_ms: float) -> bool:
 
 def _exchange(first: _Pipeline, second: _Pipeline, draw: Callable[[], float]) -> bool:
     """Draw two micro-batches and what they exchange, and make it if it pays; whether it did."""
+    if first.pp > 1 and draw() < PLACES:
+        return first.swap_places(draw)
     i = int(draw() * len(first.micro_batches))
-    j = int(draw() * (len(second.micro_batches) + 1))  # the last is a new one
+    # The last is a new one, with stages also the first, which fills them.
+    fills = second.pp > 1
+    j = int(draw() * (len(second.micro_batches) + 1 + fills)) - fills
     if first is second and i == j:
         return False
     giving = first.micro_batches[i]
-    taking = second.micro_batches[j] if j < len(second.micro_batches) else second.empty
+    taking = second.micro_batches[j] if 0 <= j < len(second.micro_batches) else second.empty
     given = [giving.sequences[int(draw() * len(giving.sequences))]]
     returned = _draw_returned(taking.sequences, draw)
-    limit = first.time_ms * (1 - _GAIN)
+    limit = max(first.time_ms, second.time_ms) * (1 - _GAIN)
     of_giving = first.weigh(giving, given, returned)
     if of_giving is None:
         return False
     # As most draws end here, the other micro-batch is weighed afterwards.
-    if first is not second and first.compute_time_ms({i: of_giving[2]}) >= limit:
+    if first is not second and first.compute_time_ms({i: of_giving}, limit) >= limit:
         return False
     of_taking = second.weigh(taking, returned, given)
     if of_taking is None:
         return False
-    of_second = {j: of_taking[2]}
-    if second.compute_time_ms({i: of_giving[2]} | of_second if first is second else of_second) >= (
-        limit
-    ):
+    of_second = {i: of_giving, j: of_taking} if first is second else {j: of_taking}
+    if second.compute_time_ms(of_second, limit) >= limit:
         return False
     changed = {i: _replace(giving, given, returned, of_giving)}
     of_other = {j: _replace(taking, returned, given, of_taking)}

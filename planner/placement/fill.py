@@ -177,7 +177,7 @@ class FillStarter:
 
 @dataclass(frozen=True, eq=False)
 class Filling:
-    """A complete placement: on each class, as made or still packed; and form S per pipeline."""
+    """A placement on each class, as made or packed, and each pipeline's time."""
 
     placements: tuple[AnyPlacement, ...]
     pipeline_ms: tuple[tuple[float, ...], ...]

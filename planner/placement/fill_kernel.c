@@ -11,7 +11,7 @@
  * and sized.c. fill_kernel's caller compares it with the files beside it: a kernel that was built
  * from another text is not used.
  */
-#define SOURCE "09ab354b9b35a0e0"
+#define SOURCE "732b2326f123cca7"
 
 #include "fill_kernel.h"
 

@@ -38,13 +38,14 @@ def fill_micro_steps(
 ) -> tuple[list[tuple[list[tuple[int, bytes, int]], float]], int]: ...
 def unpack(placement: bytes, count: int, /) -> ClassPlacement: ...
 def exchange(
-    classes: tuple[tuple[object, bytes, int], ...],
+    classes: tuple[tuple[object, bytes, int, tuple[float, ...]], ...],
     lower_ms: float,
     drawn: int,
     fruitless: int,
     from_slowest: float,
     moves: float,
     swaps: float,
+    places: float,
     shorter: float,
     /,
 ) -> tuple[bytes, ...] | None: ...

@@ -12,6 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.costs.scheme_model import SchemeModel
+from seqplan.planner.placement.bubbles import (
+    count_best_micro_batches,
+    least_bubbles,
+    list_bubbles,
+)
 from seqplan.plans.scheme import Scheme, Strategy
 
 Floats = npt.NDArray[np.float64]
@@ -36,7 +41,10 @@ MOST = 64
 
 @dataclass(frozen=True)
 class ClassMode:
-    """A recomputation mode of a scheme: coefficients, and Σ padded lengths of a micro-batch."""
+    """A recomputation mode of a scheme: coefficients, and Σ padded lengths of a micro-batch.
+
+    ``kept_share`` and ``forward_fraction``: as of ``ModeModel``.
+    """
 
     a: float
     b: float
@@ -44,6 +52,7 @@ class ClassMode:
     capacity: int
     name: str | None = None
     kept_share: float = 1.0
+    forward_fraction: float = 1 / 3
 
     def work_ms(self, length: float) -> float:
         """Compute a·l² + b·l of one length (tokens)."""
@@ -67,7 +76,8 @@ class PipelineClass:
     then ``mode`` is the name of the only one, None if the profile has no more. Bounds assume that
     each of these pipelines runs a sequence of ``runs_from`` tokens or more, and only sequences
     shorter than ``shorter_than``; 0 if nothing is assumed.
-    ``slowdown``: the factor that the coefficients have for a slow rank.
+    ``slowdown``: the factor that the coefficients have for a slow rank; ``forward_fraction``: as of
+    ``SchemeModel``.
     """
 
     pp: int
@@ -83,6 +93,7 @@ class PipelineClass:
     runs_from: int = 0
     shorter_than: int = 0
     slowdown: float = 1.0
+    forward_fraction: float = 1 / 3
 
     @classmethod
     def from_model(cls, model: SchemeModel, count: int) -> PipelineClass:
@@ -97,6 +108,7 @@ class PipelineClass:
                 capacity=model.longest(mode.max_len),
                 name=mode.name,
                 kept_share=mode.kept_share,
+                forward_fraction=mode.forward_fraction,
             )
             for mode in model.modes
         )
@@ -111,12 +123,42 @@ class PipelineClass:
             gpus=scheme.gpus,
             modes=modes if len(modes) > 1 else (),
             mode=modes[0].name if len(modes) == 1 else None,
+            forward_fraction=model.forward_fraction,
         )
+
+    @property
+    def bubbles(self) -> int:
+        """Return what the largest micro-batch adds to the others' sum in form S: pp − 1."""
+        return self.pp - 1
+
+    @cached_property
+    def least_bubbles(self) -> float:
+        """Return by how many more of the largest micro-batch 1F1B takes at least: λ."""
+        return least_bubbles(self.pp, self.forward_fraction)
+
+    @cached_property
+    def bubbles_by_number(self) -> tuple[Floats, Floats]:
+        """List how many more of the mean, and of the largest micro-batch 1F1B takes.
+
+        At least, of V = 1 … 2·``MOST`` micro-batches.
+        """
+        if self.pp == 1:
+            return np.zeros(2 * MOST), np.zeros(2 * MOST)
+        least, largest = self.least_forward_fraction, self.forward_fraction
+        return list_bubbles(self.pp, least, largest, 2 * MOST)
+
+    @property
+    def least_forward_fraction(self) -> float:
+        """Return forward's least share of a micro-batch's time in any mode."""
+        return min(mode.forward_fraction for mode in self.all_modes)
 
     @cached_property
     def all_modes(self) -> tuple[ClassMode, ...]:
         """List the recomputation modes, also if there is one."""
-        return self.modes or (ClassMode(self.a, self.b, self.c, self.capacity, self.mode),)
+        if self.modes:
+            return self.modes
+        only = ClassMode(self.a, self.b, self.c, self.capacity, self.mode)
+        return (replace(only, forward_fraction=self.forward_fraction),)
 
     @cached_property
     def least_c(self) -> float:
@@ -212,7 +254,7 @@ class PipelineClass:
 
         Infinite at pp = 1, as no bubbles limit a micro-batch.
         """
-        bubbles, c = self.pp - 1, self.least_c
+        bubbles, c = self.bubbles, self.least_c
         if not bubbles:
             return inf
         best = count_best_micro_batches(time_ms, bubbles, c)
@@ -220,27 +262,22 @@ class PipelineClass:
         return time_ms / (v + bubbles) - c
 
     def most_micro_batches(self, target_ms: float) -> int:
-        """Return the number of micro-batches V beyond which more are no use.
+        """Return the number of micro-batches V beyond which more are no use to a bound.
 
-        Work capacity V·(target/(V + pp − 1) − c) rises up to V = √(target·(pp − 1)/c) − (pp − 1);
-        token capacity V·MaxLen matters up to the tokens that the target's work allows. At most
-        ``MOST``, where either has no such limit.
+        V offer the work V·(target/(V + μ) − c), and all larger numbers no more than that with λ in
+        the place of μ (``bubbles``), which falls from some V on: up to the one from which on that
+        is less than the most work of any number. Token capacity V·MaxLen matters up to the tokens
+        that the target's work allows. At most ``MOST``, where either has no such limit.
         """
         b, c = min(mode.b for mode in self.all_modes), self.least_c
         by_tokens = target_ms / (b * self.capacity) if b else float(MOST)
         by_work = 1.0
-        if self.pp > 1:
-            by_work = count_best_micro_batches(target_ms, self.pp - 1, c)
+        if self.least_bubbles:
+            v = np.arange(1, MOST + 1)
+            most = (v * (target_ms / (v + self.bubbles_by_number[0][:MOST]) - c)).max()
+            above = v * (target_ms / (v + self.least_bubbles) - c) > most
+            by_work = float(v[above].max(initial=1))
         return int(min(max(by_tokens, by_work, 1.0), MOST - 2)) + 2
-
-
-def count_best_micro_batches(time_ms: float, bubbles: int, overhead_ms: float) -> float:
-    """Count the micro-batches that leave most for work by a time; inf without overhead.
-
-    V of them leave V·(time/(V + bubbles) − overhead), most at V = √(time·bubbles/overhead) −
-    bubbles. ``bubbles``: pp − 1.
-    """
-    return (time_ms * bubbles / overhead_ms) ** 0.5 - bubbles if overhead_ms else inf
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from seqplan.planner.placement.assembly import form_s_ms
 from seqplan.planner.placement.fleet import Models
 from seqplan.planner.simulation.one_f_one_b import ForwardFraction, simulate_micro_batches_ms
 from seqplan.planner.simulation.timeline import simulate_pipelines_ms
@@ -50,8 +49,5 @@ def _recost(
         cost = latency.micro_batch_ms([lengths[place] for place in micro.sequences])
         shared = round(latency.b_shared * micro.tokens, 3) if micro.shared_ms else 0.0
         micro_batches.append(replace(micro, cost_ms=round(cost, 3), shared_ms=shared))
-    predicted = form_s_ms(micro_batches, pipeline.scheme.pp)
-    if len({micro.recompute for micro in micro_batches}) > 1:
-        simulated = simulate_micro_batches_ms(micro_batches, pipeline.scheme.pp, forward_fraction)
-        predicted = max(predicted, simulated)
+    predicted = simulate_micro_batches_ms(micro_batches, pipeline.scheme.pp, forward_fraction)
     return replace(pipeline, micro_batches=tuple(micro_batches), predicted_ms=round(predicted, 3))

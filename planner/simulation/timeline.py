@@ -46,7 +46,7 @@ def plan_timeline(plan: Plan, forward_fraction: ForwardFraction = FORWARD_FRACTI
 
 
 def simulate_plan_ms(plan: Plan, forward_fraction: ForwardFraction = FORWARD_FRACTION) -> float:
-    """Return the end of the step (ms) by each pipeline's 1F1B simulation, not form S."""
+    """Return the end of the step (ms) by each pipeline's 1F1B simulation."""
     return simulate_pipelines_ms(plan.pipelines, forward_fraction, plan.expert_parallel)
 
 

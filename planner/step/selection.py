@@ -62,8 +62,8 @@ def select(
        from all schemes (``Constructive``), and of several layouts from the candidates' schemes
        (``_try_mixed_layouts``).
        For up to ``FEW`` sequences homogeneous strategies are tried as well (``_homogeneous``).
-    4. The best gets a close bound (``certify``), and its placement is polished towards it
-       (``polish``). Without ``prove`` it keeps the cheap one, and no linear program is solved.
+    4. The best placement is polished and gets a close bound (``polish``). Without ``prove`` it has
+       the cheap one, and no linear program is solved.
 
     The best has the least time with its ``sync``. If no candidate holds the longest
     sequence (or there is none), a strategy is constructed of whichever layout does. Raises
@@ -87,12 +87,7 @@ def select(
     if best is None:
         raise Infeasible(_too_long(batch, fleets, models if tailor else {}))
     times[best.strategy] = best.objective_ms
-    if prove:
-        proven = certify(best.fleet, batch, best.objective_ms)
-        best = Placement(best.fleet, polish(batch, best, proven))
-    else:
-        proven = min(cheap_bound_ms(best.fleet.classes, batch), best.objective_ms)
-        best = Placement(best.fleet, _rebalance_slack(batch, best.fleet, best.filling))
+    best, proven = polish(batch, best, prove=prove)
     times[best.strategy] = best.objective_ms
     considered = tuple(
         Considered(
@@ -258,17 +253,27 @@ def _make_strategy(
     return search.improve(best, schemes, lower, moves=TAILOR_MOVES)
 
 
-def polish(batch: Batch, best: Placement, proven_ms: float) -> Filling:
-    """Balance, level and exchange sequences of the placement towards the proven bound."""
+def polish(batch: Batch, best: Placement, *, prove: bool) -> tuple[Placement, float]:
+    """Balance, level and exchange sequences of a placement; return it, and its bound (ms).
+
+    Without stages a close bound is proven first, as polishing ends near it. With stages it is
+    farther away than polishing gets, and the time that is then reached helps to prove it. Without
+    ``prove`` sequences are leveled, with stages also exchanged, and the bound is the cheap one.
+    """
     fleet, filling = best.fleet, best.filling
-    if filling.objective_ms > proven_ms * (1 + BALANCE_GAP):
-        filling = balance(fleet, batch, filling, proven_ms)
-    filling = _rebalance_slack(batch, fleet, filling)
-    return exchange_sequences(fleet, batch, filling, proven_ms * (1 + BALANCE_GAP))
-
-
-def _rebalance_slack(batch: Batch, fleet: Fleet, filling: Filling) -> Filling:
-    return level(Filler(fleet, batch), filling, area_bound_ms(fleet.classes, batch))
+    staged = any(of_class.pp > 1 for of_class in fleet.classes)
+    bound_ms = min(cheap_bound_ms(fleet.classes, batch), best.objective_ms)
+    if prove and not staged:
+        bound_ms = certify(fleet, batch, best.objective_ms)
+    near_ms = bound_ms * (1 + BALANCE_GAP)
+    if prove and filling.objective_ms > near_ms:
+        filling = balance(fleet, batch, filling, bound_ms)
+    filling = level(Filler(fleet, batch), filling, area_bound_ms(fleet.classes, batch))
+    if prove or staged:
+        filling = exchange_sequences(fleet, batch, filling, near_ms)
+    if prove and staged:
+        bound_ms = certify(fleet, batch, filling.objective_ms)
+    return Placement(fleet, filling), min(bound_ms, filling.objective_ms)
 
 
 def _too_long(batch: Batch, fleets: Sequence[Fleet], models: Models) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.gpu_time import cheap_bound_ms
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.placement.assembly import Selected
@@ -108,11 +107,7 @@ def place_around(
             best, best_ms = Placement(fleet, filling), with_sync_ms
     if best is None:
         return None
-    if prove:
-        bound_ms = certify(best.fleet, batch, best.objective_ms)
-        best = Placement(best.fleet, polish(batch, best, bound_ms))
-    else:
-        bound_ms = min(cheap_bound_ms(best.fleet.classes, batch), best.objective_ms)
+    best, bound_ms = polish(batch, best, prove=prove)
     considered = tuple(
         replace(entry, predicted_ms=reached.get(entry.strategy)) for entry in selected.considered
     )

@@ -42,7 +42,7 @@ def main() -> int:
 
 def usual_ratio(classes: tuple[PipelineClass, ...], batch: Batch) -> float:
     """The bound that a planned step gets, over the optimum."""
-    optimum = step_optimum(classes, batch)
+    optimum = step_optimum(classes, batch, least=True)
     low = max(single_bound_ms(classes, batch), area_bound_ms(classes, batch))
     relaxed = relax(classes, batch, optimum * 0.999)
     if relaxed is not None:
@@ -57,8 +57,8 @@ def worst_ratio(
     gpus = int(rng.integers(1, 5))
     worst = 0.0
     for within, optimum in (
-        (None, step_optimum(classes, batch)),
-        (gpus, any_strategy_optimum(classes, batch, gpus)),
+        (None, step_optimum(classes, batch, least=True)),
+        (gpus, any_strategy_optimum(classes, batch, gpus, least=True)),
     ):
         if not np.isfinite(optimum):
             continue
@@ -112,7 +112,9 @@ def perturbed(
     values = rng.uniform(0, 1, n) ** rng.choice([1, 4]) * batch.distinct ** rng.choice([0, 1, 2])
     number = count_resources(classes)
     even = [rng.dirichlet([0.3] * number, size=int(rng.integers(1, 8))) for _ in classes]
-    peaked = [rng.dirichlet([0.3] * number, size=len(levels) if pc.pp > 1 else 0) for pc in classes]
+    peaked = [
+        rng.dirichlet([0.3] * number, size=len(levels) if pc.least_bubbles else 0) for pc in classes
+    ]
     noise = Relaxation(
         scale=1.0,
         pipelines=np.ones(len(classes)),

@@ -28,7 +28,7 @@ def find_ratios(seed: int, number: int) -> list[tuple[float, float]]:
     ratios = []
     while len(ratios) < number:
         classes, batch = (random_case_with_modes if rng.random() < 0.7 else random_case)(rng)
-        optimum = step_optimum(classes, batch)
+        optimum = step_optimum(classes, batch, least=True)
         if not np.isfinite(optimum) or all(k.pp == 1 for k in classes):
             continue
         some, reached = fleet(classes), optimum * float(rng.choice([1.0, 1.02, 1.3]))

@@ -24,7 +24,7 @@ def bound_few_cases(monkeypatch: pytest.MonkeyPatch) -> None:
 def bound_and_optimum(case: ClusterCase) -> tuple[float, float]:
     models, batch, gpus = case
     families = Families(models, gpus, NO_SYNC)
-    optimum = any_strategy_optimum(families.whole.classes, batch, gpus)
+    optimum = any_strategy_optimum(families.whole.classes, batch, gpus, least=True)
     if not np.isfinite(optimum):
         return 0.0, optimum
     return each_strategy_bound_ms(families, batch, optimum * 1.2, branch=True), optimum

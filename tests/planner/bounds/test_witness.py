@@ -54,7 +54,7 @@ def test_witnesses_with_modes_convince_and_false_ones_do_not(seed: int) -> None:
 
 def has_no_false_witness(case: Case) -> None:
     classes, batch = case
-    some, optimum = fleet(classes), step_optimum(classes, batch)
+    some, optimum = fleet(classes), step_optimum(classes, batch, least=True)
     if not np.isfinite(optimum):
         return
     assert find_witness(some, batch, optimum * (1 + 1e-6)) is None
@@ -68,6 +68,7 @@ SETTINGS = [
     ("llama-32b-a800-80gb", 64, 32_768, {"execution": "static"}),
     ("llama-7b-a800-80gb", 16, 16_384, {"layout": "tp2.pp2"}),
     ("llama3-8b-h100-80gb", 8, 32_768, {"execution": "static"}),
+    ("llama3-70b-h100-80gb", 64, 32_768, {}),
     ("gpt-7b-a100-40gb", 16, 16_384, {}),
 ]
 
@@ -103,7 +104,7 @@ def test_every_bound_is_proven_anew(
 
 def test_a_program_without_the_planner_checks_it() -> None:
     proofs = set()
-    for setting in SETTINGS[:4]:
+    for setting in SETTINGS[:5]:
         models, plans = planned(*setting)
         for plan in plans:
             written = witness_of(plan, models)
@@ -115,7 +116,7 @@ def test_a_program_without_the_planner_checks_it() -> None:
 
 
 def test_micro_batches_through_stages_are_checked() -> None:
-    """Nothing but their filling and draining proves more than 48 ms; 60 ms are reached."""
+    """Nothing but their filling and draining proves more than 48 ms, and it proves 52."""
     pipeline = PipelineClass(pp=2, a=0.0, b=1.0, c=2.0, capacity=10, unit=1, count=2, gpus=2)
     written = {
         "proof": "gpu_time",
@@ -124,7 +125,7 @@ def test_micro_batches_through_stages_are_checked() -> None:
         "counts": [8],
         "classes": [{"gpus": 2, **describe_class("pp2", pipeline)}],
     }
-    for bound_ms, convinced in ((47.0, True), (59.9, True), (60.1, False)):
+    for bound_ms, convinced in ((47.0, True), (51.9, True), (52.1, False)):
         failed = CHECKS["gpu_time"]({**written, "bound_ms": bound_ms})
         assert (failed is None) == convinced
 
@@ -133,7 +134,7 @@ def test_micro_batches_through_stages_are_checked() -> None:
     ("name", "gpus", "sequences", "options", "most"),
     [
         ("llama3-70b-h100-80gb", 64, 230, {}, 0.06),
-        ("qwen3-235b-a22b-h200-141gb", 128, 700, {"expert_parallel": 16}, 0.02),
+        ("qwen3-235b-a22b-h200-141gb", 128, 700, {"expert_parallel": 16}, 0.07),
     ],
 )
 def test_all_plans_of_a_layout_with_stages_are_bounded_closely(

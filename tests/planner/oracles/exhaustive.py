@@ -1,4 +1,7 @@
-"""Exhaustive optima of tiny instances, in form S, against which searches and bounds are held.
+"""Exhaustive optima of tiny instances, against which searches and bounds are held.
+
+Of form S, which searches minimize, or with ``least`` of what no order of the micro-batches in 1F1B
+ends before: bounds are of that.
 
 Sequences of equal length are interchangeable, so a set of sequences is a vector of counts per
 distinct length, kept as one mixed-radix number: a part of a set is then a smaller number, and what
@@ -49,93 +52,80 @@ class Subsets:
         ]
 
 
-def pipeline_optima(pipeline: PipelineClass, sets: Subsets) -> list[float]:
-    """Least form S of one pipeline for each set; inf where a sequence exceeds MaxLen, 0 for none.
+def pipeline_optima(pipeline: PipelineClass, sets: Subsets, *, least: bool = False) -> list[float]:
+    """Least time of one pipeline for each set; inf where a sequence exceeds MaxLen, 0 for none.
 
-    The sum of the work does not depend on the packing, so only the pairs (V, largest micro-batch)
-    that no other pair dominates are kept.
-    """
-    if pipeline.modes:
-        return _optima_of_modes(pipeline, sets)
-    work, padded = _totals(pipeline, sets)
-    frontier: list[list[tuple[int, float]]] = [[(0, 0.0)]]
-    optima = [0.0]
-    for number, vector in enumerate(sets.vectors):
-        if number == 0:
-            continue
-        first = next(i for i, n in enumerate(vector) if n)
-        pairs = set()
-        for part in sets.parts[number]:
-            if not part or not sets.vectors[part][first] or padded[part] > pipeline.capacity:
-                continue
-            for micro_batches, largest in frontier[number - part]:
-                pairs.add((micro_batches + 1, max(largest, work[part])))
-        undominated: list[tuple[int, float]] = []
-        for pair in sorted(pairs):
-            if not undominated or pair[1] < undominated[-1][1]:
-                undominated.append(pair)
-        frontier.append(undominated)
-        bubbles = pipeline.pp - 1
-        optima.append(
-            min(
-                (
-                    work[number] + v * pipeline.c + bubbles * (largest + pipeline.c)
-                    for v, largest in undominated
-                ),
-                default=inf,
-            )
-        )
-    return optima
-
-
-def _optima_of_modes(pipeline: PipelineClass, sets: Subsets) -> list[float]:
-    """``pipeline_optima`` with a recomputation mode for each micro-batch.
-
-    Kept are the pairs (sum of the costs, largest cost) that no other pair dominates.
+    For each number of micro-batches, the pairs (sum of the costs, largest cost) are kept that no
+    other pair dominates.
     """
     costs = [inf] * len(sets.vectors)
-    for mode in pipeline.modes:
+    for mode in pipeline.all_modes:
         work, padded = _totals(replace(pipeline, a=mode.a, b=mode.b, c=mode.c, modes=()), sets)
         costs = [
             min(cost, ms + mode.c) if tokens <= mode.capacity else cost
             for cost, ms, tokens in zip(costs, work, padded, strict=True)
         ]
-    frontier: list[list[tuple[float, float]]] = [[(0.0, 0.0)]]
+    frontier: list[dict[int, list[tuple[float, float]]]] = [{0: [(0.0, 0.0)]}]
     for number, vector in enumerate(sets.vectors[1:], 1):
         first = next(i for i, n in enumerate(vector) if n)
-        pairs = {
-            (total + costs[part], max(largest, costs[part]))
-            for part in sets.parts[number]
-            if part and sets.vectors[part][first] and costs[part] < inf
-            for total, largest in frontier[number - part]
-        }
-        undominated: list[tuple[float, float]] = []
-        for pair in sorted(pairs):
-            if not undominated or pair[1] < undominated[-1][1]:
-                undominated.append(pair)
-        frontier.append(undominated)
-    bubbles = pipeline.pp - 1
+        pairs: dict[int, set[tuple[float, float]]] = {}
+        for part in sets.parts[number]:
+            if part and sets.vectors[part][first] and costs[part] < inf:
+                for v, others in frontier[number - part].items():
+                    pairs.setdefault(v + 1, set()).update(
+                        (total + costs[part], max(largest, costs[part]))
+                        for total, largest in others
+                    )
+        frontier.append({v: _undominated(of_v) for v, of_v in pairs.items()})
     return [
-        min((total + bubbles * largest for total, largest in pairs), default=inf)
-        for pairs in frontier
+        min(
+            (
+                time_of(pipeline, v, total, largest, least=least)
+                for v, pairs in of_set.items()
+                for total, largest in pairs
+            ),
+            default=inf,
+        )
+        for of_set in frontier
     ]
 
 
-def step_optimum(classes: Sequence[PipelineClass], batch: Batch) -> float:
+def time_of(
+    pipeline: PipelineClass, micro_batches: int, total: float, largest: float, *, least: bool
+) -> float:
+    """Form S of micro-batches, or what no order of them ends before (ms)."""
+    if not least or pipeline.pp == 1 or not micro_batches:
+        return total + (pipeline.pp - 1) * largest
+    of_mean, of_largest = (float(of[micro_batches - 1]) for of in pipeline.bubbles_by_number)
+    idle = max(of_largest * largest, of_mean * total / micro_batches)
+    return max(total + idle, pipeline.pp * largest)
+
+
+def _undominated(pairs: set[tuple[float, float]]) -> list[tuple[float, float]]:
+    kept: list[tuple[float, float]] = []
+    for pair in sorted(pairs):
+        if not kept or pair[1] < kept[-1][1]:
+            kept.append(pair)
+    return kept
+
+
+def step_optimum(classes: Sequence[PipelineClass], batch: Batch, *, least: bool = False) -> float:
     """Least slowest pipeline (ms) of a strategy; inf when the batch does not fit."""
     sets = Subsets.of(batch)
     best = [0.0] + [inf] * (len(sets.vectors) - 1)
     for pipeline in classes:
-        alone = pipeline_optima(pipeline, sets)
+        alone = pipeline_optima(pipeline, sets, least=least)
         for _ in range(pipeline.count):
             best = _add_pipeline(best, alone, sets)
     return best[-1]
 
 
-def any_strategy_optimum(classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> float:
+def any_strategy_optimum(
+    classes: Sequence[PipelineClass], batch: Batch, gpus: int, *, least: bool = False
+) -> float:
     """Least slowest pipeline (ms) over all strategies of these classes on ``gpus`` GPUs."""
     sets = Subsets.of(batch)
-    alone = [pipeline_optima(pipeline, sets) for pipeline in classes]
+    alone = [pipeline_optima(pipeline, sets, least=least) for pipeline in classes]
     nothing = [0.0] + [inf] * (len(sets.vectors) - 1)
     best: list[list[float]] = []
     for n in range(gpus + 1):
@@ -147,7 +137,9 @@ def any_strategy_optimum(classes: Sequence[PipelineClass], batch: Batch, gpus: i
     return best[gpus][-1]
 
 
-def literal_optimum(classes: Sequence[PipelineClass], batch: Batch) -> float:
+def literal_optimum(
+    classes: Sequence[PipelineClass], batch: Batch, *, least: bool = False
+) -> float:
     """``step_optimum`` by plain enumeration: every assignment, every set partition."""
     pipelines = [pipeline for pipeline in classes for _ in range(pipeline.count)]
     best = inf
@@ -155,7 +147,7 @@ def literal_optimum(classes: Sequence[PipelineClass], batch: Batch) -> float:
         times = []
         for p, pipeline in enumerate(pipelines):
             mine = [n for n, q in zip(batch.lengths, choice, strict=True) if p == q]
-            times.append(min(_packing_times(pipeline, mine), default=inf))
+            times.append(min(_packing_times(pipeline, mine, least), default=inf))
         best = min(best, max(times))
     return best
 
@@ -171,7 +163,7 @@ def partitions(items: Sequence[int]) -> Iterator[list[list[int]]]:
             yield [*rest[:i], [items[0], *rest[i]], *rest[i + 1 :]]
 
 
-def _packing_times(pipeline: PipelineClass, lengths: Sequence[int]) -> Iterator[float]:
+def _packing_times(pipeline: PipelineClass, lengths: Sequence[int], least: bool) -> Iterator[float]:
     for micro_batches in partitions(lengths):
         if all(
             sum(-(-n // pipeline.unit) * pipeline.unit for n in micro) <= pipeline.capacity
@@ -185,7 +177,7 @@ def _packing_times(pipeline: PipelineClass, lengths: Sequence[int]) -> Iterator[
                 )
                 for m in micro_batches
             ]
-            yield sum(costs) + (pipeline.pp - 1) * max(costs, default=0.0)
+            yield time_of(pipeline, len(costs), sum(costs), max(costs, default=0.0), least=least)
 
 
 def _totals(pipeline: PipelineClass, sets: Subsets) -> tuple[list[float], list[int]]:

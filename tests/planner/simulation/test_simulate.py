@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seqplan.planner.placement.bubbles import least_bubbles, list_bubbles
 from seqplan.planner.simulation.one_f_one_b import order_micro_batches, simulate_ms, timeline
 from seqplan.plans.one_f_one_b import stage_order
 
@@ -42,6 +43,31 @@ def test_the_least_form_s_is_not_the_least_simulation() -> None:
     assert (form_s(together, 2), form_s(apart, 2)) == (17.5, 18)
     assert simulate_ms(together, 2) == pytest.approx(17.5)
     assert simulate_ms(apart, 2) == pytest.approx(16.67, abs=0.01)
+
+
+@settings(max_examples=200)
+@given(
+    st.integers(2, 6),
+    st.lists(st.tuples(st.floats(0.01, 20.0), st.booleans()), min_size=1, max_size=9),
+    st.tuples(st.floats(0.0, 0.7), st.floats(0.0, 0.7)),
+)
+def test_no_order_idles_less_than_bounds_assume(
+    pp: int, micro_batches: list[tuple[float, bool]], forward: tuple[float, float]
+) -> None:
+    costs, longer = zip(*micro_batches, strict=True)
+    simulated = simulate_ms(costs, pp, [forward[k] for k in longer])
+    of_mean, of_largest = list_bubbles(pp, min(forward), max(forward), 64)
+    idle_ms = (simulated - sum(costs)) * (1 + 1e-9) + 1e-9
+    assert of_mean[len(costs) - 1] * sum(costs) / len(costs) <= idle_ms
+    assert of_largest[len(costs) - 1] * max(costs) <= idle_ms
+    assert least_bubbles(pp, max(forward)) <= of_largest[-1] * (1 + 1e-9)
+
+
+def test_two_stages_idle_as_little_as_bounds_assume() -> None:
+    """A third, all, and two thirds: the least that three micro-batches can idle."""
+    assert simulate_ms([1, 3, 2], 2) - 6 == pytest.approx(
+        3 * list_bubbles(2, 1 / 3, 1 / 3, 64)[1][2]
+    )
 
 
 def test_three_stages_by_hand_with_even_halves() -> None:

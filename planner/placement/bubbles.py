@@ -1,0 +1,78 @@
+"""By how much the stages of a pipeline idle at least, whatever its micro-batches are.
+
+In 1F1B with pp stages, of V micro-batches t_1 … t_V (ms on one stage) with forward's share f, a
+pipeline that goes down to the last stage with micro-batch i, and up again with micro-batch k ≥ i,
+takes their sum and D(i) + U(k) more, for
+
+- D(i) = (pp − 1)·f·t_i − (1 − f)·(t_{i−1} + … + t_{i−pp+1}): forwards of i on all stages but one,
+  less the backwards before it that the last stage has not run;
+- U(k) = (pp − 1)·(1 − f)·t_k − f·(t_{k+1} + … + t_{k+pp−1}): backwards of k on all stages but one,
+  less the forwards that the first stage has run already.
+
+No order takes less than the sum and the largest of these. Let D(i) be at most (pp − 1)·d for all i
+up to some micro-batch, and U(k) at most (pp − 1)·u from it on. If K come before it, its t is at
+most h_K·d, as those before are at most h_0·d … h_{K−1}·d; if L come after it, at most g_L·u, for
+
+- h_j = (1 + (1 − f)·(h_{j−1} + … + h_{j−pp+1}) / (pp − 1)) / f,
+- g_j = (1 + f·(g_{j−1} + … + g_{j−pp+1}) / (pp − 1)) / (1 − f).
+
+So if a pipeline idles for (pp − 1)·B, each t is at most B·r for r = 1 / (1/h_K + 1/g_L) with
+K + L = V − 1, and B is at least
+
+- the mean t divided by the mean r, and
+- the largest t divided by the largest r. With more and more micro-batches (pp − 1)/r falls to
+  (pp − 1)·(1 − 2f), or to 0 if forward takes half of the time.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import inf
+
+import numpy as np
+import numpy.typing as npt
+
+KNOWN = 64
+"""Numbers of stages with shares of forward whose bubbles are kept."""
+
+
+def least_bubbles(pp: int, forward: float) -> float:
+    """Return how many more of the largest micro-batch stages idle for, however many there are.
+
+    ``forward``: the largest share of any micro-batch.
+    """
+    return (pp - 1) * max(1 - 2 * forward, 0.0)
+
+
+@lru_cache(maxsize=KNOWN)
+def list_bubbles(
+    pp: int, least_forward: float, most_forward: float, most: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """List how many more of the mean, and of the largest micro-batch stages idle for.
+
+    At least, of V = 1 … ``most`` micro-batches. Forward's shares of them are in ``least_forward`` …
+    ``most_forward``.
+    """
+    filled = 1 / _list_growth(pp, least_forward, most)
+    drained = 1 / _list_growth(pp, 1 - most_forward, most)
+    shares = [1 / (filled[:v] + drained[:v][::-1]) for v in range(1, most + 1)]
+    of_mean, of_largest = zip(*[(of_v.mean(), of_v.max()) for of_v in shares], strict=True)
+    return (pp - 1) / np.array(of_mean), (pp - 1) / np.array(of_largest)
+
+
+def _list_growth(pp: int, share: float, most: int) -> npt.NDArray[np.float64]:
+    """List the g_j for a share of 1 − f, or the h_j for f."""
+    growth: list[float] = []
+    for _ in range(most):
+        before = sum(growth[-(pp - 1) :]) / (pp - 1)
+        growth.append((1 + (1 - share) * before) / share if share else inf)
+    return np.array(growth)
+
+
+def count_best_micro_batches(time_ms: float, bubbles: float, overhead_ms: float) -> float:
+    """Count the micro-batches that leave most for work by a time; inf without overhead.
+
+    V of them leave V·(time/(V + bubbles) − overhead), most at V = √(time·bubbles/overhead) −
+    bubbles. ``bubbles``: how many more of the largest count.
+    """
+    return (time_ms * bubbles / overhead_ms) ** 0.5 - bubbles if overhead_ms else inf

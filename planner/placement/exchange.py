@@ -28,6 +28,10 @@ shorten steps of 32B and 70B on 16 and 64 GPUs by another 0.03 to 0.06 %."""
 STAGED_DRAWN, STAGED_FRUITLESS = 60_000, 10_000
 """The same with stages, where a third as many draws leave steps of 32B and 70B 0.25 % longer."""
 
+MOST_PASSES = 10_000_000
+"""Passes that are simulated at most, by the pipeline with most of them: of many micro-batches each
+draw takes longer, and filling and draining are a smaller part of the time."""
+
 FROM_SLOWEST = 0.7
 """Share of draws that take a sequence of the slowest pipeline; the others make room in any."""
 
@@ -106,7 +110,9 @@ def _exchange_compiled(
         for of_class, placement in zip(costs, placements, strict=True)
     ]
     shares = (FROM_SLOWEST, MOVES, SWAPS, PLACES, 1 - _GAIN)
-    exchanged = fill_kernel.exchange(tuple(classes), lower_ms, *_count_draws(costs), *shares)
+    exchanged = fill_kernel.exchange(
+        tuple(classes), lower_ms, *_count_draws(costs, filling), *shares
+    )
     if exchanged is None:
         return None
     return tuple(
@@ -122,7 +128,7 @@ def _exchange_in_python(
     pipelines: list[_Pipeline] = []
     for of_class, placement in zip(costs, filling.bins, strict=True):
         pipelines += _read_pipelines(of_class, placement)
-    if not _improve(pipelines, lower_ms, *_count_draws(costs)):
+    if not _improve(pipelines, lower_ms, *_count_draws(costs, filling)):
         return None
     remaining = iter(pipelines)
     return tuple(
@@ -274,10 +280,16 @@ class _Pipeline:
         return tuple(sorted(Counter(micro.sequences).items()) for micro in self.micro_batches)
 
 
-def _count_draws(costs: Sequence[ClassCosts]) -> tuple[int, int]:
+def _count_draws(costs: Sequence[ClassCosts], filling: Filling) -> tuple[int, int]:
     """Return the most exchanges drawn, and the most in a row without success."""
-    staged = any(of_class.pp > 1 for of_class in costs)
-    return (STAGED_DRAWN, STAGED_FRUITLESS) if staged else (DRAWN, FRUITLESS)
+    passes = [
+        2 * of_class.pp * max(map(len, pipelines))
+        for of_class, pipelines in zip(costs, filling.bins, strict=True)
+        if of_class.pp > 1
+    ]
+    if not passes:
+        return DRAWN, FRUITLESS
+    return min(STAGED_DRAWN, MOST_PASSES // max(*passes, 1)), STAGED_FRUITLESS
 
 
 def _improve(

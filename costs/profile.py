@@ -317,8 +317,8 @@ class Profile:
             ]
         except ValueError as error:
             raise ProfileError(f"profile {self.name}: {error}") from None
-        forward = max(mode.forward_fraction for mode in self.modes)
         if not entry.modes:
+            forward = self.modes[0].forward_fraction
             return SchemeModel(scheme, entry.latency, max_lens[0], forward_fraction=forward)
         modes = [
             ModeModel(
@@ -332,6 +332,7 @@ class Profile:
         ]
         largest = max(modes, key=lambda mode: mode.max_len)
         useful = keep_useful(scheme, modes)
+        forward = max(mode.forward_fraction for mode in useful or modes)
         return SchemeModel(scheme, largest.latency, largest.max_len, useful, forward)
 
     @classmethod

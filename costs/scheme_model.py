@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from seqplan.costs.latency import Latency
 from seqplan.costs.recomputation_mode import ModeModel
@@ -73,7 +73,8 @@ class SchemeModel:
         mode = next((mode for mode in self.modes if mode.name == name), None)
         if mode is None:
             return None
-        return replace(self, latency=mode.latency, max_len=mode.max_len, modes=(mode,))
+        forward = mode.forward_fraction
+        return SchemeModel(self.scheme, mode.latency, mode.max_len, (mode,), forward)
 
     @property
     def util_len(self) -> int | None:

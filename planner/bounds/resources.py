@@ -2,8 +2,9 @@
 
 A pipeline that ends by τ runs some number V of micro-batches; M is the work of the largest. Then
 Σ(a·l² + b·l) + V·c + λ·(M + c) ≤ τ, whatever the order is, for λ = ``least_bubbles``, and also for
-the larger μ = ``count_bubbles`` of V and the mean work in place of M. Without stages, or if forward
-takes half of the time, λ is 0. With β = τ/(V + λ) − c a pipeline is in one of two kinds of states.
+the larger μ of V (``bubbles_by_number``) and the mean work in place of M. Without stages, or if
+forward takes half of the time, λ is 0. With β = τ/(V + λ) − c a pipeline is in one of two kinds of
+states.
 
 *Even*, one state for each V: M ≤ β, or λ = 0. It limits
 

@@ -450,7 +450,8 @@ PyObject *exchange(PyObject *Py_UNUSED(module), PyObject *args) {
     long long drawn, fruitless;
     Exchanges all = {.state = UINT64_C(0x9E3779B97F4A7C15)};
     if (!PyArg_ParseTuple(args, "O!dLLddddd:exchange", &PyTuple_Type, &classes, &lower, &drawn,
-                          &fruitless, &all.from_slowest, &all.moves, &all.swaps, &all.places, &all.shorter))
+                          &fruitless, &all.from_slowest, &all.moves, &all.swaps, &all.places,
+                          &all.shorter))
         return NULL;
     int good = 1;
     for (Py_ssize_t k = 0; good && k < PyTuple_Size(classes); k++)

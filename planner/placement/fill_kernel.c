@@ -11,7 +11,7 @@
  * and sized.c. fill_kernel's caller compares it with the files beside it: a kernel that was built
  * from another text is not used.
  */
-#define SOURCE "732b2326f123cca7"
+#define SOURCE "bfe551dc27a6cb3b"
 
 #include "fill_kernel.h"
 

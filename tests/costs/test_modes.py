@@ -33,6 +33,16 @@ def test_modes_are_listed_from_the_one_that_keeps_most() -> None:
     assert shares["none"] > shares["elementwise"] > shares["half_products"] > shares["full"]
 
 
+def test_forward_s_share_is_that_of_the_modes_in_use() -> None:
+    shares = PROFILE.forward_fraction
+    assert isinstance(shares, dict)
+    model = PROFILE.model(PROFILE.by_scheme[Scheme(tp=4)], 8, 131_072)
+    assert model.forward_fraction == max(shares[mode.name] for mode in model.modes)
+    only = model.find_mode("full")
+    assert only is not None
+    assert only.forward_fraction == shares["full"]
+
+
 def test_models_have_the_modes_that_hold_more_at_a_higher_cost() -> None:
     model = PROFILE.model(PROFILE.by_scheme[Scheme(tp=4)], 8, 131_072)
     lengths = [mode.max_len for mode in model.modes]

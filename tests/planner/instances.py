@@ -124,6 +124,7 @@ def add_modes(pipeline: PipelineClass, rng: np.random.Generator) -> PipelineClas
                 slower.c * rng.uniform(0.5, 1.2),
                 capacity,
                 f"mode {number}",
+                forward_fraction=1 / 3 - 0.03 * number,
             )
         )
     return replace(pipeline, modes=tuple(modes[::-1]) if len(modes) > 1 else ())

@@ -149,7 +149,9 @@ def test_all_plans_of_a_layout_with_stages_are_bounded_closely(
         assert plan.predicted_ms <= plan.layout_lower_bound_ms * (1 + most)
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "{}", '{"proof": "mine"}'])
+@pytest.mark.parametrize(
+    "text", ["", "[1]", "{}", '{"proof": "mine"}', '{"proof": "prices", "bound_ms": 1.0}']
+)
 def test_another_file_is_no_witness(tmp_path: Path, text: str) -> None:
     (tmp_path / "other.json").write_text(text)
     command = [sys.executable, str(ROOT / "examples" / "check_bound"), "other.json"]

@@ -1,6 +1,7 @@
 """Strategies of one layout made for one batch from its schemes alone."""
 
 import os
+from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
@@ -98,11 +99,13 @@ def test_a_layout_that_holds_no_such_sequence_makes_none() -> None:
 
 
 def test_with_stages_a_long_sequence_pays_for_its_bubble() -> None:
-    # At prices of GPU-time alone it was 3 % longer.
+    # At prices of GPU-time alone it was 6 % above the bound over all strategies of the layout. If
+    # forward takes no time, no order ends before form S, which it is constructed for.
     layout = schemes_of(8, 2, 512)
     batch = Batch.from_lengths(np.minimum(CODE[:600], 32768).tolist())
     placement = Constructive(layout, batch, 512).place(np.inf)
     assert_sound(placement.fleet, batch, placement.filling)
-    every_strategy = AllStrategies(layout.models, 512)
+    models = {s: replace(model, forward_fraction=0.0) for s, model in layout.models.items()}
+    every_strategy = AllStrategies(models, 512)
     bound = all_strategies_bound_ms(every_strategy, batch, placement.objective_ms)
-    assert placement.objective_ms < 1.13 * bound
+    assert placement.objective_ms < 1.03 * bound

@@ -12,7 +12,7 @@ from seqplan.planner.exact.model import ExactSolution
 from seqplan.planner.placement.fill import Filling
 from seqplan.planner.placement.fill_tables import FillTables
 from seqplan.planner.placement.fleet import Bin, PipelineBins, PipelineClass
-from seqplan.planner.placement.greedy import form_s
+from seqplan.planner.placement.greedy import estimate_ms
 from seqplan.planner.placement.pack import pack
 
 
@@ -103,4 +103,4 @@ def _work_ms(pipeline_class: PipelineClass, length: int) -> float:
 
 
 def _time_ms(instance: Instance, pipeline_class: PipelineClass, bins: PipelineBins) -> float:
-    return form_s(FillTables.from_batch(instance.batch).find_costs(pipeline_class), bins)
+    return estimate_ms(FillTables.from_batch(instance.batch).find_costs(pipeline_class), bins)

@@ -16,7 +16,7 @@ from seqplan.planner.exact.model import ExactSolution
 from seqplan.planner.placement.fill import Filling
 from seqplan.planner.placement.fill_tables import FillTables
 from seqplan.planner.placement.fleet import Bin, ClassPlacement, Fleet, PipelineBins, PipelineClass
-from seqplan.planner.placement.greedy import form_s
+from seqplan.planner.placement.greedy import estimate_ms
 from seqplan.planner.placement.pack import pack
 
 MOST_PIPELINES = 64
@@ -104,7 +104,7 @@ class SharedRanks:
         return Filling(
             tuple(placements),
             tuple(
-                tuple(form_s(tables.find_costs(k), pipeline) for pipeline in placement)
+                tuple(estimate_ms(tables.find_costs(k), pipeline) for pipeline in placement)
                 for k, placement in zip(fleet.classes, placements, strict=True)
             ),
         )

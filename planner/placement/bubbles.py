@@ -26,6 +26,8 @@ K + L = V − 1, and B is at least
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from math import inf
 
@@ -34,6 +36,63 @@ import numpy.typing as npt
 
 KNOWN = 64
 """Numbers of stages with shares of forward whose bubbles are kept."""
+
+
+SPREAD = 2
+"""How many micro-batches a stage takes to fill or drain: with fewer, estimates of steps of 32B and
+70B are too short, with more too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bubbles:
+    """How many more of the largest micro-batch stages idle for, as plans turn out.
+
+    One micro-batch has pp − 1. Many have ``of_many``, (pp − 1)·(f² + (1 − f)²), as if only the
+    first and the last were smaller. Few are in between: V of them have ``of_few`` / (V + ``spread``
+    − 1) more.
+    """
+
+    of_many: float
+    of_few: float
+    spread: float
+
+    @classmethod
+    def from_forward(cls, pp: int, forward: float) -> Bubbles:
+        """Estimate them for forward's share of a micro-batch's time; none without stages."""
+        of_many = (pp - 1) * (forward * forward + (1 - forward) * (1 - forward))
+        spread = SPREAD * (pp - 1.0)
+        return cls(of_many, spread * (pp - 1 - of_many), spread)
+
+    def of(self, micro_batches: int) -> float:
+        """Estimate the bubbles of so many micro-batches."""
+        return self.of_many + self.of_few / max(micro_batches + self.spread - 1, 1.0)
+
+
+def longest_path_ms(costs_ms: Sequence[float], pp: int, shares: Sequence[float]) -> float:
+    """Compute Σ t and the most of D(i) + U(k) for micro-batches in order: at most what they take.
+
+    ``shares``: forward's, of each.
+    """
+    n = len(costs_ms)
+    forward = [cost * share for cost, share in zip(costs_ms, shares, strict=True)]
+    backward = [cost - first for cost, first in zip(costs_ms, forward, strict=True)]
+    total = behind = ahead = 0.0
+    for cost in costs_ms:
+        total += cost
+    for first in forward[1:pp]:
+        ahead += first
+    down = longest = -inf
+    for k in range(n):
+        down = max(down, (pp - 1) * forward[k] - behind)
+        longest = max(longest, down + ((pp - 1) * backward[k] - ahead))
+        behind += backward[k]
+        if k >= pp - 1:
+            behind -= backward[k - pp + 1]
+        if k + 1 < n:
+            ahead -= forward[k + 1]
+        if k + pp < n:
+            ahead += forward[k + pp]
+    return total + longest
 
 
 def least_bubbles(pp: int, forward: float) -> float:

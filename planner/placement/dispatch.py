@@ -18,7 +18,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fill import Filler, Filling, Shortfall
 from seqplan.planner.placement.fill_tables import ClassCosts, FillTables
 from seqplan.planner.placement.fleet import Bin, Fleet, Floats, Ints, PipelineClass
-from seqplan.planner.placement.greedy import form_s, pack_modes
+from seqplan.planner.placement.greedy import estimate_ms, pack_modes
 
 TOLERANCE = 5e-4
 """Relative width at which the search for the least feasible target ends."""
@@ -36,10 +36,16 @@ LEVEL_TOLERANCE = 1e-2
 """The same when levelling the pipelines that do not bind the step."""
 
 
-def probe(
-    filler: Filler, lower_ms: float, below_ms: float, *, new_first: bool = False
+def probe(filler: Filler, lower_ms: float, below_ms: float) -> Filling | None:
+    """Find a placement better than ``below_ms`` with one fill in each order; None if both fail."""
+    orders = (False, True) if len(filler.lengths) <= TWO_ORDERS_UP_TO else (False,)
+    found = (_fill_below(filler, lower_ms, below_ms, new_first=order) for order in orders)
+    return next((filling for filling in found if filling is not None), None)
+
+
+def _fill_below(
+    filler: Filler, lower_ms: float, below_ms: float, *, new_first: bool
 ) -> Filling | None:
-    """Find a placement better than ``below_ms`` with a single fill; None if it fails."""
     target = max(lower_ms, below_ms * (1 - 2 * TOLERANCE))
     if target >= below_ms:
         return None
@@ -51,7 +57,7 @@ def probe(
 def dispatch(
     filler: Filler, lower_ms: float, *, known: Filling | None = None, below_ms: float = inf
 ) -> Filling | None:
-    """Minimize the slowest pipeline (form S) over dispatch and packing together.
+    """Minimize the slowest pipeline, as estimated, over dispatch and packing together.
 
     Gallops up from ``lower_ms``, a lower bound on the objective, then bisects to ``TOLERANCE``;
     small batches are tried once more with micro-batches opened before old ones are topped up.
@@ -72,7 +78,7 @@ def dispatch(
             low, target, step = target, target * (1 + step), step * 3
     best = _bisect(filler, low, best)
     if len(filler.lengths) <= TWO_ORDERS_UP_TO:
-        better = probe(filler, lower_ms, best.objective_ms, new_first=True)
+        better = _fill_below(filler, lower_ms, best.objective_ms, new_first=True)
         if better is not None:
             return _bisect(filler, lower_ms, better, new_first=True)
     return best
@@ -140,7 +146,7 @@ def balance(fleet: Fleet, batch: Batch, filling: Filling, lower_ms: float) -> Fi
 class _State:
     """Pipelines as lists of sequences; sequence j has index ``index[j]`` among distinct lengths.
 
-    ``time``: form S per pipeline. Pipelines of several stages stay unchanged.
+    ``time``: estimated, per pipeline. Pipelines of several stages stay unchanged.
     """
 
     costs: list[ClassCosts]
@@ -258,7 +264,9 @@ class _State:
         mine = [j for j in self.members[top] if j != give] + ([] if take is None else [take])
         theirs = [j for j in self.members[other] if j != take] + [give]
         packed = [self._pack(top, mine), self._pack(other, theirs)]
-        times = [form_s(self.costs[p], bins) for p, bins in zip((top, other), packed, strict=True)]
+        times = [
+            estimate_ms(self.costs[p], bins) for p, bins in zip((top, other), packed, strict=True)
+        ]
         if max(times) >= self.time[top] * (1 - _GAIN):
             return False
         for p, members, bins, time in zip((top, other), (mine, theirs), packed, times, strict=True):

@@ -119,6 +119,37 @@ static double simulate(const Exchanges *all, int64_t stages, int64_t most, int64
     return end;
 }
 
+/* bubbles.longest_path_ms of the same. */
+static double longest_path(const Exchanges *all, int64_t stages, int64_t most, int64_t count) {
+    double *costs = all->scratch, *shares = costs + most, *forward = shares + most;
+    double *backward = forward + most, others = (double)(stages - 1);
+    double total = 0.0, behind = 0.0, ahead = 0.0, down = -INFINITY, longest = -INFINITY;
+    for (int64_t k = 0; k < count; k++) {
+        total += costs[k];
+        forward[k] = costs[k] * shares[k];
+        backward[k] = costs[k] - forward[k];
+        if (k > 0 && k < stages) ahead += forward[k];
+    }
+    for (int64_t k = 0; k < count; k++) {
+        double with = others * forward[k] - behind;
+        if (with > down) down = with;
+        with = down + (others * backward[k] - ahead);
+        if (with > longest) longest = with;
+        behind += backward[k];
+        if (k >= stages - 1) behind -= backward[k - stages + 1];
+        if (k + 1 < count) ahead -= forward[k + 1];
+        if (k + stages < count) ahead += forward[k + stages];
+    }
+    return total + longest;
+}
+
+/* _Pipeline._simulate_ms of the same. */
+static double simulate_below(const Exchanges *all, int64_t stages, int64_t most, int64_t count,
+                             double limit) {
+    double path = limit < INFINITY ? longest_path(all, stages, most, count) : 0.0;
+    return path >= limit ? path : simulate(all, stages, most, count);
+}
+
 /* Whether a place is one of a pipeline's micro-batches, not a new one before or after them. */
 static int is_within(const Pipeline *pipeline, int64_t place) {
     return place >= 0 && place < pipeline->count;
@@ -152,7 +183,7 @@ static double time_after(const Exchanges *all, const Pipeline *pipeline, const i
         costs[used] = cost;
         shares[used++] = share;
     }
-    return simulate(all, stages, most, used);
+    return simulate_below(all, stages, most, used, limit);
 }
 
 /* 0 where there is no memory. */
@@ -247,8 +278,8 @@ static int swap_places(Exchanges *all, Pipeline *pipeline) {
     Weight of_other = {.cost = one->cost, .share = one->share};
     const int64_t places[2] = {i, j};
     const Weight *const weights[2] = {&of_one, &of_other};
-    if (time_after(all, pipeline, places, weights, 2, INFINITY) >= pipeline->time * all->shorter)
-        return 0;
+    double limit = pipeline->time * all->shorter;
+    if (time_after(all, pipeline, places, weights, 2, limit) >= limit) return 0;
     MicroBatch before = *one;
     *one = *other;
     *other = before;

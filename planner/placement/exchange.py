@@ -15,20 +15,21 @@ from math import inf
 from operator import attrgetter
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.placement.bubbles import longest_path_ms
 from seqplan.planner.placement.fill import Filling, FillStarter, PackedPlacement
 from seqplan.planner.placement.fill_tables import ClassCosts, FillTables
 from seqplan.planner.placement.fleet import ClassPlacement, Fleet, PipelineBins
-from seqplan.planner.placement.greedy import form_s
+from seqplan.planner.placement.greedy import estimate_ms
 from seqplan.planner.simulation.one_f_one_b import order_micro_batches, simulate_ms
 
 DRAWN, FRUITLESS = 20_000, 5_000
 """Exchanges drawn at most, and at most in a row of which none is made. Three times as many draws
 shorten steps of 32B and 70B on 16 and 64 GPUs by another 0.03 to 0.06 %."""
 
-STAGED_DRAWN, STAGED_FRUITLESS = 60_000, 10_000
-"""The same with stages, where a third as many draws leave steps of 32B and 70B 0.25 % longer."""
+STAGED_DRAWN, STAGED_FRUITLESS = 120_000, 20_000
+"""The same with stages, where half as many draws leave steps of 32B and 70B 0.13 % longer."""
 
-MOST_PASSES = 10_000_000
+MOST_PASSES = 40_000_000
 """Passes that are simulated at most, by the pipeline with most of them: of many micro-batches each
 draw takes longer, and filling and draining are a smaller part of the time."""
 
@@ -88,7 +89,7 @@ def _time_filling(costs: Sequence[ClassCosts], placements: tuple[ClassPlacement,
     times = []
     for of_class, pipelines in zip(costs, placements, strict=True):
         if of_class.pp == 1:
-            times.append(tuple(form_s(of_class, bins) for bins in pipelines))
+            times.append(tuple(estimate_ms(of_class, bins) for bins in pipelines))
         else:
             times.append(tuple(p.time_ms for p in _read_pipelines(of_class, pipelines)))
     return Filling(placements, tuple(times))
@@ -226,7 +227,7 @@ class _Pipeline:
         """Compute the time after micro-batches get these weights, by index (ms).
 
         One may be new: that before the first, of index −1, or that after the last. The sum of all
-        costs suffices if it reaches ``limit_ms``.
+        costs, or of a path, suffices if it reaches ``limit_ms``.
         """
         total = self._total_ms
         for index, (_, _, cost_ms, _) in weights.items():
@@ -239,7 +240,14 @@ class _Pipeline:
         for index, (_, _, cost_ms, share) in weights.items():
             costs_ms[index + 1], shares[index + 1] = cost_ms, share
         used = [place for place, cost_ms in enumerate(costs_ms) if cost_ms]
-        return simulate_ms([costs_ms[k] for k in used], self.pp, [shares[k] for k in used])
+        return self._simulate_ms([costs_ms[k] for k in used], [shares[k] for k in used], limit_ms)
+
+    def _simulate_ms(
+        self, costs_ms: Sequence[float], shares: Sequence[float], limit_ms: float
+    ) -> float:
+        """Simulate micro-batches (ms), unless one path through them reaches ``limit_ms``."""
+        path_ms = longest_path_ms(costs_ms, self.pp, shares) if limit_ms < inf else 0.0
+        return path_ms if path_ms >= limit_ms else simulate_ms(costs_ms, self.pp, shares)
 
     def change(self, changed: Mapping[int, _MicroBatch]) -> None:
         """Replace micro-batches by index, new ones as in ``compute_time_ms``; drop empty ones."""
@@ -254,7 +262,8 @@ class _Pipeline:
         places = list(range(len(self.micro_batches)))
         places[i], places[j] = j, i
         costs_ms, shares = [self.costs_ms[k] for k in places], [self.shares[k] for k in places]
-        if simulate_ms(costs_ms, self.pp, shares) >= self.time_ms * (1 - _GAIN):
+        limit_ms = self.time_ms * (1 - _GAIN)
+        if self._simulate_ms(costs_ms, shares, limit_ms) >= limit_ms:
             return False
         self._set([self.micro_batches[k] for k in places])
         return True
@@ -263,7 +272,7 @@ class _Pipeline:
         self.micro_batches = [micro for micro in micro_batches if micro.sequences]
         self.costs_ms = [micro.cost_ms for micro in self.micro_batches]
         self.shares = [micro.share for micro in self.micro_batches]
-        # Not sum(), as in form_s.
+        # Not sum(), as in estimate_ms.
         self._total_ms = 0.0
         for cost_ms in self.costs_ms:
             self._total_ms += cost_ms

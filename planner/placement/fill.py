@@ -249,7 +249,7 @@ class Filler:
     def fill(
         self, target_ms: float, ceiling_ms: float | None = None, *, new_first: bool = False
     ) -> Filling | Shortfall:
-        """Place all sequences with every pipeline's form S ≤ ``target_ms``, or return a shortfall.
+        """Place all with every pipeline estimated at ``target_ms`` at most, or return a shortfall.
 
         1. Classes are ordered from the one that can hold the longest sequence down.
         2. Of each class, pipelines are opened for the sequences that no later class can hold.

@@ -11,7 +11,7 @@
  * and sized.c. fill_kernel's caller compares it with the files beside it: a kernel that was built
  * from another text is not used.
  */
-#define SOURCE "bfe551dc27a6cb3b"
+#define SOURCE "2827d4cf4436f7f5"
 
 #include "fill_kernel.h"
 
@@ -239,10 +239,15 @@ static int fill_pipeline(Fill *fill, Pipeline *pipeline, int64_t above, int new_
     return top_up_open(fill, pipeline, above, already_open, 0) && add_new(fill, pipeline, above);
 }
 
+/* bubbles.Bubbles.of. */
+static double bubbles_of(const Costs *costs, int64_t micro_batches) {
+    return costs->of_many + costs->of_few / most((double)micro_batches + costs->spread - 1, 1.0);
+}
+
 /* greedy._open. */
-static int open_pipeline(Fill *fill, int64_t first, double target, double ceiling) {
+static void open_pipeline(Fill *fill, int64_t first, double target, double ceiling) {
     const Costs *costs = fill->costs;
-    double work = 0.0, c = 0.0, alone = INFINITY, pp = (double)costs->pp;
+    double work = 0.0, c = 0.0, alone = INFINITY;
     for (int64_t m = 0; m < costs->mode_count; m++) {
         const Mode *mode = &costs->modes[m];
         if (costs->padded[first] > mode->capacity || mode->work[first] + mode->c >= alone) continue;
@@ -250,43 +255,36 @@ static int open_pipeline(Fill *fill, int64_t first, double target, double ceilin
         c = mode->c;
         alone = work + c;
     }
-    double budget = least(most(target, pp * alone), ceiling) * ROUND;
+    double budget = least(most(target, (double)costs->pp * alone), ceiling) * ROUND;
     Pipeline *pipeline = &fill->pipelines[fill->opened++];
     *pipeline = (Pipeline){budget, {0.0}, 0, NONE, NONE};
     for (int64_t m = 0; m < costs->mode_count; m++) pipeline->caps[m] = INFINITY;
-    if (costs->pp == 1) return 1;
-    if (alone == 0.0) {
-        PyErr_SetString(PyExc_ZeroDivisionError, "a sequence that takes no time");
-        return 0;
-    }
-    int64_t bubbles = costs->pp - 1, size = fill->pool.size;
+    if (costs->pp == 1) return;
+    int64_t size = fill->pool.size, even = 1, limit = 1;
     int64_t middle = first + (size - first) / 2 < size - 1 ? first + (size - first) / 2 : size - 1;
     const Mode *full = &costs->modes[costs->preferred[middle * costs->mode_count]];
     int64_t length = fill->pool.lengths[first];
     if (full->capacity < length) length = full->capacity;
     double light_c = costs->modes[0].c;
     double token_work = (double)full->capacity * (full->a * (double)length + full->b);
-    double by_time = least(budget / alone, (double)(MOST_COUNTED + bubbles));
-    int64_t limit = (int64_t)most(by_time, 0.0) - bubbles, even = 1;
-    if (limit < 1) limit = 1;
-    double best = -1.0;
-    for (int64_t v = 1; v <= limit; v++) {
-        double room = least(budget / (double)(v + bubbles) - light_c,
-                            token_work + (full->c - light_c));
-        double capacity = (double)v * room;
+    double best = -1.0, each = 0.0;
+    for (int64_t v = 1; v <= MOST_COUNTED; v++) {
+        double of_v = budget / ((double)v + bubbles_of(costs, v));
+        if (v > 1 && of_v < alone) break;
+        limit = v;
+        double capacity = (double)v * least(of_v - light_c, token_work + (full->c - light_c));
         if (capacity <= best) break;
         best = capacity;
         even = v;
+        each = of_v;
     }
-    double left = budget - (double)bubbles * (work * ROUND + c);
+    double left = budget - bubbles_of(costs, limit) * (work * ROUND + c);
     double peaked = left - light_c * most(ceil(left / alone), ceil(left / (token_work + full->c)));
     int is_peaked = even == limit && peaked > best;
-    double each = budget / (double)(even + bubbles);
     for (int64_t m = 0; m < costs->mode_count; m++)
         pipeline->caps[m] = is_peaked ? (work + (c - costs->modes[m].c)) * ROUND
                                       : each - costs->modes[m].c;
     pipeline->budget = is_peaked ? left : (double)even * ((each - light_c) + light_c);
-    return 1;
 }
 
 /* greedy.PythonFill.fill_class. */
@@ -296,14 +294,14 @@ static int fill_pipelines(Fill *fill, int64_t reach, int64_t forced_above, doubl
     for (int64_t k = 0; k < fill->count; k++) {
         int64_t first = at_most(pool, reach, 0);
         if (first == pool->size || pool->lengths[first] <= forced_above) break;
-        if (!open_pipeline(fill, first, target, ceiling)) return 0;
+        open_pipeline(fill, first, target, ceiling);
         if (!fill_pipeline(fill, &fill->pipelines[k], forced_above, 0)) return 0;
     }
     for (int64_t k = 0; k < fill->count; k++) {
         if (k == fill->opened) {
             int64_t first = at_most(pool, reach, 0);
             if (first == pool->size) break;
-            if (!open_pipeline(fill, first, target, ceiling)) return 0;
+            open_pipeline(fill, first, target, ceiling);
         }
         if (!fill_pipeline(fill, &fill->pipelines[k], 0, new_first)) return 0;
     }
@@ -331,15 +329,16 @@ static double cost_of(const Fill *fill, const MicroBatch *micro) {
     return cost;
 }
 
-/* greedy.form_s of one pipeline. */
-static double form_s(const Fill *fill, const Pipeline *pipeline) {
+/* greedy.estimate_ms of one pipeline. */
+static double estimate_ms(const Fill *fill, const Pipeline *pipeline) {
     double total = 0.0, slowest = 0.0;
     for (int64_t m = pipeline->first; m != NONE; m = fill->micro_batches[m].after) {
         double cost = cost_of(fill, &fill->micro_batches[m]);
         total += cost;
         slowest = most(slowest, cost);
     }
-    return total + (double)(fill->costs->pp - 1) * slowest;
+    total += bubbles_of(fill->costs, pipeline->micro_batches) * slowest;
+    return most(total, (double)fill->costs->pp * slowest);
 }
 
 /* Write every pipeline's number of micro-batches, and of each its number of entries and these. */
@@ -377,7 +376,7 @@ static PyObject *times_ms(const Fill *fill) {
     PyObject *times = PyTuple_New(fill->count);
     for (int64_t k = 0; times != NULL && k < fill->count; k++) {
         PyObject *time =
-            PyFloat_FromDouble(k < fill->opened ? form_s(fill, &fill->pipelines[k]) : 0.0);
+            PyFloat_FromDouble(k < fill->opened ? estimate_ms(fill, &fill->pipelines[k]) : 0.0);
         if (time == NULL)
             Py_CLEAR(times);
         else
@@ -440,6 +439,9 @@ static const char *read_costs(Costs *costs) {
     costs->lengths = arrays[LENGTHS].buf;
     costs->padded = arrays[PADDED].buf;
     costs->preferred = arrays[PREFERRED].buf;
+    if (!(costs->of_many >= 0 && costs->of_few >= 0 && costs->spread >= 0) ||
+        !isfinite(costs->of_many + costs->of_few + costs->spread))
+        return "bubbles must be finite, 0 or more";
     if (costs->pp < 1 || costs->pp >= EXACT) return "pp must be 1 or more, below 2**53";
     for (int64_t i = 0; i < n; i++)
         if (costs->lengths[i] < 1 || costs->lengths[i] >= EXACT ||
@@ -474,7 +476,7 @@ static void free_costs(PyObject *capsule) {
 
 PyDoc_STRVAR(make_costs_doc,
              "make_costs(lengths, padded, work, preferred, cheap_from, held_from, coefficients, "
-             "capacities, pp)\n--\n\nCheck the arrays of fleet.ClassCosts, for fill_class.");
+             "capacities, pp, of_many, of_few, spread)\n--\n\nCheck the arrays of fleet.ClassCosts, for fill_class.");
 
 static PyObject *make_costs(PyObject *Py_UNUSED(module), PyObject *args) {
     Costs *costs = PyMem_Calloc(1, sizeof(Costs));
@@ -483,9 +485,10 @@ static PyObject *make_costs(PyObject *Py_UNUSED(module), PyObject *args) {
     long long pp;
     const char *wrong = NULL;
     PyObject *capsule = NULL;
-    if (PyArg_ParseTuple(args, "y*y*y*y*y*y*y*y*L:make_costs", &a[LENGTHS], &a[PADDED], &a[WORK],
+    if (PyArg_ParseTuple(args, "y*y*y*y*y*y*y*y*Lddd:make_costs", &a[LENGTHS], &a[PADDED], &a[WORK],
                          &a[PREFERRED], &a[CHEAP], &a[HELD], &a[COEFFICIENTS], &a[CAPACITIES],
-                         &pp)) {
+                         &pp, &costs->of_many, &costs->of_few,
+                         &costs->spread)) {
         costs->pp = pp;
         wrong = read_costs(costs);
         if (wrong != NULL)
@@ -546,7 +549,7 @@ static PyObject *run_fill(Fill *fill, int64_t reach, int64_t forced_above, doubl
 PyDoc_STRVAR(fill_class_doc,
              "fill_class(costs, counts, count, reach, forced_above, target_ms, ceiling_ms, "
              "new_first, most)\n--\n\nFill one class from counts (int64, changed in place) of "
-             "unassigned sequences.\n\nReturns the placement, packed; form S of each pipeline; what "
+             "unassigned sequences.\n\nReturns the placement, packed; the estimated time of each pipeline; what "
              "is left; and how many pipelines have sequences.");
 
 static PyObject *fill_class(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -635,7 +638,7 @@ static PyObject *fill_groups(MicroSteps *steps, int64_t k, int64_t number, int64
     if (begin_fill(&fill, steps->reach[k], above, target, target, 0)) placement = packed(&fill);
     if (placement != NULL) {
         for (int64_t j = 0; j < fill.opened; j++)
-            *slowest = most(*slowest, form_s(&fill, &fill.pipelines[j]));
+            *slowest = most(*slowest, estimate_ms(&fill, &fill.pipelines[j]));
         *left = fill.pool.left;
         result = Py_BuildValue("(LNL)", (long long)k, placement, (long long)number);
     }

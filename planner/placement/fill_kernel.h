@@ -37,6 +37,7 @@ enum { LENGTHS, PADDED, WORK, PREFERRED, CHEAP, HELD, COEFFICIENTS, CAPACITIES, 
 typedef struct {
     Py_buffer arrays[ARRAYS];
     int64_t pp, size, mode_count;
+    double of_many, of_few, spread; /* bubbles.Bubbles */
     const int64_t *lengths, *padded, *preferred;
     Mode modes[MOST_MODES];
 } Costs;

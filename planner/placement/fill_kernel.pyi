@@ -12,6 +12,9 @@ def make_costs(
     coefficients: Floats,
     capacities: Ints,
     pp: int,
+    of_many: float,
+    of_few: float,
+    spread: float,
     /,
 ) -> object: ...
 def fill_class(

@@ -55,6 +55,7 @@ class ClassCosts:
         full_ms: float = inf,
     ) -> None:
         self.pp, self.modes = pipeline_class.pp, pipeline_class.all_modes
+        self.bubbles = pipeline_class.bubbles
         self.lengths = lengths
         tokens = lengths.astype(np.float64)
         padded = pipeline_class.padded(lengths)
@@ -113,6 +114,9 @@ class ClassCosts:
             self.coefficients,
             self.capacities,
             self.pp,
+            self.bubbles.of_many,
+            self.bubbles.of_few,
+            self.bubbles.spread,
         )
 
     def longest_alone(self, target_ms: float) -> int:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.placement.bubbles import (
+    Bubbles,
     count_best_micro_batches,
     least_bubbles,
     list_bubbles,
@@ -126,10 +127,10 @@ class PipelineClass:
             forward_fraction=model.forward_fraction,
         )
 
-    @property
-    def bubbles(self) -> int:
-        """Return what the largest micro-batch adds to the others' sum in form S: pp − 1."""
-        return self.pp - 1
+    @cached_property
+    def bubbles(self) -> Bubbles:
+        """Return by how many more of the largest micro-batch 1F1B takes, as estimated."""
+        return Bubbles.from_forward(self.pp, self.forward_fraction)
 
     @cached_property
     def least_bubbles(self) -> float:
@@ -252,9 +253,9 @@ class PipelineClass:
     def even_work_ms(self, time_ms: float) -> float:
         """Compute the work of each micro-batch at the best V by a time (ms).
 
-        Infinite at pp = 1, as no bubbles limit a micro-batch.
+        With pp − 1 bubbles; infinite at pp = 1, as no bubbles limit a micro-batch.
         """
-        bubbles, c = self.bubbles, self.least_c
+        bubbles, c = self.pp - 1, self.least_c
         if not bubbles:
             return inf
         best = count_best_micro_batches(time_ms, bubbles, c)

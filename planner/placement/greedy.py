@@ -171,9 +171,9 @@ class PythonFill:
         return sum(bool(bins) for bins in placement)
 
     def placements(self) -> list[tuple[ClassPlacement, tuple[float, ...]]]:
-        """Return the placement on each class in the order of filling, with forms S."""
+        """Return the placement on each class in the order of filling, with estimated times."""
         return [
-            (placement, tuple(form_s(costs, bins) for bins in placement))
+            (placement, tuple(estimate_ms(costs, bins) for bins in placement))
             for costs, placement in self._filled
         ]
 
@@ -270,42 +270,43 @@ def _open(
     the work of that sequence; or, if that holds more, a first micro-batch of that sequence alone
     which then sets the bubbles, and no other larger.
     """
-    by_mode, pp = costs.by_mode, costs.pp
+    by_mode, bubbles = costs.by_mode, costs.bubbles
     holding = [mode for mode in by_mode if mode.padded[first] <= mode.capacity]
     cheapest = min(holding, key=lambda mode: mode.work[first] + mode.c)
     work, c = cheapest.work[first], cheapest.c
     alone = work + c
-    budget = min(max(target, pp * alone), ceiling) * ROUND
-    if pp == 1:
+    budget = min(max(target, costs.pp * alone), ceiling) * ROUND
+    if costs.pp == 1:
         return _Pipeline(costs, pool, budget, [inf] * len(by_mode), most)
-    bubbles, light_c = pp - 1, by_mode[0].c
+    light_c = by_mode[0].c
     # A full micro-batch: of the mode that is cheapest for a middle length.
     middle = min(first + (len(pool.lengths) - first) // 2, len(pool.lengths) - 1)
     full = by_mode[costs.preferred[middle][0]]
     token_work = full.capacity * (full.a * min(pool.lengths[first], full.capacity) + full.b)
-    # Without overhead, V rises as long as each holds that sequence.
-    fitting = min(budget / alone, float(MOST_COUNTED + bubbles))
-    limit = max(int(fitting) - bubbles, 1)
-    best, micro_batches = -1.0, 1
-    for v in range(1, limit + 1):
-        capacity = v * min(budget / (v + bubbles) - light_c, token_work + (full.c - light_c))
+    best, micro_batches, limit, each = -1.0, 1, 1, 0.0
+    for v in range(1, MOST_COUNTED + 1):
+        even = budget / (v + bubbles.of(v))
+        if v > 1 and even < alone:
+            break  # without overhead, V rises as long as each holds that sequence
+        limit = v
+        capacity = v * min(even - light_c, token_work + (full.c - light_c))
         if capacity <= best:
-            break  # concave in v: past its maximum
-        best, micro_batches = capacity, v
-    left = budget - bubbles * (work * ROUND + c)
+            break  # past its maximum
+        best, micro_batches, each = capacity, v, even
+    left = budget - bubbles.of(limit) * (work * ROUND + c)
     peaked = left - light_c * max(ceil(left / alone), ceil(left / (token_work + full.c)))
     if micro_batches == limit and peaked > best:
         caps = [(work + (c - mode.c)) * ROUND for mode in by_mode]
         return _Pipeline(costs, pool, left, caps, most)
-    even = budget / (micro_batches + bubbles)
-    budget = micro_batches * ((even - light_c) + light_c)
-    return _Pipeline(costs, pool, budget, [even - mode.c for mode in by_mode], most)
+    budget = micro_batches * ((each - light_c) + light_c)
+    return _Pipeline(costs, pool, budget, [each - mode.c for mode in by_mode], most)
 
 
-def form_s(costs: ClassCosts, pipeline: PipelineBins) -> float:
-    """Compute form S of a pipeline's micro-batches, each in the cheapest mode that holds it.
+def estimate_ms(costs: ClassCosts, pipeline: PipelineBins) -> float:
+    """Estimate the 1F1B time of a pipeline (ms), each micro-batch in its cheapest mode.
 
-    Σ(m_j + c) + (pp − 1)·(max m_j + c); 0 when empty.
+    Σ(m_j + c) + bubbles·(max m_j + c), or pp·(max m_j + c) if that is more; 0 when empty, and
+    exact without stages.
     """
     # Not sum(): it compensates from Python 3.12 on, and the kernel adds one by one.
     total = slowest = 0.0
@@ -319,7 +320,7 @@ def form_s(costs: ClassCosts, pipeline: PipelineBins) -> float:
                 cost = min(cost, mode.c + work)
         total += cost
         slowest = max(slowest, cost)
-    return total + (costs.pp - 1) * slowest
+    return max(total + costs.bubbles.of(len(pipeline)) * slowest, costs.pp * slowest)
 
 
 def pack_modes(pipeline_class: PipelineClass, lengths: Sequence[int]) -> list[list[int]]:

@@ -6,19 +6,18 @@ from collections.abc import Mapping, Sequence
 from math import inf
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.certificate import certify
-from seqplan.planner.bounds.gpu_time import area_bound_ms, cheap_bound_ms, single_bound_ms
+from seqplan.planner.bounds.gpu_time import cheap_bound_ms, single_bound_ms
 from seqplan.planner.bounds.relaxation import solve_scale
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.placement.assembly import Selected
-from seqplan.planner.placement.dispatch import balance, dispatch, level, probe
-from seqplan.planner.placement.exchange import exchange_sequences
+from seqplan.planner.placement.dispatch import dispatch, probe
 from seqplan.planner.placement.fill import Filler, Filling, Placement, Shortfall
 from seqplan.planner.placement.fleet import Fleet, Models, PipelineClass
 from seqplan.planner.problem import PlanningProblem
 from seqplan.planner.strategies.constructive import Constructive, LayoutSchemes
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
 from seqplan.planner.strategies.local_search import Search
+from seqplan.planner.strategies.polishing import polish
 from seqplan.planner.sync.times import NO_SYNC, SyncTimes, layouts_of
 from seqplan.plans.plan import Considered
 from seqplan.plans.scheme import Scheme, Strategy
@@ -37,9 +36,6 @@ FEW = 16
 
 FIRST_FILL = 1.01
 """Candidates are ordered by a fill at this multiple of the least of their bounds."""
-
-BALANCE_GAP = 2e-3
-"""The gap above which sequences are moved and swapped between pipelines."""
 
 
 def select(
@@ -90,15 +86,22 @@ def select(
     best, proven = polish(batch, best, prove=prove)
     times[best.strategy] = best.objective_ms
     considered = tuple(
-        Considered(
-            strategy,
-            bounds.get(strategy, proven),
-            times.get(strategy),
-            None if sync is None else round(sync.of_strategy_ms(strategy), 3),
-        )
+        _list_considered(strategy, bounds.get(strategy, proven), times.get(strategy), sync)
         for strategy in dict.fromkeys([*bounds, *times])
     )
     return Selected(best, proven, considered)
+
+
+def _list_considered(
+    strategy: Strategy, bound_ms: float, time_ms: float | None, sync: SyncTimes | None
+) -> Considered:
+    """List a strategy; an estimate with stages may be below the bound, which it is raised to."""
+    return Considered(
+        strategy,
+        bound_ms,
+        None if time_ms is None else max(time_ms, bound_ms),
+        None if sync is None else round(sync.of_strategy_ms(strategy), 3),
+    )
 
 
 def select_within(
@@ -251,29 +254,6 @@ def _make_strategy(
     if solve_scale(classes, batch, objective, gpus, 1 - TAILOR_GAIN) is None:
         return best
     return search.improve(best, schemes, lower, moves=TAILOR_MOVES)
-
-
-def polish(batch: Batch, best: Placement, *, prove: bool) -> tuple[Placement, float]:
-    """Balance, level and exchange sequences of a placement; return it, and its bound (ms).
-
-    Without stages a close bound is proven first, as polishing ends near it. With stages it is
-    farther away than polishing gets, and the time that is then reached helps to prove it. Without
-    ``prove`` sequences are leveled, with stages also exchanged, and the bound is the cheap one.
-    """
-    fleet, filling = best.fleet, best.filling
-    staged = any(of_class.pp > 1 for of_class in fleet.classes)
-    bound_ms = min(cheap_bound_ms(fleet.classes, batch), best.objective_ms)
-    if prove and not staged:
-        bound_ms = certify(fleet, batch, best.objective_ms)
-    near_ms = bound_ms * (1 + BALANCE_GAP)
-    if prove and filling.objective_ms > near_ms:
-        filling = balance(fleet, batch, filling, bound_ms)
-    filling = level(Filler(fleet, batch), filling, area_bound_ms(fleet.classes, batch))
-    if prove or staged:
-        filling = exchange_sequences(fleet, batch, filling, near_ms)
-    if prove and staged:
-        bound_ms = certify(fleet, batch, filling.objective_ms)
-    return Placement(fleet, filling), min(bound_ms, filling.objective_ms)
 
 
 def _too_long(batch: Batch, fleets: Sequence[Fleet], models: Models) -> str:

@@ -14,7 +14,7 @@ from seqplan.planner.placement.fill import Filler, Placement
 from seqplan.planner.placement.fleet import Models
 from seqplan.planner.placement.slowdown import Slowdown, make_slow_fleet
 from seqplan.planner.problem import PlanningProblem
-from seqplan.planner.step.selection import polish
+from seqplan.planner.strategies.polishing import polish
 from seqplan.planner.sync.times import NO_SYNC, SyncTimes, layouts_of
 from seqplan.plans.scheme import Strategy
 
@@ -108,6 +108,7 @@ def place_around(
     if best is None:
         return None
     best, bound_ms = polish(batch, best, prove=prove)
+    reached[best.strategy] = best.objective_ms
     considered = tuple(
         replace(entry, predicted_ms=reached.get(entry.strategy)) for entry in selected.considered
     )

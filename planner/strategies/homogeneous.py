@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.gpu_time import area_bound_ms, single_bound_ms
 from seqplan.planner.placement.dispatch import dispatch
-from seqplan.planner.placement.fill import Filler
+from seqplan.planner.placement.fill import Filler, Placement
 from seqplan.planner.placement.fleet import Fleet, Models
+from seqplan.planner.strategies.polishing import polish
 from seqplan.planner.sync.times import SyncTimes
 from seqplan.plans.scheme import Strategy
 
@@ -24,6 +25,10 @@ def homogeneous_strategies(models: Models, gpus: int, longest: int) -> list[Stra
 
 PROMISING = 1.1
 """Homogeneous strategies whose bounds are within this of the least are worth to be timed."""
+
+
+CLOSE = 1.03
+"""Homogeneous strategies whose estimates are within this of the least are timed in 1F1B."""
 
 
 def promising_homogeneous(
@@ -42,20 +47,33 @@ def promising_homogeneous(
     if not bounds:
         return []
     first = min(bounds, key=lambda strategy: (bounds[strategy], strategy.counts))
-    times = [strategy_ms(first, batch, models) or bounds[first] for batch in batches]
+    times = [estimate_strategy_ms(first, batch, models) or bounds[first] for batch in batches]
     limit = sum(times) / len(times) + sync.of_strategy_ms(first)
     limit = max(limit, bounds[first] * PROMISING)
     return [strategy for strategy, bound in bounds.items() if bound <= limit]
 
 
+def estimate_strategy_ms(strategy: Strategy, batch: Batch, models: Models) -> float | None:
+    """Estimate the time (ms) of our dispatch and packing; None if a sequence is too long."""
+    placement = _place(strategy, batch, models)
+    return None if placement is None else placement.objective_ms
+
+
 def strategy_ms(strategy: Strategy, batch: Batch, models: Models) -> float | None:
-    """Return the time (form S, ms) of our dispatch and packing; None if a sequence is too long."""
+    """Compute the time (ms) of our dispatch and packing; None if a sequence is too long."""
+    placement = _place(strategy, batch, models)
+    if placement is None or all(of_class.pp == 1 for of_class in placement.fleet.classes):
+        return None if placement is None else placement.objective_ms
+    return polish(batch, placement, prove=False)[0].objective_ms
+
+
+def _place(strategy: Strategy, batch: Batch, models: Models) -> Placement | None:
     fleet = Fleet.from_strategy(strategy, models)
     if fleet.max_sequence < batch.longest:
         return None
     lower = max(single_bound_ms(fleet.classes, batch), area_bound_ms(fleet.classes, batch))
     filling = dispatch(Filler(fleet, batch), lower)
-    return None if filling is None else filling.objective_ms
+    return None if filling is None else Placement(fleet, filling)
 
 
 def best_homogeneous(
@@ -67,13 +85,29 @@ def best_homogeneous(
     times (ms).
     """
     longest = max(longest, *(batch.longest for batch in batches))
+    means = estimate_means_ms(
+        promising_homogeneous(batches, models, gpus, longest, sync), batches, models, sync
+    )
     best: tuple[float, Strategy, list[float]] | None = None
-    for strategy in promising_homogeneous(batches, models, gpus, longest, sync):
+    for strategy, estimate in means.items():
+        if estimate > min(means.values()) * CLOSE:
+            continue
         times = [strategy_ms(strategy, batch, models) for batch in batches]
         known = [time for time in times if time is not None]
-        if len(known) < len(times):
-            continue
         mean = sum(known) / len(known) + sync.of_strategy_ms(strategy)
         if best is None or mean < best[0]:
             best = (mean, strategy, known)
     return None if best is None else best[1:]
+
+
+def estimate_means_ms(
+    strategies: Sequence[Strategy], batches: Sequence[Batch], models: Models, sync: SyncTimes
+) -> dict[Strategy, float]:
+    """Estimate mean iterations (ms) over batches, of the strategies that hold all sequences."""
+    means = {}
+    for strategy in strategies:
+        times = [estimate_strategy_ms(strategy, batch, models) for batch in batches]
+        known = [time for time in times if time is not None]
+        if len(known) == len(times):
+            means[strategy] = sum(known) / len(known) + sync.of_strategy_ms(strategy)
+    return means

@@ -14,16 +14,14 @@ from seqplan.planner.proposal.static_micro_steps import best_static_micro_steps
 from seqplan.planner.simulation.iteration import Execution, compute_ms
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.strategies.homogeneous import (
+    CLOSE,
     best_homogeneous,
+    estimate_means_ms,
     promising_homogeneous,
-    strategy_ms,
 )
 from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
 from seqplan.planner.systems.static_experts import QUICK, SAMPLED, find_static_expert_run
 from seqplan.plans.scheme import Strategy
-
-JUDGED_WITHIN = 1.15
-"""Strategies whose form S is within this of the least are judged by simulation."""
 
 
 def static_best(setting: Setting, candidates: Sequence[Strategy]) -> list[ComparedSystem | Skipped]:
@@ -158,15 +156,10 @@ def _in_lockstep(setting: Setting) -> list[ComparedSystem | Skipped]:
 
 def _best(setting: Setting, strategies: Sequence[Strategy]) -> Strategy | None:
     """Find the strategy of least mean iteration with our dispatch and packing."""
-    rough: dict[Strategy, float] = {}
-    for strategy in strategies:
-        times = [strategy_ms(strategy, batch, setting.models) for batch in setting.batches]
-        known = [time for time in times if time is not None]
-        if len(known) == len(times):
-            rough[strategy] = mean(known) + setting.sync.of_strategy_ms(strategy)
+    rough = estimate_means_ms(strategies, setting.batches, setting.models, setting.sync)
     if not rough:
         return None
-    limit = min(rough.values()) * JUDGED_WITHIN
+    limit = min(rough.values()) * CLOSE
     fraction = setting.profile.forward_fraction
     judged = {
         strategy: mean(

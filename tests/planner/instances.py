@@ -13,7 +13,7 @@ from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.placement.fill import Filling
 from seqplan.planner.placement.fill_tables import ClassCosts, FillTables
 from seqplan.planner.placement.fleet import ClassMode, Fleet, PipelineBins, PipelineClass
-from seqplan.planner.placement.greedy import form_s
+from seqplan.planner.placement.greedy import estimate_ms
 from seqplan.planner.simulation.one_f_one_b import simulate_ms
 
 Case = tuple[tuple[PipelineClass, ...], Batch]
@@ -198,9 +198,9 @@ def placed(batch: Batch, filling: Filling) -> list[int]:
 
 
 def time_placed(costs: ClassCosts, bins: PipelineBins, *, in_order: bool) -> float:
-    """Form S of a pipeline's micro-batches, or their time in 1F1B in this order (ms)."""
+    """The estimate of a pipeline's micro-batches, or their time in 1F1B in this order (ms)."""
     if not in_order or costs.pp == 1:
-        return form_s(costs, bins)
+        return estimate_ms(costs, bins)
     of_modes = []
     for micro in bins:
         tokens = sum(n * int(costs.padded_lengths[i]) for i, n in micro)

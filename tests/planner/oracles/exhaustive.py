@@ -1,7 +1,7 @@
 """Exhaustive optima of tiny instances, against which searches and bounds are held.
 
-Of form S, which searches minimize, or with ``least`` of what no order of the micro-batches in 1F1B
-ends before: bounds are of that.
+Of the estimates that searches minimize, or with ``least`` of what no order of the micro-batches in
+1F1B ends before: bounds are of that.
 
 Sequences of equal length are interchangeable, so a set of sequences is a vector of counts per
 distinct length, kept as one mixed-radix number: a part of a set is then a smaller number, and what
@@ -93,9 +93,11 @@ def pipeline_optima(pipeline: PipelineClass, sets: Subsets, *, least: bool = Fal
 def time_of(
     pipeline: PipelineClass, micro_batches: int, total: float, largest: float, *, least: bool
 ) -> float:
-    """Form S of micro-batches, or what no order of them ends before (ms)."""
-    if not least or pipeline.pp == 1 or not micro_batches:
-        return total + (pipeline.pp - 1) * largest
+    """The estimate of micro-batches, or what no order of them ends before (ms)."""
+    if pipeline.pp == 1 or not micro_batches:
+        return total
+    if not least:
+        return max(total + pipeline.bubbles.of(micro_batches) * largest, pipeline.pp * largest)
     of_mean, of_largest = (float(of[micro_batches - 1]) for of in pipeline.bubbles_by_number)
     idle = max(of_largest * largest, of_mean * total / micro_batches)
     return max(total + idle, pipeline.pp * largest)

@@ -145,15 +145,19 @@ def arrays_of(costs: ClassCosts) -> list[Any]:
     ]
 
 
+BUBBLES = (0.0, 0.0, 0.0)
+"""Those of one stage."""
+
+
 @compiled
 def test_costs_that_do_not_fit_are_rejected() -> None:
     arrays = arrays_of(ClassCosts(Batch.from_lengths([9, 5, 5, 1]).distinct, MODES))
     make_costs = fill_kernel.make_costs
-    assert make_costs(*arrays, 1)
+    assert make_costs(*arrays, 1, *BUBBLES)
     for place, array in enumerate(arrays):
         short = array.ravel()[:-1].copy()
         with pytest.raises(ValueError, match="arrays must be of 1 to 8 modes"):
-            make_costs(*arrays[:place], short, *arrays[place + 1 :], 1)
+            make_costs(*arrays[:place], short, *arrays[place + 1 :], 1, *BUBBLES)
     for place, value, why in (
         (0, 0, "lengths must descend"),
         (0, 2**53, "lengths must descend"),
@@ -169,9 +173,12 @@ def test_costs_that_do_not_fit_are_rejected() -> None:
         wrong = [array.copy() for array in arrays]
         wrong[place].ravel()[0] = value
         with pytest.raises(ValueError, match=why):
-            make_costs(*wrong, 1)
+            make_costs(*wrong, 1, *BUBBLES)
     with pytest.raises(ValueError, match="pp must be"):
-        make_costs(*arrays, 0)
+        make_costs(*arrays, 0, *BUBBLES)
+    for bubbles in ((-1.0, 0.0, 0.0), (0.0, float("nan"), 0.0), (0.0, 0.0, float("inf"))):
+        with pytest.raises(ValueError, match="bubbles must be finite"):
+            make_costs(*arrays, 1, *bubbles)
 
 
 @compiled
@@ -320,7 +327,7 @@ def test_it_keeps_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
             filling = filler.fill(factor * target, 10 * target)
             assert isinstance(filling, Shortfall) or filling.bins
         with pytest.raises(ValueError, match="lengths must descend"):
-            fill_kernel.make_costs(*ascending, 1)
+            fill_kernel.make_costs(*ascending, 1, *BUBBLES)
         assert ClassCosts(batch.distinct, some).compiled
 
     assert measure_growth(fills, 100) < 50_000

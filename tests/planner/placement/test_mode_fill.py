@@ -59,7 +59,7 @@ def test_dispatch_is_sound_and_near_the_optimum(seed: int) -> None:
     for placed in (filling, better, exchanged):
         _check(classes, batch, placed, in_order=placed is exchanged)
     assert optimum / (1 + 1e-9) <= better.objective_ms <= filling.objective_ms
-    # An order that does not fall before it rises is not slower than form S.
+    # Estimates may be too short.
     assert exchanged.objective_ms <= 1.6 * optimum
     assert step_optimum(classes, batch, least=True) / (1 + 1e-9) <= exchanged.objective_ms
 

@@ -1,5 +1,7 @@
 """Packing against every packing: never below the optimum, its bound never above, close to it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,7 +18,8 @@ WORST_RATIO = 1.5
 
 
 def optimum(pipeline: PipelineClass, batch: Batch) -> float:
-    return pipeline_optima(pipeline, Subsets.of(batch))[-1]
+    """The least form S: estimates are that if forward takes no time."""
+    return pipeline_optima(replace(pipeline, forward_fraction=0.0), Subsets.of(batch))[-1]
 
 
 def check(pipeline: PipelineClass, lengths: tuple[int, ...], packing: Packing) -> None:

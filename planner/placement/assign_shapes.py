@@ -60,7 +60,7 @@ class SizedClass:
 
     def compute_fixed_ms(self, chosen: Sizes) -> float:
         """Compute the time of micro-batches of these sizes, without a·l² (ms)."""
-        fixed_ms = 0.0  # not sum(), as in form_s
+        fixed_ms = 0.0  # not sum(), as in estimate_ms
         for size in chosen:
             fixed_ms += self._fixed_ms[size]
         return fixed_ms

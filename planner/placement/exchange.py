@@ -50,7 +50,7 @@ def exchange_sequences(fleet: Fleet, batch: Batch, filling: Filling, lower_ms: f
     """Make the slowest pipeline no slower, on the same strategy; ends at ``lower_ms``.
 
     Unchanged without stages and modes, where the sums of a pipeline are its time. With stages, the
-    times of the filling are form S, and those of the result are of the 1F1B simulation of the
+    times of the filling are estimates, and those of the result are of the 1F1B simulation of the
     micro-batches in order. Equal arguments give equal results, in Python and compiled
     (``exchange.c``). Complexity: O(passes of a pipeline) for each draw.
     """
@@ -85,7 +85,7 @@ def _put_in_order(costs: Sequence[ClassCosts], filling: Filling) -> Filling:
 
 
 def _time_filling(costs: Sequence[ClassCosts], placements: tuple[ClassPlacement, ...]) -> Filling:
-    """Time pipelines: form S, or with stages the simulation of the micro-batches in order."""
+    """Time pipelines; with stages by the simulation of the micro-batches in order."""
     times = []
     for of_class, pipelines in zip(costs, placements, strict=True):
         if of_class.pp == 1:

@@ -68,9 +68,8 @@ class ClassMode:
 class PipelineClass:
     """``count`` identical pipelines of one scheme, as plain numbers for the search.
 
-    A micro-batch with work m costs m + c; a pipeline costs, in form S,
-    ``Σ(m_j + c) + (pp − 1)·(max m_j + c)``: exact at pp = 1, else an upper bound on its 1F1B
-    simulation as long as micro-batches do not rise again once they have fallen (``order``).
+    A micro-batch with work m costs m + c; a pipeline costs their sum, and ``bubbles`` more of the
+    largest with stages, as estimated until the exchanges simulate it.
     ``capacity``: Σ padded lengths of a micro-batch (tokens), a multiple of ``unit``, to which each
     sequence is padded. ``modes``: at least two recomputation modes by ascending capacity, of which
     each micro-batch has the cheapest that holds it, the last as a, b, c and capacity; or none:

@@ -4,7 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seqplan.planner.placement.bubbles import least_bubbles, list_bubbles
+from seqplan.planner.placement.bubbles import (
+    Bubbles,
+    least_bubbles,
+    list_bubbles,
+    longest_path_ms,
+)
 from seqplan.planner.simulation.one_f_one_b import order_micro_batches, simulate_ms, timeline
 from seqplan.plans.one_f_one_b import stage_order
 
@@ -55,12 +60,26 @@ def test_no_order_idles_less_than_bounds_assume(
     pp: int, micro_batches: list[tuple[float, bool]], forward: tuple[float, float]
 ) -> None:
     costs, longer = zip(*micro_batches, strict=True)
-    simulated = simulate_ms(costs, pp, [forward[k] for k in longer])
+    shares = [forward[k] for k in longer]
+    simulated = simulate_ms(costs, pp, shares)
+    assert longest_path_ms(costs, pp, shares) <= simulated * (1 + 1e-9)
     of_mean, of_largest = list_bubbles(pp, min(forward), max(forward), 64)
     idle_ms = (simulated - sum(costs)) * (1 + 1e-9) + 1e-9
     assert of_mean[len(costs) - 1] * sum(costs) / len(costs) <= idle_ms
     assert of_largest[len(costs) - 1] * max(costs) <= idle_ms
     assert least_bubbles(pp, max(forward)) <= of_largest[-1] * (1 + 1e-9)
+
+
+@given(st.integers(1, 8), st.integers(1, 40), st.floats(0.0, 0.6))
+def test_estimated_bubbles_are_between_the_least_and_those_of_form_s(
+    pp: int, micro_batches: int, forward: float
+) -> None:
+    """One micro-batch idles for pp − 1 more, and so do any if forward takes no time."""
+    bubbles = Bubbles.from_forward(pp, forward)
+    assert least_bubbles(pp, forward) <= bubbles.of(micro_batches) * (1 + 1e-9)
+    assert bubbles.of(micro_batches) <= (pp - 1) * (1 + 1e-9)
+    assert bubbles.of(1) == pytest.approx(pp - 1)
+    assert Bubbles.from_forward(pp, 0.0).of(micro_batches) == pytest.approx(pp - 1)
 
 
 def test_two_stages_idle_as_little_as_bounds_assume() -> None:

@@ -46,13 +46,16 @@ PLACES = 0.2
 _GAIN = 1e-9
 
 
-def exchange_sequences(fleet: Fleet, batch: Batch, filling: Filling, lower_ms: float) -> Filling:
+def exchange_sequences(
+    fleet: Fleet, batch: Batch, filling: Filling, lower_ms: float, *, effort: float = 1.0
+) -> Filling:
     """Make the slowest pipeline no slower, on the same strategy; ends at ``lower_ms``.
 
     Unchanged without stages and modes, where the sums of a pipeline are its time. With stages, the
     times of the filling are estimates, and those of the result are of the 1F1B simulation of the
-    micro-batches in order. Equal arguments give equal results, in Python and compiled
-    (``exchange.c``). Complexity: O(passes of a pipeline) for each draw.
+    micro-batches in order. ``effort``: the share of the exchanges that are drawn. Equal arguments
+    give equal results, in Python and compiled (``exchange.c``). Complexity: O(passes of a pipeline)
+    for each draw.
     """
     if all(of_class.pp == 1 and not of_class.modes for of_class in fleet.classes):
         return filling
@@ -61,7 +64,7 @@ def exchange_sequences(fleet: Fleet, batch: Batch, filling: Filling, lower_ms: f
     filling = _put_in_order(costs, filling)
     compiled = FillStarter(tables, fleet.classes).compiled
     exchange = _exchange_compiled if compiled else _exchange_in_python
-    exchanged = exchange(costs, filling, lower_ms)
+    exchanged = exchange(costs, filling, lower_ms, effort)
     if exchanged is None:
         return filling
     shorter = _time_filling(costs, exchanged)
@@ -96,7 +99,7 @@ def _time_filling(costs: Sequence[ClassCosts], placements: tuple[ClassPlacement,
 
 
 def _exchange_compiled(
-    costs: Sequence[ClassCosts], filling: Filling, lower_ms: float
+    costs: Sequence[ClassCosts], filling: Filling, lower_ms: float, effort: float = 1.0
 ) -> tuple[ClassPlacement, ...] | None:
     from seqplan.planner.placement import fill_kernel
 
@@ -112,7 +115,7 @@ def _exchange_compiled(
     ]
     shares = (FROM_SLOWEST, MOVES, SWAPS, PLACES, 1 - _GAIN)
     exchanged = fill_kernel.exchange(
-        tuple(classes), lower_ms, *_count_draws(costs, filling), *shares
+        tuple(classes), lower_ms, *_count_draws(costs, filling, effort), *shares
     )
     if exchanged is None:
         return None
@@ -123,13 +126,13 @@ def _exchange_compiled(
 
 
 def _exchange_in_python(
-    costs: Sequence[ClassCosts], filling: Filling, lower_ms: float
+    costs: Sequence[ClassCosts], filling: Filling, lower_ms: float, effort: float = 1.0
 ) -> tuple[ClassPlacement, ...] | None:
     """Return the placements after all exchanges; None if none was made."""
     pipelines: list[_Pipeline] = []
     for of_class, placement in zip(costs, filling.bins, strict=True):
         pipelines += _read_pipelines(of_class, placement)
-    if not _improve(pipelines, lower_ms, *_count_draws(costs, filling)):
+    if not _improve(pipelines, lower_ms, *_count_draws(costs, filling, effort)):
         return None
     remaining = iter(pipelines)
     return tuple(
@@ -289,7 +292,7 @@ class _Pipeline:
         return tuple(sorted(Counter(micro.sequences).items()) for micro in self.micro_batches)
 
 
-def _count_draws(costs: Sequence[ClassCosts], filling: Filling) -> tuple[int, int]:
+def _count_draws(costs: Sequence[ClassCosts], filling: Filling, effort: float) -> tuple[int, int]:
     """Return the most exchanges drawn, and the most in a row without success."""
     passes = [
         2 * of_class.pp * max(map(len, pipelines))
@@ -297,8 +300,9 @@ def _count_draws(costs: Sequence[ClassCosts], filling: Filling) -> tuple[int, in
         if of_class.pp > 1
     ]
     if not passes:
-        return DRAWN, FRUITLESS
-    return min(STAGED_DRAWN, MOST_PASSES // max(*passes, 1)), STAGED_FRUITLESS
+        return int(DRAWN * effort), FRUITLESS
+    drawn = min(STAGED_DRAWN, MOST_PASSES // max(*passes, 1))
+    return int(drawn * effort), int(STAGED_FRUITLESS * effort)
 
 
 def _improve(

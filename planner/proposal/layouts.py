@@ -8,11 +8,11 @@ from math import inf, isfinite
 from seqplan.planner.proposal.scenarios import LayoutTimes, Scenarios, flips
 from seqplan.planner.sync.times import Layout, SyncTimes, layout_text
 
-SEVERAL_GAIN = 0.002
+SEVERAL_GAIN = 0.001
 """Several layouts are chosen if together they are better than the best one by more than that.
 
 On 32B on 64 GPUs they gain 0.6 to 0.9 %; on 8B on 8 GPUs 0.2 %, of that 1.3 % on some steps
-(``./run bench memory``). Times of strategies with stages are estimates here, off by some 0.5 %.
+(``./run bench memory``).
 """
 
 ONE_LAYOUT = 0.005

@@ -134,7 +134,7 @@ def scenarios_of(sync: LayoutSyncTimes) -> Scenarios:
 @pytest.mark.parametrize(
     ("tp4", "error", "edge"),
     [
-        (3000.0, 3.0, "That is 0.0% ± 0.1%, and one layout is taken up to 0.2%: other batches "),
+        (3000.0, 3.0, "That is 0.0% ± 0.1%, and one layout is taken up to 0.1%: other batches "),
         (3009.0, 4.0, "That is 0.3% ± 0.1%, and one layout"),
         (3000.0, 1.0, None),
         (3045.0, 10.0, None),

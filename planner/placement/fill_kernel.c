@@ -11,7 +11,7 @@
  * and sized.c. fill_kernel's caller compares it with the files beside it: a kernel that was built
  * from another text is not used.
  */
-#define SOURCE "2827d4cf4436f7f5"
+#define SOURCE "44ead97668d4079f"
 
 #include "fill_kernel.h"
 
@@ -476,7 +476,8 @@ static void free_costs(PyObject *capsule) {
 
 PyDoc_STRVAR(make_costs_doc,
              "make_costs(lengths, padded, work, preferred, cheap_from, held_from, coefficients, "
-             "capacities, pp, of_many, of_few, spread)\n--\n\nCheck the arrays of fleet.ClassCosts, for fill_class.");
+             "capacities, pp, of_many, of_few, spread)\n--\n\nCheck the arrays of "
+             "fleet.ClassCosts, for fill_class.");
 
 static PyObject *make_costs(PyObject *Py_UNUSED(module), PyObject *args) {
     Costs *costs = PyMem_Calloc(1, sizeof(Costs));
@@ -549,7 +550,8 @@ static PyObject *run_fill(Fill *fill, int64_t reach, int64_t forced_above, doubl
 PyDoc_STRVAR(fill_class_doc,
              "fill_class(costs, counts, count, reach, forced_above, target_ms, ceiling_ms, "
              "new_first, most)\n--\n\nFill one class from counts (int64, changed in place) of "
-             "unassigned sequences.\n\nReturns the placement, packed; the estimated time of each pipeline; what "
+             "unassigned sequences.\n\nReturns the placement, packed; the estimated time of each "
+             "pipeline; what "
              "is left; and how many pipelines have sequences.");
 
 static PyObject *fill_class(PyObject *Py_UNUSED(module), PyObject *args) {

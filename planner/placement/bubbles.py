@@ -39,8 +39,8 @@ KNOWN = 64
 
 
 SPREAD = 2
-"""How many micro-batches a stage takes to fill or drain: with fewer, estimates of steps of 32B and
-70B are too short, with more too long."""
+"""How many micro-batches it takes, for each further stage, until a pipeline counts as one of many.
+With 1 or 3 in its place steps of 32B and 70B are as long, within 0.1 %."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,9 +62,11 @@ def estimate_strategy_ms(strategy: Strategy, batch: Batch, models: Models) -> fl
 def strategy_ms(strategy: Strategy, batch: Batch, models: Models) -> float | None:
     """Compute the time (ms) of our dispatch and packing; None if a sequence is too long."""
     placement = _place(strategy, batch, models)
-    if placement is None or all(of_class.pp == 1 for of_class in placement.fleet.classes):
-        return None if placement is None else placement.objective_ms
-    return polish(batch, placement, prove=False)[0].objective_ms
+    if placement is None:
+        return None
+    if any(of_class.pp > 1 for of_class in placement.fleet.classes):
+        placement, _ = polish(batch, placement, prove=False)
+    return placement.objective_ms
 
 
 def _place(strategy: Strategy, batch: Batch, models: Models) -> Placement | None:

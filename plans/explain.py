@@ -348,12 +348,22 @@ def _candidates(plan: Plan) -> Iterable[str]:
             [
                 _cut(str(entry.strategy) or "none", WIDTH - (52 if weighed else 42)),
                 f"{entry.lower_bound_ms:,.1f}",
-                "–" if entry.predicted_ms is None else f"{entry.predicted_ms:,.1f}",
+                _word_time(entry, chosen),
                 *([sync] if weighed else []),
                 verdict,
             ]
         )
-    return _table(rows, left=(0, len(rows[0]) - 1))
+    yield from _table(rows, left=(0, len(rows[0]) - 1))
+    if any(row[2].startswith("≈") for row in rows):
+        yield "≈: an estimate, as of strategies with stages only the best is simulated"
+
+
+def _word_time(entry: Considered, chosen: Strategy) -> str:
+    """Word the time of a candidate (ms), which with stages is an estimate but for the chosen."""
+    if entry.predicted_ms is None:
+        return "–"
+    staged = any(scheme.pp > 1 for scheme, _ in entry.strategy.counts)
+    return f"{'≈' if staged and entry.strategy != chosen else ''}{entry.predicted_ms:,.1f}"
 
 
 def _table(rows: list[list[str]], left: tuple[int, ...]) -> Iterable[str]:

@@ -64,6 +64,7 @@ class PlannedPipeline:
 class Considered:
     """A candidate of the step's selection; ``predicted_ms`` is None when its bound pruned it.
 
+    With stages that of a candidate which was not chosen is an estimate, at least its bound.
     ``sync_ms``: as in the plan.
     """
 

@@ -219,7 +219,7 @@ def first_plans(path: Path, ranks: int, steps: int) -> list[Plan]:
             )
         plans.append(plan)
     if not plans:
-        raise ValueError(f"{path}: no plans")
+        raise ValueError(f"{path}: no plans. Name another file, or plan again")
     for before, after in pairwise(plans):
         if after.step != before.step + 1:
             raise ValueError(

@@ -39,6 +39,6 @@ def run(args: argparse.Namespace) -> int:
             export(plan)
             steps += 1
         if not steps:
-            raise ValueError(f"{args.plans}: no plans")
+            raise ValueError(f"{args.plans}: no plans. Name another file, or plan again")
     print(f"exported: {args.output}, {count_of(steps, 'step')}")
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from json import JSONDecodeError
 from typing import Any
 
 from seqplan.plans.format.canonical import canonical_json, digest_of, parse_json
@@ -43,13 +44,21 @@ def from_json(text: str | bytes, *, strict: bool = True, origin: str = "plan") -
     except UnicodeDecodeError as error:
         raise PlanError(f"{origin}: not UTF-8: {error.reason}. Name a plan file") from None
     except ValueError as error:
-        raise PlanError(f"{origin}: not a JSON plan: {error}. Name a plan file") from None
+        fix = "It ends within a plan; copy it again" if _is_cut(error) else "Name a plan file"
+        raise PlanError(f"{origin}: not a JSON plan: {error}. {fix}") from None
     plan = PlanReader(origin, strict).plan(raw)
     claimed = raw.pop("digest")
     _, actual = _seal(raw, origin)
     if claimed != actual:
         raise PlanError(f"{origin}: digest: {claimed!r} does not match the content, {actual!r}")
     return plan
+
+
+def _is_cut(error: ValueError) -> bool:
+    """Say whether a text ends within an object."""
+    if not isinstance(error, JSONDecodeError) or not error.doc.startswith("{"):
+        return False
+    return error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
 
 
 def _seal(fields: Mapping[str, Any], origin: str) -> tuple[str, str]:

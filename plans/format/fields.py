@@ -54,7 +54,8 @@ class FieldReader:
     ) -> None:
         """Check that ``raw`` is an object with these fields."""
         if type(raw) is not dict:
-            self.fail(place, f"must be an object: {shown(raw)}")
+            fix = "" if place else ". Name another file"
+            self.fail(place, f"must be an object: {shown(raw)}{fix}")
         if raw.keys() == needed:
             return
         if missing := needed - raw.keys():

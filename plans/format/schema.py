@@ -200,7 +200,8 @@ def _micro_batch() -> _Node:
 def _candidate_schema() -> _Node:
     predicted = {
         "anyOf": [{"$ref": "#/$defs/time"}, {"type": "null"}],
-        "description": "null when the bound pruned the candidate",
+        "description": "null when the bound pruned the candidate; of others with stages an estimate, "
+        "if they are not chosen",
     }
     strategy = {
         "type": "array",

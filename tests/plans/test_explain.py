@@ -46,6 +46,19 @@ def test_a_heterogeneous_step_with_its_profile() -> None:
     assert explain(heterogeneous()[0], COSTS) == HETEROGENEOUS
 
 
+def test_times_of_other_strategies_with_stages_are_estimates() -> None:
+    plan = heterogeneous()[0]
+    selection = tuple(
+        replace(entry, predicted_ms=entry.predicted_ms or 701.25) for entry in plan.selection
+    )
+    lines = explain(replace(plan, selection=selection), COSTS).splitlines()
+    assert lines[-3:] == [
+        "1×tp4 + 1×pp3          300.0    600.0  best",
+        "2×pp3                  700.5   ≈701.2",
+        "≈: an estimate, as of strategies with stages only the best is simulated",
+    ]
+
+
 def test_ranks_that_regroup() -> None:
     assert explain(regrouping()[0]).endswith(REFORMING)
 

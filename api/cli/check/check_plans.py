@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
             rules = list(find_unproven(plan, models, multiple, exact=args.exact))
         broken += [{"step": plan.step, "rule": line} for line in rules]
     if not steps:
-        raise ValueError(f"{args.plans}: no plans")
+        raise ValueError(f"{args.plans}: no plans. Name another file, or plan again")
     if args.json:
         print(json.dumps({"steps": steps, "broken": broken}))
     else:

@@ -159,7 +159,10 @@ def test_missing_fields_are_named(name: str) -> None:
     ("text", "expected"),
     [
         ("", "not a JSON plan"),
-        ("[]", "^plan: must be an object: a list"),
+        ("[]", r"^plan: must be an object: a list\. Name another file"),
+        ((SMALL % DIGEST)[:-1], r"not a JSON plan: .*\. It ends within a plan; copy it again"),
+        ('{"schema":2,"dig', r"not a JSON plan: .*\. It ends within a plan; copy it again"),
+        ('{"schema":2,,', r"not a JSON plan: .*\. Name a plan file"),
         ("NaN", "NaN is not a number"),
         ((SMALL % DIGEST).replace('"gap":0.0', '"gap":Infinity'), "Infinity is not a number"),
         ((SMALL % DIGEST).replace('"gap":0.0', '"gap":1e999'), "gap: must be a finite number"),

@@ -359,7 +359,7 @@ def _candidates(plan: Plan) -> Iterable[str]:
 
 
 def _word_time(entry: Considered, chosen: Strategy) -> str:
-    """Word the time of a candidate (ms), which with stages is an estimate but for the chosen."""
+    """Word the time of a candidate (ms): with stages an estimate, unless chosen."""
     if entry.predicted_ms is None:
         return "–"
     staged = any(scheme.pp > 1 for scheme, _ in entry.strategy.counts)

@@ -49,8 +49,8 @@ FAR = 0.02
 """Prices that prove this share less than the program expects are followed by those of a time
 halfway to the objective: a long sequence that takes a whole pipeline can be all that is priced."""
 
-FINE_FROM = 0.06
-"""The gap above which the finer program may prove more: of gaps of 2 to 5 % no more than 0.2 %, but
+FINE_FROM = 0.1
+"""The gap above which the finer program may prove more: of gaps of 2 to 8 % no more than 0.3 %, but
 of 12 % a quarter, where modes trade tokens for work."""
 
 

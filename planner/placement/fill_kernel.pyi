@@ -46,6 +46,7 @@ def exchange(
     drawn: int,
     fruitless: int,
     from_slowest: float,
+    within: float,
     moves: float,
     swaps: float,
     places: float,

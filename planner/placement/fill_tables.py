@@ -9,6 +9,7 @@ from math import inf, sqrt
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.placement.bubbles import Bubbles
 from seqplan.planner.placement.fleet import ROUND, ClassMode, Floats, Ints, PipelineClass
 
 
@@ -44,7 +45,7 @@ class ClassCosts:
     the cheapest, with the tokens' share of c. ``cheap_from`` and ``held_from`` (modes, n + 1): see
     ``ModeCosts``. All are C-contiguous. ``of_one_mode``: those of a class of one mode, which
     classes share. ``full_ms``: the work that fills a micro-batch, where stages leave it less than
-    MaxLen holds.
+    MaxLen holds. ``sequences``: of the batch.
     """
 
     def __init__(
@@ -53,9 +54,11 @@ class ClassCosts:
         pipeline_class: PipelineClass,
         of_one_mode: tuple[Ints, Ints] | None = None,
         full_ms: float = inf,
+        sequences: int = 0,
     ) -> None:
         self.pp, self.modes = pipeline_class.pp, pipeline_class.all_modes
-        self.bubbles = pipeline_class.bubbles
+        forward_fraction = pipeline_class.forward_fraction
+        self.bubbles = Bubbles.from_forward(self.pp, forward_fraction, sequences)
         self.lengths = lengths
         tokens = lengths.astype(np.float64)
         padded = pipeline_class.padded(lengths)
@@ -154,8 +157,8 @@ def _next_true(mask: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> Ints:
 class FillTables:
     """The distinct lengths of a batch, and the costs that its fills share."""
 
-    def __init__(self, lengths: Ints) -> None:
-        self.array = lengths
+    def __init__(self, lengths: Ints, sequences: int = 0) -> None:
+        self.array, self._sequences = lengths, sequences
         self._costs: dict[tuple[int, int, tuple[ClassMode, ...], float], ClassCosts] = {}
 
     @classmethod
@@ -163,7 +166,7 @@ class FillTables:
         """Return the tables of a batch, which the first call makes."""
         tables = batch.memo.get(cls)
         if not isinstance(tables, FillTables):
-            tables = batch.memo[cls] = cls(batch.distinct)
+            tables = batch.memo[cls] = cls(batch.distinct, len(batch.lengths))
         return tables
 
     @cached_property
@@ -185,5 +188,7 @@ class FillTables:
         """Return the costs on a class, which the first call computes."""
         key = pipeline_class.pp, pipeline_class.unit, pipeline_class.all_modes, full_ms
         if key not in self._costs:
-            self._costs[key] = ClassCosts(self.array, pipeline_class, self._of_one_mode, full_ms)
+            self._costs[key] = ClassCosts(
+                self.array, pipeline_class, self._of_one_mode, full_ms, self._sequences
+            )
         return self._costs[key]

@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.placement.bubbles import (
-    Bubbles,
     count_best_micro_batches,
     least_bubbles,
     list_bubbles,
@@ -68,8 +67,8 @@ class ClassMode:
 class PipelineClass:
     """``count`` identical pipelines of one scheme, as plain numbers for the search.
 
-    A micro-batch with work m costs m + c; a pipeline costs their sum, and ``bubbles`` more of the
-    largest with stages, as estimated until the exchanges simulate it.
+    A micro-batch with work m costs m + c; a pipeline costs their sum, and some bubbles more of the
+    largest with stages, as estimated (``Bubbles``) until the exchanges simulate it.
     ``capacity``: Σ padded lengths of a micro-batch (tokens), a multiple of ``unit``, to which each
     sequence is padded. ``modes``: at least two recomputation modes by ascending capacity, of which
     each micro-batch has the cheapest that holds it, the last as a, b, c and capacity; or none:
@@ -125,11 +124,6 @@ class PipelineClass:
             mode=modes[0].name if len(modes) == 1 else None,
             forward_fraction=model.forward_fraction,
         )
-
-    @cached_property
-    def bubbles(self) -> Bubbles:
-        """Return by how many more of the largest micro-batch 1F1B takes, as estimated."""
-        return Bubbles.from_forward(self.pp, self.forward_fraction)
 
     @cached_property
     def least_bubbles(self) -> float:

@@ -92,13 +92,23 @@ class Constructive:
            galloping up from the bound, then bisecting to ``TOLERANCE``.
         2. GPUs that are left go to the schemes in use, the most used first.
         3. The batch is placed on that strategy as on any other (``dispatch``).
+
+        With stages also at prices that count bubbles, which serves many GPUs better and few worse.
         """
         if not self._layout.holds(self._batch):
             return None
         low = self._layout.bound_ms(self._batch, self._gpus)
-        if low >= below_ms:
-            return None
-        counts = self._least(low, below_ms)
+        best = None
+        for peaks in (False, True) if self._layout.layout[1] > 1 else (False,):
+            if low >= below_ms:
+                break
+            placement = self._place(low, below_ms, peaks)
+            if placement is not None:
+                best, below_ms = placement, placement.objective_ms
+        return best
+
+    def _place(self, low: float, below_ms: float, peaks: bool) -> Placement | None:
+        counts = self._least(low, below_ms, peaks)
         if counts is None:
             return None
         strategy = self._use_remaining_gpus(counts)
@@ -111,32 +121,32 @@ class Constructive:
         filling = dispatch(filler, low, known=better)
         return None if filling is None else Placement(filler.fleet, filling)
 
-    def _least(self, low: float, below_ms: float) -> dict[Scheme, int] | None:
+    def _least(self, low: float, below_ms: float, peaks: bool) -> dict[Scheme, int] | None:
         most = below_ms * SLACK
-        if most < inf and self.counts_at(most) is None:
+        if most < inf and self.counts_at(most, peaks) is None:
             return None
         target, step = low * (1 + TOLERANCE), 2 * TOLERANCE
-        while (counts := self.counts_at(target)) is None:
+        while (counts := self.counts_at(target, peaks)) is None:
             if target >= most or step > _LARGEST_STEP:
                 return None
             low, target, step = target, min(target * (1 + step), most), step * 2
         while target > low * (1 + TOLERANCE):
             middle = (low + target) / 2
-            fewer = self.counts_at(middle)
+            fewer = self.counts_at(middle, peaks)
             if fewer is None:
                 low = middle
             else:
                 counts, target = fewer, middle
         return counts
 
-    def counts_at(self, target_ms: float) -> dict[Scheme, int] | None:
+    def counts_at(self, target_ms: float, peaks: bool = False) -> dict[Scheme, int] | None:
         """Count the pipelines with which the batch ends by a target; None beyond the GPUs.
 
         Lengths that are cheapest on one scheme are a run. Runs take pipelines one after another,
         longest first: as many as their sequences fill, which then take shorter ones, too, in
-        what room is left.
+        what room is left. ``peaks``: a sequence also pays for the bubbles that it makes.
         """
-        runs = self._runs(target_ms)
+        runs = self._runs(target_ms, peaks)
         if runs is None:
             return None
         lengths, counts = self._batch.distinct, self._batch.multiplicity
@@ -159,14 +169,22 @@ class Constructive:
             left -= opened * scheme.gpus
         return pipelines
 
-    def _runs(self, target_ms: float) -> list[tuple[int, int]] | None:
+    def _runs(self, target_ms: float, peaks: bool) -> list[tuple[int, int]] | None:
         """List where runs of lengths end that are cheapest on one class, and that class.
 
         Of the classes that run a length alone by the target; None if there is none for some.
+        With ``peaks``, the GPU-time of a length grows as what it leaves of the target shrinks, were
+        it the largest micro-batch of its pipeline: that one passes pp − 1 times more than others.
         """
         in_time = self._alone_ms <= target_ms * _ROUND
         # Only the lengths in time decide: targets of a search mostly differ in nothing here.
         key = np.count_nonzero(in_time, axis=1).tobytes()
+        if peaks:
+            stages = self._layout.layout[1]
+            # In time: at least the target's part of one stage is left.
+            left = np.where(in_time, target_ms - (stages - 1) / stages * self._alone_ms, 1.0)
+            grown = np.where(in_time, self._gpu_ms, 1.0) * target_ms / left
+            return _cheapest_runs(np.where(in_time, grown, np.inf))
         if key not in self._known_runs:
             self._known_runs[key] = _cheapest_runs(np.where(in_time, self._gpu_ms, np.inf))
         return self._known_runs[key]

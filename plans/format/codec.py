@@ -55,7 +55,7 @@ def from_json(text: str | bytes, *, strict: bool = True, origin: str = "plan") -
 
 
 def _is_cut(error: ValueError) -> bool:
-    """Say whether a text ends within an object."""
+    """Return whether a text ends within an object."""
     if not isinstance(error, JSONDecodeError) or not error.doc.startswith("{"):
         return False
     return error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")

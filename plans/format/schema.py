@@ -200,8 +200,8 @@ def _micro_batch() -> _Node:
 def _candidate_schema() -> _Node:
     predicted = {
         "anyOf": [{"$ref": "#/$defs/time"}, {"type": "null"}],
-        "description": "null when the bound pruned the candidate; of others with stages an estimate, "
-        "if they are not chosen",
+        "description": "null when the bound pruned the candidate; with stages an estimate, unless "
+        "it is chosen",
     }
     strategy = {
         "type": "array",

@@ -17,6 +17,7 @@ from functools import cached_property
 from math import inf
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.placement.bubbles import Bubbles
 from seqplan.planner.placement.fleet import PipelineClass
 
 
@@ -80,7 +81,7 @@ def pipeline_optima(pipeline: PipelineClass, sets: Subsets, *, least: bool = Fal
     return [
         min(
             (
-                time_of(pipeline, v, total, largest, least=least)
+                time_of(pipeline, v, total, largest, sum(sets.counts), least=least)
                 for v, pairs in of_set.items()
                 for total, largest in pairs
             ),
@@ -91,13 +92,23 @@ def pipeline_optima(pipeline: PipelineClass, sets: Subsets, *, least: bool = Fal
 
 
 def time_of(
-    pipeline: PipelineClass, micro_batches: int, total: float, largest: float, *, least: bool
+    pipeline: PipelineClass,
+    micro_batches: int,
+    total: float,
+    largest: float,
+    sequences: int,
+    *,
+    least: bool,
 ) -> float:
-    """The estimate of micro-batches, or what no order of them ends before (ms)."""
+    """The estimate of micro-batches, or what no order of them ends before (ms).
+
+    ``sequences``: of the batch.
+    """
     if pipeline.pp == 1 or not micro_batches:
         return total
     if not least:
-        return max(total + pipeline.bubbles.of(micro_batches) * largest, pipeline.pp * largest)
+        bubbles = Bubbles.from_forward(pipeline.pp, pipeline.forward_fraction, sequences)
+        return max(total + bubbles.of(micro_batches) * largest, pipeline.pp * largest)
     of_mean, of_largest = (float(of[micro_batches - 1]) for of in pipeline.bubbles_by_number)
     idle = max(of_largest * largest, of_mean * total / micro_batches)
     return max(total + idle, pipeline.pp * largest)
@@ -149,7 +160,9 @@ def literal_optimum(
         times = []
         for p, pipeline in enumerate(pipelines):
             mine = [n for n, q in zip(batch.lengths, choice, strict=True) if p == q]
-            times.append(min(_packing_times(pipeline, mine, least), default=inf))
+            times.append(
+                min(_packing_times(pipeline, mine, len(batch.lengths), least), default=inf)
+            )
         best = min(best, max(times))
     return best
 
@@ -165,7 +178,9 @@ def partitions(items: Sequence[int]) -> Iterator[list[list[int]]]:
             yield [*rest[:i], [items[0], *rest[i]], *rest[i + 1 :]]
 
 
-def _packing_times(pipeline: PipelineClass, lengths: Sequence[int], least: bool) -> Iterator[float]:
+def _packing_times(
+    pipeline: PipelineClass, lengths: Sequence[int], sequences: int, least: bool
+) -> Iterator[float]:
     for micro_batches in partitions(lengths):
         if all(
             sum(-(-n // pipeline.unit) * pipeline.unit for n in micro) <= pipeline.capacity
@@ -179,7 +194,8 @@ def _packing_times(pipeline: PipelineClass, lengths: Sequence[int], least: bool)
                 )
                 for m in micro_batches
             ]
-            yield time_of(pipeline, len(costs), sum(costs), max(costs, default=0.0), least=least)
+            of_largest = len(costs), sum(costs), max(costs, default=0.0)
+            yield time_of(pipeline, *of_largest, sequences, least=least)
 
 
 def _totals(pipeline: PipelineClass, sets: Subsets) -> tuple[list[float], list[int]]:

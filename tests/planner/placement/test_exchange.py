@@ -115,7 +115,7 @@ def test_bad_arguments_are_rejected() -> None:
     for of_class, placement, of_modes in zip(costs, filling.placements, shares, strict=True):
         assert isinstance(placement, PackedPlacement)
         good.append((of_class, placement.packed, placement.count, of_modes))
-    numbers = (0.0, 10, 10, 0.5, 0.5, 0.5, 0.5, 1.0)
+    numbers = (0.0, 10, 10, 0.5, 0.5, 0.5, 0.5, 0.5, 1.0)
     assert fill_kernel.exchange(tuple(good), 1e18, *numbers[1:]) is None
     packed = good[0][1]
     few = FillTables(np.array([3])).find_costs(classes[0]).compiled

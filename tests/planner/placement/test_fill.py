@@ -11,6 +11,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import bound_by_relaxation_ms
 from seqplan.planner.bounds.gpu_time import area_bound_ms, single_bound_ms
 from seqplan.planner.bounds.relaxation import relax
+from seqplan.planner.placement.bubbles import Bubbles
 from seqplan.planner.placement.dispatch import dispatch, level, probe
 from seqplan.planner.placement.fill import Filler, Filling, Shortfall
 from seqplan.planner.placement.fleet import PipelineClass
@@ -38,7 +39,10 @@ def check(classes: tuple[PipelineClass, ...], batch: Batch, filling: Filling) ->
                 for i, n in micro:
                     placed[i] += n
             largest = max(costs, default=0.0)
-            whole = sum(costs) + pipeline.bubbles.of(len(costs)) * largest
+            bubbles = Bubbles.from_forward(
+                pipeline.pp, pipeline.forward_fraction, len(batch.lengths)
+            )
+            whole = sum(costs) + bubbles.of(len(costs)) * largest
             assert time == pytest.approx(max(whole, pipeline.pp * largest))
     assert placed.tolist() == batch.multiplicity.tolist()
     assert filling.objective_ms == max(max(times) for times in filling.pipeline_ms)

@@ -70,16 +70,19 @@ def test_no_order_idles_less_than_bounds_assume(
     assert least_bubbles(pp, max(forward)) <= of_largest[-1] * (1 + 1e-9)
 
 
-@given(st.integers(1, 8), st.integers(1, 40), st.floats(0.0, 0.6))
+@given(st.integers(1, 8), st.integers(1, 40), st.floats(0.0, 0.6), st.integers(0, 10**6))
 def test_estimated_bubbles_are_between_the_least_and_those_of_form_s(
-    pp: int, micro_batches: int, forward: float
+    pp: int, micro_batches: int, forward: float, sequences: int
 ) -> None:
     """One micro-batch idles for pp − 1 more, and so do any if forward takes no time."""
-    bubbles = Bubbles.from_forward(pp, forward)
+    bubbles = Bubbles.from_forward(pp, forward, sequences)
     assert least_bubbles(pp, forward) <= bubbles.of(micro_batches) * (1 + 1e-9)
     assert bubbles.of(micro_batches) <= (pp - 1) * (1 + 1e-9)
     assert bubbles.of(1) == pytest.approx(pp - 1)
-    assert Bubbles.from_forward(pp, 0.0).of(micro_batches) == pytest.approx(pp - 1)
+    assert bubbles.of(micro_batches) <= Bubbles.from_forward(pp, forward, sequences + 1).of(
+        micro_batches
+    ) * (1 + 1e-9)
+    assert Bubbles.from_forward(pp, 0.0, sequences).of(micro_batches) == pytest.approx(pp - 1)
 
 
 def test_two_stages_idle_as_little_as_bounds_assume() -> None:

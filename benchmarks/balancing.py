@@ -234,7 +234,7 @@ def _scale_vision(patches: list[list[int]], share: float, text_ms: float) -> Pha
 
 PLANNED = (
     ("llama3-8b-h100-80gb", 8, 400_000, None),
-    ("llama-7b-a800-80gb", 64, 1_500_000, None),
+    ("llama-7b-a800-80gb", 64, 1_500_000, "tp2"),
     ("llama-32b-a800-80gb", 64, 800_000, "tp4"),
 )
 """Profile, GPUs, tokens of a step, and the layout of plans that sizes are chosen from: without
@@ -287,11 +287,17 @@ def _plan_shapes(
         sizes = choose_plan_shapes(sampled, number)
         planner = Planner.from_profile(profile, gpus, context, shapes=sizes)
         shaped, times = zip(*(time_cpu(planner.plan, p.lengths) for p in plans), strict=True)
-        slower = [s.predicted_ms / p.predicted_ms - 1 for s, p in zip(shaped, plans, strict=True)]
+        slower = [
+            _iteration_ms(s) / _iteration_ms(p) - 1 for s, p in zip(shaped, plans, strict=True)
+        ]
         padding = fmean(count_padded_tokens(plan) / plan.tokens - 1 for plan in shaped)
         gap = median(plan.gap for plan in shaped)
         figures = median(slower), max(slower), padding, gap, median(times)
         yield source.name, profile, gpus, context, number, *figures
+
+
+def _iteration_ms(plan: Plan) -> float:
+    return plan.predicted_ms + (plan.sync_ms or 0.0)
 
 
 def _draw(source: Data, tokens: int, seed: int, context: int = CONTEXT) -> list[int]:

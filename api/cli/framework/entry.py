@@ -223,6 +223,8 @@ def _sentence(line: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; every error is one line on stderr."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    # NumPy's products are small here: on busy cores its threads would wait for each other.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # an encoding without × or ║ is no failure

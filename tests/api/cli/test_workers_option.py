@@ -1,6 +1,9 @@
 """Choosing where steps are planned: on the command line and in a job file."""
 
 import importlib.util
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,3 +54,18 @@ def test_without_ray_one_line_has_the_fix(
     ):
         message = complaint(call(*command, "--workers", "ray:2"))
         assert message == "ray: needs the ray package. pip install 'seqplan[ray]'"
+
+
+@pytest.mark.parametrize(("stated", "used"), [(None, "1"), ("3", "3")])
+def test_commands_multiply_in_one_thread(stated: str | None, used: str) -> None:
+    """On busy cores NumPy's threads wait for each other; a stated number is kept."""
+    code = (
+        "import os, seqplan.api.cli as cli; cli.main(['profile', 'list']); "
+        "print(os.environ['OPENBLAS_NUM_THREADS'])"
+    )
+    variables = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
+    variables |= {} if stated is None else {"OPENBLAS_NUM_THREADS": stated}
+    printed = subprocess.run(
+        [sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True
+    ).stdout
+    assert printed.splitlines()[-1] == used

@@ -17,7 +17,7 @@ LONGEST = (
     *("planner/proposal/test_backends.py", "api/rest/test_job_states.py"),
     *("runtime/sources/test_outages.py", "runtime/checkpoint/test_checkpoint_damage.py"),
     *("runtime/sources/test_steps.py", "runtime/checkpoint/test_checkpoint.py"),
-    *("repository/test_site.py", "repository/test_plain_install.py"),
+    "repository/test_plain_install.py",
 )
 """Files that run first, as a worker runs a whole file: at the end others would wait for it."""
 

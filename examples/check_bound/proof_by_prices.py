@@ -138,8 +138,11 @@ def peaked_states(k, time, lengths, levels, even, resources):
         best = math.sqrt(time * c / idle) - c
         best = min(max(best, low), max(low, high))
         offered = max(best * (time / max(best + c, 1e-300) - idle), 0)
-        idle_of = [*(bubbles(k, v)[1] for v in range(2, 65)), idle]  # the last of all larger v
-        used = min(of_v * (low + c) + c * v for v, of_v in enumerate(idle_of, 2))
+        idle_of = [*(bubbles(k, v) for v in range(2, 65)), (0, idle)]  # the last of all larger v
+        used = min(
+            max(of_largest * (low + c), time * of_mean / (v + of_mean)) + c * v
+            for v, (of_mean, of_largest) in enumerate(idle_of, 2)
+        )
         offered = min(offered, max(time - used, 0))
         shares = []
         for length in lengths:

@@ -37,12 +37,17 @@ def bubbles(k, v):
     A path goes down to the last stage with micro-batch i, which costs its forwards on the others,
     less the backwards of those before it that are still to come; and up with one after it, which
     costs its backwards, less the forwards after it that have run. If both cost little, the
-    micro-batches before and after are small, and so is each one.
+    micro-batches before and after are small, and so is each one. The part of both that goes down
+    costs no less for later ones: no sum of sizes is larger than with one part for all.
     """
     more = k["stages"] - 1
-    filled, drained = growth(k, v, k["forward"][0]), growth(k, v, 1 - k["forward"][1])
-    sizes = [1 / (1 / filled[n] + 1 / drained[v - 1 - n]) for n in range(v)]
-    return more * v / sum(sizes), more / max(sizes)
+    filled, drained = growth(k, v, k["forward"][0]), growth(k, v, 1 - k["forward"][1])[::-1]
+    parts = [1 / (1 + filled[n] / drained[n]) for n in range(v)]
+    whole = max(
+        sum(min(part * filled[n] if part else math.inf, (1 - part) * drained[n]) for n in range(v))
+        for part in parts
+    )
+    return more * v / whole, more / max(1 / (1 / filled[n] + 1 / drained[n]) for n in range(v))
 
 
 def growth(k, v, share):

@@ -50,8 +50,8 @@ FAR = 0.02
 halfway to the objective: a long sequence that takes a whole pipeline can be all that is priced."""
 
 FINE_FROM = 0.1
-"""The gap above which the finer program may prove more: of gaps of 2 to 8 % no more than 0.3 %, but
-of 12 % a quarter, where modes trade tokens for work."""
+"""The gap above which the finer program may prove more: of gaps of 2 to 8 % no more than 0.3 %, of
+23 % nearly 2 %, where modes trade tokens for work."""
 
 
 def bound_by_relaxation_ms(

@@ -41,7 +41,8 @@ choices and their modes. Any prices are valid; ``shares_of_all_micro_batches`` h
 micro-batch. For M in [low, high) what remains for work and micro-batches, whatever V is, is
 E = τ − λ·(low + c). V is at least 2, tokens/MaxLen, and the number of sequences above half
 of MaxLen or of ``high``; each of these, times c, and the work together are at most E. The work
-alone is also at most what the c and the bubbles of M leave of any number of micro-batches.
+alone is also at most what the c and the bubbles, of M or of the mean, leave of any number of
+micro-batches.
 
 A pipeline that is known to run a sequence of some length or more is in one of the states in which
 such a sequence can be.
@@ -368,9 +369,10 @@ def _describe_peaked(
         best * (time_ms / np.maximum(best + pipeline_class.least_c, 1e-300) - bubbles), 0.0
     )
     c, v = pipeline_class.least_c, np.arange(2, MOST + 2)
-    of_largest = np.append(pipeline_class.bubbles_by_number[1][1:MOST], bubbles)  # of all larger V
-    idle_ms = (of_largest * (low + c)[:, None] + c * v).min(axis=1)
-    offered = np.minimum(offered, np.maximum(time_ms - idle_ms, 0.0))
+    of_mean, of_largest = (of_v[1 : MOST + 1].copy() for of_v in pipeline_class.bubbles_by_number)
+    of_mean[-1], of_largest[-1] = 0.0, bubbles  # of all larger V
+    idle_ms = np.maximum(of_largest * (low + c)[:, None], time_ms * of_mean / (v + of_mean))
+    offered = np.minimum(offered, np.maximum(time_ms - (idle_ms + c * v).min(axis=1), 0.0))
     eligible = of_class.work <= offered[:, None] * (1 + ROUNDING)
     eligible &= of_class.below_level_ends
     eligible &= (high > covered)[:, None]

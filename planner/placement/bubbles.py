@@ -16,10 +16,12 @@ most h_K·d, as those before are at most h_0·d … h_{K−1}·d; if L come afte
 - h_j = (1 + (1 − f)·(h_{j−1} + … + h_{j−pp+1}) / (pp − 1)) / f,
 - g_j = (1 + f·(g_{j−1} + … + g_{j−pp+1}) / (pp − 1)) / (1 − f).
 
-So if a pipeline idles for (pp − 1)·B, each t is at most B·r for r = 1 / (1/h_K + 1/g_L) with
-K + L = V − 1, and B is at least
+So if a pipeline idles for (pp − 1)·B, each t is at most the lesser of d·h_K and (B − d)·g_L for
+K + L = V − 1 and the largest D so far, d, which does not fall from one micro-batch to the next. Of
+some d both are B·r for r = 1 / (1/h_K + 1/g_L), and this d falls: so no rising d allows a larger
+sum of t than the best d that all have in common. B is at least
 
-- the mean t divided by the mean r, and
+- the mean t divided by the mean of the lesser of δ·h_K and (1 − δ)·g_L, for the best δ, and
 - the largest t divided by the largest r. With more and more micro-batches (pp − 1)/r falls to
   (pp − 1)·(1 − 2f), or to 0 if forward takes half of the time.
 """
@@ -122,9 +124,23 @@ def list_bubbles(
     """
     filled = 1 / _list_growth(pp, least_forward, most)
     drained = 1 / _list_growth(pp, 1 - most_forward, most)
-    shares = [1 / (filled[:v] + drained[:v][::-1]) for v in range(1, most + 1)]
-    of_mean, of_largest = zip(*[(of_v.mean(), of_v.max()) for of_v in shares], strict=True)
-    return (pp - 1) / np.array(of_mean), (pp - 1) / np.array(of_largest)
+    sizes = [_bound_sizes(filled[:v], drained[:v][::-1]) for v in range(1, most + 1)]
+    of_mean, of_largest = np.array(sizes).T
+    return (pp - 1) / of_mean, (pp - 1) / of_largest
+
+
+def _bound_sizes(
+    filled: npt.NDArray[np.float64], drained: npt.NDArray[np.float64]
+) -> tuple[float, float]:
+    """Bound the mean and the largest micro-batch of those that idle for pp − 1.
+
+    ``filled``, ``drained`` (V,): 1/h_K and 1/g_L of each.
+    """
+    of_both = filled + drained
+    down = (filled / of_both)[:, None]  # the δ that are best for one of them, and one for all
+    with np.errstate(divide="ignore", invalid="ignore"):  # 0/0 limits nothing
+        sizes = np.fmin(down / filled, (1 - down) / drained)
+    return float(sizes.mean(axis=1).max()), float((1 / of_both).max())
 
 
 def _list_growth(pp: int, share: float, most: int) -> npt.NDArray[np.float64]:

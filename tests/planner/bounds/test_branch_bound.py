@@ -63,4 +63,4 @@ def test_planted_errors_are_noticed(
     module: object, name: str, error: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, name, error)
-    assert np.array(find_ratios(0, 8)).max() > SLACK
+    assert np.array(find_ratios(1, 8)).max() > SLACK

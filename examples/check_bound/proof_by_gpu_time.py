@@ -2,7 +2,7 @@
 
 import math
 
-from scheme_costs import SLACK, least_bubbles, padded, work
+from scheme_costs import SLACK, bubbles_of_mean, least_bubbles, padded, work
 
 
 def fits_in_counts(witness, time, ending):
@@ -11,13 +11,12 @@ def fits_in_counts(witness, time, ending):
     A micro-batch takes its time on every rank of its group, at least the least overhead of all, and
     each of its tokens a share of what its own overhead is above that. Those of many tokens have
     fewer schemes and modes: a token takes more than the least work there. At most v of them pay for
-    their tokens by ``prices``; w > v leave time − w·c for work. With s bubbles w of them end after
-    their sum and s times their mean, so that time·w / (w + s) is left. Tried for every number
+    their tokens by ``prices``; w > v leave time − w·c for work. With s bubbles of so many they end
+    after their sum and s times their mean, so that time·w / (w + s) is left. Tried for every number
     n of ranks with at most v: what all do is concave in n.
     """
     classes, ranks = witness["classes"], witness["gpus"]
     c = min(k["c"] for k in classes)
-    s = min(least_bubbles(k) for k in classes)
     sequences = sum(witness["counts"])
     items, above = [], {}
     for length, count, by_then in ending:
@@ -47,10 +46,13 @@ def fits_in_counts(witness, time, ending):
             reached += work_ms * count
         return reached
 
+    def in_time(w):
+        return time * w / (w + bubbles_of_mean(classes, w))
+
     def all_work(v):
         numbers = range(v + 1, max(sequences, v + 1) + 1)
-        left = max(0, *(time * w / (w + s) - w * c for w in numbers))
-        few_time = time * v / (v + s) if v else 0
+        left = max(0, *(in_time(w) - w * c for w in numbers))
+        few_time = in_time(v) if v else 0
         return most_of_concave(
             lambda n: few_work(n, v, few_time, most, lines, most_work) + (ranks - n) * left, ranks
         )

@@ -1,5 +1,6 @@
 """What sequences cost on a scheme of a witness, in any recomputation mode that holds them."""
 
+import functools
 import math
 
 SLACK = 1 + 1e-9  # against rounding, everywhere in the plan's favor
@@ -32,6 +33,11 @@ def padded(k, length):
 
 
 def bubbles(k, v):
+    return idle_of(k["stages"], *k["forward"], v)
+
+
+@functools.cache
+def idle_of(stages, least, most, v):
     """By how many more of the mean, and of the largest, of v micro-batches stages in 1F1B idle.
 
     A path goes down to the last stage with micro-batch i, which costs its forwards on the others,
@@ -40,23 +46,32 @@ def bubbles(k, v):
     micro-batches before and after are small, and so is each one. The part of both that goes down
     costs no less for later ones: no sum of sizes is larger than with one part for all.
     """
-    more = k["stages"] - 1
-    filled, drained = growth(k, v, k["forward"][0]), growth(k, v, 1 - k["forward"][1])[::-1]
+    filled, drained = growth(stages, v, least), growth(stages, v, 1 - most)[::-1]
     parts = [1 / (1 + filled[n] / drained[n]) for n in range(v)]
     whole = max(
         sum(min(part * filled[n] if part else math.inf, (1 - part) * drained[n]) for n in range(v))
         for part in parts
     )
-    return more * v / whole, more / max(1 / (1 / filled[n] + 1 / drained[n]) for n in range(v))
+    largest = max(1 / (1 / filled[n] + 1 / drained[n]) for n in range(v))
+    return (stages - 1) * v / whole, (stages - 1) / largest
 
 
-def growth(k, v, share):
+def growth(stages, v, share):
     """How large the n-th from an end can be, as a multiple of what going down or up there costs."""
     sizes = []
     for _ in range(v):
-        near = sum(sizes[-(k["stages"] - 1) :]) / (k["stages"] - 1)
+        near = sum(sizes[-(stages - 1) :]) / (stages - 1)
         sizes.append((1 + (1 - share) * near) / share if share else math.inf)
     return sizes
+
+
+def bubbles_of_mean(classes, v):
+    """Of micro-batches in modes of any of the classes; of more than 128 those of any number."""
+    stages = {k["stages"] for k in classes}
+    if 1 in stages or v > 128:
+        return min(least_bubbles(k) for k in classes)
+    least, most = (pick(k["forward"][n] for k in classes) for n, pick in enumerate((min, max)))
+    return min(idle_of(s, least, most, v)[0] for s in stages)
 
 
 def least_bubbles(k):

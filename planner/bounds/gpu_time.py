@@ -7,7 +7,7 @@ that ends by T runs each sequence on a class that finishes it alone by T. On tho
 - sequences that only groups of g GPUs or more can run have m = ⌊gpus/g⌋ places side by side. A
   group of G GPUs takes ⌊G/g⌋ of them, so that together they take no more than m·T of their time;
   and of the q·m + 1 longest, some q + 1 run one after another in one place, which ends by T.
-- a rank that runs V micro-batches has T − V·c for work, with bubbles T·V / (V + λ) − V·c, and
+- a rank that runs V micro-batches has T − V·c for work, with bubbles T·V / (V + μ) − V·c, and
   they hold V times its part of the tokens of one: a rank with few of them lacks tokens or
   recomputes, one with many lacks time.
 
@@ -25,9 +25,10 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.place_counts import fits_in_places
+from seqplan.planner.bounds.place_counts import NO_BUBBLES, fits_in_places
 from seqplan.planner.bounds.resources import ROUNDING
-from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
+from seqplan.planner.placement.bubbles import list_bubbles
+from seqplan.planner.placement.fleet import MOST, Floats, Ints, PipelineClass
 
 GROWTH, TOLERANCE = 1.01, 5e-4
 """Factor by which a time grows until micro-batches may fit, and relative width of the bisection."""
@@ -213,7 +214,7 @@ class Demand:
             overhead,
             self.gpus // self.place_gpus,
             time_ms,
-            float(self.bubbles.min()),
+            self.bubbles_of_mean,
         )
 
     def in_places_ms(self, time_ms: float) -> float:
@@ -296,6 +297,17 @@ class Demand:
     def overheads(self) -> Floats:
         """Return the overhead of a micro-batch of each class (ms), (classes, 1)."""
         return np.array([[k.c] for k in self.classes])
+
+    @cached_property
+    def bubbles_of_mean(self) -> Floats:
+        """Return the least with 1, 2, … micro-batches, at last with more, of any modes."""
+        stages = sorted({k.pp for k in self.classes})
+        if stages[0] == 1:
+            return NO_BUBBLES
+        least = min(k.least_forward_fraction for k in self.classes)
+        most = max(k.forward_fraction for k in self.classes)
+        of_stages = [list_bubbles(pp, least, most, 2 * MOST)[0] for pp in stages]
+        return np.append(np.min(of_stages, axis=0), self.bubbles.min())
 
     @cached_property
     def bubbles(self) -> Floats:

@@ -1,9 +1,9 @@
 """Whether places that run whole numbers of micro-batches can hold all sequences by a time.
 
-A place is some ranks that run equally many micro-batches. With λ bubbles, v of them end
-after their sum and λ times the longest, so that the sum is at most T·v / (v + λ). For some v, n
-places run up to v of them, and the others have T·w / (w + λ) − w·c each for work, if c is the least
-overhead, with the w ≥ v + 1 that leaves most. The n hold at most the
+A place is some ranks that run equally many micro-batches. With stages v of them end after their sum
+and μ(v) times the mean, so that the sum is at most T·v / (v + μ(v)). For some v, n places run up to
+v of them, and the others have T·w / (w + μ(w)) − w·c each for work, if c is the least overhead,
+with the w ≥ v + 1 that leaves most. The n hold at most the
 sequences with most work a token, and pay for their tokens: a micro-batch of more tokens has fewer
 classes, on which a token takes more than the least work. If that is too little for every n, at some
 v, no plan ends by T.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from math import ceil, floor, inf
+from math import inf
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from seqplan.planner.placement.fleet import Floats, Ints
 
 MOST_COUNTS = 4
 """Numbers of micro-batches of a place that are distinguished from larger ones."""
+
+NO_BUBBLES = np.zeros(MOST_COUNTS + 1)
+"""Those of pipelines without stages."""
 
 POINTS = 65
 """Numbers of places that are tried at once."""
@@ -36,14 +39,15 @@ def fits_in_places(
     overhead_ms: float,
     places: int,
     time_ms: float,
-    bubbles: float = 0.0,
+    bubbles: Floats = NO_BUBBLES,
 ) -> bool:
     """Whether ``places`` may hold all sequences by a time; False is proven.
 
     ``work_ms`` (classes, n): what a sequence takes of a place, infinite if the class does not run
     it; ``tokens``, ``counts`` (n,): least padded tokens and number of each; ``room`` (classes,):
     tokens of a micro-batch on a place; ``overhead_ms``: of a micro-batch at least;
-    ``bubbles``: of every class at least.
+    ``bubbles``: how many more of the mean every class idles for at least with 1, 2, …
+    micro-batches, the last with any larger number.
     """
     work = work_ms.min(axis=0)
     prices = _list_prices(overhead_ms, room, ((work_ms - work) / tokens).min(axis=1))
@@ -57,7 +61,7 @@ def fits_in_places(
     def hold(few: Ints, most: int) -> Floats:
         """Bound the work (ms) of all places if ``few`` run ``most`` at most."""
         held = few * (most * prices[-1][2])
-        sum_ms = time_ms * most / (most + bubbles) if most else 0.0
+        sum_ms = time_ms * most / (most + bubbles[most - 1]) if most else 0.0
         for (fixed, _, _), taken in zip(prices, taken_up_to, strict=True):
             in_time = np.interp(few * (sum_ms - most * fixed), taken, tokens_up_to)
             held = np.minimum(held, in_time)
@@ -68,14 +72,14 @@ def fits_in_places(
     return all(_reaches(needed, places, most, hold) for most in range(MOST_COUNTS + 1))
 
 
-def _most_work_ms(time_ms: float, least: int, overhead_ms: float, bubbles: float) -> float:
+def _most_work_ms(time_ms: float, least: int, overhead_ms: float, bubbles: Floats) -> float:
     """Return the most work (ms) of ``least`` micro-batches or more by a time."""
-    best = count_best_micro_batches(time_ms, bubbles, overhead_ms)
+    best = count_best_micro_batches(time_ms, bubbles[-1], overhead_ms)
     if best == inf:
         return time_ms
-    counts = (max(least, floor(best)), max(least, ceil(best)))
-    left_ms = (time_ms * n / (n + bubbles) - n * overhead_ms for n in counts)
-    return max(*left_ms, 0.0)
+    counts = np.append(np.arange(least, len(bubbles)), max(best, len(bubbles)))
+    left_ms = time_ms * counts / (counts + bubbles[least - 1 :]) - counts * overhead_ms
+    return max(float(left_ms.max()), 0.0)
 
 
 def _list_prices(

@@ -76,7 +76,8 @@ class PipelineClass:
     each of these pipelines runs a sequence of ``runs_from`` tokens or more, and only sequences
     shorter than ``shorter_than``; 0 if nothing is assumed.
     ``slowdown``: the factor that the coefficients have for a slow rank; ``forward_fraction``: as of
-    ``SchemeModel``.
+    ``SchemeModel``. ``least_forward``: the least of it in any mode of the pipelines, if this class
+    is of one of several.
     """
 
     pp: int
@@ -93,6 +94,7 @@ class PipelineClass:
     shorter_than: int = 0
     slowdown: float = 1.0
     forward_fraction: float = 1 / 3
+    least_forward: float | None = None
 
     @classmethod
     def from_model(cls, model: SchemeModel, count: int) -> PipelineClass:
@@ -144,6 +146,8 @@ class PipelineClass:
     @property
     def least_forward_fraction(self) -> float:
         """Return forward's least share of a micro-batch's time in any mode."""
+        if self.least_forward is not None:
+            return self.least_forward
         return min(mode.forward_fraction for mode in self.all_modes)
 
     @cached_property
@@ -173,6 +177,7 @@ class PipelineClass:
                 capacity=mode.capacity,
                 modes=(),
                 mode=mode.name,
+                least_forward=self.least_forward_fraction,
             )
             for mode in self.modes
             if mode.capacity > 0

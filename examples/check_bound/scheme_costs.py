@@ -43,8 +43,8 @@ def idle_of(stages, least, most, v):
     A path goes down to the last stage with micro-batch i, which costs its forwards on the others,
     less the backwards of those before it that are still to come; and up with one after it, which
     costs its backwards, less the forwards after it that have run. If both cost little, the
-    micro-batches before and after are small, and so is each one. The part of both that goes down
-    costs no less for later ones: no sum of sizes is larger than with one part for all.
+    micro-batches before and after are small, and so is each one. Going down costs no smaller a
+    part of both for later ones: no sum of sizes is larger than with one part for all.
     """
     filled, drained = growth(stages, v, least), growth(stages, v, 1 - most)[::-1]
     parts = [1 / (1 + filled[n] / drained[n]) for n in range(v)]

@@ -39,7 +39,7 @@ def fits_in_places(
     overhead_ms: float,
     places: int,
     time_ms: float,
-    bubbles: Floats = NO_BUBBLES,
+    bubbles: Floats,
 ) -> bool:
     """Whether ``places`` may hold all sequences by a time; False is proven.
 

@@ -17,9 +17,9 @@ most h_K·d, as those before are at most h_0·d … h_{K−1}·d; if L come afte
 - g_j = (1 + f·(g_{j−1} + … + g_{j−pp+1}) / (pp − 1)) / (1 − f).
 
 So if a pipeline idles for (pp − 1)·B, each t is at most the lesser of d·h_K and (B − d)·g_L for
-K + L = V − 1 and the largest D so far, d, which does not fall from one micro-batch to the next. Of
-some d both are B·r for r = 1 / (1/h_K + 1/g_L), and this d falls: so no rising d allows a larger
-sum of t than the best d that all have in common. B is at least
+K + L = V − 1, if the largest D so far is (pp − 1)·d. This d does not fall from one micro-batch to
+the next. The d of which both are equal does: they are B·r then, for r = 1 / (1/h_K + 1/g_L). So the
+sum of t is largest if all have one d, the best. B is at least
 
 - the mean t divided by the mean of the lesser of δ·h_K and (1 − δ)·g_L, for the best δ, and
 - the largest t divided by the largest r. With more and more micro-batches (pp − 1)/r falls to
@@ -39,10 +39,9 @@ import numpy.typing as npt
 KNOWN = 64
 """Numbers of stages with shares of forward whose bubbles are kept."""
 
-
 MANY = 10_000
-"""In a batch of so many sequences exchanges reach half of what they reach in a small one: a step of
-50,000 of 70B on 4,096 GPUs is 1.3 % shorter than by the estimate of small ones."""
+"""In a batch of so many sequences exchanges reach half of what they reach in a small batch. By the
+estimate of small batches a step of 50,000 sequences of 70B on 4,096 GPUs is 1.3 % longer."""
 
 SPREAD = 2
 """How many micro-batches it takes, for each further stage, until a pipeline counts as one of many.

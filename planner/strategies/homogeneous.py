@@ -27,7 +27,7 @@ PROMISING = 1.1
 """Homogeneous strategies whose bounds are within this of the least are worth to be timed."""
 
 
-CLOSE = 1.03
+TIMED_WITHIN = 1.03
 """Homogeneous strategies whose estimates are within this of the least are timed in 1F1B."""
 
 
@@ -92,7 +92,7 @@ def best_homogeneous(
     )
     best: tuple[float, Strategy, list[float]] | None = None
     for strategy, estimate in means.items():
-        if estimate > min(means.values()) * CLOSE:
+        if estimate > min(means.values()) * TIMED_WITHIN:
             continue
         times = [strategy_ms(strategy, batch, models) for batch in batches]
         known = [time for time in times if time is not None]

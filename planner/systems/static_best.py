@@ -14,7 +14,7 @@ from seqplan.planner.proposal.static_micro_steps import best_static_micro_steps
 from seqplan.planner.simulation.iteration import Execution, compute_ms
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.strategies.homogeneous import (
-    CLOSE,
+    TIMED_WITHIN,
     best_homogeneous,
     estimate_means_ms,
     promising_homogeneous,
@@ -159,7 +159,7 @@ def _best(setting: Setting, strategies: Sequence[Strategy]) -> Strategy | None:
     rough = estimate_means_ms(strategies, setting.batches, setting.models, setting.sync)
     if not rough:
         return None
-    limit = min(rough.values()) * CLOSE
+    limit = min(rough.values()) * TIMED_WITHIN
     fraction = setting.profile.forward_fraction
     judged = {
         strategy: mean(

@@ -20,7 +20,7 @@ SLACK = 1 + 1e-9
 
 
 def check(classes: tuple[PipelineClass, ...], batch: Batch, filling: Filling) -> None:
-    """Every sequence once, MaxLen kept after padding, and times by form S."""
+    """Every sequence once, MaxLen kept after padding, and times as estimated."""
     placed = np.zeros(len(batch.distinct), dtype=int)
     lengths = batch.distinct.tolist()
     for pipeline, pipelines, times in zip(classes, filling.bins, filling.pipeline_ms, strict=True):

@@ -26,7 +26,7 @@ from seqplan.planner.lockstep.micro_step_bounds import Sequences
 from seqplan.planner.placement.fill import AnyPlacement, Fill, FillStarter, PackedPlacement
 from seqplan.planner.placement.fill_tables import FillTables
 from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
-from seqplan.planner.placement.greedy import ANY_NUMBER
+from seqplan.planner.placement.ramps import ANY_NUMBER
 
 HALVINGS = 6
 """Steps of the search for the least time in which a micro-step takes all tokens that it can."""

@@ -121,8 +121,8 @@ def list_bubbles(
     At least, of V = 1 … ``most`` micro-batches. Forward's shares of them are in ``least_forward`` …
     ``most_forward``.
     """
-    filled = 1 / _list_growth(pp, least_forward, most)
-    drained = 1 / _list_growth(pp, 1 - most_forward, most)
+    filled = 1 / list_growth(pp, least_forward, most)
+    drained = 1 / list_growth(pp, 1 - most_forward, most)
     sizes = [_bound_sizes(filled[:v], drained[:v][::-1]) for v in range(1, most + 1)]
     of_mean, of_largest = np.array(sizes).T
     return (pp - 1) / of_mean, (pp - 1) / of_largest
@@ -135,14 +135,23 @@ def _bound_sizes(
 
     ``filled``, ``drained`` (V,): 1/h_K and 1/g_L of each.
     """
-    of_both = filled + drained
-    down = (filled / of_both)[:, None]  # the δ that are best for one of them, and one for all
+    largest = float((1 / (filled + drained)).max())
+    return float(list_sizes(filled, drained).mean(axis=1).max()), largest
+
+
+def list_sizes(
+    filled: npt.NDArray[np.float64], drained: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """List the sizes of micro-batches that idle for pp − 1 at each δ; the sum is largest at one.
+
+    ``filled``, ``drained`` (V,): 1/h_K and 1/g_L of each. Returns (V of δ, V).
+    """
+    down = (filled / (filled + drained))[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):  # 0/0 limits nothing
-        sizes = np.fmin(down / filled, (1 - down) / drained)
-    return float(sizes.mean(axis=1).max()), float((1 / of_both).max())
+        return np.fmin(down / filled, (1 - down) / drained)
 
 
-def _list_growth(pp: int, share: float, most: int) -> npt.NDArray[np.float64]:
+def list_growth(pp: int, share: float, most: int) -> npt.NDArray[np.float64]:
     """List the g_j for a share of 1 − f, or the h_j for f."""
     growth: list[float] = []
     for _ in range(most):

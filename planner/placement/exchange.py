@@ -16,10 +16,12 @@ from operator import attrgetter
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.bubbles import longest_path_ms
+from seqplan.planner.placement.draws import Draws
 from seqplan.planner.placement.fill import Filling, FillStarter, PackedPlacement
 from seqplan.planner.placement.fill_tables import ClassCosts, FillTables
 from seqplan.planner.placement.fleet import ClassPlacement, Fleet, PipelineBins
 from seqplan.planner.placement.greedy import estimate_ms
+from seqplan.planner.placement.ramps import Ramps
 from seqplan.planner.simulation.one_f_one_b import order_micro_batches, simulate_ms
 
 DRAWN, FRUITLESS = 20_000, 5_000
@@ -86,8 +88,9 @@ def _put_in_order(costs: Sequence[ClassCosts], filling: Filling) -> Filling:
     for k, (of_class, pipelines) in enumerate(zip(costs, filling.bins, strict=True)):
         if of_class.pp > 1:
             read = _read_pipelines(of_class, pipelines)
+            ramps = Ramps.from_forward(of_class.pp, of_class.forward_fraction)
             for pipeline in read:
-                pipeline.put_in_order()
+                pipeline.put_in_order(ramps)
             pipelines = tuple(pipeline.list_bins() for pipeline in read)
             times[k] = tuple(pipeline.time_ms for pipeline in read)
         placements.append(pipelines)
@@ -151,23 +154,6 @@ def _read_pipelines(costs: ClassCosts, placement: ClassPlacement) -> list[_Pipel
     work, padded = costs.work_ms.T.tolist(), costs.padded_lengths.tolist()
     return [_Pipeline(costs, work, padded, bins) for bins in placement]
 
-
-class Draws:
-    """Draws numbers in [0, 1) by xorshift64* (Vigna, 2014), whose bits C has as well."""
-
-    def __init__(self) -> None:
-        self.state = 0x9E3779B97F4A7C15
-
-    def __call__(self) -> float:
-        state = self.state
-        state ^= state >> 12
-        state ^= state << 25 & _BITS
-        state ^= state >> 27
-        self.state = state
-        return float((state * 0x2545F4914F6CDD1D & _BITS) >> 11) * 2.0**-53
-
-
-_BITS = 2**64 - 1
 
 _Weight = tuple[int, tuple[float, ...], float, float]
 
@@ -266,10 +252,17 @@ class _Pipeline:
             micro_batches[index + 1] = micro
         self._set(micro_batches)
 
-    def put_in_order(self) -> None:
-        """Put the micro-batches in the order of three that ends first."""
-        order = order_micro_batches(self.costs_ms, self.pp, self.shares)
+    def put_in_order(self, ramps: Ramps) -> None:
+        """Put the micro-batches in the order that ends first: that of ramps, or one of three."""
+        if not self.micro_batches:
+            return
+        of_three = order_micro_batches(self.costs_ms, self.pp, self.shares)
+        order = min(of_three, ramps.order(self.costs_ms), key=self._time_order)
         self._set([self.micro_batches[j] for j in order])
+
+    def _time_order(self, order: Sequence[int]) -> float:
+        costs_ms, shares = [self.costs_ms[j] for j in order], [self.shares[j] for j in order]
+        return simulate_ms(costs_ms, self.pp, shares)
 
     def swap_places(self, draw: Callable[[], float]) -> bool:
         """Draw two micro-batches and swap their places if it pays; whether it did."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from seqplan.planner.placement.exchange import Draws
+from seqplan.planner.placement.draws import Draws
 from seqplan.planner.placement.fill import kernel_state
 from seqplan.planner.placement.fleet import Floats, Ints
 

@@ -21,7 +21,8 @@ import numpy as np
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.fill_tables import ClassCosts, FillTables
 from seqplan.planner.placement.fleet import ClassPlacement, Fleet, Floats, Ints, PipelineClass
-from seqplan.planner.placement.greedy import ANY_NUMBER, PythonFill
+from seqplan.planner.placement.greedy import PythonFill
+from seqplan.planner.placement.ramps import ANY_NUMBER
 from seqplan.plans.scheme import Strategy
 
 try:
@@ -222,15 +223,20 @@ class Placement:
 
 
 class Filler:
-    """Fills one fleet with one batch for any number of targets."""
+    """Fills one fleet with one batch for any number of targets.
 
-    def __init__(self, fleet: Fleet, batch: Batch) -> None:
+    ``ramped``: micro-batches of pipelines with stages get the sizes of ``ramps``, and times are
+    limits that hold in their order; else they are of equal size, and times are estimates of what
+    exchanges will reach.
+    """
+
+    def __init__(self, fleet: Fleet, batch: Batch, *, ramped: bool = False) -> None:
         self.fleet = fleet
         tables = FillTables.from_batch(batch)
         self.lengths: list[int] = tables.lengths
         self._batch = batch
         self._starter = FillStarter(tables, fleet.classes)
-        self._costs = [tables.find_costs(k, self._full_ms(k)) for k in fleet.classes]
+        self._costs = [tables.find_costs(k, self._full_ms(k), ramped=ramped) for k in fleet.classes]
         self._works: dict[int, Floats] = {}
 
     def _full_ms(self, pipeline_class: PipelineClass) -> float:

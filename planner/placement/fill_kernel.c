@@ -11,11 +11,13 @@
  * and sized.c. fill_kernel's caller compares it with the files beside it: a kernel that was built
  * from another text is not used.
  */
-#define SOURCE "1546dd43b2e118f6"
+#define SOURCE "7038a6af3d5d5d06"
 
 #include "fill_kernel.h"
 
 #define MOST_COUNTED 10000 /* greedy.MOST_COUNTED */
+#define NEAR 2.0 /* greedy.NEAR */
+#define ANY_NUMBER INT32_MAX /* ramps.ANY_NUMBER */
 
 static const double ROUND = 1.0 + 1e-12;
 
@@ -37,9 +39,17 @@ typedef struct {
     int64_t tokens, entries, first, last, after, mode;
 } MicroBatch;
 
-/* ``caps``: the most work of a micro-batch, by mode. */
+/* ramps.Sizes; ``kept``: number of shares. */
 typedef struct {
-    double budget, caps[MOST_MODES];
+    double most_ms, largest;
+    const double *shares;
+    int64_t number, kept;
+} Sizes;
+
+/* greedy._Pipeline. */
+typedef struct {
+    double budget, limit;
+    Sizes sizes;
     int64_t micro_batches, first, last;
 } Pipeline;
 
@@ -167,14 +177,21 @@ static int top_up(Fill *fill, int64_t m, double *work, int64_t *tokens, int64_t 
     return 1;
 }
 
+/* ramps.Sizes.of. */
+static double size_of(const Sizes *sizes, int64_t place) {
+    if (sizes->kept == 0) return sizes->most_ms;
+    place -= sizes->number - sizes->kept;
+    return least(sizes->most_ms, sizes->largest * sizes->shares[place > 0 ? place : 0]);
+}
+
 /* greedy._Pipeline._choose_first: the index, and the mode; NONE without one. */
-static int64_t choose_first(Fill *fill, const Pipeline *pipeline, int64_t above, int64_t *chosen) {
+static int64_t choose_first(Fill *fill, int64_t above, double size, int64_t *chosen) {
     const Costs *costs = fill->costs;
     Pool *pool = &fill->pool;
     double reach[MOST_MODES], longest = 0.0;
     for (int64_t m = 0; m < costs->mode_count; m++) {
         const Mode *mode = &costs->modes[m];
-        double room = least(pipeline->budget - mode->c, pipeline->caps[m]);
+        double room = size - mode->c;
         reach[m] = 0.0;
         if (room > 0) {
             double limit = 2 * room / (mode->b + sqrt(mode->b * mode->b + 4 * mode->a * room));
@@ -198,8 +215,9 @@ static int top_up_open(Fill *fill, Pipeline *pipeline, int64_t above, int64_t al
                        int any_cost) {
     int64_t m = pipeline->first;
     for (int64_t j = 0; j < already_open; j++, m = fill->micro_batches[m].after) {
-        double cap = pipeline->caps[fill->micro_batches[m].mode];
-        double room = least(pipeline->budget, cap - fill->micro_batches[m].work), left = room;
+        double c = fill->costs->modes[fill->micro_batches[m].mode].c;
+        double size = size_of(&pipeline->sizes, j) - c - fill->micro_batches[m].work;
+        double room = least(pipeline->budget, size), left = room;
         int64_t tokens = fill->micro_batches[m].tokens;
         if (!top_up(fill, m, &left, &tokens, above, NONE, any_cost)) return 0;
         fill->micro_batches[m].tokens = tokens;
@@ -210,11 +228,13 @@ static int top_up_open(Fill *fill, Pipeline *pipeline, int64_t above, int64_t al
 }
 
 static int add_new(Fill *fill, Pipeline *pipeline, int64_t above) {
-    while (fill->pool.left && pipeline->micro_batches < fill->most) {
-        int64_t chosen = 0, first = choose_first(fill, pipeline, above, &chosen);
+    int64_t number = pipeline->sizes.number < fill->most ? pipeline->sizes.number : fill->most;
+    while (fill->pool.left && pipeline->micro_batches < number) {
+        double size = least(pipeline->budget, size_of(&pipeline->sizes, pipeline->micro_batches));
+        int64_t chosen = 0, first = choose_first(fill, above, size, &chosen);
         if (first == NONE) break;
         const Mode *mode = &fill->costs->modes[chosen];
-        double room = least(pipeline->budget - mode->c, pipeline->caps[chosen]), left = room;
+        double room = size - mode->c, left = room;
         int64_t tokens = mode->capacity;
         if (!reserve((void **)&fill->micro_batches, fill->micro_count, &fill->micro_room,
                      sizeof(MicroBatch)))
@@ -244,21 +264,55 @@ static double bubbles_of(const Costs *costs, int64_t micro_batches) {
     return costs->of_many + costs->of_few / most((double)micro_batches + costs->spread - 1, 1.0);
 }
 
+/* ramps.Ramps.spread: the sizes, and how much work they hold. */
+static double spread(const Costs *costs, int64_t number, double time, double most_ms, double overhead,
+                     Sizes *sizes) {
+    int64_t more = number > costs->most_sizes ? number - costs->most_sizes : 0;
+    int64_t kept = number - more, limited = 0;
+    const double *shares = costs->shares + (kept - 1) * costs->most_sizes;
+    double left = time, weight = costs->weights[kept - 1] + (double)more, largest = left / weight;
+    for (; limited < kept && largest * shares[limited] > most_ms; limited++) {
+        double equal = limited ? 1.0 : (double)(more + 1);
+        left -= equal * most_ms;
+        weight -= equal * shares[limited];
+        largest = left / weight;
+    }
+    double work = (double)more * most(least(most_ms, largest) - overhead, 0.0);
+    for (int64_t j = 0; j < kept; j++) {
+        double room = least(most_ms, largest * shares[j]) - overhead;
+        if (room <= 0) break;
+        work += room;
+    }
+    *sizes = (Sizes){most_ms, largest, shares, number, kept};
+    return work;
+}
+
+/* greedy._choose_sizes. */
+static Sizes choose_sizes_of(const Costs *costs, double budget, double alone, double most_ms,
+                             double light_c) {
+    double best = -1.0;
+    Sizes chosen = {most_ms, INFINITY, NULL, 1, 0}, sizes;
+    for (int64_t v = 1; v <= MOST_COUNTED; v++) {
+        double work = spread(costs, v, budget, most_ms, light_c, &sizes);
+        if (work <= best || (v > 1 && size_of(&sizes, 0) < alone)) break;
+        best = work;
+        chosen = sizes;
+    }
+    return chosen;
+}
+
 /* greedy._open. */
 static void open_pipeline(Fill *fill, int64_t first, double target, double ceiling) {
     const Costs *costs = fill->costs;
-    double work = 0.0, c = 0.0, alone = INFINITY;
+    double alone = INFINITY;
     for (int64_t m = 0; m < costs->mode_count; m++) {
         const Mode *mode = &costs->modes[m];
-        if (costs->padded[first] > mode->capacity || mode->work[first] + mode->c >= alone) continue;
-        work = mode->work[first];
-        c = mode->c;
-        alone = work + c;
+        if (costs->padded[first] > mode->capacity) continue;
+        alone = least(alone, mode->work[first] + mode->c);
     }
     double budget = least(most(target, (double)costs->pp * alone), ceiling) * ROUND;
     Pipeline *pipeline = &fill->pipelines[fill->opened++];
-    *pipeline = (Pipeline){budget, {0.0}, 0, NONE, NONE};
-    for (int64_t m = 0; m < costs->mode_count; m++) pipeline->caps[m] = INFINITY;
+    *pipeline = (Pipeline){budget, budget, {INFINITY, INFINITY, NULL, ANY_NUMBER, 0}, 0, NONE, NONE};
     if (costs->pp == 1) return;
     int64_t size = fill->pool.size, even = 1, limit = 1;
     int64_t middle = first + (size - first) / 2 < size - 1 ? first + (size - first) / 2 : size - 1;
@@ -267,6 +321,14 @@ static void open_pipeline(Fill *fill, int64_t first, double target, double ceili
     if (full->capacity < length) length = full->capacity;
     double light_c = costs->modes[0].c;
     double token_work = (double)full->capacity * (full->a * (double)length + full->b);
+    if (costs->most_sizes) {
+        double most_ms = most(token_work + full->c, alone * ROUND);
+        pipeline->sizes = choose_sizes_of(costs, budget, alone, most_ms, light_c);
+        if (fill->pool.counts[first] > 1 && 1 < pipeline->sizes.number &&
+            size_of(&pipeline->sizes, 0) < alone * NEAR)
+            pipeline->sizes = choose_sizes_of(costs, budget, alone, alone * ROUND, light_c);
+        return;
+    }
     double best = -1.0, each = 0.0;
     for (int64_t v = 1; v <= MOST_COUNTED; v++) {
         double of_v = budget / ((double)v + bubbles_of(costs, v));
@@ -278,12 +340,10 @@ static void open_pipeline(Fill *fill, int64_t first, double target, double ceili
         even = v;
         each = of_v;
     }
-    double left = budget - bubbles_of(costs, limit) * (work * ROUND + c);
+    double left = budget - bubbles_of(costs, limit) * (alone * ROUND);
     double peaked = left - light_c * most(ceil(left / alone), ceil(left / (token_work + full->c)));
     int is_peaked = even == limit && peaked > best;
-    for (int64_t m = 0; m < costs->mode_count; m++)
-        pipeline->caps[m] = is_peaked ? (work + (c - costs->modes[m].c)) * ROUND
-                                      : each - costs->modes[m].c;
+    pipeline->sizes.most_ms = is_peaked ? alone * ROUND : each;
     pipeline->budget = is_peaked ? left : (double)even * ((each - light_c) + light_c);
 }
 
@@ -341,6 +401,12 @@ static double estimate_ms(const Fill *fill, const Pipeline *pipeline) {
     return most(total, (double)fill->costs->pp * slowest);
 }
 
+/* The estimate, or with the sizes of ramps the limit. */
+static double time_of(const Fill *fill, const Pipeline *pipeline) {
+    if (fill->costs->most_sizes == 0) return estimate_ms(fill, pipeline);
+    return pipeline->micro_batches ? pipeline->limit : 0.0;
+}
+
 /* Write every pipeline's number of micro-batches, and of each its number of entries and these. */
 static PyObject *packed(const Fill *fill) {
     int64_t words = fill->count + fill->micro_count + 2 * fill->entry_count;
@@ -376,7 +442,7 @@ static PyObject *times_ms(const Fill *fill) {
     PyObject *times = PyTuple_New(fill->count);
     for (int64_t k = 0; times != NULL && k < fill->count; k++) {
         PyObject *time =
-            PyFloat_FromDouble(k < fill->opened ? estimate_ms(fill, &fill->pipelines[k]) : 0.0);
+            PyFloat_FromDouble(k < fill->opened ? time_of(fill, &fill->pipelines[k]) : 0.0);
         if (time == NULL)
             Py_CLEAR(times);
         else
@@ -442,6 +508,19 @@ static const char *read_costs(Costs *costs) {
     if (!(costs->of_many >= 0 && costs->of_few >= 0 && costs->spread >= 0) ||
         !isfinite(costs->of_many + costs->of_few + costs->spread))
         return "bubbles must be finite, 0 or more";
+    int64_t most_sizes = arrays[WEIGHTS].len / (Py_ssize_t)sizeof(double);
+    if (!has_values(&arrays[WEIGHTS], most_sizes) ||
+        !has_values(&arrays[SHARES], most_sizes * most_sizes))
+        return "sizes must be of one number";
+    costs->most_sizes = most_sizes;
+    costs->shares = arrays[SHARES].buf;
+    costs->weights = arrays[WEIGHTS].buf;
+    for (int64_t j = 0; j < most_sizes; j++)
+        if (!(costs->weights[j] > 0) || !isfinite(costs->weights[j]))
+            return "weights of sizes must be above 0";
+    for (int64_t j = 0; j < most_sizes * most_sizes; j++)
+        if (!(costs->shares[j] >= 0 && costs->shares[j] <= 1))
+            return "sizes must be shares of the largest";
     if (costs->pp < 1 || costs->pp >= EXACT) return "pp must be 1 or more, below 2**53";
     for (int64_t i = 0; i < n; i++)
         if (costs->lengths[i] < 1 || costs->lengths[i] >= EXACT ||
@@ -476,7 +555,7 @@ static void free_costs(PyObject *capsule) {
 
 PyDoc_STRVAR(make_costs_doc,
              "make_costs(lengths, padded, work, preferred, cheap_from, held_from, coefficients, "
-             "capacities, pp, of_many, of_few, spread)\n--\n\nCheck the arrays of "
+             "capacities, pp, of_many, of_few, spread, shares, weights)\n--\n\nCheck the arrays of "
              "fleet.ClassCosts, for fill_class.");
 
 static PyObject *make_costs(PyObject *Py_UNUSED(module), PyObject *args) {
@@ -486,10 +565,10 @@ static PyObject *make_costs(PyObject *Py_UNUSED(module), PyObject *args) {
     long long pp;
     const char *wrong = NULL;
     PyObject *capsule = NULL;
-    if (PyArg_ParseTuple(args, "y*y*y*y*y*y*y*y*Lddd:make_costs", &a[LENGTHS], &a[PADDED], &a[WORK],
+    if (PyArg_ParseTuple(args, "y*y*y*y*y*y*y*y*Ldddy*y*:make_costs", &a[LENGTHS], &a[PADDED], &a[WORK],
                          &a[PREFERRED], &a[CHEAP], &a[HELD], &a[COEFFICIENTS], &a[CAPACITIES],
-                         &pp, &costs->of_many, &costs->of_few,
-                         &costs->spread)) {
+                         &pp, &costs->of_many, &costs->of_few, &costs->spread, &a[SHARES],
+                         &a[WEIGHTS])) {
         costs->pp = pp;
         wrong = read_costs(costs);
         if (wrong != NULL)

@@ -31,13 +31,27 @@ typedef struct {
     const int64_t *cheap_from, *held_from;
 } Mode;
 
-enum { LENGTHS, PADDED, WORK, PREFERRED, CHEAP, HELD, COEFFICIENTS, CAPACITIES, ARRAYS };
+enum {
+    LENGTHS,
+    PADDED,
+    WORK,
+    PREFERRED,
+    CHEAP,
+    HELD,
+    COEFFICIENTS,
+    CAPACITIES,
+    SHARES,
+    WEIGHTS,
+    ARRAYS
+};
 
 /* fleet.ClassCosts, with the arrays that it points into. */
 typedef struct {
     Py_buffer arrays[ARRAYS];
     int64_t pp, size, mode_count;
     double of_many, of_few, spread; /* bubbles.Bubbles */
+    const double *shares, *weights; /* ramps.Ramps of up to ``most_sizes``; none without stages */
+    int64_t most_sizes;
     const int64_t *lengths, *padded, *preferred;
     Mode modes[MOST_MODES];
 } Costs;
@@ -59,7 +73,7 @@ static inline int reserve(void **array, int64_t used, int64_t *room, size_t size
     return 1;
 }
 
-/* exchange.Draws: the next of [0, 1). */
+/* draws.Draws: the next of [0, 1). */
 static inline double draw_from(uint64_t *of) {
     uint64_t state = *of;
     state ^= state >> 12;

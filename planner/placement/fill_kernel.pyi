@@ -15,6 +15,8 @@ def make_costs(
     of_many: float,
     of_few: float,
     spread: float,
+    shares: Floats,
+    weights: Floats,
     /,
 ) -> object: ...
 def fill_class(

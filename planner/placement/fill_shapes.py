@@ -21,7 +21,7 @@ from seqplan.planner.placement.assign_shapes import (
     assign_sizes,
 )
 from seqplan.planner.placement.change_sizes import change_sizes
-from seqplan.planner.placement.exchange import Draws
+from seqplan.planner.placement.draws import Draws
 from seqplan.planner.placement.exchange_sized import NOTHING, SizedBatches, exchange_sized
 from seqplan.planner.placement.fleet import Floats, Ints
 

@@ -11,6 +11,7 @@ import numpy as np
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.placement.bubbles import Bubbles
 from seqplan.planner.placement.fleet import ROUND, ClassMode, Floats, Ints, PipelineClass
+from seqplan.planner.placement.ramps import Ramps
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,9 @@ class ModeCosts:
         return min(limit, self.capacity)
 
 
+NO_RAMPS: Floats = np.zeros(0)
+
+
 class ClassCosts:
     """Costs of the distinct lengths of a batch, descending, on a class and by mode.
 
@@ -45,7 +49,8 @@ class ClassCosts:
     the cheapest, with the tokens' share of c. ``cheap_from`` and ``held_from`` (modes, n + 1): see
     ``ModeCosts``. All are C-contiguous. ``of_one_mode``: those of a class of one mode, which
     classes share. ``full_ms``: the work that fills a micro-batch, where stages leave it less than
-    MaxLen holds. ``sequences``: of the batch.
+    MaxLen holds. ``sequences``: of the batch. ``ramped``: micro-batches get the sizes of ``ramps``,
+    in place of equal ones.
     """
 
     def __init__(
@@ -55,10 +60,13 @@ class ClassCosts:
         of_one_mode: tuple[Ints, Ints] | None = None,
         full_ms: float = inf,
         sequences: int = 0,
+        *,
+        ramped: bool = False,
     ) -> None:
         self.pp, self.modes = pipeline_class.pp, pipeline_class.all_modes
-        forward_fraction = pipeline_class.forward_fraction
-        self.bubbles = Bubbles.from_forward(self.pp, forward_fraction, sequences)
+        self.forward_fraction = pipeline_class.forward_fraction
+        self.bubbles = Bubbles.from_forward(self.pp, self.forward_fraction, sequences)
+        self.ramps = Ramps.from_forward(self.pp, self.forward_fraction) if ramped else None
         self.lengths = lengths
         tokens = lengths.astype(np.float64)
         padded = pipeline_class.padded(lengths)
@@ -120,6 +128,8 @@ class ClassCosts:
             self.bubbles.of_many,
             self.bubbles.of_few,
             self.bubbles.spread,
+            NO_RAMPS if self.ramps is None else self.ramps.shares,
+            NO_RAMPS if self.ramps is None else self.ramps.weights,
         )
 
     def longest_alone(self, target_ms: float) -> int:
@@ -159,7 +169,7 @@ class FillTables:
 
     def __init__(self, lengths: Ints, sequences: int = 0) -> None:
         self.array, self._sequences = lengths, sequences
-        self._costs: dict[tuple[int, int, tuple[ClassMode, ...], float], ClassCosts] = {}
+        self._costs: dict[tuple[int, int, tuple[ClassMode, ...], float, bool], ClassCosts] = {}
 
     @classmethod
     def from_batch(cls, batch: Batch) -> FillTables:
@@ -184,11 +194,19 @@ class FillTables:
     def _of_one_mode(self) -> tuple[Ints, Ints]:
         return prefer_one_mode(self.array)
 
-    def find_costs(self, pipeline_class: PipelineClass, full_ms: float = inf) -> ClassCosts:
+    def find_costs(
+        self, pipeline_class: PipelineClass, full_ms: float = inf, *, ramped: bool = False
+    ) -> ClassCosts:
         """Return the costs on a class, which the first call computes."""
-        key = pipeline_class.pp, pipeline_class.unit, pipeline_class.all_modes, full_ms
+        ramped = ramped and pipeline_class.pp > 1
+        key = pipeline_class.pp, pipeline_class.unit, pipeline_class.all_modes, full_ms, ramped
         if key not in self._costs:
             self._costs[key] = ClassCosts(
-                self.array, pipeline_class, self._of_one_mode, full_ms, self._sequences
+                self.array,
+                pipeline_class,
+                self._of_one_mode,
+                full_ms,
+                self._sequences,
+                ramped=ramped,
             )
         return self._costs[key]

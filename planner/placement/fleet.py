@@ -310,6 +310,11 @@ class Fleet:
             pipeline_class for pipeline_class in self.classes for _ in range(pipeline_class.count)
         ]
 
+    @property
+    def has_stages(self) -> bool:
+        """Whether some pipeline has several stages."""
+        return any(pipeline_class.pp > 1 for pipeline_class in self.classes)
+
     @cached_property
     def max_sequence(self) -> int:
         """Return the longest sequence (tokens) that some pipeline can hold."""

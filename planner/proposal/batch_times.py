@@ -12,6 +12,7 @@ from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.exchange import exchange_sequences
 from seqplan.planner.placement.fill import Filler, Filling
 from seqplan.planner.placement.fleet import Fleet
+from seqplan.planner.strategies.polishing import place_on_ramps
 from seqplan.planner.strategies.regrouping import RegroupLayout, find_regrouping
 from seqplan.planner.sync.times import SyncTimes
 from seqplan.plans.scheme import Strategy
@@ -59,6 +60,9 @@ class BatchTimes:
         if filling is not None and filling.objective_ms <= limit * SIMULATED:
             filling = exchange_sequences(fleet, self.batch, filling, self._lower, effort=EFFORT)
         reached = float("inf") if filling is None else filling.objective_ms
+        if fleet.has_stages:
+            ramped = place_on_ramps(self.batch, fleet, reached)
+            reached = reached if ramped is None else ramped.objective_ms
         self.compute_ms[strategy] = reached
         self.best_ms = min(self.best_ms, reached + sync_ms)
         self.reached_ms = min(self.reached_ms, reached)

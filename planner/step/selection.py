@@ -17,7 +17,14 @@ from seqplan.planner.problem import PlanningProblem
 from seqplan.planner.strategies.constructive import Constructive, LayoutSchemes
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
 from seqplan.planner.strategies.local_search import Search
-from seqplan.planner.strategies.polishing import polish
+from seqplan.planner.strategies.polishing import (
+    ROUGHLY,
+    bound_ms,
+    choose_sizes,
+    exchange,
+    place_on_ramps,
+    polish,
+)
 from seqplan.planner.sync.times import NO_SYNC, SyncTimes, layouts_of
 from seqplan.plans.plan import Considered
 from seqplan.plans.scheme import Scheme, Strategy
@@ -58,7 +65,8 @@ def select(
        from all schemes (``Constructive``), and of several layouts from the candidates' schemes
        (``_try_mixed_layouts``).
        For up to ``FEW`` sequences homogeneous strategies are tried as well (``_homogeneous``).
-    4. The best placement is polished and gets a close bound (``polish``). Without ``prove`` it has
+    4. Strategies with stages are tried again with the sizes of ramps (``_choose_sizes``).
+    5. The best placement is polished and gets a close bound (``polish``). Without ``prove`` it has
        the cheap one, and no linear program is solved.
 
     The best has the least time with its ``sync``. If no candidate holds the longest
@@ -70,20 +78,24 @@ def select(
     holding = [fleet for fleet in fleets if fleet.max_sequence >= batch.longest]
     bounds = {fleet.strategy: cheap_bound_ms(fleet.classes, batch) for fleet in holding}
     times: dict[Strategy, float] = {}
-    best = _best_candidate(search, holding, bounds, times) if holding else None
+    best = _best_candidate(search, None, holding, bounds, times)
+    allowed = list(layouts or LayoutSchemes.list_from_models(models)) if tailor else []
     if best is not None and tailor:
-        schemes = layouts or LayoutSchemes.list_from_models(models)
-        best = _try_mixed_layouts(search, best, candidates, schemes, relaxing=prove)
+        of_candidates = layouts_of(s for strategy in candidates for s, _ in strategy.counts)
+        allowed = [layout for layout in allowed if layout.layout in of_candidates]
+        best = _try_mixed_layouts(search, best, candidates, allowed, relaxing=prove)
     elif tailor:
-        best = _construct_strategies(
-            search, None, layouts or LayoutSchemes.list_from_models(models)
-        )
+        best = _construct_strategies(search, None, allowed)
     if best is not None and tailor and len(batch.lengths) <= FEW:
         best = _homogeneous(search, best, candidates)
     if best is None:
         raise Infeasible(_too_long(batch, fleets, models if tailor else {}))
     times[best.strategy] = best.objective_ms
-    best, proven = polish(batch, best, prove=prove)
+    best = _choose_sizes(search, best, holding, bounds, times, allowed)
+    if best.fleet.has_stages:
+        proven = bound_ms(batch, best, prove=prove)
+    else:
+        best, proven = polish(batch, best, prove=prove)
     times[best.strategy] = best.objective_ms
     considered = tuple(
         _list_considered(strategy, bounds.get(strategy, proven), times.get(strategy), sync)
@@ -130,22 +142,52 @@ def _homogeneous(search: Search, best: Placement, candidates: Sequence[Strategy]
     strategies = homogeneous_strategies(models, search.gpus, search.batch.longest)
     fleets = [Fleet.from_strategy(strategy, models) for strategy in strategies]
     bounds = {fleet.strategy: cheap_bound_ms(fleet.classes, search.batch) for fleet in fleets}
-    static = _best_candidate(search, fleets, bounds, {}) if fleets else None
+    static = _best_candidate(search, None, fleets, bounds, {})
     if static is None:
         return best
     limit_ms = search.limit_ms(best, static.strategy) * (1 - CONSTRUCTED_GAIN)
     return static if static.objective_ms < limit_ms else best
 
 
-def _best_candidate(
+def _choose_sizes(
     search: Search,
+    best: Placement,
     fleets: Sequence[Fleet],
     bounds: Mapping[Strategy, float],
     times: dict[Strategy, float],
+    layouts: Sequence[LayoutSchemes],
+) -> Placement:
+    """Place the batch on strategies with stages in the sizes of ramps; the best if none beats it.
+
+    On that of the best, on the candidates, and on strategies constructed of ``layouts``.
+    """
+    batch, known = search.batch, best
+    if best.fleet.has_stages:
+        known = best = exchange(batch, best, effort=ROUGHLY)
+        times[best.strategy] = best.objective_ms
+        known = place_on_ramps(batch, best.fleet, best.objective_ms) or best
+    staged = [fleet for fleet in fleets if fleet.has_stages]
+    known = _best_candidate(search, known, staged, bounds, times, ramped=True) or known
+    of_stages = [layout for layout in layouts if layout.layout[1] > 1]
+    ramped = _construct_strategies(search, known, of_stages, ramped=True) or known
+    extra_ms = search.sync.extra_ms(ramped.strategy, best.strategy)
+    return choose_sizes(batch, best, None if ramped is best else ramped, extra_ms)
+
+
+def _best_candidate(
+    search: Search,
+    best: Placement | None,
+    fleets: Sequence[Fleet],
+    bounds: Mapping[Strategy, float],
+    times: dict[Strategy, float],
+    *,
+    ramped: bool = False,
 ) -> Placement | None:
-    """Place the batch on the best candidate; ``times`` gains those not pruned (ms)."""
-    best: Placement | None = None
-    for filler, first in _by_first_fill(search, fleets, bounds):
+    """Place the batch on the candidate that is better than ``best``, if one is.
+
+    ``times`` gains those not pruned (ms).
+    """
+    for filler, first in _by_first_fill(search, fleets, bounds, ramped):
         strategy = filler.fleet.strategy
         bound = bounds[strategy]
         limit = inf if best is None else search.limit_ms(best, strategy)
@@ -156,25 +198,26 @@ def _best_candidate(
             continue
         filling = dispatch(filler, bound, known=known)
         if filling is not None:
-            times[strategy] = filling.objective_ms
+            times[strategy] = min(filling.objective_ms, times.get(strategy, inf))
             if best is None or filling.objective_ms < limit:
                 best = Placement(filler.fleet, filling)
     return best
 
 
 def _by_first_fill(
-    search: Search, fleets: Sequence[Fleet], bounds: Mapping[Strategy, float]
+    search: Search, fleets: Sequence[Fleet], bounds: Mapping[Strategy, float], ramped: bool
 ) -> list[tuple[Filler, Filling | None]]:
     """Order candidates by promise, by one fill each at a common time.
 
     First those that succeed, by their time with the sync; then by how much was missing.
     """
     of_strategy_ms = {f.strategy: search.sync.of_strategy_ms(f.strategy) for f in fleets}
-    target = min(bounds[strategy] * FIRST_FILL + of_strategy_ms[strategy] for strategy in bounds)
+    targets = (bounds[strategy] * FIRST_FILL + ms for strategy, ms in of_strategy_ms.items())
+    target = min(targets, default=inf)
     attempts: list[tuple[bool, float, Filler, Filling | None]] = []
     for fleet in fleets:
         sync_ms = of_strategy_ms[fleet.strategy]
-        filler = Filler(fleet, search.batch)
+        filler = Filler(fleet, search.batch, ramped=ramped)
         filling = filler.fill(max(target - sync_ms, bounds[fleet.strategy]))
         if isinstance(filling, Shortfall):
             attempts.append((True, filling.gpu_ms, filler, None))
@@ -200,8 +243,7 @@ def _try_mixed_layouts(
     """
     schemes = sorted({scheme for strategy in candidates for scheme, _ in strategy.counts})
     layouts = layouts_of(schemes)
-    allowed = [layout for layout in constructible if layout.layout in layouts]
-    best = _construct_strategies(search, best, allowed) or best
+    best = _construct_strategies(search, best, constructible) or best
     if not relaxing:
         return best
     for family in search.sync.families(layouts):
@@ -213,7 +255,11 @@ def _try_mixed_layouts(
 
 
 def _construct_strategies(
-    search: Search, best: Placement | None, layouts: Sequence[LayoutSchemes]
+    search: Search,
+    best: Placement | None,
+    layouts: Sequence[LayoutSchemes],
+    *,
+    ramped: bool = False,
 ) -> Placement | None:
     """Construct a strategy of each layout; the best of them, if it beats ``best``."""
     of_layout = []
@@ -229,7 +275,7 @@ def _construct_strategies(
             limit = best.objective_ms + search.sync.of_strategy_ms(best.strategy)
         if bound_ms >= limit:
             break
-        constructive = Constructive(layout, search.batch, search.gpus)
+        constructive = Constructive(layout, search.batch, search.gpus, ramped=ramped)
         placement = constructive.place((limit - sync_ms) * (1 - CONSTRUCTED_GAIN))
         if placement is not None:
             best = beaten = placement

@@ -69,19 +69,24 @@ class LayoutSchemes:
 
 
 class Constructive:
-    """Makes strategies of one layout for one batch on ``gpus`` GPUs."""
+    """Makes strategies of one layout for one batch on ``gpus`` GPUs.
 
-    def __init__(self, layout: LayoutSchemes, batch: Batch, gpus: int) -> None:
+    ``ramped``: as of ``Filler``.
+    """
+
+    def __init__(
+        self, layout: LayoutSchemes, batch: Batch, gpus: int, *, ramped: bool = False
+    ) -> None:
         self._layout = layout
         self._schemes = list(layout.models)
         self._classes = layout.classes
-        self._batch, self._gpus = batch, gpus
+        self._batch, self._gpus, self._ramped = batch, gpus, ramped
         lengths = batch.distinct
         alone = np.array([k.alone_ms(lengths) for k in self._classes])
         self._gpu_ms = gpu_ms(self._classes, lengths)
         self._alone_ms: Floats = np.where(np.isfinite(self._gpu_ms), alone, np.inf)
         tables = FillTables.from_batch(batch)
-        self._costs = [tables.find_costs(k) for k in self._classes]
+        self._costs = [tables.find_costs(k, ramped=ramped) for k in self._classes]
         self._starter = FillStarter(tables, self._classes)
         self._known_runs: dict[bytes, list[tuple[int, int]] | None] = {}
 
@@ -114,7 +119,7 @@ class Constructive:
         strategy = self._use_remaining_gpus(counts)
         of_scheme = dict(zip(self._schemes, self._classes, strict=True))
         classes = (replace(of_scheme[scheme], count=n) for scheme, n in strategy.counts)
-        filler = Filler(Fleet(strategy, tuple(classes)), self._batch)
+        filler = Filler(Fleet(strategy, tuple(classes)), self._batch, ramped=self._ramped)
         better = None if below_ms == inf else probe(filler, low, below_ms)
         if better is None and below_ms < inf:
             return None
@@ -124,7 +129,9 @@ class Constructive:
     def _least(self, low: float, below_ms: float, peaks: bool) -> dict[Scheme, int] | None:
         most = below_ms * SLACK
         if most < inf and self.counts_at(most, peaks) is None:
-            return None
+            most = below_ms  # a fill may fail at a target, and succeed below it
+            if self.counts_at(most, peaks) is None:
+                return None
         target, step = low * (1 + TOLERANCE), 2 * TOLERANCE
         while (counts := self.counts_at(target, peaks)) is None:
             if target >= most or step > _LARGEST_STEP:

@@ -9,7 +9,7 @@ from seqplan.planner.bounds.gpu_time import area_bound_ms, single_bound_ms
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler, Placement
 from seqplan.planner.placement.fleet import Fleet, Models
-from seqplan.planner.strategies.polishing import polish
+from seqplan.planner.strategies.polishing import polish_stages
 from seqplan.planner.sync.times import SyncTimes
 from seqplan.plans.scheme import Strategy
 
@@ -64,8 +64,8 @@ def strategy_ms(strategy: Strategy, batch: Batch, models: Models) -> float | Non
     placement = _place(strategy, batch, models)
     if placement is None:
         return None
-    if any(of_class.pp > 1 for of_class in placement.fleet.classes):
-        placement, _ = polish(batch, placement, prove=False)
+    if placement.fleet.has_stages:
+        placement = polish_stages(batch, placement)
     return placement.objective_ms
 
 

@@ -5,12 +5,20 @@ from __future__ import annotations
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.gpu_time import area_bound_ms, cheap_bound_ms
-from seqplan.planner.placement.dispatch import balance, level
+from seqplan.planner.placement.dispatch import balance, dispatch, level, probe
 from seqplan.planner.placement.exchange import exchange_sequences
 from seqplan.planner.placement.fill import Filler, Placement
+from seqplan.planner.placement.fleet import Fleet
 
 BALANCE_GAP = 2e-3
 """The gap above which sequences are moved and swapped between pipelines."""
+
+
+ROUGHLY = 0.15
+"""Share of a plan's exchanges after which placements with stages are compared."""
+
+CLEARLY = 0.99
+"""A placement that takes at most so much of the time of one roughly exchanged is better."""
 
 
 def polish(batch: Batch, best: Placement, *, prove: bool) -> tuple[Placement, float]:
@@ -21,16 +29,65 @@ def polish(batch: Batch, best: Placement, *, prove: bool) -> tuple[Placement, fl
     ``prove`` sequences are leveled, with stages also exchanged, and the bound is the cheap one.
     """
     fleet, filling = best.fleet, best.filling
-    staged = any(of_class.pp > 1 for of_class in fleet.classes)
-    bound_ms = min(cheap_bound_ms(fleet.classes, batch), best.objective_ms)
-    if prove and not staged:
-        bound_ms = certify(fleet, batch, best.objective_ms)
-    near_ms = bound_ms * (1 + BALANCE_GAP)
+    if fleet.has_stages:
+        polished = polish_stages(batch, best)
+        return polished, bound_ms(batch, polished, prove=prove)
+    lower_ms = min(cheap_bound_ms(fleet.classes, batch), best.objective_ms)
+    if prove:
+        lower_ms = certify(fleet, batch, best.objective_ms)
+    near_ms = lower_ms * (1 + BALANCE_GAP)
     if prove and filling.objective_ms > near_ms:
-        filling = balance(fleet, batch, filling, bound_ms)
+        filling = balance(fleet, batch, filling, lower_ms)
     filling = level(Filler(fleet, batch), filling, area_bound_ms(fleet.classes, batch))
-    if prove or staged:
+    if prove:
         filling = exchange_sequences(fleet, batch, filling, near_ms)
-    if prove and staged:
-        bound_ms = certify(fleet, batch, filling.objective_ms)
-    return Placement(fleet, filling), min(bound_ms, filling.objective_ms)
+    return Placement(fleet, filling), min(lower_ms, filling.objective_ms)
+
+
+def polish_stages(batch: Batch, best: Placement) -> Placement:
+    """Exchange sequences of a placement with stages, or of one with the sizes of ramps."""
+    even = exchange(batch, best, effort=ROUGHLY)
+    return choose_sizes(batch, even, place_on_ramps(batch, best.fleet, even.objective_ms))
+
+
+def place_on_ramps(batch: Batch, fleet: Fleet, below_ms: float) -> Placement | None:
+    """Place a batch with the sizes of ramps; None if that does not end before ``below_ms``."""
+    lower_ms = cheap_bound_ms(fleet.classes, batch)
+    filler = Filler(fleet, batch, ramped=True)
+    known = probe(filler, lower_ms, below_ms)
+    filling = None if known is None else dispatch(filler, lower_ms, known=known)
+    return None if filling is None else Placement(fleet, filling)
+
+
+def choose_sizes(
+    batch: Batch, even: Placement, ramped: Placement | None, extra_ms: float = 0.0
+) -> Placement:
+    """Choose the better of two placements, after as many exchanges as may decide it.
+
+    ``even``: with stages roughly exchanged; ``ramped``: with the sizes of ramps, better than that;
+    ``extra_ms``: by how much its sync takes longer.
+    """
+    if ramped is not None:
+        ramped = exchange(batch, ramped)
+        ramped_ms = ramped.objective_ms + extra_ms
+        if ramped_ms < even.objective_ms * CLEARLY:
+            return ramped
+    if even.fleet.has_stages:
+        even = exchange(batch, even)
+    return even if ramped is None or even.objective_ms <= ramped_ms else ramped
+
+
+def exchange(batch: Batch, placement: Placement, effort: float = 1.0) -> Placement:
+    """Exchange sequences of a placement until it is near the cheap bound."""
+    fleet = placement.fleet
+    near_ms = cheap_bound_ms(fleet.classes, batch) * (1 + BALANCE_GAP)
+    filling = exchange_sequences(fleet, batch, placement.filling, near_ms, effort=effort)
+    return Placement(fleet, filling)
+
+
+def bound_ms(batch: Batch, placement: Placement, *, prove: bool) -> float:
+    """Bound a placement's time (ms), by a linear program if ``prove``."""
+    reached_ms = placement.objective_ms
+    if prove:
+        return min(certify(placement.fleet, batch, reached_ms), reached_ms)
+    return min(cheap_bound_ms(placement.fleet.classes, batch), reached_ms)

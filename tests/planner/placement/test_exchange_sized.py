@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from native_extension import compiled, compute_both
 
-from seqplan.planner.placement.exchange import Draws
+from seqplan.planner.placement.draws import Draws
 from seqplan.planner.placement.exchange_sized import NOTHING, SizedBatches, exchange_sized
 from seqplan.planner.placement.fill import fill_kernel
 

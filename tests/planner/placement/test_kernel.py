@@ -25,7 +25,7 @@ from seqplan.planner.placement.fill import (
     Shortfall,
     fill_kernel,
 )
-from seqplan.planner.placement.fill_tables import ClassCosts, FillTables
+from seqplan.planner.placement.fill_tables import NO_RAMPS, ClassCosts, FillTables
 from seqplan.planner.placement.fleet import ClassMode, PipelineClass
 from seqplan.planner.placement.greedy import MOST_COUNTED, PythonFill
 
@@ -42,10 +42,11 @@ def bits(outcome: Filling | Shortfall) -> object:
 
 
 def outcome(
-    case: Case, target: float, ceiling: float | None, new_first: bool
+    case: Case, target: float, ceiling: float | None, new_first: bool, ramped: bool = False
 ) -> Filling | Shortfall:
     classes, batch = case
-    return Filler(fleet(classes), batch).fill(target, ceiling, new_first=new_first)
+    filler = Filler(fleet(classes), batch, ramped=ramped)
+    return filler.fill(target, ceiling, new_first=new_first)
 
 
 @st.composite
@@ -68,13 +69,15 @@ def fleets(draw: st.DrawFn) -> Case:
 
 @compiled
 @settings(max_examples=73)
-@given(fleets(), st.floats(0.2, 6), st.sampled_from([None, 1.0, 1.3, 2.5]), st.booleans())
+@given(
+    fleets(), st.floats(0.2, 6), st.sampled_from([None, 1, 1.3, 2.5]), st.booleans(), st.booleans()
+)
 def test_a_fill_has_the_same_bits(
-    case: Case, factor: float, above: float | None, new_first: bool
+    case: Case, factor: float, above: float | None, new_first: bool, ramped: bool
 ) -> None:
     target = single_bound_ms(*case) * factor
     ceiling = None if above is None else target * above
-    ours, reference = compute_both(partial(outcome, case, target, ceiling, new_first))
+    ours, reference = compute_both(partial(outcome, case, target, ceiling, new_first, ramped))
     assert bits(ours) == bits(reference)
 
 
@@ -95,7 +98,7 @@ def test_fills_with_modes_have_the_same_bits(first: int) -> None:
             ceiling = target * float(rng.choice([1, 1.3]))
             opened = [
                 fill.fill_class(
-                    tables.find_costs(k),
+                    tables.find_costs(k, ramped=seed % 4 > 1),
                     k.count,
                     *limits,
                     target,
@@ -145,7 +148,7 @@ def arrays_of(costs: ClassCosts) -> list[Any]:
     ]
 
 
-BUBBLES = (0.0, 0.0, 0.0)
+BUBBLES = (0.0, 0.0, 0.0, NO_RAMPS, NO_RAMPS)
 """Those of one stage."""
 
 
@@ -178,7 +181,16 @@ def test_costs_that_do_not_fit_are_rejected() -> None:
         make_costs(*arrays, 0, *BUBBLES)
     for bubbles in ((-1.0, 0.0, 0.0), (0.0, float("nan"), 0.0), (0.0, 0.0, float("inf"))):
         with pytest.raises(ValueError, match="bubbles must be finite"):
-            make_costs(*arrays, 1, *bubbles)
+            make_costs(*arrays, 1, *bubbles, NO_RAMPS, NO_RAMPS)
+    for shares, weights, why in (
+        ([1.0, 0.5], [1.5], "sizes must be of one number"),
+        ([1.0], [0.0], "weights of sizes"),
+        ([1.0], [float("inf")], "weights of sizes"),
+        ([1.1], [1.5], "shares of the largest"),
+        ([float("nan")], [1.5], "shares of the largest"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            make_costs(*arrays, 2, *BUBBLES[:3], np.array(shares), np.array(weights))
 
 
 @compiled
@@ -219,6 +231,8 @@ def test_without_overhead_micro_batches_are_counted_to_a_limit(pp: int) -> None:
     some = PipelineClass(pp=pp, a=0.0, b=1e-7, c=0.0, capacity=1, unit=1, count=1, gpus=1)
     case = (some,), Batch.from_lengths([1] * (3 * MOST_COUNTED))
     target = 1e-7 * (3 * MOST_COUNTED + pp - 1)
+    ours, reference = compute_both(partial(outcome, case, 1.2 * target, None, False, True))
+    assert bits(ours) == bits(reference)
     ours, reference = compute_both(partial(outcome, case, target * (1 + 1e-9), None, False))
     assert bits(ours) == bits(reference)
     assert isinstance(ours, Filling)
@@ -243,8 +257,9 @@ def test_equal_lengths_are_subtracted_at_once() -> None:
 
 
 @compiled
+@pytest.mark.parametrize("ramped", [False, True])
 @pytest.mark.parametrize(("pp", "unit"), [(1, 1), (2, 4), (4, 8)])
-def test_a_large_fill_has_the_same_bits(pp: int, unit: int) -> None:
+def test_a_large_fill_has_the_same_bits(pp: int, unit: int, ramped: bool) -> None:
     """Thousands of sequences on hundreds of pipelines: every array of the kernel has to grow."""
     some = PipelineClass(
         pp=pp, a=3.1e-6, b=0.0173, c=7.7, capacity=65536, unit=unit, count=70, gpus=4
@@ -255,7 +270,7 @@ def test_a_large_fill_has_the_same_bits(pp: int, unit: int) -> None:
         target = factor * pp * single_bound_ms(classes, batch)
         for new_first in (False, True):
             ours, reference = compute_both(
-                partial(outcome, (classes, batch), target, None, new_first)
+                partial(outcome, (classes, batch), target, None, new_first, ramped)
             )
             assert bits(ours) == bits(reference)
 

@@ -10,7 +10,10 @@ LENGTHS = np.load(Path(__file__).parents[3] / "examples" / "data" / "code.npy")
 
 
 def test_many_pipelines_with_stages_are_filled_close_to_the_bound() -> None:
-    """Long sequences get more ranks than without bubbles: else this step is 6 % longer."""
+    """Long sequences get more ranks than without bubbles: else this step is 6 % longer.
+
+    And micro-batches get the sizes with which stages idle least: else it is 2 % longer.
+    """
     gpus = 2048
     lengths = LENGTHS[LENGTHS <= 32_768]
     number = int(np.searchsorted(np.cumsum(lengths), 3_125 * gpus))
@@ -18,4 +21,4 @@ def test_many_pipelines_with_stages_are_filled_close_to_the_bound() -> None:
     plan = planner.plan(lengths[:number].tolist())
     assert len(plan.pipelines) > 70
     assert all(pipeline.scheme.pp > 1 for pipeline in plan.pipelines)
-    assert plan.gap < 0.07
+    assert plan.gap < 0.015

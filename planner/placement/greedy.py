@@ -333,7 +333,7 @@ def _open(
 def _choose_sizes(
     ramps: Ramps, budget: float, alone: float, most_ms: float, light_c: float
 ) -> Sizes:
-    """Choose the V of the most work in ``budget`` ms whose largest size holds ``alone`` ms."""
+    """Choose the sizes of the most work; one of them is at least ``alone`` ms."""
     best, chosen = -1.0, Sizes(most_ms, 1)
     for v in range(1, MOST_COUNTED + 1):
         sizes, work = ramps.spread(v, budget, most_ms, light_c)

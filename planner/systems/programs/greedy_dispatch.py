@@ -1,8 +1,8 @@
 """The published dispatch: random greedy trials (Hydraulis, arXiv 2412.07894, Alg. 1).
 
 A pipeline's time is estimated by the bound of Eq. 2–3, Σ(a·l² + b·l) + (pp − 1)·(a·m² + b·m), m its
-longest sequence. The authors' code leaves c out here; ``count_overhead`` adds V_min·c + (pp − 1)·c
-with V_min = tokens/MaxLen rounded up.
+longest sequence. The authors' code leaves c out of the trials; the bound of an assignment has
+V_min·c + (pp − 1)·c more, with V_min = tokens/MaxLen rounded up.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ def greedy_dispatch(
     trials: int = 100,
     seed: int = 0,
     order: Literal["random", "descending"] = "random",
-    count_overhead: bool = False,
 ) -> list[list[int]]:
     """Find the best of ``trials`` greedy assignments: positions per pipeline, class by class.
 
@@ -40,7 +39,7 @@ def greedy_dispatch(
     if trials < 1:
         raise ValueError(f"trials must be 1 or more, not {trials}")
     lengths = np.asarray(batch.lengths, dtype=np.int64)
-    estimate = _Estimate(classes, trials, count_overhead)
+    estimate = _Estimate(classes, trials)
     if lengths.max() > estimate.capacity.max():
         raise ValueError(
             f"a sequence of {lengths.max()} tokens exceeds every pipeline's "
@@ -61,32 +60,25 @@ def greedy_dispatch(
     return pipelines
 
 
-def dispatch_bound_ms(
-    pipeline_class: PipelineClass, lengths: Sequence[int], *, count_overhead: bool = True
-) -> float:
+def dispatch_bound_ms(pipeline_class: PipelineClass, lengths: Sequence[int]) -> float:
     """Compute the bound of Eq. 2–3 (ms) on a pipeline with these sequences, 0 without any."""
     if not lengths:
         return 0.0
     work = [length * (pipeline_class.a * length + pipeline_class.b) for length in lengths]
-    time = sum(work) + (pipeline_class.pp - 1) * max(work)
-    if count_overhead:
-        padded = sum(pipeline_class.pad(length) for length in lengths)
-        time += (-(-padded // pipeline_class.capacity) + pipeline_class.pp - 1) * pipeline_class.c
-    return time
+    padded = sum(pipeline_class.pad(length) for length in lengths)
+    overhead = (-(-padded // pipeline_class.capacity) + pipeline_class.pp - 1) * pipeline_class.c
+    return sum(work) + (pipeline_class.pp - 1) * max(work) + overhead
 
 
 class _Estimate:
     """The estimated time of every pipeline in every trial; arrays (trials, pipelines)."""
 
-    def __init__(self, classes: Sequence[PipelineClass], trials: int, count_overhead: bool) -> None:
+    def __init__(self, classes: Sequence[PipelineClass], trials: int) -> None:
         pipelines = [
             pipeline_class for pipeline_class in classes for _ in range(pipeline_class.count)
         ]
         self.a = np.array([pipeline_class.a for pipeline_class in pipelines])
         self.b = np.array([pipeline_class.b for pipeline_class in pipelines])
-        self.c = np.array(
-            [pipeline_class.c if count_overhead else 0.0 for pipeline_class in pipelines]
-        )
         self.bubbles = np.array([pipeline_class.pp - 1.0 for pipeline_class in pipelines])
         self.unit = np.array([pipeline_class.unit for pipeline_class in pipelines])
         self.capacity = np.array([pipeline_class.capacity for pipeline_class in pipelines])
@@ -105,8 +97,6 @@ class _Estimate:
         work = self.work + added
         time = work + self.bubbles * longest
         tokens = self.tokens + -(-lengths[:, None] // self.unit) * self.unit
-        if self.c.any():
-            time += self.c * (-(-tokens // self.capacity) + self.bubbles)
         time[lengths[:, None] > self.capacity] = np.inf
         pipeline: Ints = time.argmin(axis=1)
         chosen = (self._all_trials, pipeline)

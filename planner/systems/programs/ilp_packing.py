@@ -9,18 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Literal
 
-import numpy as np
 import pulp
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import coo_array
 
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.placement.pack import packing_bound_ms
 from seqplan.planner.systems.programs.cbc import minimise
-
-Solver = Literal["cbc", "highs"]
 
 
 @dataclass(frozen=True)
@@ -48,15 +42,13 @@ def ilp_packing(
     lengths: Sequence[int],
     *,
     util_len: int | None = None,
-    most: int | None = None,
-    solver: Solver = "cbc",
     time_limit_s: float = 0.5,
 ) -> IlpPacking:
     """Pack one pipeline's sequences, V by V, until no bound leaves a better one.
 
-    V runs from the capacity bound to min(Σl/``util_len``, ``most``), by default to the number of
-    sequences; if no V in that range is found feasible it is raised. ``time_limit_s`` is for each
-    V. ``ValueError`` when one sequence alone exceeds MaxLen.
+    V runs from the capacity bound to Σl/``util_len``, at most the number of sequences; if no V in
+    that range is found feasible it is raised. ``time_limit_s`` is for each V. ``ValueError`` when
+    one sequence alone exceeds MaxLen.
     """
     if not lengths:
         return IlpPacking((), 0.0, 0.0, 0)
@@ -69,34 +61,18 @@ def ilp_packing(
     work = [length * (pipeline_class.a * length + pipeline_class.b) for length in lengths]
     padded = [pipeline_class.pad(length) for length in lengths]
     least, _ = packing_bound_ms(pipeline_class, work, padded)
-    top = len(lengths) if most is None else min(most, len(lengths))
+    top = len(lengths)
     if util_len is not None:
         top = min(top, sum(lengths) // util_len)
     top = max(top, least)
     bounds = {v: _bound_at(pipeline_class, v, work) for v in range(least, top + 1)}
-    best, best_ms = _search(
-        pipeline_class, work, padded, bounds, solver=solver, time_limit_s=time_limit_s
-    )
+    best, best_ms = _search(pipeline_class, work, padded, bounds, time_limit_s)
     while best is None:
         top += 1
         extra = {top: _bound_at(pipeline_class, top, work)}
-        best, best_ms = _search(
-            pipeline_class, work, padded, extra, solver=solver, time_limit_s=time_limit_s
-        )
+        best, best_ms = _search(pipeline_class, work, padded, extra, time_limit_s)
         bounds |= extra
     return IlpPacking(best.micro_batches, best_ms, min(best_ms, *bounds.values()), top)
-
-
-def compute_closed_form_ms(pipeline_class: PipelineClass, works_ms: Sequence[float]) -> float:
-    """Compute the closed form of micro-batches: C = (max m_j + c)·(pp − 1 + V).
-
-    ``works_ms``: the m_j.
-    """
-    return (
-        (max(works_ms) + pipeline_class.c) * (pipeline_class.pp - 1 + len(works_ms))
-        if works_ms
-        else 0.0
-    )
 
 
 def _search(
@@ -104,16 +80,14 @@ def _search(
     work: Sequence[float],
     padded: Sequence[int],
     bounds: dict[int, float],
-    solver: Solver,
     time_limit_s: float,
 ) -> tuple[_Packed | None, float]:
     """Find the best packing over the V in ``bounds``; raises the bounds of the V it solved."""
-    solve = _with_cbc if solver == "cbc" else _with_highs
     best, best_ms = None, inf
     for v in sorted(bounds, key=lambda v: (bounds[v], v)):
         if bounds[v] >= best_ms:
             break
-        packed = solve(v, pipeline_class.capacity, work, padded, time_limit_s)
+        packed = _pack_at(v, pipeline_class.capacity, work, padded, time_limit_s)
         bounds[v] = max(
             bounds[v], (packed.bound_ms + pipeline_class.c) * (pipeline_class.pp - 1 + v)
         )
@@ -140,20 +114,10 @@ def _pairs(v: int, padded: Sequence[int]) -> list[tuple[int, int]]:
     return [(i, j) for k, i in enumerate(rank) for j in range(min(v, k + 1))]
 
 
-def _read(
-    v: int, chosen: Sequence[tuple[int, int]], work: Sequence[float], bound: float
-) -> _Packed:
-    """Read the packing of the chosen pairs, without micro-batches that stay empty."""
-    packed: list[list[int]] = [[] for _ in range(v)]
-    for i, j in chosen:
-        packed[j].append(i)
-    largest = max(sum(work[i] for i in micro) for micro in packed)
-    return _Packed(tuple(tuple(micro) for micro in packed if micro), largest, bound)
-
-
-def _with_cbc(
+def _pack_at(
     v: int, capacity: int, work: Sequence[float], padded: Sequence[int], time_limit_s: float
 ) -> _Packed:
+    """Solve the program of one V; micro-batches that stay empty are left out."""
     problem = pulp.LpProblem("packing", pulp.LpMinimize)
     largest = problem.add_variable("largest", lowBound=max(sum(work) / v, *work))
     problem += largest
@@ -167,40 +131,9 @@ def _with_cbc(
     answer = minimise(problem, time_limit_s)
     if not answer.has_solution:
         return _Packed((), inf, answer.bound)
-    return _read(v, [pair for pair, x in take.items() if x.value() > 0.5], work, answer.bound)
-
-
-def _with_highs(
-    v: int, capacity: int, work: Sequence[float], padded: Sequence[int], time_limit_s: float
-) -> _Packed:
-    pairs = _pairs(v, padded)
-    n, columns = len(work), len(pairs) + 1
-    i, j = np.array(pairs).T
-    all_pairs = np.arange(len(pairs))
-    # Rows: each sequence once; tokens of each micro-batch; its work less the largest.
-    rows = np.concatenate([i, n + j, n + v + j, n + v + np.arange(v)])
-    of_column = np.concatenate([all_pairs, all_pairs, all_pairs, np.full(v, columns - 1)])
-    values = np.concatenate(
-        [np.ones(len(pairs)), np.array(padded)[i], np.array(work)[i], -np.ones(v)]
-    )
-    matrix = coo_array((values, (rows, of_column)), shape=(n + 2 * v, columns)).tocsr()
-    low = np.concatenate([np.ones(n), np.full(2 * v, -np.inf)])
-    high = np.concatenate([np.ones(n), np.full(v, capacity), np.zeros(v)])
-    objective = np.zeros(columns)
-    objective[-1] = 1.0
-    least, most = np.zeros(columns), np.ones(columns)
-    least[-1], most[-1] = max(sum(work) / v, *work), np.inf
-    whole = np.ones(columns)
-    whole[-1] = 0
-    result = milp(
-        objective,
-        constraints=LinearConstraint(matrix, low, high),
-        bounds=Bounds(least, most),
-        integrality=whole,
-        options={"time_limit": time_limit_s, "mip_rel_gap": 0.0},
-    )
-    bound = inf if result.status == 2 else result.mip_dual_bound
-    if result.x is None:
-        return _Packed((), inf, -inf if bound is None else bound)
-    chosen = [pair for pair, x in zip(pairs, result.x, strict=False) if x > 0.5]
-    return _read(v, chosen, work, bound)
+    packed: list[list[int]] = [[] for _ in range(v)]
+    for (i, j), x in take.items():
+        if x.value() > 0.5:
+            packed[j].append(i)
+    largest_ms = max(sum(work[i] for i in micro) for micro in packed)
+    return _Packed(tuple(tuple(micro) for micro in packed if micro), largest_ms, answer.bound)

@@ -34,7 +34,7 @@ def ilp_dispatch(
     V_min is an integer of at least tokens/MaxLen. Where CBC finds nothing in time, the greedy
     assignment is returned. ``ValueError`` when a sequence fits no pipeline.
     """
-    greedy = greedy_dispatch(classes, batch, trials=16, order="descending", count_overhead=True)
+    greedy = greedy_dispatch(classes, batch, trials=16, order="descending")
     alone = [pipeline for pipeline in classes for _ in range(pipeline.count)]
     problem = pulp.LpProblem("dispatch", pulp.LpMinimize)
     slowest = problem.add_variable("slowest", lowBound=0)

@@ -1,6 +1,7 @@
 """The published dispatch: the exact program against enumeration, the greedy trials against it."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,12 +24,10 @@ def each_of(classes: tuple[PipelineClass, ...]) -> list[PipelineClass]:
     return [pipeline for pipeline in classes for _ in range(pipeline.count)]
 
 
-def slowest(
-    classes: tuple[PipelineClass, ...], batch: Batch, pipelines: object, overhead: bool = True
-) -> float:
+def slowest(classes: tuple[PipelineClass, ...], batch: Batch, pipelines: object) -> float:
     assert isinstance(pipelines, (list, tuple))
     return max(
-        dispatch_bound_ms(pipeline, [batch.lengths[i] for i in part], count_overhead=overhead)
+        dispatch_bound_ms(pipeline, [batch.lengths[i] for i in part])
         for pipeline, part in zip(each_of(classes), pipelines, strict=True)
     )
 
@@ -67,8 +66,8 @@ def test_the_program_finds_the_least_bound(case: Case) -> None:
 
 
 @settings(max_examples=27)
-@given(cases(), st.sampled_from(["random", "descending"]), st.booleans())
-def test_greedy_assignments_are_complete_and_repeat(case: Case, order: str, overhead: bool) -> None:
+@given(cases(), st.sampled_from(["random", "descending"]))
+def test_greedy_assignments_are_complete_and_repeat(case: Case, order: str) -> None:
     classes, batch = case
     once, again = (
         greedy_dispatch(
@@ -76,8 +75,7 @@ def test_greedy_assignments_are_complete_and_repeat(case: Case, order: str, over
             batch,
             trials=8,
             seed=3,
-            order=order,
-            count_overhead=overhead,  # type: ignore[arg-type]
+            order=order,  # type: ignore[arg-type]
         )
         for _ in range(2)
     )
@@ -88,8 +86,8 @@ def test_greedy_assignments_are_complete_and_repeat(case: Case, order: str, over
 
 
 @settings(max_examples=27)
-@given(cases(), st.booleans())
-def test_a_trial_gives_each_sequence_to_the_first_to_end(case: Case, overhead: bool) -> None:
+@given(cases())
+def test_a_trial_gives_each_sequence_to_the_first_to_end(case: Case) -> None:
     """Longest first with one trial and no equal lengths is a plain greedy: written out here."""
     classes, batch = case
     batch = Batch.from_lengths(sorted(set(batch.lengths), reverse=True))
@@ -99,17 +97,14 @@ def test_a_trial_gives_each_sequence_to_the_first_to_end(case: Case, overhead: b
         times = []
         for pipeline, part in zip(pipelines, parts, strict=True):
             after = [*(batch.lengths[j] for j in part), length]
-            time = dispatch_bound_ms(pipeline, after, count_overhead=overhead)
+            time = dispatch_bound_ms(replace(pipeline, c=0.0), after)
             times.append(time if length <= pipeline.capacity else np.inf)
         least_time = min(times)
         ties = [p for p, time in enumerate(times) if time <= least_time * (1 + 1e-12)]
         if len(ties) > 1:
             return  # rounding may decide
         parts[ties[0]].append(i)
-    solution = greedy_dispatch(
-        classes, batch, trials=1, order="descending", count_overhead=overhead
-    )
-    assert solution == parts
+    assert greedy_dispatch(classes, batch, trials=1, order="descending") == parts
 
 
 def test_trials_that_leave_a_pipeline_empty_are_rejected_unless_all_do() -> None:
@@ -127,7 +122,7 @@ def test_too_long_a_sequence_and_no_trials_are_rejected() -> None:
 def test_the_bound_of_a_pipeline_by_hand() -> None:
     pipeline = PipelineClass(pp=3, a=0.1, b=1.0, c=5.0, capacity=16, unit=4, count=1, gpus=3)
     # Work 3.0·1.3 … : 3 → 3.9, 10 → 20; padded 4 + 12 = 16, so V = 1.
-    assert dispatch_bound_ms(pipeline, [3, 10], count_overhead=False) == pytest.approx(23.9 + 40)
+    assert dispatch_bound_ms(replace(pipeline, c=0.0), [3, 10]) == pytest.approx(23.9 + 40)
     assert dispatch_bound_ms(pipeline, [3, 10]) == pytest.approx(23.9 + 5 + 2 * 25)
     assert dispatch_bound_ms(pipeline, [3, 10, 1]) == pytest.approx(25.0 + 10 + 2 * 25)
     assert dispatch_bound_ms(pipeline, []) == 0

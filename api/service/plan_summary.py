@@ -18,9 +18,8 @@ from seqplan.api.store.lru import Lru
 from seqplan.api.store.tables.plans import PlannedStep, StoredPlan
 from seqplan.costs.fit.measurements import Measurable, measurable
 from seqplan.plans.format.codec import from_json
-from seqplan.plans.format.decode import PlanError
-from seqplan.plans.plan import MicroBatch, Plan, PlannedPipeline, Provenance
-from seqplan.plans.recomputation import read_mode
+from seqplan.plans.format.decode import PlanError, PlanReader
+from seqplan.plans.plan import Plan
 from seqplan.plans.scheme import Scheme, Strategy
 from seqplan.plans.views.rank_view import views_json
 from seqplan.runtime.sources.http_source import FAN_OUT_RANKS
@@ -48,12 +47,28 @@ class PlanSummary:
 
     @classmethod
     def from_line(cls, line: str, schemes: dict[tuple[int, ...], Scheme]) -> PlanSummary:
-        """Summarise a plan's JSON, which was checked when it was kept: it is not checked again.
+        """Summarise a plan's JSON, its ids, lengths, groups and selection left out.
 
-        ``schemes``: those known by their degrees, one object for all summaries.
+        Checking and keeping those is most of what reading a plan takes. ``schemes``: those known by
+        their degrees, one object for all summaries. ``RowDamaged`` if it differs from the plan.
         """
         fields = json.loads(line)
-        return cls.from_plan(_without_sequences(fields, schemes), len(fields["sequences"]["ids"]))
+        sequences = fields["sequences"]
+        count = len(sequences["ids"])
+        nothing: dict[str, Any] = {"ids": [], "lengths": []}
+        if "loads" in sequences:
+            without: dict[str, Any] = {"tokens": [], "work_ms": []}
+            nothing["loads"] = [{**load, **without} for load in sequences["loads"]]
+        fields |= {"sequences": nothing, "groups": [], "selection": []}
+        for pipeline in fields["pipelines"]:
+            for batch in pipeline["micro_batches"]:
+                batch["sequences"] = []
+        reader = PlanReader("the store's plan", strict=False)
+        reader.schemes = schemes
+        try:
+            return cls.from_plan(reader.plan(fields), count)
+        except PlanError as error:
+            raise RowDamaged(str(error)) from error
 
     @classmethod
     def from_plan(cls, plan: Plan, sequences: int) -> PlanSummary:
@@ -102,47 +117,6 @@ class PlanSummaries:
             summaries[step] = PlanSummary.from_line(line, self._schemes)
             self._known.put(digests[step], summaries[step])
         return summaries
-
-
-def _without_sequences(fields: dict[str, Any], schemes: dict[tuple[int, ...], Scheme]) -> Plan:
-    """Make the plan of JSON fields, its ids, lengths, groups and selection left out.
-
-    Checking and keeping those is most of what reading a plan takes.
-    """
-    maker = fields["provenance"]
-    return Plan(
-        step=fields["step"],
-        provenance=Provenance(**maker),
-        world_size=fields["world_size"],
-        ids=(),
-        lengths=(),
-        tokens=fields["tokens"],
-        loss_tokens=fields["loss_tokens"],
-        pipelines=tuple(_pipeline(pipeline, schemes) for pipeline in fields["pipelines"]),
-        idle_ranks=(),
-        groups=(),
-        predicted_ms=fields["predicted_ms"],
-        lower_bound_ms=fields["lower_bound_ms"],
-        gap=fields["gap"],
-        selection=(),
-    )
-
-
-def _pipeline(fields: dict[str, Any], schemes: dict[tuple[int, ...], Scheme]) -> PlannedPipeline:
-    degrees = tuple(fields["scheme"][axis] for axis in ("tp", "pp", "ulysses", "ring"))
-    if degrees not in schemes:
-        schemes[degrees] = Scheme(*degrees)
-    micro_batches = tuple(
-        MicroBatch((), batch["tokens"], batch["padded_tokens"], batch["cost_ms"], read_mode(batch))
-        for batch in fields["micro_batches"]
-    )
-    return PlannedPipeline(
-        schemes[degrees],
-        tuple(fields["ranks"]),
-        micro_batches,
-        fields["predicted_ms"],
-        fields.get("micro_step"),
-    )
 
 
 def _compact(ranks: Sequence[int]) -> Sequence[int]:

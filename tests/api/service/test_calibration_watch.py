@@ -4,6 +4,7 @@ scrapers."""
 import logging
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from select import select
 
@@ -23,6 +24,7 @@ from seqplan.api.store.tables.jobs import remove_job
 from seqplan.api.store.tables.measurements import MeasurementRow, add_measurements
 from seqplan.api.store.tables.plans import get_plan
 from seqplan.costs.fit.measurements import measurable
+from seqplan.plans.load import PhaseLoad
 
 STEPS = 14
 GOLDEN = [
@@ -139,7 +141,15 @@ def test_a_judgement_is_kept_until_something_is_measured(planned: tuple[Store, l
 
 def test_a_summary_is_that_of_the_plan(planned: tuple[Store, list[Plan]]) -> None:
     """Read without its sequences, a plan has the same summary of its pipelines."""
-    for plan in (*planned[1], *(from_json(line) for line in GOLDEN)):
+    plain = planned[1][0]
+    slow = replace(plain.pipelines[0], slowdown=1.5)
+    load = PhaseLoad("vision", tuple(plain.lengths), (1.0,) * len(plain.lengths), 0.5)
+    others = [
+        replace(plain, pipelines=(slow, *plain.pipelines[1:])),
+        replace(plain, loads=(load,)),
+        replace(plain, shapes=(max(plain.lengths),)),
+    ]
+    for plan in (*planned[1], *others, *(from_json(line) for line in GOLDEN)):
         summary = PlanSummary.from_line(to_json(plan), {})
         assert summary == PlanSummary.from_plan(plan, len(plan.ids))
         assert (summary.sequences, summary.tokens) == (len(plan.ids), plan.tokens)

@@ -12,7 +12,12 @@ from seqplan.costs.analytic.estimate import Estimate, Load, estimate
 from seqplan.costs.analytic.expert_parallel import ExpertParallelism
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.analytic.validation.published import list_rows, read_published
-from seqplan.costs.analytic.validation.table_check import TableCheck, ValidatedRow, judges
+from seqplan.costs.analytic.validation.table_check import (
+    TableCheck,
+    ValidatedRow,
+    judges,
+    make_check,
+)
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.scheme import Scheme
 
@@ -32,44 +37,6 @@ _TRAINERS: dict[str, dict[str, Any]] = {
     "dgxc": {"loss": "fused", "tp_overlap": 0.5},
 }
 """What a trainer's runs have in common, by the identifiers' part before their place."""
-
-_MISSING = """\
-GROUPED_GAIN, BIAS_BYTES, LAUNCHES and the dispatchers' rates were set with the newest rows of an
-even hash (on H100 with those of all releases since 26.02.01).
-Recipes are of one commit: those of older releases may have differed, and the same configuration
-became up to 1.8 times as fast by software alone.
-Kimi K2 is trained with Muon, whose products are not modeled."""
-
-_PAGES = "NVIDIA-NeMo/Megatron-Bridge 067f987d docs/performance-summary.md and its archive"
-_AUTOMODEL = "NVIDIA-NeMo/Automodel 36044ad3d docs/performance-summary.mdx"
-_GROK = "NVIDIA/dgxc-benchmarking 35a9aec grok1/README_314b.md, 8a983f7 grok1/README.md"
-
-_OTHERS = {
-    "bridge_nemotron": (
-        "Nemotron 3",
-        f"training throughput of state-space layers and experts ({_PAGES})",
-        """\
-These rows have set nothing. They are predicted 1.3 to 1.8 times as fast as published, Super on B300
-up to 2.4 times, on B200 1.0 to 1.1. With products in bf16 it would be 0.9 to 1.2 times, Super on
-B300 1.3 to 1.4: fewer bits gain hardly anything here, and FP8_GAIN does not depend on widths.
-Prediction layers of Super are counted as two more layers, without their loss.""",
-    ),
-    "automodel": (
-        "experts, AutoModel",
-        f"training throughput on 8 to 256 H100 ({_AUTOMODEL})",
-        """\
-These rows have set nothing, and are predicted slow: LAUNCHES and the dispatchers' passes are of
-Megatron's runs, and are paid again in recomputation.""",
-    ),
-    "dgxc": (
-        "experts, Grok-1",
-        f"training throughput on 8 to 2,048 H100 and GB200 ({_GROK})",
-        """\
-These rows have set nothing. GB200's are predicted not to fit: with a block of 8 ranks each has 39
-billion parameters of an expert, so states must be split further than is stated.""",
-    ),
-}
-"""Tables of other runs: their name, what they are, and which effects explain the misses."""
 
 
 @cache
@@ -148,24 +115,12 @@ def expert_checks() -> list[TableCheck]:
 
 def _check(trainer: str, table: str, runs: list[dict[str, Any]]) -> TableCheck:
     estimates = [estimate_run(run) for run in runs]
-    name, what, missing = _OTHERS.get(
-        trainer,
-        (
-            f"experts, {table}",
-            f"training throughput with expert parallelism ({_PAGES})",
-            _MISSING,
-        ),
-    )
     misfits = sum(not estimated.fits for estimated in estimates)
-    return TableCheck(
-        name=name,
-        what=what,
-        unit="tokens/s per GPU",
-        larger_is_better=True,
-        rows=tuple(map(_as_row, runs, estimates)),
-        missing=f"{misfits} of {len(runs)} runs, all of which ran, are predicted not to fit.\n"
-        f"{missing}",
-        compete=False,
+    return make_check(
+        "experts" if trainer == _BRIDGE else trainer,
+        map(_as_row, runs, estimates),
+        kind=table,
+        misfits=f"{misfits} of {len(runs)} runs, all of which ran, are predicted not to fit.",
         assumed=_figures()["assumed"][trainer],
     )
 

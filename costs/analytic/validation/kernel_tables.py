@@ -8,19 +8,7 @@ from typing import Any
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.kernels import BACKWARD_FLOPS, attention_kernel_ms
 from seqplan.costs.analytic.validation.published import read_published
-from seqplan.costs.analytic.validation.table_check import TableCheck, ValidatedRow
-
-_MISSING = {
-    "a100-80gb": """\
-The rates are FlashAttention-2's (73 % forward, 63 % backward); that heads of 64 reach 88 %
-of them, 91 % with a causal mask (``narrow``, ``narrow_causal``), was set by this table.
-Calls without a mask are predicted up to 9 % fast or slow: the share of a causal one (0.9) is lower
-than here, as ring's blocks without a mask are (USP, table 3).""",
-    "h100-80gb": """\
-The rates of the three kernels on Hopper (forward, backward, causal, wave) were set by this table,
-to two digits: it shows how well a few numbers describe 84, no more.
-Calls of 1,024 tokens alone are up to twice as slow as predicted: their start is timed too.""",
-}
+from seqplan.costs.analytic.validation.table_check import TableCheck, ValidatedRow, make_check
 
 
 def kernel_checks() -> list[TableCheck]:
@@ -52,12 +40,6 @@ def _kernels(figures: Any, device: str) -> TableCheck:
         rows.append(
             ValidatedRow(f"{kernel} {mask} {passes} {width}", f"{tokens:,}", flops / ms / 1e9, rate)
         )
-    return TableCheck(
-        name=f"attention kernels, {device}",
-        what=f"TFLOP/s of attention alone, {len(rows)} calls ({figures['source']})",
-        unit="TFLOP/s",
-        larger_is_better=True,
-        rows=tuple(rows),
-        missing=_MISSING[device],
-        compete=False,
+    return make_check(
+        f"attention kernels, {device}", rows, calls=len(rows), source=figures["source"]
     )

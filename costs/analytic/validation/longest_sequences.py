@@ -11,7 +11,7 @@ from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.analytic.memory import count_host_bytes, peak_bytes, usable_bytes
 from seqplan.costs.analytic.validation.published import list_rows, read_published
-from seqplan.costs.analytic.validation.table_check import TableCheck, ValidatedRow
+from seqplan.costs.analytic.validation.table_check import TableCheck, ValidatedRow, make_check
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.scheme import Scheme
 
@@ -24,20 +24,6 @@ offloaded; times what DeepSpeed adds for buffers (its estimate_zero3_model_state
 
 LONGEST = 1 << 27
 """Most tokens that are tried."""
-
-_ASSUMED = (
-    "ZeRO 3, full recomputation, optimizer's states on the host, on one GPU parameters and "
-    "gradients too; gradients of 2 bytes; stack eager; 1.9 TB of host memory a node"
-)
-
-_MISSING = """\
-Bytes are counted, and no constant is set with these rows. Each is limited by what its label names:
-the device's memory, the host's, or 32-bit indices of Triton kernels, which end at 2^31 elements of
-hidden states or queries. The source states all three: 500,000 tokens of 8B run on one H100, and
-555,000 stop with an illegal access, not for memory; 4,000,000 of 70B on 32 are at the brink of the
-host's memory; H200's are of later kernels. 1,200,000 of 70B on 16 GPUs are predicted 1.34 times as
-long. There it does not state whether longer ones fail. With 32 bytes a parameter on the host, not
-24, it would be 0.98, but then 70B would not run on 8 GPUs, as it does."""
 
 
 def longest_sequence_checks() -> list[TableCheck]:
@@ -55,18 +41,7 @@ def longest_sequence_checks() -> list[TableCheck]:
                 published=float(row["max_len"]),
             )
         )
-    return [
-        TableCheck(
-            name="longest sequences",
-            what=f"tokens of one sequence on H100 and H200, 1 to 64 GPUs ({figures['source']})",
-            unit="tokens",
-            larger_is_better=True,
-            rows=tuple(rows),
-            missing=_MISSING,
-            compete=False,
-            assumed=_ASSUMED,
-        )
-    ]
+    return [make_check("longest-sequences", rows, source=figures["source"])]
 
 
 def deployment_of_row(row: dict[str, Any], models: dict[str, Any]) -> Deployment:

@@ -9,20 +9,11 @@ from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.analytic.memory import peak_bytes, verdict
 from seqplan.costs.analytic.validation.published import list_rows, read_published
-from seqplan.costs.analytic.validation.table_check import TableCheck, ValidatedRow
+from seqplan.costs.analytic.validation.table_check import TableCheck, ValidatedRow, make_check
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.scheme import Scheme
 
 DEVICE, TOKENS, OF_NODE = "a800-80gb", 2048, 8
-
-_ASSUMED = (
-    "one sequence of 2,048 tokens a micro-batch; full recomputation; whole loss; stack eager; "
-    "vocabulary of 103,168"
-)
-
-_MISSING = """\
-Bytes are counted, and no constant is set with these rows. The published figures are probably what
-the allocator reserved, which is more than tensors take at once; the order is what counts."""
 
 
 def memory_checks() -> list[TableCheck]:
@@ -43,17 +34,7 @@ def memory_checks() -> list[TableCheck]:
     verdicts = list_verdicts()
     right = sum(predicted == published for _, predicted, published in verdicts)
     return [
-        TableCheck(
-            name="InternEvo, memory",
-            what=f"memory of a GPU, 3 to 16 A800 ({figures['source']})",
-            unit="GB",
-            larger_is_better=False,
-            rows=tuple(rows),
-            missing=f"{_MISSING} Of {len(verdicts)} runs that users reported to fit or not, "
-            f"{right} are predicted so.",
-            compete=False,
-            assumed=_ASSUMED,
-        )
+        make_check("memory", rows, source=figures["source"], verdicts=len(verdicts), right=right)
     ]
 
 

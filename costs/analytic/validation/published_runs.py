@@ -12,55 +12,20 @@ from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.estimate import Load, estimate
 from seqplan.costs.analytic.hardware import ClusterHardware, Hardware
 from seqplan.costs.analytic.validation.published import list_rows, read_published
-from seqplan.costs.analytic.validation.table_check import TableCheck, ValidatedRow
+from seqplan.costs.analytic.validation.table_check import TableCheck, ValidatedRow, make_check
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.scheme import Scheme
 
 ROCE_RANK_US = 5.0
 """What a further rank of a collective adds over RoCE: assumed, published values are 3 to 10."""
 
-NVIDIA_ASSUMED = (
-    "no recomputation; ZeRO 1 unless FSDP is stated; context parallelism as a ring; cuDNN's "
-    "attention; half of tp's collectives and the sync hidden; a rail for each GPU; whole loss; "
-    "fine-tuning as of sequences that are not packed"
-)
-
-_BLACKWELL = """\
-B200's share of the peak and FP4_SHARE were set with the rows of an even hash. GB200's fp8 runs are
-predicted 12 to 22 % fast and GB300's 6 to 12 % slow: one share of the peak for both is too simple.
-All bf16 rows have an odd hash: they have set nothing."""
-
-_HOPPER_BF16 = """\
-The rates of stack megatron on H100 were set with the rows of an even hash, here and in fp8.
-Recomputation and micro-batches of the largest models are not stated."""
-
-_INTERNEVO = """\
-The eager stack's rate of products on A100 was set with the rows of an even hash. On 64 to 1,024
-GPUs runs without recomputation are predicted 7 to 14 % slow: RoCE carries more here than 80 % of
-half a card's bandwidth."""
-
-_TORCHTITAN = """\
-Predicted 5 % fast: the gathering of FSDP2 is taken as wholly hidden."""
-
-_TABLES = (
-    # name, what, prefixes of identifiers, hardware, assumed, missing
-    ("NVIDIA, h100-80gb bf16", ("dgxc",), "h100-80gb", NVIDIA_ASSUMED, _HOPPER_BF16),
-    ("NVIDIA, Blackwell", ("dgxc", "megatron_bridge"), "b", NVIDIA_ASSUMED, _BLACKWELL),
-    (
-        "InternEvo, a100-80gb bf16",
-        ("internevo",),
-        "a100-80gb",
-        "four 100 Gb/s RoCE cards a node; states split within a node; sync hidden; whole loss",
-        _INTERNEVO,
-    ),
-    (
-        "torchtitan, a100-80gb bf16",
-        ("memory",),
-        "a100-80gb",
-        "200 Gb/s a GPU; selective recomputation of operations as half_products; whole loss",
-        _TORCHTITAN,
-    ),
-)
+_TABLES = {
+    "NVIDIA, h100-80gb bf16": (("dgxc",), "h100-80gb"),
+    "NVIDIA, Blackwell": (("dgxc", "megatron_bridge"), "b"),
+    "InternEvo, a100-80gb bf16": (("internevo",), "a100-80gb"),
+    "torchtitan, a100-80gb bf16": (("memory",), "a100-80gb"),
+}
+"""Prefixes of the identifiers of each table's runs, and of their hardware."""
 
 
 @cache
@@ -100,18 +65,9 @@ def predict_run(run: dict[str, Any], *, products: float | None = None) -> Valida
 def run_checks() -> list[TableCheck]:
     """Predict the tables of runs."""
     return [
-        TableCheck(
-            name=name,
-            what=f"training throughput ({'; '.join(sorted({row.source for row in rows}))})",
-            unit="tokens/s per GPU",
-            larger_is_better=True,
-            rows=rows,
-            missing=missing,
-            compete=False,
-            assumed=assumed,
-        )
-        for name, prefixes, hardware, assumed, missing in _TABLES
-        for rows in [tuple(predict_run(run) for run in _select(prefixes, hardware))]
+        make_check(name, rows, sources="; ".join(sorted({row.source for row in rows})))
+        for name, selected in _TABLES.items()
+        for rows in [[predict_run(run) for run in _select(*selected)]]
     ]
 
 

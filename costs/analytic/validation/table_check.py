@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 from hashlib import sha256
+from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -105,3 +109,22 @@ def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks: NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
     return ranks
+
+
+def make_check(table: str, rows: Iterable[ValidatedRow], **values: object) -> TableCheck:
+    """Make the check of a table by its texts in ``figures/tables.toml``.
+
+    ``values``: those in the texts' braces.
+    """
+    tables = _read_tables()
+    texts: dict[str, Any] = {
+        key: text.format_map(tables["shared"] | values) if isinstance(text, str) else text
+        for key, text in tables[table].items()
+    }
+    return TableCheck(**{"name": table, **texts}, rows=tuple(rows))
+
+
+@cache
+def _read_tables() -> dict[str, dict[str, Any]]:
+    folder = resources.files("seqplan.costs.analytic.validation")
+    return tomllib.loads(folder.joinpath("figures", "tables.toml").read_text("utf-8"))

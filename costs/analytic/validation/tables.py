@@ -2,7 +2,7 @@
 
 Attention and training by USP (arXiv 2405.07719), latencies and MaxLen by Hydraulis's authors
 (arXiv 2412.07894), all-to-alls by FlexSP (arXiv 2412.01523); training and kernels of other sources
-are in separate modules. ``figures`` has the published values.
+are in separate modules. ``figures`` has the published values, and the texts of all tables.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from seqplan.costs.analytic.validation.kernel_tables import kernel_checks
 from seqplan.costs.analytic.validation.longest_sequences import longest_sequence_checks
 from seqplan.costs.analytic.validation.memory_figures import memory_checks
 from seqplan.costs.analytic.validation.published import read_published
-from seqplan.costs.analytic.validation.table_check import TableCheck, ValidatedRow
+from seqplan.costs.analytic.validation.table_check import TableCheck, ValidatedRow, make_check
 from seqplan.costs.analytic.validation.training_tables import training_checks
 from seqplan.costs.memory import Memory
 from seqplan.costs.model_files.listed_models import MODELS
@@ -57,45 +57,6 @@ def checks() -> list[TableCheck]:
     ]
 
 
-_MISSING = {
-    "table3": """\
-The 128K rows are predicted as forward and backward: as forward alone they would run at 49 TFLOP/s
-per GPU, where the 32K rows reach 149 and the slower L20 91.
-Zigzag's half blocks gain nothing over causal ones as published; the model lets blocks without a
-mask run a ninth faster, as basic ring shows, and so is up to 9 % fast there.
-The benchmark synchronizes after every call: at 32K that, and the start of kernels, which are not
-modeled, make it up to 18 % slower than predicted.""",
-    "table4": """\
-How the GPUs hang on switches and sockets is assumed (2 and 4). BRIDGE_FLOWS, the number of
-transfers from which they slow each other in a host bridge, is 3.5 by this table: its one constant.
-Ring's partial results at 8K fit the L20's 96 MB of cache; merging them at the speed of its memory
-makes ring up to 43 % slow there. Host staging of short all-to-alls among four is slower than
-modeled (by up to 22 %), long ones among eight are faster (by up to 17 %).""",
-    "table5": """\
-FLOPs are counted with attention whole, as 260.2 TFLOP/s at an MFU of 0.83 imply.
-Ulysses and tp are predicted 2 to 5 % slow: their collectives are not overlapped with any kernel
-here; so at 64K tp4.r2 is put before tp4.u2.
-That transfers take 16 multiprocessors and that merging is not fused is assumed with this table in
-view: with neither, its rank correlation is 0.82.
-No row is published as out of memory, and none is predicted to be.""",
-    "a800": """\
-Lengths above a scheme's published MaxLen are left out: its coefficients were not fitted there.
-tp16 spans two nodes and is predicted fast: its collectives between nodes are given all network
-cards of the group, without contention.
-At 2,048 tokens tp8 is predicted 10 to 17 % fast: the host launches kernels more slowly than they
-run, which 5 µs a launch do not cover.""",
-    "max_len": """\
-UNSPLIT_BYTES, the part of activations that tp does not split, was set to 1.5 by this table: its
-one constant. With it norms and residuals are taken as whole on every rank of tp. The source does
-not state them, and latencies are predicted with both split by tokens.
-Gradients are taken as 16 bits, as the source does; estimates elsewhere take 32.""",
-    "flexsp": """\
-Within a node the published bandwidths are about 0.65 of what links and permutations give: copying
-lists of tensors around the collective, and its start, are not modeled.""",
-}
-"""What explains the misses of each table."""
-
-
 def _attention_table(usp: Any, table: str, hardware: str) -> TableCheck:
     """Predict tables 3 and 4: attention alone on 8 GPUs, 32 heads of 128, 8 key/value heads."""
     cluster = ClusterHardware(DEVICES[hardware], 1, 8)
@@ -120,14 +81,7 @@ def _attention_table(usp: Any, table: str, hardware: str) -> TableCheck:
             )
             group = f"{row['seqlen']} {'balanced' if balanced else 'basic'}"
             rows.append(ValidatedRow(group, str(scheme), 1000 / ms, row[kind]))
-    return TableCheck(
-        name=f"USP {table.replace('table', 'table ')}",
-        what=usp[table]["what"],
-        unit="iterations/s",
-        larger_is_better=True,
-        rows=tuple(rows),
-        missing=_MISSING[table],
-    )
+    return make_check(f"usp-{table}", rows, what=usp[table]["what"])
 
 
 def _training_table(usp: Any) -> TableCheck:
@@ -144,14 +98,7 @@ def _training_table(usp: Any) -> TableCheck:
         flops = model_flops(sizes, length, causal=False) * row["global_batch"]
         rate = flops / iteration_s / cluster.gpus / 1e12
         rows.append(ValidatedRow(row["seqlen"], str(scheme), rate, row["tflops_per_gpu"]))
-    return TableCheck(
-        name="USP table 5",
-        what=usp["table5"]["what"],
-        unit="TFLOP/s per GPU",
-        larger_is_better=True,
-        rows=tuple(rows),
-        missing=_MISSING["table5"],
-    )
+    return make_check("usp-table5", rows, what=usp["table5"]["what"])
 
 
 def _latency_check(name: str) -> TableCheck:
@@ -170,14 +117,7 @@ def _latency_check(name: str) -> TableCheck:
                 rows.append(
                     ValidatedRow(f"{length:,}", str(entry.scheme), ms * gpus, published * gpus)
                 )
-    return TableCheck(
-        name=f"{profile.name}: latency",
-        what="T(l)·GPUs of every scheme at three lengths, coefficients by Hydraulis's authors",
-        unit="ms·GPU",
-        larger_is_better=False,
-        rows=tuple(rows),
-        missing=_MISSING["a800"],
-    )
+    return make_check("latency", rows, profile=profile.name)
 
 
 def _max_len_check(name: str) -> TableCheck:
@@ -205,14 +145,13 @@ def _max_len_check(name: str) -> TableCheck:
         agreed += (predicted > 0) == (stated > 0)
         if stated:
             rows.append(ValidatedRow("MaxLen", str(entry.scheme), float(predicted), float(stated)))
-    return TableCheck(
-        name=f"{profile.name}: MaxLen",
-        what=f"tokens of a micro-batch on {A800_GPUS} GPUs, memory model by Hydraulis's authors",
-        unit="tokens",
-        larger_is_better=True,
-        rows=tuple(rows),
-        missing=f"On {agreed} of {len(profile.schemes)} schemes both agree whether anything fits.\n"
-        + _MISSING["max_len"],
+    return make_check(
+        "max-len",
+        rows,
+        profile=profile.name,
+        gpus=A800_GPUS,
+        agreed=agreed,
+        schemes=len(profile.schemes),
     )
 
 
@@ -236,14 +175,7 @@ def _all_to_all_check() -> TableCheck:
         count = 8 * profile.shape.layers
         published = count * payload / 2**20 / bandwidth
         rows.append(ValidatedRow("all-to-all", f"u{degree}", float(count * once), published))
-    return TableCheck(
-        name="FlexSP: all-to-all",
-        what=f"time of a {FLEXSP_TOKENS:,}-token micro-batch's all-to-alls, GPT-7B on 64 A100-40GB",
-        unit="ms",
-        larger_is_better=False,
-        rows=tuple(rows),
-        missing=_MISSING["flexsp"],
-    )
+    return make_check("all-to-all", rows, tokens=f"{FLEXSP_TOKENS:,}")
 
 
 def _tokens(text: str) -> int:

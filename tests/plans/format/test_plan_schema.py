@@ -10,7 +10,10 @@ from jsonschema import Draft202012Validator
 from plan_strategies import plans
 
 from seqplan import Plan, to_json
+from seqplan.plans.format.fields import MAX_INTEGER
 from seqplan.plans.format.schema import plan_json_schema
+from seqplan.plans.plan import SCHEMA
+from seqplan.plans.recomputation import MODES
 
 VALIDATOR = Draft202012Validator(plan_json_schema())
 
@@ -18,6 +21,14 @@ VALIDATOR = Draft202012Validator(plan_json_schema())
 def test_the_schema_is_a_schema() -> None:
     Draft202012Validator.check_schema(plan_json_schema())
     assert plan_json_schema() is not plan_json_schema()
+
+
+def test_the_schema_has_the_limits_of_the_reader() -> None:
+    nodes = objects(plan_json_schema())
+    assert {node["const"] for node in nodes if "const" in node} == {SCHEMA}
+    assert [node["enum"] for node in nodes if "enum" in node] == [list(MODES)]
+    integers = [node for node in nodes if node.get("type") == "integer" and "const" not in node]
+    assert {node["maximum"] for node in integers} == {MAX_INTEGER}
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -18,7 +18,8 @@ from seqplan.planner.balance.balanced import Execution, ModePricing
 from seqplan.planner.balance.shapes import choose_shapes, pad_to_shape
 from seqplan.planner.step.shapes_planner import count_padded_tokens
 from seqplan.planner.systems.loongforge import fill_largest_first, rebalance
-from seqplan.planner.systems.veomni import assign_longest_first, fill_in_order
+from seqplan.planner.systems.veomni import assign_longest_first
+from seqplan.planner.systems.windows import fill_in_order
 from seqplan.plans.load import PhaseLoad, time_loads
 
 PROFILE, SCHEME = "llama-7b-a800-80gb", "tp2"

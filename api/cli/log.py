@@ -208,17 +208,13 @@ def _list_steps(connection: Connection, job: JobOutline, after: int) -> list[dic
     """List the steps as ``GET /v1/jobs/JOB/steps`` does."""
     from seqplan.api.service.plan_summary import PlanSummary, step_fields
     from seqplan.api.store.tables.acks import last_acknowledged
-    from seqplan.api.store.tables.plans import plan_lines, read_planned_page
+    from seqplan.api.store.tables.plans import iterate_planned
 
     acknowledged = last_acknowledged(connection, job.id, job.world_size)
-    rows: list[dict[str, Any]] = []
-    while steps := read_planned_page(connection, job.id, after, _PAGE):
-        lines = plan_lines(connection, job.id, [step.step for step in steps])
-        for step in steps:
-            summary = PlanSummary.from_line(lines[step.step], {})
-            rows.append(step_fields(step, summary, acknowledged))
-        after = steps[-1].step
-    return rows
+    return [
+        step_fields(step, PlanSummary.from_line(line, {}), acknowledged)
+        for step, line in iterate_planned(connection, job.id, after)
+    ]
 
 
 def _job_lines(jobs: Sequence[dict[str, Any]]) -> list[str]:

@@ -26,8 +26,9 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler, SamplerState
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
-from seqplan.planner.workers.executor import Executor, Workers, open_executor
+from seqplan.planner.workers.executor import Workers, open_executor
 from seqplan.planner.workers.planned_step import TimedPlan
+from seqplan.planner.workers.pool import WorkerPool
 from seqplan.plans.format.codec import from_json
 
 
@@ -276,7 +277,7 @@ class LookAhead:
         finally:
             pool.stop()
 
-    def _keep_ahead(self, pool: Executor, proposal: Proposal, planned: list[int]) -> None:
+    def _keep_ahead(self, pool: WorkerPool, proposal: Proposal, planned: list[int]) -> None:
         last = planned[-1] if planned else self.row.first_step - 1
         batches = due_batches(self.store, self.row, last, proposal.workload.max_len)
         ahead = deque(planned)

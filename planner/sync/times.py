@@ -166,11 +166,6 @@ def parse_layout(text: str) -> Layout:
     return scheme.tp, scheme.pp
 
 
-def replicas_differ(schemes: Iterable[Scheme]) -> bool:
-    """Whether replicas of these schemes split their parameters differently: by tp or by pp."""
-    return len(layouts_of(schemes)) > 1
-
-
 def sync_fields(sync: SyncTimes) -> dict[str, Any]:
     """Write times of synchronization as a proposal's JSON has them."""
     fields = asdict(sync)

@@ -28,7 +28,7 @@ from seqplan.planner.systems.loongforge import assign_rebalanced_windows
 from seqplan.planner.systems.setting import ComparedSystem, Setting, Skipped
 from seqplan.planner.systems.static_best import static_without_stages
 from seqplan.planner.systems.veomni import assign_dynamic_batches
-from seqplan.planner.systems.windows import FirstFit, round_robin
+from seqplan.planner.systems.windows import fill_in_order, round_robin
 from seqplan.plans.scheme import Scheme
 
 QUADRATIC = 0.001
@@ -84,13 +84,7 @@ def best_fit_windows(batch: Batch, ranks: int, model: SchemeModel) -> tuple[Batc
 def first_fit_split(batch: Batch, ranks: int, model: SchemeModel) -> tuple[Batch, ByRank]:
     """Fill micro-batches as sequences come, split the largest until ranks have equally many."""
     padded = [model.scheme.pad_sequence(length) for length in batch.lengths]
-    parts: list[list[int]] = []
-    rooms = FirstFit(model.max_sequence, len(padded))
-    for i, length in enumerate(padded):
-        number = rooms.place(length)
-        if number == len(parts):
-            parts.append([])
-        parts[number].append(i)
+    parts = fill_in_order(padded, model.max_sequence)
 
     def entry(number: int) -> tuple[int, int]:
         return -sum(padded[i] for i in parts[number]), -number

@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.systems.windows import FirstFit, round_robin
+from seqplan.planner.systems.windows import fill_in_order, round_robin
 
 
 def assign_dynamic_batches(
@@ -25,18 +25,6 @@ def assign_dynamic_batches(
     """Fill micro-batches up to memory in order, and assign them to ranks in turn."""
     padded = [model.scheme.pad_sequence(length) for length in batch.lengths]
     return batch, round_robin(fill_in_order(padded, model.max_sequence), ranks)
-
-
-def fill_in_order(tokens: Sequence[int], room: int) -> list[list[int]]:
-    """Fill micro-batches one after another, which equals first fit."""
-    parts: list[list[int]] = []
-    rooms = FirstFit(room, len(tokens))
-    for i, count in enumerate(tokens):
-        number = rooms.place(count)
-        if number == len(parts):
-            parts.append([])
-        parts[number].append(i)
-    return parts
 
 
 def assign_longest_first(loads: Sequence[float], ranks: int) -> list[list[int]]:

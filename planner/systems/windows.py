@@ -43,20 +43,27 @@ class FirstFit:
         return number
 
 
+def fill_in_order(tokens: Sequence[int], window: int) -> list[list[int]]:
+    """Fill windows with positions in their order, each into the first window with room."""
+    windows: list[list[int]] = []
+    rooms = FirstFit(window, len(tokens))
+    for i, count in enumerate(tokens):
+        number = rooms.place(count)
+        if number == len(windows):
+            windows.append([])
+        windows[number].append(i)
+    return windows
+
+
 def first_fit_decreasing(lengths: Sequence[int], window: int, unit: int = 1) -> list[list[int]]:
     """Fill windows of at most ``window`` tokens with positions; lengths are padded to ``unit``s.
 
     Longest first, each into the first window with room. ``ValueError`` when a padded sequence
     exceeds the window.
     """
-    windows: list[list[int]] = []
-    rooms = FirstFit(window, len(lengths))
-    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        number = rooms.place(-(-lengths[i] // unit) * unit)
-        if number == len(windows):
-            windows.append([])
-        windows[number].append(i)
-    return windows
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    windows = fill_in_order([-(-lengths[i] // unit) * unit for i in order], window)
+    return [[order[place] for place in places] for places in windows]
 
 
 def round_robin(windows: Sequence[T], pipelines: int) -> list[list[T]]:

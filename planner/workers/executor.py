@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Protocol
 
-from seqplan.planner.batches.batch import Batch
 from seqplan.planner.problem import PlanningOptions
-from seqplan.planner.workers.planned_step import TimedPlan
 from seqplan.planner.workers.pool import WorkerPool, Workforce
 from seqplan.planner.workers.processes import ProcessWorkforce
 from seqplan.planner.workers.ray_workers import RayWorkforce, check_ray
@@ -46,17 +42,7 @@ ONE_WORKER = Workers()
 """One process: by default."""
 
 
-class Executor(Protocol):
-    """Plans steps apart from this process, with the same bytes wherever and however often."""
-
-    def submit(self, batch: Batch) -> Future[TimedPlan]:
-        """Plan a batch when a worker is free; the future raises what planning raises."""
-
-    def stop(self) -> None:
-        """End the workers now, whatever they are doing."""
-
-
-def open_executor(workers: Workers, proposal: str, options: PlanningOptions) -> Executor:
+def open_executor(workers: Workers, proposal: str, options: PlanningOptions) -> WorkerPool:
     """Open planners of one proposal (JSON text); ``RayUnavailable`` without Ray.
 
     Nothing is started before the first step is submitted.

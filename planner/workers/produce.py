@@ -10,8 +10,9 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.step.step_planner import StepPlanner
-from seqplan.planner.workers.executor import ONE_WORKER, Executor, Workers, open_executor
+from seqplan.planner.workers.executor import ONE_WORKER, Workers, open_executor
 from seqplan.planner.workers.planned_step import TimedPlan, plan_one
+from seqplan.planner.workers.pool import WorkerPool
 
 
 def produce(
@@ -47,7 +48,7 @@ def produce(
         pool.stop()
 
 
-def _in_order(pool: Executor, batches: Iterator[Batch], ahead: int) -> Iterator[TimedPlan]:
+def _in_order(pool: WorkerPool, batches: Iterator[Batch], ahead: int) -> Iterator[TimedPlan]:
     underway: deque[Future[TimedPlan]] = deque()
     ended = False
     failure: Exception | None = None

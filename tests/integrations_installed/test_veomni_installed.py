@@ -16,7 +16,8 @@ import torch
 
 from seqplan import Cost
 from seqplan.integrations.veomni import LOADER, NAME, EffectiveTokens
-from seqplan.planner.systems.veomni import assign_longest_first, fill_in_order
+from seqplan.planner.systems.veomni import assign_longest_first
+from seqplan.planner.systems.windows import fill_in_order
 
 FOUND = find_spec("veomni")
 pytestmark = pytest.mark.skipif(FOUND is None, reason="veomni is not installed")

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from seqplan.api.client.client import Client
     from seqplan.api.store.rows import JobOutline
 
-_PAGE = 200
-
 
 @dataclass(frozen=True)
 class _MeasuredStep:
@@ -89,14 +87,11 @@ def read_job(
 
 
 def _read_steps(connection: Connection, job: str, after: int) -> Iterator[_MeasuredStep]:
-    from seqplan.api.store.tables.plans import plan_lines, read_planned_page
+    from seqplan.api.store.tables.plans import iterate_planned
 
-    while steps := read_planned_page(connection, job, after, _PAGE):
-        lines = plan_lines(connection, job, [step.step for step in steps])
-        for step in steps:
-            plan = from_json(lines[step.step], strict=False, origin=f"step {step.step}")
-            yield _MeasuredStep(plan, step.planning_ms, step.measured_ms, step.ranks_measured)
-        after = steps[-1].step
+    for step, line in iterate_planned(connection, job, after):
+        plan = from_json(line, strict=False, origin=f"step {step.step}")
+        yield _MeasuredStep(plan, step.planning_ms, step.measured_ms, step.ranks_measured)
 
 
 def _records(steps: Iterable[_MeasuredStep], profile: Profile | None) -> list[StepMetrics]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from sqlalchemy import Connection
@@ -68,12 +67,7 @@ def check_planned(connection: Connection, row: JobRow, step: int) -> None:
 
 def read_max_len(connection: Connection, row: JobRow) -> int:
     """Read the longest sequence of a job (tokens), by default that of its proposal."""
-    if row.max_len is not None:
-        return row.max_len
-    proposal = get(connection, ProposalRow, row.proposal)
-    assert proposal is not None  # it stays while a job uses it
-    assert proposal.document is not None
-    return int(json.loads(proposal.document)["max_len"])
+    return row.max_len or proposal_of(connection, row).workload.max_len
 
 
 def proposal_of(connection: Connection, row: JobRow) -> Proposal:

@@ -16,8 +16,9 @@ from seqplan.api.store.rows import ListedProposal, ProposalRow
 from seqplan.api.store.tables.proposals import ready_document
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.problem import PlanningOptions
-from seqplan.planner.workers.executor import Executor, open_executor
+from seqplan.planner.workers.executor import open_executor
 from seqplan.planner.workers.planned_step import TimedPlan
+from seqplan.planner.workers.pool import WorkerPool
 
 MOST_POOLS = 4
 """Proposals whose planning processes are kept; the one that was idle for longest goes first."""
@@ -80,7 +81,7 @@ class FairTurns:
 class _Planners:
     """The planning processes of a proposal, and its longest sequence (tokens)."""
 
-    executor: Executor
+    executor: WorkerPool
     max_len: int
 
 

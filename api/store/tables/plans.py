@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,6 +118,16 @@ def read_planned_page(
         PlannedStep(step, digest, planning_ms, *measured.get(step, (None, 0)))
         for step, digest, planning_ms in rows
     ]
+
+
+def iterate_planned(
+    connection: Connection, job: str, after: int
+) -> Iterator[tuple[PlannedStep, str]]:
+    """Yield the planned steps beyond ``after``, ascending, each with its plan's JSON line."""
+    while steps := read_planned_page(connection, job, after, _AT_ONCE):
+        lines = plan_lines(connection, job, [step.step for step in steps])
+        yield from ((step, lines[step.step]) for step in steps)
+        after = steps[-1].step
 
 
 def first_state(row: JobRow) -> SamplerState:

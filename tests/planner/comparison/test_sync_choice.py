@@ -1,5 +1,6 @@
 """The sync of parameters and gradients decides between strategies, and nothing else."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -30,7 +31,6 @@ from seqplan.planner.sync.times import (
     LayoutSyncTimes,
     SyncTimes,
     layouts_of,
-    replicas_differ,
 )
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Provenance
@@ -45,6 +45,11 @@ def of(same: float, different: float) -> SyncTimes:
 def alone_ms(strategy: Strategy, batch: Batch) -> float:
     fleet = Fleet.from_strategy(strategy, dense().models)
     return dispatch(Filler(fleet, batch), cheap_bound_ms(fleet.classes, batch)).objective_ms
+
+
+def replicas_differ(schemes: Iterable[Scheme]) -> bool:
+    """Whether replicas of these schemes split their parameters differently: by tp or by pp."""
+    return len(layouts_of(schemes)) > 1
 
 
 def test_a_dear_sync_changes_the_choice_and_not_the_times() -> None:

@@ -247,7 +247,7 @@ def _binding(plan: Plan, times: Schedule, costs: Mapping[Scheme, SchemeCost]) ->
             f"{_reason(plan, pipeline, costs.get(pipeline.scheme))}"
         )
     if len(tight) > 3:
-        yield f"binding: {len(tight) - 3:,} more pipelines without slack"
+        yield f"binding: {_count(tight[3:], 'more pipeline')} without slack"
 
 
 def _loads(plan: Plan, times: Schedule) -> Iterable[str]:
@@ -279,7 +279,7 @@ def _long(plan: Plan, costs: Mapping[Scheme, SchemeCost]) -> Iterable[str]:
     below = 0
     for gpus, longest in sorted(held.items()):
         longer = sum(length > below for length in plan.lengths)
-        places = plan.world_size // gpus
+        places = plan.gpus_left // gpus
         if below and longer > places > 0:
             yield (
                 f"long: {longer:,} sequences need groups of {gpus:,} GPUs or more, of which "
@@ -301,7 +301,8 @@ def _reason(plan: Plan, pipeline: PlannedPipeline, cost: SchemeCost | None) -> s
     else:
         cost = cost.find_mode(_mode_of(plan, pipeline, longest)) or cost
         alone = pipeline.scheme.pp * (longest * (cost.a * longest + cost.b) + cost.c)
-        share, of_what = min(1.0, alone / pipeline.predicted_ms), "time"
+        share = min(1.0, pipeline.slowdown * alone / pipeline.predicted_ms)
+        of_what = "time"
     if len(lengths) == 1:
         return f"by its only sequence, {longest:,} tokens"
     if share >= 0.5:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from golden_plans import COSTS, heterogeneous, micro_steps, regrouping
+from golden_plans import COSTS, U2, heterogeneous, micro_steps, regrouping
 from hypothesis import given
 from plan_builder import batch, pipeline, plan_of
 from plan_strategies import Costed, costed_plans
@@ -83,6 +83,30 @@ def test_the_total_binds_where_no_sequence_is_long() -> None:
     plan = plan_of((pipeline(scheme, (0,), work),), lengths, work.cost_ms)
     assert "by its total: the longest of 4 sequences is 29% of its tokens" in explain(plan)
     assert "by its total: the longest of 4 sequences is 31% of its time" in explain(plan, COSTS)
+
+
+def test_a_slow_pipeline_binds_by_its_total_at_any_factor() -> None:
+    scheme, lengths = Scheme(), (100, 90, 80, 70)
+    work = batch(COSTS, scheme, dict(enumerate(lengths)))
+    slow = replace(pipeline(scheme, (0,), work), slowdown=2.0, predicted_ms=2 * work.cost_ms)
+    text = explain(plan_of((slow,), lengths, slow.predicted_ms), COSTS)
+    assert "by its total: the longest of 4 sequences is 31% of its time" in text
+
+
+def test_long_sequences_have_no_groups_of_lost_ranks() -> None:
+    work = batch(COSTS, U2, {0: 600}), batch(COSTS, U2, {1: 600})
+    plan = plan_of((pipeline(U2, (0, 1), *work),), (600, 600), 1000.0, world_size=4)
+    costs = {Scheme(): COSTS[Scheme()], U2: COSTS[U2]}
+    assert "long:" not in explain(plan, costs)
+    lost = replace(plan, lost_ranks=(3,))
+    assert "long: 2 sequences need groups of 2 GPUs or more, of which 1 fit" in explain(lost, costs)
+
+
+def test_pipelines_that_bind_are_counted_beyond_three() -> None:
+    scheme = Scheme()
+    four = tuple(pipeline(scheme, (i,), batch(COSTS, scheme, {i: 9})) for i in range(4))
+    text = explain(plan_of(four, (9,) * 4, four[0].predicted_ms))
+    assert "binding: 1 more pipeline without slack" in text
 
 
 def test_many_pipelines_of_a_scheme_are_summed_up() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from numbers import Integral
 
+from seqplan.planner.errors import OptionError
 from seqplan.plans.format.fields import MAX_INTEGER
 
 
@@ -14,6 +15,15 @@ def read_whole_number(name: str, value: object, most: int = MAX_INTEGER) -> int:
         raise ValueError(f"{name} must be a whole number of 1 or more, not {value!r}")
     if int(value) > most:
         raise ValueError(f"{name} must be {most} or fewer, not {value}")
+    return int(value)
+
+
+def read_seed(value: object) -> int:
+    """Return a seed as an int that plans can state; ``OptionError`` for another value."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or not 0 <= value <= MAX_INTEGER:
+        raise OptionError(
+            "{0} must be a whole number of 0 or more, below 2**63: {value!r}", "seed", value=value
+        )
     return int(value)
 
 

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_model import SchemeModel
+from seqplan.planner.argument_checks import read_seed
 from seqplan.planner.errors import OptionError
 from seqplan.planner.execution import ExecutionKind, choose_execution, narrow_execution
 from seqplan.planner.sync.times import SyncTimes, sync_fields
@@ -105,6 +106,7 @@ class PlanningOptions:
     robust: float = 0.0
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "seed", read_seed(self.seed))
         self._check_shapes()
         if self.packing not in PACKINGS:
             raise OptionError(

@@ -256,17 +256,20 @@ def _loads(plan: Plan, times: Schedule) -> Iterable[str]:
         return
     pipeline = plan.pipelines[times.end_ms.index(max(times.end_ms))]
     total_ms = sum(batch.cost_ms for batch in pipeline.micro_batches)
-    parts_ms = {
-        load.name: pipeline.slowdown
-        * sum(
-            load.time_micro_batch(pipeline.scheme, batch.sequences)
-            for batch in pipeline.micro_batches
+    parts = [
+        (
+            pipeline.slowdown
+            * sum(
+                load.time_micro_batch(pipeline.scheme, batch.sequences)
+                for batch in pipeline.micro_batches
+            ),
+            load.name,
         )
         for load in plan.loads
-    }
-    parts_ms[MAIN_PHASE] = total_ms - sum(parts_ms.values())
-    text = ", ".join(f"{name} {ms:,.1f} ms" for name, ms in parts_ms.items())
-    yield f"phases of the slowest pipeline: {text}; {max(parts_ms, key=parts_ms.__getitem__)} binds"
+    ]
+    parts.append((total_ms - sum(ms for ms, _ in parts), MAIN_PHASE))
+    text = ", ".join(f"{name} {ms:,.1f} ms" for ms, name in parts)
+    yield f"phases of the slowest pipeline: {text}; {max(parts)[1]} binds"
 
 
 def _long(plan: Plan, costs: Mapping[Scheme, SchemeCost]) -> Iterable[str]:

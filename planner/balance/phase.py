@@ -35,6 +35,8 @@ class Phase:
     capacity: int | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise TypeError(f"load: name {self.name!r}. Give text, such as 'vision'")
         if not isinstance(self.cost, Latency):
             raise TypeError(f"load {self.name}: cost {self.cost!r}. Give a Cost")
         if self.capacity is not None:
@@ -102,17 +104,13 @@ class Phase:
 def list_loads(phases: Sequence[Phase], samples: int) -> tuple[PhaseLoad, ...]:
     """Return phases before the language model as the loads of a plan.
 
-    ``samples``: how many there are. Times are whole microseconds, as in plans. ``TypeError`` and
-    ``ValueError`` for values that are no phases, other numbers of samples, and a name that is there
-    twice.
+    ``samples``: how many there are. Times are whole microseconds, as in plans. ``TypeError`` for
+    values that are no phases, ``ValueError`` for other numbers of samples.
     """
     entries = "Phase(name, sequences, cost)"
     check_list("loads", phases, entries)
     if not all(isinstance(phase, Phase) for phase in phases):
         raise TypeError(f"loads: {phases!r:.60}. Give a list of {entries}")
-    names = [phase.name for phase in phases]
-    if len(set(names)) < len(names):
-        raise ValueError(f"loads: {', '.join(names)}. Name each phase once")
     for phase in phases:
         if len(phase.sequences) != samples:
             raise ValueError(

@@ -26,7 +26,7 @@ class Batch:
     ``loss_tokens``: labels that count in the loss; by default Σ(length − 1). ``loads``: work of the
     sequences in phases before the language model.
     Raises ``ValueError`` for an empty batch, a length below 1, a step or an id below 0, unequal
-    sizes, and loss tokens below 0 or beyond the tokens.
+    sizes, loss tokens below 0 or beyond the tokens, two loads of a name and work without tokens.
     """
 
     step: int
@@ -62,6 +62,19 @@ class Batch:
                 f"step {self.step}: {self.loss_tokens} loss tokens; there are from 0 to "
                 f"{self.tokens}, every token at most"
             )
+        self._check_loads()
+
+    def _check_loads(self) -> None:
+        names = [load.name for load in self.loads]
+        if len(set(names)) < len(names):
+            raise ValueError(f"step {self.step}: loads: {', '.join(names)}. Name each phase once")
+        for load in self.loads:
+            for place, (tokens, work_ms) in enumerate(zip(load.tokens, load.work_ms, strict=True)):
+                if work_ms > 0 and not tokens:
+                    raise ValueError(
+                        f"step {self.step}: load {load.name}: sequence {self.ids[place]} has "
+                        f"{work_ms:g} ms without tokens. Give its tokens, or 0 ms"
+                    )
 
     def __getstate__(self) -> dict[str, object]:
         # For workers: without results that are kept, which they compute themselves.

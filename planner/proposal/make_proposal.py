@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from seqplan.costs.lengths.digest import lengths_digest
 from seqplan.costs.profile import Profile
+from seqplan.planner.argument_checks import read_seed
 from seqplan.planner.batches.batch import Batch, whole_lengths
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.expert_sharing import expert_bound_ms
@@ -81,7 +82,7 @@ def make_proposal(
     If the profile has experts on several degrees of ranks, each degree is proposed for, and the one
     is taken with which a few batches are planned fastest.
     """
-    lengths = whole_lengths(lengths)
+    lengths, seed = whole_lengths(lengths), read_seed(seed)
     profile, kind = apply_backend(profile, workload.gpus, execution, micro_step_multiple, trainer)
     request = _Request(
         workload, lengths, seed, method, kind, micro_step_multiple, trainer, progress

@@ -46,6 +46,15 @@ def test_batches_with_images(stocked: Stocked) -> None:
     small = {**batch, "step": 1, "loads": [{**load, "capacity": 800}]}
     problem = served.problem("POST", f"/v1/jobs/{other}/batches", {"batches": [small]})
     assert "load vision: sequence 1 has 900 tokens, a rank holds 800" in problem["detail"]
+    query = f"/v1/proposals/{stocked.proposal}/plan"
+    for loads, detail in (
+        ([load, load], "loads: vision, vision. Name each phase once"),
+        ([{**load, "tokens": [0, 0]}], "load vision: sequence 4 has 80.5 ms without tokens"),
+    ):
+        both = {**batch, "loads": loads}
+        problem = served.problem("POST", f"/v1/jobs/{other}/batches", {"batches": [both]})
+        assert detail in problem["detail"]
+        assert detail in served.problem("POST", query, both)["detail"]
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,11 @@ def test_lengths_that_are_no_list() -> None:
         planner.plan(9)  # type: ignore[arg-type]
 
 
+def test_a_seed_of_numpy_is_a_seed() -> None:
+    plan = Planner.from_profile(PROFILE, 8, 8192, prove=False, seed=np.int64(5)).plan([100])
+    assert plan == Planner.from_profile(PROFILE, 8, 8192, prove=False, seed=5).plan([100])
+
+
 def test_lengths_of_any_kind() -> None:
     torch = pytest.importorskip("torch")
     lengths = [700, 1500, 90, 4000]

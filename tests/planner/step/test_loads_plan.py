@@ -54,6 +54,13 @@ def time_with(plan: Plan, loads: tuple[PhaseLoad, ...]) -> float:
     )
 
 
+def test_a_load_may_be_named_as_the_main_phase_is() -> None:
+    vision = Phase("language model", [4_096, 0], Cost(a=0.0, b=0.01, c=0.0))
+    plan = Planner.from_profile("llama3-8b-h100-80gb", 8, 32_768).plan([900, 80], loads=[vision])
+    line = next(line for line in explain(plan).splitlines() if line.startswith("phases of"))
+    assert line.count("language model") == 3  # both phases, and the one that binds
+
+
 def test_micro_batches_hold_no_more_of_a_load_than_its_capacity() -> None:
     lengths = draw(200_000, 0)
     planner = Planner.from_profile("llama3-8b-h100-80gb", 8, 32_768)
@@ -77,7 +84,7 @@ def test_loads_are_fitted_into_about_as_few_micro_batches_as_can_be() -> None:
     for _ in range(20):
         number = int(rng.integers(2, 6))
         tokens = tuple(rng.integers(0, 50, number).tolist())
-        load = PhaseLoad("v", tokens, (1.0,) * number, 0.0, 50)
+        load = PhaseLoad("v", tokens, tuple(min(1.0, held) for held in tokens), 0.0, 50)
         batch = Batch(0, tuple(range(number)), tuple(rng.integers(1, 60, number).tolist()))
         batch = replace(batch, loads=(load,))
         fitted = fit_loads(k, Scheme(), batch, pack(k, batch))

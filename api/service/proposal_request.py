@@ -22,7 +22,7 @@ from seqplan.planner.workload import Workload
 
 def usable_profile(profile: Profile, request: dict[str, Any]) -> Profile:
     """The profile with the schemes that a request allows; ``ProfileError`` if there is none."""
-    schemes = SchemeFilter.parse(request.get("schemes", ()))
+    schemes = _read_schemes(request)
     if (trainer := request.get("trainer")) is not None:
         profile = find_backend(trainer).usable_profile(profile, request["gpus"])
     return schemes.apply(profile)
@@ -52,7 +52,7 @@ def parse_request(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
             request["gpus"],
             request["max_len"],
             request["tokens"],
-            SchemeFilter.parse(request.get("schemes", ())).flagged,
+            _read_schemes(request).flagged,
             request.get("optimizer_shards"),
         ),
         "seed": request["seed"],
@@ -62,6 +62,13 @@ def parse_request(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
         "micro_step_multiple": multiple,
         "trainer": trainer,
     }
+
+
+def _read_schemes(request: dict[str, Any]) -> SchemeFilter:
+    try:
+        return SchemeFilter.parse(request.get("schemes", ()))
+    except ValueError as error:
+        raise ValueError(f"schemes {error}") from None
 
 
 def propose(

@@ -276,8 +276,12 @@ def _word(error: ValueError) -> str:
     from seqplan.planner.errors import OptionError
 
     if isinstance(error, OptionError):
-        return error.spell(lambda name: f"--{name.replace('_', '-')}")
+        return error.spell(_name_option)
     return str(error)
+
+
+def _name_option(name: str) -> str:
+    return "overlap= of --sync" if name == "overlap" else f"--{name.replace('_', '-')}"
 
 
 def _print_error(message: str) -> None:

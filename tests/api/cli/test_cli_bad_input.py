@@ -80,13 +80,14 @@ NO_ROOM = (
             "optimizer_shards must be an integer from 1 to the 8 *, not 9",
         ),
         (("--profile", "gpt-7b"), 2, "*did you mean gpt-7b-a100-40gb?*"),
-        (("--sync", "overlap=0.5"), 2, "*profile gpt-7b-a100-40gb is of ZeRO-3*"),
+        (("--sync", "overlap=0.5"), 2, "--sync and overlap= of --sync *profile gpt-7b* of ZeRO-3*"),
         (("--sync", "900"), 2, "*profile gpt-7b-a100-40gb is of ZeRO-3*"),
+        (("--seed", 2**63), 2, "--seed must be * below 2[*][*]63: 9223372036854775808"),
         (("--sync", "-1"), 2, "*must be a number of 0 or more: '-1'*"),
         (
             (*LLAMA, "--sync", "none,overlap=0.5"),
             2,
-            "*share of the sync that is hidden, and * none*",
+            "overlap= of --sync is the share of the sync that is hidden, and --sync is none*",
         ),
         (
             (*LLAMA, "--schemes", "tp3"),

@@ -80,6 +80,21 @@ def test_many_acknowledgements_have_a_bound(stocked: Stocked) -> None:
     assert "JSON" in served.problem("POST", path, b'{"step":')["detail"]
 
 
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/proposals"])
+@pytest.mark.parametrize(
+    ("kind", "body", "detail"),
+    [
+        ("application/x-www-form-urlencoded", b"{}", "body: must be application/json"),
+        ("application/json", b"[]", "body: must be an object"),
+    ],
+)
+def test_bodies_that_are_no_objects(
+    stocked: Stocked, path: str, kind: str, body: bytes, detail: str
+) -> None:
+    reply = stocked.served.send("POST", path, body, {"Content-Type": kind})
+    assert (reply.status, reply.json["detail"]) == (422, detail)
+
+
 @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/jobs/none/acks", "/v1/proposals"])
 def test_requests_of_a_few_fields_are_small(stocked: Stocked, path: str) -> None:
     reply = stocked.served.send("POST", path, b" " * (1 << 17))

@@ -56,7 +56,7 @@ def test_the_same_document_as_from_the_command_line(
         ({"schemes": ["tp3"]}, "has no scheme of layout tp3"),
         ({"micro_step_multiple": 2}, "micro_step_multiple 2: execution is regroup"),
         ({"execution": "micro-steps"}, "body.execution: "),
-        ({"schemes": ["u2"]}, "must be measured, flagged, epE or a layout: "),
+        ({"schemes": ["u2"]}, "schemes must be measured, flagged, epE or a layout: "),
         ({"schemes": "some"}, "body.schemes: "),
         ({"overlap": 1.5, "sync": 1}, "body.overlap: "),
         ({"sync": -1}, "body.sync: must be derived, none, or times of 0 or more ms"),

@@ -27,6 +27,12 @@ def read_seed(value: object) -> int:
     return int(value)
 
 
+def check_kind(name: str, value: object, kind: type, fix: str) -> None:
+    """Check that ``value`` is of a kind; ``TypeError`` states the ``fix``."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name}: {value!r:.60}. Give {fix}")
+
+
 def check_list(name: str, value: object, entries: str) -> None:
     """Check that ``value`` lists something; ``TypeError`` names the ``entries`` to give."""
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):

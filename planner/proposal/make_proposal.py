@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from seqplan.costs.lengths.digest import lengths_digest
 from seqplan.costs.profile import Profile
-from seqplan.planner.argument_checks import read_seed
+from seqplan.planner.argument_checks import check_kind, read_seed
 from seqplan.planner.batches.batch import Batch, whole_lengths
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.bounds.expert_sharing import expert_bound_ms
@@ -43,6 +43,7 @@ from seqplan.planner.proposal.expert_rows import ExpertRow
 from seqplan.planner.proposal.micro_steps_proposal import propose_micro_steps
 from seqplan.planner.proposal.proposal_sync import choose_proposal_sync
 from seqplan.planner.proposal.uniform import keep_best_scheme
+from seqplan.planner.sync.choice import check_sync
 from seqplan.planner.sync.times import NO_SYNC, LayoutSyncTimes, SyncTimes
 from seqplan.planner.workload import Workload
 from seqplan.plans.scheme import Strategy
@@ -82,6 +83,9 @@ def make_proposal(
     If the profile has experts on several degrees of ranks, each degree is proposed for, and the one
     is taken with which a few batches are planned fastest.
     """
+    check_kind("profile", profile, Profile, "a profile, such as find_profile(name)")
+    check_kind("workload", workload, Workload, "Workload(gpus, max_len, tokens)")
+    check_sync(sync)
     lengths, seed = whole_lengths(lengths), read_seed(seed)
     profile, kind = apply_backend(profile, workload.gpus, execution, micro_step_multiple, trainer)
     request = _Request(

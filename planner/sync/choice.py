@@ -32,6 +32,12 @@ def choose_sync(
     return derive_sync(profile, gpus, overlap=overlap, optimizer_ms=optimizer_ms)
 
 
+def check_sync(sync: object) -> None:
+    """Check an argument ``sync``; ``TypeError`` for another kind."""
+    if not (sync is None or isinstance(sync, SyncTimes) or str(sync) == "derived"):
+        raise TypeError(f"sync: {sync!r:.60}. Give a GivenSyncTimes, 'derived' or None")
+
+
 def derive_again(sync: SyncTimes, profile: Profile, gpus: int) -> SyncTimes:
     """Derive a sync by layout for another profile of the model; return one that is given."""
     if not isinstance(sync, LayoutSyncTimes):

@@ -22,7 +22,7 @@ from seqplan.planner.problem import PACKINGS, PlanningOptions, PlanningProblem
 from seqplan.planner.proposal.backends import apply_backend, find_backend
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.step.step_planner import StepPlanner
-from seqplan.planner.sync.choice import choose_sync
+from seqplan.planner.sync.choice import check_sync, choose_sync
 from seqplan.planner.sync.times import SyncTimes, layout_text, parse_layout
 from seqplan.planner.workload import Workload
 from seqplan.plans.plan import Plan
@@ -102,8 +102,7 @@ class Planner:
             profile = profile.at_expert_parallel(expert_parallel)
         if layout is not None and not isinstance(layout, str):
             raise TypeError(f"layout: {layout!r}. Give text, such as 'tp4' or 'tp2.pp2'")
-        if not (sync is None or isinstance(sync, SyncTimes) or str(sync) == "derived"):
-            raise TypeError(f"sync: {sync!r:.60}. Give a GivenSyncTimes, 'derived' or None")
+        check_sync(sync)
         if type(max_len) is int and max_len > MOST_TOKENS:
             raise ValueError(f"max_len must be {MOST_TOKENS} or less, not {max_len}")
         workload = Workload(gpus, max_len, max_len)
@@ -232,6 +231,8 @@ class Planner:
         """
         if not isinstance(plan, Plan):
             raise TypeError(f"plan: {plan!r:.60}. Give the plan of the step")
+        if plan.world_size != self.gpus:
+            raise ValueError(f"plan: of {plan.world_size} ranks. Give one of {self.gpus}")
         if self._slow_ranks is None:
             slow = self._options.slowdown
             replace(self._options, slowdown=slow or ((0, 2.0),)).resolve_execution(self._problem)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import groupby
-from operator import attrgetter
 from typing import Any
 
 from seqplan.plans.experts import ExpertSchedule, ExpertSteps
@@ -102,6 +102,7 @@ def rank_view(plan: Plan, rank: int, *, digest: str | None = None) -> RankView:
     An idle rank has no pipelines. ``digest``: of the plan, computed if None, which costs more than
     the view. ``ValueError`` for a rank outside the world.
     """
+    rank = operator.index(rank)
     if not 0 <= rank < plan.world_size:
         raise ValueError(f"rank must be in 0 … {plan.world_size - 1}, not {rank}")
     return _view(
@@ -311,7 +312,7 @@ def _placement_list(placement: Placement) -> list[dict[str, Any]]:
             "scheme": scheme.as_dict(),
             "ranks": rank_runs([rank for placed in group for rank in placed.ranks]),
         }
-        for scheme, group in groupby(placement, key=attrgetter("scheme"))
+        for scheme, group in groupby(placement, key=operator.attrgetter("scheme"))
     ]
 
 

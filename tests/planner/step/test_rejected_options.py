@@ -27,6 +27,7 @@ LLAMA, ZERO_3 = "llama-7b-a800-80gb", "gpt-7b-a100-40gb"
 COST = Cost(1e-6, 0.05, 20.0)
 SLOW = [1.5] + [1.0] * 7
 SYNC = GivenSyncTimes(0.0, 0.0, "none", 500.0, 500.0)
+SMALL = Workload(8, 9, 10)
 TWO = Phase("v", [1, 2], Cost(0, 1, 0))
 
 PROFILE_OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
@@ -136,6 +137,13 @@ def plan_loads(loads: Any, **options: Any) -> None:
     ("call", "error", "message"),
     [
         (lambda: propose(method="eq4", execution="lockstep"), ValueError, "eq4 chooses strategies"),
+        (lambda: propose(sync=5), TypeError, "sync: 5. Give a GivenSyncTimes, 'derived' or None"),
+        (
+            lambda: make_proposal(LLAMA, SMALL, [5]),
+            TypeError,
+            f"profile: '{LLAMA}'. Give a profile",
+        ),
+        (lambda: make_proposal(find_profile(LLAMA), 8, [5]), TypeError, "workload: 8. Give Work"),
         (lambda: propose(execution="micro-steps"), ValueError, "one of uniform, static, regroup, "),
         (lambda: propose(execution="static", profile=ZERO_3), ValueError, "is of ZeRO-3"),
         (

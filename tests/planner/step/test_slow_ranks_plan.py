@@ -267,6 +267,9 @@ def test_what_cannot_be_observed_is_rejected() -> None:
     nothing: Any = None
     with pytest.raises(TypeError, match="plan: None"):
         given.observe(nothing, [1.0] * 8)
+    other = Planner.from_profile("llama3-8b-h100-80gb", 4, 8_192).plan([900])
+    with pytest.raises(ValueError, match=r"plan: of 4 ranks\. Give one of 8"):
+        given.observe(other, [1.0] * 4)
     lockstep = Planner.from_profile("llama3-8b-h100-80gb", 8, 32_768, execution="lockstep")
     planned = lockstep.plan([4_000] * 8)
     with pytest.raises(OptionError, match="only groups that stay"):

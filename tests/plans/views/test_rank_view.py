@@ -181,6 +181,7 @@ def test_short_sequences_leave_ranks_empty() -> None:
 def test_idle_and_foreign_ranks() -> None:
     plan = one_pipeline(Scheme(), (5,), world_size=2)
     assert rank_view(plan, 1).pipelines == ()
+    assert type(rank_view(plan, np.int64(1)).rank) is int  # type: ignore[arg-type]
     for rank in (-1, 2):
         with pytest.raises(ValueError, match=f"rank must be in 0 … 1, not {rank}"):
             rank_view(plan, rank)

@@ -14,7 +14,7 @@ from typing import Any
 
 from seqplan.api.cli.framework import model_options
 from seqplan.api.cli.framework.options import add_option
-from seqplan.api.cli.framework.output import percent, table
+from seqplan.api.cli.framework.output import count_of, percent, table
 from seqplan.costs.analytic.deployment import LOSSES, RECOMPUTED_MODULES, Deployment
 from seqplan.costs.analytic.estimate import Estimate, Load, estimate, problem
 from seqplan.costs.analytic.hardware import GIB
@@ -226,7 +226,7 @@ def _describe_model(deployment: Deployment, estimated: Estimate) -> list[str]:
     cluster = deployment.cluster
     setup = (
         f"{estimated.label} × dp {estimated.dp} on {cluster.nodes} × {cluster.gpus_per_node} "
-        f"{cluster.hardware.name}, {estimated.micro_batches} micro-batches a replica"
+        f"{cluster.hardware.name}, {count_of(estimated.micro_batches, 'micro-batch')} a replica"
     )
     result = (
         f"{_time(estimated.iteration_ms)} an iteration, {estimated.tokens_per_s:,.0f} tokens/s, "

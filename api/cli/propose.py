@@ -149,8 +149,8 @@ def proposal_lines(proposal: Proposal) -> list[str]:
     workload = proposal.workload
     if workload.tokens < workload.max_len:
         lines.append(
-            f"A step of {workload.tokens:,} tokens is shorter than --max-len {workload.max_len:,}: "
-            "a longer sequence is a step alone. Give more --tokens."
+            f"A step of {count_of(workload.tokens, 'token')} is shorter than --max-len "
+            f"{workload.max_len:,}: a longer sequence is a step alone. Give more --tokens."
         )
     if truncated := proposal.lengths.get("truncated"):
         lines.append(

@@ -257,10 +257,9 @@ def _sizes(profile: Profile, others: Mapping[str, int]) -> ModelSizes:
         )
     sizes = {n: others.get(n) if value is None else value for n, value in stated.items()}
     if missing := [name for name, value in sizes.items() if value is None]:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
         raise ValueError(
-            f"profile {profile.name}: does not state the model's {', '.join(missing)}; give "
-            f"{options} or --model"
+            f"profile {profile.name}: does not state the model's {', '.join(missing)}. Give a "
+            "model that does"
         )
     return ModelSizes(
         **sizes,  # type: ignore[arg-type]

@@ -63,7 +63,8 @@ def percent(share: float, digits: int = 1) -> str:
 
 def count_of(number: int, noun: str) -> str:
     """A number of things: ``1 step``, ``1,024 steps``."""
-    return f"{number:,} {noun if number == 1 else noun + 's'}"
+    plural = "es" if noun.endswith("ch") else "s"
+    return f"{number:,} {noun if number == 1 else noun + plural}"
 
 
 def describe_errors(errors: Errors) -> str:

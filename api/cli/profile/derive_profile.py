@@ -13,7 +13,7 @@ from typing import Any
 
 from seqplan.api.cli.framework import model_options
 from seqplan.api.cli.framework.options import add_option
-from seqplan.api.cli.framework.output import check_output, write_profile
+from seqplan.api.cli.framework.output import check_output, count_of, write_profile
 from seqplan.costs.analytic.complete import complete
 from seqplan.costs.analytic.deployment import LOSSES
 from seqplan.costs.analytic.derive import derive_profile
@@ -149,7 +149,8 @@ def write_derived(args: argparse.Namespace, document: dict[str, Any]) -> None:
         return
     derived = sum(entry.origin == "derived" for entry in profile.schemes)
     print(
-        f"{args.output}: profile {profile.name}, {len(profile.schemes)} schemes, {derived} derived"
+        f"{args.output}: profile {profile.name}, {count_of(len(profile.schemes), 'scheme')}, "
+        f"{derived} derived"
     )
     print(f"fit: {profile.residuals}")
     room = [] if args.profile else _describe_room(profile, model_options.cluster_of(args).gpus)

@@ -28,6 +28,11 @@ def test_one_scheme_with_its_terms() -> None:
     assert estimate["tokens_per_s"] == pytest.approx(16 * 30720e3 / estimate["iteration_ms"])
 
 
+def test_one_micro_batch_is_counted_as_one() -> None:
+    text = succeeded(call(*NODE, "--batch", 1, "--ulysses", 8))
+    assert text.startswith("u8 × dp 1 on 1 × 8 a800-80gb, 1 micro-batch a replica\n")
+
+
 def test_lists_of_degrees_are_ranked_and_the_impossible_named() -> None:
     text = succeeded(call(*NODE, "--batch", 16, "--tp", "1,2", "--ulysses", "1,4", "--ring", "1,4"))
     lines = text.splitlines()

@@ -207,7 +207,7 @@ def test_sequence_parallelism_costs_gpu_time_and_buys_room(model: str) -> None:
 
 def test_incomplete_profiles_are_rejected_with_the_reason() -> None:
     llama = load_shipped("llama-7b-a800-80gb")
-    with pytest.raises(ValueError, match="does not state the model's ffn; give --ffn or --model"):
+    with pytest.raises(ValueError, match=r"state the model's ffn\. Give a model"):
         complete(llama.restrict(measured=True), DEPLOYMENT.cluster, SCHEMES)
     with pytest.raises(ValueError, match="its model has hidden 4096, not 5120"):
         complete(llama, DEPLOYMENT.cluster, SCHEMES, sizes=MODELS["llama-13b"])

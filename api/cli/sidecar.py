@@ -8,6 +8,8 @@ import os
 import secrets
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,8 +45,8 @@ job.toml:
   max_len = 32768
   steps = 1000
 optional: job, tokens, seed, look_ahead, store, files, host, port, allow_host,
-  workers, execution, micro_step_multiple, keep_steps, abandon_hours,
-  job_days, grace_days, token_file, refit, slowdown, robust
+  workers, execution, micro_step_multiple, trainer, keep_steps,
+  abandon_hours, job_days, grace_days, token_file, refit, slowdown, robust
 """
 
 
@@ -110,7 +112,7 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
     from seqplan.api.store.tables.proposals import put_proposal
 
     profile = find_profile(job.profile)
-    try:
+    with _naming(origin):
         profile, execution = apply_backend(
             profile, job.gpus, job.execution or None, job.micro_step_multiple, job.trainer or None
         )
@@ -118,19 +120,15 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
             check_refit(profile, lockstep=profile.lockstep or execution == "lockstep")
         factors = job.slowdown or None
         slow = list_slow_ranks(factors, job.gpus, refit=job.refit, robust=job.robust)
-    except ValueError as error:
-        raise ValueError(f"{origin}: {error}") from None
     lengths = read_lengths([job.lengths]).values
     row = write_lengths(store, lengths)
     workload = Workload(job.gpus, job.max_len, job.tokens or TOKENS_PER_GPU * job.gpus)
-    try:
+    with _naming(origin):
         check_tokens(int(lengths.clip(max=job.max_len).sum()), workload.tokens)
-    except ValueError as error:
-        raise ValueError(f"{origin}: {error}") from None
     request = _describe_request(job, profile, row.id, workload)
     if _is_known(store, job, request, origin):
         return
-    with ProgressBar(sys.stderr) as progress:
+    with _naming(origin), ProgressBar(sys.stderr) as progress:
         document = make_proposal(
             profile,
             workload,
@@ -163,6 +161,15 @@ def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
                 robust=job.robust,
             ),
         )
+
+
+@contextmanager
+def _naming(origin: Path) -> Iterator[None]:
+    """Begin the message of a ``ValueError`` with the job file."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{origin}: {error}") from None
 
 
 def _describe_request(

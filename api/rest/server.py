@@ -52,8 +52,8 @@ def serve(store: Store, service: Service, host: str, port: int, access: Access) 
     access = replace(access, guarded=_has_tokens(store))
     if not access.guarded and not is_loopback(host):
         raise ValueError(
-            f"--host {host}: others could reach this, and the store has no tokens; make one "
-            "with --add-token NAME, or listen on 127.0.0.1"
+            f"--host {host}: others could reach this, and the store has no tokens; make one with "
+            "--add-token NAME (token_file in a job file), or listen on 127.0.0.1"
         )
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -109,6 +109,7 @@ def test_sidecar_plans_for_a_trainer(tmp_path: Path) -> None:
         ("slowdown = [1, 1, 1, 0.5]", "slowdown"),
         ("refit = true\nslowdown = [1, 1, 1, 2]", "refit finds the factors of slow ranks"),
         ("refit = true\nrobust = 0.1", "robust: refit finds the costs and slow ranks"),
+        (f"seed = {2**63}", f"seed must be a whole number of 0 or more, below 2**63: {2**63}"),
         ("robust = 0.9", "robust must be a share from 0 to 0.5: 0.9"),
         ('refit = true\nexecution = "lockstep"', "refit: in lockstep a rank's time is of"),
     ],

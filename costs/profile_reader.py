@@ -9,6 +9,7 @@ from typing import Any
 
 from seqplan.costs.architecture import NAMES as ARCHITECTURE
 from seqplan.costs.architecture import Architecture
+from seqplan.costs.device_values import check_device
 from seqplan.costs.latency import Latency
 from seqplan.costs.memory import Memory
 from seqplan.costs.model_sizes import ModelShape
@@ -50,7 +51,6 @@ _PROFILE_OPTIONAL = frozenset(
 _MODE = frozenset({"name", "forward_fraction", "kept_bytes_per_token", "transient_bytes_per_token"})
 HOST_BYTES = "host_bytes_per_token"
 _OFFLOADING = frozenset({HOST_BYTES})
-_HARDWARE = frozenset({"gpu", "gpus_per_node"})
 _MODEL = frozenset({"hidden", "layers"})
 _MODEL_OPTIONAL = frozenset({"vocab", "heads", "kv_heads", "ffn", "head_dim"})
 _COEFFICIENTS = frozenset({"a", "b", "c"})
@@ -92,7 +92,7 @@ class ProfileReader(FieldReader):
         for number, note in enumerate(self.items(raw, "notes", "") if "notes" in raw else ()):
             if type(note) is not str:
                 self.fail(f".notes[{number}]", f"must be a string: {shown(note)}")
-        self.fields(raw["hardware"], ".hardware", _HARDWARE)
+        check_device(self, raw["hardware"])
         shape = self.shape(raw["model"])
         zero_stage = self.integer(raw, "zero_stage", "", 1)
         if zero_stage > 3:

@@ -20,11 +20,12 @@ def read_whole_number(name: str, value: object, most: int = MAX_INTEGER) -> int:
 
 def read_seed(value: object) -> int:
     """Return a seed as an int that plans can state; ``OptionError`` for another value."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or not 0 <= value <= MAX_INTEGER:
+    whole = int(value) if isinstance(value, Integral) and not isinstance(value, bool) else -1
+    if not 0 <= whole <= MAX_INTEGER:
         raise OptionError(
             "{0} must be a whole number of 0 or more, below 2**63: {value!r}", "seed", value=value
         )
-    return int(value)
+    return whole
 
 
 def check_kind(name: str, value: object, kind: type, fix: str) -> None:

@@ -31,6 +31,7 @@ from seqplan.costs.analytic.memory import (
     count_transient_bytes,
     state_bytes,
 )
+from seqplan.costs.analytic.profiled_device import list_values
 from seqplan.costs.analytic.terms import stage_terms
 from seqplan.costs.fit.latency_fit import Errors
 from seqplan.costs.latency import Latency
@@ -98,6 +99,7 @@ def derive_profile(
         "hardware": {
             "gpu": hardware.name.upper(),
             "gpus_per_node": deployment.cluster.gpus_per_node,
+            **({"values": values} if (values := list_values(hardware)) else {}),
         },
         "model": deployment.sizes.as_dict(),
         **({"notes": notes} if notes else {}),

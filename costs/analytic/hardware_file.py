@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from seqplan.costs.analytic.devices import DEVICES, find_device
 from seqplan.costs.analytic.hardware import GIB, Hardware
+from seqplan.costs.analytic.profiled_device import replace_values
 from seqplan.costs.model_files.description_file import (
     SUFFIXES,
     check_fields,
@@ -50,7 +50,7 @@ def read_hardware(path: Path) -> Hardware:
     listed = find_device(base, f"{path}: base")
     values = _check_values(path, fields)
     try:
-        return _replace_values(listed, values)
+        return _convert_values(listed, values)
     except ValueError as error:
         raise ValueError(f"{path}: {str(error).removeprefix('hardware: ')}") from None
 
@@ -73,7 +73,7 @@ def _check_values(path: Path, fields: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _replace_values(listed: Hardware, values: dict[str, Any]) -> Hardware:
+def _convert_values(listed: Hardware, values: dict[str, Any]) -> Hardware:
     if (memory_gib := values.pop("memory_gib", None)) is not None:
         if not 1e-3 <= memory_gib <= 9e5:
             raise ValueError(f"memory_gib must be from 0.001 to 900,000: {memory_gib:g}")
@@ -82,9 +82,4 @@ def _replace_values(listed: Hardware, values: dict[str, Any]) -> Hardware:
         if not 1e-3 <= host_gb <= 1e6:
             raise ValueError(f"host_memory_gb must be from 0.001 to 1,000,000: {host_gb:g}")
         values["host_memory_bytes"] = host_gb * 1e9
-    names = ("peak_tflops", "hbm_gb_s", "memory_bytes", "matmul_efficiency")
-    if changed := [name for name in names if name in values]:
-        values["unchecked"] = True
-        given = ", ".join(f"{name.replace('_', ' ')} {values[name]:g}" for name in changed)
-        values["source"] = f"{listed.source}; as given: {given}"
-    return replace(listed, **values)
+    return replace_values(listed, values)

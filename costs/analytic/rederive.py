@@ -7,9 +7,9 @@ from itertools import product
 
 from seqplan.costs.analytic.deployment import LOSSES, Deployment
 from seqplan.costs.analytic.derive import derive_profile, describe_degrees
-from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.expert_parallel import ExpertParallelism
 from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.analytic.profiled_device import hardware_of
 from seqplan.costs.analytic.stacks import DEFAULT_STACK, STACKS
 from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_rules import scheme_problem
@@ -27,8 +27,8 @@ def rederive_profile(
     ``runs``: whether a scheme is wanted. None unless the analytic model made the whole profile, at
     settings that it states.
     """
-    device, sizes = DEVICES.get(profile.hardware.lower()), profile.shape.sizes
-    if device is None or sizes is None:
+    device, sizes = hardware_of(profile), profile.shape.sizes
+    if device is None or device.name != profile.hardware.lower() or sizes is None:
         return None
     per_node = min(gpus, profile.gpus_per_node)
     deployment = Deployment(

@@ -5,21 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from seqplan.costs.analytic.estimate import model_flops as flops_of_sizes
+from seqplan.costs.analytic.profiled_device import hardware_of
 from seqplan.costs.model_sizes import ModelShape, parameters
-
-PEAK_FLOPS = {
-    **dict.fromkeys(("A100", "A800"), 312e12),
-    **dict.fromkeys(("H100", "H800", "H200"), 989e12),
-    "GB200": 2500e12,
-    "B200": 2250e12,
-    "MI300X": 1307e12,
-}
-"""Dense bf16 FLOP/s of a GPU by the name its profile gives it (NVIDIA data sheets, SXM)."""
+from seqplan.costs.profile import Profile
 
 
-def peak_flops(hardware: str) -> float | None:
-    """Look up the peak bf16 FLOP/s of one GPU; None if it is not known."""
-    return next((peak for name, peak in PEAK_FLOPS.items() if name in hardware), None)
+def peak_flops(profile: Profile) -> float | None:
+    """Return the peak dense bf16 FLOP/s of one of the profile's GPUs; None if it is not known."""
+    device = hardware_of(profile)
+    return None if device is None else device.peak_tflops * 1e12
 
 
 def model_flops(shape: ModelShape, lengths: Sequence[int]) -> float | None:

@@ -179,7 +179,7 @@ def simulate_iteration(
         clock += lasts
     working = [time for time in occupied if time > 0]
     counts = Counter(pipeline.scheme for pipeline in execution.pipelines)
-    flops, peak = model_flops(profile.shape, batch.lengths), peak_flops(profile.hardware)
+    flops, peak = model_flops(profile.shape, batch.lengths), peak_flops(profile)
     mfu = None if flops is None or peak is None else flops / (peak * gpus * clock / 1000)
     return Iteration(
         step=batch.step,

@@ -26,6 +26,7 @@ from statistics import mean
 
 from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.hardware import LINK_EFFICIENCY, Hardware
+from seqplan.costs.analytic.profiled_device import hardware_of
 from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profile import Profile
 from seqplan.planner.sync.times import Layout, LayoutSyncTimes, layout_text, layouts_of
@@ -128,21 +129,6 @@ def optimizer_of(profile: Profile, gpus: int) -> float:
         return OPTIMIZER_MS
     entry = min(profile.sync, key=lambda entry: (abs(log(entry.gpus / gpus)), entry.gpus, entry.tp))
     return round(entry.optimizer_ms * entry.gpus / gpus, 3)
-
-
-def hardware_of(profile: Profile) -> Hardware | None:
-    """Look up the data sheet of the profile's GPU by its name; None if it is not listed.
-
-    The most of a listed name counts, of equals the plainest; None if two are as near.
-    """
-    name = profile.hardware.lower().replace(" ", "").replace("_", "-")
-    ranks = {}
-    for device in DEVICES.values():
-        family, *others = device.name.split("-")
-        if family in name:
-            ranks[device.name] = (sum(part in name for part in others), len(family), -len(others))
-    best = [of for of, rank in ranks.items() if rank == max(ranks.values())]
-    return DEVICES[best[0]] if len(best) == 1 else None
 
 
 def count_parameters(

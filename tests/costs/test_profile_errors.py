@@ -41,6 +41,12 @@ RANGE = "must be a number from 0 to 1e+18:"
 BYTES = "memory.activation_bytes_per_token"
 STATES = "memory.sharded_state_bytes"
 CASES = [
+    ("hardware.values", {"peak": 1}, "hardware.values.peak: is not a field of a profile"),
+    (
+        "hardware.values",
+        {"hbm_gb_s": "1"},
+        'hardware.values.hbm_gb_s: must be a finite number ≥ 0: "1"',
+    ),
     ("notes", {"a": 1}, "notes: must be a list: an object"),
     ("notes", ["checked", 3], "notes[1]: must be a string: 3"),
     ("schemes.1.a", -1e-9, f"schemes[1] (tp2.pp3).a: {RANGE} -1e-09"),

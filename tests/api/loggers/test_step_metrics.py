@@ -35,7 +35,7 @@ def test_a_slower_step_has_lower_rates(kind: str, request: pytest.FixtureRequest
     assert record.tokens_per_s == pytest.approx(plan.tokens / seconds)
     assert record.tokens_per_s is not None
     assert record.tokens_per_s < record.predicted_tokens_per_s
-    flops, peak = model_flops(profile.shape, plan.lengths), peak_flops(profile.hardware)
+    flops, peak = model_flops(profile.shape, plan.lengths), peak_flops(profile)
     if flops is None or peak is None:
         assert record.mfu is None
         return

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from deployments import SCHEMES, deploy, profile_of, read_terms
@@ -9,7 +10,10 @@ from deployments import SCHEMES, deploy, profile_of, read_terms
 from seqplan import Scheme
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.devices import DEVICES
+from seqplan.costs.analytic.hardware_file import read_hardware
 from seqplan.costs.analytic.memory import peak_bytes, usable_bytes
+from seqplan.costs.analytic.profiled_device import hardware_of
+from seqplan.costs.analytic.rederive import rederive_profile
 
 DEPLOYMENT = deploy("llama-7b")
 
@@ -26,6 +30,22 @@ def test_a_derived_profile_is_a_profile() -> None:
 def test_the_same_settings_give_the_same_bytes() -> None:
     first, again = (json.dumps(derive_profile(DEPLOYMENT, SCHEMES, name="x")) for _ in range(2))
     assert first == again
+
+
+def test_a_profile_states_the_values_of_its_device_file(tmp_path: Path) -> None:
+    file = tmp_path / "ours.json"
+    values = {"memory_gib": 40, "peak_tflops": 200, "inter_gb_s": 5, "inter_rails": 2}
+    file.write_text(json.dumps({"base": "a800-80gb", **values}))
+    device = read_hardware(file)
+    ours = replace(DEPLOYMENT, cluster=replace(DEPLOYMENT.cluster, hardware=device))
+    profile = profile_of(derive_profile(ours, SCHEMES, name="ours"))
+    assert hardware_of(profile) == device
+    listed = profile_of(derive_profile(DEPLOYMENT, SCHEMES, name="listed"))
+    assert "values" not in listed.document["hardware"]
+    again = rederive_profile(profile, 3, 16, lambda scheme: scheme.tp == 1)
+    assert again is not None
+    assert again.memory.capacity_bytes == profile.memory.capacity_bytes < 41 * 2**30
+    assert hardware_of(again) == device
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)

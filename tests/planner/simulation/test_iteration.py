@@ -130,8 +130,9 @@ def test_flops_by_hand() -> None:
     assert parameters(shape) == 2 * 12 * 16 + 2 * 10 * 4
     assert model_flops(shape, [3, 5]) == 6 * 464 * 8 + 12 * 2 * 4 * (9 + 25) / 2
     assert model_flops(ModelShape(hidden=4, layers=2), [3]) is None
-    assert peak_flops("NVIDIA A800-80GB") == 312e12
-    assert peak_flops("a GPU of another kind") is None
+    hardware = {"NVIDIA A800-80GB": 312e12, "NVIDIA H100 PCIe": 756e12, "of another kind": None}
+    for gpu, peak in hardware.items():
+        assert peak_flops(replace(PROFILE, hardware=gpu)) == peak
 
 
 @pytest.mark.parametrize("overlap", [-0.1, 1.5, float("nan")])

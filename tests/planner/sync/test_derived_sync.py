@@ -108,6 +108,9 @@ def test_links_are_those_of_the_profiles_gpu(gpu: str, device: str | None) -> No
     hardware = hardware_of(profile)
     assert (None if hardware is None else hardware.name) == device
     assumed = "as the profile's GPU is not listed" in derive_sync(profile, 64).source
+    document["hardware"]["values"] = {"inter_gb_s": 3}
+    slow = derive_sync(Profile.from_document(document, "made"), 64).source
+    assert ("links across nodes of 3 GB/s a GPU" in slow) == (device is not None)
     assert assumed == (device is None)
 
 

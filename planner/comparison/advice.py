@@ -29,6 +29,8 @@ def assumptions(
     shares = ", ".join(f"{mode.forward_fraction:.0%} ({mode.name})" for mode in profile.modes)
     if len(profile.modes) == 1:
         shares = f"{profile.modes[0].forward_fraction:.0%}"
+    dense = profile.shape.architecture.dense
+    counted = "(12·layers·hidden² + 2·vocab·hidden)" if dense else "that a token runs through"
     sentences = [
         (
             f"Simulated on profile {profile.name}, not measured; fit of its coefficients: "
@@ -42,8 +44,8 @@ def assumptions(
         "Our selection of strategies weighs this sync; the published methods do not.",
         "Systems that are set up by search were given the very batches of the comparison.",
         (
-            "Model FLOPs: 6 per parameter (12·layers·hidden² + 2·vocab·hidden) and token, and "
-            "causal attention by Σl² of the sequences."
+            f"Model FLOPs: 6 per parameter {counted} and token, and causal attention by Σl² of the "
+            "sequences."
         ),
     ]
     if lockstep:

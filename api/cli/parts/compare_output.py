@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from seqplan.api.cli.framework.output import percent, seconds, table
+from seqplan.api.cli.framework.output import count_of, percent, seconds, table
 from seqplan.planner.comparison import advice
 from seqplan.planner.comparison.nearest import measure_speedup, nearest_rival
 from seqplan.planner.comparison.results import Comparison, System, mean_compute_ms
@@ -73,8 +73,8 @@ def comparison_lines(comparison: Comparison) -> list[str]:
     lines = [
         (
             f"simulated on profile {comparison.profile}: {comparison.gpus} × "
-            f"{comparison.hardware}, {steps} steps of {comparison.tokens:,} tokens, sequences up "
-            f"to {comparison.max_len:,}"
+            f"{comparison.hardware}, {count_of(steps, 'step')} of {comparison.tokens:,} tokens, "
+            f"sequences up to {comparison.max_len:,}"
         ),
         "",
         *table(

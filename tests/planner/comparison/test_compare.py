@@ -10,7 +10,7 @@ from settings_made import CODE
 
 from seqplan import Profile, Workload
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.comparison.advice import ablation, advice, rivals
+from seqplan.planner.comparison.advice import ablation, advice, assumptions, rivals
 from seqplan.planner.comparison.compare import Options, compare, histogram
 from seqplan.planner.comparison.nearest import nearest_rival
 from seqplan.planner.comparison.results import Comparison, System, mean_compute_ms
@@ -84,6 +84,14 @@ def test_assumptions_state_whose_micro_steps_are_a_multiple() -> None:
             micro_step_multiple=multiple,
         )
         assert (sentence in comparison.assumptions) == (multiple == 2)
+
+
+def test_flops_of_a_model_with_experts_are_of_the_ones_that_run() -> None:
+    workload = Workload(64, 8192, 30_000)
+    for name, counted in (("llama-7b-a800-80gb", "(12·"), ("qwen3-30b-a3b-h100-80gb", "that a ")):
+        profile = load_shipped(name)
+        listed = assumptions(profile, choose_sync(profile, 64), 0, workload)
+        assert any(f"6 per parameter {counted}" in sentence for sentence in listed)
 
 
 def test_utilisation_goes_with_the_mean_time() -> None:

@@ -36,9 +36,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = partial(add_option, parser)
     add("plans", metavar="plans.jsonl", type=Path)
     add("--step K", type=natural, required=True)
-    add("--rank R", help="this rank's view, as JSON")
+    part = parser.add_mutually_exclusive_group()
+    add_option(part, "--rank R", help="this rank's view, as JSON")
     add("--json", action="store_true", help="the plan itself, as JSON")
-    add(
+    add_option(
+        part,
         "--witness",
         action="store_true",
         help="the proof of the bound: values of sequences and prices of pipelines, as JSON",

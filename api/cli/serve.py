@@ -49,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--add-token NAME", help="print a new bearer token, once, and end")
     add("--list-tokens", action="store_true", help="print the names and scopes of tokens, and end")
     add("--revoke-token NAME", help="have a token open nothing any more, and end")
-    add("--scope", choices=("read", "write"), default="read", help="of that token")
+    add("--scope", choices=("read", "write"), help="of that token; default read")
     add("--token-job ID", help="the only job that it opens")
     add("--token-days DAYS", help="after which it opens nothing")
     options.add_log(parser)
@@ -107,8 +107,11 @@ def run(args: argparse.Namespace) -> int:
 
     options.check_port(args.port)
     args.workers.check_installed()
-    if args.add_token is None and (args.token_job is not None or args.token_days is not None):
-        raise ValueError("--token-job, --token-days: are for a new token. Give --add-token NAME")
+    of_token = (args.scope, args.token_job, args.token_days)
+    if args.add_token is None and any(value is not None for value in of_token):
+        raise ValueError(
+            "--scope, --token-job, --token-days: are for a new token. Give --add-token NAME"
+        )
     if args.list_tokens or args.add_token is not None or args.revoke_token is not None:
         return _tokens(args)
     write_log(args.log)
@@ -136,7 +139,7 @@ def _tokens(args: argparse.Namespace) -> int:
                 token = add_token(
                     connection,
                     args.add_token,
-                    args.scope,
+                    args.scope or "read",
                     job=args.token_job,
                     expires_at=expires_at,
                 )

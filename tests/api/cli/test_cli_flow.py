@@ -247,6 +247,7 @@ def test_a_witness_is_written_for_a_step(plan_files: PlannedFiles) -> None:
     explain = ("explain", plan_files.plans, "--step", 1, "--witness")
     outcome = call(*explain)
     assert (outcome.code, "Give --profile or --proposal" in outcome.err) == (2, True)
+    assert "--rank: not allowed with argument --witness" in call(*explain, "--rank", 0).err
     outcome = call(*explain, "--proposal", plan_files.proposal)
     if outcome.code:
         assert "runs in micro-steps" in outcome.err

@@ -91,5 +91,6 @@ def test_tokens_of_a_job_and_with_an_end(tmp_path: Path, stocked: Stocked) -> No
         reply = served.send("DELETE", "/v1/jobs/other", headers=only)
         assert (reply.status, reply.json["detail"]) == (403, "this token is for job j only")
         assert status("GET", "/v1/jobs", over) == 401
-    message = complaint(call("serve", "--store", store, "--token-days", "3"))
-    assert message == "--token-job, --token-days: are for a new token. Give --add-token NAME"
+    for option in (("--token-days", "3"), ("--scope", "write")):
+        message = complaint(call("serve", "--store", store, *option))
+        assert message.endswith("--token-days: are for a new token. Give --add-token NAME")

@@ -11,7 +11,9 @@ from seqplan.planner.errors import Infeasible
 from seqplan.planner.placement.slowdown import Slowdown
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
+from seqplan.planner.step.loads_planner import LoadsPlanner
 from seqplan.planner.step.slow_ranks import leave_out_lost
+from seqplan.plans.plan import Provenance
 
 
 def list_slow_ranks(
@@ -49,6 +51,12 @@ def check_costs(
             raise ValueError(f"slowdown: {error}") from None
     if robust:  # its steps are planned at several costs
         PlanningOptions(robust=robust).resolve_execution(proposal.problem)
+
+
+def check_loads(proposal: Proposal, slow: SlowFactors, robust: float) -> None:
+    """Raise ``ValueError`` for a proposal or costs that batches with loads cannot be planned by."""
+    options = PlanningOptions(prove=False, slowdown=slow, robust=robust)
+    LoadsPlanner(proposal.problem, options, Provenance("", 0, "", None))
 
 
 def check_refit(profile: Profile, *, lockstep: bool, request: str = "") -> None:

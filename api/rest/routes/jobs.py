@@ -20,7 +20,7 @@ from seqplan.api.rest.payloads.problems import Problem, not_found, require_found
 from seqplan.api.rest.routes.new_job import check_room, describe_job, job_row, look_at_data
 from seqplan.api.rest.routes.sampler_state import proposal_of, sampler_state
 from seqplan.api.rest.state.shared import ServiceOf, read_off_loop
-from seqplan.api.service.job_costs import check_costs
+from seqplan.api.service.job_costs import check_costs, check_loads
 from seqplan.api.store import rows
 from seqplan.api.store.tables.acks import last_acknowledged
 from seqplan.api.store.tables.batches import add_batches, copy_batches, last_pushed
@@ -148,12 +148,13 @@ def push_batches(service: ServiceOf, request: Request, job: str, body: Batches) 
         if row.lengths is not None or row.last_step is not None:
             why = "draws its batches from lengths" if row.lengths else "has ended"
             raise Problem(409, "no-more-batches", f"job {job} {why}", last_step=last)
-        max_len = proposal_of(connection, row).workload.max_len
-        batches = _check_batches(body.batches, last, max_len)
-        if row.robust and any(batch.loads for batch in batches):
-            raise ValueError(
-                f"body.batches: job {job} is robust, which loads are not. Leave them out"
-            )
+        proposal = proposal_of(connection, row)
+        batches = _check_batches(body.batches, last, proposal.workload.max_len)
+        if any(batch.loads for batch in batches):
+            try:
+                check_loads(proposal, rows.read_slowdown(row.slowdown), row.robust)
+            except ValueError as error:
+                raise ValueError(f"body.batches: job {job}: {error}") from None
         add_batches(connection, job, batches)
         last = batches[-1].step if batches else last
         if body.end:
@@ -171,13 +172,16 @@ def push_batches(service: ServiceOf, request: Request, job: str, body: Batches) 
     return answer
 
 
-def _check_batches(pushed: list[bodies.PushedBatch], last: int, max_len: int) -> list[Batch]:
-    batches = []
+def _check_batches(pushed: list[bodies.PushedBatch], known: int, max_len: int) -> list[Batch]:
+    """Read the batches of a request; ``known``: the last step that the store has."""
+    batches, last = [], known
     for index, batch in enumerate(pushed):
         where = f"body.batches[{index}]"
+        if batch.step <= known:
+            why = f"{where}.step: {batch.step} is not above {known}"
+            raise Problem(409, "step-known", why, last_step=known)
         if batch.step <= last:
-            why = f"{where}.step: {batch.step} is not above {last}"
-            raise Problem(409, "step-known", why, last_step=last)
+            raise ValueError(f"{where}.step: {batch.step} is not above {last}. Order the steps")
         last = batch.step
         batches.append(check_batch(batch, where, max_len))
     return batches

@@ -57,6 +57,21 @@ def test_batches_with_images(stocked: Stocked) -> None:
         assert detail in served.problem("POST", query, both)["detail"]
 
 
+def test_loads_are_rejected_by_a_job_that_cannot_plan_them(stocked: Stocked) -> None:
+    served = stocked.served
+    batch = {"step": 0, "ids": [3], "lengths": [400]}
+    load = {"name": "vision", "tokens": [90], "work_ms": [8.0]}
+    lost = {"slowdown": [*[1.0] * 3, None], "proposal": stocked.proposal}
+    request = {"profile": "gpt-7b-a100-40gb", "gpus": 8, "lengths": stocked.lengths}
+    lockstep = {"proposal": served.proposal({**request, "max_len": 4096, "tokens": 8000})}
+    for new, detail in ((lost, "ranks [3] are lost"), (lockstep, "execution lockstep: only")):
+        job = served.ok("POST", "/v1/jobs", new)["id"]
+        path, pushed = f"/v1/jobs/{job}/batches", {**batch, "loads": [load]}
+        assert detail in served.problem("POST", path, {"batches": [pushed]})["detail"]
+        served.ok("POST", path, {"batches": [batch], "end": True})
+        assert served.send("GET", f"/v1/jobs/{job}/plans/0?wait=30").status == 200
+
+
 @pytest.mark.parametrize(
     ("batch", "detail"),
     [
@@ -70,6 +85,7 @@ def test_batches_with_images(stocked: Stocked) -> None:
         ({"ids": [], "lengths": []}, "body.batches[1]: step 7: the batch has no sequences"),
         ({"loss_tokens": 12}, "body.batches[1].loss_tokens: 12 is above the step's tokens"),
         ({"more": 1}, "body.batches[1].more: "),
+        ({"step": 5}, "body.batches[1].step: 5 is not above 6. Order the steps"),
     ],
 )
 def test_malformed_batches(stocked: Stocked, batch: dict[str, Any], detail: str) -> None:

@@ -41,7 +41,7 @@ def test_loads_are_not_pushed_to_a_robust_job(stocked: Stocked) -> None:
     load = {"name": "vision", "tokens": [9], "work_ms": [1.0]}
     batch = {"step": 0, "ids": [0], "lengths": [100], "loads": [load]}
     problem = stocked.served.problem("POST", "/v1/jobs/pushed/batches", {"batches": [batch]})
-    assert "is robust, which loads are not. Leave them out" in problem["detail"]
+    assert "job pushed: robust with loads: not supported. Leave robust" in problem["detail"]
 
 
 def test_a_proposal_in_lockstep_is_rejected(stocked: Stocked) -> None:

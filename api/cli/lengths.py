@@ -8,10 +8,13 @@ import sys
 import time
 from dataclasses import asdict
 from functools import partial
+from glob import glob
+from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
 from seqplan.api.cli.framework.options import add_option, add_tokenizer
+from seqplan.api.cli.framework.output import check_output as check_apart
 from seqplan.api.cli.framework.output import count_of, percent
 from seqplan.costs.lengths import (
     BLOCKS,
@@ -70,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
     options = SourceOptions(field=args.field, tokenizer=args.tokenizer, glob=args.glob)
     if args.output is not None:
         check_output(args.output)
+        check_apart(args.output, *args.sources, *chain.from_iterable(map(glob, args.sources)))
     with _ProgressLine(sys.stderr) as progress:
         lengths = read_lengths(args.sources, options, progress)
     summary = summarise(lengths.values)

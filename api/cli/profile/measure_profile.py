@@ -94,8 +94,8 @@ def run(args: argparse.Namespace) -> int:
 
     ``ValueError`` for bad input, ``SampleError`` for bad samples.
     """
-    check_output(args.output)
-    check_output(args.plot, args.output)
+    check_output(args.output, args.samples)
+    check_output(args.plot, args.output, args.samples)
     sizes = sizes_of(args.model)
     for mode in args.recompute:
         _check_offload(args, mode, min(args.measured_layers, sizes.layers))

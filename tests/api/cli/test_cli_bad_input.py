@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from command_line import call, complaint, nothing_left
 from planned_files import PlannedFiles, propose
@@ -33,6 +34,22 @@ def test_bad_lengths(command: str, tmp_path: Path, output: Path, lockstep: Plann
         assert message in line
         assert name in line
         nothing_left(output)
+
+
+def test_an_output_is_no_source_of_lengths(tmp_path: Path) -> None:
+    source = tmp_path / "a.npy"
+    np.save(source, np.array([5, 7]))
+    for name in (source, tmp_path / "?.npy"):
+        outcome = call("lengths", name, "-o", source)
+        assert "is an input of this command" in complaint(outcome)
+
+
+@pytest.mark.parametrize("option", ["-o", "--plot"])
+def test_samples_are_not_overwritten(tmp_path: Path, option: str) -> None:
+    samples = tmp_path / "samples.jsonl"
+    options = {"--samples": samples, "-o": tmp_path / "profile.json", option: samples}
+    line = ["profile", "measure", "--model", "small", *sum(options.items(), ())]
+    assert "is an input of this command" in complaint(call(*line))
 
 
 # Infeasible

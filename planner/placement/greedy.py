@@ -308,7 +308,7 @@ def _open(
     if costs.ramps is not None:
         most_ms = max(token_work + full.c, alone * ROUND)
         sizes = _choose_sizes(costs.ramps, budget, alone, most_ms, light_c)
-        if pool.counts[first] > 1 and 1 < sizes.number and sizes.of(0) < alone * NEAR:
+        if pool.counts[first] > 1 and sizes.number > 1 and sizes.of(0) < alone * NEAR:
             sizes = _choose_sizes(costs.ramps, budget, alone, alone * ROUND, light_c)
         return _Pipeline(costs, pool, budget, sizes, most)
     bubbles = costs.bubbles

@@ -124,7 +124,7 @@ def propose(
        sequence.
     3. All strategies are timed on all batches, and the ``effort.kept`` are kept that together leave
        the least mean time of the best per batch (``conclude``): with a ``sync`` of one layout,
-       unless several are better by more than ``SEVERAL_GAIN`` (``choose_layout``).
+       unless several are better by more than ``ONE_LAYOUT`` (``choose_layout``).
 
     ``derived``: the schemes whose costs nobody has measured. ``regroup``: groups may change
     within a step, and a layout's worth includes that. At least one kept candidate holds ``max_len``

@@ -8,15 +8,9 @@ from math import inf, isfinite
 from seqplan.planner.proposal.scenarios import LayoutTimes, Scenarios, flips
 from seqplan.planner.sync.times import Layout, SyncTimes, layout_text
 
-SEVERAL_GAIN = 0.001
-"""Several layouts are chosen if together they are better than the best one by more than that.
-
-On 32B on 64 GPUs they gain 0.6 to 0.9 %; on 8B on 8 GPUs 0.2 %, of that 1.3 % on some steps
-(``./run bench memory``).
-"""
-
 ONE_LAYOUT = 0.005
-"""Layouts within this share of the fastest are a tie."""
+"""Layouts within this share of the fastest are a tie, and so is one with several together, which
+is simpler and stays better at other costs."""
 
 STANDARD_ERRORS = 2.0
 """How many standard errors of the sampled batches a tie's edge is wide."""
@@ -59,12 +53,11 @@ class LayoutChoice:
 def choose_layout(times: LayoutTimes, scenarios: Scenarios) -> Layout | None:
     """Choose the layout for all candidates; None if several together are better.
 
-    Several are better by more than ``SEVERAL_GAIN``. Of layouts within ``ONE_LAYOUT``, the one that
-    loses least at other costs, unless it is behind the best static strategy by more than
-    ``BEHIND_STATIC``.
+    Several are better by more than ``ONE_LAYOUT``. Of layouts within that, the one that loses least
+    at other costs, unless it is behind the best static strategy by more than ``BEHIND_STATIC``.
     """
     fastest_ms = min(times.by_layout.values(), default=inf)
-    if fastest_ms > times.several_ms * (1 + SEVERAL_GAIN):
+    if fastest_ms > times.several_ms * (1 + ONE_LAYOUT):
         return None
     limit = times.several_ms * (1 + ONE_LAYOUT)
     near = [layout for layout, ms in sorted(times.by_layout.items()) if ms <= limit]
@@ -117,11 +110,11 @@ def _tie_edge(layout: Layout, times: LayoutTimes) -> str:
     """Describe where other batches could decide otherwise between a layout and several together."""
     error = times.standard_error_ms.get(layout, 0.0) / times.several_ms
     behind = times.by_layout[layout] / times.several_ms - 1
-    if abs(behind - SEVERAL_GAIN) > STANDARD_ERRORS * error:
+    if abs(behind - ONE_LAYOUT) > STANDARD_ERRORS * error:
         return ""
     sampled = f"{behind:.1%} ± {error:.1%}" if isfinite(error) else f"{behind:.1%} on one batch"
     return (
-        f"That is {sampled}, and one layout is taken up to {SEVERAL_GAIN:.1%}: other batches "
+        f"That is {sampled}, and one layout is taken up to {ONE_LAYOUT:.1%}: other batches "
         "(another seed) may decide otherwise."
     )
 

@@ -21,12 +21,17 @@ Floats = npt.NDArray[np.float64]
 def group_by_mode(files: Sequence[Path]) -> list[list[Path]]:
     """Group files of samples by their recomputation mode.
 
-    ``SampleError`` if anything else that they were measured with differs.
+    ``SampleError`` if anything else that they were measured with differs, or two are the same.
     """
     groups: dict[str, list[Path]] = {}
     first: MeasuredOn | None = None
+    by_text: dict[bytes, Path] = {}
     for path in files:
         measured_on, _ = read_samples(path)
+        text = path.read_bytes()
+        if text in by_text:
+            raise SampleError(f"{path}: the samples of {by_text[text]} again. Give each run once")
+        by_text[text] = path
         first = first or measured_on
         require_same(replace(measured_on, recompute=first.recompute), first, str(path))
         groups.setdefault(measured_on.recompute, []).append(path)

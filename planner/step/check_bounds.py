@@ -94,7 +94,7 @@ def witness_of(plan: Plan, models: Models) -> dict[str, Any]:
     if witness is None:
         raise ValueError(
             f"step {plan.step}: no prices prove its bound of {plan.lower_bound_ms} ms, as for one "
-            "of an exact solver. Give seqplan check plans --prove"
+            "of an exact solver, or of experts over ranks. Give seqplan check plans --prove"
         )
     return write_witness(witness)
 

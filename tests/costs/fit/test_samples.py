@@ -14,7 +14,7 @@ from seqplan.costs.fit.measured_profile import (
     fit_memory,
     profile_document,
 )
-from seqplan.costs.fit.pooling import merge_runs
+from seqplan.costs.fit.pooling import group_by_mode, merge_runs
 from seqplan.costs.fit.sample_file import SampleFile
 from seqplan.costs.fit.samples import Sample, SampleError
 from seqplan.costs.model_sizes import ModelSizes
@@ -41,6 +41,14 @@ def test_settings_are_not_mixed(tmp_path: Path, change: dict[str, object], named
     SampleFile(tmp_path / "b", replace(MEASURED_ON, **change)).close()  # type: ignore[arg-type]
     with pytest.raises(SampleError, match=named):
         merge_runs([tmp_path / "a", tmp_path / "b"])
+
+
+def test_samples_of_a_run_count_once(tmp_path: Path) -> None:
+    """Given twice they would make the errors of the fit look smaller."""
+    for name in ("a", "b"):
+        SampleFile(tmp_path / name, MEASURED_ON).close()
+    with pytest.raises(SampleError, match="b: the samples of .*a again. Give each run once"):
+        group_by_mode([tmp_path / "a", tmp_path / "b"])
 
 
 def test_a_model_that_lacks_a_size_is_named(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_samples_of_a_run_count_once(tmp_path: Path) -> None:
     """Given twice they would make the errors of the fit look smaller."""
     for name in ("a", "b"):
         SampleFile(tmp_path / name, MEASURED_ON).close()
-    with pytest.raises(SampleError, match="b: the samples of .*a again. Give each run once"):
+    with pytest.raises(SampleError, match=r"b: the samples of .*a again. Give each run once"):
         group_by_mode([tmp_path / "a", tmp_path / "b"])
 
 

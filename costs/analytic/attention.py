@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.hardware import ClusterHardware
-from seqplan.costs.analytic.kernels import memory_ms, seen_keys_ms
+from seqplan.costs.analytic.kernels import KEPT_TIMES, freeze, memory_ms, seen_keys_ms
 from seqplan.costs.analytic.layers import Passes
 from seqplan.costs.analytic.links import all_to_all_ms, placement, ring_collective_ms, shift_ms
 from seqplan.costs.model_sizes import ModelSizes
@@ -102,20 +103,42 @@ def attention_terms(
         if not count:
             continue
         for backward, passes in ((False, forwards), (True, 1)):
-            once = attention_ms(
+            gathered = deployment.context_parallel == "all-gather"
+            once = _time_once(
                 deployment.cluster,
                 sizes,
                 scheme,
-                sequences,
-                backward=backward,
-                mask=mask,
-                gathered=deployment.context_parallel == "all-gather",
+                sequences.tobytes(),
+                sequences.shape,
+                backward,
+                mask,
+                gathered,
             )
             for name, part in names.items():
                 terms[name] = terms[name] + layers / sizes.layers * count * passes * getattr(
                     once, part
                 )
     return terms
+
+
+@lru_cache(maxsize=KEPT_TIMES)
+def _time_once(
+    cluster: ClusterHardware,
+    sizes: ModelSizes,
+    scheme: Scheme,
+    data: bytes,
+    shape: tuple[int, ...],
+    backward: bool,
+    mask: AttentionMask,
+    gathered: bool,
+) -> AttentionMs:
+    sequences = np.frombuffer(data).reshape(shape)
+    once = attention_ms(
+        cluster, sizes, scheme, sequences, backward=backward, mask=mask, gathered=gathered
+    )
+    for part in (once.kernel, once.ulysses, once.ring, once.merge):
+        freeze(part)
+    return once
 
 
 def attention_ms(

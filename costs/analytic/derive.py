@@ -81,12 +81,11 @@ def derive_profile(
         for degree in degrees
         if block_problem(_with_degree(deployment, options, degree), scheme) is None
     ]
-    fitted = {
-        mode: {
-            key: _fit_entry(_with_degree(chosen, options, key[1]), key[0], longest) for key in keys
-        }
-        for mode, chosen in by_mode.items()
-    }
+    fitted: dict[str, dict[SchemeKey, Fitted]] = {mode: {} for mode in by_mode}
+    for scheme, degree in keys:  # modes of a scheme one after the other: they share times
+        for mode, chosen in by_mode.items():
+            at_degree = _with_degree(chosen, options, degree)
+            fitted[mode][scheme, degree] = _fit_entry(at_degree, scheme, longest)
     widest = {mode: _with_degree(chosen, options, max(degrees)) for mode, chosen in by_mode.items()}
     described = _describe_modes(widest, sorted({scheme.tp for scheme in schemes}), fitted)
     notes = _list_notes(list(by_mode.values()), options, degrees)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.costs.analytic.hardware import ClusterHardware
-from seqplan.costs.fit.latency_fit import Errors, Observed, fit_latency
+from seqplan.costs.fit.latency_fit import Errors, Observed, fit_curve
 from seqplan.costs.latency import Latency
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.costs.scheme_rules import scheme_problem
@@ -45,8 +45,8 @@ def fit_terms(
         inside = [length for length in PACKED_LENGTHS if least <= length < longest]
         packs = [(length,) * (PACKED_TOKENS // length) for length in inside]
         observed += _time(times, scheme, packs)
-    fit = fit_latency(observed, (), ())
-    return fit.latency, fit.in_sample
+    curve = fit_curve(observed)
+    return curve.latency, curve.errors
 
 
 def _time(times: Times, scheme: Scheme, micro_batches: Sequence[tuple[int, ...]]) -> list[Observed]:

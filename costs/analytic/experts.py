@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.costs.analytic.deployment import ELEMENT_BYTES, Deployment
-from seqplan.costs.analytic.kernels import TILE, matmul_ms, memory_ms
+from seqplan.costs.analytic.kernels import TILE, memory_ms, product_ms
 from seqplan.costs.analytic.layers import Passes
 from seqplan.costs.analytic.links import Group, exchange_ms, ring_collective_ms, split_replicas
 from seqplan.costs.architecture import Architecture
@@ -80,14 +80,10 @@ def _products_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floa
     total = np.zeros_like(tokens)
     split = special.expert_ffn / tensor
     for k, n in ((sizes.expert_width, expanded * split), (split, sizes.expert_width)):
-        for times, shape in (
-            (forwards, (rows, k, n)),
-            (1.0, (rows, n, k)),
-            (1.0, (k, rows, n)),
-        ):
-            total = total + times * matmul_ms(
-                deployment.cluster.hardware, *shape, count=count, gain=gain, element_bytes=width
-            )
+        once = product_ms(
+            deployment.cluster.hardware, rows, k, n, count=count, gain=gain, element_bytes=width
+        )
+        total = total + forwards * once.forward + once.inputs + once.weights
     return total
 
 

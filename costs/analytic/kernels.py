@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -21,6 +24,57 @@ figures 4 to 6: about two thirds at 512 tokens of what it reaches at 16,384)."""
 
 BACKWARD_FLOPS = 2.5
 """Attention backward over forward: five matrix products instead of two."""
+
+KEPT_TIMES = 512
+"""Times that are kept: recomputation modes of a scheme, and schemes with equal rows, share them."""
+
+
+class ProductMs(NamedTuple):
+    """Milliseconds of a product with weights: forward, and backward by what it is for."""
+
+    forward: Floats
+    inputs: Floats
+    weights: Floats
+
+
+def product_ms(
+    hardware: Hardware,
+    rows: Floats,
+    inner: float,
+    columns: float,
+    *,
+    count: float = 1,
+    gain: float = 1.0,
+    element_bytes: float = 2,
+) -> ProductMs:
+    """Time ``rows`` times weights of inner × columns, and the two products of its backward."""
+    options = (count, gain, element_bytes)
+    return _time_product(hardware, rows.tobytes(), rows.shape, inner, columns, options)
+
+
+@lru_cache(maxsize=KEPT_TIMES)
+def _time_product(
+    hardware: Hardware,
+    data: bytes,
+    shape: tuple[int, ...],
+    inner: float,
+    columns: float,
+    options: tuple[float, float, float],
+) -> ProductMs:
+    rows = np.frombuffer(data).reshape(shape)
+    shapes = ((rows, inner, columns), (rows, columns, inner), (inner, rows, columns))
+    count, gain, element_bytes = options
+    times = (
+        matmul_ms(hardware, *of, count=count, gain=gain, element_bytes=element_bytes)
+        for of in shapes
+    )
+    return ProductMs(*map(freeze, times))
+
+
+def freeze(array: Floats) -> Floats:
+    """Forbid changes to an array that callers share."""
+    array.setflags(write=False)
+    return array
 
 
 def matmul_ms(

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.costs.analytic.deployment import ELEMENT_BYTES, Deployment
-from seqplan.costs.analytic.kernels import matmul_ms, memory_ms
+from seqplan.costs.analytic.kernels import memory_ms, product_ms
 from seqplan.costs.analytic.recurrent import count_recurrent_bytes, list_recurrent_weights
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.scheme import Scheme
@@ -41,19 +41,20 @@ class Passes:
     def from_deployment(cls, deployment: Deployment) -> Passes:
         """Those of its recomputation mode, and of the modules that it recomputes alone."""
         again = frozenset(deployment.recompute_modules)
-        passes = cls._from_mode(deployment.recompute)
+        passes = _BY_MODE[deployment.recompute]
+        if not again:
+            return passes
         return replace(passes, core=passes.core + ("core_attn" in again), again=again)
 
-    @classmethod
-    def _from_mode(cls, recompute: str) -> Passes:
-        return {
-            "none": cls(1, 1, 1, (1, 1)),
-            "elementwise": cls(1, 1, 1, (2, 2)),
-            "attention_core": cls(1, 2, 1, (1, 1)),
-            "half_products": cls(1.5, 1, 1.5, (2, 2)),
-            "mlp": cls(1, 1, 2, (1, 2)),
-            "full": cls(2, 2, 2, (2, 2)),
-        }[recompute]
+
+_BY_MODE = {
+    "none": Passes(1, 1, 1, (1, 1)),
+    "elementwise": Passes(1, 1, 1, (2, 2)),
+    "attention_core": Passes(1, 2, 1, (1, 1)),
+    "half_products": Passes(1.5, 1, 1.5, (2, 2)),
+    "mlp": Passes(1, 1, 2, (1, 2)),
+    "full": Passes(2, 2, 2, (2, 2)),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +76,10 @@ def products_ms(deployment: Deployment, scheme: Scheme, layers: float, tokens: F
     total = np.zeros_like(tokens)
     for layers_with, product in layer_products(deployment, scheme):
         rows = tokens / scheme.sp  # gathered over tp
-        k, n = product.inner, product.columns
-        ms = product.forwards * matmul_ms(hardware, rows, k, n, gain=gain, element_bytes=width)
-        ms += matmul_ms(hardware, rows, n, k, gain=gain, element_bytes=width)
-        ms += matmul_ms(hardware, k, rows, n, gain=gain, element_bytes=width)
+        once = product_ms(
+            hardware, rows, product.inner, product.columns, gain=gain, element_bytes=width
+        )
+        ms = product.forwards * once.forward + once.inputs + once.weights
         total += layers / deployment.sizes.layers * layers_with * ms
     return total
 

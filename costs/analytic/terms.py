@@ -10,7 +10,7 @@ import numpy.typing as npt
 from seqplan.costs.analytic.attention import TRANSFER_MULTIPROCESSORS, attention_terms
 from seqplan.costs.analytic.deployment import CostTerm, Deployment
 from seqplan.costs.analytic.experts import LAUNCHES, expert_terms, split_parameters
-from seqplan.costs.analytic.kernels import matmul_ms, memory_ms
+from seqplan.costs.analytic.kernels import memory_ms, product_ms
 from seqplan.costs.analytic.layers import Passes, memory_bound_ms, products_ms
 from seqplan.costs.analytic.links import (
     placement,
@@ -118,11 +118,11 @@ def _head_ms(deployment: Deployment, scheme: Scheme, tokens: Floats) -> Floats:
     forwards = 2 if deployment.loss == "chunked" else 1
     sizes, hardware = deployment.sizes, deployment.cluster.hardware
     rows, columns = tokens / scheme.sp, sizes.vocab / scheme.tp
-    gain = deployment.product_gain
+    once = product_ms(hardware, rows, sizes.hidden, columns, gain=deployment.product_gain)
     return (
-        forwards * matmul_ms(hardware, rows, sizes.hidden, columns, gain=gain)
-        + matmul_ms(hardware, rows, columns, sizes.hidden, gain=gain)
-        + matmul_ms(hardware, sizes.hidden, rows, columns, gain=gain)
+        forwards * once.forward
+        + once.inputs
+        + once.weights
         + memory_ms(hardware, LOSS_BYTES[deployment.loss] * rows * columns)
     )
 

@@ -145,16 +145,53 @@ def fit_latency(
 
     ``ValueError`` for fewer than four fitted samples, or a time that is not positive.
     """
+    for observed in (*held_out, *packed):
+        _check_time(observed)
+    curve = fit_curve(fitted)
+    held, pack = (
+        Errors.from_times(features(part) @ curve.coefficients, times(part))
+        for part in (held_out, packed)
+    )
+    spread = float(np.median([observed.spread for observed in (*fitted, *held_out, *packed)]))
+    return Fit(
+        latency=curve.latency,
+        intervals=_intervals(curve, device_spread or 0.0),
+        in_sample=curve.errors,
+        held_out=held,
+        packed=pack,
+        spread=spread,
+        device_spread=device_spread,
+        reasons=_reasons(held, pack, spread, device_spread or 0.0),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Coefficients with their errors on the samples that they are fitted to.
+
+    ``matrix``: the samples' features over their times, times ``scale``; ``residuals``: relative.
+    """
+
+    coefficients: Floats
+    errors: Errors
+    matrix: Floats
+    scale: Floats
+    residuals: Floats
+
+    @property
+    def latency(self) -> Latency:
+        """The coefficients as a latency."""
+        return Latency(*(float(value) for value in self.coefficients))
+
+
+def fit_curve(fitted: Sequence[Observed]) -> Curve:
+    """Fit coefficients without held-out samples and intervals; ``ValueError`` as above."""
     if len(fitted) < LEAST_LENGTHS:
         raise ValueError(
             f"three coefficients need at least {LEAST_LENGTHS} samples, there are {len(fitted)}"
         )
-    for observed in (*fitted, *held_out, *packed):
-        if not 0 < observed.ms < float("inf"):
-            raise ValueError(
-                f"lengths {observed.lengths}: {observed.ms} ms is not a positive time"
-                ". Measure it again"
-            )
+    for observed in fitted:
+        _check_time(observed)
     columns, measured = features(fitted), times(fitted)
     # Relative residuals: each row over its time. Columns scaled to one, as a and c differ by
     # ten orders of magnitude.
@@ -174,24 +211,16 @@ def fit_latency(
         x_scale=1.0,
     )
     coefficients = np.where(solution.x * scale < 1e-30, 0.0, solution.x * scale)
-    latency = Latency(*(float(value) for value in coefficients))
-    in_sample, held, pack = (
-        Errors.from_times(features(part) @ coefficients, times(part))
-        for part in (fitted, held_out, packed)
-    )
-    spread = float(np.median([observed.spread for observed in (*fitted, *held_out, *packed)]))
-    return Fit(
-        latency=latency,
-        intervals=_intervals(
-            matrix, matrix @ solution.x - 1.0, coefficients, scale, device_spread or 0.0
-        ),
-        in_sample=in_sample,
-        held_out=held,
-        packed=pack,
-        spread=spread,
-        device_spread=device_spread,
-        reasons=_reasons(held, pack, spread, device_spread or 0.0),
-    )
+    errors = Errors.from_times(columns @ coefficients, measured)
+    return Curve(coefficients, errors, matrix, scale, matrix @ solution.x - 1.0)
+
+
+def _check_time(observed: Observed) -> None:
+    """Raise ``ValueError`` for a time that is not positive."""
+    if not 0 < observed.ms < float("inf"):
+        raise ValueError(
+            f"lengths {observed.lengths}: {observed.ms} ms is not a positive time. Measure it again"
+        )
 
 
 def features(samples: Sequence[Observed]) -> Floats:
@@ -211,21 +240,20 @@ def times(samples: Sequence[Observed]) -> Floats:
     return np.array([sample.ms for sample in samples], dtype=np.float64)
 
 
-def _intervals(
-    matrix: Floats, residuals: Floats, coefficients: Floats, scale: Floats, device_spread: float
-) -> dict[str, tuple[float, float]]:
+def _intervals(curve: Curve, device_spread: float) -> dict[str, tuple[float, float]]:
     """Compute Student intervals of the linear model around the solution, cut at zero.
 
     Each is wider by ``device_spread`` of its coefficient. Residuals weigh as in the robust loss, so
     that one disturbed sample does not widen them all.
     """
+    matrix, residuals, coefficients = curve.matrix, curve.residuals, curve.coefficients
     weights = 1.0 / np.sqrt(1.0 + (residuals / ROBUST_SCALE) ** 2)
     freedom = max(len(residuals) - 3, 1)
     variance = float(weights @ residuals**2) / freedom
     covariance = np.linalg.pinv((matrix * weights[:, None]).T @ matrix) * variance
     from scipy.special import stdtrit  # not scipy.stats, which takes a second to import
 
-    widths = stdtrit(freedom, 0.5 + CONFIDENCE / 2) * np.sqrt(np.diag(covariance)) * scale
+    widths = stdtrit(freedom, 0.5 + CONFIDENCE / 2) * np.sqrt(np.diag(covariance)) * curve.scale
     widths = widths + device_spread * coefficients
     return {
         name: (max(0.0, float(value - width)), float(value + width))

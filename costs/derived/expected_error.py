@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from seqplan.costs.analytic.validation.expert_runs import check_odd_experts, expert_checks
-from seqplan.costs.analytic.validation.training_tables import training_checks
+from seqplan.costs.analytic.validation.training_tables import FOUNDRY_TABLES, check_foundry
 
 
+@cache
 def describe_expected_error(device: str) -> str | None:
     """Describe how far published runs on a device are from their predictions; None without runs."""
-    name = f"llm-foundry, {device} bf16"
-    check = next((check for check in training_checks() if check.name == name), None)
-    if check is None:
+    table = f"{device} bf16"
+    if table not in FOUNDRY_TABLES:
         return None
+    check = check_foundry(table)
     return (
         f"expected error: {check.median_error:.0%} (median) and {check.p90_error:.0%} (p90), as of "
         f"{len(check.rows)} published training runs on {device.partition('-')[0].upper()} in bf16 "
@@ -20,6 +23,7 @@ def describe_expected_error(device: str) -> str | None:
     )
 
 
+@cache
 def describe_expert_error() -> str:
     """Describe how far published runs with expert parallelism are from their predictions."""
     check = check_odd_experts(expert_checks())

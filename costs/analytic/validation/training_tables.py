@@ -15,7 +15,7 @@ from seqplan.costs.analytic.validation.published_runs import bridge_rows, run_ch
 from seqplan.costs.analytic.validation.table_check import TableCheck, ValidatedRow, make_check
 from seqplan.plans.scheme import Scheme
 
-_FILES = {
+FOUNDRY_TABLES = {
     "a100-80gb bf16": "foundry_a100_80",
     "h100-80gb bf16": "foundry_h100",
     "h100-80gb fp8": "foundry_h100_fp8",
@@ -25,18 +25,18 @@ _FILES = {
 
 def training_checks() -> list[TableCheck]:
     """Predict tokens/s per GPU of published training runs."""
-    foundry, nvidia = read_published("llm_foundry.json"), read_published("nvidia_h100.json")
-    tables = {
-        f"llm-foundry, {table}": (foundry_runs(foundry, *table.split()), foundry["source"])
-        for table in _FILES
-    }
-    tables["NVIDIA, h100-80gb fp8"] = (nvidia_runs(nvidia), nvidia["source"])
-    checks = [
-        make_check(name, (row for _, row in runs), source=source)
-        for name, (runs, source) in tables.items()
-    ]
-    checks[-1] = replace(checks[-1], rows=(*checks[-1].rows, *bridge_rows()))
-    return [*checks, *run_checks()]
+    figures = read_published("nvidia_h100.json")
+    rows = (row for _, row in nvidia_runs(figures))
+    nvidia = make_check("NVIDIA, h100-80gb fp8", rows, source=figures["source"])
+    nvidia = replace(nvidia, rows=(*nvidia.rows, *bridge_rows()))
+    return [*map(check_foundry, FOUNDRY_TABLES), nvidia, *run_checks()]
+
+
+def check_foundry(table: str) -> TableCheck:
+    """Predict the runs of one of ``FOUNDRY_TABLES``."""
+    figures = read_published("llm_foundry.json")
+    rows = (row for _, row in foundry_runs(figures, *table.split()))
+    return make_check(f"llm-foundry, {table}", rows, source=figures["source"])
 
 
 def foundry_runs(
@@ -63,7 +63,7 @@ def foundry_runs(
                 label=f"{table}, {gpus} GPUs",
                 predicted=predicted,
                 published=rate,
-                identifier=f"{_FILES[table]}-{place}",
+                identifier=f"{FOUNDRY_TABLES[table]}-{place}",
                 stack=deployment.stack,
                 source=figures["source"],
             ),

@@ -158,9 +158,11 @@ def serve_planners(waiting: socket.socket) -> None:
 
 
 if __name__ == "__main__":
+    gc.disable()  # each collection would walk all that is imported so far
     for module in IMPORTED:
         import_module(module)
     gc.collect()
     gc.freeze()
+    gc.enable()
     main()
     runpy.run_module(COMMAND, run_name="__main__", alter_sys=True)

@@ -1,5 +1,6 @@
 """Import once, in the server that forks ranks, what each rank would import for itself."""
 
+import gc
 import importlib
 import sys
 from contextlib import suppress
@@ -7,6 +8,7 @@ from pathlib import Path
 
 from seqplan.planner.bounds.linear_program import SOLVER
 
+gc.disable()  # each collection would walk all that is imported so far
 TESTS = Path(__file__).parents[1]
 for shared in (TESTS, TESTS / "runtime", TESTS / "plans"):
     sys.path.insert(0, str(shared))  # as pytest does, for modules that tests share
@@ -36,3 +38,5 @@ for name in (
 ):
     with suppress(ImportError):  # another torch may lack one
         importlib.import_module(name)
+gc.freeze()
+gc.enable()

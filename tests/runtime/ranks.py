@@ -23,7 +23,7 @@ import torch.distributed as dist
 # rank starts in a fraction of the seconds that importing torch takes. One server forks the planners
 # of this process, too, whichever of them is first; in a checkout it has the template.
 set_forkserver_preload(
-    ["torch", "seqplan.planner.workers.processes", "tests.runtime.rank_template"]
+    ["tests.runtime.rank_template", "torch", "seqplan.planner.workers.processes"]
 )
 FORKED = get_context("forkserver")
 

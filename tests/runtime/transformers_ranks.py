@@ -57,6 +57,7 @@ def run_with_transformers(
 
 
 def _run_programs(pipe: Connection, programs: Sequence[Program], first: Callable[[], Any]) -> None:
+    gc.disable()  # each collection would walk all that is imported so far
     import peft
     import torch
     import torch._dynamo  # an optimizer imports it when it is made, which takes seconds
@@ -73,6 +74,7 @@ def _run_programs(pipe: Connection, programs: Sequence[Program], first: Callable
     torch.set_num_threads(1)
     first()
     gc.freeze()  # imported objects: walking them would copy its pages in every rank
+    gc.enable()
     results = []
     error = ""
     for program in programs:

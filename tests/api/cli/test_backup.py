@@ -12,7 +12,7 @@ from command_line import call, complaint, nothing_left, succeeded
 from service_process import serving_here
 from stocked_service import WORLD, change_rows, deliver, stock
 
-from seqplan.runtime.sources import acknowledgements
+from seqplan.runtime.sources import acknowledgements, http_source
 from seqplan.runtime.sources.http_source import HttpSource
 
 STEPS = 6
@@ -68,6 +68,7 @@ def test_ranks_ahead_of_a_restored_store_go_on(
 ) -> None:
     """They have done steps that the backup lacks: the service plans them again, equally."""
     monkeypatch.setattr(acknowledgements, "REPEATED_AFTER_S", 0.1)
+    monkeypatch.setattr(http_source, "LONGEST_WAIT_S", 0.5)
     path, copy, restored = (tmp_path / name for name in ("store.db", "copy.tar", "restored.db"))
     last = 12
     with serving_here(path) as served:

@@ -10,9 +10,15 @@ import pytest
 from service_process import PATIENCE_S, Served, serving_here, wait_until
 from stocked_service import WORLD, Stocked, change_rows, deliver, stock
 
+from seqplan.api.service import upkeep
 from seqplan.api.service.service import Limits
 from seqplan.api.service.upkeep import Keeping
 from seqplan.api.store.tables.expiry import Retention
+
+
+@pytest.fixture(autouse=True)
+def frequent_upkeep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "EVERY_S", 0.2)
 
 
 def _state(served: Served, job: str) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from seqplan.api.store import schema
+from seqplan.api.store import store as store_module
 from seqplan.api.store.errors import StoreUnavailable
 from seqplan.api.store.rows import JobRow
 from seqplan.api.store.store import Store
@@ -77,7 +78,8 @@ def test_lengths_are_kept_once(opened: Opener) -> None:
     assert np.load(lengths.lengths_path(store, rows[0].id)).tolist() == array.tolist()
 
 
-def test_a_locked_database_is_unavailable(tmp_path: Path) -> None:
+def test_a_locked_database_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_BUSY_MS", 500)
     store = Store(str(tmp_path / "s.db"))
     other = sqlite3.connect(tmp_path / "s.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")

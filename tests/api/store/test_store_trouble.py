@@ -11,6 +11,8 @@ from logged_service import serving_logged
 from service_process import Served, npy, serving_here
 from stocked_service import WORLD, stock
 
+from seqplan.api.store import store as store_module
+
 STEPS = 6
 
 
@@ -62,7 +64,8 @@ def test_a_full_disk(tmp_path: Path) -> None:
         assert served.ok("GET", "/v1/jobs/job")["acknowledged"] == [STEPS - 1] * WORLD
 
 
-def test_a_locked_database(tmp_path: Path) -> None:
+def test_a_locked_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_BUSY_MS", 500)
     store = tmp_path / "store.db"
     with serving_here(store) as served:
         stock(served).job("job", STEPS, look_ahead=2)

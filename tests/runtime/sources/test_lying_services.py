@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from seqplan.runtime.errors import PlanError, PlanTimeout
+from seqplan.runtime.sources import http_source
 from seqplan.runtime.sources.http_connection import MOST_BYTES
 from seqplan.runtime.sources.http_source import HttpSource
 
@@ -100,7 +101,8 @@ def test_an_answer_that_drips_in_is_too_late(resource: str) -> None:
         assert not said_all.is_set()
 
 
-def test_an_acknowledgement_that_drips_in_is_too_late() -> None:
+def test_an_acknowledgement_that_drips_in_is_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_source, "LAST_ACKNOWLEDGEMENTS_S", 0.5)
     warning = "1 acknowledgements are not received: .* for the job's next start"
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")

@@ -23,7 +23,8 @@ CHECKS = (
 
 
 RUN = """
-import json, sys
+import gc, json, sys
+gc.disable()
 from schemathesis.cli import schemathesis
 codes = []
 for arguments in json.loads(sys.argv[1]):

@@ -65,16 +65,28 @@ def choose_sizes(
     """Choose the better of two placements, after as many exchanges as may decide it.
 
     ``even``: with stages roughly exchanged; ``ramped``: with the sizes of ramps, better than that;
-    ``extra_ms``: by how much its sync takes longer.
+    ``extra_ms``: by how much its sync takes longer. With stages the result is leveled.
     """
     if ramped is not None:
         ramped = exchange(batch, ramped)
-        ramped_ms = ramped.objective_ms + extra_ms
-        if ramped_ms < even.objective_ms * CLEARLY:
-            return ramped
+        if ramped.objective_ms + extra_ms < even.objective_ms * CLEARLY:
+            return _level_stages(batch, ramped)
     if even.fleet.has_stages:
         even = exchange(batch, even)
-    return even if ramped is None or even.objective_ms <= ramped_ms else ramped
+    if ramped is not None and ramped.objective_ms + extra_ms < even.objective_ms:
+        even = ramped
+    return _level_stages(batch, even) if even.fleet.has_stages else even
+
+
+def _level_stages(batch: Batch, placement: Placement) -> Placement:
+    """Level the pipelines that do not bind, with the sizes of ramps, if that takes no longer."""
+    fleet, filling = placement.fleet, placement.filling
+    filler = Filler(fleet, batch, ramped=True)
+    leveled = level(filler, filling, area_bound_ms(fleet.classes, batch))
+    if leveled is filling:
+        return placement
+    exchanged = exchange(batch, Placement(fleet, leveled), effort=ROUGHLY)
+    return exchanged if exchanged.objective_ms <= placement.objective_ms else placement
 
 
 def exchange(batch: Batch, placement: Placement, effort: float = 1.0) -> Placement:

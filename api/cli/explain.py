@@ -11,6 +11,7 @@ from typing import Any
 
 from seqplan.api.cli.check.check_plans import add_origin, models_of, read_origin
 from seqplan.api.cli.framework.options import add_option, natural
+from seqplan.api.cli.trace import ASSUMED, find_forward_fraction
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.step.check_bounds import witness_of
@@ -64,8 +65,18 @@ def run(args: argparse.Namespace) -> int:
         print(to_json(plan))
     else:
         print(explain(plan, _models(plan, args)))
-        print(f"1F1B simulation: {simulate_plan_ms(plan):,.1f} ms")
+        print(_describe_simulation(plan, args))
     return 0
+
+
+def _describe_simulation(plan: Plan, args: argparse.Namespace) -> str:
+    """Describe the time of the step by the 1F1B simulation."""
+    profile, proposal = read_origin(args)
+    known = profile if proposal is None else proposal.profile
+    share, source = find_forward_fraction(plan, known, str(args.plans))
+    has_stages = any(pipeline.scheme.pp > 1 for pipeline in plan.pipelines)
+    how = f"; forward's share of a micro-batch {source}" if has_stages and source == ASSUMED else ""
+    return f"1F1B simulation: {simulate_plan_ms(plan, share):,.1f} ms{how}"
 
 
 def _models(plan: Plan, args: argparse.Namespace) -> Mapping[Scheme, SchemeModel] | None:

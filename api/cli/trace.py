@@ -12,6 +12,7 @@ from typing import Any
 from seqplan.api.cli.check.check_plans import find_part
 from seqplan.api.cli.framework.options import add_option, natural
 from seqplan.api.cli.framework.output import check_output
+from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import find_profile, list_shipped, load_shipped
 from seqplan.planner.simulation.one_f_one_b import FORWARD_FRACTION, ForwardFraction, TimedPass
 from seqplan.planner.simulation.timeline import PipelineTimeline, PlanTimeline, plan_timeline
@@ -54,7 +55,9 @@ def run(args: argparse.Namespace) -> int:
     check_output(args.output, args.plans)
     plan = find_step(args.plans, args.step)
     check_sound(plan, f"{args.plans}: step {plan.step}")
-    document = json.dumps(trace(plan, *_forward_fraction(plan, args)), separators=(",", ":"))
+    profile = None if args.profile is None else find_profile(args.profile)
+    shares = find_forward_fraction(plan, profile, str(args.plans))
+    document = json.dumps(trace(plan, *shares), separators=(",", ":"))
     if args.output is None:
         print(document)
         return 0
@@ -63,14 +66,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _forward_fraction(plan: Plan, args: argparse.Namespace) -> tuple[ForwardFraction, str]:
-    """Return forward's share of a micro-batch's time, and its source.
+def find_forward_fraction(
+    plan: Plan, profile: Profile | None, plans: str
+) -> tuple[ForwardFraction, str]:
+    """Find forward's share of a micro-batch's time, and its source.
 
-    ``ValueError`` when the profile that was given is not the plan's.
+    ``profile``: the plan's, if it was given; ``ValueError`` when it is not.
     """
-    if args.profile is not None:
-        profile = find_profile(args.profile)
-        part = find_part(plan, profile, args.plans)
+    if profile is not None:
+        part = find_part(plan, profile, plans)
         return part.forward_fraction, f"profile {profile.name}"
     for name in list_shipped():
         profile = load_shipped(name)

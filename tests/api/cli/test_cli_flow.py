@@ -10,7 +10,7 @@ import pytest
 from command_line import call, complaint, process, succeeded
 from planned_files import MAX_LEN, PlannedFiles, propose
 
-from seqplan import Proposal, read_plans, write_plans
+from seqplan import Planner, Proposal, read_plans, write_plans
 from seqplan.costs.shipped.catalogue import list_shipped
 from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.plans.lint import lint
@@ -253,6 +253,30 @@ def test_a_witness_is_written_for_a_step(plan_files: PlannedFiles) -> None:
         assert "runs in micro-steps" in outcome.err
     else:
         assert json.loads(outcome.out)["proof"] in ("prices", "gpu_time")
+
+
+def test_explain_simulates_micro_batches_in_their_modes(tmp_path: Path) -> None:
+    """Forward's share differs by mode: the profile states it, which is found if it ships."""
+    planner = Planner.from_profile(
+        "llama3-70b-h100-80gb", gpus=32, max_len=32_768, layout="tp8.pp2"
+    )
+    lengths = [30_000, 20_000, *range(500, 9_000, 250)] * 3
+    plan = planner.plan(lengths)
+    assert len({micro.recompute for part in plan.pipelines for micro in part.micro_batches}) > 1
+    unknown = replace(
+        plan, step=1, provenance=replace(plan.provenance, profile="sha256:" + "0" * 64)
+    )
+    path = tmp_path / "plans.jsonl"
+    with write_plans(path) as write:
+        write(plan)
+        write(unknown)
+    last = succeeded(call("explain", path, "--step", 0)).splitlines()[-1]
+    assert last == f"1F1B simulation: {plan.predicted_ms:,.1f} ms"
+    last = succeeded(call("explain", path, "--step", 1)).splitlines()[-1]
+    assert last.endswith(
+        "forward's share of a micro-batch assumed: the plan's profile does not ship "
+        "and was not given"
+    )
 
 
 def test_explain_a_step_and_a_rank(plan_files: PlannedFiles) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lazy_modules import require
 
 from seqplan.costs.model_files.config_defaults import read_class_defaults
 from seqplan.costs.model_files.config_keys import (
@@ -19,9 +20,8 @@ from seqplan.costs.model_files.config_keys import (
 from seqplan.costs.model_files.model_config import read_model_config
 from seqplan.costs.model_sizes import ModelSizes
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers", minversion="5.23")
-auto = pytest.importorskip("transformers.models.auto.modeling_auto")
+torch = require("torch")
+transformers = require("transformers", (5, 23))
 
 WITHIN = 0.005
 REMOTE = {"baichuan", "exaone", "internlm2", "kimi_k2", "minicpm"}

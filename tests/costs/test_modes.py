@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import json
 from fractions import Fraction
+from functools import cache
 from math import ceil
 from typing import Any
 
@@ -20,23 +21,31 @@ from seqplan.plans.recomputation import MODES, is_offloaded, join_mode, split_mo
 from seqplan.plans.scheme import Scheme
 
 DEPLOYMENT = deploy("llama3-8b", "h100-80gb", 1, loss="chunked")
-DOCUMENT = derive_profile(DEPLOYMENT, [Scheme(), Scheme(tp=4)], name="all", modes=MODES)
-PROFILE = Profile.from_document(DOCUMENT, "all")
+
+
+@cache
+def derive_all() -> dict[str, Any]:
+    return derive_profile(DEPLOYMENT, [Scheme(), Scheme(tp=4)], name="all", modes=MODES)
+
+
+@cache
+def load_all() -> Profile:
+    return Profile.from_document(derive_all(), "all")
 
 
 def test_modes_are_listed_from_the_one_that_keeps_most() -> None:
-    kept = [mode.kept[1] for mode in PROFILE.modes]
+    kept = [mode.kept[1] for mode in load_all().modes]
     assert kept == sorted(kept, reverse=True)
-    assert {mode.name for mode in PROFILE.modes} == set(MODES)
-    shares = PROFILE.forward_fraction
+    assert {mode.name for mode in load_all().modes} == set(MODES)
+    shares = load_all().forward_fraction
     assert isinstance(shares, dict)
     assert shares["none"] > shares["elementwise"] > shares["half_products"] > shares["full"]
 
 
 def test_forward_s_share_is_that_of_the_modes_in_use() -> None:
-    shares = PROFILE.forward_fraction
+    shares = load_all().forward_fraction
     assert isinstance(shares, dict)
-    model = PROFILE.model(PROFILE.by_scheme[Scheme(tp=4)], 8, 131_072)
+    model = load_all().model(load_all().by_scheme[Scheme(tp=4)], 8, 131_072)
     assert model.forward_fraction == max(shares[mode.name] for mode in model.modes)
     only = model.find_mode("full")
     assert only is not None
@@ -44,7 +53,7 @@ def test_forward_s_share_is_that_of_the_modes_in_use() -> None:
 
 
 def test_models_have_the_modes_that_hold_more_at_a_higher_cost() -> None:
-    model = PROFILE.model(PROFILE.by_scheme[Scheme(tp=4)], 8, 131_072)
+    model = load_all().model(load_all().by_scheme[Scheme(tp=4)], 8, 131_072)
     lengths = [mode.max_len for mode in model.modes]
     costs = [mode.latency.micro_batch_ms([8192]) for mode in model.modes]
     assert lengths == sorted(lengths)
@@ -59,32 +68,32 @@ def test_models_have_the_modes_that_hold_more_at_a_higher_cost() -> None:
 
 @pytest.mark.parametrize("name", MODES)
 def test_a_profile_of_one_mode_is_the_derived_one(name: str) -> None:
-    one = PROFILE.keep_modes({name})
+    one = load_all().keep_modes({name})
     derived = derive_profile(DEPLOYMENT, [Scheme(), Scheme(tp=4)], name="all", modes=[name])
     assert one.mode_names == name
     for entry in derived["schemes"]:
         assert one.by_scheme[Scheme(tp=entry.get("tp", 1))].latency.a == entry["a"]
     assert one.document["memory"] == derived["memory"]
-    assert PROFILE.with_digest(one.digest) == one
+    assert load_all().with_digest(one.digest) == one
 
 
 def test_modes_of_several_profiles_are_combined() -> None:
     names = ["full", "none", "elementwise"]
-    combined, left_out = combine_modes([keep_modes(DOCUMENT, [name]) for name in names])
+    combined, left_out = combine_modes([keep_modes(derive_all(), [name]) for name in names])
     assert left_out == []
     profile = Profile.from_document(json.loads(json.dumps(combined)), "combined")
     assert [mode.name for mode in profile.modes] == ["none", "elementwise", "full"]
     for entry in profile.schemes:
         for name, latency in entry.modes.items():
-            assert latency == PROFILE.by_scheme[entry.scheme].modes[name]
+            assert latency == load_all().by_scheme[entry.scheme].modes[name]
     # A mode that keeps as much as one that recomputes less is of no use.
-    twice = [keep_modes(DOCUMENT, ["none"]), keep_modes(DOCUMENT, ["mlp"])]
+    twice = [keep_modes(derive_all(), ["none"]), keep_modes(derive_all(), ["mlp"])]
     twice[1]["memory"]["activation_bytes_per_token"]["1"] *= 100
     assert combine_modes(twice)[1] == ["mlp"]
 
 
 def _changed(change: str) -> dict[str, Any]:
-    document: dict[str, Any] = copy.deepcopy(keep_modes(DOCUMENT, ["none", "mlp", "full"]))
+    document: dict[str, Any] = copy.deepcopy(keep_modes(derive_all(), ["none", "mlp", "full"]))
     first, second, _ = document["modes"]
     if change == "order":
         document["modes"] = [second, first]
@@ -221,7 +230,7 @@ def test_modes_are_written_as_they_are_read(name: str, percent: int, layers: int
 
 
 def test_a_mode_that_a_profile_lacks_is_rejected() -> None:
-    few = PROFILE.keep_modes({"none", "full"})
+    few = load_all().keep_modes({"none", "full"})
     with pytest.raises(ProfileError, match="its recomputation modes are none, full, not mlp"):
         few.keep_modes({"mlp"})
 
@@ -235,6 +244,6 @@ def test_a_chunked_loss_holds_longer_sequences() -> None:
     )
     lengths = [
         profile.model(profile.by_scheme[Scheme()], 8, 131_072).max_len
-        for profile in (PROFILE.keep_modes({"full"}), Profile.from_document(whole, "whole"))
+        for profile in (load_all().keep_modes({"full"}), Profile.from_document(whole, "whole"))
     ]
     assert lengths[0] > 3 * lengths[1]

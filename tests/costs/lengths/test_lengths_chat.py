@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 from command_line import call, complaint, succeeded
+from lazy_modules import require
 
 from seqplan.costs.lengths import LengthsError, SourceOptions, read_lengths
 
-transformers = pytest.importorskip("transformers")
-tokenizers = pytest.importorskip("tokenizers")
-pytest.importorskip("jinja2")
+transformers, tokenizers, _ = map(require, ("transformers", "tokenizers", "jinja2"))
 
 PLAIN = (
     "{% if tools %}tools {{ tools | length }} {% endif %}"

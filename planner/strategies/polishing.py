@@ -79,7 +79,7 @@ def choose_sizes(
 
 
 def _level_stages(batch: Batch, placement: Placement) -> Placement:
-    """Level the pipelines that do not bind; as it was if that takes longer."""
+    """Level the pipelines that do not bind, unless the slowest would take longer."""
     fleet, filling = placement.fleet, placement.filling
     filler = Filler(fleet, batch, ramped=True)
     leveled = level(filler, filling, area_bound_ms(fleet.classes, batch))

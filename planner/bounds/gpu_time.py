@@ -99,8 +99,16 @@ def _raise_by_counts(demand: Demand, low_ms: float) -> float:
 
 
 def area_only_bound_ms(classes: Sequence[PipelineClass], batch: Batch, gpus: int) -> float:
-    """Bound as ``gpu_time_bound_ms`` by GPU-time alone, in a third of its time."""
-    return Demand.from_batch(tuple(classes), batch, gpus).area_ms() * (1 - ROUNDING)
+    """Bound as ``gpu_time_bound_ms`` by GPU-time alone, in a third of its time.
+
+    The batch keeps the result.
+    """
+    key = area_only_bound_ms, tuple(classes), gpus
+    bound_ms = batch.memo.get(key)
+    if not isinstance(bound_ms, float):
+        bound_ms = Demand.from_batch(tuple(classes), batch, gpus).area_ms() * (1 - ROUNDING)
+        batch.memo[key] = bound_ms
+    return bound_ms
 
 
 def _least_time(demand: Demand, low_ms: float, high_ms: float) -> float:
@@ -193,8 +201,29 @@ class Demand:
 
     def area_ms(self) -> float:
         """Compute the least time at which the GPUs can hold all sequences (ms)."""
-        longest_ms, areas = least_areas(self.alone_ms, self.gpu_ms, self.counts)
-        return float(np.maximum(longest_ms, areas / self.gpus).min())
+        shortest_ms = float(self.alone_ms.min(axis=0).max())
+        if not np.isfinite(shortest_ms):
+            return np.inf
+        low_ms = max(shortest_ms, float(self.gpu_ms.min(axis=0) @ self.counts) / self.gpus)
+        first_ms = self._least_gpu_ms(low_ms)
+        high_ms = float(first_ms @ self.counts) / self.gpus
+        if high_ms <= low_ms:
+            return low_ms
+        # Only these lengths can still take another class; mostly they are few.
+        open_ = self._least_gpu_ms(high_ms) < first_ms
+        if not open_.any():
+            return high_ms
+        settled_ms = float(first_ms[~open_] @ self.counts[~open_])
+        longest_ms, areas = least_areas(
+            self.alone_ms[:, open_], self.gpu_ms[:, open_], self.counts[open_]
+        )
+        times = np.maximum(longest_ms, (areas + settled_ms) / self.gpus)
+        return max(low_ms, float(times.min(initial=high_ms)))
+
+    def _least_gpu_ms(self, time_ms: float) -> Floats:
+        """Return the least GPU-time of each length that ends by a time alone (ms)."""
+        least: Floats = np.where(self.alone_ms <= time_ms, self.gpu_ms, np.inf).min(axis=0)
+        return least
 
     def fits_in_counts(self, time_ms: float) -> bool:
         """Whether places with whole numbers of micro-batches may hold all sequences by a time.

@@ -20,9 +20,8 @@ from seqplan.planner.placement.draws import Draws
 from seqplan.planner.placement.fill import Filling, FillStarter, PackedPlacement
 from seqplan.planner.placement.fill_tables import ClassCosts, FillTables
 from seqplan.planner.placement.fleet import ClassPlacement, Fleet, PipelineBins
-from seqplan.planner.placement.greedy import estimate_ms
-from seqplan.planner.placement.ramps import Ramps
-from seqplan.planner.simulation.one_f_one_b import order_micro_batches, simulate_ms
+from seqplan.planner.placement.ordered_times import put_in_order, time_filling
+from seqplan.planner.simulation.one_f_one_b import simulate_ms
 
 DRAWN, FRUITLESS = 20_000, 5_000
 """Exchanges drawn at most, and at most in a row of which none is made. Three times as many draws
@@ -70,42 +69,14 @@ def exchange_sequences(
         return filling
     tables = FillTables.from_batch(batch)
     costs = [tables.find_costs(pipeline_class) for pipeline_class in fleet.classes]
-    filling = _put_in_order(costs, filling)
+    filling = put_in_order(costs, filling)
     compiled = FillStarter(tables, fleet.classes).compiled
     exchange = _exchange_compiled if compiled else _exchange_in_python
     exchanged = exchange(costs, filling, lower_ms, effort)
     if exchanged is None:
         return filling
-    shorter = _time_filling(costs, exchanged)
+    shorter = time_filling(costs, exchanged)
     return shorter if shorter.objective_ms < filling.objective_ms else filling
-
-
-def _put_in_order(costs: Sequence[ClassCosts], filling: Filling) -> Filling:
-    """Order the micro-batches of pipelines with stages, and time these in their order."""
-    if all(of_class.pp == 1 for of_class in costs):
-        return filling
-    placements, times = [], list(filling.pipeline_ms)
-    for k, (of_class, pipelines) in enumerate(zip(costs, filling.bins, strict=True)):
-        if of_class.pp > 1:
-            read = _read_pipelines(of_class, pipelines)
-            ramps = Ramps.from_forward(of_class.pp, of_class.forward_fraction)
-            for pipeline in read:
-                pipeline.put_in_order(ramps)
-            pipelines = tuple(pipeline.list_bins() for pipeline in read)
-            times[k] = tuple(pipeline.time_ms for pipeline in read)
-        placements.append(pipelines)
-    return Filling(tuple(placements), tuple(times))
-
-
-def _time_filling(costs: Sequence[ClassCosts], placements: tuple[ClassPlacement, ...]) -> Filling:
-    """Time pipelines; with stages by the simulation of the micro-batches in order."""
-    times = []
-    for of_class, pipelines in zip(costs, placements, strict=True):
-        if of_class.pp == 1:
-            times.append(tuple(estimate_ms(of_class, bins) for bins in pipelines))
-        else:
-            times.append(tuple(p.time_ms for p in _read_pipelines(of_class, pipelines)))
-    return Filling(placements, tuple(times))
 
 
 def _exchange_compiled(
@@ -251,18 +222,6 @@ class _Pipeline:
         for index, micro in changed.items():
             micro_batches[index + 1] = micro
         self._set(micro_batches)
-
-    def put_in_order(self, ramps: Ramps) -> None:
-        """Put the micro-batches in the order that ends first: that of ramps, or one of three."""
-        if not self.micro_batches:
-            return
-        of_three = order_micro_batches(self.costs_ms, self.pp, self.shares)
-        order = min(of_three, ramps.order(self.costs_ms), key=self._time_order)
-        self._set([self.micro_batches[j] for j in order])
-
-    def _time_order(self, order: Sequence[int]) -> float:
-        costs_ms, shares = [self.costs_ms[j] for j in order], [self.shares[j] for j in order]
-        return simulate_ms(costs_ms, self.pp, shares)
 
     def swap_places(self, draw: Callable[[], float]) -> bool:
         """Draw two micro-batches and swap their places if it pays; whether it did."""

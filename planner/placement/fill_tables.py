@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf, sqrt
@@ -49,8 +50,7 @@ class ClassCosts:
     the cheapest, with the tokens' share of c. ``cheap_from`` and ``held_from`` (modes, n + 1): see
     ``ModeCosts``. All are C-contiguous. ``of_one_mode``: those of a class of one mode, which
     classes share. ``full_ms``: the work that fills a micro-batch, where stages leave it less than
-    MaxLen holds. ``sequences``: of the batch. ``ramped``: micro-batches get the sizes of ``ramps``,
-    in place of equal ones.
+    MaxLen holds. ``sequences``: of the batch. ``ramps``: the sizes of micro-batches, if not equal.
     """
 
     def __init__(
@@ -60,13 +60,11 @@ class ClassCosts:
         of_one_mode: tuple[Ints, Ints] | None = None,
         full_ms: float = inf,
         sequences: int = 0,
-        *,
-        ramped: bool = False,
     ) -> None:
         self.pp, self.modes = pipeline_class.pp, pipeline_class.all_modes
         self.forward_fraction = pipeline_class.forward_fraction
         self.bubbles = Bubbles.from_forward(self.pp, self.forward_fraction, sequences)
-        self.ramps = Ramps.from_forward(self.pp, self.forward_fraction) if ramped else None
+        self.ramps: Ramps | None = None
         self.lengths = lengths
         tokens = lengths.astype(np.float64)
         padded = pipeline_class.padded(lengths)
@@ -85,6 +83,13 @@ class ClassCosts:
         self.preference = np.ascontiguousarray(order, dtype=np.int64)
         self.cheap_from = _next_true(holds & (self.work_ms <= whole.min(axis=0) * ROUND))
         self.held_from = _next_true(holds)
+
+    def with_ramps(self) -> ClassCosts:
+        """Return the same costs for micro-batches of the sizes of ramps."""
+        ramped = copy(self)
+        ramped.ramps = Ramps.from_forward(self.pp, self.forward_fraction)
+        ramped.__dict__.pop("compiled", None)
+        return ramped
 
     @cached_property
     def by_mode(self) -> list[ModeCosts]:
@@ -201,12 +206,10 @@ class FillTables:
         ramped = ramped and pipeline_class.pp > 1
         key = pipeline_class.pp, pipeline_class.unit, pipeline_class.all_modes, full_ms, ramped
         if key not in self._costs:
-            self._costs[key] = ClassCosts(
-                self.array,
-                pipeline_class,
-                self._of_one_mode,
-                full_ms,
-                self._sequences,
-                ramped=ramped,
-            )
+            if ramped:
+                self._costs[key] = self.find_costs(pipeline_class, full_ms).with_ramps()
+            else:
+                self._costs[key] = ClassCosts(
+                    self.array, pipeline_class, self._of_one_mode, full_ms, self._sequences
+                )
         return self._costs[key]

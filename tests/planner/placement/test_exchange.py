@@ -19,6 +19,7 @@ from seqplan.planner.placement.fill import (
 )
 from seqplan.planner.placement.fill_tables import ClassCosts, FillTables
 from seqplan.planner.placement.fleet import ClassMode, PipelineClass
+from seqplan.planner.placement.ordered_times import put_in_order
 
 
 def long_case(seed: int) -> Case:
@@ -78,7 +79,7 @@ def test_compiled_exchanges_are_those_of_python(monkeypatch: pytest.MonkeyPatch)
         made += ours is not None
         exchanged = exchange_sequences(fleet(case[0]), case[1], filling, 0.0)
         assert_sound(fleet(case[0]), case[1], exchanged, in_order=True)
-        ordered = exchange._put_in_order(list_costs(case), filling)
+        ordered = put_in_order(list_costs(case), filling)
         assert exchanged.objective_ms <= ordered.objective_ms * (1 + 1e-9)
         assert [PackedPlacement.pack(bins) for bins in filling.bins] == [*filling.placements]
         shorter += exchanged.objective_ms < ordered.objective_ms

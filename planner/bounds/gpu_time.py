@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.bounds.place_counts import NO_BUBBLES, fits_in_places
+from seqplan.planner.bounds.place_counts import NO_BUBBLES, PlaceCounts
 from seqplan.planner.bounds.resources import ROUNDING
 from seqplan.planner.placement.bubbles import list_bubbles
 from seqplan.planner.placement.fleet import MOST, Floats, Ints, PipelineClass
@@ -231,20 +231,31 @@ class Demand:
         A place is a rank, or ``place_gpus`` ranks that run equally many, on whatever groups.
         """
         ends = self.alone_ms <= time_ms * (1 + ROUNDING)
+        # Only these decide: times of a search mostly differ in nothing here.
+        key = np.count_nonzero(ends, axis=1).tobytes()
+        if key not in self._known_counts:
+            self._known_counts[key] = self._count_places(ends)
+        return self._known_counts[key].may_hold_by(time_ms)
+
+    def _count_places(self, ends: npt.NDArray[np.bool_]) -> PlaceCounts:
+        """Sum what sequences take of places, each on the classes on which it ``ends`` in time."""
         parts = self.sizes / self.place_gpus
         overhead = float(self.overheads.min())
         # Of a larger overhead each token pays its share of what it is above the least.
         more = (self.overheads - overhead) / self.capacities * self.padded
-        return fits_in_places(
+        return PlaceCounts.from_work(
             np.where(ends, parts * (self.full_ms + more), np.inf),
             np.where(ends, self.padded, np.iinfo(np.int64).max).min(axis=0),
             self.counts,
             (self.capacities / parts)[:, 0],
             overhead,
             self.gpus // self.place_gpus,
-            time_ms,
             self.bubbles_of_mean,
         )
+
+    @cached_property
+    def _known_counts(self) -> dict[bytes, PlaceCounts]:
+        return {}
 
     def in_places_ms(self, time_ms: float) -> float:
         """Compute what places need at least if each sequence ends by ``time_ms`` (ms)."""

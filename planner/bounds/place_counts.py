@@ -12,7 +12,7 @@ v, no plan ends by T.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf
 
 import numpy as np
@@ -31,45 +31,81 @@ POINTS = 65
 """Numbers of places that are tried at once."""
 
 
-def fits_in_places(
-    work_ms: Floats,
-    tokens: Ints,
-    counts: Ints,
-    room: Floats,
-    overhead_ms: float,
-    places: int,
-    time_ms: float,
-    bubbles: Floats,
-) -> bool:
-    """Whether ``places`` may hold all sequences by a time; False is proven.
+@dataclass(frozen=True)
+class PlaceCounts:
+    """Places, and what all sequences take of them, if the classes that run each are known.
 
-    ``work_ms`` (classes, n): what a sequence takes of a place, infinite if the class does not run
-    it; ``tokens``, ``counts`` (n,): least padded tokens and number of each; ``room`` (classes,):
-    tokens of a micro-batch on a place; ``overhead_ms``: of a micro-batch at least;
-    ``bubbles``: how many more of the mean every class idles for at least with 1, 2, …
-    micro-batches, the last with any larger number.
+    ``prices``: of ``_list_prices``; ``tokens_up_to``, ``work_up_to`` (n + 1,): sums from the most
+    work a token on, which take ``taken_up_to`` at each price (ms). Others as of ``from_work``.
     """
-    work = work_ms.min(axis=0)
-    prices = _list_prices(overhead_ms, room, ((work_ms - work) / tokens).min(axis=1))
-    most_first = np.argsort(-work / tokens, kind="stable")
-    counts = counts[most_first]
-    tokens_up_to = np.concatenate([[0.0], np.cumsum(counts * tokens[most_first])])
-    work_up_to = np.concatenate([[0.0], np.cumsum(counts * work[most_first])])
-    taken_up_to = [work_up_to + price * tokens_up_to for _, price, _ in prices]
-    needed = work_up_to[-1] * (1 - ROUNDING)
 
-    def hold(few: Ints, most: int) -> Floats:
+    prices: list[tuple[float, float, float]]
+    tokens_up_to: Floats
+    work_up_to: Floats
+    taken_up_to: list[Floats]
+    overhead_ms: float
+    places: int
+    bubbles: Floats
+
+    @classmethod
+    def from_work(
+        cls,
+        work_ms: Floats,
+        tokens: Ints,
+        counts: Ints,
+        room: Floats,
+        overhead_ms: float,
+        places: int,
+        bubbles: Floats,
+    ) -> PlaceCounts:
+        """Sum what sequences take.
+
+        ``work_ms`` (classes, n): what a sequence takes of a place, infinite if the class does not
+        run it; ``tokens``, ``counts`` (n,): least padded tokens and number of each; ``room``
+        (classes,): tokens of a micro-batch on a place; ``overhead_ms``: of a micro-batch at least;
+        ``bubbles``: how many more of the mean every class idles for at least with 1, 2, …
+        micro-batches, the last with any larger number.
+        """
+        work = work_ms.min(axis=0)
+        prices = _list_prices(overhead_ms, room, ((work_ms - work) / tokens).min(axis=1))
+        most_first = np.argsort(-work / tokens, kind="stable")
+        counts = counts[most_first]
+        tokens_up_to = np.concatenate([[0.0], np.cumsum(counts * tokens[most_first])])
+        work_up_to = np.concatenate([[0.0], np.cumsum(counts * work[most_first])])
+        taken_up_to = [work_up_to + price * tokens_up_to for _, price, _ in prices]
+        return cls(prices, tokens_up_to, work_up_to, taken_up_to, overhead_ms, places, bubbles)
+
+    def may_hold_by(self, time_ms: float) -> bool:
+        """Whether the places may hold all sequences by a time; False is proven."""
+        return all(self._reach_by(time_ms, most) for most in range(MOST_COUNTS + 1))
+
+    def _reach_by(self, time_ms: float, most: int) -> bool:
+        """Whether they hold all if some run ``most`` micro-batches at most, concave in how many."""
+        needed = self.work_up_to[-1] * (1 - ROUNDING)
+        low, high = 0, self.places
+        while True:
+            span = high - low
+            tried = np.arange(span + 1 if span < POINTS else POINTS)
+            few = low + (tried if span < POINTS else tried * span // (POINTS - 1))
+            held = self._hold(few, most, time_ms)
+            best = int(held.argmax())
+            if held[best] >= needed:
+                return True
+            if span < POINTS:
+                return False
+            low, high = int(few[max(best - 1, 0)]), int(few[min(best + 1, len(few) - 1)])
+
+    def _hold(self, few: Ints, most: int, time_ms: float) -> Floats:
         """Bound the work (ms) of all places if ``few`` run ``most`` at most."""
-        held = few * (most * prices[-1][2])
-        sum_ms = time_ms * most / (most + bubbles[most - 1]) if most else 0.0
-        for (fixed, _, _), taken in zip(prices, taken_up_to, strict=True):
-            in_time = np.interp(few * (sum_ms - most * fixed), taken, tokens_up_to)
+        held = few * (most * self.prices[-1][2])
+        sum_ms = time_ms * most / (most + self.bubbles[most - 1]) if most else 0.0
+        for (fixed, _, _), taken in zip(self.prices, self.taken_up_to, strict=True):
+            in_time = np.interp(few * (sum_ms - most * fixed), taken, self.tokens_up_to)
             held = np.minimum(held, in_time)
-        rest_ms = _most_work_ms(time_ms, most + 1, overhead_ms, bubbles)
-        worked: Floats = np.interp(held, tokens_up_to, work_up_to) + (places - few) * rest_ms
+        rest_ms = _most_work_ms(time_ms, most + 1, self.overhead_ms, self.bubbles)
+        worked: Floats = np.interp(held, self.tokens_up_to, self.work_up_to)
+        worked += (self.places - few) * rest_ms
         return worked
-
-    return all(_reaches(needed, places, most, hold) for most in range(MOST_COUNTS + 1))
 
 
 def _most_work_ms(time_ms: float, least: int, overhead_ms: float, bubbles: Floats) -> float:
@@ -94,8 +130,9 @@ def _list_prices(
     """
     corners = [(0.0, overhead_ms)]
     able = np.isfinite(above_ms)
-    for tokens, extra in sorted(zip(room[able], room[able] * above_ms[able], strict=True)):
-        corner = (float(tokens), overhead_ms + float(extra))
+    extras = (room * above_ms)[able].tolist()
+    for tokens, extra in sorted(zip(room[able].tolist(), extras, strict=True)):
+        corner = (tokens, overhead_ms + extra)
         while corners[1:] and (
             corners[-1][0] == corner[0]
             or _slope(corners[-2], corners[-1]) >= _slope(corners[-1], corner)
@@ -114,17 +151,3 @@ def _list_prices(
 
 def _slope(before: tuple[float, float], after: tuple[float, float]) -> float:
     return (after[1] - before[1]) / (after[0] - before[0])
-
-
-def _reaches(needed: float, places: int, most: int, hold: Callable[[Ints, int], Floats]) -> bool:
-    """Whether ``hold``, concave in its first argument, reaches a value between 0 and ``places``."""
-    low, high = 0, places
-    while True:
-        few = np.unique(np.linspace(low, high, POINTS).round().astype(np.int64))
-        held = hold(few, most)
-        best = int(held.argmax())
-        if held[best] >= needed:
-            return True
-        if high - low < POINTS:
-            return False
-        low, high = int(few[max(best - 1, 0)]), int(few[min(best + 1, len(few) - 1)])

@@ -166,7 +166,7 @@ def _choose_sizes(
         known = best = exchange(batch, best, effort=ROUGHLY)
         times[best.strategy] = best.objective_ms
         known = place_on_ramps(batch, best.fleet, best.objective_ms) or best
-    staged = [fleet for fleet in fleets if fleet.has_stages]
+    staged = [f for f in fleets if f.has_stages and f.strategy != best.strategy]
     known = _best_candidate(search, known, staged, bounds, times, ramped=True) or known
     of_stages = [layout for layout in layouts if layout.layout[1] > 1]
     ramped = _construct_strategies(search, known, of_stages, ramped=True) or known

@@ -11,7 +11,8 @@ import numpy as np
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.gpu_time import cheap_bound_ms
-from seqplan.planner.placement.dispatch import balance, dispatch, level
+from seqplan.planner.placement.dispatch import dispatch, level
+from seqplan.planner.placement.exchange import exchange_sequences
 from seqplan.planner.placement.fill import Filler
 from seqplan.planner.placement.fleet import Bin, Fleet, PipelineClass
 from seqplan.plans.scheme import Scheme, Strategy
@@ -64,7 +65,7 @@ def _minimize(classes: Sequence[PipelineClass], batch: Batch) -> tuple[RankBins,
     if len(classes) == 1:
         filling = level(filler, filling, float(np.sum(filling.pipeline_ms)) / ranks)
     else:
-        filling = balance(fleet, batch, filling, bound)
+        filling = exchange_sequences(fleet, batch, filling, bound)
     return tuple(of_rank for placement in filling.bins for of_rank in placement), min(
         bound, filling.objective_ms
     )

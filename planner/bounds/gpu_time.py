@@ -238,7 +238,7 @@ class Demand:
         return self._known_counts[key].may_hold_by(time_ms)
 
     def _count_places(self, ends: npt.NDArray[np.bool_]) -> PlaceCounts:
-        """Sum what sequences take of places, each on the classes on which it ``ends`` in time."""
+        """Sum what sequences take of places, on classes on which each ``ends``."""
         parts = self.sizes / self.place_gpus
         overhead = float(self.overheads.min())
         # Of a larger overhead each token pays its share of what it is above the least.

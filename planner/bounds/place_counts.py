@@ -33,7 +33,7 @@ POINTS = 65
 
 @dataclass(frozen=True)
 class PlaceCounts:
-    """Places, and what all sequences take of them, if the classes that run each are known.
+    """Places, and what all sequences take of them on known classes.
 
     ``prices``: of ``_list_prices``; ``tokens_up_to``, ``work_up_to`` (n + 1,): sums from the most
     work a token on, which take ``taken_up_to`` at each price (ms). Others as of ``from_work``.

@@ -9,7 +9,6 @@ from seqplan.planner.exact.instance import Instance
 from seqplan.planner.exact.model import DETERMINISTIC_LIMIT, ExactSolution, solve
 from seqplan.planner.exact.placement import placement_of
 from seqplan.planner.exact.shared_ranks import SharedRanks
-from seqplan.planner.placement.dispatch import balance
 from seqplan.planner.placement.exchange import exchange_sequences
 from seqplan.planner.placement.fill import Filling, Placement
 from seqplan.planner.placement.fleet import Fleet
@@ -78,7 +77,6 @@ def close_gap(
     solution, filling = answered
     proven_ms = max(bound_ms, solution.bound_ms)
     if filling is not None:
-        filling = balance(placement.fleet, batch, filling, proven_ms)
         filling = exchange_sequences(placement.fleet, batch, filling, proven_ms)
     if filling is not None and filling.objective_ms < time_ms:
         placement = Placement(placement.fleet, filling)

@@ -1,9 +1,10 @@
-"""Exchanges of sequences between micro-batches that shorten the slowest pipeline, with stages too.
+"""Exchanges of sequences between micro-batches that shorten the slowest pipeline.
 
-With stages a pipeline takes what its micro-batches take in 1F1B, in their order: small ones at both
-ends fill and drain it sooner. With recomputation modes one sequence can change the mode of a
-micro-batch. A fill foresees neither: exchanges are drawn at random, and made where their exact
-costs shorten the step.
+If sequences are few, a swap of two levels pipelines that a fill leaves apart. With stages a
+pipeline takes what its micro-batches take in 1F1B, in their order: small ones at both ends fill and
+drain it sooner. With recomputation modes one sequence can change the mode of a micro-batch. A fill
+foresees none of this: exchanges are drawn at random, and made where their exact costs shorten the
+step.
 """
 
 from __future__ import annotations
@@ -60,13 +61,11 @@ def exchange_sequences(
 ) -> Filling:
     """Make the slowest pipeline no slower, on the same strategy; ends at ``lower_ms``.
 
-    Unchanged without stages and modes, where the sums of a pipeline are its time. With stages, the
-    times of the filling are estimates, and those of the result are of the 1F1B simulation of the
-    micro-batches in order. ``effort``: the share of the exchanges that are drawn, each in O(passes
-    of a pipeline). Equal arguments give equal results, in Python and compiled (``exchange.c``).
+    With stages, the times of the filling are estimates, and those of the result are of the 1F1B
+    simulation of the micro-batches in order. ``effort``: the share of the exchanges that are drawn,
+    each in O(passes of a pipeline). Equal arguments give equal results, in Python and compiled
+    (``exchange.c``).
     """
-    if all(of_class.pp == 1 and not of_class.modes for of_class in fleet.classes):
-        return filling
     tables = FillTables.from_batch(batch)
     costs = [tables.find_costs(pipeline_class) for pipeline_class in fleet.classes]
     filling = put_in_order(costs, filling)

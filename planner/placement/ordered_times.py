@@ -16,9 +16,9 @@ from seqplan.planner.simulation.one_f_one_b import simulate_ms
 
 
 def put_in_order(costs: Sequence[ClassCosts], filling: Filling) -> Filling:
-    """Put micro-batches of pipelines with stages in the order of ramps, if they end before.
+    """Put micro-batches in the order of ramps, if they end before.
 
-    The times of these pipelines are then those of the simulation.
+    Of pipelines with stages, whose times are then those of the simulation.
     """
     if all(of_class.pp == 1 for of_class in costs):
         return filling

@@ -1,17 +1,17 @@
-"""The last steps of a placement: balanced, leveled, its sequences exchanged, and bounded."""
+"""The last steps of a placement: leveled, its sequences exchanged, and bounded."""
 
 from __future__ import annotations
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.gpu_time import area_bound_ms, cheap_bound_ms
-from seqplan.planner.placement.dispatch import balance, dispatch, level, probe
+from seqplan.planner.placement.dispatch import dispatch, level, probe
 from seqplan.planner.placement.exchange import exchange_sequences
 from seqplan.planner.placement.fill import Filler, Placement
 from seqplan.planner.placement.fleet import Fleet
 
-BALANCE_GAP = 2e-3
-"""The gap above which sequences are moved and swapped between pipelines."""
+EXCHANGE_GAP = 2e-3
+"""The gap above which sequences are exchanged."""
 
 
 ROUGHLY = 0.15
@@ -22,7 +22,7 @@ CLEARLY = 0.99
 
 
 def polish(batch: Batch, best: Placement, *, prove: bool) -> tuple[Placement, float]:
-    """Balance, level and exchange sequences of a placement; return it, and its bound (ms).
+    """Level and exchange sequences of a placement; return it, and its bound (ms).
 
     Without stages a close bound is proven first, as polishing ends near it. With stages it is
     farther away than polishing gets, and the time that is then reached helps to prove it. Without
@@ -35,11 +35,9 @@ def polish(batch: Batch, best: Placement, *, prove: bool) -> tuple[Placement, fl
     lower_ms = min(cheap_bound_ms(fleet.classes, batch), best.objective_ms)
     if prove:
         lower_ms = certify(fleet, batch, best.objective_ms)
-    near_ms = lower_ms * (1 + BALANCE_GAP)
-    if prove and filling.objective_ms > near_ms:
-        filling = balance(fleet, batch, filling, lower_ms)
     filling = level(Filler(fleet, batch), filling, area_bound_ms(fleet.classes, batch))
     if prove:
+        near_ms = lower_ms * (1 + EXCHANGE_GAP)
         filling = exchange_sequences(fleet, batch, filling, near_ms)
     return Placement(fleet, filling), min(lower_ms, filling.objective_ms)
 
@@ -92,7 +90,7 @@ def _level_stages(batch: Batch, placement: Placement) -> Placement:
 def exchange(batch: Batch, placement: Placement, effort: float = 1.0) -> Placement:
     """Exchange sequences of a placement until it is near the cheap bound."""
     fleet = placement.fleet
-    near_ms = cheap_bound_ms(fleet.classes, batch) * (1 + BALANCE_GAP)
+    near_ms = cheap_bound_ms(fleet.classes, batch) * (1 + EXCHANGE_GAP)
     filling = exchange_sequences(fleet, batch, placement.filling, near_ms, effort=effort)
     return Placement(fleet, filling)
 

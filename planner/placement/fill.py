@@ -94,7 +94,6 @@ class NativeFill:
         target: float,
         ceiling: float,
         *,
-        new_first: bool = False,
         most: int = ANY_NUMBER,
     ) -> int:
         """Fill the pipelines of a class; see ``PythonFill.fill_class``."""
@@ -106,7 +105,6 @@ class NativeFill:
             forced_above,
             target,
             ceiling,
-            new_first,
             most,
         )
         self._filled.append((PackedPlacement(packed, count), times))
@@ -252,17 +250,14 @@ class Filler:
         full_ms = pipeline_class.even_work_ms(whole_ms * pipeline_class.gpus / gpus)
         return 2.0 ** (floor(4 * log2(full_ms)) / 4) if 0 < full_ms < inf else inf
 
-    def fill(
-        self, target_ms: float, ceiling_ms: float | None = None, *, new_first: bool = False
-    ) -> Filling | Shortfall:
+    def fill(self, target_ms: float, ceiling_ms: float | None = None) -> Filling | Shortfall:
         """Place all with every pipeline estimated at ``target_ms`` at most, or return a shortfall.
 
         1. Classes are ordered from the one that can hold the longest sequence down.
         2. Of each class, pipelines are opened for the sequences that no later class can hold.
         3. Then they, and new ones, are topped up with any: always the longest unassigned sequence
            that fits the rest of the micro-batch (tokens and time), micro-batch after
-           micro-batch. ``new_first``: pipelines of step 2 open new micro-batches for the longest
-           that are left before they top up the open ones, which may have little room.
+           micro-batch.
 
         ``ceiling_ms`` ≥ target: a pipeline whose first sequence alone needs more than the target
         may take up to as long as that sequence needs, but no longer than the ceiling; so that one
@@ -282,15 +277,7 @@ class Filler:
                 missing = self._missing_ms(fill, k) - target_ms * count
                 if missing > 0:
                     return Shortfall(missing * classes[k].gpus)
-            fill.fill_class(
-                self._costs[k],
-                count,
-                reach[k],
-                forced_above,
-                target_ms,
-                ceiling,
-                new_first=new_first,
-            )
+            fill.fill_class(self._costs[k], count, reach[k], forced_above, target_ms, ceiling)
         if fill.left:
             last = order[-1]
             return Shortfall(self._missing_ms(fill, last) * classes[last].gpus)

@@ -11,7 +11,7 @@
  * and sized.c. fill_kernel's caller compares it with the files beside it: a kernel that was built
  * from another text is not used.
  */
-#define SOURCE "7038a6af3d5d5d06"
+#define SOURCE "1b1b7342b86d0a5f"
 
 #include "fill_kernel.h"
 
@@ -251,12 +251,9 @@ static int add_new(Fill *fill, Pipeline *pipeline, int64_t above) {
     return 1;
 }
 
-static int fill_pipeline(Fill *fill, Pipeline *pipeline, int64_t above, int new_first) {
-    int64_t already_open = pipeline->micro_batches;
-    if (new_first)
-        return add_new(fill, pipeline, above) &&
-               top_up_open(fill, pipeline, above, already_open, 0);
-    return top_up_open(fill, pipeline, above, already_open, 0) && add_new(fill, pipeline, above);
+static int fill_pipeline(Fill *fill, Pipeline *pipeline, int64_t above) {
+    return top_up_open(fill, pipeline, above, pipeline->micro_batches, 0) &&
+           add_new(fill, pipeline, above);
 }
 
 /* bubbles.Bubbles.of. */
@@ -349,13 +346,13 @@ static void open_pipeline(Fill *fill, int64_t first, double target, double ceili
 
 /* greedy.PythonFill.fill_class. */
 static int fill_pipelines(Fill *fill, int64_t reach, int64_t forced_above, double target,
-                          double ceiling, int new_first) {
+                          double ceiling) {
     Pool *pool = &fill->pool;
     for (int64_t k = 0; k < fill->count; k++) {
         int64_t first = at_most(pool, reach, 0);
         if (first == pool->size || pool->lengths[first] <= forced_above) break;
         open_pipeline(fill, first, target, ceiling);
-        if (!fill_pipeline(fill, &fill->pipelines[k], forced_above, 0)) return 0;
+        if (!fill_pipeline(fill, &fill->pipelines[k], forced_above)) return 0;
     }
     for (int64_t k = 0; k < fill->count; k++) {
         if (k == fill->opened) {
@@ -363,7 +360,7 @@ static int fill_pipelines(Fill *fill, int64_t reach, int64_t forced_above, doubl
             if (first == pool->size) break;
             open_pipeline(fill, first, target, ceiling);
         }
-        if (!fill_pipeline(fill, &fill->pipelines[k], 0, new_first)) return 0;
+        if (!fill_pipeline(fill, &fill->pipelines[k], 0)) return 0;
     }
     for (int64_t k = 0; fill->costs->mode_count > 1 && k < fill->opened && pool->left; k++)
         if (!top_up_open(fill, &fill->pipelines[k], 0, fill->pipelines[k].micro_batches, 1))
@@ -584,7 +581,7 @@ static PyObject *make_costs(PyObject *Py_UNUSED(module), PyObject *args) {
 
 /* Fill what has been checked; 0 with an exception set. end_fill frees the memory in either case. */
 static int begin_fill(Fill *fill, int64_t reach, int64_t forced_above, double target,
-                      double ceiling, int new_first) {
+                      double ceiling) {
     fill->pool.next = PyMem_Malloc(((size_t)fill->pool.size + 1) * sizeof(int64_t));
     fill->pipelines = (uint64_t)fill->count < SIZE_MAX / sizeof(Pipeline)
                           ? PyMem_Malloc((size_t)(fill->count ? fill->count : 1) *
@@ -595,7 +592,7 @@ static int begin_fill(Fill *fill, int64_t reach, int64_t forced_above, double ta
         return 0;
     }
     return take_sequences(&fill->pool) &&
-           fill_pipelines(fill, reach, forced_above, target, ceiling, new_first);
+           fill_pipelines(fill, reach, forced_above, target, ceiling);
 }
 
 static void end_fill(Fill *fill) {
@@ -613,9 +610,9 @@ static int64_t count_filled(const Fill *fill) {
 
 /* Fill what has been checked, return the placement, and free the call's memory. */
 static PyObject *run_fill(Fill *fill, int64_t reach, int64_t forced_above, double target,
-                          double ceiling, int new_first) {
+                          double ceiling) {
     PyObject *placement = NULL, *times = NULL, *result = NULL;
-    if (begin_fill(fill, reach, forced_above, target, ceiling, new_first)) placement = packed(fill);
+    if (begin_fill(fill, reach, forced_above, target, ceiling)) placement = packed(fill);
     if (placement != NULL) times = times_ms(fill);
     if (times != NULL)
         result = Py_BuildValue("(OOLL)", placement, times, (long long)fill->pool.left,
@@ -628,7 +625,7 @@ static PyObject *run_fill(Fill *fill, int64_t reach, int64_t forced_above, doubl
 
 PyDoc_STRVAR(fill_class_doc,
              "fill_class(costs, counts, count, reach, forced_above, target_ms, ceiling_ms, "
-             "new_first, most)\n--\n\nFill one class from counts (int64, changed in place) of "
+             "most)\n--\n\nFill one class from counts (int64, changed in place) of "
              "unassigned sequences.\n\nReturns the placement, packed; the estimated time of each "
              "pipeline; what "
              "is left; and how many pipelines have sequences.");
@@ -638,11 +635,10 @@ static PyObject *fill_class(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *capsule;
     long long count, reach, forced_above, most_of_each;
     double target, ceiling;
-    int new_first;
     Fill fill = {0};
     PyObject *result = NULL;
-    if (!PyArg_ParseTuple(args, "Ow*LLLddpL:fill_class", &capsule, &counts, &count, &reach,
-                          &forced_above, &target, &ceiling, &new_first, &most_of_each))
+    if (!PyArg_ParseTuple(args, "Ow*LLLddL:fill_class", &capsule, &counts, &count, &reach,
+                          &forced_above, &target, &ceiling, &most_of_each))
         return NULL;
     fill.costs = PyCapsule_GetPointer(capsule, COSTS);
     if (fill.costs == NULL) goto done;
@@ -659,7 +655,7 @@ static PyObject *fill_class(PyObject *Py_UNUSED(module), PyObject *args) {
     fill.pool.size = fill.costs->size;
     fill.pool.lengths = fill.costs->lengths;
     fill.pool.counts = counts.buf;
-    result = run_fill(&fill, reach, forced_above, target, ceiling, new_first);
+    result = run_fill(&fill, reach, forced_above, target, ceiling);
 done:
     PyBuffer_Release(&counts);
     return result;
@@ -706,7 +702,7 @@ static int64_t number_needed(MicroSteps *steps, int64_t k, int64_t number, int64
         steps->trial[i] = lengths[i] > above ? steps->counts[i] : 0;
     Fill fill = make_fill(steps, k, number, steps->trial);
     int64_t needed = NONE;
-    if (begin_fill(&fill, steps->reach[k], 0, target, target, 0)) needed = count_filled(&fill);
+    if (begin_fill(&fill, steps->reach[k], 0, target, target)) needed = count_filled(&fill);
     end_fill(&fill);
     return needed;
 }
@@ -716,7 +712,7 @@ static PyObject *fill_groups(MicroSteps *steps, int64_t k, int64_t number, int64
                              double target, int64_t *left, double *slowest) {
     Fill fill = make_fill(steps, k, number, steps->counts);
     PyObject *placement = NULL, *result = NULL;
-    if (begin_fill(&fill, steps->reach[k], above, target, target, 0)) placement = packed(&fill);
+    if (begin_fill(&fill, steps->reach[k], above, target, target)) placement = packed(&fill);
     if (placement != NULL) {
         for (int64_t j = 0; j < fill.opened; j++)
             *slowest = most(*slowest, estimate_ms(&fill, &fill.pipelines[j]));

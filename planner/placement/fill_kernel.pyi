@@ -27,7 +27,6 @@ def fill_class(
     forced_above: int,
     target_ms: float,
     ceiling_ms: float,
-    new_first: bool,
     most: int,
     /,
 ) -> tuple[bytes, tuple[float, ...], int, int]: ...

@@ -141,7 +141,6 @@ class PythonFill:
         target: float,
         ceiling: float,
         *,
-        new_first: bool = False,
         most: int = ANY_NUMBER,
     ) -> int:
         """Fill ``count`` pipelines of a class with sequences of up to ``reach`` tokens.
@@ -166,7 +165,7 @@ class PythonFill:
                 if first is None:
                     break
                 opened.append(_open(costs, pool, first, target, ceiling, most))
-            opened[place].fill(0, new_first)
+            opened[place].fill(0)
         if len(costs.modes) > 1:
             for pipeline in opened:
                 pipeline.top_up(0, len(pipeline.bins), any_cost=True)
@@ -223,18 +222,10 @@ class _Pipeline:
         self.work: list[float] = []
         self.tokens: list[int] = []
 
-    def fill(self, above: int, new_first: bool = False) -> None:
-        """Take sequences longer than ``above``, into open micro-batches and then new ones.
-
-        ``new_first``: the other way round.
-        """
-        already_open = len(self.bins)
-        if new_first:
-            self._add(above)
-            self.top_up(above, already_open)
-        else:
-            self.top_up(above, already_open)
-            self._add(above)
+    def fill(self, above: int) -> None:
+        """Take sequences longer than ``above``, into open micro-batches and then new ones."""
+        self.top_up(above, len(self.bins))
+        self._add(above)
 
     def top_up(self, above: int, already_open: int, *, any_cost: bool = False) -> None:
         """Top up the first ``already_open`` micro-batches."""

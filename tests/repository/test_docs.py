@@ -35,7 +35,7 @@ WORDS = (
         "micro-step",
     ),
     *("layout", "sync", "certificate", "candidate", "rank view", "unit", "shard"),
-    *("zigzag", "piece", "swap", "rung", "probe", "new_first", "fleet", "reach", "top up"),
+    *("zigzag", "piece", "swap", "rung", "probe", "fleet", "reach", "top up"),
 )
 """Words of the code that a newcomer cannot guess."""
 

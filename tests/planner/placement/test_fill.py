@@ -13,7 +13,7 @@ from seqplan.planner.bounds.gpu_time import area_bound_ms, single_bound_ms
 from seqplan.planner.bounds.relaxation import relax
 from seqplan.planner.placement.bubbles import Bubbles
 from seqplan.planner.placement.dispatch import dispatch, level, probe
-from seqplan.planner.placement.fill import Filler, Filling, Shortfall
+from seqplan.planner.placement.fill import Filler, Filling
 from seqplan.planner.placement.fleet import PipelineClass
 
 SLACK = 1 + 1e-9
@@ -110,25 +110,6 @@ def test_a_known_placement_is_only_improved(case: Case, factor: float) -> None:
     below = probe(filler, lower, better.objective_ms)
     assert below is None or below.objective_ms < better.objective_ms
     assert dispatch(filler, lower, below_ms=lower) is None
-
-
-@pytest.mark.parametrize("seed", [20, 24, 56])
-def test_a_strategy_is_probed_in_both_orders(seed: int) -> None:
-    """New micro-batches first may end by a target that topping up first does not end by."""
-    tail = np.random.default_rng(seed).pareto(1.0, 40) * 20 + 1
-    batch = Batch.from_lengths(np.minimum(tail.astype(int), 400).tolist())
-    classes = (
-        PipelineClass(pp=1, a=0.002, b=1.0, c=5.0, capacity=800, unit=1, count=1, gpus=4),
-        PipelineClass(pp=2, a=0.004, b=2.0, c=5.0, capacity=400, unit=1, count=2, gpus=2),
-    )
-    filler = Filler(fleet(classes), batch)
-    best = dispatch(filler, single_bound_ms(classes, batch))
-    assert best is not None
-    limit = best.objective_ms * 1.005
-    assert isinstance(filler.fill(limit * (1 - 1e-3)), Shortfall)
-    found = probe(filler, 0.0, limit)
-    assert found is not None
-    check(classes, batch, found)
 
 
 @settings(max_examples=45)

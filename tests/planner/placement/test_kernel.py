@@ -42,11 +42,11 @@ def bits(outcome: Filling | Shortfall) -> object:
 
 
 def outcome(
-    case: Case, target: float, ceiling: float | None, new_first: bool, ramped: bool = False
+    case: Case, target: float, ceiling: float | None, ramped: bool = False
 ) -> Filling | Shortfall:
     classes, batch = case
     filler = Filler(fleet(classes), batch, ramped=ramped)
-    return filler.fill(target, ceiling, new_first=new_first)
+    return filler.fill(target, ceiling)
 
 
 @st.composite
@@ -69,15 +69,13 @@ def fleets(draw: st.DrawFn) -> Case:
 
 @compiled
 @settings(max_examples=73)
-@given(
-    fleets(), st.floats(0.2, 6), st.sampled_from([None, 1, 1.3, 2.5]), st.booleans(), st.booleans()
-)
+@given(fleets(), st.floats(0.2, 6), st.sampled_from([None, 1, 1.3, 2.5]), st.booleans())
 def test_a_fill_has_the_same_bits(
-    case: Case, factor: float, above: float | None, new_first: bool, ramped: bool
+    case: Case, factor: float, above: float | None, ramped: bool
 ) -> None:
     target = single_bound_ms(*case) * factor
     ceiling = None if above is None else target * above
-    ours, reference = compute_both(partial(outcome, case, target, ceiling, new_first, ramped))
+    ours, reference = compute_both(partial(outcome, case, target, ceiling, ramped))
     assert bits(ours) == bits(reference)
 
 
@@ -103,7 +101,6 @@ def test_fills_with_modes_have_the_same_bits(first: int) -> None:
                     *limits,
                     target,
                     ceiling,
-                    new_first=bool(seed % 2),
                     most=1 if seed % 5 == 0 else 1000,
                 )
                 for fill in (in_python, in_c)
@@ -214,13 +211,13 @@ def test_a_search_ends_at_the_same_bits(case: Case) -> None:
 @given(fleets(), st.floats(0.5, 3))
 def test_a_fill_that_just_fits_has_the_same_bits(case: Case, factor: float) -> None:
     """At targets that a placement meets to the last bits, where any other rounding decides."""
-    first = outcome(case, single_bound_ms(*case) * factor, None, False)
+    first = outcome(case, single_bound_ms(*case) * factor, None)
     assume(isinstance(first, Filling))
     assert isinstance(first, Filling)
     tight = max(time for times in first.pipeline_ms for time in times) / (1 + 1e-12)
     for ulps in range(-6, 7):
         target = tight + ulps * math.ulp(tight)
-        ours, reference = compute_both(partial(outcome, case, target, None, False))
+        ours, reference = compute_both(partial(outcome, case, target, None))
         assert bits(ours) == bits(reference)
 
 
@@ -231,15 +228,15 @@ def test_without_overhead_micro_batches_are_counted_to_a_limit(pp: int) -> None:
     some = PipelineClass(pp=pp, a=0.0, b=1e-7, c=0.0, capacity=1, unit=1, count=1, gpus=1)
     case = (some,), Batch.from_lengths([1] * (3 * MOST_COUNTED))
     target = 1e-7 * (3 * MOST_COUNTED + pp - 1)
-    ours, reference = compute_both(partial(outcome, case, 1.2 * target, None, False, True))
+    ours, reference = compute_both(partial(outcome, case, 1.2 * target, None, True))
     assert bits(ours) == bits(reference)
-    ours, reference = compute_both(partial(outcome, case, target * (1 + 1e-9), None, False))
+    ours, reference = compute_both(partial(outcome, case, target * (1 + 1e-9), None))
     assert bits(ours) == bits(reference)
     assert isinstance(ours, Filling)
     assert len(ours.bins[0][0]) == 3 * MOST_COUNTED
     # One long sequence next to them, and a target that would allow for more than floats count.
     case = (replace(some, capacity=50),), Batch.from_lengths([50] + [1] * 2000)
-    ours, reference = compute_both(partial(outcome, case, 1e12, None, False))
+    ours, reference = compute_both(partial(outcome, case, 1e12, None))
     assert bits(ours) == bits(reference)
     assert isinstance(ours, Filling)
 
@@ -252,7 +249,7 @@ def test_equal_lengths_are_subtracted_at_once() -> None:
     tight = case[1].tokens * 0.1 + (1000 * 49 + 9) * 1e-5 + 0.3
     for ulps in range(-60, 61):
         target = tight / (1 + 1e-12) + ulps * math.ulp(tight)
-        ours, reference = compute_both(partial(outcome, case, target, None, False))
+        ours, reference = compute_both(partial(outcome, case, target, None))
         assert bits(ours) == bits(reference)
 
 
@@ -268,11 +265,8 @@ def test_a_large_fill_has_the_same_bits(pp: int, unit: int, ramped: bool) -> Non
     batch = batch_of(5, 8000)
     for factor in (0.5, 0.9, 1.0, 1.1, 1.5, 4.0):
         target = factor * pp * single_bound_ms(classes, batch)
-        for new_first in (False, True):
-            ours, reference = compute_both(
-                partial(outcome, (classes, batch), target, None, new_first, ramped)
-            )
-            assert bits(ours) == bits(reference)
+        ours, reference = compute_both(partial(outcome, (classes, batch), target, None, ramped))
+        assert bits(ours) == bits(reference)
 
 
 @compiled
@@ -304,7 +298,7 @@ def test_unsupported_inputs_are_rejected() -> None:
     some = PipelineClass(pp=1, a=0.1, b=1.0, c=0.0, capacity=10, unit=1, count=2, gpus=1)
     costs = ClassCosts(np.array([5, 3]), some).compiled
     counts = np.array([1, 2])
-    numbers: tuple[Any, ...] = (2, 10, 0, 9.0, 9.0, False, 1000)
+    numbers: tuple[Any, ...] = (2, 10, 0, 9.0, 9.0, 1000)
     packed, times, left, opened = fill_class(costs, counts, *numbers)
     assert (len(times), left) == (2, counts.sum())
     assert opened == sum(time > 0 for time in times)
@@ -312,7 +306,7 @@ def test_unsupported_inputs_are_rejected() -> None:
     for wrong in (np.array([1]), np.array([-1, 2])):
         with pytest.raises(ValueError, match="counts"):
             fill_class(costs, wrong, *numbers)
-    for place, value in [(0, -1), (3, float("inf")), (4, float("nan")), (6, 0)]:
+    for place, value in [(0, -1), (3, float("inf")), (4, float("nan")), (5, 0)]:
         bad = [*numbers]
         bad[place] = value
         with pytest.raises(ValueError, match="must be in range"):

@@ -231,7 +231,6 @@ class Filler:
     def __init__(self, fleet: Fleet, batch: Batch, *, ramped: bool = False) -> None:
         self.fleet = fleet
         tables = FillTables.from_batch(batch)
-        self.lengths: list[int] = tables.lengths
         self._batch = batch
         self._starter = FillStarter(tables, fleet.classes)
         self._costs = [tables.find_costs(k, self._full_ms(k), ramped=ramped) for k in fleet.classes]

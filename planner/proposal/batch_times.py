@@ -12,7 +12,7 @@ from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.exchange import exchange_sequences
 from seqplan.planner.placement.fill import Filler, Filling
 from seqplan.planner.placement.fleet import Fleet
-from seqplan.planner.strategies.polishing import place_on_ramps
+from seqplan.planner.strategies.polishing import ROUGHLY, place_on_ramps
 from seqplan.planner.strategies.regrouping import RegroupLayout, find_regrouping
 from seqplan.planner.sync.times import SyncTimes
 from seqplan.plans.scheme import Strategy
@@ -58,7 +58,7 @@ class BatchTimes:
         limit = max(self.best_ms - sync_ms, self._lower)
         filling = _strategy_time(Filler(fleet, self.batch), self._lower, limit)
         if filling is not None and filling.objective_ms <= limit * SIMULATED:
-            filling = exchange_sequences(fleet, self.batch, filling, self._lower, effort=EFFORT)
+            filling = exchange_sequences(fleet, self.batch, filling, self._lower, effort=ROUGHLY)
         reached = float("inf") if filling is None else filling.objective_ms
         if fleet.has_stages:
             ramped = place_on_ramps(self.batch, fleet, reached)
@@ -127,9 +127,9 @@ class BatchTimes:
         return sorted(runnable, key=self.time_ms)[:3]
 
 
-SIMULATED, EFFORT = 1.01, 0.15
-"""Strategies whose times are this close to the best get this share of a plan's exchanges, and with
-stages simulated times: else some are proposed that are 2 % slower than others without stages."""
+SIMULATED = 1.01
+"""Sequences of strategies that are this close to the best are roughly exchanged, and with stages
+their times simulated: else some are proposed that are 2 % slower than others without stages."""
 
 
 def _strategy_time(filler: Filler, lower_ms: float, best_ms: float) -> Filling | None:

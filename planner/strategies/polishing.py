@@ -13,9 +13,8 @@ from seqplan.planner.placement.fleet import Fleet
 EXCHANGE_GAP = 2e-3
 """The gap above which sequences are exchanged."""
 
-
 ROUGHLY = 0.15
-"""Share of a plan's exchanges after which placements with stages are compared."""
+"""Share of a plan's exchanges after which placements are compared."""
 
 CLEARLY = 0.99
 """A placement that takes at most so much of the time of one roughly exchanged is better."""

@@ -6,9 +6,8 @@ activations in host memory from forward to backward.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import ceil
-from typing import Any
 
 MODES = ("none", "elementwise", "attention_core", "half_products", "mlp", "full")
 """From keeping everything to keeping each layer's input only.
@@ -52,12 +51,6 @@ def write_mode(mode: str | None) -> dict[str, str | float]:
         return {}
     name, share = split_mode(mode)
     return {"recompute": name, "offload_layers": share} if share else {"recompute": name}
-
-
-def read_mode(fields: Mapping[str, Any]) -> str | None:
-    """Read the mode of a micro-batch's fields in JSON, which have been checked."""
-    name = fields.get("recompute")
-    return None if name is None else join_mode(name, fields.get("offload_layers", 0.0))
 
 
 REPEATING = {"none": "mlp", "attention_core": "full"}

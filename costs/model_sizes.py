@@ -51,20 +51,30 @@ class ModelShape:
             return self.hidden
         return self.heads * self.head_dim
 
+    @property
+    def layer_weights(self) -> int:
+        """Weights of a dense layer's products: 12·hidden², as far as sizes are unknown.
+
+        Attention has four matrices of hidden · ``attention_width``, those of keys and values less
+        by ``kv_heads``/``heads``; the feed-forward three of hidden · ``ffn``, or 8·hidden².
+        """
+        attention = 4 * self.hidden * self.attention_width
+        if self.kv_heads is not None and self.heads is not None:
+            attention = round(attention * (1 + self.kv_heads / self.heads) / 2)
+        return attention + (8 * self.hidden if self.ffn is None else 3 * self.ffn) * self.hidden
+
 
 def parameters(shape: ModelShape) -> int | None:
-    """About layers·12·hidden² + 2·vocab·hidden parameters; None if the vocabulary is unknown.
+    """Count all parameters, as far as sizes are known; None if the vocabulary is unknown.
 
-    Attention has four matrices of hidden² (hidden times ``attention_width``), the feed-forward
-    network as much as eight; input and output embeddings are counted apart, once if they are
-    tied, norms and biases not at all. A model that is no dense decoder counts its sizes.
+    With unknown sizes layers have their products' weights, and no norms or biases.
     """
+    if (sizes := shape.sizes) is not None:
+        return sizes.parameters
     if shape.vocab is None:
         return None
-    if not shape.architecture.dense and (sizes := shape.sizes) is not None:
-        return sizes.parameters
-    layer = 4 * shape.hidden * shape.attention_width + 8 * shape.hidden**2
-    return shape.layers * layer + (1 if shape.tied else 2) * shape.vocab * shape.hidden
+    tables = (1 if shape.tied else 2) * shape.vocab
+    return shape.layers * shape.layer_weights + tables * shape.hidden
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from seqplan.costs.analytic.attention import AttentionMask
 from seqplan.costs.analytic.deployment import Deployment
@@ -243,10 +244,11 @@ def _sync_ms(
     )
 
 
-def model_flops(sizes: ModelSizes, length: int, *, causal: bool = True) -> float:
-    """Count forward + backward FLOPs of a sequence: 6 per parameter in a product and token, and
+def model_flops(sizes: ModelSizes, lengths: npt.ArrayLike, *, causal: bool = True) -> float:
+    """Count forward + backward FLOPs of sequences: 6 per parameter in a product and token, and
     12·layers·(heads·head_dim)·l² of attention, half of it with the causal mask, and less in layers
     of a window or chunks. Recurrences of linear attention and states are not counted."""
+    tokens = np.atleast_1d(np.asarray(lengths, dtype=np.float64))
     products = sizes.active_parameters + sizes.vocab * sizes.hidden
     special = sizes.architecture
     full = sizes.attending_layers - special.window_layers - special.chunk_layers
@@ -256,6 +258,6 @@ def model_flops(sizes: ModelSizes, length: int, *, causal: bool = True) -> float
         (AttentionMask(window=special.window), special.window_layers),
         (AttentionMask(chunk=special.chunk), special.chunk_layers),
     ):
-        keys = mask.seen(np.array([float(length)]))[0] if causal or mask.reach else length
-        pairs += layers * length * float(keys)
-    return 6.0 * products * length + 12.0 * sizes.attention_width * pairs
+        keys = mask.seen(tokens) if causal or mask.reach else tokens
+        pairs += layers * float(tokens @ keys)
+    return 6.0 * products * float(tokens.sum()) + 12.0 * sizes.attention_width * pairs

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from seqplan.costs.model_sizes import SIZES, ModelShape
 from seqplan.costs.profile import Profile
 from seqplan.planner.comparison.nearest import find_nearest, nearest_rival
 from seqplan.planner.comparison.results import System
@@ -29,8 +30,6 @@ def assumptions(
     shares = ", ".join(f"{mode.forward_fraction:.0%} ({mode.name})" for mode in profile.modes)
     if len(profile.modes) == 1:
         shares = f"{profile.modes[0].forward_fraction:.0%}"
-    dense = profile.shape.architecture.dense
-    counted = "(12·layers·hidden² + 2·vocab·hidden)" if dense else "that a token runs through"
     sentences = [
         (
             f"Simulated on profile {profile.name}, not measured; fit of its coefficients: "
@@ -43,10 +42,7 @@ def assumptions(
         (f"Sync of parameters and gradients: {sync.source}; optimizer {sync.optimizer_ms:g} ms."),
         "Our selection of strategies weighs this sync; the published methods do not.",
         "Systems that are set up by search were given the very batches of the comparison.",
-        (
-            f"Model FLOPs: 6 per parameter {counted} and token, and causal attention by Σl² of the "
-            "sequences."
-        ),
+        _describe_flops(profile.shape),
     ]
     if lockstep:
         sentences.append(
@@ -72,6 +68,20 @@ def assumptions(
     if workload.include_flagged:
         sentences.append("Coefficients that the profile marks as unsound are used, too.")
     return tuple(sentences)
+
+
+def _describe_flops(shape: ModelShape) -> str:
+    """State how MFU counts a model's FLOPs, and which of its sizes are assumed."""
+    if shape.vocab is None:
+        return "MFU is unknown: the profile states no vocabulary."
+    counted = (
+        "MFU counts 6 FLOPs a token for each weight that it is multiplied with, and causal "
+        "attention by Σl² of the sequences."
+    )
+    unknown = ", ".join(name for name in SIZES if getattr(shape, name) is None)
+    if unknown:
+        counted += f" A layer of 12·hidden² weights is assumed, as the profile states no {unknown}."
+    return counted
 
 
 SHORT, LITTLE = 8_192, 0.05

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from seqplan.costs.analytic.estimate import model_flops as flops_of_sizes
 from seqplan.costs.analytic.profiled_device import hardware_of
-from seqplan.costs.model_sizes import ModelShape, parameters
+from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profile import Profile
 
 
@@ -17,17 +17,15 @@ def peak_flops(profile: Profile) -> float | None:
 
 
 def model_flops(shape: ModelShape, lengths: Sequence[int]) -> float | None:
-    """Count forward and backward FLOPs that sequences of these lengths need; None without sizes.
+    """Count forward and backward FLOPs that sequences of these lengths need.
 
-    6 per parameter and token, and 12·layers·hidden·Σl²/2 (the width of all heads, if that is not
-    hidden) for causal attention within each sequence: what packing or recomputation adds is not
-    counted. Of a model that is no dense decoder its layers count: of experts those that a token
-    runs through, of windows what a query sees.
+    As the analytic model counts them; a model of unknown sizes has ``ModelShape.layer_weights``.
+    None if the vocabulary is unknown, too. Packing and recomputation add none.
     """
-    if not shape.architecture.dense and (sizes := shape.sizes) is not None:
-        return sum(flops_of_sizes(sizes, length) for length in lengths)
-    weights = parameters(shape)
-    if weights is None:
+    if (sizes := shape.sizes) is not None:
+        return flops_of_sizes(sizes, lengths)
+    if shape.vocab is None:
         return None
+    weights = shape.layers * shape.layer_weights + shape.vocab * shape.hidden
     attention = 12 * shape.layers * shape.attention_width * sum(n * n for n in lengths) / 2
     return 6.0 * weights * sum(lengths) + attention

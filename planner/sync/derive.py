@@ -136,15 +136,11 @@ def count_parameters(
 ) -> tuple[float, int]:
     """Count parameters and their units on the fullest rank of a layout."""
     tp, pp = layout
-    attention = 4 * shape.hidden * shape.attention_width
-    ffn = 8 * shape.hidden**2 if shape.ffn is None else 3 * shape.hidden * shape.ffn
-    if shape.kv_heads is not None and shape.heads is not None:
-        attention = round(attention * (1 + shape.kv_heads / shape.heads) / 2)
     layers = -(-shape.layers // pp)
     if not shape.architecture.dense and (sizes := shape.sizes) is not None:
         of_layers = layers * sizes.layers_parameters / shape.layers
     else:
-        of_layers = layers * (attention + ffn)
+        of_layers = layers * shape.layer_weights
     embeddings = 1 if shape.tied or pp > 1 else 2
     in_embeddings = embeddings * (shape.vocab or 0) * shape.hidden
     units = layers + embeddings

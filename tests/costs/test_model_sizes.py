@@ -73,7 +73,7 @@ def test_heads_that_are_wider_than_hidden_over_heads() -> None:
     assert sizes.layers_parameters == 64 * layer
     assert sizes.as_dict() == {**qwen, "head_dim": 128}
     assert ModelSizes(**qwen, head_dim=80).as_dict() == qwen
-    assert parameters(sizes.shape) == 64 * (4 * 5120 * 8192 + 8 * 5120**2) + 2 * 151936 * 5120
+    assert parameters(sizes.shape) == sizes.parameters == 64 * layer + (2 * 151936 + 1) * 5120
 
 
 def test_tied_embeddings_are_one_on_a_stage_and_two_on_two() -> None:

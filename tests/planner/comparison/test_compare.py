@@ -86,12 +86,17 @@ def test_assumptions_state_whose_micro_steps_are_a_multiple() -> None:
         assert (sentence in comparison.assumptions) == (multiple == 2)
 
 
-def test_flops_of_a_model_with_experts_are_of_the_ones_that_run() -> None:
-    workload = Workload(64, 8192, 30_000)
-    for name, counted in (("llama-7b-a800-80gb", "(12·"), ("qwen3-30b-a3b-h100-80gb", "that a ")):
+def test_assumed_sizes_of_mfu_are_printed() -> None:
+    for name, end in (
+        ("llama-7b-a800-80gb", "12·hidden² weights is assumed, as the profile states no ffn."),
+        ("qwen3-30b-a3b-h100-80gb", "attention by Σl² of the sequences."),
+        ("gpt-7b-a100-40gb", "MFU is unknown: the profile states no vocabulary."),
+    ):
         profile = load_shipped(name)
+        workload = Workload(64, 8192, 30_000)
         listed = assumptions(profile, choose_sync(profile, 64), 0, workload)
-        assert any(f"6 per parameter {counted}" in sentence for sentence in listed)
+        (counted,) = [sentence for sentence in listed if "MFU" in sentence]
+        assert counted.endswith(end)
 
 
 def test_utilisation_goes_with_the_mean_time() -> None:

@@ -128,8 +128,15 @@ def test_invariants_of_every_iteration(
 def test_flops_by_hand() -> None:
     shape = ModelShape(hidden=4, layers=2, vocab=10)
     assert parameters(shape) == 2 * 12 * 16 + 2 * 10 * 4
-    assert model_flops(shape, [3, 5]) == 6 * 464 * 8 + 12 * 2 * 4 * (9 + 25) / 2
+    attention = 12 * 2 * 4 * (9 + 25) / 2
+    assert model_flops(shape, [3, 5]) == 6 * (464 - 40) * 8 + attention
     assert model_flops(ModelShape(hidden=4, layers=2), [3]) is None
+    for heads, ffn, tied in ((2, 16, False), (2, 7, True), (1, 7, False)):
+        sizes = {"heads": 2, "kv_heads": heads, "ffn": ffn}
+        layer = 2 * 4 * (4 + 2 * heads) + 3 * 4 * ffn + 2 * 4
+        whole = replace(shape, **sizes, tied=tied)
+        assert model_flops(whole, [3, 5]) == 6 * (2 * layer + 40) * 8 + attention
+        assert parameters(whole) == 2 * layer + (1 if tied else 2) * 40 + 4
     hardware = {"NVIDIA A800-80GB": 312e12, "NVIDIA H100 PCIe": 756e12, "of another kind": None}
     for gpu, peak in hardware.items():
         assert peak_flops(replace(PROFILE, hardware=gpu)) == peak

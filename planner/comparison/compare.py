@@ -15,7 +15,7 @@ from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.comparison.advice import advice, assumptions, judge_gain
 from seqplan.planner.comparison.results import Comparison, System
-from seqplan.planner.comparison.survival import Survival
+from seqplan.planner.comparison.survival import ERROR, Survival
 from seqplan.planner.execution import ExecutionKind
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.backends import TrainingBackend, apply_backend, find_backend
@@ -154,7 +154,7 @@ def compare(
     others, left_out = _set_up_systems(
         _Offers(setting, proposal, chosen, seed, sampler.lengths), backend, report
     )
-    survival = Survival.start(setting, of_ours.profile)
+    survival = Survival.start(setting, of_ours.profile, robust or ERROR)
     systems = tuple(
         _run(trainer, of_ours if trainer is ours else setting, report, survival)
         for trainer in [ours, *others]
@@ -173,6 +173,7 @@ def compare(
         advice=advice(profile, systems, workload.max_len),
         pays=judge_gain(profile, systems).pays,
         survival=survival.list_gains(),
+        survival_error=robust or ERROR,
         assumptions=_list_assumptions(setting, of_ours, sampler.truncated),
         optimizer_shards=workload.optimizer_shards,
         include_flagged=workload.include_flagged,

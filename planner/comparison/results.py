@@ -75,6 +75,8 @@ class Comparison:
     baseline: tuple[str, str, str] | None = None
     survival: tuple[tuple[str, float], ...] = ()
     """(error of the costs, our gain over the best static strategy with it), the profile's first."""
+    survival_error: float = 0.0
+    """Share of these errors: that of robust plans, or a usual one."""
     pays: bool | None = None
     """Whether our plans pay off over the nearest rival; None if that depends on the profile."""
 

@@ -13,7 +13,7 @@ from seqplan.planner.simulation.iteration import Execution, Iteration
 from seqplan.planner.systems.setting import Setting
 
 ERROR = 0.1
-"""Share by which a, b and c are taken to be off, one at a time."""
+"""Share by which a, b and c are off, one at a time, if plans are robust against none."""
 
 OURS, STATIC = "ours", "static"
 
@@ -31,9 +31,9 @@ class Survival:
     totals: dict[str, list[float]] = field(default_factory=dict)
 
     @classmethod
-    def start(cls, setting: Setting, profile: Profile) -> Survival:
+    def start(cls, setting: Setting, profile: Profile, error: float) -> Survival:
         """Prepare for our plans with ``profile`` and the other system with the setting's."""
-        corners = list_corners(ERROR)
+        corners = list_corners(error)
         profiles = {OURS: profile, STATIC: setting.profile}
         return cls(
             tuple(corner.name for corner in corners),

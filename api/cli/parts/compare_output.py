@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from seqplan.api.cli.framework.output import count_of, percent, seconds, table
+from seqplan.api.cli.framework.output import count_of, seconds, table
 from seqplan.planner.comparison import advice
 from seqplan.planner.comparison.nearest import measure_speedup, nearest_rival
 from seqplan.planner.comparison.results import Comparison, System, mean_compute_ms
-from seqplan.planner.comparison.survival import ERROR
 from seqplan.planner.comparison.sweep import Sweep, SweptSystem
 from seqplan.planner.simulation.iteration import Iteration
+from seqplan.plans.percent import percent, wrap_text
 
 if TYPE_CHECKING:
     from seqplan.costs.profile import Profile
@@ -110,8 +109,9 @@ def describe_survival(comparison: Comparison) -> str:
     (_, gain), *others = comparison.survival
     name, least = min(others, key=lambda entry: entry[1])
     return (
-        f"if a, b or c are off by {ERROR:.0%}: of a gain of {percent(gain)} over the best static "
-        f"strategy {percent(least)} survives at the worst ({name})"
+        f"if a, b or c are off by {100 * comparison.survival_error:g} %: of a gain of "
+        f"{percent(gain)} over the best static strategy {percent(least)} survives at the worst "
+        f"({name})"
     )
 
 
@@ -218,9 +218,9 @@ def pay_lines(comparison: Comparison, profile: Profile) -> list[str]:
     for label, rival in _rivals(comparison):
         lines.append(f"  over {label}, {rival.name}: {rival.text}")
     error = profile.device_error
-    stated = "unknown" if error is None else f"{error:.0%}"
+    stated = "unknown" if error is None else f"{percent(error, 0)}"
     lines.append(f"  predicted, not measured; expected error against devices: {stated}")
-    return [part for line in lines for part in textwrap.wrap(line, 98, subsequent_indent="    ")]
+    return [part for line in lines for part in wrap_text(line, 98, subsequent_indent="    ")]
 
 
 def pay_fields(comparison: Comparison, profile: Profile) -> dict[str, Any]:

@@ -13,13 +13,15 @@ SMALL += ("--tokens", 20_000, "--steps", 2)
 
 def test_compare_prints_how_much_of_a_gain_survives() -> None:
     arguments = ("compare", CODE, *SMALL, "--schemes", "measured", "--systems", "static")
-    text = " ".join(succeeded(call(*arguments, "--robust", "0.1")).split())
-    assert "if a, b or c are off by 10%: of a gain of" in text
+    for options, share in ((("--robust", 0.075), "7.5 %"), ((), "10 %")):
+        text = " ".join(succeeded(call(*arguments, *options)).split())
+        assert f"if a, b or c are off by {share}: of a gain of" in text
+        assert f"{share})" in text
     fields = json.loads(succeeded(call(*arguments, "--json")))
     survival = fields["survival"]
     assert survival[0]["costs"] == "the profile's costs"
     assert [entry["costs"] for entry in survival[1:]] == [
-        f"{name} {sign}10%" for sign in "+-" for name in "abc"
+        f"{name} {sign}10 %" for sign in "+-" for name in "abc"
     ]
     (static,) = [system for system in fields["systems"] if system["key"] == "static"]
     ours = fields["systems"][0]

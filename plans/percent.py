@@ -1,0 +1,18 @@
+"""Percentages in text for people, in one form: ``12.3 %``."""
+
+from __future__ import annotations
+
+import re
+from textwrap import wrap
+from typing import Any
+
+
+def percent(share: float, digits: int = 1, sign: str = "") -> str:
+    """Write a share as a percentage; ``sign``: ``+`` to write it of positive ones, too."""
+    return f"{100 * share:{sign},.{digits}f} %"
+
+
+def wrap_text(text: str, width: int, **options: Any) -> list[str]:
+    """Wrap text, but not between a number and its percent sign."""
+    kept = re.sub(r"(?<=\d) (?=%)", "\N{NO-BREAK SPACE}", text)
+    return [re.sub("\N{NO-BREAK SPACE}(?=%)", " ", line) for line in wrap(kept, width, **options)]

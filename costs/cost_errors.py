@@ -70,7 +70,7 @@ def list_corners(share: float) -> tuple[CostError, ...]:
     """List errors of one coefficient at a time, up and down by a share."""
     return tuple(
         CostError(
-            name=f"{name} {factor - 1:+.0%}",
+            name=f"{name} {100 * (factor - 1):+g} %",
             factors=(
                 factor if name == "a" else 1.0,
                 factor if name == "b" else 1.0,

@@ -25,6 +25,7 @@ from seqplan.costs.recomputation_mode import RecomputationMode
 from seqplan.costs.scheme_rules import scheme_problem
 from seqplan.plans.format.canonical import canonical_json, digest_of
 from seqplan.plans.format.fields import FieldReader, shown
+from seqplan.plans.percent import percent
 from seqplan.plans.recomputation import split_mode
 from seqplan.plans.scheme import Scheme
 
@@ -226,7 +227,9 @@ class ProfileReader(FieldReader):
             self.fail(f"{place}.name", str(error))
         if (HOST_BYTES in mode) != (share > 0):
             fix = "State" if share else "Leave out"
-            self.fail(place, f"{mode['name']} offloads {share:.0%} of layers. {fix} {HOST_BYTES}")
+            self.fail(
+                place, f"{mode['name']} offloads {percent(share, 0)} of layers. {fix} {HOST_BYTES}"
+            )
         return share
 
     def find_lighter(

@@ -89,7 +89,7 @@ def run_job(
                 rate = median(1e3 * (step.measured_ms or 0.0) / step.tokens for step in of)
                 error = median((step.measured_ms or 0.0) / step.predicted_ms for step in of) - 1
                 print(f"  steps {first} to {last - 1}: {rate:.0f} ms for 1,000 tokens (slowest "
-                      f"rank), {error:+.0%} of the prediction")  # fmt: skip
+                      f"rank), {100 * error:+.0f} % of the prediction")  # fmt: skip
     return [revision.kind for revision in revisions]
 
 

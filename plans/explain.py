@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from textwrap import wrap
 from typing import Any
 
 from seqplan.plans.lint import SchemeCost
+from seqplan.plans.percent import percent, wrap_text
 from seqplan.plans.plan import Considered, Plan, PlannedPipeline
 from seqplan.plans.ranges import ranges_text
 from seqplan.plans.recomputation_cost import describe_recomputation
@@ -47,7 +47,7 @@ def explain(plan: Plan, costs: Mapping[Scheme, SchemeCost] | None = None) -> str
     sentences = [*_binding(plan, times, costs or {}), *_long(plan, costs or {})]
     sentences += _loads(plan, times)
     sentences += describe_recomputation(plan, costs or {})
-    lines += [part for sentence in sentences for part in wrap(sentence, WIDTH, **_WRAP)]
+    lines += [part for sentence in sentences for part in wrap_text(sentence, WIDTH, **_WRAP)]
     if plan.idle_ranks:
         lines.append(f"idle: {_count(plan.idle_ranks, 'rank')} ({_ranks(plan.idle_ranks, 60)})")
     if plan.selection:
@@ -63,15 +63,16 @@ def _headline(plan: Plan, times: Schedule) -> Iterable[str]:
     )
     yield (
         f"predicted {plan.predicted_ms:,.1f} ms, lower bound {plan.lower_bound_ms:,.1f} ms, "
-        f"gap {plan.gap:.2%}"
+        f"gap {percent(plan.gap, 2)}"
     )
     yield from _slow_ranks(plan)
     if plan.provenance.robust:
-        yield f"planned for a, b or c of the costs that are off by {plan.provenance.robust:.0%}"
+        off = f"{100 * plan.provenance.robust:g} %"
+        yield f"planned for a, b or c of the costs that are off by {off}"
     if plan.layout_gap is not None and plan.layout_lower_bound_ms != plan.lower_bound_ms:
         yield (
             f"over all plans of its tp and pp: lower bound {plan.layout_lower_bound_ms:,.1f} ms, "
-            f"gap {plan.layout_gap:.2%}"
+            f"gap {percent(plan.layout_gap, 2)}"
         )
     if plan.sync_ms is not None:
         yield (
@@ -116,8 +117,8 @@ def _slow_ranks(plan: Plan) -> Iterable[str]:
     slowest = max(slow, key=lambda pipeline: pipeline.slowdown)
     yield (
         f"{_count(slow, 'pipeline')} of slow ranks, up to {slowest.slowdown:g} × "
-        f"({_ranks(slowest.ranks, 30)}): costs {gpus / speed - 1:.1%}, without planning around it "
-        f"up to {slowest.slowdown - 1:.0%}"
+        f"({_ranks(slowest.ranks, 30)}): costs {percent(gpus / speed - 1)}, without planning "
+        f"around it up to {percent(slowest.slowdown - 1, 0)}"
     )
 
 
@@ -136,12 +137,12 @@ def _shapes(plan: Plan) -> Iterable[str]:
     least = sum_least_sizes(plan.tokens, sizes) if sizes else 0
     yield (
         f"{len(in_use)} of {_count(plan.shapes, 'shape')}, up to {max(plan.shapes):,} tokens a "
-        f"rank: {added / max(total, 1):.2%} of the tokens are padding to them"
+        f"rank: {percent(added / max(total, 1), 2)} of the tokens are padding to them"
     )
     if plan.tokens:
         yield (
-            f"  with all padding {total / plan.tokens - 1:.2%} extra tokens, at least "
-            f"{least / plan.tokens - 1:.2%} with these shapes and schemes"
+            f"  with all padding {percent(total / plan.tokens - 1, 2)} extra tokens, at least "
+            f"{percent(least / plan.tokens - 1, 2)} with these shapes and schemes"
         )
 
 
@@ -164,7 +165,7 @@ def _changes_cost(plan: Plan, changes: set[int], times: Schedule) -> str:
     longer = later.makespan_ms / times.makespan_ms - 1
     return (
         f"  groups change {_count(changes, 'time')}: were each to take {CHANGE_MS:.0f} ms, the "
-        f"pipelines would end {longer:.2%} later"
+        f"pipelines would end {percent(longer, 2)} later"
     )
 
 
@@ -227,7 +228,7 @@ def _load(
             and of_mode.max_len > 0
         ]
         known = cost is not None and len(shares) == len(batches)
-        cells.append(f"{max(shares, default=0.0):.0%}" if known else "?")
+        cells.append(f"{percent(max(shares, default=0.0), 0)}" if known else "?")
     return cells
 
 
@@ -308,11 +309,10 @@ def _reason(plan: Plan, pipeline: PlannedPipeline, cost: SchemeCost | None) -> s
         of_what = "time"
     if len(lengths) == 1:
         return f"by its only sequence, {longest:,} tokens"
+    part = f"{percent(share, 0)} of its {of_what}"
     if share >= 0.5:
-        return f"by its longest sequence: {longest:,} tokens, {share:.0%} of its {of_what}"
-    return (
-        f"by its total: the longest of {len(lengths):,} sequences is {share:.0%} of its {of_what}"
-    )
+        return f"by its longest sequence: {longest:,} tokens, {part}"
+    return f"by its total: the longest of {len(lengths):,} sequences is {part}"
 
 
 def _mode_of(plan: Plan, pipeline: PlannedPipeline, length: int) -> str | None:

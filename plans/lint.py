@@ -10,6 +10,7 @@ from seqplan.plans.experts import holds_whole_blocks
 from seqplan.plans.groups import Coordinates, process_groups
 from seqplan.plans.lint_experts import check_exchanges, check_experts
 from seqplan.plans.load import time_loads
+from seqplan.plans.percent import percent
 from seqplan.plans.plan import Plan, PlannedPipeline
 from seqplan.plans.recomputation import window_share
 from seqplan.plans.schedule import schedule
@@ -325,7 +326,7 @@ def _check_windows(index: int, pipeline: PlannedPipeline, scheme_cost: SchemeCos
         if share > 1 + 1e-9:
             yield (
                 f"pipeline {index} micro-batches {first} … {min(first + pp, len(parts)) - 1}: in "
-                f"flight together, they need {share:.1%} of the memory"
+                f"flight together, they need {percent(share)} of the memory"
             )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from seqplan.plans.lint import SchemeCost
 from seqplan.plans.load import time_loads
+from seqplan.plans.percent import percent
 from seqplan.plans.plan import Plan
 from seqplan.plans.recomputation import MODES, rank_mode
 from seqplan.plans.scheme import Scheme
@@ -37,7 +38,7 @@ def describe_recomputation(plan: Plan, costs: Mapping[Scheme, SchemeCost]) -> It
         longest = max(longest, batch.padded_tokens)
     if not longest or not total:
         return
-    text = f"  which costs {extra / total:.1%} of the GPU-time"
+    text = f"  which costs {percent(extra / total)} of the GPU-time"
     holding = [
         scheme
         for scheme, of_scheme in costs.items()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import textwrap
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -17,7 +16,7 @@ from seqplan.api.check_training.processes import RankServer, rank_server
 from seqplan.api.cli.check.check_training import print_check
 from seqplan.api.cli.framework.extras import RUNTIME, lacks_torch
 from seqplan.api.cli.framework.options import add_option
-from seqplan.api.cli.framework.output import ProgressBar, percent, seconds, table
+from seqplan.api.cli.framework.output import ProgressBar, seconds, table
 from seqplan.api.cli.parts.planned_steps import StepRow, plan_rows, summary_lines
 from seqplan.api.cli.profile.show_profile import scheme_notes, scheme_rows, scheme_table
 from seqplan.api.cli.propose import proposal_lines
@@ -42,6 +41,7 @@ from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.workload import Workload
 from seqplan.plans.format.atomic_file import atomic_write, write_text
 from seqplan.plans.format.codec import to_json
+from seqplan.plans.percent import percent, wrap_text
 from seqplan.plans.plan import Plan, Provenance
 from seqplan.plans.scheme import Strategy
 from seqplan.plans.version import VERSION
@@ -138,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
             f"{theirs / ours:.2f} times as fast (predicted on profile {profile.name}, with the "
             "sync of parameters and gradients)"
         )
-        print("\n".join(textwrap.wrap(lines, 98)))
+        print("\n".join(wrap_text(lines, 98)))
     write_text(args.output / "proposal.json", proposal.to_json())
     print(f"\nwritten: {plans} and {args.output / 'proposal.json'}")
     agrees = True

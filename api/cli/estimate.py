@@ -6,7 +6,6 @@ import argparse
 import itertools
 import json
 import math
-import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,12 +13,13 @@ from typing import Any
 
 from seqplan.api.cli.framework import model_options
 from seqplan.api.cli.framework.options import add_option
-from seqplan.api.cli.framework.output import count_of, percent, table
+from seqplan.api.cli.framework.output import count_of, table
 from seqplan.costs.analytic.deployment import LOSSES, RECOMPUTED_MODULES, Deployment
 from seqplan.costs.analytic.estimate import Estimate, Load, estimate, problem
 from seqplan.costs.analytic.hardware import GIB
 from seqplan.costs.analytic.memory import VERDICTS
 from seqplan.costs.profiled_scheme import label_entry
+from seqplan.plans.percent import percent, wrap_text
 from seqplan.plans.recomputation import MODES
 from seqplan.plans.scheme import Scheme
 
@@ -191,7 +191,7 @@ def _rank_rows(deployment: Deployment, estimates: list[Estimate]) -> list[str]:
 
 
 def _print_warnings(deployment: Deployment) -> list[str]:
-    return [line for note in deployment.notes for line in textwrap.wrap(note, 98)]
+    return [line for note in deployment.notes for line in wrap_text(note, 98)]
 
 
 def _none_fits(estimates: list[Estimate]) -> list[str]:
@@ -212,7 +212,7 @@ def _left_out(rejected: dict[str, str]) -> list[str]:
     lines = []
     for reason in dict.fromkeys(rejected.values()):
         names = [scheme for scheme, why in rejected.items() if why == reason]
-        lines += textwrap.wrap(f"left out ({reason}): {', '.join(names)}", 98)
+        lines += wrap_text(f"left out ({reason}): {', '.join(names)}", 98)
     return lines
 
 
@@ -252,7 +252,7 @@ def _describe_model(deployment: Deployment, estimated: Estimate) -> list[str]:
             f"host memory for each GPU: {estimated.host_bytes / GIB:.1f} of "
             f"{estimated.host_capacity_bytes / GIB:.1f} GiB"
         )
-    lines += ["", *textwrap.wrap(f"hardware: {cluster.hardware.source}", 98)]
+    lines += ["", *wrap_text(f"hardware: {cluster.hardware.source}", 98)]
     return lines
 
 

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from seqplan.api.cli.framework.options import add_option, add_tokenizer
 from seqplan.api.cli.framework.output import check_output as check_apart
-from seqplan.api.cli.framework.output import count_of, percent
+from seqplan.api.cli.framework.output import count_of
 from seqplan.costs.lengths import (
     BLOCKS,
     Lengths,
@@ -27,6 +27,7 @@ from seqplan.costs.lengths import (
     save_lengths,
     summarise,
 )
+from seqplan.plans.percent import percent
 
 DESCRIPTION = """\
 Read the length, in tokens, of every sequence of a data set; describe the lengths and keep them.

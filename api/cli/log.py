@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seqplan.api.cli.framework.options import add_option, as_argument
-from seqplan.api.cli.framework.output import count_of, percent, seconds, table
+from seqplan.api.cli.framework.output import count_of, seconds, table
 from seqplan.api.cli.framework.server_options import add_credentials, add_server, connect
+from seqplan.plans.percent import percent
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from seqplan.api.cli.framework import options
 from seqplan.api.cli.framework.model_options import add_model
-from seqplan.api.cli.framework.output import ProgressBar, check_output, count_of, percent
+from seqplan.api.cli.framework.output import ProgressBar, check_output, count_of
 from seqplan.api.cli.parts.planned_steps import (
     StepRow,
     plan_rows,
@@ -36,6 +36,7 @@ from seqplan.planner.problem import PACKINGS, PlanningOptions
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.sync.times import parse_layout
 from seqplan.plans.format.atomic_file import atomic_write, write_text
+from seqplan.plans.percent import percent
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import textwrap
 from functools import partial
 
 from seqplan.api.cli.framework import options
@@ -13,7 +12,6 @@ from seqplan.api.cli.framework.output import (
     ProgressBar,
     check_output,
     count_of,
-    percent,
     seconds,
     table,
 )
@@ -25,6 +23,7 @@ from seqplan.planner.proposal.make_proposal import METHODS, make_proposal
 from seqplan.planner.proposal.proposal_sync import choose_proposal_sync
 from seqplan.planner.workload import TOKENS_PER_GPU, Workload
 from seqplan.plans.format.atomic_file import write_text
+from seqplan.plans.percent import percent, wrap_text
 
 DESCRIPTION = """\
 Propose parallel strategies for a data set's lengths: the few that together serve its batches best,
@@ -145,7 +144,7 @@ def proposal_lines(proposal: Proposal) -> list[str]:
         )
     if notes:
         lines.append("")
-    lines += [line for note in notes for line in textwrap.wrap(note, 98)]
+    lines += [line for note in notes for line in wrap_text(note, 98)]
     workload = proposal.workload
     if workload.tokens < workload.max_len:
         lines.append(

@@ -22,5 +22,5 @@ export function estimateRatio(pairs) {
 export function intervalText({ interval, steps }, show) {
   const over = steps === 1 ? "1 step" : `${steps} steps`;
   if (interval === null) return `no interval: ${over}; ${LEAST} or more give one`;
-  return `95% interval ${show(interval[0])} to ${show(interval[1])} over ${over}`;
+  return `95 % interval ${show(interval[0])} to ${show(interval[1])} over ${over}`;
 }

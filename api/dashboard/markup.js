@@ -4,23 +4,19 @@ const SVG = "http://www.w3.org/2000/svg";
 
 const number = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const fine = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
-const share = new Intl.NumberFormat("en", { style: "percent", maximumFractionDigits: 2 });
-const rough = new Intl.NumberFormat("en", { style: "percent", maximumFractionDigits: 1 });
-const signed = new Intl.NumberFormat("en", {
-  style: "percent",
-  maximumFractionDigits: 1,
-  signDisplay: "exceptZero",
-});
+const share = new Intl.NumberFormat("en", { maximumFractionDigits: 2 });
+const rough = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
+const signed = new Intl.NumberFormat("en", { maximumFractionDigits: 1, signDisplay: "exceptZero" });
 
 export const NONE = "–";
 const or = (write) => (value) => (value === null || value === undefined ? NONE : write(value));
 
 export const count = or((value) => number.format(value));
 export const ms = or((value) => (Math.abs(value) >= 1000 ? number : fine).format(value));
-export const percent = or((value) => share.format(value));
-export const roughPercent = or((value) => rough.format(value));
+export const percent = or((value) => `${share.format(100 * value)} %`);
+export const roughPercent = or((value) => `${rough.format(100 * value)} %`);
 export const times = or((value) => `${value.toFixed(2)}×`);
-export const signedPercent = or((value) => signed.format(value));
+export const signedPercent = or((value) => `${signed.format(100 * value)} %`);
 
 /** Seconds as "12 s", "5 min", "3 h 20 min", "2 d 4 h". */
 export const duration = or((seconds) => {

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.terms import stage_terms
 from seqplan.costs.profiled_scheme import ProfiledScheme
+from seqplan.plans.percent import percent
 from seqplan.plans.scheme import Scheme
 
 Floats = npt.NDArray[np.float64]
@@ -53,7 +54,7 @@ class Calibration:
         moved = ", ".join(f"{name} ×{factor:.2f}" for name, factor in self.factors.items())
         return (
             f"terms calibrated on {self.schemes} measured schemes: {moved}; calibrated times are "
-            f"within {self.median:.1%} (median) and {self.p90:.1%} (p90) of them"
+            f"within {percent(self.median)} (median) and {percent(self.p90)} (p90) of them"
         )
 
 

@@ -13,6 +13,7 @@ from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.analytic.stacks import DEFAULT_STACK, STACKS, Stack
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.costs.scheme_rules import expert_problem
+from seqplan.plans.percent import percent
 from seqplan.plans.recomputation import MODES, join_mode, split_mode
 from seqplan.plans.scheme import Scheme
 
@@ -258,7 +259,7 @@ class Deployment:
         if self.gradient_bytes != 4:
             parts.append(f"gradients of {self.gradient_bytes} bytes")
         if self.tp_overlap:
-            parts.append(f"{self.tp_overlap:.0%} of tp's collectives hidden")
+            parts.append(f"{percent(self.tp_overlap, 0)} of tp's collectives hidden")
         if self.recompute_modules:
             parts.append(f"recomputed alone: {', '.join(self.recompute_modules)}")
         if self.context_parallel != CONTEXT_PARALLEL[0]:
@@ -314,7 +315,7 @@ class Deployment:
         if self.offload_layers:
             notes.append(
                 f"unchecked: offload at {hardware.host_gb_s:g} GB/s each way for each GPU, next to "
-                "90% of forward and backward"
+                "90 % of forward and backward"
             )
         if self.offload_optimizer:
             notes.append("unchecked: the optimizer's step on the host, at 25 GB/s for each GPU")

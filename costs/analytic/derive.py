@@ -39,6 +39,7 @@ from seqplan.costs.profile_document import keep_modes
 from seqplan.costs.profile_reader import COMPARED_LENGTH, HOST_BYTES
 from seqplan.costs.profiled_scheme import PROFILE_SCHEMA, SchemeKey
 from seqplan.costs.scheme_rules import expert_problem
+from seqplan.plans.percent import percent
 from seqplan.plans.recomputation import rank_mode
 from seqplan.plans.scheme import Scheme
 
@@ -148,7 +149,9 @@ def _describe_entry(
 def describe_degrees(experts: ExpertParallelism, degrees: Sequence[int]) -> str:
     """Describe what entries of several degrees of expert parallelism assume."""
     listed = ", ".join(map(str, degrees))
-    hidden = f"{experts.overlap:.0%} of it hidden" if experts.overlap else "none of it hidden"
+    hidden = (
+        f"{percent(experts.overlap, 0)} of it hidden" if experts.overlap else "none of it hidden"
+    )
     return (
         f"unchecked: experts. expert_parallel {listed}: above 1 tokens reach their experts by "
         f"{experts.dispatcher}, {hidden}, and the fullest rank of experts has "

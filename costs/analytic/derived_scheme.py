@@ -13,6 +13,7 @@ from seqplan.costs.fit.latency_fit import Errors, Observed, fit_curve
 from seqplan.costs.latency import Latency
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.costs.scheme_rules import scheme_problem
+from seqplan.plans.percent import percent
 from seqplan.plans.scheme import Scheme
 
 Floats = npt.NDArray[np.float64]
@@ -71,11 +72,11 @@ def fit_residuals(errors: Sequence[Errors], *, largest: bool = False) -> str:
     medians = [of_scheme.median for of_scheme in errors if of_scheme.median is not None]
     most = [of_scheme.p90 for of_scheme in errors if of_scheme.p90 is not None]
     worst = max(of_scheme.largest for of_scheme in errors if of_scheme.largest is not None)
-    nowhere = f", nowhere further than {worst:.1%}" if largest else ""
+    nowhere = f", nowhere further than {percent(worst)}" if largest else ""
     return (
-        f"a·l² + b·l + c is within {max(medians):.1%} (median) and {max(most):.1%} (p90) of the "
-        f"analytic terms in the worst scheme{nowhere}; how far those are from devices: seqplan "
-        "profile validate"
+        f"a·l² + b·l + c is within {percent(max(medians))} (median) and {percent(max(most))} "
+        f"(p90) of the analytic terms in the worst scheme{nowhere}; how far those are from "
+        "devices: seqplan profile validate"
     )
 
 

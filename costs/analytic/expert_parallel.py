@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from seqplan.plans.percent import percent
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dispatcher:
@@ -105,5 +107,5 @@ class ExpertParallelism:
             parts.append(f"each over {self.tensor}")
         parts.append(f"load of the fullest ×{self.imbalance:g}")
         if self.overlap:
-            parts.append(f"{self.overlap:.0%} of exchanges hidden")
+            parts.append(f"{percent(self.overlap, 0)} of exchanges hidden")
         return ", ".join(parts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from seqplan.costs.analytic.attention_rates import AttentionRate, rate_of
+from seqplan.plans.percent import percent
 
 GIB = 2**30
 
@@ -69,8 +70,9 @@ class Hardware:
         if not self.unchecked and rate.checked:
             return None
         return (
-            f"unchecked: that {self.name} reaches {self.matmul_efficiency:.0%} of its peak in "
-            f"products and {rate.forward:.0%} in attention ({self.attention_kernel}) is assumed, "
+            f"unchecked: that {self.name} reaches {percent(self.matmul_efficiency, 0)} of its "
+            f"peak in products and {percent(rate.forward, 0)} in attention "
+            f"({self.attention_kernel}) is assumed, "
             "and compared with no measurement; times may be off by a factor of two"
         )
 

@@ -6,6 +6,7 @@ from functools import cache
 
 from seqplan.costs.analytic.validation.expert_runs import check_odd_experts, expert_checks
 from seqplan.costs.analytic.validation.training_tables import FOUNDRY_TABLES, check_foundry
+from seqplan.plans.percent import percent
 
 
 @cache
@@ -16,7 +17,8 @@ def describe_expected_error(device: str) -> str | None:
         return None
     check = check_foundry(table)
     return (
-        f"expected error: {check.median_error:.0%} (median) and {check.p90_error:.0%} (p90), as of "
+        f"expected error: {percent(check.median_error, 0)} (median) and "
+        f"{percent(check.p90_error, 0)} (p90), as of "
         f"{len(check.rows)} published training runs on {device.partition('-')[0].upper()} in bf16 "
         f"({check.name}; seqplan profile validate), none of them with sequence parallelism between "
         "nodes; more where something here is unchecked"
@@ -28,7 +30,8 @@ def describe_expert_error() -> str:
     """Describe how far published runs with expert parallelism are from their predictions."""
     check = check_odd_experts(expert_checks())
     return (
-        f"expected error: {check.median_error:.0%} (median) and {check.p90_error:.0%} (p90), as of "
+        f"expected error: {percent(check.median_error, 0)} (median) and "
+        f"{percent(check.p90_error, 0)} (p90), as of "
         f"{len(check.rows)} published training runs with expert parallelism by Megatron, which "
         "have set no constant (seqplan profile validate); more where something here is unchecked"
     )

@@ -21,6 +21,7 @@ import numpy as np
 
 from seqplan.costs.fit.refit import LEAST_TO_SCALE
 from seqplan.costs.profiled_scheme import ProfiledScheme
+from seqplan.plans.percent import percent
 from seqplan.plans.scheme import Scheme
 
 LEAST_MEASURED = LEAST_TO_SCALE
@@ -98,10 +99,10 @@ def measure_calibration_error(
         latest = f"{scheme}: the last {min(count, RECENT)} measured pipelines"
         if abs(bias) > recent / 2:
             way = "slower" if bias > 0 else "faster"
-            finding = f"{latest} were {abs(bias):.1%} {way} than predicted (median)"
+            finding = f"{latest} were {percent(abs(bias))} {way} than predicted (median)"
         else:  # some slower, some faster: their median describes neither
-            finding = f"{latest} missed the prediction by {recent:.1%} (median), either way"
-        warning = f"{finding}; {limit:.1%} is {claim}. Refit it."
+            finding = f"{latest} missed the prediction by {percent(recent)} (median), either way"
+        warning = f"{finding}; {percent(limit)} is {claim}. Refit it."
     return CalibrationError(scheme, count, median, p90, recent, bias, stated, limit, warning)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.costs.latency import Latency
+from seqplan.plans.percent import percent
 
 ROBUST_SCALE = 0.03
 """Relative residuals beyond this count linearly rather than squared."""
@@ -95,7 +96,7 @@ class Fit:
         notes = []
         if self.device_spread is not None and self.device_spread > STEADY_SPREAD:
             notes.append(
-                f"the device's speed varied by {self.device_spread:.0%}, as it is shared "
+                f"the device's speed varied by {percent(self.device_spread, 0)}, as it is shared "
                 "or throttles: times are rescaled to its usual speed"
             )
         if self.launch_bound is not None:
@@ -270,16 +271,17 @@ def _reasons(
             reasons.append(f"no {name} samples to evaluate it by")
         elif errors.median > USABLE_MEDIAN or errors.p90 > USABLE_P90:
             reasons.append(
-                f"{name} errors of {errors.median:.1%} (median) and {errors.p90:.1%} (p90) exceed "
-                f"{USABLE_MEDIAN:.0%} and {USABLE_P90:.0%}"
+                f"{name} errors of {percent(errors.median)} (median) and {percent(errors.p90)} "
+                f"(p90) exceed {percent(USABLE_MEDIAN, 0)} and {percent(USABLE_P90, 0)}"
             )
     if spread > USABLE_SPREAD:
         reasons.append(
-            f"repetitions spread by {spread:.0%}: the device is shared or throttles, measure again"
+            f"repetitions spread by {percent(spread, 0)}: the device is shared or throttles, "
+            "measure again"
         )
     if device_spread > UNSTEADY_SPREAD:
         reasons.append(
-            f"the device's speed varied by {device_spread:.0%}, more than {UNSTEADY_SPREAD:.0%}: "
-            "its usual speed is not known, measure again"
+            f"the device's speed varied by {percent(device_spread, 0)}, more than "
+            f"{percent(UNSTEADY_SPREAD, 0)}: its usual speed is not known, measure again"
         )
     return tuple(reasons)

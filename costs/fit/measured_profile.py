@@ -29,6 +29,7 @@ from seqplan.costs.fit.sync_samples import SyncSample, fit_sync
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.costs.profile_reader import HOST_BYTES, HOST_MEMORY
 from seqplan.costs.profiled_scheme import PROFILE_SCHEMA
+from seqplan.plans.percent import percent
 from seqplan.plans.scheme import Scheme
 
 MASTER_BYTES = 12
@@ -325,10 +326,10 @@ def _describe_host(memory: MemoryFit, devices: ProfiledDevices) -> dict[str, Any
 def _margin_note(memory: MemoryFit) -> str:
     measured = "not measured with enough memory in use"
     if memory.fragmentation is not None:
-        measured = f"measured {memory.fragmentation:.1%}"
+        measured = f"measured {percent(memory.fragmentation)}"
     return (
-        f"margin_bytes: {memory.margin:.1%} of the memory, for what the allocator takes and cannot "
-        f"use ({measured}; at least {LEAST_MARGIN:.0%})."
+        f"margin_bytes: {percent(memory.margin)} of the memory, for what the allocator takes and "
+        f"cannot use ({measured}; at least {percent(LEAST_MARGIN, 0)})."
     )
 
 
@@ -341,10 +342,12 @@ def residuals(latencies: dict[Scheme, Fit], memory: MemoryFit) -> str:
         ninetieths = [of_scheme.p90 for of_scheme in errors if of_scheme.p90 is not None]
         if medians and ninetieths:
             label = kind.replace("_", "-")
-            parts.append(f"{label} {max(medians):.1%} (median) {max(ninetieths):.1%} (p90)")
+            parts.append(
+                f"{label} {percent(max(medians))} (median) {percent(max(ninetieths))} (p90)"
+            )
     largest = memory.errors.largest
     counted = "allocator's peak" if memory.of_allocator else "kept by autograd"
-    parts.append(f"memory {0.0 if largest is None else largest:.1%} (largest, {counted})")
+    parts.append(f"memory {percent(0.0 if largest is None else largest)} (largest, {counted})")
     return "measured, worst scheme: " + ", ".join(parts)
 
 

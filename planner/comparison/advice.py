@@ -11,6 +11,7 @@ from seqplan.planner.comparison.nearest import find_nearest, nearest_rival
 from seqplan.planner.comparison.results import System
 from seqplan.planner.sync.times import SyncTimes
 from seqplan.planner.workload import Workload
+from seqplan.plans.percent import percent
 
 
 def assumptions(
@@ -27,9 +28,11 @@ def assumptions(
 
     ``mode_of_others``: the one recomputation mode of the other systems, if ours has several.
     """
-    shares = ", ".join(f"{mode.forward_fraction:.0%} ({mode.name})" for mode in profile.modes)
+    shares = ", ".join(
+        f"{percent(mode.forward_fraction, 0)} ({mode.name})" for mode in profile.modes
+    )
     if len(profile.modes) == 1:
-        shares = f"{profile.modes[0].forward_fraction:.0%}"
+        shares = f"{percent(profile.modes[0].forward_fraction, 0)}"
     sentences = [
         (
             f"Simulated on profile {profile.name}, not measured; fit of its coefficients: "
@@ -104,7 +107,7 @@ def advice(profile: Profile, systems: Sequence[System], max_len: int | None = No
     gain = best.mean_ms / systems[0].mean_ms - 1
     if gain > LITTLE:
         return sentences
-    return f"{sentences} Contexts up to 8K leave little to gain: {gain:.1%} over {best.name}."
+    return f"{sentences} Contexts up to 8K leave little to gain: {percent(gain)} over {best.name}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +130,10 @@ def judge_gain(profile: Profile, systems: Sequence[System]) -> Verdict:
     if not rival.certain:
         return Verdict(False, f"{rival.name} will do")
     if error is None:
-        return Verdict(None, f"Plans pay off if the profile is right within {gain:.1%}")
+        return Verdict(None, f"Plans pay off if the profile is right within {percent(gain)}")
     if gain <= error:
         return Verdict(False, f"{rival.name} will do, as far as predictions are right")
-    return Verdict(True, f"Plans pay off, by {gain:.1%} of an iteration")
+    return Verdict(True, f"Plans pay off, by {percent(gain)} of an iteration")
 
 
 def _against_nearest(profile: Profile, systems: Sequence[System]) -> str:
@@ -139,7 +142,7 @@ def _against_nearest(profile: Profile, systems: Sequence[System]) -> str:
     if rival is None:
         return f"{verdict.sentence}."
     error = profile.device_error
-    stated = "unknown" if error is None else f"{error:.1%}"
+    stated = "unknown" if error is None else f"{percent(error)}"
     return (
         f"{verdict.sentence}. Speed-up over the nearest rival, {rival.name}: {rival.text}. The "
         f"prediction's error against devices is {stated}."

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from seqplan.planner.comparison.results import System
+from seqplan.plans.percent import percent
 
 OUR_SYSTEMS = frozenset({"ours", "one-layout", "regrouping", "one-strategy", "hydraulis-balanced"})
 """Systems that need our planner: our plans, parts of them, and plans of strategies of others."""
@@ -45,7 +46,7 @@ class Rival:
             few = "1 step" if self.steps == 1 else f"{self.steps} steps"
             return f"no interval: {few}; {LEAST_STEPS} or more give one"
         low, high = self.interval
-        return f"{CONFIDENCE:.0%} interval {low:.2f} to {high:.2f} over {self.steps} steps"
+        return f"{percent(CONFIDENCE, 0)} interval {low:.2f} to {high:.2f} over {self.steps} steps"
 
     @property
     def text(self) -> str:

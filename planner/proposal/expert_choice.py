@@ -13,6 +13,7 @@ from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.expert_rows import ExpertRow
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.sync.times import Layout, layout_text, layouts_of, parse_layout
+from seqplan.plans.percent import percent
 
 LAYOUT_GAIN = 1e-3
 """By what share another layout has to be faster to be chosen for groups smaller than a block."""
@@ -73,7 +74,9 @@ def choose_group_layout(
     if chosen == choice.chosen:
         return proposal, row
     gain = (row.expected_ms or 0.0) / (best.expected_ms or inf) - 1
-    why = f"groups smaller than a block in {chosen}: {gain:.1%} faster than in {choice.chosen}."
+    why = (
+        f"groups smaller than a block in {chosen}: {percent(gain)} faster than in {choice.chosen}."
+    )
     choice = replace(choice, chosen=chosen, why=(why, *choice.why))
     return replace(proposal, layouts=choice), best
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from seqplan.plans.percent import percent
+
 
 @dataclass(frozen=True)
 class ExpertRow:
@@ -36,7 +38,9 @@ def explain_degrees(rows: Sequence[ExpertRow], chosen: int) -> list[str]:
         place = "Experts not split" if row.expert_parallel == 1 else f"On {row.expert_parallel}"
         if row.lower_bound_ms is not None and best.expected_ms is not None:
             least = row.lower_bound_ms / best.expected_ms - 1
-            texts.append(f"{place}: at least {least:+.1%} time, longest {row.longest:,} tokens.")
+            texts.append(
+                f"{place}: at least {percent(least, 1, '+')} time, longest {row.longest:,} tokens."
+            )
             continue
         if row.expected_ms is None or best.expected_ms is None:
             why = f"the longest sequence is {row.longest:,} tokens" if row.longest else "no scheme"
@@ -44,7 +48,7 @@ def explain_degrees(rows: Sequence[ExpertRow], chosen: int) -> list[str]:
             continue
         sync = (row.sync_ms or 0.0) - (best.sync_ms or 0.0)
         texts.append(
-            f"{place}: {row.expected_ms / best.expected_ms - 1:+.1%} time, {sync:+,.0f} ms of it "
-            f"sync, longest {row.longest:,} tokens."
+            f"{place}: {percent(row.expected_ms / best.expected_ms - 1, 1, '+')} time, "
+            f"{sync:+,.0f} ms of it sync, longest {row.longest:,} tokens."
         )
     return texts

@@ -7,6 +7,7 @@ from math import inf, isfinite
 
 from seqplan.planner.proposal.scenarios import LayoutTimes, Scenarios, flips
 from seqplan.planner.sync.times import Layout, SyncTimes, layout_text
+from seqplan.plans.percent import percent
 
 ONE_LAYOUT = 0.005
 """Layouts within this share of the fastest are a tie, and so is one with several together, which
@@ -76,19 +77,22 @@ def explain_choice(
     why = []
     if chosen is None:
         alone = f"the best alone, {layout_text(ranked[0][0])}, takes " if ranked else ""
-        more = f"{ranked[0][1] / best_ms - 1:.1%} longer" if ranked else "none runs all batches"
+        more = (
+            f"{percent(ranked[0][1] / best_ms - 1)} longer" if ranked else "none runs all batches"
+        )
         why.append(f"several layouts, together or in turn: {alone}{more}.")
         nearest = ranked[0][0] if ranked else None
     else:
         gain = best_ms / times.several_ms - 1
         why.append(
             f"one layout, {layout_text(chosen)}: pipelines differ in Ulysses and ring only; "
-            f"several layouts, together or in turn, were found to gain {gain:.1%}."
+            f"several layouts, together or in turn, were found to gain {percent(gain)}."
         )
         nearest = chosen
         if others := [entry for entry in ranked if entry[0] != chosen]:
             layout, other_ms = others[0]
-            why.append(f"The next is {layout_text(layout)}, {other_ms / best_ms - 1:+.1%} in time.")
+            more = percent(other_ms / best_ms - 1, 1, "+")
+            why.append(f"The next is {layout_text(layout)}, {more} in time.")
     if nearest is not None and (edge := _tie_edge(nearest, times)):
         why.insert(1, edge)
     why.append(against_static(best_ms, times))
@@ -112,9 +116,13 @@ def _tie_edge(layout: Layout, times: LayoutTimes) -> str:
     behind = times.by_layout[layout] / times.several_ms - 1
     if abs(behind - ONE_LAYOUT) > STANDARD_ERRORS * error:
         return ""
-    sampled = f"{behind:.1%} ± {error:.1%}" if isfinite(error) else f"{behind:.1%} on one batch"
+    sampled = (
+        f"{percent(behind)} ± {percent(error)}"
+        if isfinite(error)
+        else f"{percent(behind)} on one batch"
+    )
     return (
-        f"That is {sampled}, and one layout is taken up to {ONE_LAYOUT:.1%}: other batches "
+        f"That is {sampled}, and one layout is taken up to {percent(ONE_LAYOUT)}: other batches "
         "(another seed) may decide otherwise."
     )
 
@@ -125,7 +133,7 @@ def against_static(best_ms: float, times: LayoutTimes) -> str:
     strategy, static_ms = times.static
     gain = static_ms / best_ms - 1
     if gain <= ONE_LAYOUT:
-        return f"Nothing is {ONE_LAYOUT:.1%} faster than the static {strategy}: that will do."
+        return f"Nothing is {percent(ONE_LAYOUT)} faster than the static {strategy}: that will do."
     return (
         f"The best static strategy, {strategy}, takes {static_ms:,.0f} ms: these are "
         f"{1 + gain:.2f} times as fast."

@@ -28,6 +28,7 @@ from seqplan.planner.proposal.layouts import (
 from seqplan.planner.proposal.scenarios import LayoutTimes, Scenarios, flips
 from seqplan.planner.proposal.static_micro_steps import best_static_micro_steps
 from seqplan.planner.sync.times import Layout, SyncTimes, layout_text
+from seqplan.plans.percent import percent
 from seqplan.plans.scheme import Scheme, Strategy
 
 
@@ -202,7 +203,7 @@ def _choice(
     if others := [entry for entry in ranked if entry[0] != chosen]:
         layout, other_ms = others[0]
         more = other_ms / times[chosen] - 1
-        why.append(f"The next is {layout_text(layout)}, {more:+.1%} in time.")
+        why.append(f"The next is {layout_text(layout)}, {percent(more, 1, '+')} in time.")
     compared = LayoutTimes(times, times[chosen], static, synchronized)
     why.append(against_static(times[chosen], compared))
     why.append(flips(chosen, compared, scenarios, ONE_LAYOUT))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from seqplan.planner.placement.fleet import Models
 from seqplan.planner.sync.times import Layout, layout_text, layouts_of
+from seqplan.plans.percent import percent
 from seqplan.plans.scheme import Scheme, Strategy
 
 
@@ -118,12 +119,12 @@ def flips(chosen: Layout | None, times: LayoutTimes, scenarios: Scenarios, tie: 
         best = min(estimates, key=lambda layout: (estimates[layout], layout))
         if estimates[best] < estimates[nominal] * (1 - tie):
             share = estimates[nominal] / estimates[best] - 1
-            better.append(f"{layout_text(best)} where {scenario.text} (by {share:.1%})")
+            better.append(f"{layout_text(best)} where {scenario.text} (by {percent(share)})")
     if not better:
         costs = "context parallelism 15 or 30 % more expensive, the sync halved or doubled"
         if len(scenarios.scenarios) < len(SCENARIOS):
             costs = "the sync halved or doubled"
-        return f"The choice stays within {tie:.1%} of the best with {costs}."
+        return f"The choice stays within {percent(tie)} of the best with {costs}."
     return "It would be " + ", ".join(better) + "."
 
 

@@ -30,6 +30,7 @@ from seqplan.costs.analytic.profiled_device import hardware_of
 from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profile import Profile
 from seqplan.planner.sync.times import Layout, LayoutSyncTimes, layout_text, layouts_of
+from seqplan.plans.percent import percent
 
 OPTIMIZER_MS = 20.0
 """Published (Hydraulis, Table 1): the optimizer's step on shards over 64 ranks."""
@@ -72,10 +73,10 @@ def derive_sync(
     )
     if profile.sync and gpus > 1:
         times, source = _scale_measured(profile, derived, gpus, links)
-        source += f"; {overlap:.0%} of it hidden"
+        source += f"; {percent(overlap, 0)} of it hidden"
     else:
         times = derived
-        source += f"; {overlap:.0%} of it hidden; nothing was measured"
+        source += f"; {percent(overlap, 0)} of it hidden; nothing was measured"
     return LayoutSyncTimes(
         overlap,
         optimizer_of(profile, gpus) if optimizer_ms is None else optimizer_ms,

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from seqplan.plans.percent import percent
 from seqplan.runtime.errors import UnsupportedModel
 from seqplan.runtime.huggingface.row_numbers import numbers_rows, scale_by_position
 from seqplan.runtime.recomputation import run_part
@@ -100,7 +101,7 @@ def find_unsupported_option(options: LayerOptions) -> str | None:
         return "attends other than causally"
     if options.dropout:
         return (
-            f"drops {options.dropout:.0%} of the attention weights in training "
+            f"drops {percent(options.dropout, 0)} of the attention weights in training "
             "(config.attention_dropout: set it to 0)"
         )
     if options.others:

@@ -140,7 +140,7 @@ def _changed(change: str) -> dict[str, Any]:
         ("no", "must be at least two"),
         ("share", "must be a share between 0 and 1"),
         ("degrees", "bytes per token must be of the same degrees"),
-        ("shareless", r"modes\[0\]: none offloads 0% of layers. Leave out host_bytes_per_token"),
+        ("shareless", r"modes\[0\]: none offloads 0 % of layers. Leave out host_bytes_per_token"),
         ("hostless", r"modes\[1\] \(mlp\+0.5\): offloads layers. State memory.host_memory_bytes"),
         ("nine", "modes: must be at most 8: 9"),
         ("tp", "lacks tp = 4"),

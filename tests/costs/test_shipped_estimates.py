@@ -47,7 +47,7 @@ def test_each_states_that_it_is_derived_and_its_error(name: str) -> None:
     assert profile.shape == ModelSizes.from_mapping(MODELS[model]).shape
     notes = profile.document["notes"]
     experts = model in EXPERT_DEGREES
-    expected = "8% (median) and 20% (p90)" if experts else "4% (median) and 9% (p90)"
+    expected = "8 % (median) and 20 % (p90)" if experts else "4 % (median) and 9 % (p90)"
     assert any(note.startswith(f"expected error: {expected}") for note in notes)
     assert any(f"unchecked: that {device}" in note for note in notes) == (device[:4] != "h100")
     assert any(note.startswith("unchecked: experts") for note in notes) == experts

@@ -12,15 +12,15 @@ from seqplan.plans.scheme import Scheme
 
 HETEROGENEOUS = """\
 step 16: 2,709 tokens in 5 sequences on 8 ranks
-predicted 600.0 ms, lower bound 300.0 ms, gap 100.00%
+predicted 600.0 ms, lower bound 300.0 ms, gap 100.00 %
   of that 510.6 ms pipelines, 89.4 ms after the last
 pipelines 1×tp4 + 1×pp3
 
 scheme  #  ranks  batches  seqs  longest  tokens  fill  time ms  slack ms
-tp4     0  0–3          1     2    2,001   2,131   52%    510.6       0.0
-pp3     1  4–6          2     3      512     578   50%    322.5     188.1
+tp4     0  0–3          1     2    2,001   2,131  52 %    510.6       0.0
+pp3     1  4–6          2     3      512     578  50 %    322.5     188.1
 
-binding: pipeline 0 (tp4 on ranks 0–3), by its longest sequence: 2,001 tokens, 98% of its time
+binding: pipeline 0 (tp4 on ranks 0–3), by its longest sequence: 2,001 tokens, 98 % of its time
 idle: 1 rank (7)
 
 candidate strategy  bound ms  time ms
@@ -29,7 +29,7 @@ candidate strategy  bound ms  time ms
 
 REFORMING = """\
 pipelines 1×r3 + 3×u2 + 1×tp1, ranks regroup within the step
-  groups change 3 times: were each to take 3 ms, the pipelines would end 0.38% later
+  groups change 3 times: were each to take 3 ms, the pipelines would end 0.38 % later
 
 scheme  #  ranks  batches  seqs  longest  tokens  start ms  time ms  slack ms
 r3      0  0–2          1     1    1,500   1,500       0.0    527.0       0.0
@@ -81,8 +81,8 @@ def test_the_total_binds_where_no_sequence_is_long() -> None:
     lengths = (100, 90, 80, 70)
     work = batch(COSTS, scheme, dict(enumerate(lengths)))
     plan = plan_of((pipeline(scheme, (0,), work),), lengths, work.cost_ms)
-    assert "by its total: the longest of 4 sequences is 29% of its tokens" in explain(plan)
-    assert "by its total: the longest of 4 sequences is 31% of its time" in explain(plan, COSTS)
+    assert "by its total: the longest of 4 sequences is 29 % of its tokens" in explain(plan)
+    assert "by its total: the longest of 4 sequences is 31 % of its time" in explain(plan, COSTS)
 
 
 def test_a_slow_pipeline_binds_by_its_total_at_any_factor() -> None:
@@ -90,7 +90,7 @@ def test_a_slow_pipeline_binds_by_its_total_at_any_factor() -> None:
     work = batch(COSTS, scheme, dict(enumerate(lengths)))
     slow = replace(pipeline(scheme, (0,), work), slowdown=2.0, predicted_ms=2 * work.cost_ms)
     text = explain(plan_of((slow,), lengths, slow.predicted_ms), COSTS)
-    assert "by its total: the longest of 4 sequences is 31% of its time" in text
+    assert "by its total: the longest of 4 sequences is 31 % of its time" in text
 
 
 def test_long_sequences_have_no_groups_of_lost_ranks() -> None:

@@ -97,3 +97,8 @@ def test_a_class_name_stands_once() -> None:
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_percentages_are_written_by_one_function() -> None:
+    by_format = [path for path in product_files() if re.search(r"\d%\}", path.read_text("utf-8"))]
+    assert by_format == []

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from seqplan.plans.format.atomic_file import write_text
+from seqplan.plans.percent import percent
 
 if TYPE_CHECKING:
     from seqplan.costs.fit.latency_fit import Errors
@@ -54,11 +55,6 @@ def seconds(time_ms: float | None) -> str:
     if time_ms is None:
         return "—"
     return f"{time_ms / 1000:.2f} s" if time_ms >= 1000 else f"{time_ms:.0f} ms"
-
-
-def percent(share: float, digits: int = 1) -> str:
-    """A share as a percentage."""
-    return f"{100 * share:.{digits}f} %"
 
 
 def count_of(number: int, noun: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from seqplan.api.cli.framework.output import count_of, percent, seconds
+from seqplan.api.cli.framework.output import count_of, seconds
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.window import WindowReport
 from seqplan.planner.problem import PlanningOptions
@@ -16,6 +16,7 @@ from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.workers.executor import Workers
 from seqplan.planner.workers.produce import produce
 from seqplan.plans.format.codec import from_json
+from seqplan.plans.percent import percent
 from seqplan.plans.plan import Plan
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import textwrap
 from collections.abc import Sequence
 from functools import partial
 from itertools import product
@@ -23,6 +22,7 @@ from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_rules import scheme_problem
 from seqplan.costs.shipped.catalogue import find_profile
+from seqplan.plans.percent import wrap_text
 from seqplan.plans.recomputation import MODES
 from seqplan.plans.scheme import Scheme
 
@@ -155,7 +155,7 @@ def write_derived(args: argparse.Namespace, document: dict[str, Any]) -> None:
     print(f"fit: {profile.residuals}")
     room = [] if args.profile else _describe_room(profile, model_options.cluster_of(args).gpus)
     for note in [*document.get("notes", ()), *room]:
-        print("\n".join(textwrap.wrap(f"note: {note}", 98)))
+        print("\n".join(wrap_text(f"note: {note}", 98)))
     print(f"see it with: seqplan profile show {args.output} --gpus N")
 
 

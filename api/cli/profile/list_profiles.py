@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import textwrap
 
 from seqplan.api.cli.framework.options import add_option
-from seqplan.api.cli.framework.output import percent, table
+from seqplan.api.cli.framework.output import table
 from seqplan.api.cli.profile.show_profile import profile_fields
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
+from seqplan.plans.percent import percent, wrap_text
 
 DESCRIPTION = "List the profiles that ship, with the origin of their numbers."
 
@@ -47,7 +47,7 @@ def _listing(profiles: list[Profile]) -> list[str]:
     for source in dict.fromkeys(profile.source for profile in profiles):
         names = [profile.name for profile in profiles if profile.source == source]
         text = f"{', '.join(names)}: {source}"
-        lines += ["", *textwrap.wrap(text, 98, break_on_hyphens=False, break_long_words=False)]
+        lines += ["", *wrap_text(text, 98, break_on_hyphens=False, break_long_words=False)]
     return lines
 
 

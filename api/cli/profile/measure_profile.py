@@ -21,6 +21,7 @@ from seqplan.costs.fit.measured_profile import ProfiledDevices
 from seqplan.costs.fit.samples import Sample
 from seqplan.costs.model_sizes import SIZES, ModelSizes
 from seqplan.costs.scheme_rules import expert_problem, scheme_problem
+from seqplan.plans.percent import percent
 from seqplan.plans.recomputation import split_mode
 from seqplan.plans.scheme import Scheme
 from seqplan.profiler.measure.design import FIT_POINTS, DesignPoint, design
@@ -210,8 +211,8 @@ def _check_offload(args: argparse.Namespace, mode: str, layers: int) -> None:
     share = split_mode(mode)[1]
     if share and args.host_memory_gib is None:
         raise ValueError(
-            f"--recompute {mode}: offloads {share:.0%} of the layers, and no host memory is "
-            "stated. Add --host-memory-gib"
+            f"--recompute {mode}: offloads {percent(share, 0)} of the layers, and no host memory "
+            "is stated. Add --host-memory-gib"
         )
     if not (layers * share).is_integer():
         raise ValueError(

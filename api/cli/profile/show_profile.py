@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import textwrap
 from functools import partial
 from typing import Any
 
@@ -14,6 +13,7 @@ from seqplan.costs.profile import Profile
 from seqplan.costs.profiled_scheme import ProfiledScheme
 from seqplan.costs.scheme_rules import doubts
 from seqplan.costs.shipped.catalogue import find_profile
+from seqplan.plans.percent import wrap_text
 
 DESCRIPTION = """\
 Show a profile: the origin of its numbers, and its schemes with MaxLen and UtilLen on a cluster.
@@ -147,7 +147,7 @@ def scheme_notes(profile: Profile) -> list[str]:
     notes += [f"? {scheme}: {doubt}" for scheme, doubt in doubts(profile.schemes).items()]
     if any(entry.origin == "derived" for entry in profile.schemes):
         notes.append("° derived, not measured; the profile's notes state their sources")
-    return [line for note in notes for line in textwrap.wrap(note, 98, subsequent_indent="  ")]
+    return [line for note in notes for line in wrap_text(note, 98, subsequent_indent="  ")]
 
 
 def _util_len(row: dict[str, Any]) -> str:
@@ -179,5 +179,5 @@ def _describe_origin(profile: Profile) -> list[str]:
         f"{profile.name}: {profile.hardware}, {profile.gpus_per_node} GPUs per node, ZeRO-"
         f"{profile.zero_stage}, recomputation: {profile.mode_names}"
     )
-    lines = [text, *textwrap.wrap(f"source: {profile.source}", 98, break_on_hyphens=False)]
+    lines = [text, *wrap_text(f"source: {profile.source}", 98, break_on_hyphens=False)]
     return [*lines, f"fit error {profile.residuals}"]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import textwrap
 from typing import TYPE_CHECKING, Any
 
 from seqplan.api.cli.framework.options import add_option
-from seqplan.api.cli.framework.output import percent, table
+from seqplan.api.cli.framework.output import table
+from seqplan.plans.percent import percent, wrap_text
 
 if TYPE_CHECKING:
     from seqplan.costs.analytic.validation.held_out import LeftOut
@@ -62,9 +62,9 @@ def run(args: argparse.Namespace) -> int:
     lines += [f"  {right} of {len(pairs)} pairs in the published order: more GPUs are slower each"]
     notes: set[str] = set()
     for check in tables:
-        lines += ["", *textwrap.wrap(f"{check.name}: {check.what}", 98)]
+        lines += ["", *wrap_text(f"{check.name}: {check.what}", 98)]
         if check.assumed:
-            lines += textwrap.wrap(f"assumed: {check.assumed}", 98, initial_indent="  ")
+            lines += wrap_text(f"assumed: {check.assumed}", 98, initial_indent="  ")
         if args.rows:
             lines += _rows(check)
         if check.missing not in notes:
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     lines += ["", "Published runs that no table has", ""]
     for left in list_left_out():
         text = f"{len(left['rows'])} of {left['runs']} ({left['source']}): {left['reason']}"
-        lines += textwrap.wrap(text, 98, subsequent_indent="  ")
+        lines += wrap_text(text, 98, subsequent_indent="  ")
     print("\n".join(lines))
     return 0
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from seqplan.api.cli.framework.extras import require_torch
 from seqplan.api.cli.framework.options import above_zero, add_option
-from seqplan.api.cli.framework.output import check_output, percent, table
+from seqplan.api.cli.framework.output import check_output, table
 from seqplan.plans.format.atomic_file import write_text
+from seqplan.plans.percent import percent
 
 if TYPE_CHECKING:
     from seqplan.profiler.verify.results import CheckResult, Figure

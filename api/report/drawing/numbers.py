@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from seqplan.plans.percent import percent as plans_percent
+
 UNKNOWN = "—"
 
 
@@ -26,7 +28,7 @@ def duration(value_ms: float) -> str:
 
 def percent(share: float | None, digits: int = 1) -> str:
     """A share as a percentage: ``12.3 %``."""
-    return UNKNOWN if share is None else f"{100 * share:,.{digits}f} %"
+    return UNKNOWN if share is None else plans_percent(share, digits)
 
 
 def factor(value: float) -> str:

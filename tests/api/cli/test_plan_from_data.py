@@ -31,8 +31,8 @@ def test_one_command_leaves_every_file(lengths: Path, tmp_path: Path) -> None:
     answer = text[text.index("does it pay: ") :]
     assert "over the best static run, " in answer
     assert "over the nearest published system, " in answer
-    assert "95% interval" in answer
-    assert "expected error against devices: 4%" in answer
+    assert "95 % interval" in answer
+    assert "expected error against devices: 4 %" in answer
     assert f"written: {folder}" in text
     profile = Profile.load(folder / "profile.json")
     assert Proposal.load(folder / "proposal.json").profile.digest == profile.digest

@@ -161,7 +161,7 @@ def test_ranks_measure_the_sync(four_ranks: tuple[Path, str]) -> None:
     wanted = [(tp, pp, 4, layers) for tp, pp in layouts for layers in (1, 2)]
     assert [sync.key for sync in measured] == wanted
     sync = choose_sync(profile, 4)
-    assert sync.source.startswith("measured on 4 GPUs for tp1, pp2, tp2; 0% of it hidden")
+    assert sync.source.startswith("measured on 4 GPUs for tp1, pp2, tp2; 0 % of it hidden")
     for entry in profile.sync:
         assert sync.whole_ms([(entry.tp, entry.pp)]) == entry.ms
         assert f"on 4 ranks {entry.ms:,.1f} ms, optimizer {entry.optimizer_ms:,.1f} ms" in printed
@@ -337,7 +337,7 @@ def test_modes_that_offload_are_derived_with_host_memory(tmp_path: Path) -> None
         assert message in rejected.err
         assert not output.exists()
     for modes, options, message in (
-        ("none,none+1", (), "--recompute none+1: offloads 100% of the layers, and no host memory"),
+        ("none,none+1", (), "--recompute none+1: offloads 100 % of the layers, and no host memory"),
         ("none,none+0.3", ("--host-memory-gib", 1), "--recompute none+0.3: 0.6 of 2 measured"),
     ):
         measured = call(

@@ -155,9 +155,9 @@ def test_figures_have_intervals(page: Page, monitored: Stocked) -> None:
     rate = tokens.sum() / taken.sum()
     half = 1.96 * len(steps) ** 0.5 * (tokens - rate * taken).std(ddof=1) / taken.sum()
     facts = page.text("#facts")
-    words = f"95% interval {rate - half:,.0f} to {rate + half:,.0f} over {STEPS} steps"
+    words = f"95 % interval {rate - half:,.0f} to {rate + half:,.0f} over {STEPS} steps"
     assert f"{rate:,.0f}\nmeasured; {words}" in facts
-    assert f"1.30×\n95% interval 1.30 to 1.30 over {STEPS} steps" in facts
+    assert f"1.30×\n95 % interval 1.30 to 1.30 over {STEPS} steps" in facts
     opened(page, monitored, "live")
     assert "no interval: 4 steps; 16 or more give one" in page.text("#facts")
 
@@ -218,7 +218,7 @@ def test_calibration_is_reported_and_drawn(page: Page, monitored: Stocked) -> No
     assert spoken.startswith(f"Errors by scheme. {worst['scheme']}: ")
     rows = page.text("#calibration-table tbody").split("\n")
     assert rows[0].startswith(worst["scheme"])
-    assert sum("+30%" in row for row in rows) == len(calibration["schemes"])
+    assert sum("+30 %" in row for row in rows) == len(calibration["schemes"])
     assert page.text("#calibration-table").count("miscalibrated") == len(warned)
     dots = page.run("return document.querySelectorAll('#scatters circle').length")
     assert dots == sum(len(scheme["points"]) for scheme in calibration["schemes"])

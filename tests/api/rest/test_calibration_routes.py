@@ -47,7 +47,7 @@ def test_a_slower_cluster_is_warned_of_and_refitted(stocked: Stocked, tmp_path: 
         assert len(judged["points"]) == min(5, judged["pipelines"])
         for predicted_ms, measured_ms in judged["points"]:
             assert measured_ms == pytest.approx(1.3 * predicted_ms)
-    assert "30.0% slower than predicted" in warned[0]["message"]
+    assert "30.0 % slower than predicted" in warned[0]["message"]
     short = served.ok("GET", f"/v1/jobs/{job}/calibration?steps=1")
     assert short["steps"] == {"first": STEPS - 1, "last": STEPS - 1, "measured": 1}
 

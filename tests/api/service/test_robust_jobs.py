@@ -27,7 +27,7 @@ def test_plans_are_those_of_the_planner_and_state_the_share(stocked: Stocked) ->
         plan = plan_of(served, "robust", step)
         assert plan == planner.plan(batch)
         assert plan.provenance.robust == 0.1
-        assert "a, b or c of the costs that are off by 10%" in explain(plan)
+        assert "a, b or c of the costs that are off by 10 %" in explain(plan)
         assert plan_of(served, "plain", step).provenance.robust == 0.0
     assert served.ok("GET", "/v1/jobs/robust")["robust"] == 0.1
     again = {"id": "again", "proposal": stocked.proposal, "robust": 0.1}

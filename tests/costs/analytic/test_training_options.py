@@ -229,7 +229,7 @@ def test_a_derived_profile_states_its_training_options() -> None:
     )
     source = derive_profile(deployment, [Scheme(tp=8)], name="p")["source"]
     assert (
-        "fp8 (products 1.8 times as fast), attention by fa3, gradients of 2 bytes, 50% of tp's "
+        "fp8 (products 1.8 times as fast), attention by fa3, gradients of 2 bytes, 50 % of tp's "
         "collectives hidden, keys and values gathered, not passed on, norms and residuals whole"
     ) in source
     usual = derive_profile(DEPLOYMENT, [Scheme(tp=8)], name="p")["source"]

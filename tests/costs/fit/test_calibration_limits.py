@@ -106,9 +106,9 @@ def test_the_warning_of_times_that_scatter_names_no_side() -> None:
     calibration = measure_calibration_error(Scheme(), predicted, scattered, None)
     assert calibration.warning is not None
     assert (
-        "missed the prediction by 20.5% (median), either way; 5.0% is assumed"
+        "missed the prediction by 20.5 % (median), either way; 5.0 % is assumed"
         in calibration.warning
     )
     slower = measure_calibration_error(Scheme(), predicted, [120.0] * 32, None)
     assert slower.warning is not None
-    assert "were 20.0% slower than predicted (median); 5.0% is assumed" in slower.warning
+    assert "were 20.0 % slower than predicted (median); 5.0 % is assumed" in slower.warning

@@ -78,7 +78,7 @@ def test_a_shared_device_is_found_by_the_spread() -> None:
     samples = [Observed((length,), latency.micro_batch_ms([length]), 0.3) for length in LENGTHS]
     fit = fit_latency(samples, samples, samples)
     assert fit.reasons == (
-        "repetitions spread by 30%: the device is shared or throttles, measure again",
+        "repetitions spread by 30 %: the device is shared or throttles, measure again",
     )
 
 

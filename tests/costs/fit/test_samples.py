@@ -177,10 +177,10 @@ def test_the_design_is_a_series_with_lengths_between_and_packings() -> None:
 @pytest.mark.parametrize(
     ("in_use", "reserved", "share", "fragment"),
     [
-        (40 * 2**30, 50 * 2**30, 0.2, "measured 20.0%; at least 5%"),
-        (49 * 2**30, 50 * 2**30, 0.05, "measured 2.0%; at least 5%"),
-        (2**20, 2**22, 0.05, "not measured with enough memory in use; at least 5%"),
-        (None, None, 0.05, "not measured with enough memory in use; at least 5%"),
+        (40 * 2**30, 50 * 2**30, 0.2, "measured 20.0 %; at least 5 %"),
+        (49 * 2**30, 50 * 2**30, 0.05, "measured 2.0 %; at least 5 %"),
+        (2**20, 2**22, 0.05, "not measured with enough memory in use; at least 5 %"),
+        (None, None, 0.05, "not measured with enough memory in use; at least 5 %"),
     ],
 )
 def test_fragmentation_leaves_a_margin(
@@ -203,7 +203,7 @@ def test_fragmentation_leaves_a_margin(
     )
     assert Profile.from_document(document, "p").memory.margin_bytes == pytest.approx(share * 80e9)
     (note,) = document["notes"]
-    assert note.startswith(f"margin_bytes: {share:.1%} of the memory, ")
+    assert note.startswith(f"margin_bytes: {100 * share:.1f} % of the memory, ")
     assert fragment in note
 
 

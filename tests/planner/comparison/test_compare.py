@@ -200,9 +200,9 @@ def with_error(error: float | None) -> Profile:
     [
         (0.05, 0.99, "Static will do. "),
         (0.05, 1.03, "Static will do, as far as predictions are right. "),
-        (0.05, 1.5, "Plans pay off, by 50.0% of an iteration. "),
+        (0.05, 1.5, "Plans pay off, by 50.0 % of an iteration. "),
         (None, 1.0, "Static will do. "),
-        (None, 1.2, "Plans pay off if the profile is right within 20.0%. "),
+        (None, 1.2, "Plans pay off if the profile is right within 20.0 %. "),
     ],
 )
 def test_advice(error: float | None, factor: float, expected: str) -> None:
@@ -210,7 +210,7 @@ def test_advice(error: float | None, factor: float, expected: str) -> None:
     static = replace(slower(ours, "static", factor), name="Static")
     text = advice(with_error(error), [ours, static])
     assert text.startswith(expected)
-    stated = "unknown" if error is None else f"{error:.1%}"
+    stated = "unknown" if error is None else f"{100 * error:.1f} %"
     assert f"The prediction's error against devices is {stated}." in text
     assert advice(with_error(error), [ours]).startswith("No other system was compared")
 
@@ -228,7 +228,7 @@ def test_headline_is_the_nearest_rival() -> None:
     rival = nearest_rival(systems)
     assert (rival.key, round(rival.speedup, 2)) == ("flexsp", 1.09)
     text = advice(with_error(None), systems)
-    assert text.startswith("Plans pay off if the profile is right within 9.0%. ")
+    assert text.startswith("Plans pay off if the profile is right within 9.0 %. ")
     assert "nearest rival, FlexSP-like: 1.09× (no interval: 3 steps; 16 or more give one)" in text
     label, first = rivals(systems)[0]
     assert (label, first.key) == ("the nearest rival", "flexsp")

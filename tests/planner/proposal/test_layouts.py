@@ -134,11 +134,11 @@ def scenarios_of(sync: LayoutSyncTimes) -> Scenarios:
 @pytest.mark.parametrize(
     ("tp4", "error", "edge"),
     [
-        (3012.0, 3.0, "That is 0.4% ± 0.1%, and one layout is taken up to 0.5%: other batches "),
-        (3021.0, 4.0, "That is 0.7% ± 0.1%, and one layout"),
+        (3012.0, 3.0, "That is 0.4 % ± 0.1 %, and one layout is taken up to 0.5 %: other batches "),
+        (3021.0, 4.0, "That is 0.7 % ± 0.1 %, and one layout"),
         (3012.0, 1.0, None),
         (3045.0, 10.0, None),
-        (3021.0, float("inf"), "That is 0.7% on one batch, and one layout"),
+        (3021.0, float("inf"), "That is 0.7 % on one batch, and one layout"),
     ],
 )
 def test_a_tie_that_other_batches_may_decide_is_reported(

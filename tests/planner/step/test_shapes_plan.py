@@ -76,7 +76,8 @@ def test_plans_with_shapes_are_sound() -> None:
     (place,) = (n for n, line in enumerate(lines) if "of 8 shapes" in line)
     assert lines[place].endswith("of the tokens are padding to them")
     extra = count_padded_tokens(made) / made.tokens - 1
-    assert lines[place + 1].startswith(f"  with all padding {extra:.2%} extra tokens, at least 0.0")
+    with_all = f"  with all padding {100 * extra:.2f} % extra tokens, at least 0.0"
+    assert lines[place + 1].startswith(with_all)
     other = replace(made, shapes=(*shapes[:-1], 2 * shapes[-1]))
     assert any("padded_tokens" in fault for fault in lint(other, models))
     assert any("no shape holds it" in f for f in lint(replace(made, shapes=shapes[:1]), models))

@@ -163,7 +163,7 @@ def test_explain_names_the_price() -> None:
     made = plan("llama3-8b-h100-80gb", 8, draw(200_000, 0), [1.0] * 7 + [1.3])
     line = next(line for line in explain(made).splitlines() if "slow ranks" in line)
     assert line.startswith("1 pipeline of slow ranks, up to 1.3 × (")
-    assert "without planning around it up to 30%" in line
+    assert "without planning around it up to 30 %" in line
 
 
 def test_slow_pipelines_fit_no_coefficients() -> None:

@@ -67,12 +67,12 @@ def sweep_fields(sweep: Sweep) -> dict[str, Any]:
 
 def comparison_lines(comparison: Comparison) -> list[str]:
     """Return lines of a comparison: a row for each system, skipped ones, and the advice."""
-    steps = len(comparison.ours.iterations)
+    steps = count_of(len(comparison.ours.iterations), "step")
     header = ("system", "iteration", "tokens/s", "ours is faster", "without sync")
     lines = [
         (
             f"simulated on profile {comparison.profile}: {comparison.gpus} × "
-            f"{comparison.hardware}, {count_of(steps, 'step')} of {comparison.tokens:,} tokens, "
+            f"{comparison.hardware}, {steps} of {comparison.tokens:,} tokens, "
             f"sequences up to {comparison.max_len:,}"
         ),
         "",
@@ -80,6 +80,7 @@ def comparison_lines(comparison: Comparison) -> list[str]:
             (*header, "imbalance", "bubble", "MFU"),
             [_row(comparison, system) for system in comparison.systems],
         ),
+        f"ours is faster: by mean iterations; in parentheses the least and most of {steps}",
         "",
         *(f"{system.name}: {system.description}" for system in comparison.systems),
     ]

@@ -18,6 +18,10 @@ MOST_GPUS = 65_536
 each rank (a step it has done, its view of a plan) stay within megabytes."""
 
 
+MOST_LOOK_AHEAD = 1024
+"""Steps of a job planned beyond its slowest rank, at most."""
+
+
 @dataclass(frozen=True)
 class Workload:
     """GPUs, longest sequence and tokens of a step, as planning needs them."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from seqplan.api.cli.framework.job_file import JobFile, read_job_file
 from seqplan.api.cli.framework.options import add_log, add_option, check_port
@@ -25,8 +25,13 @@ from seqplan.planner.proposal.make_proposal import make_proposal
 from seqplan.planner.workload import TOKENS_PER_GPU, Workload
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from seqplan.api.store.rows import SlowFactors
     from seqplan.api.store.store import Claim, Store
     from seqplan.costs.profile import Profile
+    from seqplan.planner.execution import ExecutionKind
 
 _CLAIM_S = 0.2
 
@@ -69,9 +74,10 @@ def run(args: argparse.Namespace) -> int:
     write_log(args.log)
     check_port(job.port)
     job.workers.check_installed()
+    inputs = _read_inputs(job, args.job)
     store = Store(job.store, Path(job.files) if job.files else None)
     try:
-        _enter_once(store, job, args.job)
+        _enter_once(store, job, inputs, args.job)
         if job.token_file:
             _write_token(store, Path(job.token_file), job.job)
         service = Service(store, workers=job.workers, keeping=keeping_of(job))
@@ -79,6 +85,35 @@ def run(args: argparse.Namespace) -> int:
         return serve(store, service, job.host, job.port, access)
     finally:
         store.close()
+
+
+class _Inputs(NamedTuple):
+    """Values of a job file, checked before a store is opened or made."""
+
+    profile: Profile
+    execution: ExecutionKind
+    slow: SlowFactors
+    lengths: npt.NDArray[np.int64]
+    workload: Workload
+
+
+def _read_inputs(job: JobFile, origin: Path) -> _Inputs:
+    from seqplan.api.service.job_costs import check_refit, list_slow_ranks
+
+    profile = find_profile(job.profile)
+    with _naming(origin):
+        profile, execution = apply_backend(
+            profile, job.gpus, job.execution or None, job.micro_step_multiple, job.trainer or None
+        )
+        if job.refit:
+            check_refit(profile, lockstep=profile.lockstep or execution == "lockstep")
+        factors = job.slowdown or None
+        slow = list_slow_ranks(factors, job.gpus, refit=job.refit, robust=job.robust)
+    lengths = read_lengths([job.lengths]).values
+    workload = Workload(job.gpus, job.max_len, job.tokens or TOKENS_PER_GPU * job.gpus)
+    with _naming(origin):
+        check_tokens(int(lengths.clip(max=job.max_len).sum()), workload.tokens)
+    return _Inputs(profile, execution, slow, lengths, workload)
 
 
 def _write_token(store: Store, path: Path, job: str) -> None:
@@ -94,37 +129,25 @@ def _write_token(store: Store, path: Path, job: str) -> None:
             file.write(f"{token}\n")
 
 
-def _enter_once(store: Store, job: JobFile, origin: Path) -> None:
+def _enter_once(store: Store, job: JobFile, inputs: _Inputs, origin: Path) -> None:
     """Put the job in the store, unless it is there; of several sidecars one does so."""
     while True:
         with store.claim(f"entering {job.job}") as claim:
             if claim is not None:
-                _enter(store, claim, job, origin)
+                _enter(store, claim, job, inputs, origin)
                 return
         time.sleep(_CLAIM_S)
 
 
-def _enter(store: Store, claim: Claim, job: JobFile, origin: Path) -> None:
-    from seqplan.api.service.job_costs import check_costs, check_refit, list_slow_ranks
+def _enter(store: Store, claim: Claim, job: JobFile, inputs: _Inputs, origin: Path) -> None:
+    from seqplan.api.service.job_costs import check_costs
     from seqplan.api.store.rows import JobRow, write_slowdown
     from seqplan.api.store.tables.jobs import add_job
     from seqplan.api.store.tables.lengths import put_lengths, write_lengths
     from seqplan.api.store.tables.proposals import put_proposal
 
-    profile = find_profile(job.profile)
-    with _naming(origin):
-        profile, execution = apply_backend(
-            profile, job.gpus, job.execution or None, job.micro_step_multiple, job.trainer or None
-        )
-        if job.refit:
-            check_refit(profile, lockstep=profile.lockstep or execution == "lockstep")
-        factors = job.slowdown or None
-        slow = list_slow_ranks(factors, job.gpus, refit=job.refit, robust=job.robust)
-    lengths = read_lengths([job.lengths]).values
+    profile, execution, slow, lengths, workload = inputs
     row = write_lengths(store, lengths)
-    workload = Workload(job.gpus, job.max_len, job.tokens or TOKENS_PER_GPU * job.gpus)
-    with _naming(origin):
-        check_tokens(int(lengths.clip(max=job.max_len).sum()), workload.tokens)
     request = _describe_request(job, profile, row.id, workload)
     if _is_known(store, job, request, origin):
         return

@@ -91,9 +91,11 @@ class Store:
         self._checked_at = -math.inf
         mark = FolderMark(files, self.where)
         if not in_use:
+            if not files.absolute().parent.is_dir():
+                raise StoreError(f"{files}: the folder {files.parent} does not exist. Create it")
             try:
                 # Private to one service, unless several share it.
-                files.mkdir(0o777 if self.shared else 0o700, parents=True, exist_ok=True)
+                files.mkdir(0o777 if self.shared else 0o700, exist_ok=True)
                 (files / "lengths").mkdir(exist_ok=True)
             except OSError as error:
                 raise StoreError(f"{files}: cannot be written: {error.strerror}") from None

@@ -10,7 +10,7 @@ from typing import Any
 from seqplan.api.store.names import check_job_id
 from seqplan.costs.model_files.description_file import check_fields
 from seqplan.planner.workers.executor import ONE_WORKER, Workers
-from seqplan.planner.workload import MOST_GPUS
+from seqplan.planner.workload import MOST_GPUS, MOST_LOOK_AHEAD
 from seqplan.plans.format.fields import read_text
 
 
@@ -62,6 +62,7 @@ LOST = "lost"
 """A lost rank, among the factors of ``slowdown``."""
 
 _LEAST = {"tokens": 0, "seed": 0, "port": 0, "job_days": 0}
+_MOST = {"gpus": MOST_GPUS, "look_ahead": MOST_LOOK_AHEAD}
 _KINDS: dict[Any, tuple[type, str]] = {
     "str": (str, "a string"),
     "int": (int, "an integer"),
@@ -113,8 +114,8 @@ def _check_value(path: Path, name: str, value: Any, kind: type, wanted: str) -> 
         return
     if value < (least := _LEAST.get(name, 1)):
         raise ValueError(f"{path}: {name}: must be {least} or more: {value}")
-    if name == "gpus" and value > MOST_GPUS:
-        raise ValueError(f"{path}: gpus must be {MOST_GPUS} or fewer, not {value}")
+    if name in _MOST and value > (most := _MOST[name]):
+        raise ValueError(f"{path}: {name}: must be {most:,} or less: {value}")
 
 
 def _read_workers(raw: dict[str, Any], path: Path) -> Workers:

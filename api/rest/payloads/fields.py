@@ -16,7 +16,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from seqplan.planner.workload import MOST_GPUS
+from seqplan.planner.workload import MOST_GPUS, MOST_LOOK_AHEAD
 
 MOST = 2**53 - 1
 """The largest integer that every JSON reader keeps exactly (RFC 7493, 2.2)."""
@@ -64,7 +64,7 @@ Positives = Annotated[
 
 Natural = Annotated[int, Field(strict=True, ge=0, le=MOST), BeforeValidator(_integral)]
 Positive = Annotated[int, Field(strict=True, ge=1, le=MOST), BeforeValidator(_integral)]
-LookAhead = Annotated[int, Field(strict=True, ge=1, le=1024), BeforeValidator(_integral)]
+LookAhead = Annotated[int, Field(strict=True, ge=1, le=MOST_LOOK_AHEAD), BeforeValidator(_integral)]
 Milliseconds = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)]
 Duration = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -153,6 +153,7 @@ def test_a_sidecar_plans_around_slow_ranks_and_follows_its_times(tmp_path: Path)
         (FILE + "gpu = 3", "unknown field: 'gpu'. Did you mean gpus?"),
         (FILE.replace("gpus = 4", 'gpus = "4"'), "gpus: must be an integer: '4'"),
         (FILE.replace("steps = 3", "steps = 0"), "steps: must be 1 or more: 0"),
+        (FILE.replace("ahead = 3", "ahead = 2000"), "look_ahead: must be 1,024 or less: 2000"),
         (FILE + "execution = 1", "execution: must be a string: 1"),
         (FILE + 'execution = "micro-steps"', "execution must be one of uniform, static, regroup"),
         (FILE + "micro_step_multiple = true", "micro_step_multiple: must be an integer: True"),
@@ -168,8 +169,13 @@ def test_a_sidecar_plans_around_slow_ranks_and_follows_its_times(tmp_path: Path)
         ),
         (FILE + 'slowdown = [1.3, "a"]', 'slowdown: must be a factor or "lost" for each'),
         (FILE, "lengths.npy: no such file"),
+        (
+            FILE.replace("lengths.npy", str(DATA)) + 'store = "a/s.db"',
+            "a does not exist. Create it",
+        ),
     ],
 )
 def test_bad_job_files(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "job.toml").write_text(text)
     assert message in complaint(call("sidecar", "--job", tmp_path / "job.toml"))
+    assert [path.name for path in tmp_path.iterdir()] == ["job.toml"]

@@ -97,7 +97,8 @@ def test_a_database_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_shared_store_wants_a_folder(tmp_path: Path) -> None:
-    job = 'profile = "p"\nlengths = "l.npy"\ngpus = 1\nmax_len = 1\nsteps = 1\n'
+    job = f'profile = "llama-7b-a800-80gb"\nlengths = "{DATA}"\ngpus = 4\n'
+    job += "max_len = 4096\nsteps = 1\n"
     (tmp_path / "job.toml").write_text(f'{job}store = "postgresql+psycopg://u:secret@h/d"\n')
     completed = process("sidecar", "--job", tmp_path / "job.toml")
     assert (completed.code, completed.err.count("\n")) == (2, 1), completed.err

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from seqplan.api.rest.middleware.body_limit import BodyLimit, NoNul
@@ -17,6 +17,7 @@ from seqplan.api.rest.middleware.shutdown import Ending
 from seqplan.api.rest.middleware.tokens import Access, RateLimit, Tokens
 from seqplan.api.rest.openapi import describe
 from seqplan.api.rest.payloads import problems
+from seqplan.api.rest.payloads.parameters import check_query
 from seqplan.api.rest.routes import (
     acknowledgements,
     jobs,
@@ -74,7 +75,9 @@ def make_app(service: Service, access: Access) -> FastAPI:
     problems.install(app)
     describe(app)
     for resource in _RESOURCES:
-        app.include_router(resource.routes)
+        # Whoever probes may add a query, to pass caches.
+        checks = [] if resource is probes else [Depends(check_query)]
+        app.include_router(resource.routes, dependencies=checks)
     # The one added last runs first.
     app.add_middleware(Head)
     app.add_middleware(NoNul)

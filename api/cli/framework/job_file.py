@@ -115,7 +115,7 @@ def _check_value(path: Path, name: str, value: Any, kind: type, wanted: str) -> 
     if value < (least := _LEAST.get(name, 1)):
         raise ValueError(f"{path}: {name}: must be {least} or more: {value}")
     if name in _MOST and value > (most := _MOST[name]):
-        raise ValueError(f"{path}: {name}: must be {most:,} or less: {value}")
+        raise ValueError(f"{path}: {name} must be {most} or fewer, not {value}")
 
 
 def _read_workers(raw: dict[str, Any], path: Path) -> Workers:

@@ -34,7 +34,7 @@ class DirectAcks:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         match = None
-        if scope["type"] == "http" and scope["method"] == "POST":
+        if scope["type"] == "http" and scope["method"] == "POST" and not scope["query_string"]:
             match = _PATH.fullmatch(scope["path"])
         if match is None or not _is_short_json(scope["headers"]):
             await self._app(scope, receive, send)

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 from sqlalchemy import Connection
 
 from seqplan.api.rest.payloads import answers
-from seqplan.api.rest.payloads.parameters import AfterStep, Limit, StepOfPlan
+from seqplan.api.rest.payloads.parameters import AfterStep, Digits, Limit, StepOfPlan
 from seqplan.api.rest.payloads.problems import Problem, require_found, require_row
 from seqplan.api.rest.state.shared import ServiceOf, SummariesOf, WatchOf, read_off_loop
 from seqplan.api.service.calibration_watch import MOST_POINTS, WINDOW, CalibrationWatch
@@ -161,8 +161,8 @@ def _progress(
     }
 
 
-Window = Annotated[int, Query(ge=1, le=1000, description="measured steps to look back on")]
-Points = Annotated[int, Query(ge=0, le=MOST_POINTS, description="of each scheme, the latest")]
+Window = Annotated[Digits, Query(ge=1, le=1000, description="measured steps to look back on")]
+Points = Annotated[Digits, Query(ge=0, le=MOST_POINTS, description="of each scheme, the latest")]
 
 
 @routes.get(service_routes.CALIBRATION, **answers.describe(answers.CalibrationResponse))

@@ -153,7 +153,7 @@ def test_a_sidecar_plans_around_slow_ranks_and_follows_its_times(tmp_path: Path)
         (FILE + "gpu = 3", "unknown field: 'gpu'. Did you mean gpus?"),
         (FILE.replace("gpus = 4", 'gpus = "4"'), "gpus: must be an integer: '4'"),
         (FILE.replace("steps = 3", "steps = 0"), "steps: must be 1 or more: 0"),
-        (FILE.replace("ahead = 3", "ahead = 2000"), "look_ahead: must be 1,024 or less: 2000"),
+        (FILE.replace("ahead = 3", "ahead = 2000"), "look_ahead must be 1024 or fewer, not 2000"),
         (FILE + "execution = 1", "execution: must be a string: 1"),
         (FILE + 'execution = "micro-steps"', "execution must be one of uniform, static, regroup"),
         (FILE + "micro_step_multiple = true", "micro_step_multiple: must be an integer: True"),

@@ -49,6 +49,9 @@ def test_lengths_and_profiles(stocked: Stocked) -> None:
     assert served.ok("GET", f"/v1/profiles/{profile['id']}")["name"] == "mine"
 
 
+ACK = {"step": 0, "rank": 0, "digest": None}
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body", "status", "detail"),
     [
@@ -64,6 +67,11 @@ def test_lengths_and_profiles(stocked: Stocked) -> None:
         ("GET", "/v1/jobs/none", None, 404, "there is no job none"),
         ("GET", "/v1/jobs/none/plans/0?wait=30", None, 404, "there is no job none"),
         ("GET", "/v1/jobs/none/plans/x", None, 422, "path.step: "),
+        ("GET", "/v1/jobs/none/plans/1_0", None, 422, "path.step: must be a whole number"),
+        ("GET", "/v1/jobs?limit=1_0", None, 422, "query.limit: must be a whole number, in digits"),
+        ("GET", "/v1/jobs?limt=3", None, 422, "query.limt: unknown parameter. The route has cur"),
+        ("GET", "/v1/jobs/none/plans/0?wiat=3", None, 422, "query.wiat: unknown parameter."),
+        ("POST", "/v1/jobs/none/acks?x=1", ACK, 422, "query.x: unknown parameter. The route has "),
         ("GET", "/v1/nothing", None, 404, "/v1/nothing"),
         ("DELETE", "/v1/jobs", None, 405, "DELETE /v1/jobs"),
         ("POST", "/v1/jobs/none/acks", {"step": 0, "rank": 0}, 422, "body.digest: "),
@@ -77,7 +85,7 @@ def test_bad_requests_are_problems(
 
 def test_probes_metrics_and_docs(stocked: Stocked) -> None:
     served = stocked.served
-    assert served.send("GET", "/healthz").body == b"ok\n"
+    assert served.send("GET", "/healthz?probe=7").body == b"ok\n"
     assert served.send("GET", "/readyz").body == b"ready\n"
     metrics = served.send("GET", "/metrics").body.decode()
     assert "# TYPE seqplan_jobs gauge" in metrics

@@ -16,7 +16,7 @@ from seqplan.api.check_training.processes import RankServer, rank_server
 from seqplan.api.cli.check.check_training import print_check
 from seqplan.api.cli.framework.extras import RUNTIME, lacks_torch
 from seqplan.api.cli.framework.options import add_option
-from seqplan.api.cli.framework.output import ProgressBar, seconds, table
+from seqplan.api.cli.framework.output import ProgressBar, create_folder, seconds, table
 from seqplan.api.cli.parts.planned_steps import StepRow, plan_rows, summary_lines
 from seqplan.api.cli.profile.show_profile import scheme_notes, scheme_rows, scheme_table
 from seqplan.api.cli.propose import proposal_lines
@@ -93,7 +93,13 @@ def run(args: argparse.Namespace) -> int:
     """
     profile, small = find_profile(PROFILE), find_profile(args.cpu_profile)
     lengths = read_lengths([args.lengths]).values
-    args.output.mkdir(parents=True, exist_ok=True)
+    with create_folder(args.output):
+        return _run(args, profile, small, lengths)
+
+
+def _run(
+    args: argparse.Namespace, profile: Profile, small: Profile, lengths: npt.NDArray[np.int64]
+) -> int:
     _title(f"1. Lengths: {len(lengths):,} sequences, {int(lengths.sum()):,} tokens")
     print("\n".join(histogram_lines(summarise(lengths), width=98)))
 

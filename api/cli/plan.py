@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from seqplan.api.cli.framework import options
 from seqplan.api.cli.framework.model_options import add_model
-from seqplan.api.cli.framework.output import ProgressBar, check_output, count_of
+from seqplan.api.cli.framework.output import ProgressBar, check_output, count_of, create_folder
 from seqplan.api.cli.parts.planned_steps import (
     StepRow,
     plan_rows,
@@ -145,7 +145,9 @@ class _Source:
 def run(args: argparse.Namespace) -> int:
     """Run the command. ``ValueError`` on bad input, ``Infeasible`` for an impossible step."""
     if args.proposal is None:
-        return _plan_from_data(args)
+        folder = args.output if args.output is not None and _is_folder(args.output) else None
+        with create_folder(folder):
+            return _plan_from_data(args, folder)
     proposal = _load_proposal(args)
     check_output(args.output, args.proposal, args.data)
     source = _source_of_proposal(args, proposal)
@@ -218,7 +220,7 @@ def _plan(
     return rows
 
 
-def _plan_from_data(args: argparse.Namespace) -> int:
+def _plan_from_data(args: argparse.Namespace, folder: Path | None) -> int:
     """Propose for the data, plan steps of it, and compare them."""
     from seqplan.api.cli.parts.compare_output import pay_fields, pay_lines
     from seqplan.api.cli.parts.first_proposal import propose_for_data, write_parts
@@ -232,10 +234,7 @@ def _plan_from_data(args: argparse.Namespace) -> int:
         raise ValueError(
             f"{args.data} has batches, for which strategies are proposed apart. Give --proposal"
         )
-    folder = args.output if args.output is not None and _is_folder(args.output) else None
     plans = args.output if folder is None else folder / "plans.jsonl"
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
     check_output(plans, args.data, args.profile, args.model, args.hardware)
     _options(args, proposed=False)  # so that bad options fail before the data is read
     if args.gpus is not None:

@@ -6,7 +6,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -119,6 +120,21 @@ def write_profile(path: Path, document: Mapping[str, Any]) -> Profile:
     profile = Profile.from_document(document, str(path))
     write_text(path, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     return profile
+
+
+@contextmanager
+def create_folder(path: Path | None) -> Iterator[None]:
+    """Create a folder and its parents; those that a failure leaves empty are removed."""
+    created = [] if path is None else [each for each in (path, *path.parents) if not each.exists()]
+    if path is not None:
+        path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            for each in created:
+                each.rmdir()
+        raise
 
 
 def check_output(path: Path | None, *inputs: str | Path | None) -> None:

@@ -111,9 +111,11 @@ def test_text_is_counted_by_bytes(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_is_one_line(
-    lengths: Path, options: tuple[object, ...], code: int, message: str
+    lengths: Path, tmp_path: Path, options: tuple[object, ...], code: int, message: str
 ) -> None:
-    assert message in complaint(call("plan", lengths, *options), code)
+    before = sorted(tmp_path.iterdir())
+    assert message in complaint(call("plan", lengths, *options, "-o", tmp_path / "a/run"), code)
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_options_that_a_proposal_states_are_rejected(lengths: Path, tmp_path: Path) -> None:

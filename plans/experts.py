@@ -177,10 +177,7 @@ class ExpertSchedule:
         The slowest block's: the longest local work of its ranks and the mean of what they share.
         ``stretch``: a factor for each pipeline of the plan.
         """
-        steps: dict[int, list[tuple[int, MicroBatch]]] = {}
-        for index in component.pipelines:
-            for number, micro in enumerate(self.pipelines[index].micro_batches):
-                steps.setdefault(self.first[index] + number, []).append((index, micro))
+        steps = self._micro_steps(component)
         return [
             max(
                 time_blocks(self._shares(steps.get(number, ()), stretch), self.expert_parallel),
@@ -188,6 +185,29 @@ class ExpertSchedule:
             )
             for number in range(max(steps, default=-1) + 1)
         ]
+
+    def find_slacks(self, component: Component, stretch: Sequence[float]) -> dict[int, float]:
+        """Return by pipeline how much longer any of its micro-batches could take, ms.
+
+        No micro-step of the component would take longer. Pipelines without work are left out.
+        """
+        slacks: dict[int, float] = {}
+        degree = self.expert_parallel
+        for running in self._micro_steps(component).values():
+            shares = list(self._shares(running, stretch))
+            local, shared = _add_blocks(shares, degree)
+            lasts = max(slowest + shared[block] / degree for block, slowest in local.items())
+            for (index, _), (ranks, local_ms, _) in zip(running, shares, strict=True):
+                takes = local_ms + max(shared[rank // degree] for rank in ranks) / degree
+                slacks[index] = min(slacks.get(index, lasts), lasts - takes)
+        return slacks
+
+    def _micro_steps(self, component: Component) -> dict[int, list[tuple[int, MicroBatch]]]:
+        steps: dict[int, list[tuple[int, MicroBatch]]] = {}
+        for index in component.pipelines:
+            for number, micro in enumerate(self.pipelines[index].micro_batches):
+                steps.setdefault(self.first[index] + number, []).append((index, micro))
+        return steps
 
     def _shares(
         self, running: Iterable[tuple[int, MicroBatch]], stretch: Sequence[float]
@@ -202,6 +222,15 @@ def time_blocks(
     running: Iterable[tuple[Ranks, float, float]], expert_parallel: int
 ) -> Iterator[float]:
     """Compute each block's time in one micro-step, ms, from ranks, local and shared work."""
+    local, shared = _add_blocks(running, expert_parallel)
+    for block, slowest in local.items():
+        yield slowest + shared[block] / expert_parallel
+
+
+def _add_blocks(
+    running: Iterable[tuple[Ranks, float, float]], expert_parallel: int
+) -> tuple[dict[int, float], dict[int, float]]:
+    """Return by block the longest local work and the sum of shared work of its ranks, ms."""
     local: dict[int, float] = {}
     shared: dict[int, float] = {}
     for ranks, local_ms, shared_ms in running:
@@ -211,5 +240,4 @@ def time_blocks(
         for block, count in counts.items():
             local[block] = max(local.get(block, 0.0), local_ms)
             shared[block] = shared.get(block, 0.0) + shared_ms * count
-    for block, slowest in local.items():
-        yield slowest + shared[block] / expert_parallel
+    return local, shared

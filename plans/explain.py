@@ -99,6 +99,7 @@ def _headline(plan: Plan, times: Schedule) -> Iterable[str]:
             "  time ms counts the experts' work of a pipeline's tokens; ranks of a block share "
             "that work evenly"
         )
+        yield "  slack ms is how much longer any micro-batch could take without a later end"
     if changes and not micro_steps and times.makespan_ms > 0:
         yield _changes_cost(plan, changes, times)
 

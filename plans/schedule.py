@@ -16,7 +16,8 @@ class Schedule:
 
     ``slack_ms``: how much later each pipeline could end without the step ending later, list order
     and micro-steps unchanged; 0 on the pipelines that bind the step, or, with stages, their
-    micro-step.
+    micro-step. Of pipelines that share experts, how much longer each of their micro-batches could
+    take: 0 on those that bind a micro-step.
     """
 
     start_ms: tuple[float, ...]
@@ -98,7 +99,9 @@ def _in_components(
         if not component.coupled:
             continue
         clock = list(accumulate(steps.time_micro_steps(component, stretch), initial=0.0))
+        slack_ms = steps.find_slacks(component, stretch)
         for index in component.pipelines:
+            slacks[index] = slack_ms.get(index, clock[-1])
             first = steps.first[index]
             starts[index] = clock[min(first, len(clock) - 1)]
             last = first + len(pipelines[index].micro_batches)

@@ -55,9 +55,9 @@ class Rival:
 
 
 def find_nearest(systems: Sequence[System]) -> System | None:
-    """Find the fastest of ``systems`` that does not need our planner."""
+    """Find the fastest of ``systems`` that does not need our planner; of equal ones the first."""
     others = (system for system in systems if system.key not in OUR_SYSTEMS)
-    return min(others, key=lambda system: (system.mean_ms, system.key), default=None)
+    return min(others, key=lambda system: round(system.mean_ms, 6), default=None)
 
 
 def nearest_rival(systems: Sequence[System]) -> Rival | None:

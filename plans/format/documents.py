@@ -9,10 +9,13 @@ _MARKS = {
     "a proposal": {"candidates", "judged_batches"},
     "a profile": {"schemes", "hardware", "model"},
 }
+_BATCH = {"step", "ids", "lengths", "loss_tokens", "loads"}
 
 
 def name_document(raw: Any) -> str | None:
     """Name the document that parsed JSON is by its fields; None for others."""
     if type(raw) is not dict:
         return None
+    if isinstance(raw.get("lengths"), list) and raw.keys() <= _BATCH:
+        return "a batch"
     return next((name for name, fields in _MARKS.items() if fields <= raw.keys()), None)

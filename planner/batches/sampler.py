@@ -9,6 +9,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
+from seqplan.planner.argument_checks import read_whole_number
 from seqplan.planner.batches.batch import Batch
 
 
@@ -75,7 +76,7 @@ class Sampler:
     def batches(self, steps: int | None = None) -> Iterator[Batch]:
         """Draw the first ``steps`` steps, or steps without end when None."""
         drawn = (batch for _, batch in self.resume(START))
-        return drawn if steps is None else islice(drawn, steps)
+        return drawn if steps is None else islice(drawn, read_whole_number("steps", steps))
 
     def resume(self, state: SamplerState) -> Iterator[tuple[SamplerState, Batch]]:
         """Draw all steps from a state on, each with the state before it.

@@ -16,6 +16,7 @@ from itertools import groupby, islice, pairwise
 import numpy as np
 import numpy.typing as npt
 
+from seqplan.planner.argument_checks import read_whole_number
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.sampler import Sampler, SamplerState
 
@@ -97,7 +98,7 @@ class WindowSampler:
     def batches(self, steps: int | None = None) -> Iterator[Batch]:
         """Draw and compose the first ``steps`` steps, or steps without end when None."""
         composed = self.resume(0)
-        return composed if steps is None else islice(composed, steps)
+        return composed if steps is None else islice(composed, read_whole_number("steps", steps))
 
     def resume(self, step: int) -> Iterator[Batch]:
         """Draw and compose all steps from ``step`` on, as a whole run would.

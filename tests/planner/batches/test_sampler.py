@@ -68,6 +68,9 @@ def test_impossible_draws_are_rejected() -> None:
         Sampler(np.array([1]), 0, 1, 0)
     with pytest.raises(ValueError, match="longest sequence must be 1 or more tokens, not 0"):
         Sampler(np.array([1]), 1, 0, 0)
+    for steps in (0, 10**30):
+        with pytest.raises(ValueError, match="steps must be "):
+            Sampler(np.array([9]), 5, 9, 0).batches(steps)
     with pytest.raises(ValueError, match="no sequences"):
         Sampler(np.array([], dtype=np.int64), 1, 1, 0)
     with pytest.raises(ValueError, match="the data has 9 tokens, fewer than a step of 10, which"):

@@ -35,11 +35,14 @@ Wait = Annotated[float, Query(ge=0, le=LONGEST_WAIT_S, description="seconds to w
 
 
 async def check_query(request: Request) -> None:
-    """Reject a query parameter that the route does not have; ``Problem``."""
+    """Reject query parameters that the route does not have, or given twice; ``Problem``."""
     if not request.url.query:
         return
     known = [field.alias for field in request.scope["route"].dependant.query_params]
-    for name in request.query_params:
+    names = [name for name, _ in request.query_params.multi_items()]
+    for name in names:
         if name not in known:
             having = f"The route has {', '.join(known)}" if known else "The route has none"
             raise Problem(422, "invalid-request", f"query.{name}: unknown parameter. {having}")
+        if names.count(name) > 1:
+            raise Problem(422, "invalid-request", f"query.{name}: given twice. Give it once")

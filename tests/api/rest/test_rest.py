@@ -70,6 +70,7 @@ ACK = {"step": 0, "rank": 0, "digest": None}
         ("GET", "/v1/jobs/none/plans/1_0", None, 422, "path.step: must be a whole number"),
         ("GET", "/v1/jobs?limit=1_0", None, 422, "query.limit: must be a whole number, in digits"),
         ("GET", "/v1/jobs?limt=3", None, 422, "query.limt: unknown parameter. The route has cur"),
+        ("GET", "/v1/jobs?limit=3&limit=4", None, 422, "query.limit: given twice. Give it once"),
         ("GET", "/v1/jobs/none/plans/0?wiat=3", None, 422, "query.wiat: unknown parameter."),
         ("POST", "/v1/jobs/none/acks?x=1", ACK, 422, "query.x: unknown parameter. The route has "),
         ("GET", "/v1/nothing", None, 404, "/v1/nothing"),

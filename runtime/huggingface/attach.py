@@ -48,7 +48,7 @@ def attach(
     resident_bytes: float | None = None,
     sharding: Sharding = "flat",
     reduce: Reduce = "step",
-    device: torch.device | None = None,
+    device: torch.device | str | None = None,
     kernel: str | None = None,
     expert_parallel: int = 1,
     expert_row_limit: int | None = None,
@@ -80,6 +80,7 @@ def attach(
     ranks, more is held than that, ``kernel`` is unknown, or the optimizer needs whole parameters
     and ``sharding`` is ``flat``.
     """
+    _check_arguments(data, autocast, callbacks, optimizer, loss_of, scheduler)
     chosen = None if kernel is None else find_kernel(kernel)
     device = find_device(model, device)
     joined = join_ranks(device)
@@ -127,6 +128,30 @@ def attach(
     )
 
 
+def _check_arguments(
+    data: object, autocast: object, callbacks: Sequence[object], *functions: object
+) -> None:
+    """``TypeError`` for what would fail in a step, or not at all; ``functions`` may be None."""
+    if not all(callable(getattr(data, name, None)) for name in ("length", "tokens")):
+        raise TypeError(
+            f"data must be token data, such as runtime.data.IndexedTargets, not {_kind(data)}"
+        )
+    if autocast is not None and not (
+        isinstance(autocast, torch.dtype) and autocast.is_floating_point
+    ):
+        raise TypeError(f"autocast must be a floating dtype, such as torch.bfloat16: {autocast!r}")
+    for name, value in zip(("optimizer", "loss_of", "scheduler"), functions, strict=True):
+        if not callable(value) and (value is not None or name == "optimizer"):
+            raise TypeError(f"{name} must be a function, not {_kind(value)}")
+    for value in callbacks:
+        if not callable(value):
+            raise TypeError(f"callbacks must be functions, not {_kind(value)}")
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
+
+
 def _close_groups(joined: bool, made: Communicators | None, blocks: ExpertBlocks | None) -> None:
     """Destroy the process groups of a job, or all if it ``joined`` the ranks."""
     if joined:
@@ -161,9 +186,22 @@ def _optimizer_of(
     stepping, error_message = None, None
     try:
         stepping = optimizer(masters)
+        _check_steps(stepping, masters)
         check_optimizer(stepping, states)
     except ValueError as error:
         error_message = str(error)
     raise_on_all_ranks(error_message, groups.control, "making the optimizers")
     assert stepping is not None
     return stepping
+
+
+def _check_steps(stepping: torch.optim.Optimizer, masters: list[tuple[str, nn.Parameter]]) -> None:
+    """``ValueError`` for an optimizer that steps none of a rank's parameters."""
+    if not hasattr(stepping, "param_groups"):
+        raise ValueError(f"optimizer must return a torch.optim.Optimizer, not {_kind(stepping)}")
+    stepped = {id(value) for group in stepping.param_groups for value in group["params"]}
+    if masters and stepped.isdisjoint(id(master) for _, master in masters):
+        raise ValueError(
+            "the optimizer has none of the job's parameters. Make it of those that the function "
+            "receives, not of the model's"
+        )

@@ -13,7 +13,7 @@ from seqplan.runtime.errors import communicating
 from seqplan.runtime.states.replicas import check_equal_tensors, gather_equal_shapes
 
 
-def find_device(model: nn.Module, device: torch.device | None) -> torch.device:
+def find_device(model: nn.Module, device: torch.device | str | None) -> torch.device:
     """Return where a model computes: ``device``, or that of its first tensor if None.
 
     ``ValueError`` for the meta device, which has no values.
@@ -21,6 +21,7 @@ def find_device(model: nn.Module, device: torch.device | None) -> torch.device:
     if device is None:
         tensors = (*model.parameters(), *model.buffers())
         device = next((tensor.device for tensor in tensors), torch.device("cpu"))
+    device = torch.device(device)
     if device.type == "meta":
         raise ValueError("the model is on the meta device: give the device that it computes on")
     return device

@@ -111,10 +111,15 @@ def rejections(groups: runtime.Communicators) -> dict[str, str]:
     rejected("base", adapted(0, base_seed=groups.control.rank()))
     rejected("no model", torch.nn.Linear(2, 2))
     rejected("kernel", model("llama"), kernel="cudnn")
-    try:
-        huggingface.attach(model("llama"), data(), optimizer=muon, groups=groups)
-    except ValueError as error:
-        messages["muon"] = f"{type(error).__name__}: {error}"
+    for case, made in (
+        ("muon", muon),
+        ("of others", lambda _: torch.optim.AdamW(torch.nn.Linear(2, 2).parameters())),
+        ("nothing", lambda _: None),
+    ):
+        try:
+            huggingface.attach(model("llama"), data(), optimizer=made, groups=groups)
+        except ValueError as error:
+            messages[case] = f"{type(error).__name__}: {error}"
     nothing = groups.control.rank() == 1  # as where a rank owns no parameter
     try:
         huggingface.attach(

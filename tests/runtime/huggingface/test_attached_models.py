@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from attached_again import attach_again
-from attached_inputs import CASES, RANKS, Rows, plans
+from attached_inputs import CASES, RANKS, Rows, data, plans
 from attached_rejections import REJECTED
 from attached_scenarios import load, meanwhile, on_rank, rejected_on_rank
 from attached_training import examples
@@ -117,6 +118,23 @@ def test_inexact_models_are_rejected_by_name_on_every_rank(rejected: Any, name: 
 
 
 @pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"data": [{"input_ids": [1, 2]}]}, "data must be token data, such as .*, not list"),
+        ({"optimizer": None}, "optimizer must be a function, not NoneType"),
+        ({"scheduler": 5}, "scheduler must be a function, not int"),
+        ({"callbacks": [5]}, "callbacks must be functions, not int"),
+        ({"autocast": "bf16"}, "autocast must be a floating dtype, such as torch.bfloat16: 'bf16'"),
+    ],
+)
+def test_wrong_arguments_are_rejected_first(options: dict[str, Any], message: str) -> None:
+    from seqplan import huggingface
+
+    with pytest.raises(TypeError, match=message):
+        huggingface.attach(torch.nn.Linear(2, 2), **{"data": data(), "optimizer": list, **options})
+
+
+@pytest.mark.parametrize(
     ("name", "message"),
     [
         ("mixing", "after the last layer a token depends on what else is in the call"),
@@ -135,6 +153,8 @@ def test_inexact_models_are_rejected_by_name_on_every_rank(rejected: Any, name: 
         ("owns nothing", "ValueError: optimizer got an empty parameter list"),
         ("kernel", "kernel 'cudnn' does not support the model's attention: the device is cpu"),
         ("muon", "Muon needs whole parameters: sharding must be 'by_parameter', not 'flat'"),
+        ("of others", "the optimizer has none of the job's parameters. Make it of those"),
+        ("nothing", "optimizer must return a torch.optim.Optimizer, not NoneType"),
     ],
 )
 def test_unsupported_modules_are_detected(rejected: Any, name: str, message: str) -> None:

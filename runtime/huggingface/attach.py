@@ -99,10 +99,16 @@ def attach(
         materialize_model(model, groups.states, device)
     attached, attends = inspect_on_all_ranks(model, autocast, groups, chosen)
     states = ShardedStates(attached, groups.states, sharding=sharding, reduce=reduce, experts=split)
-    if resident_bytes is not None:
-        count_rank_bytes(model, states).check_limit(resident_bytes, groups.control)
     masters = [(name.removeprefix(_PREFIX), p) for name, p in states.master_parameters()]
-    stepping = _optimizer_of(masters, optimizer, states, groups)
+    try:
+        if resident_bytes is not None:
+            count_rank_bytes(model, states).check_limit(resident_bytes, groups.control)
+        stepping = _optimizer_of(masters, optimizer, states, groups)
+    except ValueError:  # on all ranks: the model can be attached again, unless experts are split
+        states.close()
+        if experts is None:
+            attached.lm.set_attn_implementation(attached.own_attention)
+        raise
     loss = compute_chunked_loss(attached.logits, loss_of, loss_rows)
     routed = None
     if attends.router_loss is not None:

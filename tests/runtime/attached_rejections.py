@@ -71,7 +71,8 @@ def rejections(groups: runtime.Communicators) -> dict[str, str]:
 
     def rejected(case: str, unsupported: Any, **options: Any) -> None:
         try:
-            huggingface.attach(unsupported, data(), optimizer=optimizer, groups=groups, **options)
+            options = {"optimizer": optimizer, "groups": groups, **options}
+            huggingface.attach(unsupported, data(), **options)
         except ValueError as error:
             messages[case] = f"{type(error).__name__}: {error}"
             if hasattr(unsupported, "config") and case != "base":
@@ -116,10 +117,7 @@ def rejections(groups: runtime.Communicators) -> dict[str, str]:
         ("of others", lambda _: torch.optim.AdamW(torch.nn.Linear(2, 2).parameters())),
         ("nothing", lambda _: None),
     ):
-        try:
-            huggingface.attach(model("llama"), data(), optimizer=made, groups=groups)
-        except ValueError as error:
-            messages[case] = f"{type(error).__name__}: {error}"
+        rejected(case, model("llama"), optimizer=made)
     nothing = groups.control.rank() == 1  # as where a rank owns no parameter
     try:
         huggingface.attach(

@@ -19,11 +19,11 @@ SUFFIXES = (".npy", ".txt", *_WITH_FIELDS, ".idx")
 
 
 def read_lengths(
-    sources: Sequence[str | os.PathLike[str]],
+    sources: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     options: SourceOptions | None = None,
     progress: Progress | None = None,
 ) -> Lengths:
-    """Read the lengths, in tokens, of every sequence of the sources, in the order given.
+    """Read the lengths, in tokens, of every sequence of the sources, one or in the order given.
 
     A source is a file with one of ``SUFFIXES``, a folder of text files or one that
     ``datasets.save_to_disk`` wrote, or a pattern such as ``shards/*.idx``, which stands for the
@@ -31,6 +31,8 @@ def read_lengths(
     and a fix.
     """
     options = options or SourceOptions()
+    if isinstance(sources, str | os.PathLike):
+        sources = [sources]
     files = [(path, _suffix(path)) for path in _expand(sources)]
     _check_use(options, [suffix for _, suffix in files])
     collector = Collector(progress)

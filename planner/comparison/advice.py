@@ -133,7 +133,7 @@ def judge_gain(profile: Profile, systems: Sequence[System]) -> Verdict:
         return Verdict(None, f"Plans pay off if the profile is right within {percent(gain)}")
     if gain <= error:
         return Verdict(False, f"{rival.name} will do, as far as predictions are right")
-    return Verdict(True, f"Plans pay off, by {percent(gain)} of an iteration")
+    return Verdict(True, f"Plans pay off: they are {percent(gain)} faster")
 
 
 def _against_nearest(profile: Profile, systems: Sequence[System]) -> str:

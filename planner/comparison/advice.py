@@ -62,7 +62,7 @@ def assumptions(
         sentences.append(
             "Our micro-batches each have the cheapest recomputation mode that holds them; other "
             f"systems recompute {mode_of_others} throughout, with which one static scheme is "
-            "fastest."
+            "fastest. The static strategy that propose prints changes modes as ours do."
         )
     if truncated:
         sentences.append(f"{truncated:,} sequences were truncated to {workload.max_len:,} tokens.")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
+from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.validation.expert_runs import check_odd_experts, expert_checks
 from seqplan.costs.analytic.validation.training_tables import FOUNDRY_TABLES, check_foundry
 from seqplan.plans.percent import percent
@@ -35,3 +38,17 @@ def describe_expert_error() -> str:
         f"{len(check.rows)} published training runs with expert parallelism by Megatron, which "
         "have set no constant (seqplan profile validate); more where something here is unchecked"
     )
+
+
+def add_expected_error(
+    document: dict[str, Any], deployment: Deployment, degrees: Sequence[int]
+) -> dict[str, Any]:
+    """Add the expected error to a derived profile's notes, if published runs show one."""
+    expected = None
+    if max(degrees) > 1:
+        expected = describe_expert_error()
+    elif deployment.precision == "bf16":
+        expected = describe_expected_error(deployment.cluster.hardware.name)
+    if expected is None:
+        return document
+    return {**document, "notes": [*document.get("notes", ()), expected]}

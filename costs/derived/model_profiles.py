@@ -11,7 +11,7 @@ from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.hardware import ClusterHardware
 from seqplan.costs.analytic.memory import PARAMETER_BYTES
 from seqplan.costs.analytic.stacks import DEFAULT_STACK
-from seqplan.costs.derived.expected_error import describe_expected_error, describe_expert_error
+from seqplan.costs.derived.expected_error import add_expected_error
 from seqplan.costs.model_sizes import ModelShape, ModelSizes
 from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_rules import expert_problem, scheme_problem
@@ -103,12 +103,7 @@ def derive_model_profile(
     modes = (*MODES, *OFFLOADING) if deployment.host_memory_bytes else MODES
     degrees = _keep_degrees(deployment, schemes, longest)
     document = derive_profile(deployment, schemes, name=name, modes=modes, expert_degrees=degrees)
-    expected = describe_expected_error(cluster.hardware.name)
-    if max(degrees) > 1:
-        expected = describe_expert_error()
-    if expected is not None:
-        document["notes"] = [*document.get("notes", ()), expected]
-    return Profile.from_document(document, name)
+    return Profile.from_document(add_expected_error(document, deployment, degrees), name)
 
 
 def _keep_degrees(

@@ -17,6 +17,7 @@ from seqplan.costs.analytic.complete import complete
 from seqplan.costs.analytic.deployment import LOSSES
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.derived.expected_error import add_expected_error
 from seqplan.costs.derived.model_profiles import OFFLOADING, list_schemes
 from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profile import Profile
@@ -104,13 +105,11 @@ def _derive_all(args: argparse.Namespace) -> dict[str, Any]:
     schemes = _schemes(args, deployment.sizes.shape, deployment.cluster, zero=args.zero)
     model_options.check_axes(args, schemes)
     modes = (*MODES, *OFFLOADING) if deployment.host_memory_bytes else MODES
-    return derive_profile(
-        deployment,
-        schemes,
-        name=name,
-        modes=args.recompute or modes,
-        expert_degrees=args.expert_parallel,
+    degrees = args.expert_parallel
+    document = derive_profile(
+        deployment, schemes, name=name, modes=args.recompute or modes, expert_degrees=degrees
     )
+    return add_expected_error(document, deployment, degrees)
 
 
 def _complete(args: argparse.Namespace) -> dict[str, Any]:

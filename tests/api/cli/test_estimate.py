@@ -12,6 +12,7 @@ from estimate_files import CONFIGS, NODE, device, sizes
 
 from seqplan.costs.analytic.memory import VERDICTS
 from seqplan.costs.analytic.validation import held_out, tables
+from seqplan.costs.profile import Profile
 
 
 def test_one_scheme_with_its_terms() -> None:
@@ -190,6 +191,9 @@ def test_a_config_file_and_single_sizes(tmp_path: Path) -> None:
         succeeded(call(*model, source, "-o", tmp_path / "profile.json"))
         name = json.loads((tmp_path / "profile.json").read_text())["name"]
         assert name == f"{tmp_path.name}-h100-80gb-estimate"
+    for precision, error in (("bf16", 0.04), ("fp8", None)):
+        succeeded(call(*model, source, "--precision", precision, "-o", tmp_path / "profile.json"))
+        assert Profile.load(tmp_path / "profile.json").device_error == error
 
     def changed(base: str, **values: int) -> str:
         model = sizes(tmp_path, base=base, **values)

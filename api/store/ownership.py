@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,17 @@ class FolderMark:
                 "database, or another folder with --files (remove the folder to begin anew)."
             )
 
+    def remove_new(self, created: Sequence[Path]) -> None:
+        """Remove folders that were created for a store that cannot be opened, if nobody uses them.
+
+        ``created``: the innermost first.
+        """
+        if self.files in created:
+            (self.files / _LOCK).unlink(missing_ok=True)
+        with suppress(OSError):  # not empty
+            for folder in created:
+                folder.rmdir()
+
     def check(self, connection: Connection) -> None:
         """Raise ``StoreError`` if the folder belongs to another store than the database's."""
         expected, marked = store_id(connection), self._id()
@@ -59,7 +71,8 @@ class FolderMark:
         if "sequences" in kinds.values() and not there:
             raise StoreError(
                 f"{self.files}: has none of the arrays of {self.where}. Name their folder with "
-                f"--files; if they are lost: echo {expected} > {self.files / MARK}"
+                f"--files; if they are lost: mkdir -p {self.files} && echo {expected} > "
+                f"{self.files / MARK}"
             )
 
     def write(self, connection: Connection) -> None:

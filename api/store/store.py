@@ -90,15 +90,29 @@ class Store:
         self._checking = threading.Lock()
         self._checked_at = -math.inf
         mark = FolderMark(files, self.where)
-        if not in_use:
-            if not files.absolute().parent.is_dir():
-                raise StoreError(f"{files}: the folder {files.parent} does not exist. Create it")
-            try:
-                # Private to one service, unless several share it.
-                files.mkdir(0o777 if self.shared else 0o700, exist_ok=True)
-                (files / "lengths").mkdir(exist_ok=True)
-            except OSError as error:
-                raise StoreError(f"{files}: cannot be written: {error.strerror}") from None
+        created = [] if in_use else self._create_folders()
+        try:
+            self._open(url, database, mark, in_use=in_use)
+        except BaseException:
+            mark.remove_new(created)
+            raise
+
+    def _create_folders(self) -> list[Path]:
+        """Create the folders of arrays; return the new ones, the innermost first."""
+        files = self.files
+        if not files.absolute().parent.is_dir():
+            raise StoreError(f"{files}: the folder {files.parent} does not exist. Create it")
+        folders = [files / "lengths", files]
+        created = [folder for folder in folders if not folder.exists()]
+        try:
+            # Private to one service, unless several share it.
+            files.mkdir(0o777 if self.shared else 0o700, exist_ok=True)
+            folders[0].mkdir(exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"{files}: cannot be written: {error.strerror}") from None
+        return created
+
+    def _open(self, url: str, database: str | None, mark: FolderMark, *, in_use: bool) -> None:
         self._ownership = None if database is None else self._own(Path(database), mark, in_use)
         try:
             self._engine = _engine(url, database)

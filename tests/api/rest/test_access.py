@@ -52,5 +52,7 @@ def test_addresses_and_stores_that_cannot_be(tmp_path: Path) -> None:
         (("--store", "sqlite://"), "a store in memory would lose plans"),
         (("--store", "postgresql+psycopg://host/db"), "name a folder"),
         (("--store", tmp_path / "text.db"), "file is not a database"),
+        (("--store", tmp_path / "none" / "s.db"), "none does not exist. Create it"),
     ]:
         assert message in complaint(call("serve", *arguments))
+        assert [path.name for path in tmp_path.iterdir()] == ["text.db"]

@@ -68,6 +68,8 @@ def test_an_empty_folder_is_not_taken_for_that_of_the_arrays(tmp_path: Path, mar
         Store(str(tmp_path / "a.db"), tmp_path / "fils")
     if marked:  # as the message has it for arrays that are lost
         written = re.search(r"echo (\w+) > (\S+)", str(error.value))
+        assert f"mkdir -p {tmp_path / 'fils'} &&" in str(error.value)
+        (tmp_path / "fils").mkdir()
         Path(written[2]).write_text(written[1] + "\n")
         Store(str(tmp_path / "a.db"), tmp_path / "fils").close()
 

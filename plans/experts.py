@@ -230,7 +230,7 @@ def time_blocks(
 def _add_blocks(
     running: Iterable[tuple[Ranks, float, float]], expert_parallel: int
 ) -> tuple[dict[int, float], dict[int, float]]:
-    """Return by block the longest local work and the sum of shared work of its ranks, ms."""
+    """Return longest local and summed shared work of the ranks of each block, ms."""
     local: dict[int, float] = {}
     shared: dict[int, float] = {}
     for ranks, local_ms, shared_ms in running:

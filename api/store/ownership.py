@@ -42,7 +42,7 @@ class FolderMark:
             )
 
     def remove_new(self, created: Sequence[Path]) -> None:
-        """Remove folders that were created for a store that cannot be opened, if nobody uses them.
+        """Remove empty folders that were created for a store that cannot be opened.
 
         ``created``: the innermost first.
         """

@@ -23,7 +23,7 @@ def read_lengths(
     options: SourceOptions | None = None,
     progress: Progress | None = None,
 ) -> Lengths:
-    """Read the lengths, in tokens, of every sequence of the sources, one or in the order given.
+    """Read the lengths, in tokens, of all sequences of the sources, in order.
 
     A source is a file with one of ``SUFFIXES``, a folder of text files or one that
     ``datasets.save_to_disk`` wrote, or a pattern such as ``shards/*.idx``, which stands for the

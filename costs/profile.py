@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, combinations, compress
-from pathlib import Path
 from typing import Any
 
 from seqplan.costs.memory import Memory
@@ -346,6 +346,6 @@ class Profile:
         return cls(**ProfileReader(origin).fields_of_profile(raw))
 
     @classmethod
-    def load(cls, path: Path) -> Profile:
+    def load(cls, path: str | os.PathLike[str]) -> Profile:
         """Read a profile file; ``ProfileError`` when it is missing or malformed."""
         return cls.from_json(read_text(path, ProfileError), str(path))

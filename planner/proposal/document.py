@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from seqplan.costs.profile import Profile
@@ -178,7 +178,7 @@ class Proposal:
         return _ProposalReader(origin).document(raw)
 
     @classmethod
-    def load(cls, path: Path) -> Proposal:
+    def load(cls, path: str | os.PathLike[str]) -> Proposal:
         """Read a proposal file; ``ProposalError`` when it is missing or malformed."""
         return cls.from_json(read_text(path, ProposalError), str(path))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
 
@@ -160,17 +161,17 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
-def read_text(path: Path, error: type[ValueError]) -> str:
+def read_text(path: str | os.PathLike[str], error: type[ValueError]) -> str:
     """Read a file as UTF-8; ``error`` with the path and the reason if it cannot be."""
     try:
-        with path.open("rb") as file:
+        with open(path, "rb") as file:
             content = file.read(LONGEST)
         if len(content) == LONGEST:
             raise error(f"{path}: has {LONGEST:,} bytes or more. Check the path")
     except OSError as failure:
         reason = failure.strerror or str(failure)
         raise error(f"{path}: cannot be read: {reason}. Check the path") from None
-    return decode_text(path, content, error)
+    return decode_text(Path(path), content, error)
 
 
 def decode_text(path: Path, content: bytes, error: type[ValueError]) -> str:

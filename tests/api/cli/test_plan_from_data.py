@@ -34,8 +34,8 @@ def test_one_command_leaves_every_file(lengths: Path, tmp_path: Path) -> None:
     assert "95 % interval" in answer
     assert "expected error against devices: 4 %" in answer
     assert f"written: {folder}" in text
-    profile = Profile.load(folder / "profile.json")
-    assert Proposal.load(folder / "proposal.json").profile.digest == profile.digest
+    profile = Profile.load(str(folder / "profile.json"))
+    assert Proposal.load(f"{folder}/proposal.json").profile.digest == profile.digest
     assert len(list(read_plans(folder / "plans.jsonl"))) == 20
     assert (folder / "report.html").read_text().startswith("<!")
     assert np.array_equal(np.load(folder / "lengths.npy"), np.load(lengths))

@@ -283,7 +283,8 @@ def _plan_from_data(args: argparse.Namespace, folder: Path | None) -> int:
 
 
 def _is_folder(path: Path) -> bool:
-    return path.is_dir() or (not path.suffix and not path.exists())
+    """Whether ``path`` names a folder: one that exists, or a name as ``run`` or ``qwen2.5``."""
+    return path.is_dir() or not (path.exists() or path.suffix[1:].isalpha())
 
 
 def _compare(

@@ -24,7 +24,7 @@ def lengths(tmp_path: Path) -> Path:
 
 
 def test_one_command_leaves_every_file(lengths: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
+    folder = tmp_path / "qwen2.5"
     text = succeeded(call("plan", lengths, *MODEL[:-1], 4, *SMALL[:2], *SMALL[4:], "-o", folder))
     assert "profile derived for llama3-8b on 4 × h100-80gb, chunked loss: nothing was" in text
     assert "nothing was measured" in text

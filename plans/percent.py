@@ -9,7 +9,8 @@ from typing import Any
 
 def percent(share: float, digits: int = 1, sign: str = "") -> str:
     """Write a share as a percentage; ``sign``: ``+`` to write it of positive ones, too."""
-    return f"{100 * share:{sign},.{digits}f} %"
+    rounded = round(100 * share, digits) + 0.0  # no "-0.0"
+    return f"{rounded:{sign},.{digits}f} %"
 
 
 def wrap_text(text: str, width: int, **options: Any) -> list[str]:

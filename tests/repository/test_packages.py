@@ -1,12 +1,13 @@
 """The packages: pyproject lists those that are there, and folders do not import in circles."""
 
+import ast
 import tomllib
 from collections import Counter
 from graphlib import CycleError
 from pathlib import Path
 
 import pytest
-from folder_graph import ROOT, TOPS, Folders, floors, folder_graph
+from folder_graph import ROOT, TOPS, Folders, floors, folder_graph, list_imports, modules
 
 SETUP = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["setuptools"]
 
@@ -72,6 +73,21 @@ def test_imports_go_down(graph: Folders) -> None:
         and below not in BELOW[above]
     ]
     assert up == []
+
+
+@pytest.mark.parametrize("top", ["costs", "runtime"])
+def test_neither_costs_nor_runtime_name_another_package(top: str) -> None:
+    """Not even for types; models of costs need no torch."""
+    files = {name: path for name, path in modules().items() if name.startswith(f"seqplan.{top}.")}
+    assert len(files) > 50
+    allowed = ("seqplan.plans", f"seqplan.{top}", *(["torch"] if top == "runtime" else []))
+    named = {
+        f"{name}: {imported}"
+        for name, path in files.items()
+        for imported in list_imports(ast.parse(path.read_text("utf-8")))
+        if imported.startswith(("seqplan.", "torch")) and not imported.startswith(allowed)
+    }
+    assert named == set()
 
 
 def made_up(root: Path, files: dict[str, str]) -> Path:

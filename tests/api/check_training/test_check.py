@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from command_line import call, complaint
-from fresh_python import run_python
 from small_check import written
 
 from seqplan import Plan, Scheme, from_json, read_plans
@@ -125,8 +124,3 @@ def test_a_model_that_all_schemes_can_run(plans: Path, schemes: list[Scheme]) ->
             vocab=sizes.vocab,
         )
         assert reason is None
-
-
-def test_importing_it_leaves_torch_alone() -> None:
-    code = "import sys, seqplan.api.cli.check.check_training; print('torch' in sys.modules)"
-    assert run_python("-c", code) == "False\n"

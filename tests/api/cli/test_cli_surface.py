@@ -214,25 +214,6 @@ def made_script(tmp_path: Path, dense: PlannedFiles, lockstep: PlannedFiles) -> 
     return path
 
 
-def test_help_is_light() -> None:
-    heavy = ("torch", "ortools", "pulp", "fastapi", "pyarrow", "scipy.optimize")
-    code = (
-        "import sys; from seqplan.api.cli import build_parser; build_parser({}).format_help();"
-        f"print([name for name in {heavy} if name in sys.modules])"
-    )
-    assert run_python("-c", code) == "[]\n"
-
-
-@pytest.mark.parametrize("group", ["", *GROUPS])
-def test_lists_of_commands_load_none(group: str) -> None:
-    code = (
-        "import contextlib, sys; from seqplan.api.cli import main\n"
-        f"with contextlib.suppress(SystemExit): main([*{group.split()}, '--help'])\n"
-        "print([name for name in ('numpy', 'seqplan.planner') if name in sys.modules])"
-    )
-    assert run_python("-c", code).endswith("\n[]\n")
-
-
 # Environment
 
 

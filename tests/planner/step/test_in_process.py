@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fresh_python import run_python
 from step_lengths import CODE
 
 from seqplan import (
@@ -169,17 +168,6 @@ def test_a_proposal_weighs_the_sync_by_default() -> None:
     profile = PROFILE.restrict(layout=(8, 1), measured=True)
     assert make_proposal(profile, workload, lengths).sync == choose_sync(profile, 16)
     assert make_proposal(profile, workload, lengths, sync=None).sync is None
-
-
-def test_neither_torch_nor_the_solver_is_needed() -> None:
-    script = (
-        "import sys, seqplan\n"
-        "planner = seqplan.Planner.from_profile('llama-7b-a800-80gb', 8, 8192, prove=False)\n"
-        "planner.plan([700, 2900] * 20)\n"
-        "seqplan.balance([5, 6, 7], 2, 16, seqplan.Cost(0.0, 1.0, 1.0))\n"
-        "print([name for name in ('torch', 'scipy', 'ortools') if name in sys.modules])"
-    )
-    assert run_python("-c", script) == "[]\n"
 
 
 def test_resident_bytes_follow_the_profile() -> None:

@@ -11,7 +11,7 @@ from seqplan.api.store.names import check_job_id
 from seqplan.costs.model_files.description_file import check_fields
 from seqplan.planner.workers.executor import ONE_WORKER, Workers
 from seqplan.planner.workload import MOST_GPUS, MOST_LOOK_AHEAD
-from seqplan.plans.format.fields import read_text
+from seqplan.plans.format.fields import MAX_INTEGER, read_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ LOST = "lost"
 """A lost rank, among the factors of ``slowdown``."""
 
 _LEAST = {"tokens": 0, "seed": 0, "port": 0, "job_days": 0}
-_MOST = {"gpus": MOST_GPUS, "look_ahead": MOST_LOOK_AHEAD}
+_MOST = {"gpus": MOST_GPUS, "look_ahead": MOST_LOOK_AHEAD, "seed": MAX_INTEGER}
 _KINDS: dict[Any, tuple[type, str]] = {
     "str": (str, "a string"),
     "int": (int, "an integer"),

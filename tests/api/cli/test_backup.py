@@ -213,22 +213,6 @@ def test_the_log_is_a_table(store: Path) -> None:
     assert succeeded(call("log", "--store", store, "--job", "job", "--after", 99)) == ""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "one of the arguments --server --store --plans is required"),
-        (("--store", "none.db"), "none.db: no such store. Name the file that serve --store has"),
-        (("--store", "none.db", "--after", "1"), "--after is for the steps of a job. Give --job"),
-        (("--store", "postgresql+psycopg://host/db"), "must be a SQLite store. Give --server URL"),
-        (("--server", "http://127.0.0.1:9"), "no answer: "),
-        (("--server", "x"), "--server must be http://HOST:PORT: 'x'"),
-        (("--store", "s", "--after", "-1", "--job", "j"), "argument --after: "),
-    ],
-)
-def test_bad_input_of_the_log_is_one_line(arguments: tuple[str, ...], message: str) -> None:
-    assert message in complaint(call("log", *arguments))
-
-
 def test_an_unknown_job_is_one_line(store: Path) -> None:
     message = complaint(call("log", "--store", store, "--job", "none"))
     assert message == f"{store}: no job 'none'. seqplan log lists the jobs"

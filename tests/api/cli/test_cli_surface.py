@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_forks import CommandProcess
-from command_line import call, complaint, fresh_process, succeeded
+from command_line import call, fresh_process, succeeded
 from fresh_python import run_python
 from planned_files import PlannedFiles
 
@@ -136,50 +136,6 @@ def test_the_examples_of_the_help_parse() -> None:
             assert parser.parse_args(words[1:])
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("", "the following arguments are required: COMMAND"),
-        ("replan", "unknown command: 'replan'. Did you mean plan?"),
-        ("zzz", "unknown command: 'zzz' (see seqplan --help)"),
-        ("profile", "seqplan profile: the following arguments are required: COMMAND"),
-        ("check run.jsonl", "check: unknown command: 'run.jsonl'. Commands: plans, training (see"),
-        ("profile shwo", "seqplan profile: unknown command: 'shwo'. Did you mean show?"),
-        ("plan", "the following arguments are required: DATA. For example: seqplan plan chat"),
-        (
-            "estimate",
-            "--model, --hardware, --seq-len. For example: seqplan estimate --model llama3-8b --ha",
-        ),
-        ("plan l --workers ray:0", "argument --workers: must be W or ray:W, W of 1 or more: '"),
-        ("plan l --workers 99999", "argument --workers: must be 1024 or fewer: '99999'"),
-        ("plan l --tokens abc", "argument --tokens: must be an integer of 1 or more: 'abc'"),
-        ("plan l --steps -1", "argument --steps: must be an integer of 1 or more: '-1'"),
-        ("plan l --seed 1.5", "argument --seed: must be an integer of 0 or more: '1.5'"),
-        ("explain p --step -2", "argument --step: must be an integer of 0 or more"),
-        ("check plans p --profile a --proposal b", "argument --proposal: not allowed"),
-        ("check plans p --strict", "unrecognized arguments: --strict (see seqplan check"),
-        ("propose --method best", "argument --method: invalid choice: 'best'"),
-    ],
-)
-def test_usage_errors_are_one_line(arguments: str, message: str) -> None:
-    line = complaint(call(*arguments.split()))
-    assert message in line
-    assert "--help)" in line
-
-
-@pytest.mark.parametrize(
-    ("arguments", "where"),
-    [
-        (("plan", "l.npy", "--model", "qwen3-8b", "-o", ""), "after -o"),
-        (("lengths", ""), "after lengths"),
-        (("serve", "--store="), "of --store"),
-    ],
-)
-def test_an_empty_argument_is_no_path(arguments: tuple[str, ...], where: str) -> None:
-    line = complaint(call(*arguments))
-    assert line == (f"the argument {where} is empty. State it, or check the variable of the shell")
-
-
 def test_the_planner_commands_leave_torch_alone(made_script: Path) -> None:
     assert json.loads(run_python(made_script, quiet=False).splitlines()[-1]) == []
 
@@ -240,42 +196,6 @@ def test_other_variables_have_no_effect(
         monkeypatch.setenv(f"SEQPLAN_{name}", "tcp://10.0.0.1:8400")
     assert call("serve", "--list-tokens").code == 0
     succeeded(call("plan", "--proposal", lockstep.proposal, lockstep.lengths, "--steps", 1))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "nearest"),
-    [
-        ("proposee", "Did you mean propose?"),
-        ("check plans plans.jsonl --profil-e=x", "Did you mean --profile?"),
-        ("plan --stepp 3", "unrecognized arguments: --stepp. Did you mean --step"),
-        ("plan l --propsal=p", "Did you mean --proposal?"),
-        ("plan l --prop p", "unrecognized arguments: --prop"),
-        (
-            "profile derive --model small --gpus 8",
-            "unrecognized arguments: --gpus. Did you mean --nodes with --gpus-per-node?",
-        ),
-        ("propose --method serch", "Did you mean search?"),
-        ("plan --data l.npy", "--data. Leave --data out, and give its value alone"),
-        (
-            "profile derive qwen3-8b --model small --hardware h100 -o p",
-            "unrecognized arguments: qwen3-8b. Did you mean --model qwen3-8b?",
-        ),
-        (
-            "log plans.jsonl --json",
-            "unrecognized arguments: plans.jsonl. Did you mean --plans plans.jsonl?",
-        ),
-        ("log --url http://127.0.0.1:9", "Did you mean --server?"),
-        ("plan l.npy --model qwen3-8b --device h100-80gb", "Did you mean --hardware?"),
-        ("plan l.npy --model qwen3-8b --context 8192", "Did you mean --max-len?"),
-        ("propose l.npy --world-size=64", "Did you mean --gpus?"),
-        ("plan --dataset l.npy", "--dataset. Leave --dataset out, and give its value alone"),
-        ("estimate qwen3-8b", "unrecognized arguments: qwen3-8b. Did you mean --model qwen3-8b?"),
-        ("propose --trainer megatrn", "Did you mean megatron?"),
-        ("propose l --plot p", "--plot. It is an option of seqplan profile measure, seqplan prof"),
-    ],
-)
-def test_the_nearest_name_is_suggested(arguments: str, nearest: str) -> None:
-    assert nearest in complaint(call(*arguments.split()))
 
 
 # Output

@@ -3,10 +3,7 @@
 import json
 from pathlib import Path
 
-import pytest
-from command_line import Outcome, call, complaint, succeeded
-
-from seqplan.planner.comparison.compare import SYSTEMS
+from command_line import Outcome, call, succeeded
 
 
 def compare(lengths: Path, *more: str | int | Path) -> Outcome:
@@ -52,34 +49,6 @@ def test_json_and_the_report(lengths: Path, tmp_path: Path) -> None:
     assert page.startswith("<!")
     assert len(page) < 2_000_000
     assert succeeded(compare(lengths, *PROPAGATION, *both)).count('"ours"') == 2
-
-
-@pytest.mark.parametrize(
-    ("more", "code", "expected"),
-    [
-        (("--systems", "megatron,best"), 2, f"unknown system 'best'; there are {SYSTEMS[0]}"),
-        (("--steps", 10**9), 2, "steps must be 100000 or fewer, not 1000000000"),
-        (("--sync", "1,2,3"), 2, "must be derived, none, MS or MS,MS, and overlap=SHARE: '1,2,3'"),
-        (("--assume", "cbc-s=0"), 2, "CBC needs at least 0.1 seconds, not 0"),
-        (("--assume", "cbc=1"), 2, "unknown assumption 'cbc'; there are optimizer-ms"),
-        (("--assume", "fast=1"), 2, "must be yes or no: '1'"),
-        (("--assume", "fast=no fast=yes"), 2, "has fast twice"),
-        (("--gpus", "1"), 3, "too few for llama-7b-a800-80gb"),
-        (("-o", "/nowhere/report.html"), 2, "/nowhere"),
-        (
-            ("--sweep", "steps=1"),
-            2,
-            "must be AXIS=V,V,… of the axes gpus, max-len, tokens: 'steps=1'",
-        ),
-        (("--sweep", "gpus"), 2, "must be AXIS=V,V,… of the axes gpus, max-len, tokens: 'gpus'"),
-        (("--sweep", "gpus=8,x"), 2, "must be an integer of 1 or more: 'x'"),
-        (("--sweep", "gpus=8 gpus=16"), 2, "has gpus twice"),
-    ],
-)
-def test_bad_input_is_one_line(
-    lengths: Path, more: tuple[str, ...], code: int, expected: str
-) -> None:
-    assert expected in complaint(compare(lengths, *more), code)
 
 
 def test_the_verb_sweeps(lengths: Path, tmp_path: Path) -> None:

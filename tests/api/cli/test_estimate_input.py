@@ -1,73 +1,17 @@
 """Bad input of ``seqplan estimate``: one line, with the field or option."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from command_line import call, complaint
-from estimate_files import CONFIGS, NODE, device, sizes
+from estimate_files import NODE, device, sizes
 
 COUNT = "must be an integer of 1 or more"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--hardware", "b20"), "--hardware 'b20': unknown. Did you mean b200-180gb? There"),
-        (("--model", "llama-8b"), "file of sizes (.json, .toml). Did you mean llama3-8b? Or give"),
-        (("--tp", "1,x"), "argument --tp: must be an integer of 1 or more: 'x'"),
-        (("--tp", "3"), "no scheme can run: tp3: its 3 GPUs do not divide the cluster's 8"),
-        (("--batch", 7), "no scheme can run: tp1: batch 7 is no multiple of dp · micro-batch"),
-        (("--nodes", 10**400), "cluster: nodes must be from 1 to 1,000,000, not 1000"),
-        (("--gpus-per-node", 10**9), "cluster: gpus_per_node must be from 1 to 1,024, not 1000"),
-        (("--batch", 10**400), "batch must be from 1 to 1,000,000,000, not 1000"),
-        (("--micro-batch", 10**9), "micro_batch must be from 1 to 4,096, not 1000"),
-        (("--tp", 10**400), "GPUs do not divide the cluster's 8"),
-        (("--zero", 4), "argument --zero: invalid choice: 4"),
-        (
-            ("--hidden", 64),
-            "unrecognized arguments: --hidden 64. Did you mean --model FILE with hi",
-        ),
-        (("--peak-tflops", 9), "--peak-tflops 9. Did you mean --hardware FILE with peak_tflops?"),
-        (("--precision", "fp8"), "precision fp8: a800-80gb has no such products"),
-        (("--tp-overlap", 2), "tp_overlap must be a share from 0 to 1: 2.0"),
-        (
-            ("--precision", "fp8:0", "--hardware", "h100-80gb"),
-            "argument --precision: must be faster by 1 to 4 times: 'fp8:0'",
-        ),
-        (("--stack", "eager", "--tp-overlap", "0.5"), "tp_overlap 0.5 contradicts stack eager"),
-        (("--optimizer-shards", "3"), "optimizer_shards must divide the cluster's"),
-        (
-            ("--precision", "fp4"),
-            "must be bf16, fp8, mxfp8, nvfp4, fp8:TIMES or mxfp8:TIMES: 'fp4'",
-        ),
-        (
-            ("--pp", 8, "--virtual-stages", 5),
-            "40 stages (pp · virtual stages) are more than the 32",
-        ),
-        (("--virtual-stages", 2), "virtual_stages 2: no scheme has pp above 1. Add one, or leave"),
-        (("--tp-overlap", 0.5), "tp_overlap 0.5: no scheme has tp above 1. Add one, or leave"),
-        (
-            ("--tp", "1,2", "--context-parallel", "all-gather"),
-            "context_parallel all-gather: no scheme has ring above 1. Add one, or leave",
-        ),
-        (("--dispatcher", "deepep"), "dispatcher deepep: requires expert_parallel above 1. "),
-        (("--model", CONFIGS / "qwen3-next-80b.json", "--ring", 2), "no ring passes on the state"),
-        (
-            ("--recompute", "some"),
-            "argument --recompute: unknown recomputation mode: some. Give one of none, ",
-        ),
-        (("--offload-parameters",), "offload_parameters: needs ZeRO 3 and offload_optimizer"),
-        (("--tiled-mlp",), "tiled_mlp: recompute 'none' must be mlp or full"),
-        (("--seq-len", 1, "--ring", 8), "sequences of 1 tokens are too short for 8 GPUs"),
-    ],
-)
-def test_bad_input_is_one_line(arguments: tuple[str | int | Path, ...], message: str) -> None:
-    assert message in complaint(call(*NODE, *arguments))
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
+FILES = {
+    sizes: [
         ({"heads": 30}, "model: hidden 4096 is no multiple of 30 heads"),
         ({"hidden": 10**400}, "model: hidden must be from 1 to 10,000,000, not 1000"),
         ({"hidden": 0}, f"model.json: hidden {COUNT}: 0"),
@@ -78,17 +22,7 @@ def test_bad_input_is_one_line(arguments: tuple[str | int | Path, ...], message:
         ({"base": 8}, "or a config.json: 8"),
         ({"base": "none.json"}, "none.json: cannot be read: No such file or directory"),
     ],
-)
-def test_a_bad_file_of_sizes_is_one_line(
-    tmp_path: Path, values: dict[str, object], message: str
-) -> None:
-    model = sizes(tmp_path, **{"base": "llama-7b", **values})
-    assert message in complaint(call(*NODE, "--model", model))
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
+    device: [
         ({"base": None}, "device.json: base is missing. Name the nearest of a100-40gb, "),
         ({"base": ["h100"]}, "device.json: base must be a device: ['h100']. Name"),
         ({"base": "b20"}, "device.json: base 'b20': unknown. Did you mean b200-180gb?"),
@@ -104,12 +38,17 @@ def test_a_bad_file_of_sizes_is_one_line(
         ({"inter_rails": 1.5}, f"device.json: inter_rails {COUNT}: 1.5"),
         ({"gpus_per_node": 10**9}, "cluster: gpus_per_node must be from 1 to 1,024, not 1000"),
     ],
+}
+
+
+@pytest.mark.parametrize(
+    ("write", "values", "message"), [(write, *row) for write, rows in FILES.items() for row in rows]
 )
-def test_a_bad_file_of_a_device_is_one_line(
-    tmp_path: Path, values: dict[str, object], message: str
+def test_a_bad_file_is_one_line(
+    tmp_path: Path, write: Callable[..., Path], values: dict[str, object], message: str
 ) -> None:
-    hardware = device(tmp_path, **{"base": "a800-80gb", **values})
-    line = complaint(call(*NODE, "--hardware", hardware))
+    option, base = ("--model", "llama-7b") if write is sizes else ("--hardware", "a800-80gb")
+    line = complaint(call(*NODE, option, write(tmp_path, **{"base": base, **values})))
     assert message in line
     assert line.count("device.json: ") <= 1
 

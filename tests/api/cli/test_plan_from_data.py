@@ -89,32 +89,9 @@ def test_text_is_counted_by_bytes(tmp_path: Path) -> None:
     assert "899 sequences, 404,550 tokens, longest 899" in text
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "message"),
-    [
-        (("--model", "llama3-8b", "--gpus", 8), 2, "--model and --hardware go together"),
-        (("--hardware", "h100", *MODEL[:2]), 2, "--gpus is required without --proposal"),
-        ((*MODEL[:3], "a100", "--gpus", 8), 2, "Did you mean a100-40gb or a100-80gb?"),
-        ((*MODEL[:3], "h10", "--gpus", 8), 2, "Did you mean h100"),
-        (("--model", "llama3-9b", *MODEL[2:]), 2, "Did you mean llama3-8b"),
-        ((*MODEL, "--tokenizer", "nowhere"), 2, "--tokenizer nowhere: no such file or folder"),
-        ((*MODEL, "--tokenizer", "0"), 2, "--tokenizer 0: bytes per token must be"),
-        ((*MODEL, "--tokens", 10**9), 2, "fewer than a step of 1000000000"),
-        (
-            ("--model", "llama3-70b", "--hardware", "h100", "--gpus", 4),
-            3,
-            "does not fit on 4 × h100-80gb",
-        ),
-        ((*MODEL[:4], "--gpus", 1), 3, "llama3-8b does not fit on 1 × h100-80gb: no scheme has"),
-        ((*MODEL[:2], "--hardware", "a100-40gb", "--gpus", 4), 3, "on 4 GPUs llama3-8b holds "),
-        ((*MODEL, "--trainer", "megatron", "--execution", "static"), 2, "megatron runs lockstep"),
-    ],
-)
-def test_bad_input_is_one_line(
-    lengths: Path, tmp_path: Path, options: tuple[object, ...], code: int, message: str
-) -> None:
+def test_a_failure_leaves_no_folder(lengths: Path, tmp_path: Path) -> None:
     before = sorted(tmp_path.iterdir())
-    assert message in complaint(call("plan", lengths, *options, "-o", tmp_path / "a/run"), code)
+    complaint(call("plan", lengths, *MODEL, "--tokens", 10**9, "-o", tmp_path / "a/run"), 2)
     assert sorted(tmp_path.iterdir()) == before
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import call, complaint, succeeded
+from command_line import call, succeeded
 
 from seqplan.plans.format.plan_file import read_plans
 
@@ -53,25 +53,3 @@ def test_lost_ranks_get_nothing(lengths: Path, proposal: Path, tmp_path: Path) -
         assert all(6 not in pipeline.ranks for pipeline in plan.pipelines)
     succeeded(call("check", "plans", plans, "--proposal", proposal, "--prove"))
     assert "lost ranks 6: planned on the other 7" in succeeded(call("explain", plans, "--step", 0))
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("3", "must be rank=factor,…, as 13=1.3,20=lost: '3'"),
-        ("9=1.5", "slowdown of rank 9: ranks are 0 to 7. Name one"),
-    ],
-)
-def test_factors_that_cannot_be(
-    lengths: Path, proposal: Path, tmp_path: Path, value: str, message: str
-) -> None:
-    output = tmp_path / "plans.jsonl"
-    options = ("--proposal", proposal, "--tokens", 60_000, "--slowdown", value, "-o", output)
-    assert message in complaint(call("plan", lengths, *options))
-    assert not output.exists()
-
-
-def test_ranks_are_checked_before_strategies_are_searched(lengths: Path) -> None:
-    options = ("--model", "llama3-8b", "--hardware", "h100-80gb", "--gpus", 8)
-    outcome = call("plan", lengths, *options, "--slowdown", "9=lost")
-    assert complaint(outcome) == "slowdown of rank 9: ranks are 0 to 7. Name one"

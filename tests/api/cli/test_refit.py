@@ -149,38 +149,3 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
     assert "no step of" in complaint(call("profile", "refit", *files))
     times.write_text("x\n")
     assert "line 1: is no JSON" in complaint(call("profile", "refit", *files))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--model llama3-8b", "the following arguments are required: --hardware"),
-        ("--hardware h100-80gb", "one of --model and --profile is required. Name"),
-        ("--model llama3-8b --hardware x9", "--hardware 'x9': unknown. There are"),
-        ("--model llama3-8b --hardware h100-80gb --plot a.html", "unrecognized arguments: --plot"),
-        ("--profile none.json --hardware h100-80gb", "none.json: cannot be read"),
-        ("--model llama3-8b --hardware h100-80gb --schemes tp3", "tp"),
-        (
-            "--profile llama-7b-a800-80gb --hardware a800-80gb --model llama-13b",
-            "profile llama-7b-a800-80gb: its model has hidden 4096, not 5120; give the",
-        ),
-        (
-            "--profile llama-7b --hardware a800-80gb",
-            "profile 'llama-7b' is neither a file nor a shipped profile; did you mean llama-7b-",
-        ),
-        (
-            "--profile llama-7b-a800-80gb --hardware a800-80gb --tp-overlap 1",
-            "--tp-overlap is for --model alone. With --profile, schemes are derived as the others",
-        ),
-        (
-            "--profile llama-7b-a800-80gb --hardware a800-80gb --zero 2",
-            "--zero is for --model alone. With --profile, schemes are derived as the others",
-        ),
-    ],
-)
-def test_derived_profiles_state_missing_measurements(
-    tmp_path: Path, arguments: str, message: str
-) -> None:
-    output = tmp_path / "o.json"
-    assert message in complaint(call("profile", "derive", *arguments.split(), "-o", output))
-    assert not output.exists()

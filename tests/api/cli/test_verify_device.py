@@ -118,19 +118,10 @@ def test_a_wrong_kernel_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert "missed: 1\n  attention: fp32: fused call against fp64: causal, packed" in shown.out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--device", "cuda"], "--device cuda: no CUDA device is there; use --device cpu"),
-        (["--checks", "attention,speed"], "--checks attention,speed: 'speed' is no check; there"),
-        (["--checks", ""], "the argument after --checks is empty"),
-        (["--minutes", "0"], "argument --minutes: must be a number above 0"),
-        (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
-    ],
-)
-def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], message: str) -> None:
-    if "cuda" in arguments and torch.cuda.is_available():
+def test_a_device_that_is_not_there_is_named(output: Path) -> None:
+    if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
-    output = tmp_path / "verified.json"
-    assert message in complaint(call("profile", "verify", "-o", output, *arguments))
-    nothing_left(output)
+    for command in (("verify",), ("measure", "--model", "small")):
+        line = complaint(call("profile", *command, "--device", "cuda", "-o", output))
+        assert "no CUDA device is there" in line
+        nothing_left(output)

@@ -6,12 +6,11 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from select import select
 
 import pytest
 from measuring_ranks import measure as report
 from measuring_ranks import plan_of
-from service_process import PATIENCE_S, serving, serving_here
+from service_process import serving_here, wait_until
 from stocked_service import stock
 
 from seqplan import Plan, from_json, to_json
@@ -208,14 +207,15 @@ def test_summaries_are_read_once_and_forgotten_in_order(planned: tuple[Store, li
     assert read == [[0, 1], [2], [1]]
 
 
-def test_the_service_logs_calibration_by_itself(tmp_path: Path) -> None:
-    options = ("--store", tmp_path / "s.db", "--port", 0, "--log", "warning")
-    with serving(*options) as served:
+def test_the_service_logs_calibration_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(CalibrationWatch.__init__, "__defaults__", (0.1,))
+    with serving_here(tmp_path / "s.db") as served:
         slower = stock(served).job("slower", 2 * STEPS, look_ahead=STEPS)
         report(served, slower, range(STEPS), 1.3)
-        assert served.process.stderr is not None
-        readable, _, _ = select([served.process.stderr], [], [], PATIENCE_S)
-        assert readable, "the log has no line"
-        line = served.process.stderr.readline()
-        assert " WARNING seqplan.calibration: job slower: " in line
-        assert "slower than predicted (median)" in line
+        wait_until(lambda: "seqplan.calibration" in {record.name for record in caplog.records})
+    record = next(record for record in caplog.records if record.name == "seqplan.calibration")
+    assert record.levelname == "WARNING"
+    assert record.getMessage().startswith("job slower: ")
+    assert "slower than predicted (median)" in record.getMessage()

@@ -19,8 +19,10 @@ from seqplan.plans.scheme import Scheme
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving_here(tmp_path_factory.mktemp("loop") / "s.db") as running:
-        yield running
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("seqplan.api.service.closed_loop._EVERY_S", 0.1)
+        with serving_here(tmp_path_factory.mktemp("loop") / "s.db") as running:
+            yield running
 
 
 @pytest.fixture(scope="module")

@@ -97,12 +97,12 @@ def test_nothing_expires_before_every_rank_has_done_it(opened: Opener, behind: i
         assert plans.list_planned_steps(connection, "j") == [*range(first, 50)]
 
 
-def test_the_store_of_forty_thousand_steps_is_small(
+def test_the_store_of_twenty_thousand_steps_is_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Plans of 1 KB each, which are 40 MB, with times and batches."""
+    """Plans of 1 KB each, which are 20 MB, with times and batches."""
     monkeypatch.setattr("seqplan.api.service.upkeep.EXPIRE_S", 0.0)
-    path, steps, at_once = tmp_path / "s.db", 40_000, 2500
+    path, steps, at_once = tmp_path / "s.db", 20_000, 2500
     store = Store(str(path))
     with store.writing() as connection:
         jobs.add_job(connection, JOB)

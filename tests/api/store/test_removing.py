@@ -72,6 +72,12 @@ def _count(connection: Connection) -> list[int]:
     return [connection.execute(count).scalar_one() for count in counts]
 
 
+def _look(store: Store) -> None:
+    Upkeep(
+        store, Keeping(), abandon=lambda job: None, remove=lambda job: None, take_requests=dict
+    ).look()
+
+
 def _rows_by_transaction(store: Store) -> list[int]:
     """Count the rows that each transaction changes from now on, as the database reports them."""
     changed = [0]
@@ -91,13 +97,16 @@ def _rows_by_transaction(store: Store) -> list[int]:
     return changed
 
 
-def test_a_removed_job_is_gone_at_once_and_its_rows_follow_in_batches(opened: Opener) -> None:
+def test_a_removed_job_is_gone_at_once_and_its_rows_follow_in_batches(
+    opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expiry, "MOST_ROWS", 200)
     store = opened()
     with store.writing() as connection:
         _keep(connection, "j", 3)
         others = _count(connection)
     with store.writing() as connection:
-        _keep(connection, "j_", 1500)
+        _keep(connection, "j_", 300)
         row = get(connection, JobRow, "j")
     changed = _rows_by_transaction(store)
     with store.writing() as connection:
@@ -117,10 +126,7 @@ def test_a_removed_job_is_gone_at_once_and_its_rows_follow_in_batches(opened: Op
         _acknowledge(connection, "j_", 3)
         jobs.add_job(connection, replace(JOB, id="j_"))
         assert plans.list_planned_steps(connection, "j_") == []
-    upkeep = Upkeep(
-        store, Keeping(), abandon=lambda job: None, remove=lambda job: None, take_requests=dict
-    )
-    upkeep.look()
+    _look(store)
     assert max(changed) <= expiry.MOST_ROWS
     assert sum(changed) > 5 * expiry.MOST_ROWS
     with store.reading() as connection:
@@ -136,10 +142,7 @@ def test_deleting_goes_on_at_the_next_start(opened: Opener) -> None:
         (key,) = expiry.pending_removals(connection)
         assert expiry.delete_batch(connection, key, 10)
     store = opened()
-    upkeep = Upkeep(
-        store, Keeping(), abandon=lambda job: None, remove=lambda job: None, take_requests=dict
-    )
-    upkeep.look()
+    _look(store)
     with store.reading() as connection:
         assert _count(connection) == [0] * len(TABLES)
 
@@ -149,13 +152,11 @@ def test_space_of_a_removed_job_is_given_back(tmp_path: Path) -> None:
     store = Store(str(path))
     with store.writing() as connection:
         jobs.add_job(connection, JOB)
-        for step in range(4000):
-            plans.add_plan(connection, "j", StoredPlan(step, "sha256:x", "x" * 4096), 1.0)
+        for step in range(600):
+            plans.add_plan(connection, "j", StoredPlan(step, "sha256:x", "x" * 16_384), 1.0)
     with store.writing() as connection:
         jobs.remove_job(connection, "j")
-    Upkeep(
-        store, Keeping(), abandon=lambda job: None, remove=lambda job: None, take_requests=dict
-    ).look()
+    _look(store)
     store.close()
     assert path.stat().st_size < 6 << 20
 
@@ -203,9 +204,7 @@ def test_old_answers_are_removed(store: Store) -> None:
             answer = answers.StoredAnswer("ab", 201, "{}")
             answers.keep_answer(connection, "/v1/jobs", f"{number}", answer)
         connection.exec_driver_sql("UPDATE answers SET at = at - 90000 WHERE key < '3'")
-    Upkeep(
-        store, Keeping(), abandon=lambda job: None, remove=lambda job: None, take_requests=dict
-    ).look()
+    _look(store)
     with store.reading() as connection:
         known = [answers.earlier_answer(connection, "/v1/jobs", f"{n}") for n in range(5)]
     assert [answer is not None for answer in known] == [False] * 3 + [True] * 2

@@ -263,7 +263,8 @@ def test_a_proposal_weighs_layouts_of_groups_smaller_than_a_block() -> None:
 
 def test_a_proposal_weighs_the_degrees() -> None:
     profile = make_expert_profile({2: 0.3, 8: 0.4}, slower={8: 1.05})
-    proposal = make_proposal(profile, WORKLOAD, LENGTHS)
+    workload = replace(WORKLOAD, tokens=50_000)
+    proposal = make_proposal(profile, workload, LENGTHS)
     chosen = proposal.profile.expert_parallel
     rows = {row.expert_parallel: row for row in proposal.experts}
     assert set(rows) == {2, 8}
@@ -276,7 +277,7 @@ def test_a_proposal_weighs_the_degrees() -> None:
     assert f"Experts on {chosen} ranks:" in text
     assert "at least +" in text
     both = make_expert_profile({2: 0.3, 4: 0.3}, slower={4: 1.01})
-    equal = make_proposal(both, WORKLOAD, LENGTHS, sync=None)
+    equal = make_proposal(both, workload, LENGTHS, sync=None)
     assert None not in [row.expected_ms for row in equal.experts]
     syncs = [choose_sync(both.at_expert_parallel(degree), GPUS) for degree in (2, 4)]
     assert syncs[0].whole_ms([(1, 1)]) > syncs[1].whole_ms([(1, 1)])

@@ -4,33 +4,55 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from command_line import call, complaint
+from command_line import call, complaint, nothing_left, succeeded
 from planned_files import PlannedFiles
 
+TORCH = "needs the torch package: pip install 'seqplan[runtime]'"
+RAY = "ray: needs the ray package. pip install 'seqplan[ray]'"
+LOG = "log --plans {dense.plans} --to jsonl:{output} --to"
+COMMANDS = [
+    (
+        "torch",
+        "check training --plans {dense.plans} --ranks 4 --steps 1",
+        f"check training {TORCH}",
+    ),
+    ("torch", "profile measure --model small -o {output}", f"measuring a profile {TORCH}"),
+    ("ray", "plan --proposal {dense.proposal} {dense.lengths} --workers ray:2", RAY),
+    ("ray", "serve --store {output} --workers ray:2", RAY),
+    *(
+        (logger, f"{LOG} {logger}:x", f"{logger}:x: {logger} is not installed. {install}")
+        for logger in ("tensorboard", "wandb", "mlflow")
+        for install in [f"pip install 'seqplan[{logger}]'"]
+    ),
+]
 
-@pytest.fixture
-def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+
+def hide(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *_: None if name == "torch" else find(name)
+        importlib.util, "find_spec", lambda name, *_: None if name == package else find(name)
     )
 
 
-@pytest.mark.usefixtures("no_torch")
-def test_training_and_measuring_require_torch(dense: PlannedFiles, tmp_path: Path) -> None:
-    install = "needs the torch package: pip install 'seqplan[runtime]'"
-    check = call("check", "training", "--plans", dense.plans, "--ranks", 4, "--steps", 1)
-    assert complaint(check) == f"check training {install}"
-    output = tmp_path / "profile.json"
-    profile = call("profile", "measure", "--model", "small", "--lengths", "64..128", "-o", output)
-    assert complaint(profile) == f"measuring a profile {install}"
-    assert not output.exists()
+@pytest.mark.parametrize(("package", "command", "message"), COMMANDS)
+def test_the_extra_is_named(
+    package: str,
+    command: str,
+    message: str,
+    dense: PlannedFiles,
+    output: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hide(package, monkeypatch)
+    words = [word.format(dense=dense, output=output) for word in command.split()]
+    assert complaint(call(*words)) == message
+    nothing_left(output)
 
 
-@pytest.mark.usefixtures("no_torch")
-def test_a_profile_is_estimated_without_torch(tmp_path: Path) -> None:
-    output = tmp_path / "profile.json"
+def test_a_profile_is_estimated_without_torch(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide("torch", monkeypatch)
     options = ("--model", "llama3-8b", "--hardware", "a100-80gb", "--gpus-per-node", 8)
-    outcome = call("profile", "derive", *options, "-o", output)
-    assert outcome.code == 0, outcome.err
+    succeeded(call("profile", "derive", *options, "-o", output))
     assert output.exists()

@@ -1,6 +1,5 @@
 """``seqplan log --to``: the same records from files, a service and its store; bad input."""
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -57,22 +56,6 @@ def test_a_service_and_its_store_give_the_same_records(tmp_path: Path) -> None:
     assert [record["step"] for record in records(outputs[0])] == [0, 1, 2]
     assert all(record["planning_ms"] > 0 for record in records(outputs[0]))
     assert not (tmp_path / "none.jsonl").exists()
-
-
-@pytest.mark.parametrize("logger", ["tensorboard", "wandb", "mlflow"])
-def test_a_logger_that_is_not_installed_is_named(
-    logger: str, dense: PlannedFiles, output: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *_: None if name == logger else find(name)
-    )
-    outcome = call(
-        "log", "--plans", dense.plans, "--to", f"jsonl:{output}", "--to", f"{logger}:place"
-    )
-    install = f"pip install 'seqplan[{logger}]'"
-    assert complaint(outcome) == f"{logger}:place: {logger} is not installed. {install}"
-    assert not output.exists()
 
 
 @pytest.mark.parametrize(

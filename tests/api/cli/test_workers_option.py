@@ -1,14 +1,11 @@
 """Choosing where steps are planned: on the command line and in a job file."""
 
-import importlib.util
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from command_line import call, complaint
-from planned_files import PlannedFiles
 
 from seqplan.api.cli.framework.job_file import read_job_file
 from seqplan.planner.workers.executor import Workers
@@ -39,21 +36,6 @@ def test_a_job_file_names_its_workers(tmp_path: Path) -> None:
     path.write_text(JOB + 'executor = "ray"\n')
     with pytest.raises(ValueError, match="unknown field: 'executor'"):
         read_job_file(path)
-
-
-def test_without_ray_one_line_has_the_fix(
-    dense: PlannedFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *_: None if name == "ray" else find(name)
-    )
-    for command in (
-        ("plan", "--proposal", dense.proposal, dense.lengths),
-        ("serve", "--store", tmp_path / "store.db"),
-    ):
-        message = complaint(call(*command, "--workers", "ray:2"))
-        assert message == "ray: needs the ray package. pip install 'seqplan[ray]'"
 
 
 @pytest.mark.parametrize(("stated", "used"), [(None, "1"), ("3", "3")])

@@ -57,16 +57,11 @@ def test_a_data_set_known_by_its_histogram(tmp_path: Path) -> None:
     ("format", "body", "detail"),
     [
         ("npy", npy(np.array([5, 0, -1])), "body: index 1: length 0 is not positive"),
-        ("npy", npy(np.array([5, 2**63], np.uint64)), "body: index 1: length 9223372036854775808"),
-        ("npy", npy(np.array([5.0])), "body: holds float64, lengths are integers"),
         ("npy", npy(np.ones(9, np.int64))[:-8], "body: is not a whole .npy file"),
         ("npy", b"", "body: is empty"),
         ("jsonl", b'{"length":5}\n{"length":0}\n', "body: line 2: length 0 is not positive"),
-        ("jsonl", b'{"length":5}\n{"length"\n', "body: line 2: is not JSON"),
         ("txt", b"5\n6\nx\n", "body: line 3: 'x' is not an integer"),
         ("histogram", b"[[0,8,1],[4,9,1]]", "body[1][0]: 4 is below 8"),
-        ("histogram", b"[[0,8,1.5]]", "body[0][2]: is 1.5, not an integer"),
-        ("histogram", b"[]", "body: holds no sequences"),
         ("histogram", b"", "body: is not JSON"),
     ],
 )

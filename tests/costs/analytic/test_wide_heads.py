@@ -6,7 +6,6 @@ import pytest
 from deployments import deploy, read_terms
 
 from seqplan import Profile, Scheme
-from seqplan.costs.analytic.complete import complete
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.estimate import Load, estimate, model_flops
 from seqplan.costs.analytic.memory import layer_activation_bytes
@@ -83,10 +82,3 @@ def test_a_profile_keeps_both_and_its_memory_model_knows_them() -> None:
     states = profile.memory.count_fixed_bytes(Scheme(pp=2), 16, 0)
     untied = replace(profile.memory, tied=False).count_fixed_bytes(Scheme(pp=2), 16, 0)
     assert states - untied == profile.memory.resident_embedding_bytes / 2
-    alone = derive_profile(deployment, [Scheme()], name="p")
-    alone["schemes"][0]["origin"] = "measured"
-    completed = complete(Profile.from_document(alone, "p"), CLUSTER, schemes)
-    entries = {(entry.get("tp", 1), entry.get("pp", 1)): entry for entry in completed["schemes"]}
-    for entry in document["schemes"]:
-        same = entries[entry["tp"], entry.get("pp", 1)]
-        assert same["b"] == pytest.approx(entry["b"], rel=0.05)

@@ -208,11 +208,6 @@ def test_options_are_checked(tmp_path: Path) -> None:
             SourceOptions(tokenizer=rate)
 
 
-def test_a_missing_field_names_those_there_are(tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", [{"a": 1, "b": 2}])
-    assert complaint(path, field="c") == "a.jsonl: line 1: no field 'c'; it has 'a', 'b'"
-
-
 def test_texts_in_folders(tmp_path: Path) -> None:
     folder = tmp_path / "texts"
     folder.mkdir()

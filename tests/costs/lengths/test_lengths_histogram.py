@@ -5,31 +5,46 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seqplan.costs.lengths import Bucket, LengthsError, parse_histogram, representative, summarise
+from seqplan.costs.lengths import (
+    Bucket,
+    LengthsError,
+    longest,
+    parse_histogram,
+    representative,
+    summarise,
+)
 
 DATA = Path(__file__).parents[3] / "examples" / "data" / "code.npy"
 
 
 @st.composite
-def one_bucket(draw: st.DrawFn) -> Bucket:
-    over = draw(st.integers(0, 2**30))
-    up_to = over + draw(st.integers(1, 2**30) | st.integers(1, 3))
-    sequences = draw(st.integers(1, 200))
-    tokens = draw(st.integers(sequences * (over + 1), sequences * up_to))
-    return Bucket(over, up_to, sequences, tokens)
+def some_buckets(draw: st.DrawFn) -> list[Bucket]:
+    """Narrow and wide ones, with gaps between them; some hold nothing."""
+    buckets, over = [], 0
+    for _ in range(draw(st.integers(1, 4))):
+        over += draw(st.integers(0, 20) | st.integers(0, 2**27))
+        up_to = over + draw(st.integers(1, 60) | st.integers(1, 2**27))
+        sequences = draw(st.integers(0, 200))
+        tokens = draw(st.integers(sequences * (over + 1), sequences * up_to))
+        buckets.append(Bucket(over, up_to, sequences, tokens))
+        over = up_to
+    return buckets
 
 
-@given(one_bucket())
-def test_lengths_fit_their_bucket(bucket: Bucket) -> None:
-    lengths = representative([bucket])
-    assert (lengths.dtype, lengths.shape) == (np.dtype(np.int64), (bucket.sequences,))
-    assert int(lengths.sum()) == bucket.tokens
-    assert bucket.over < lengths.min()
-    assert lengths.max() <= bucket.up_to
+@settings(max_examples=80)
+@given(some_buckets())
+def test_lengths_fit_their_buckets(buckets: list[Bucket]) -> None:
+    lengths = representative(buckets)
+    assert lengths.dtype == np.int64
+    assert len(lengths) == sum(bucket.sequences for bucket in buckets)
     assert (np.diff(lengths) >= 0).all()
+    for bucket in buckets:
+        held = lengths[(lengths > bucket.over) & (lengths <= bucket.up_to)]
+        assert (len(held), int(held.sum())) == (bucket.sequences, bucket.tokens)
+    assert longest(buckets) == lengths.max(initial=0)
 
 
 def test_lengths_spread_over_a_bucket() -> None:

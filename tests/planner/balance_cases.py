@@ -1,6 +1,6 @@
 """Data, costs and an oracle of balancing over equal ranks."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
 from seqplan import Cost
@@ -11,19 +11,26 @@ EXECUTIONS: tuple[Execution, ...] = ("lockstep", "uniform")
 
 
 def time_assignments(
-    lengths: list[int], ranks: int, capacity: int, cost: Cost, execution: Execution, number: int
+    lengths: list[int],
+    capacity: int,
+    time_ms: Callable[[list[int]], float],
+    execution: Execution,
+    number: int,
+    slowdown: Sequence[float] = (1.0, 1.0),
 ) -> Iterator[tuple[float, bool]]:
     """Time every assignment to ``number`` micro-batches a rank (ms), and whether none is empty."""
+    ranks = len(slowdown)
     for choice in product(range(ranks * number), repeat=len(lengths)):
-        loads = [[0.0, 0] for _ in range(ranks * number)]
+        parts: list[list[int]] = [[] for _ in range(ranks * number)]
         for length, place in zip(lengths, choice, strict=True):
-            loads[place][0] += length * (cost.a * length + cost.b)
-            loads[place][1] += length
-        if any(tokens > capacity for _, tokens in loads):
+            parts[place].append(length)
+        if any(sum(part) > capacity for part in parts):
             continue
-        times = [work + cost.c if tokens else 0.0 for work, tokens in loads]
+        times = [
+            slowdown[k % ranks] * time_ms(part) if part else 0.0 for k, part in enumerate(parts)
+        ]
         if execution == "lockstep":
             time = sum(max(times[k * ranks : (k + 1) * ranks]) for k in range(number))
         else:
             time = max(sum(times[rank::ranks]) for rank in range(ranks))
-        yield time, all(tokens for _, tokens in loads)
+        yield time, all(parts)

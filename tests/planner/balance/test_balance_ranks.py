@@ -136,7 +136,9 @@ def test_the_bound_is_below_every_way_there_is(
     if sum(padded) > 3 * 2 * (capacity - capacity % pad_to) or max(padded) > capacity:
         return
     balanced = balance(lengths, 2, capacity, cost, execution=execution, pad_to=pad_to)
-    timed = (time_assignments(lengths, 2, capacity, cost, execution, n) for n in (1, 2, 3))
+    timed = (
+        time_assignments(lengths, capacity, cost.micro_batch_ms, execution, n) for n in (1, 2, 3)
+    )
     least = min(time for ways in timed for time, _ in ways)
     # Without padding more fits, so that the optimum is no higher.
     assert least <= balanced.predicted_ms * (1 + 1e-9)

@@ -95,7 +95,7 @@ def test_the_bound_counts_the_multiple(
     capacity = max(lengths) + room
     balanced = balance(lengths, 2, capacity, cost, count_multiple=multiple, execution=execution)
     full = all(micro for of_rank in balanced.micro_batches for micro in of_rank)
-    timed = time_assignments(lengths, 2, capacity, cost, execution, multiple)
+    timed = time_assignments(lengths, capacity, cost.micro_batch_ms, execution, multiple)
     least = min((time for time, none_empty in timed if none_empty or not full), default=inf)
     assert balanced.lower_bound_ms <= least * (1 + 1e-9)
     if len(balanced.micro_batches[0]) == multiple and len(lengths) >= 2 * multiple:

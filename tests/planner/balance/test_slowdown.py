@@ -1,11 +1,10 @@
 """Balancing over ranks of which some are slower than others, or lost."""
 
-from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
-from balance_cases import COST, EXECUTIONS
+from balance_cases import COST, EXECUTIONS, time_assignments
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from step_lengths import CODE
@@ -85,26 +84,13 @@ def test_the_bound_is_below_every_way_there_is(
     capacity, ranks = max(lengths) + room, len(slowdown)
     heavier = Cost(cost.a * 1.3, cost.b * 1.3, cost.c)
     light = capacity // 2
-    least = float("inf")
+
+    def time_micro_ms(part: list[int]) -> float:
+        return (cost if not modes or sum(part) <= light else heavier).micro_batch_ms(part)
+
     steps = 3 if len(lengths) * ranks <= 12 else 2
-    for choice in product(range(ranks * steps), repeat=len(lengths)):
-        held: list[list[int]] = [[] for _ in range(ranks * steps)]
-        for length, place in zip(lengths, choice, strict=True):
-            held[place].append(length)
-        if any(sum(part) > capacity for part in held):
-            continue
-        times = [
-            (cost if not modes or sum(part) <= light else heavier).micro_batch_ms(part)
-            if part
-            else 0.0
-            for part in held
-        ]
-        slow = [
-            [float(slowdown[rank] or 0.0) * times[step * ranks + rank] for rank in range(ranks)]
-            for step in range(steps)
-        ]
-        of_ranks = [sum(column) for column in zip(*slow, strict=True)]
-        least = min(least, max(of_ranks) if execution == "uniform" else sum(map(max, slow)))
+    timed = time_assignments(lengths, capacity, time_micro_ms, execution, steps, slowdown)
+    least = min((time for time, _ in timed), default=float("inf"))
     if modes and light:
         both = [Mode("none", light, cost), Mode("full", capacity, heavier)]
         balanced = balance(lengths, ranks, modes=both, **options)

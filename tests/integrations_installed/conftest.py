@@ -1,7 +1,5 @@
 """Tests that need other trainers: ``./run test-integrations``. Skipped if one is missing."""
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings

@@ -1,7 +1,5 @@
 """What Megatron demands of a schedule, and the time that it takes."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 

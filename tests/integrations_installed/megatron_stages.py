@@ -5,8 +5,6 @@ schedule, transfers between stages and gradients are real; the model's stages ar
 attention over packed sequences needs a GPU. Its calls of CUDA are mapped to the CPU.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Balanced steps in Axolotl's trainer, by its plugin: the losses and norms of one process."""
 
-from __future__ import annotations
-
 import functools
 import os
 import tempfile

@@ -1,7 +1,5 @@
 """Packages of a release: built without an index, installed, and equal to the checkout."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """``examples/closed_loop.py``: a real job of gloo ranks whose plans follow a rank that slows."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Balanced steps in a plain DeepSpeed loop, as the page shows it: its losses are plain torch's."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

@@ -1,7 +1,5 @@
 """Balanced steps under DeepSpeed's ZeRO: the losses and norms of one process."""
 
-from __future__ import annotations
-
 import functools
 import os
 import tempfile

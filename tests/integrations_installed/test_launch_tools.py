@@ -1,7 +1,5 @@
 """``examples/launch`` under the checkers of each format."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

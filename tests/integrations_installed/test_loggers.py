@@ -1,7 +1,5 @@
 """Step records in the real loggers, offline, read back by the readers of each."""
 
-from __future__ import annotations
-
 import json
 import struct
 import time

@@ -1,8 +1,6 @@
 """Planned schedules in the megatron-core that is installed: releases have the hybrid wrapper, the
 development branch has a registry (tried where PYTHONPATH leads to it)."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """Megatron's degree of expert parallelism chooses the entries of the profile."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Recomputation modes in the transformer block of the megatron-core that is installed."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

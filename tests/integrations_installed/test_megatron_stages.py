@@ -1,7 +1,5 @@
 """Planned schedules through Megatron's pipeline stages, on ranks of CPUs."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

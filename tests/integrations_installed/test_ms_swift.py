@@ -1,7 +1,5 @@
 """ms-swift's whole ``sft`` on planned steps: the losses and norms of its plain trainer."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

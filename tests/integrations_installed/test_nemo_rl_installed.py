@@ -1,7 +1,5 @@
 """Planned bins in NeMo-RL itself, which is not on PyPI: with a checkout on PYTHONPATH."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import numpy as np

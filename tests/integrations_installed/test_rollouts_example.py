@@ -1,7 +1,5 @@
 """``examples/rollouts.py``: the gradients of a rollout do not depend on its distribution."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Balanced steps in TRL's SFTTrainer: the losses and norms of one process, and adapters."""
 
-from __future__ import annotations
-
 import functools
 import tempfile
 from typing import Any

@@ -1,7 +1,5 @@
 """The planned schedule in slime itself, which is no package: with a checkout on PYTHONPATH."""
 
-from __future__ import annotations
-
 import logging
 from importlib.util import find_spec
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """torchtitan's trainer on planned rows: its loop, model, loss and FSDP, on CPU ranks."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

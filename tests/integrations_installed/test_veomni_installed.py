@@ -1,7 +1,5 @@
 """Dynamic batches by cost in VeOmni's code, of which the whole needs older transformers."""
 
-from __future__ import annotations
-
 import ast
 import logging
 import sys

@@ -1,7 +1,5 @@
 """verl's packing through its external-modules hook: jagged batches, alone and on ranks."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

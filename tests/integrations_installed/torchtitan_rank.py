@@ -5,8 +5,6 @@ torchtitan trains on GPUs alone: its device, the kernel of its attention and two
 alone have are replaced by those of a CPU.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import dataclass, fields

@@ -1,7 +1,5 @@
 """Presets against the sizes their names promise."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

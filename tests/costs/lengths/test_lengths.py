@@ -1,7 +1,5 @@
 """Every kind of source gives back the lengths that were put in."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable
 from itertools import zip_longest

@@ -1,7 +1,5 @@
 """The bound by micro-step: never above the best, and closer than the bound over all."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Pairs of micro-steps planned anew: complete plans, shorter, the same every time."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -7,6 +7,7 @@ that run others.
 from __future__ import annotations
 
 import functools
+import gc
 import multiprocessing
 import os
 import sys
@@ -219,6 +220,9 @@ def on_ranks(ranks: int, work: Callable[[], Any], seconds: float = 120.0) -> lis
     answers: Any = context.Queue()
 
     def rank_main(rank: int) -> None:
+        # Garbage of earlier tests may hold groups, whose threads only the parent has: destroying
+        # one here would wait for them.
+        gc.freeze()
         if ranks > 1:
             os.environ.update(
                 MASTER_ADDR="127.0.0.1",

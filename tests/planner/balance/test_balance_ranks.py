@@ -179,40 +179,6 @@ def test_one_long_sequence_is_alone_on_its_rank() -> None:
     assert balanced.gap == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "options", "message"),
-    [
-        (([], 2, 10), {}, "no sequences"),
-        (([5, 0], 2, 10), {}, "sequence 1 has length 0"),
-        (([5, -3], 2, 10), {}, "sequence 1 has length -3"),
-        (([5, 2.5], 2, 10), {}, "sequence 1 has length 2.5"),
-        (([5, float("nan")], 2, 10), {}, "sequence 1 has length nan"),
-        (([5, True], 2, 10), {}, "sequence 1 has length True"),
-        (([5, 11], 2, 10), {}, "sequence 1 has 11 tokens; a micro-batch holds 10"),
-        (([5], 0, 10), {}, "ranks must be a whole number of 1 or more, not 0"),
-        (([5], 10**9, 10), {}, "ranks must be 65536 or fewer, not 1000000000"),
-        (
-            ([5], 1, 10),
-            {"count_multiple": 10**9},
-            "count_multiple must be 4096 or fewer",
-        ),
-        (([5], 1, 2**63), {}, "capacity must be 9223372036854775807 or fewer"),
-        (([5], 2, 0), {}, "capacity must be a whole number of 1 or more, not 0"),
-        (([5, 5], 2, 10), {"keep_together": ["a"]}, "keep_together has 1 keys for 2 sequences"),
-        (([6, 6], 2, 10), {"keep_together": ["a", "a"]}, "'a': its 2 sequences have 12 tokens"),
-        (([5] * 3, 2, 10), {"equal_samples": True}, "3 sequences cannot be assigned equally to 2"),
-        (([5], 1, 10), {"count_multiple": 0}, "count_multiple"),
-        (([5], 1, 10), {"pad_to": 16}, "holds nothing padded to multiples of 16"),
-        (([9], 1, 15), {"pad_to": 8}, r"9 tokens, padded to multiples of 8; .* holds 8"),
-    ],
-)
-def test_impossible_arguments_are_rejected(
-    arguments: tuple[Any, ...], options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        balance(*arguments, COST, **options)
-
-
 def test_numbers_of_other_kinds_are_taken() -> None:
     whole = balance([5, 7, 9], 2, 10, COST)
     assert balance(np.array([5.0, 7.0, 9.0]), 2, 10, COST).micro_batches == whole.micro_batches
@@ -277,16 +243,3 @@ def _time(first: list[float], second: list[float], execution: str) -> float:
         return max(sum(first), sum(second))
     # Micro-batches side by side from the longest on: no other order of theirs is shorter.
     return sum(map(max, itertools.zip_longest(first, second, fillvalue=0.0)))
-
-
-def test_modes_and_one_capacity_exclude_each_other() -> None:
-    with pytest.raises(TypeError, match="stated by each mode"):
-        balance([5], 1, 10, LIGHT.cost, modes=[LIGHT])
-    with pytest.raises(TypeError, match="or modes"):
-        balance([5], 1)
-    with pytest.raises(ValueError, match="Name each once"):
-        balance([5], 1, modes=[LIGHT, LIGHT])
-    with pytest.raises(TypeError, match="Give a list of Mode"):
-        balance([5], 1, modes=[])
-    with pytest.raises(ValueError, match="a micro-batch holds 200: truncate"):
-        balance([5, 300], 1, modes=[LIGHT, HEAVY])

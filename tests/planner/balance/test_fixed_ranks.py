@@ -74,13 +74,3 @@ def test_others_fill_the_time_of_a_rank_with_a_long_sequence() -> None:
     balanced = balance_fixed([[800, *[100] * 4], [100] * 12], 1_000, Cost(0.0, 1.0, 0.0))
     assert balanced.predicted_ms == pytest.approx(1_200.0)
     assert balanced.gap < 1e-6
-
-
-def test_impossible_packings_are_errors() -> None:
-    cost = Cost(0.0, 1.0, 0.0)
-    with pytest.raises(ValueError, match="a rank has 1 sequences for 2 micro-batches or more"):
-        balance_fixed([[10, 10, 10], [10]], 20, cost)
-    with pytest.raises(ValueError, match="a micro-batch holds 20"):
-        balance_fixed([[30]], 20, cost)
-    with pytest.raises(ValueError, match="a rank has no sequences to pack"):
-        balance_fixed([[10], []], 20, cost)

@@ -105,29 +105,3 @@ def test_few_shapes_need_little_padding(
     assert padded - lengths.sum() < padding(rounded, choose_shapes(rounded, number))
     assert free.predicted_ms <= balanced.predicted_ms
     assert balanced.lower_bound_ms == pytest.approx(free.lower_bound_ms)
-
-
-BAD: tuple[tuple[Any, type[Exception], str], ...] = (
-    (0, ValueError, "shapes: 0. Give a whole number of 1 or more"),
-    (True, TypeError, "shapes: True. Give their number, or tokens of each"),
-    ([], ValueError, "shapes: none. Give their number, or tokens of each"),
-    ([8, 2.5], TypeError, "shapes: 2.5. Give their number, or tokens of each"),
-    ([2, 4], ValueError, "shapes up to 4 tokens: a sequence has 6. Give one that holds it"),
-    (
-        [4, 16],
-        ValueError,
-        "shape of 16 tokens: a micro-batch holds 8. Leave it out or give more capacity",
-    ),
-)
-
-
-@pytest.mark.parametrize(("shapes", "error", "message"), BAD)
-def test_shapes_that_cannot_be(shapes: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error) as caught:
-        balance([4, 6], 2, 8, COST, shapes=shapes)
-    assert str(caught.value) == message
-
-
-def test_shapes_do_not_go_with_sequences_that_stay_together() -> None:
-    with pytest.raises(ValueError, match="shapes with keep_together or equal_samples"):
-        balance([4, 4], 2, 8, COST, shapes=2, keep_together=[0, 0])

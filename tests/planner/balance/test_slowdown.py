@@ -135,29 +135,6 @@ def test_equal_factors_only_scale_times() -> None:
     assert scaled.predicted_ms == pytest.approx(2 * plain.predicted_ms)
 
 
-BAD: tuple[tuple[Any, type[Exception], str], ...] = (
-    ([1.0], ValueError, "slowdown has 1 factors for 2 ranks. Give one for each rank"),
-    ([1.0, 0.9], ValueError, "slowdown of rank 1: 0.9. Give 1 for the speed"),
-    ([float("nan"), 1.0], ValueError, "slowdown of rank 0: nan. Give 1 for the speed"),
-    ([1.0, 1e9], ValueError, "slowdown of rank 1: 1000000000.0. Give 1 for the speed"),
-    ([1.0, "slow"], TypeError, "slowdown of rank 1: 'slow'. Give a number from 1 on"),
-    ([1.0, True], TypeError, "slowdown of rank 1: True. Give a number from 1 on"),
-    ([None, None], ValueError, "slowdown: all 2 ranks are lost. Give one that computes"),
-)
-
-
-@pytest.mark.parametrize(("slowdown", "error", "message"), BAD)
-def test_factors_that_cannot_be(slowdown: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error) as caught:
-        balance([4, 4], 2, 8, COST, slowdown=slowdown)
-    assert str(caught.value).startswith(message)
-
-
-def test_equally_many_samples_do_not_go_with_slower_ranks() -> None:
-    with pytest.raises(ValueError, match="equal_samples with different factors of slowdown"):
-        balance([4, 4], 2, 8, COST, slowdown=[1.0, 2.0], equal_samples=True)
-
-
 @pytest.mark.parametrize("factor", [1.1, 1.3])
 def test_ranks_that_are_nearly_full_of_tokens(factor: float) -> None:
     """Filled to targets they take 1.3 and 1.5 % more than the bound."""

@@ -84,5 +84,4 @@ def test_tied_embeddings_are_one_on_a_stage_and_two_on_two() -> None:
     assert tied.count_stored_parameters(2) == apart.count_stored_parameters(2) == apart.parameters
     assert tied.as_dict() == {**sizes, "tied": True}
     whole, half = parameters(apart.shape), parameters(tied.shape)
-    assert whole is not None
     assert half == whole - 64_000

@@ -48,7 +48,6 @@ def test_forward_s_share_is_that_of_the_modes_in_use() -> None:
     model = load_all().model(load_all().by_scheme[Scheme(tp=4)], 8, 131_072)
     assert model.forward_fraction == max(shares[mode.name] for mode in model.modes)
     only = model.find_mode("full")
-    assert only is not None
     assert only.forward_fraction == shares["full"]
 
 

@@ -38,7 +38,6 @@ def run(*command: str | Path, cwd: Path = ROOT, **variables: str) -> str:
 def libraries() -> str:
     """The folder of .venv with the dependencies; in the layered environment it is behind."""
     spec = find_spec("numpy")
-    assert spec is not None
     assert spec.origin is not None
     return str(Path(spec.origin).parents[1])
 

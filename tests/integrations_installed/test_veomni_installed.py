@@ -26,7 +26,6 @@ STEPS, ROOM = 20, 1.5
 
 
 def source(module: str) -> Path:
-    assert FOUND is not None
     assert FOUND.origin is not None
     return Path(FOUND.origin).parent.joinpath(*module.split(".")[1:]).with_suffix(".py")
 
@@ -34,8 +33,6 @@ def source(module: str) -> Path:
 def load(name: str) -> ModuleType:
     """One of its modules, without the package."""
     spec = spec_from_file_location(name, source(name))
-    assert spec is not None
-    assert spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

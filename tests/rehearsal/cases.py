@@ -282,7 +282,6 @@ def make_groups(world: int) -> Result:
         degrees = [2**power for power in range(1, world.bit_length())]
         tensor_groups = TensorGroups(groups.tensor, degrees)
         whole = tensor_groups.of(tuple(range(world)))
-        assert whole is not None
         faults = list_faults(recording)
         return {"groups": distributed.made, "degree": whole.degree, "faults": faults}
 

@@ -18,8 +18,6 @@ SHORTER = {'"--repeats", "3"': '"--repeats", "1"', '"32..1024"': '"32..256"'}
 def runner() -> ModuleType:
     """``docs/run_notebook.py``, which is in no package."""
     spec = importlib.util.spec_from_file_location("run_notebook", DOCS / "run_notebook.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = sys.modules["run_notebook"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -45,7 +45,6 @@ def test_one_rank_measures_fits_and_goes_on_from_its_samples(tmp_path: Path) -> 
     assert profile.schemes[0].origin == "measured"
     # Memory is counted, not timed: linear but for alignment.
     fit = profile.schemes[0].fit
-    assert fit is not None
     roles = [point.role for point in design(8, 256, points=4)]
     assert fit["in_sample"]["samples"] == roles.count("fit")
     assert fit["device_spread"] >= 0

@@ -58,7 +58,6 @@ def test_a_job_from_upload_to_stop(stocked: Stocked) -> None:
         assert client.upload_proposal(document).state == "ready"
         job = client.create_job(id="typed", proposal=begun.id, lengths=lengths.id, steps=3).id
         plan = client.get_plan(job, 0, wait=60)
-        assert plan is not None
         view = client.get_view(job, 0, 1, wait=60)
         assert (view.step, view.rank, view.digest) == (0, 1, seqplan.digest(plan))
         assert str(plan.step) in client.explain_step(job, 0)

@@ -65,7 +65,6 @@ def test_a_window_behind_the_slowest_rank_is_kept(opened: Opener) -> None:
     slowest = 994
     with store.reading() as connection:
         row = get(connection, JobRow, "j")
-        assert row is not None
         assert plans.list_planned_steps(connection, "j") == [*range(slowest - 99, 1000)]
         assert (row.kept_from, row.expired_steps) == (slowest - 99, slowest - 99)
         assert [batch.step for batch in batches.batches_after(connection, "j", -1, 2000)] == [

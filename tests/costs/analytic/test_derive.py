@@ -43,7 +43,6 @@ def test_a_profile_states_the_values_of_its_device_file(tmp_path: Path) -> None:
     listed = profile_of(derive_profile(DEPLOYMENT, SCHEMES, name="listed"))
     assert "values" not in listed.document["hardware"]
     again = rederive_profile(profile, 3, 16, lambda scheme: scheme.tp == 1)
-    assert again is not None
     assert again.memory.capacity_bytes == profile.memory.capacity_bytes < 41 * 2**30
     assert hardware_of(again) == device
 

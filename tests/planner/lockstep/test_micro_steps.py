@@ -54,7 +54,6 @@ def test_micro_steps_lie_between_the_bound_and_twice_the_optimum(
 def test_plans_in_lockstep_break_no_rule(case: MicroStepCase) -> None:
     models, batch, gpus = case
     micro_steps = plan_micro_steps(batch, models, gpus)
-    assert micro_steps is not None
     plan = assemble_micro_steps(batch, micro_steps, PLANNER, gpus, forward_fraction=1 / 3)
     assert lint(plan, {model.scheme: model for model in models}) == []
     assert abs(plan.predicted_ms - micro_steps.objective_ms) <= 1e-3 * (len(plan.pipelines) + 1)
@@ -133,7 +132,6 @@ def test_equal_groups_are_chosen_with_their_overhead() -> None:
     ]
     batch = Batch.from_lengths([500, 400, 300, 200] * 2)
     micro_steps = plan_micro_steps(batch, models, 4)
-    assert micro_steps is not None
     alone = [plan_micro_steps(batch, [model], 4) for model in models]
     assert micro_steps.objective_ms == min(plan.objective_ms for plan in alone if plan)
 

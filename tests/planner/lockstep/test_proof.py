@@ -25,7 +25,6 @@ ALWAYS = [replace(some, few=100, near=0.0, enough=0.0) for some in (QUICK, CLOSE
 def test_it_is_never_above_the_best_micro_steps(proof: ProofSettings, case: MicroStepCase) -> None:
     models, batch, gpus = case
     micro_steps = plan_micro_steps(batch, models, gpus)
-    assert micro_steps is not None
     proven = prove_micro_steps(micro_steps, batch, proof)
     assert micro_steps.lower_bound_ms <= proven.lower_bound_ms <= find_least_ms(case) * (1 + 1e-9)
     assert proven.micro_steps == micro_steps.micro_steps
@@ -47,7 +46,6 @@ def test_two_micro_steps_are_within_two_percent_of_their_bound(seed: int) -> Non
     models = list_models("llama-32b-a800-80gb", 64, 32_768, (4, 1))
     batch = Batch.from_lengths(draw_clipped(200_000, seed))
     micro_steps = plan_micro_steps(batch, models, 64)
-    assert micro_steps is not None
     assert micro_steps.objective_ms > 1.03 * micro_steps.lower_bound_ms
     quick, close = (prove_micro_steps(micro_steps, batch, some) for some in (QUICK, CLOSE))
     assert quick.objective_ms < 1.02 * quick.lower_bound_ms

@@ -29,7 +29,6 @@ def test_they_are_complete_and_no_longer(seed: int, number: int, layout: tuple[i
     lengths = np.minimum(np.random.default_rng(seed).choice(CODE, number), longest)
     batch = Batch.from_lengths(lengths.tolist())
     before = plan_micro_steps(batch, models, 32)
-    assert before is not None
     after = replan_pairs(before, batch, models, 32)
     assert after == replan_pairs(before, batch, models, 32)
     assert after.objective_ms <= before.objective_ms
@@ -52,7 +51,6 @@ def test_plans_with_stages_stay() -> None:
     models = list_models(PROFILE, 64, 32_768, (4, 2))
     batch = Batch.from_lengths(np.minimum(CODE, 32_768)[:300].tolist())
     micro_steps = plan_micro_steps(batch, models, 64)
-    assert micro_steps is not None
     assert len(micro_steps.micro_steps) > 2
     assert replan_pairs(micro_steps, batch, models, 64) is micro_steps
 

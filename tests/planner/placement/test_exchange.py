@@ -99,7 +99,6 @@ def test_one_sequence_less_leaves_a_faster_mode(seed: int) -> None:
     last = modes[-1]
     pipelines = PipelineClass(1, last.a, last.b, last.c, last.capacity, 1, 6, 8, modes)
     filling = placed_by_fill(((pipelines,), batch))
-    assert filling is not None
     exchanged = exchange_sequences(fleet((pipelines,)), batch, filling, 0.0)
     assert_sound(fleet((pipelines,)), batch, exchanged)
     assert exchanged.objective_ms < 0.97 * filling.objective_ms

@@ -78,7 +78,6 @@ def test_dispatch_is_between_its_bounds_and_enough(case: Case) -> None:
     filler = Filler(fleet(classes), batch)
     lower = single_bound_ms(classes, batch)
     filling = dispatch(filler, lower)
-    assert filling is not None
     check(classes, batch, filling)
     optimum = step_optimum(classes, batch)
     assert optimum <= filling.objective_ms * SLACK
@@ -104,7 +103,6 @@ def test_a_known_placement_is_only_improved(case: Case, factor: float) -> None:
     filler = Filler(fleet(classes), batch)
     lower = single_bound_ms(classes, batch)
     rough = dispatch(filler, lower * factor)
-    assert rough is not None
     better = dispatch(filler, lower, known=rough)
     assert better.objective_ms <= rough.objective_ms
     below = probe(filler, lower, better.objective_ms)
@@ -118,7 +116,6 @@ def test_levelling_keeps_the_step(case: Case) -> None:
     classes, batch = case
     filler = Filler(fleet(classes), batch)
     filling = dispatch(filler, single_bound_ms(classes, batch))
-    assert filling is not None
     even = level(filler, filling, area_bound_ms(classes, batch))
     check(classes, batch, even)
     assert even.objective_ms <= filling.objective_ms * SLACK

@@ -68,7 +68,6 @@ def test_short_sequences_do_not_pay_for_the_long_one() -> None:
     k = _class(count=1)
     batch = Batch.from_lengths([300, *[20] * 10])
     filling = dispatch(Filler(fleet((k,)), batch), cheap_bound_ms((k,), batch))
-    assert filling is not None
     lengths = batch.distinct.tolist()
     ((bins,),) = filling.bins
     modes = [k.choose_mode([lengths[i] for i, n in micro for _ in range(n)]) for micro in bins]

@@ -137,7 +137,6 @@ def test_regrouping_plans_are_sound(
     batch = Batch.from_lengths(lengths)
     static = static_plan(models, batch, gpus) if models else None
     assume(static is not None)
-    assert static is not None
     schemes = of_models(models)
     below = static.predicted_ms * looseness
     placed = find_regrouping(schemes.classes, batch, gpus, below, seed=3)
@@ -304,8 +303,6 @@ def test_with_several_layouts_the_one_that_is_best_for_the_step_regroups() -> No
         static = assemble(batch, selected, PLANNER, 64, 1 / 3)
         plan = with_regrouping(static, batch, layouts, models, 0)
         assert lint(plan, models) == []
-        assert plan.sync_ms is not None
-        assert static.sync_ms is not None
         total = plan.predicted_ms + plan.sync_ms
         assert total <= static.predicted_ms + static.sync_ms
         if plan is not static:

@@ -30,7 +30,6 @@ def test_a_placement_with_stages_gets_the_better_sizes(pp: int, tokens: int) -> 
     even = Placement(some, filling)
     roughly = exchange(batch, even, effort=ROUGHLY)
     ramped = dispatch(Filler(some, batch, ramped=True), lower_ms)
-    assert ramped is not None
     polished = polish_stages(batch, even)
     assert polished.objective_ms <= min(roughly.objective_ms, ramped.objective_ms) * (1 + 1e-3)
     alone = exchange_sequences(some, batch, filling, lower_ms)

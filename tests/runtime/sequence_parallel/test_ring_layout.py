@@ -125,7 +125,6 @@ def test_work_is_even_over_the_ring(ring: int) -> None:
     work = []
     for rank in range(ring):
         layout = ring_layout([2 * ring * 50], ring, rank, gather_below=0)
-        assert layout.passed is not None
         local = sum((q1 - q0) * (q1 - q0 + 1) // 2 for q0, q1, _, _ in layout.local)
         work.append(
             local

@@ -46,7 +46,6 @@ def data() -> runtime.data.IndexedTargets:
 
 
 def policy_loss(logits: torch.Tensor, micro_batch: MicroBatchWork) -> torch.Tensor:
-    assert micro_batch.weights is not None
     ratio = torch.exp(
         runtime.losses.log_probabilities(logits, micro_batch) - micro_batch.extras["old"]
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import call, complaint, process, succeeded
+from command_line import call, complaint, succeeded
 from planned_files import MAX_LEN, PlannedFiles, propose
 
 from seqplan import Planner, Proposal, read_plans, write_plans
@@ -23,35 +23,6 @@ def plan_files(request: pytest.FixtureRequest) -> PlannedFiles:
 
 def as_json(*arguments: str | Path | int) -> Any:
     return json.loads(succeeded(call(*arguments, "--json")))
-
-
-def test_from_a_source_to_an_explained_plan(tmp_path: Path) -> None:
-    """Every command of the flow as a separate process, in the order that the help shows."""
-    source = tmp_path / "lengths.txt"
-    source.write_text("".join(f"{50 + 37 * i % 3000}\n" for i in range(400)))
-    lengths, proposal = tmp_path / "lengths.npy", tmp_path / "proposal.json"
-    plans = tmp_path / "plans.jsonl"
-    text = succeeded(process("lengths", source, "-o", lengths))
-    assert f"written: {lengths}" in text
-    text = succeeded(
-        process(
-            *("propose", "--profile", "gpt-7b-a100-40gb", "--gpus", 4, lengths),
-            *("--max-len", 2048, "-o", proposal),
-        )
-    )
-    assert text.endswith(f"written: {proposal}\n")
-    assert "sequences truncated to 2,048 tokens." in text
-    text = succeeded(
-        process(
-            *("plan", "--proposal", proposal, lengths, "--tokens", 20000),
-            *("--steps", 3, "--seed", 1, "--workers", 2, "-o", plans),
-        )
-    )
-    assert text.startswith("3 steps planned and checked")
-    assert text.endswith(f"written: {plans}\n")
-    text = succeeded(process("check", "plans", plans, "--proposal", proposal))
-    assert text == "3 plans, no broken rules\n"
-    assert "step 2" in succeeded(process("explain", plans, "--step", 2))
 
 
 def test_propose_tells_people_and_machines_the_same(
@@ -86,6 +57,7 @@ def test_step_of_more_tokens_than_the_data_is_rejected(tmp_path: Path) -> None:
 def test_steps_shorter_than_a_sequence_may_be_are_noted(tmp_path: Path, lengths: Path) -> None:
     output = tmp_path / "proposal.json"
     text = succeeded(propose(lengths, output, "--tokens", MAX_LEN - 1))
+    assert f"sequences truncated to {MAX_LEN:,} tokens." in text
     assert "A step of 4,095 tokens is shorter than --max-len 4,096: a longer sequence is" in text
     assert "is shorter than" not in succeeded(propose(lengths, output, "--tokens", MAX_LEN))
 

@@ -111,43 +111,30 @@ def test_only_whole_checkpoints_are_found_and_old_ones_go(tmp_path: Path) -> Non
     ]
 
 
-def other_model(rank: int, world_size: int, folder: Path) -> None:
+def reject(rank: int, world_size: int, folder: Path) -> None:
+    """Another model, newer formats, and an optimizer of other parameters do not fit."""
     groups = Communicators.create()
-    states, optimizer = states_and_optimizer(groups, 0)
-    save(folder, Cursor(1, None), states, optimizer, groups.control)
-    states, optimizer = states_and_optimizer(groups, 0, replace(CONFIG, layers=3))
-    restore(folder, states, optimizer, groups.control)
+    of = {n: states_and_optimizer(groups, 0, replace(CONFIG, layers=n)) for n in (2, 3)}
+    path = save(folder, Cursor(1, None), *of[2], groups.control)
+    cursor, reads = (path / "cursor.json").read_text(), "this version reads 1"
+    for layers, text, reason in (
+        (3, cursor, "checkpoint of another model"),
+        (2, "{}", reads),
+        (2, '{"format": 5}', reads),
+    ):
+        if rank == 0:
+            (path / "cursor.json").write_text(text)
+        torch.distributed.barrier()
+        with pytest.raises(ValueError, match=reason):
+            restore(folder, *of[layers], groups.control)
+    foreign = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(3))])
+    slices = "does not hold this rank's slice of embedding.weight"
+    with pytest.raises(ValueError, match=slices):
+        save(folder, Cursor(2, None), of[2][0], foreign, groups.control)
 
 
-def test_a_checkpoint_of_another_model_is_rejected(tmp_path: Path) -> None:
-    texts = run_ranks_expecting_failure(other_model, 2, tmp_path)
-    assert all("checkpoint of another model" in text for text in texts)
-
-
-def test_an_optimizer_that_lacks_a_slice_is_rejected(tmp_path: Path) -> None:
-    (text,) = run_ranks_expecting_failure(foreign_optimizer, 1, tmp_path)
-    assert "does not hold this rank's slice of embedding.weight" in text
-
-
-def foreign_optimizer(rank: int, world_size: int, folder: Path) -> None:
-    groups = Communicators.create()
-    states, _ = states_and_optimizer(groups, 0)
-    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(3))])
-    save(folder, Cursor(1, None), states, optimizer, groups.control)
-
-
-@pytest.mark.parametrize("text", ["{}", '{"format": 5}'])
-def test_a_newer_format_is_rejected(tmp_path: Path, text: str) -> None:
-    (message,) = run_ranks_expecting_failure(newer_format, 1, tmp_path, text)
-    assert "this version reads 1" in message
-
-
-def newer_format(rank: int, world_size: int, folder: Path, text: str) -> None:
-    groups = Communicators.create()
-    states, optimizer = states_and_optimizer(groups, 0)
-    path = save(folder, Cursor(1, None), states, optimizer, groups.control)
-    (path / "cursor.json").write_text(text)
-    restore(folder, states, optimizer, groups.control)
+def test_checkpoints_and_optimizers_that_do_not_fit_are_rejected(tmp_path: Path) -> None:
+    run_ranks(reject, 2, tmp_path)
 
 
 CONFIG_OF_JOB = ModelConfig(hidden=32, layers=3, heads=4, kv_heads=2, ffn=20, vocab=17)
@@ -275,38 +262,30 @@ class BlockAdamW(torch.optim.Optimizer):
         state[f"{name}_scales"] = scales
 
 
-def test_states_by_blocks_resume_with_equal_owners(tmp_path: Path) -> None:
-    """Slices: with as many ranks, else rejected; whole parameters: with any number of ranks."""
-    straight = run_ranks(run, 3, tmp_path / "flat", 2, 4, "flat", BlockAdamW)[0]
-    again = run_ranks(run, 3, tmp_path / "flat", 2, 4, "flat", BlockAdamW)[0]
-    whole = run_ranks(run, 3, tmp_path / "whole", 2, 4, "by_parameter", BlockAdamW)[0]
-    fewer = run_ranks(run, 2, tmp_path / "whole", 2, 4, "by_parameter", BlockAdamW)[0]
-    for name, tensor in straight.items():
-        assert torch.equal(tensor, again[name]), name
-        assert torch.equal(whole[name], fewer[name]), name
-    for ranks, sharding, folder in ((2, "flat", "flat"), (3, "flat", "whole")):
-        for text in run_ranks_expecting_failure(
-            run, ranks, tmp_path / folder, 2, 4, sharding, BlockAdamW
-        ):
-            assert "as one, from sharding=" in text
-            assert text.endswith("go on with the sharding and the number of ranks that wrote it")
-
-
 @pytest.mark.parametrize(
-    ("sharding", "before", "ranks"), [("flat", "slices", 3), ("by_parameter", "matrices", 2)]
+    ("sharding", "before", "ranks", "other_ranks"),
+    [("flat", "slices", 3, 2), ("by_parameter", "matrices", 2, 3)],
 )
-def test_sharding_of_format_3_is_read(
-    tmp_path: Path, sharding: Sharding, before: str, ranks: int
+def test_states_by_blocks_resume_with_equal_owners(
+    tmp_path: Path, sharding: Sharding, before: str, ranks: int, other_ranks: int
 ) -> None:
-    """It decides whether states of a range as a whole fit."""
+    """Slices: with as many ranks, else rejected; whole parameters: with any number of ranks.
+
+    Also from a checkpoint of format 3, whose sharding decides it, too.
+    """
     straight = run_ranks(run, 3, tmp_path, 2, 4, sharding, BlockAdamW)[0]
+    for text in run_ranks_expecting_failure(run, other_ranks, tmp_path, 2, 4, "flat", BlockAdamW):
+        assert "as one, from sharding=" in text
+        assert text.endswith("go on with the sharding and the number of ranks that wrote it")
     cursor = tmp_path / "step-00000002" / "cursor.json"
     document = json.loads(cursor.read_text())
-    assert (document["format"], document.pop("sharding")) == (4, sharding)
-    cursor.write_text(json.dumps({**document, "format": 3, "owners": before}))
-    again = run_ranks(run, ranks, tmp_path, 2, 4, sharding, BlockAdamW)[0]
-    for name, tensor in straight.items():
-        assert torch.equal(tensor, again[name]), name
+    for of_format in (4, 3):
+        if of_format == 3:
+            assert (document["format"], document.pop("sharding")) == (4, sharding)
+            cursor.write_text(json.dumps({**document, "format": 3, "owners": before}))
+        again = run_ranks(run, ranks, tmp_path, 2, 4, sharding, BlockAdamW)[0]
+        for name, tensor in straight.items():
+            assert torch.equal(tensor, again[name]), name
 
 
 def run_owners(

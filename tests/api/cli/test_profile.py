@@ -214,6 +214,15 @@ def test_measurements_on_ranks_complete_a_profile(
     assert was["1"] < bytes_per_token["2"] < was["2"]
 
 
+def test_schemes_of_which_none_can_be_measured(tmp_path: Path) -> None:
+    outcome = profiled(tmp_path, "--schemes", "u3", "-o", tmp_path / "p.json")
+    left_out, problem = outcome.err.splitlines()
+    assert left_out == "u3: tp·ulysses = 3 does not divide the 4 attention heads: left out"
+    assert (outcome.code, outcome.out) == (2, "")
+    assert problem == "seqplan: --schemes u3: none can be measured"
+    assert not (tmp_path / "p.json").exists()
+
+
 def test_an_odd_head_is_rejected(tmp_path: Path) -> None:
     completed = profiled(tmp_path, "-o", str(tmp_path / "p.json"), head_dim=5)
     assert "head_dim must be even and at least 2, not 5" in complaint(completed)

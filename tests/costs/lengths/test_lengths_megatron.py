@@ -83,3 +83,11 @@ def test_a_damaged_megatron_index_is_rejected(tmp_path: Path, content: Any, mess
     path = tmp_path / "a.idx"
     file_of(path, content) if isinstance(content, bytes) else write_idx(path, *content)
     assert complaint(path) == f"a.idx: {message}"
+
+
+def test_a_megatron_index_cut_anywhere_is_rejected(tmp_path: Path) -> None:
+    write_idx(tmp_path / "whole.idx", [5, 6, 7], [0, 1, 3])
+    whole = (tmp_path / "whole.idx").read_bytes()
+    for size in range(1, len(whole)):
+        message = complaint(file_of(tmp_path / "a.idx", whole[:size]))
+        assert message.startswith(f"a.idx: is truncated: {size} bytes")

@@ -69,7 +69,7 @@ class BalancedSteps:
     ) -> None:
         # One call rejects sequences that no step can hold, before training.
         if loads is not None:
-            check_loads(loads, barrier=True)
+            check_loads(loads)
             balance(lengths, 1, capacity, cost, modes=modes, loads=[p.take([0]) for p in loads])
             self._lengths = loads[-1].tokens
         else:

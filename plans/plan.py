@@ -114,7 +114,8 @@ class Plan:
 
     def __repr__(self) -> str:
         return (
-            f"<Plan of step {self.step}: {len(self.ids)} sequences, {self.tokens:,} tokens, "
+            f"<Plan of step {self.step}: {len(self.ids)} sequence{'s' * (len(self.ids) != 1)}, "
+            f"{self.tokens:,} tokens, "
             f"{self.strategy_text} on {self.world_size} ranks, {self.predicted_ms:,.1f} ms, "
             f"gap {100 * self.gap:.2f} %>"
         )

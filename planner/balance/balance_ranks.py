@@ -71,8 +71,11 @@ def balance(
     ``ValueError`` names a length that is no whole number above 0 or exceeds ``capacity``, and other
     arguments that cannot be; ``TypeError`` those of another kind.
     """
-    if type(equal_samples) is not bool:
-        raise TypeError(f"equal_samples: {equal_samples!r}. Give True or False")
+    for name, value in (("equal_samples", equal_samples), ("barrier", barrier)):
+        if type(value) is not bool:
+            raise TypeError(f"{name}: {value!r}. Give True or False")
+    if loads is None and not barrier:
+        raise ValueError("barrier: without loads there is one phase. Leave it out")
     if execution not in ("lockstep", "uniform"):
         raise ValueError(f"execution must be lockstep or uniform: {execution!r}")
     ranks = read_whole_number("ranks", ranks, MOST_GPUS)

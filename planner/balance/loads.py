@@ -73,7 +73,7 @@ def balance_loads(
     has each sample already, so that micro-batches alone are chosen, ``least_count`` or more on each
     rank, none of them empty; ``ValueError`` for a rank with fewer samples.
     """
-    check_loads(loads, barrier)
+    check_loads(loads)
     pricing = LoadPricing(tuple(loads), barrier)
     items = replace(_list_items(loads, barrier), rank_of=rank_of)
     factors, lockstep = speeds.in_order, execution == "lockstep"
@@ -103,10 +103,8 @@ def _list_items(loads: Sequence[Phase], barrier: bool) -> Items:
     )
 
 
-def check_loads(loads: Sequence[Phase], barrier: bool) -> None:
+def check_loads(loads: Sequence[Phase]) -> None:
     """Reject loads that do not belong together. ``ValueError`` or ``TypeError`` in one line."""
-    if type(barrier) is not bool:
-        raise TypeError(f"barrier: {barrier!r}. Give True or False")
     if not loads or not all(isinstance(load, Phase) for load in loads):
         raise TypeError(f"loads: {loads!r:.60}. Give a list of Phase(name, sequences, cost)")
     names = [load.name for load in loads]

@@ -11,8 +11,8 @@ import numpy as np
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import certify
 from seqplan.planner.bounds.gpu_time import cheap_bound_ms
-from seqplan.planner.placement.dispatch import dispatch, level
-from seqplan.planner.placement.exchange import exchange_sequences
+from seqplan.planner.placement.dispatch import dispatch
+from seqplan.planner.placement.exchange import exchange_sequences, level_pipelines
 from seqplan.planner.placement.fill import Filler
 from seqplan.planner.placement.fleet import Bin, Fleet, PipelineClass
 from seqplan.plans.scheme import Scheme, Strategy
@@ -62,10 +62,9 @@ def _minimize(classes: Sequence[PipelineClass], batch: Batch) -> tuple[RankBins,
         raise AssertionError("every sequence fits a micro-batch")
     if filling.objective_ms > bound * (1 + GOOD):
         bound = max(bound, certify(fleet, batch, filling.objective_ms))
-    if len(classes) == 1:
-        filling = level(filler, filling, float(np.sum(filling.pipeline_ms)) / ranks)
-    else:
+    if len(classes) > 1:
         filling = exchange_sequences(fleet, batch, filling, bound)
+    filling = level_pipelines(fleet, batch, filling)
     return tuple(of_rank for placement in filling.bins for of_rank in placement), min(
         bound, filling.objective_ms
     )

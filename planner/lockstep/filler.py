@@ -354,7 +354,6 @@ class MicroStepsFiller:
             opening.reach,
             opening.above,
             until,
-            until,
             most=ANY_NUMBER if self.one_each else 1,
         )
 

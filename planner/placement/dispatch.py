@@ -12,12 +12,6 @@ TOLERANCE = 5e-4
 _LARGEST_STEP = 1e6
 """A target that has grown by steps up to this fits nothing."""
 
-EVEN = 0.98
-"""GPUs busy for this share of the step are level enough."""
-
-LEVEL_TOLERANCE = 1e-2
-"""The same when levelling the pipelines that do not bind the step."""
-
 
 def probe(filler: Filler, lower_ms: float, below_ms: float) -> Filling | None:
     """Find a placement better than ``below_ms`` with one fill; None if it fails."""
@@ -59,26 +53,4 @@ def dispatch(
             best = better
         else:
             break
-    return best
-
-
-def level(filler: Filler, filling: Filling, lower_ms: float) -> Filling:
-    """Even out the pipelines that do not bind: the same slowest pipeline, less spread below it.
-
-    Pipelines whose first sequence alone needs long keep the step's time as their ceiling; the
-    target of all others is lowered as far as it goes.
-    """
-    ceiling = filling.objective_ms
-    sizes = [pipeline_class.gpus for pipeline_class in filler.fleet.classes]
-    busy = sum(size * sum(times) for size, times in zip(sizes, filling.pipeline_ms, strict=True))
-    if busy > EVEN * ceiling * filler.fleet.strategy.gpus:
-        return filling
-    best, low, high = filling, lower_ms, ceiling
-    while high > low * (1 + LEVEL_TOLERANCE):
-        middle = (low + high) / 2
-        levelled = filler.fill(middle, ceiling)
-        if isinstance(levelled, Filling) and levelled.objective_ms <= ceiling:
-            best, high = levelled, middle
-        else:
-            low = middle
     return best

@@ -92,7 +92,6 @@ class NativeFill:
         reach: int,
         forced_above: int,
         target: float,
-        ceiling: float,
         *,
         most: int = ANY_NUMBER,
     ) -> int:
@@ -104,7 +103,6 @@ class NativeFill:
             reach,
             forced_above,
             target,
-            ceiling,
             most,
         )
         self._filled.append((PackedPlacement(packed, count), times))
@@ -249,7 +247,7 @@ class Filler:
         full_ms = pipeline_class.even_work_ms(whole_ms * pipeline_class.gpus / gpus)
         return 2.0 ** (floor(4 * log2(full_ms)) / 4) if 0 < full_ms < inf else inf
 
-    def fill(self, target_ms: float, ceiling_ms: float | None = None) -> Filling | Shortfall:
+    def fill(self, target_ms: float) -> Filling | Shortfall:
         """Place all with every pipeline estimated at ``target_ms`` at most, or return a shortfall.
 
         1. Classes are ordered from the one that can hold the longest sequence down.
@@ -258,25 +256,21 @@ class Filler:
            that fits the rest of the micro-batch (tokens and time), micro-batch after
            micro-batch.
 
-        ``ceiling_ms`` ≥ target: a pipeline whose first sequence alone needs more than the target
-        may take up to as long as that sequence needs, but no longer than the ceiling; so that one
-        long sequence does not loosen the other pipelines.
         Complexity: O(placements · log n) and O(n) set-up.
         """
-        ceiling = target_ms if ceiling_ms is None else ceiling_ms
         classes = self.fleet.classes
         fill = self._starter.take_unassigned(self._batch.multiplicity)
-        reach = [costs.longest_alone(ceiling) for costs in self._costs]
+        reach = [costs.longest_alone(target_ms) for costs in self._costs]
         order = sorted(range(len(classes)), key=lambda k: (-reach[k], k))
         for k, later in zip(order, [*order[1:], None], strict=True):
             count = classes[k].count
             forced_above = 0 if later is None else reach[later]
-            if later is None and ceiling == target_ms:
+            if later is None:
                 # Whether the rest cannot fit the last class, however well it is placed.
                 missing = self._missing_ms(fill, k) - target_ms * count
                 if missing > 0:
                     return Shortfall(missing * classes[k].gpus)
-            fill.fill_class(self._costs[k], count, reach[k], forced_above, target_ms, ceiling)
+            fill.fill_class(self._costs[k], count, reach[k], forced_above, target_ms)
         if fill.left:
             last = order[-1]
             return Shortfall(self._missing_ms(fill, last) * classes[last].gpus)

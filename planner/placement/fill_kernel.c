@@ -11,7 +11,7 @@
  * and sized.c. fill_kernel's caller compares it with the files beside it: a kernel that was built
  * from another text is not used.
  */
-#define SOURCE "1b1b7342b86d0a5f"
+#define SOURCE "72962be95211ea42"
 
 #include "fill_kernel.h"
 
@@ -299,7 +299,7 @@ static Sizes choose_sizes_of(const Costs *costs, double budget, double alone, do
 }
 
 /* greedy._open. */
-static void open_pipeline(Fill *fill, int64_t first, double target, double ceiling) {
+static void open_pipeline(Fill *fill, int64_t first, double target) {
     const Costs *costs = fill->costs;
     double alone = INFINITY;
     for (int64_t m = 0; m < costs->mode_count; m++) {
@@ -307,7 +307,7 @@ static void open_pipeline(Fill *fill, int64_t first, double target, double ceili
         if (costs->padded[first] > mode->capacity) continue;
         alone = least(alone, mode->work[first] + mode->c);
     }
-    double budget = least(most(target, (double)costs->pp * alone), ceiling) * ROUND;
+    double budget = target * ROUND;
     Pipeline *pipeline = &fill->pipelines[fill->opened++];
     *pipeline = (Pipeline){budget, budget, {INFINITY, INFINITY, NULL, ANY_NUMBER, 0}, 0, NONE, NONE};
     if (costs->pp == 1) return;
@@ -345,20 +345,19 @@ static void open_pipeline(Fill *fill, int64_t first, double target, double ceili
 }
 
 /* greedy.PythonFill.fill_class. */
-static int fill_pipelines(Fill *fill, int64_t reach, int64_t forced_above, double target,
-                          double ceiling) {
+static int fill_pipelines(Fill *fill, int64_t reach, int64_t forced_above, double target) {
     Pool *pool = &fill->pool;
     for (int64_t k = 0; k < fill->count; k++) {
         int64_t first = at_most(pool, reach, 0);
         if (first == pool->size || pool->lengths[first] <= forced_above) break;
-        open_pipeline(fill, first, target, ceiling);
+        open_pipeline(fill, first, target);
         if (!fill_pipeline(fill, &fill->pipelines[k], forced_above)) return 0;
     }
     for (int64_t k = 0; k < fill->count; k++) {
         if (k == fill->opened) {
             int64_t first = at_most(pool, reach, 0);
             if (first == pool->size) break;
-            open_pipeline(fill, first, target, ceiling);
+            open_pipeline(fill, first, target);
         }
         if (!fill_pipeline(fill, &fill->pipelines[k], 0)) return 0;
     }
@@ -580,8 +579,7 @@ static PyObject *make_costs(PyObject *Py_UNUSED(module), PyObject *args) {
 }
 
 /* Fill what has been checked; 0 with an exception set. end_fill frees the memory in either case. */
-static int begin_fill(Fill *fill, int64_t reach, int64_t forced_above, double target,
-                      double ceiling) {
+static int begin_fill(Fill *fill, int64_t reach, int64_t forced_above, double target) {
     fill->pool.next = PyMem_Malloc(((size_t)fill->pool.size + 1) * sizeof(int64_t));
     fill->pipelines = (uint64_t)fill->count < SIZE_MAX / sizeof(Pipeline)
                           ? PyMem_Malloc((size_t)(fill->count ? fill->count : 1) *
@@ -592,7 +590,7 @@ static int begin_fill(Fill *fill, int64_t reach, int64_t forced_above, double ta
         return 0;
     }
     return take_sequences(&fill->pool) &&
-           fill_pipelines(fill, reach, forced_above, target, ceiling);
+           fill_pipelines(fill, reach, forced_above, target);
 }
 
 static void end_fill(Fill *fill) {
@@ -609,10 +607,9 @@ static int64_t count_filled(const Fill *fill) {
 }
 
 /* Fill what has been checked, return the placement, and free the call's memory. */
-static PyObject *run_fill(Fill *fill, int64_t reach, int64_t forced_above, double target,
-                          double ceiling) {
+static PyObject *run_fill(Fill *fill, int64_t reach, int64_t forced_above, double target) {
     PyObject *placement = NULL, *times = NULL, *result = NULL;
-    if (begin_fill(fill, reach, forced_above, target, ceiling)) placement = packed(fill);
+    if (begin_fill(fill, reach, forced_above, target)) placement = packed(fill);
     if (placement != NULL) times = times_ms(fill);
     if (times != NULL)
         result = Py_BuildValue("(OOLL)", placement, times, (long long)fill->pool.left,
@@ -624,7 +621,7 @@ static PyObject *run_fill(Fill *fill, int64_t reach, int64_t forced_above, doubl
 }
 
 PyDoc_STRVAR(fill_class_doc,
-             "fill_class(costs, counts, count, reach, forced_above, target_ms, ceiling_ms, "
+             "fill_class(costs, counts, count, reach, forced_above, target_ms, "
              "most)\n--\n\nFill one class from counts (int64, changed in place) of "
              "unassigned sequences.\n\nReturns the placement, packed; the estimated time of each "
              "pipeline; what "
@@ -634,11 +631,11 @@ static PyObject *fill_class(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_buffer counts;
     PyObject *capsule;
     long long count, reach, forced_above, most_of_each;
-    double target, ceiling;
+    double target;
     Fill fill = {0};
     PyObject *result = NULL;
-    if (!PyArg_ParseTuple(args, "Ow*LLLddL:fill_class", &capsule, &counts, &count, &reach,
-                          &forced_above, &target, &ceiling, &most_of_each))
+    if (!PyArg_ParseTuple(args, "Ow*LLLdL:fill_class", &capsule, &counts, &count, &reach,
+                          &forced_above, &target, &most_of_each))
         return NULL;
     fill.costs = PyCapsule_GetPointer(capsule, COSTS);
     if (fill.costs == NULL) goto done;
@@ -646,7 +643,7 @@ static PyObject *fill_class(PyObject *Py_UNUSED(module), PyObject *args) {
         PyErr_SetString(PyExc_ValueError, "counts must be an int64 array, one for each length");
         goto done;
     }
-    if (count < 0 || most_of_each < 1 || !isfinite(target) || !isfinite(ceiling)) {
+    if (count < 0 || most_of_each < 1 || !isfinite(target)) {
         PyErr_SetString(PyExc_ValueError, "count, most and times must be in range");
         goto done;
     }
@@ -655,7 +652,7 @@ static PyObject *fill_class(PyObject *Py_UNUSED(module), PyObject *args) {
     fill.pool.size = fill.costs->size;
     fill.pool.lengths = fill.costs->lengths;
     fill.pool.counts = counts.buf;
-    result = run_fill(&fill, reach, forced_above, target, ceiling);
+    result = run_fill(&fill, reach, forced_above, target);
 done:
     PyBuffer_Release(&counts);
     return result;
@@ -702,7 +699,7 @@ static int64_t number_needed(MicroSteps *steps, int64_t k, int64_t number, int64
         steps->trial[i] = lengths[i] > above ? steps->counts[i] : 0;
     Fill fill = make_fill(steps, k, number, steps->trial);
     int64_t needed = NONE;
-    if (begin_fill(&fill, steps->reach[k], 0, target, target)) needed = count_filled(&fill);
+    if (begin_fill(&fill, steps->reach[k], 0, target)) needed = count_filled(&fill);
     end_fill(&fill);
     return needed;
 }
@@ -712,7 +709,7 @@ static PyObject *fill_groups(MicroSteps *steps, int64_t k, int64_t number, int64
                              double target, int64_t *left, double *slowest) {
     Fill fill = make_fill(steps, k, number, steps->counts);
     PyObject *placement = NULL, *result = NULL;
-    if (begin_fill(&fill, steps->reach[k], above, target, target)) placement = packed(&fill);
+    if (begin_fill(&fill, steps->reach[k], above, target)) placement = packed(&fill);
     if (placement != NULL) {
         for (int64_t j = 0; j < fill.opened; j++)
             *slowest = most(*slowest, estimate_ms(&fill, &fill.pipelines[j]));

@@ -26,7 +26,6 @@ def fill_class(
     reach: int,
     forced_above: int,
     target_ms: float,
-    ceiling_ms: float,
     most: int,
     /,
 ) -> tuple[bytes, tuple[float, ...], int, int]: ...

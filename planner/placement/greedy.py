@@ -139,7 +139,6 @@ class PythonFill:
         reach: int,
         forced_above: int,
         target: float,
-        ceiling: float,
         *,
         most: int = ANY_NUMBER,
     ) -> int:
@@ -156,7 +155,7 @@ class PythonFill:
             first = pool.longest(reach)
             if first is None or pool.lengths[first] <= forced_above:
                 break
-            pipeline = _open(costs, pool, first, target, ceiling, most)
+            pipeline = _open(costs, pool, first, target, most)
             pipeline.fill(forced_above)
             opened.append(pipeline)
         for place in range(count):
@@ -164,7 +163,7 @@ class PythonFill:
                 first = pool.longest(reach)
                 if first is None:
                     break
-                opened.append(_open(costs, pool, first, target, ceiling, most))
+                opened.append(_open(costs, pool, first, target, most))
             opened[place].fill(0)
         if len(costs.modes) > 1:
             for pipeline in opened:
@@ -276,9 +275,7 @@ class _Pipeline:
         return None
 
 
-def _open(
-    costs: ClassCosts, pool: SequencePool, first: int, target: float, ceiling: float, most: int
-) -> _Pipeline:
+def _open(costs: ClassCosts, pool: SequencePool, first: int, target: float, most: int) -> _Pipeline:
     """Open an empty pipeline for the sequence ``first``.
 
     Several stages: either V even micro-batches, V with the most capacity that leaves each of them
@@ -288,7 +285,7 @@ def _open(
     by_mode = costs.by_mode
     holding = [mode for mode in by_mode if mode.padded[first] <= mode.capacity]
     alone = min(mode.work[first] + mode.c for mode in holding)
-    budget = min(max(target, costs.pp * alone), ceiling) * ROUND
+    budget = target * ROUND
     if costs.pp == 1:
         return _Pipeline(costs, pool, budget, Sizes(inf), most)
     light_c = by_mode[0].c
@@ -365,7 +362,7 @@ def pack_modes(pipeline_class: PipelineClass, lengths: Sequence[int]) -> list[li
     for j, length in enumerate(lengths):
         places.setdefault(length, []).append(j)
     fill = PythonFill(tables, counts[::-1])
-    fill.fill_class(tables.find_costs(pipeline_class), 1, tables.lengths[0], 0, 1e18, 1e18)
+    fill.fill_class(tables.find_costs(pipeline_class), 1, tables.lengths[0], 0, 1e18)
     (((packed,), _),) = fill.placements()
     return [
         [places[tables.lengths[i]].pop() for i, n in micro for _ in range(n)] for micro in packed

@@ -9,10 +9,10 @@ from seqplan.planner.bounds.all_strategies import FITS, AllStrategies, all_strat
 from seqplan.planner.bounds.gpu_time import single_bound_ms
 from seqplan.planner.bounds.with_sync import Families, FamilyRelaxation, sync_bound_ms
 from seqplan.planner.placement.dispatch import dispatch
-from seqplan.planner.placement.exchange import exchange_sequences
+from seqplan.planner.placement.exchange import ROUGHLY, exchange_sequences
 from seqplan.planner.placement.fill import Filler, Filling
 from seqplan.planner.placement.fleet import Fleet
-from seqplan.planner.strategies.polishing import ROUGHLY, place_on_ramps
+from seqplan.planner.strategies.polishing import place_on_ramps
 from seqplan.planner.strategies.regrouping import RegroupLayout, find_regrouping
 from seqplan.planner.sync.times import SyncTimes
 from seqplan.plans.scheme import Strategy

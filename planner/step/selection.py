@@ -11,6 +11,7 @@ from seqplan.planner.bounds.relaxation import solve_scale
 from seqplan.planner.errors import Infeasible
 from seqplan.planner.placement.assembly import Selected
 from seqplan.planner.placement.dispatch import dispatch, probe
+from seqplan.planner.placement.exchange import ROUGHLY
 from seqplan.planner.placement.fill import Filler, Filling, Placement, Shortfall
 from seqplan.planner.placement.fleet import Fleet, Models, PipelineClass
 from seqplan.planner.problem import PlanningProblem
@@ -18,7 +19,6 @@ from seqplan.planner.strategies.constructive import Constructive, LayoutSchemes
 from seqplan.planner.strategies.homogeneous import homogeneous_strategies
 from seqplan.planner.strategies.local_search import Search
 from seqplan.planner.strategies.polishing import (
-    ROUGHLY,
     bound_ms,
     choose_sizes,
     exchange,

@@ -204,9 +204,7 @@ class Constructive:
             return 0, counts
         costs = self._costs[k]
         fill = self._starter.take_unassigned(counts)
-        opened = fill.fill_class(
-            costs, pipelines, costs.longest_alone(target_ms), above, target_ms, target_ms
-        )
+        opened = fill.fill_class(costs, pipelines, costs.longest_alone(target_ms), above, target_ms)
         return opened, np.array(fill.counts, dtype=np.int64)
 
     def _use_remaining_gpus(self, counts: dict[Scheme, int]) -> Strategy:

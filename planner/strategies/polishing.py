@@ -1,27 +1,24 @@
-"""The last steps of a placement: leveled, its sequences exchanged, and bounded."""
+"""The last steps of a placement: its sequences exchanged, leveled, and bounded."""
 
 from __future__ import annotations
 
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.certificate import certify
-from seqplan.planner.bounds.gpu_time import area_bound_ms, cheap_bound_ms
-from seqplan.planner.placement.dispatch import dispatch, level, probe
-from seqplan.planner.placement.exchange import exchange_sequences
+from seqplan.planner.bounds.gpu_time import cheap_bound_ms
+from seqplan.planner.placement.dispatch import dispatch, probe
+from seqplan.planner.placement.exchange import ROUGHLY, exchange_sequences, level_pipelines
 from seqplan.planner.placement.fill import Filler, Placement
 from seqplan.planner.placement.fleet import Fleet
 
 EXCHANGE_GAP = 2e-3
 """The gap above which sequences are exchanged."""
 
-ROUGHLY = 0.15
-"""Share of a plan's exchanges after which placements are compared."""
-
 CLEARLY = 0.99
 """A placement that takes at most so much of the time of one roughly exchanged is better."""
 
 
 def polish(batch: Batch, best: Placement, *, prove: bool) -> tuple[Placement, float]:
-    """Level and exchange sequences of a placement; return it, and its bound (ms).
+    """Exchange sequences of a placement, and level it; return it, and its bound (ms).
 
     Without stages a close bound is proven first, as polishing ends near it. With stages it is
     farther away than polishing gets, and the time that is then reached helps to prove it. Without
@@ -34,10 +31,8 @@ def polish(batch: Batch, best: Placement, *, prove: bool) -> tuple[Placement, fl
     lower_ms = min(cheap_bound_ms(fleet.classes, batch), best.objective_ms)
     if prove:
         lower_ms = certify(fleet, batch, best.objective_ms)
-    filling = level(Filler(fleet, batch), filling, area_bound_ms(fleet.classes, batch))
-    if prove:
-        near_ms = lower_ms * (1 + EXCHANGE_GAP)
-        filling = exchange_sequences(fleet, batch, filling, near_ms)
+        filling = exchange_sequences(fleet, batch, filling, lower_ms * (1 + EXCHANGE_GAP))
+    filling = level_pipelines(fleet, batch, filling)
     return Placement(fleet, filling), min(lower_ms, filling.objective_ms)
 
 
@@ -67,23 +62,17 @@ def choose_sizes(
     if ramped is not None:
         ramped = exchange(batch, ramped)
         if ramped.objective_ms + extra_ms < even.objective_ms * CLEARLY:
-            return _level_stages(batch, ramped)
+            return _level(batch, ramped)
     if even.fleet.has_stages:
         even = exchange(batch, even)
     if ramped is not None and ramped.objective_ms + extra_ms < even.objective_ms:
         even = ramped
-    return _level_stages(batch, even) if even.fleet.has_stages else even
+    return _level(batch, even) if even.fleet.has_stages else even
 
 
-def _level_stages(batch: Batch, placement: Placement) -> Placement:
-    """Level the pipelines that do not bind, unless the slowest would take longer."""
-    fleet, filling = placement.fleet, placement.filling
-    filler = Filler(fleet, batch, ramped=True)
-    leveled = level(filler, filling, area_bound_ms(fleet.classes, batch))
-    if leveled is filling:
-        return placement
-    exchanged = exchange(batch, Placement(fleet, leveled), effort=ROUGHLY)
-    return exchanged if exchanged.objective_ms <= placement.objective_ms else placement
+def _level(batch: Batch, placement: Placement) -> Placement:
+    fleet = placement.fleet
+    return Placement(fleet, level_pipelines(fleet, batch, placement.filling))
 
 
 def exchange(batch: Batch, placement: Placement, effort: float = 1.0) -> Placement:

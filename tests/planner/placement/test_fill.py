@@ -12,7 +12,7 @@ from seqplan.planner.bounds.certificate import bound_by_relaxation_ms
 from seqplan.planner.bounds.gpu_time import area_bound_ms, single_bound_ms
 from seqplan.planner.bounds.relaxation import relax
 from seqplan.planner.placement.bubbles import Bubbles
-from seqplan.planner.placement.dispatch import dispatch, level, probe
+from seqplan.planner.placement.dispatch import dispatch, probe
 from seqplan.planner.placement.fill import Filler, Filling
 from seqplan.planner.placement.fleet import PipelineClass
 
@@ -60,17 +60,6 @@ def test_a_filling_ends_by_its_target(case: Case, factor: float) -> None:
         assert filling.objective_ms <= target * SLACK
 
 
-@settings(max_examples=53)
-@given(cases(most=10), st.floats(0.3, 2), st.floats(1, 4))
-def test_a_filling_ends_by_its_ceiling(case: Case, factor: float, above: float) -> None:
-    classes, batch = case
-    target = single_bound_ms(classes, batch) * factor
-    filling = Filler(fleet(classes), batch).fill(target, target * above)
-    if isinstance(filling, Filling):
-        check(classes, batch, filling)
-        assert filling.objective_ms <= target * above * SLACK
-
-
 @settings(max_examples=45)
 @given(cases())
 def test_dispatch_is_between_its_bounds_and_enough(case: Case) -> None:
@@ -108,17 +97,6 @@ def test_a_known_placement_is_only_improved(case: Case, factor: float) -> None:
     below = probe(filler, lower, better.objective_ms)
     assert below is None or below.objective_ms < better.objective_ms
     assert dispatch(filler, lower, below_ms=lower) is None
-
-
-@settings(max_examples=45)
-@given(cases(most=10))
-def test_levelling_keeps_the_step(case: Case) -> None:
-    classes, batch = case
-    filler = Filler(fleet(classes), batch)
-    filling = dispatch(filler, single_bound_ms(classes, batch))
-    even = level(filler, filling, area_bound_ms(classes, batch))
-    check(classes, batch, even)
-    assert even.objective_ms <= filling.objective_ms * SLACK
 
 
 def test_dispatch_is_near_the_optimum_on_small_instances() -> None:

@@ -77,7 +77,7 @@ def exchange_sequences(
 
 
 def level_pipelines(fleet: Fleet, batch: Batch, filling: Filling) -> Filling:
-    """Make pipelines more alike that do not bind; the slowest is no slower.
+    """Even the times of pipelines; the slowest is no slower.
 
     By exchanges between any two, of which the later one ends sooner. Unchanged if all GPUs are busy
     for ``EVEN`` of the time.

@@ -31,7 +31,7 @@ def test_a_placement_stays_sound_and_is_no_slower(case: Case) -> None:
             assert changed.objective_ms >= step_optimum(some.classes, batch) * (1 - 1e-9)
 
 
-def test_pipelines_that_do_not_bind_are_alike() -> None:
+def test_pipelines_that_do_not_bind_are_even() -> None:
     """A long sequence takes the whole step; greedy placement leaves the last pipeline empty."""
     one = PipelineClass(pp=1, a=0.0, b=1.0, c=0.0, capacity=100, unit=1, count=4, gpus=1)
     batch = Batch.from_lengths([90, *[10] * 18])

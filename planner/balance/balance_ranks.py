@@ -74,8 +74,6 @@ def balance(
     for name, value in (("equal_samples", equal_samples), ("barrier", barrier)):
         if type(value) is not bool:
             raise TypeError(f"{name}: {value!r}. Give True or False")
-    if loads is None and not barrier:
-        raise ValueError("barrier: without loads there is one phase. Leave it out")
     if execution not in ("lockstep", "uniform"):
         raise ValueError(f"execution must be lockstep or uniform: {execution!r}")
     ranks = read_whole_number("ranks", ranks, MOST_GPUS)

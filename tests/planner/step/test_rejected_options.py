@@ -198,7 +198,6 @@ def plan_loads(loads: Any, **options: Any) -> None:
         ),
         (lambda: balance([5], 1, 10, COST, equal_samples=1), TypeError, "equal_samples: 1"),
         (lambda: balance([5], 1, 10, COST, barrier="no"), TypeError, "barrier: 'no'. Give True"),
-        (lambda: balance([5], 1, 10, COST, barrier=False), ValueError, "barrier: without loads"),
         (lambda: Cost(1e300, 0.0, 0.0), ValueError, "coefficient a must be a number from 0 to"),
         (lambda: COST.calibrate([([[5]], "3")]), TypeError, "measured: '3'. Give milliseconds"),
     ],

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from seqplan.costs.profile_reader import HOST_BYTES, HOST_MEMORY
+from seqplan.costs.memory_reader import HOST_MEMORY
+from seqplan.costs.profile_reader import HOST_BYTES
 from seqplan.costs.profiled_scheme import DEGREES, SHARED, SchemeKey
 from seqplan.plans.recomputation import rank_mode, split_mode
 from seqplan.plans.scheme import Scheme

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
@@ -11,7 +10,14 @@ from seqplan.costs.architecture import NAMES as ARCHITECTURE
 from seqplan.costs.architecture import Architecture
 from seqplan.costs.device_values import check_device
 from seqplan.costs.latency import Latency
-from seqplan.costs.memory import Memory
+from seqplan.costs.memory_reader import (
+    ACTIVATION,
+    HOST_MEMORY,
+    LARGEST,
+    MEMORY,
+    MEMORY_OPTIONAL,
+    MemoryReader,
+)
 from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profiled_scheme import (
     ORIGINS,
@@ -24,13 +30,10 @@ from seqplan.costs.profiled_scheme import (
 from seqplan.costs.recomputation_mode import RecomputationMode
 from seqplan.costs.scheme_rules import scheme_problem
 from seqplan.plans.format.canonical import canonical_json, digest_of
-from seqplan.plans.format.fields import FieldReader, shown
+from seqplan.plans.format.fields import shown
 from seqplan.plans.percent import percent
 from seqplan.plans.recomputation import split_mode
 from seqplan.plans.scheme import Scheme
-
-LARGEST = 1e18
-"""Largest number of a profile: an exabyte. Products of two stay finite."""
 
 COMPARED_LENGTH, CONTRADICTION = 8192, 0.1
 """Tokens at which modes are compared, and by what share one that recomputes more may be faster:
@@ -38,8 +41,6 @@ times of kernels vary, and memory that is not written saves time."""
 
 MOST_MODES = 8
 """Recomputation modes of a profile, as the compiled fill holds."""
-
-_DEGREE = re.compile(r"[1-9][0-9]{0,8}")
 
 _PROFILE = frozenset(
     {"schema", "name", "source", "residuals", "hardware", "model", "zero_stage"}
@@ -61,21 +62,10 @@ _MODES = frozenset({"modes"})
 _SCHEME_OPTIONAL = _DEGREES | {"expert_parallel", "flag", "origin", "fit"}
 _SYNC_COUNTS = ("tp", "pp", "gpus")
 _SYNC_TIMES = ("ms", "optimizer_ms")
-_MEMORY_BYTES = frozenset(
-    {"capacity_bytes", "context_bytes", "margin_bytes"}
-    | {"resident_layer_bytes", "resident_embedding_bytes"}
-)
-_MEMORY = _MEMORY_BYTES | {"sharded_state_bytes"}
-_ACTIVATION = frozenset({"activation_bytes_per_token"})
-_MEMORY_OPTIONAL = frozenset({"loss_bytes", "resident_expert_bytes"})
-HOST_MEMORY = "host_memory_bytes"
 
 
-class ProfileReader(FieldReader):
+class ProfileReader(MemoryReader):
     """Reads profiles."""
-
-    error = ProfileError
-    format = "a profile"
 
     def fields_of_profile(self, raw: Any) -> dict[str, Any]:
         """Read the fields of a ``Profile``; ``raw`` stays unchanged and is its ``document``."""
@@ -170,7 +160,7 @@ class ProfileReader(FieldReader):
         raw.setdefault("forward_fraction", 1 / 3)
         raw.setdefault("recompute", "none")
         memory = raw["memory"]
-        self.fields(memory, ".memory", _MEMORY | _ACTIVATION, _MEMORY_OPTIONAL)
+        self.fields(memory, ".memory", MEMORY | ACTIVATION, MEMORY_OPTIONAL)
         per_token = self.activations(memory, "activation_bytes_per_token", ".memory")
         mode = RecomputationMode(
             self.name(raw, "recompute", ""),
@@ -185,7 +175,7 @@ class ProfileReader(FieldReader):
         for name in ("forward_fraction", "recompute"):
             if name in raw:
                 self.fail(f".{name}", "is stated by each of modes. Leave it out")
-        self.fields(raw["memory"], ".memory", _MEMORY, _MEMORY_OPTIONAL | {HOST_MEMORY})
+        self.fields(raw["memory"], ".memory", MEMORY, MEMORY_OPTIONAL | {HOST_MEMORY})
         modes: list[RecomputationMode] = []
         for index, entry in enumerate(self.items(raw, "modes", "")):
             place = f".modes[{index}]"
@@ -357,47 +347,3 @@ class ProfileReader(FieldReader):
         if len(set(keys)) < len(keys):
             self.fail(".sync", "lists a layout twice for the same number of GPUs")
         return tuple(measured)
-
-    def memory(self, raw: Any, activation: dict[int, float], *, tied: bool) -> Memory:
-        """Read the memory model; ``tied``: whether the model's embeddings are one."""
-        place = ".memory"
-        stated = _MEMORY_BYTES | ((_MEMORY_OPTIONAL | {HOST_MEMORY}) & raw.keys())
-        return Memory(
-            sharded_state_bytes=self.read_sharded_states(raw, place),
-            activation_bytes_per_token=activation,
-            tied=tied,
-            **{name: self.number(raw, name, place, LARGEST) for name in sorted(stated)},
-        )
-
-    def read_sharded_states(self, raw: Any, place: str) -> tuple[tuple[int | None, float], ...]:
-        """Read the bytes of sharded states by the largest context that they hold for."""
-        pairs = self.items(raw, "sharded_state_bytes", place)
-        if not pairs:
-            self.fail(f"{place}.sharded_state_bytes", "must be at least one [context, bytes]")
-        sharded: list[tuple[int | None, float]] = []
-        for index, pair in enumerate(pairs):
-            here = f"{place}.sharded_state_bytes[{index}]"
-            if type(pair) is not list or len(pair) != 2:
-                self.fail(here, "must be [largest context in tokens or null, bytes]")
-            named = {"context": pair[0], "bytes": pair[1]}
-            limit = self.integer_or_null(named, "context", here, 1)
-            last = sharded[-1][0] if sharded else 0
-            if last is None or (limit is not None and limit <= last):
-                self.fail(here, f"context {limit} does not follow {last}; null is last")
-            sharded.append((limit, self.number(named, "bytes", here, LARGEST)))
-        return tuple(sharded)
-
-    def activations(self, raw: Any, field: str, place: str, least: float = 1) -> dict[int, float]:
-        """Read the bytes of a token by tensor-parallel degree."""
-        here = f"{place}.{field}"
-        by_degree = raw[field]
-        if type(by_degree) is not dict or not by_degree:
-            self.fail(here, "must be an object of tp → bytes")
-        activations = {}
-        for degree in by_degree:
-            if not _DEGREE.fullmatch(degree):
-                self.fail(f"{here}.{degree}", "the key must be a tensor-parallel degree")
-            activations[int(degree)] = self.number(by_degree, degree, here, LARGEST)
-            if activations[int(degree)] < least:
-                self.fail(f"{here}.{degree}", f"must be at least 1 byte: {by_degree[degree]:g}")
-        return activations

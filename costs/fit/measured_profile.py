@@ -26,8 +26,9 @@ from seqplan.costs.fit.samples import (
     SampleError,
 )
 from seqplan.costs.fit.sync_samples import SyncSample, fit_sync
+from seqplan.costs.memory_reader import HOST_MEMORY
 from seqplan.costs.model_sizes import ModelSizes
-from seqplan.costs.profile_reader import HOST_BYTES, HOST_MEMORY
+from seqplan.costs.profile_reader import HOST_BYTES
 from seqplan.costs.profiled_scheme import PROFILE_SCHEMA
 from seqplan.plans.percent import percent
 from seqplan.plans.scheme import Scheme

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
 
 import numpy as np
 
 from seqplan.planner.lockstep.busy_ranks import BusyRanks, Group
 from seqplan.planner.placement.fleet import PipelineClass
-
-TARGETS = 8
-"""Targets at most by which degrees are chosen."""
 
 MOST_SETS, MOST_TRIED = 40, 240
 """Sets of groups at most that are all tried, and sets times sequences at most."""
@@ -47,13 +43,7 @@ class OneMicroStep:
         self._formed = [k for k, degree in enumerate(classes) if degree.gpus <= ranks]
         self._sets: dict[int, list[tuple[int, ...]]] = {}
         self._known: dict[tuple[int, ...], tuple[float, list[Group]] | None] = {}
-        self._degrees: dict[tuple[int, float], int] = {}
         self.laid_out = 0
-
-    @cached_property
-    def order(self) -> list[int]:
-        """List all positions, longest first."""
-        return self.longest_first(range(len(self.lengths)))
 
     def longest_first(self, positions: Iterable[int]) -> list[int]:
         """Sort positions by length, longest first."""
@@ -73,35 +63,15 @@ class OneMicroStep:
         """Whether a group has the memory for one more sequence."""
         return group.tokens + self.padded[group.k][position] <= self.capacity[group.k]
 
-    def targets(self, ordered: Sequence[int]) -> list[float]:
-        """List times (ms) by which sequences end on each degree, the shortest first.
-
-        Those of the longest, of one in the middle and of the shortest, some of them.
-        """
-        chosen = dict.fromkeys([ordered[0], ordered[len(ordered) // 2], ordered[-1]])
-        times = sorted({self._alone_ms(k, i) for i in chosen for k in self._holding(i)})
-        return times[:: max(1, -(-len(times) // TARGETS))]
-
-    def degree(self, position: int, target_ms: float) -> int:
-        """Choose the smallest class on which a sequence ends by the target, else its fastest."""
-        key = position, target_ms
-        if key not in self._degrees:
-            holding = self._holding(position)
-            limit = target_ms * (1 + 1e-9)
-            ending = [k for k in holding if self._alone_ms(k, position) <= limit]
-            fastest = min(holding, key=lambda k: self._alone_ms(k, position))
-            self._degrees[key] = ending[-1] if ending else fastest
-        return self._degrees[key]
-
     def smallest(self, position: int) -> int:
-        """Return the smallest class that holds a sequence."""
-        return self._holding(position)[-1]
+        """Return the smallest class that the ranks can form with memory for a sequence."""
+        return max(k for k in self._formed if self.padded[k][position] <= self.capacity[k])
 
     def lay_out(self, groups: Sequence[Group]) -> list[Group] | None:
         """Find a short layout of a micro-step's sequences that gives all ranks work.
 
-        Of the groups as they are, if they fit the ranks, of every set of groups if these are few,
-        or of groups by the degrees that some targets need.
+        Of the groups as they are, if they fit the ranks, and of every set of groups if these are
+        few.
         """
         positions = tuple(sorted(i for _, members in groups for i in members))
         if positions not in self._known:
@@ -129,38 +99,12 @@ class OneMicroStep:
         return None if working is None else self.relieve_slowest(working)
 
     def _candidates(self, positions: Sequence[int]) -> Iterator[list[Group]]:
-        """Group a micro-step's sequences in some ways."""
+        """Give a micro-step's sequences to each set of groups, if sets are few."""
         ordered = self.longest_first(positions)
         sets = self._sets_of(min(len(ordered), self.ranks))
         if len(sets) <= min(MOST_SETS, MOST_TRIED // len(ordered)):
             for classes in sets:
                 yield from self._on_groups(ordered, classes)
-            return
-        seen: set[tuple[int, ...]] = set()
-        for target_ms in self.targets(ordered):
-            degrees = tuple(self.degree(i, target_ms) for i in ordered)
-            if degrees not in seen:
-                seen.add(degrees)
-                yield from self._by_degrees(ordered, degrees)
-
-    def _by_degrees(self, ordered: Sequence[int], degrees: Sequence[int]) -> Iterator[list[Group]]:
-        """Open groups by degree while ranks are free; the others join the group that ends first."""
-        groups: list[OpenGroup] = []
-        free = self.ranks
-        for position, k in zip(ordered, degrees, strict=True):
-            if self.sizes[k] <= free:
-                free -= self.sizes[k]
-                groups.append(OpenGroup(k))
-                self.add(groups[-1], position)
-                continue
-            with_room = [group for group in groups if self.has_room(group, position)]
-            if not with_room:
-                return
-            self.add(
-                min(with_room, key=lambda g: self.time_ms(g) + self.work_ms[g.k][position]),
-                position,
-            )
-        yield [(group.k, tuple(group.positions)) for group in groups]
 
     def _sets_of(self, most: int) -> list[tuple[int, ...]]:
         """List the sets of up to ``most`` groups that take all ranks, as classes."""
@@ -252,10 +196,3 @@ class OneMicroStep:
         source.work_ms -= self.work_ms[source.k][position]
         source.tokens -= self.padded[source.k][position]
         self.add(to, position)
-
-    def _holding(self, position: int) -> list[int]:
-        """List the classes that the ranks can form with memory for a sequence."""
-        return [k for k in self._formed if self.padded[k][position] <= self.capacity[k]]
-
-    def _alone_ms(self, k: int, position: int) -> float:
-        return self.work_ms[k][position] + self.overhead_ms[k]

@@ -33,8 +33,8 @@ MOST_NUMBERS = 1_000
 """Numbers of micro-steps that are tried at most; one sequence a micro-step would do."""
 
 EXTRA_MICRO_STEPS = 2
-"""Numbers tried beyond the fewest for few sequences, and with stages without a gain: the best
-number may be far from the fewest, as more micro-steps shorten the drain."""
+"""Numbers tried without a gain with stages: the best may be far from the fewest, as more
+micro-steps shorten the drain."""
 
 SETTINGS = SearchSettings(extra=0, improved=2, fills=40, deepened=1, deep_fills=200)
 """Measured on 21 batches of 12 to 400 sequences: ``deepened`` 0 slows one by 0.2 %, ``extra`` 1 and
@@ -43,9 +43,6 @@ schedules of 192 to 768 sequences, ``improved`` 1 leaves 0.14 % in the mean and 
 
 LAID_OUT = 5
 """Of the best found, how many are laid out."""
-
-IMPROVED = 3
-"""Of the micro-steps found for few sequences, how many of the shortest are improved by moves."""
 
 CLEARLY = 1e-3
 """If a group runs sequences one by one, more micro-steps must be faster by this share: each ends in
@@ -151,7 +148,10 @@ def plan_groups(
     few = FewGroups(classes, lengths, ranks, stages)
     if not one_each:
         if len(lengths) <= FEW:
-            working = _improve_few(few, working, len(lengths), multiple)
+            # The shortest of each number of micro-steps.
+            longest_first = sorted(working, key=few.total_ms, reverse=True)
+            of_numbers = {len(micro_steps): micro_steps for micro_steps in longest_first}
+            working = [few.improve(micro_steps) for micro_steps in of_numbers.values()]
         working = [few.relieve(min(working, key=few.total_ms)), *_price_known(known, classes)]
     shortest = min(working, key=few.total_ms)
     best = [_on_ranks(busy, classes, groups) for groups in shortest]
@@ -166,19 +166,6 @@ def plan_groups(
     )
     # A bound holds for any micro-steps; ours may differ from it by rounding only.
     return replace(grouped, lower_bound_ms=min(bound, grouped.predicted_ms))
-
-
-def _improve_few(
-    few: FewGroups, working: list[list[list[Group]]], sequences: int, multiple: int
-) -> list[list[list[Group]]]:
-    """Lay few sequences out by degrees as well, and improve the shortest by moves."""
-    fewest = max(multiple, min(map(len, working)) - multiple)
-    most = min(sequences, max(map(len, working)) + EXTRA_MICRO_STEPS * multiple)
-    tried = list(working)
-    for number in range(fewest, most + 1, multiple):
-        tried += few.starts(number)
-    tried.sort(key=few.total_ms)
-    return [few.improve(micro_steps) for micro_steps in tried[:IMPROVED]]
 
 
 def _price_known(

@@ -37,8 +37,8 @@ def test_regret_on_exhaustively_solved_cases(ring_ms: float | None) -> None:
         assert micro_steps.lower_bound_ms <= optimum * (1 + 1e-9)
         regrets.append(micro_steps.predicted_ms / optimum - 1)
     assert min(regrets) >= -1e-9
-    assert np.mean(regrets) <= 0.003
-    assert max(regrets) <= 0.03
+    assert np.mean(regrets) <= 0.0005
+    assert max(regrets) <= 0.005
 
 
 @pytest.mark.parametrize("ring_ms", RING_MS)

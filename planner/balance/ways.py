@@ -25,7 +25,6 @@ from seqplan.planner.lockstep.micro_step_bounds import (
     one_degree_bound_ms,
 )
 from seqplan.planner.lockstep.one_degree import plan_one_degree
-from seqplan.planner.lockstep.rank_speeds import plan_rank_speeds
 from seqplan.planner.placement.fleet import Bin, ClassMode, PipelineClass
 from seqplan.planner.placement.slowdown import Slowdown, slow_down
 
@@ -110,12 +109,8 @@ class _Ranks:
         if not self.lockstep:
             placements, bound = plan_free(classes, batch, self.multiple)
             return [_positions(placement, batch) for placement in placements], bound
-        if len(classes) == 1:
-            micro_steps, bound = plan_one_degree(classes[0], sequences, ranks, self.multiple)
-        else:
-            micro_steps, bound = plan_rank_speeds(
-                classes, self.speeds.speed, sequences, self.multiple
-            )
+        uneven = self.speeds.speed if len(classes) > 1 else None
+        micro_steps, bound = plan_one_degree(classes, sequences, self.multiple, speed=uneven)
         return [_positions(_by_rank(micro_steps, classes), batch)], bound
 
     def _plan_bundles(

@@ -197,8 +197,8 @@ def _of_one_degree(
         side_by_side = ranks // degree.gpus
         if not side_by_side or degree.capacity < batch.longest:
             continue
-        one_rank = replace(degree, gpus=1)
-        filled, bound_ms = plan_one_degree(one_rank, sequences, side_by_side, multiple)
+        one_rank = replace(degree, gpus=1, count=side_by_side)
+        filled, bound_ms = plan_one_degree([one_rank], sequences, multiple)
         if multiple > 1:  # some ranks may be idle, which its bound does not count
             fewest = fewest_of_one_degree(one_rank, sequences, side_by_side)
             number = ceil(fewest / multiple) * multiple

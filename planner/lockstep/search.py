@@ -57,7 +57,7 @@ class Start(Generic[MicroStepsT]):
 
 
 class Starter(Protocol[MicroStepsT]):
-    """Makes starts of a number of micro-steps."""
+    """Makes starts of a number of micro-steps; ``best_ms``: the least time that is reached."""
 
     def list_starts(
         self, number: int, bound_ms: float, best_ms: float
@@ -131,10 +131,10 @@ def _improve_starts(
     settings: SearchSettings,
 ) -> list[Start[MicroStepsT]]:
     """Start with so many micro-steps in every way, and improve the shortest starts."""
-    starts = sorted(
-        (start for filler in fillers for start in filler.list_starts(number, bound_ms, best_ms)),
-        key=_total_ms,
-    )
+    starts: list[Start[MicroStepsT]] = []
+    for filler in fillers:
+        starts += filler.list_starts(number, bound_ms, min([best_ms, *map(_total_ms, starts)]))
+    starts.sort(key=_total_ms)
     limit_ms = min([best_ms, *map(_total_ms, starts)]) * settings.promising
     final = [start for start in starts if start.improve is None]
     open_ = [start for start in starts if start.improve is not None]

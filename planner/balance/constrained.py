@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from math import ceil, inf
+from math import ceil
 
 import numpy as np
 
 from seqplan.planner.balance.assignment import assign_by_rank, assign_in_lockstep
-from seqplan.planner.balance.micro_batch_counts import MicroBatches
+from seqplan.planner.balance.micro_batch_counts import MicroBatches, fill_empty, pad_counts
 from seqplan.planner.balance.slots import Items
 from seqplan.planner.lockstep.busy_ranks import assign_longest_first
 from seqplan.planner.placement.fleet import Floats, PipelineClass
-
-EXTRA = 2
-"""Numbers of micro-batches a rank that are tried beyond the fewest."""
 
 
 @dataclass(frozen=True)
@@ -56,47 +53,15 @@ def bundles_of(
 def plan_bundles(
     micro_batch: PipelineClass,
     bundles: Sequence[Bundle],
-    ranks: int,
-    *,
-    lockstep: bool,
-    multiple: int,
-) -> MicroBatches:
-    """Give each bundle to the least loaded micro-batch with room, most work first.
-
-    For several numbers of micro-batches a rank, from the fewest that tokens need. Micro-batches are
-    then assigned to ranks: with ``lockstep`` those of similar time form a micro-step, else each
-    goes to the rank with least time so far.
-    """
-    tokens = sum(bundle.tokens for bundle in bundles)
-    fewest = max(1, ceil(tokens / (micro_batch.capacity * ranks)))
-    number = ceil(fewest / multiple) * multiple
-    best: MicroBatches | None = None
-    best_ms, tried = inf, 0
-    while best is None or tried <= EXTRA:
-        packed = _pack_bundles(micro_batch, bundles, ranks * number)
-        if packed is not None:
-            assigned = _assign_micro_batches(packed, ranks, number, lockstep=lockstep)
-            time = _time_ms(micro_batch, assigned, lockstep=lockstep)
-            if time < best_ms:
-                best_ms = time
-                best = [
-                    [[i for b in micro for i in b.positions] for micro in of_rank]
-                    for of_rank in assigned
-                ]
-        tried += best is not None
-        number += multiple
-    return best
-
-
-def plan_uneven_bundles(
-    micro_batch: PipelineClass,
-    bundles: Sequence[Bundle],
     factors: Floats,
     *,
     lockstep: bool,
     multiple: int,
 ) -> MicroBatches:
-    """Assign bundles to ranks of different speeds; ``factors`` (ranks,), the least first."""
+    """Assign bundles, by place, to the micro-batches of ranks.
+
+    ``factors`` (ranks,): how much slower each rank is, the least first.
+    """
     items = Items(
         np.array([[bundle.work_ms] for bundle in bundles]),
         np.array([[bundle.tokens] for bundle in bundles], dtype=np.int64),
@@ -104,9 +69,19 @@ def plan_uneven_bundles(
         np.array([micro_batch.c]),
     )
     plan = assign_in_lockstep if lockstep else assign_by_rank
+    return plan(items, factors, multiple)
+
+
+def unbundle(
+    parts: MicroBatches, bundles: Sequence[Bundle], *, lockstep: bool, multiple: int
+) -> MicroBatches:
+    """List positions in place of bundles; no micro-batch is empty if bundles suffice."""
+    parts = pad_counts(parts, multiple, lockstep=lockstep)
+    tokens = [bundle.tokens for bundle in bundles]
+    fill_empty(parts, tokens, across_ranks=True, lockstep=lockstep)
     return [
         [[i for place in micro for i in bundles[place].positions] for micro in of_rank]
-        for of_rank in plan(items, factors, multiple)
+        for of_rank in parts
     ]
 
 
@@ -171,34 +146,5 @@ def _pack_bundles(
     return None if packed is None else [[bundles[i] for i in part] for _, part in packed]
 
 
-def _assign_micro_batches(
-    packed: list[list[Bundle]], ranks: int, number: int, *, lockstep: bool
-) -> list[list[list[Bundle]]]:
-    """Deal micro-batches to ranks, ``number`` to each."""
-    ordered = sorted(packed, key=_work_ms, reverse=True)
-    assigned: list[list[list[Bundle]]] = [[] for _ in range(ranks)]
-    if lockstep:
-        for place, micro in enumerate(ordered):
-            assigned[place % ranks].append(micro)
-        return assigned
-    loads = [(0.0, rank) for rank in range(ranks)]
-    heapify(loads)
-    for micro in ordered:
-        load, rank = heappop(loads)
-        assigned[rank].append(micro)
-        if len(assigned[rank]) < number:
-            heappush(loads, (load + _work_ms(micro), rank))
-    return assigned
-
-
 def _work_ms(micro: Sequence[Bundle]) -> float:
     return float(sum(bundle.work_ms for bundle in micro))
-
-
-def _time_ms(
-    micro_batch: PipelineClass, assigned: Sequence[Sequence[Sequence[Bundle]]], *, lockstep: bool
-) -> float:
-    times = [[_work_ms(micro) + micro_batch.c for micro in of_rank] for of_rank in assigned]
-    if lockstep:
-        return float(sum(max(of_micro_step) for of_micro_step in zip(*times, strict=True)))
-    return float(max(sum(of_rank) for of_rank in times))

@@ -23,7 +23,7 @@ from seqplan.planner.placement.slowdown import Slowdown
 
 @dataclass(frozen=True)
 class LoadPricing:
-    """MicroBatchTimes of micro-batches in each phase, or over all phases if there is no barrier."""
+    """Times of micro-batches in each phase, or over all phases if there is no barrier."""
 
     loads: tuple[Phase, ...]
     barrier: bool

@@ -204,12 +204,18 @@ class _State:
         self.owner[which] = slots
 
     def put_like_together(self) -> None:
-        """Order each rank's slots by load, so that micro-steps have slots of like load."""
+        """Order slots by load, so that micro-steps have slots of like load.
+
+        Those of ranks of one speed; each rank's own if items stay on theirs.
+        """
         loads = self._share(self.work_ms).max(axis=1).reshape(self.micro_steps, self.ranks)
-        order = np.argsort(-loads, axis=0, kind="stable")
-        new = np.empty_like(order)
-        np.put_along_axis(new, order, np.arange(self.micro_steps)[:, None], axis=0)
-        place = (new * self.ranks + np.arange(self.ranks)).ravel()
+        slots = np.arange(loads.size).reshape(loads.shape)
+        place = np.empty(loads.size, dtype=np.int64)
+        alike = self.factors[: self.ranks] if self.items.rank_of is None else slots[0]
+        for of_ranks in (alike == one for one in np.unique(alike)):
+            order = np.argsort(-loads[:, of_ranks].ravel(), kind="stable")
+            mine = slots[:, of_ranks].ravel()
+            place[mine[order]] = mine
         for array in (self.work_ms, self.tokens, self.numbers):
             array[place] = array.copy()
         self.owner = place[self.owner]

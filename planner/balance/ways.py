@@ -10,7 +10,7 @@ from seqplan.planner.balance.constrained import (
     bundles_of,
     plan_bundles,
     plan_equal_samples,
-    plan_uneven_bundles,
+    unbundle,
 )
 from seqplan.planner.balance.free import plan_free
 from seqplan.planner.balance.micro_batch_counts import MicroBatches
@@ -96,39 +96,64 @@ class _Ranks:
     ) -> tuple[list[MicroBatches], float]:
         """Plan in some ways, of which one is best, and bound all (ms)."""
         classes = self.speeds.make_classes(self.micro_batch)
-        ranks = len(self.speeds.order)
+        if bundles is None:
+            return self._list_by_length(classes, batch)
+        if equal_samples:
+            ways = [self._plan_equal_samples(classes, bundles)]
+        else:
+            ways = self._plan_bundles(classes, bundles)
+        if not self.lockstep:
+            return ways, cheap_bound_ms(classes, batch)
+        # More micro-steps cost more, so that the fewest are the least of all.
         sequences = Sequences(batch.distinct, batch.multiplicity)
-        if bundles is not None:
-            parts = self._plan_bundles(classes, bundles, equal_samples=equal_samples)
-            if not self.lockstep:
-                return [parts], cheap_bound_ms(classes, batch)
-            # More micro-steps cost more, so that the fewest are the least of all.
-            fewest = fewest_of_one_degree(classes[0], sequences, ranks)
-            speed = self.speeds.speed
-            return [parts], one_degree_bound_ms(classes[0], sequences, ranks, fewest, speed=speed)
+        fewest = fewest_of_one_degree(classes[0], sequences, len(self.speeds.order))
+        speed = self.speeds.speed
+        return ways, one_degree_bound_ms(
+            classes[0], sequences, len(self.speeds.order), fewest, speed=speed
+        )
+
+    def _list_by_length(
+        self, classes: Sequence[PipelineClass], batch: Batch
+    ) -> tuple[list[MicroBatches], float]:
         if not self.lockstep:
             placements, bound = plan_free(classes, batch, self.multiple)
             return [_positions(placement, batch) for placement in placements], bound
+        sequences = Sequences(batch.distinct, batch.multiplicity)
         uneven = self.speeds.speed if len(classes) > 1 else None
         micro_steps, bound = plan_one_degree(classes, sequences, self.multiple, speed=uneven)
         return [_positions(_by_rank(micro_steps, classes), batch)], bound
 
     def _plan_bundles(
-        self, classes: Sequence[PipelineClass], bundles: Sequence[Bundle], *, equal_samples: bool
+        self, classes: Sequence[PipelineClass], bundles: Sequence[Bundle]
+    ) -> list[MicroBatches]:
+        """Plan bundles by their tokens and work, and as sequences of as many tokens."""
+        tokens = [bundle.tokens for bundle in bundles]
+        ways, _ = self._list_by_length(classes, Batch.from_lengths(tokens))
+        ways.append(
+            plan_bundles(
+                self.micro_batch,
+                bundles,
+                self.speeds.in_order,
+                lockstep=self.lockstep,
+                multiple=self.multiple,
+            )
+        )
+        return [
+            unbundle(way, bundles, lockstep=self.lockstep, multiple=self.multiple) for way in ways
+        ]
+
+    def _plan_equal_samples(
+        self, classes: Sequence[PipelineClass], bundles: Sequence[Bundle]
     ) -> MicroBatches:
         if len(classes) > 1:
-            if equal_samples:
-                raise ValueError(
-                    "equal_samples with different factors of slowdown: equally many sequences do "
-                    "not leave slower ranks less. Leave one of them out"
-                )
-            factors, lockstep = self.speeds.in_order, self.lockstep
-            return plan_uneven_bundles(
-                self.micro_batch, bundles, factors, lockstep=lockstep, multiple=self.multiple
+            raise ValueError(
+                "equal_samples with different factors of slowdown: equally many sequences do "
+                "not leave slower ranks less. Leave one of them out"
             )
-        plan = plan_equal_samples if equal_samples else plan_bundles
         ranks = classes[0].count
-        return plan(classes[0], bundles, ranks, lockstep=self.lockstep, multiple=self.multiple)
+        return plan_equal_samples(
+            classes[0], bundles, ranks, lockstep=self.lockstep, multiple=self.multiple
+        )
 
 
 def _by_rank(micro_steps: FilledMicroSteps, classes: Sequence[PipelineClass]) -> list[list[Bin]]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from step_lengths import CODE
 
 from seqplan import Cost, balance
-from seqplan.planner.balance.balanced import Execution
+from seqplan.planner.balance.balanced import Balanced, Execution
 
 
 def work_ms(length: int, cost: Cost) -> float:
@@ -117,3 +117,31 @@ def test_ranks_by_the_thousand_without_sequences(execution: Execution) -> None:
     balanced = balance(lengths, 50_000, 4_096, cost, execution=execution)
     assert sorted(balanced.order()) == [0, 1, 2]
     assert balanced.gap < 1e-6
+
+
+@pytest.mark.parametrize("slowdown", [None, [1.0] * 15 + [1.5]])
+@pytest.mark.parametrize("multiple", [1, 2, 4])
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_bundles_fill_all_micro_batches_and_cost_nothing_if_they_are_single_sequences(
+    execution: Execution, multiple: int, slowdown: list[float] | None
+) -> None:
+    lengths = np.minimum(np.random.default_rng(multiple).choice(CODE, 512), 16_384).tolist()
+    cost = Cost(4.1e-6, 0.16, 53.0)
+
+    def plan(keys: list[int] | None) -> Balanced:
+        return balance(
+            lengths,
+            16,
+            32_768,
+            cost,
+            keep_together=keys,
+            count_multiple=multiple,
+            execution=execution,
+            slowdown=slowdown,
+        )
+
+    alone = plan(list(range(512)))
+    assert alone.predicted_ms <= plan(None).predicted_ms * (1 + 1e-9)
+    pairs = plan([i // 2 for i in range(512)])
+    for balanced in (alone, pairs):
+        assert all(micro for of_rank in balanced.micro_batches for micro in of_rank)

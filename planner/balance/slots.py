@@ -206,13 +206,13 @@ class _State:
     def put_like_together(self) -> None:
         """Order slots by load, so that micro-steps have slots of like load.
 
-        Those of ranks of one speed; each rank's own if items stay on theirs.
+        Those of all ranks of one speed, or of each rank if items stay on it.
         """
         loads = self._share(self.work_ms).max(axis=1).reshape(self.micro_steps, self.ranks)
         slots = np.arange(loads.size).reshape(loads.shape)
         place = np.empty(loads.size, dtype=np.int64)
-        alike = self.factors[: self.ranks] if self.items.rank_of is None else slots[0]
-        for of_ranks in (alike == one for one in np.unique(alike)):
+        groups = self.factors[: self.ranks] if self.items.rank_of is None else slots[0]
+        for of_ranks in (groups == one for one in np.unique(groups)):
             order = np.argsort(-loads[:, of_ranks].ravel(), kind="stable")
             mine = slots[:, of_ranks].ravel()
             place[mine[order]] = mine

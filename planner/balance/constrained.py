@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -13,7 +14,7 @@ from seqplan.planner.balance.assignment import assign_by_rank, assign_in_lockste
 from seqplan.planner.balance.micro_batch_counts import MicroBatches, fill_empty, pad_counts
 from seqplan.planner.balance.slots import Items
 from seqplan.planner.lockstep.busy_ranks import assign_longest_first
-from seqplan.planner.placement.fleet import Floats, PipelineClass
+from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,11 @@ def unbundle(
     parts = pad_counts(parts, multiple, lockstep=lockstep)
     tokens = [bundle.tokens for bundle in bundles]
     fill_empty(parts, tokens, across_ranks=True, lockstep=lockstep)
+    return list_positions(parts, bundles)
+
+
+def list_positions(parts: MicroBatches, bundles: Sequence[Bundle]) -> MicroBatches:
+    """List the positions of sequences in place of their bundles."""
     return [
         [[i for place in micro for i in bundles[place].positions] for micro in of_rank]
         for of_rank in parts
@@ -125,6 +131,50 @@ def plan_equal_samples(
         [[i for b in micro for i in b.positions] for micro in micro_batches]
         for micro_batches in packed
     ]
+
+
+def equalize_samples(
+    parts: MicroBatches, bundles: Sequence[Bundle], micro_batch: PipelineClass
+) -> MicroBatches | None:
+    """Even the numbers of bundles on equal ranks in lockstep, by little more time.
+
+    ``parts``: bundles by rank and micro-step, by place. Ranks exchange their micro-batches of a
+    micro-step, which takes no time, and then ranks with more give the lightest ones to those with
+    fewer. None if no micro-batch has room.
+    """
+    ranks, share = len(parts), len(bundles) // len(parts)
+    steps = [sorted(of_step, key=len, reverse=True) for of_step in zip(*parts, strict=True)]
+    even: MicroBatches = [[] for _ in parts]
+    counts: Ints = np.zeros(ranks, dtype=np.int64)
+    for of_step in sorted(steps, key=lambda of_step: len(of_step[-1]) - len(of_step[0])):
+        order = np.argsort(counts, kind="stable").tolist()
+        for micro, rank in zip(of_step, order, strict=True):
+            even[rank].append(sorted(micro))
+            counts[rank] += len(micro)
+    work_of = np.array([bundle.work_ms for bundle in bundles])
+    tokens_of = np.array([bundle.tokens for bundle in bundles])
+    work_ms = np.array([[work_of[micro].sum() for micro in of_rank] for of_rank in even])
+    tokens = np.array([[tokens_of[micro].sum() for micro in of_rank] for of_rank in even])
+    while counts.max() > share:
+        giver, takers = int(counts.argmax()), np.flatnonzero(counts < share)
+        several = np.flatnonzero([len(micro) > 1 for micro in even[giver]])
+        given = [even[giver][step][-1] for step in several.tolist()]  # most work comes first
+        at = np.ix_(takers, several)
+        after_ms = work_ms[at] + work_of[given]
+        later_ms = np.maximum(0.0, after_ms - work_ms[:, several].max(axis=0))
+        fits = tokens[at] + tokens_of[given] <= micro_batch.capacity
+        if not fits.any():
+            return None
+        place = np.lexsort((after_ms[fits], later_ms[fits]))[0]
+        taker, column = np.argwhere(fits)[place].tolist()
+        taker, step, moved = int(takers[taker]), int(several[column]), given[column]
+        even[giver][step].pop()
+        insort(even[taker][step], moved)
+        for rank, sign in ((giver, -1), (taker, 1)):
+            counts[rank] += sign
+            work_ms[rank, step] += sign * work_of[moved]
+            tokens[rank, step] += sign * tokens_of[moved]
+    return even
 
 
 def _fewest_packed(

@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from seqplan.planner.balance.constrained import (
     Bundle,
     bundles_of,
+    equalize_samples,
+    list_positions,
     plan_bundles,
     plan_equal_samples,
     unbundle,
 )
 from seqplan.planner.balance.free import plan_free
-from seqplan.planner.balance.micro_batch_counts import MicroBatches
+from seqplan.planner.balance.micro_batch_counts import MicroBatches, pad_counts
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.gpu_time import cheap_bound_ms, gpu_time_bound_ms
 from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps
@@ -99,7 +101,7 @@ class _Ranks:
         if bundles is None:
             return self._list_by_length(classes, batch)
         if equal_samples:
-            ways = [self._plan_equal_samples(classes, bundles)]
+            ways = self._plan_equal_samples(classes, bundles)
         else:
             ways = self._plan_bundles(classes, bundles)
         if not self.lockstep:
@@ -144,16 +146,30 @@ class _Ranks:
 
     def _plan_equal_samples(
         self, classes: Sequence[PipelineClass], bundles: Sequence[Bundle]
-    ) -> MicroBatches:
+    ) -> list[MicroBatches]:
+        """Plan equally many bundles for each rank; in lockstep also as if they were not."""
         if len(classes) > 1:
             raise ValueError(
                 "equal_samples with different factors of slowdown: equally many sequences do "
                 "not leave slower ranks less. Leave one of them out"
             )
-        ranks = classes[0].count
-        return plan_equal_samples(
-            classes[0], bundles, ranks, lockstep=self.lockstep, multiple=self.multiple
-        )
+        ways = [
+            plan_equal_samples(
+                classes[0],
+                bundles,
+                classes[0].count,
+                lockstep=self.lockstep,
+                multiple=self.multiple,
+            )
+        ]
+        if self.lockstep:
+            by_tokens = Batch.from_lengths([bundle.tokens for bundle in bundles])
+            for way in self._list_by_length(classes, by_tokens)[0]:
+                parts = pad_counts(way, self.multiple, lockstep=True)
+                even = equalize_samples(parts, bundles, classes[0])
+                if even is not None:
+                    ways.append(list_positions(even, bundles))
+        return ways
 
 
 def _by_rank(micro_steps: FilledMicroSteps, classes: Sequence[PipelineClass]) -> list[list[Bin]]:

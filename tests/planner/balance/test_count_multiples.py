@@ -145,3 +145,15 @@ def test_bundles_fill_all_micro_batches_and_cost_nothing_if_they_are_single_sequ
     pairs = plan([i // 2 for i in range(512)])
     for balanced in (alone, pairs):
         assert all(micro for of_rank in balanced.micro_batches for micro in of_rank)
+
+
+@pytest.mark.parametrize("multiple", [2, 4])
+def test_equally_many_samples_cost_little_in_lockstep(multiple: int) -> None:
+    cost = Cost(4.1e-6, 0.16, 53.0)
+    for seed in range(3):
+        lengths = np.minimum(np.random.default_rng(seed).choice(CODE, 64), 8_192)
+        free = balance(lengths, 8, 8_192, cost, count_multiple=multiple)
+        equal = balance(lengths, 8, 8_192, cost, count_multiple=multiple, equal_samples=True)
+        assert {sum(map(len, of_rank)) for of_rank in equal.micro_batches} == {8}
+        assert all(micro for of_rank in equal.micro_batches for micro in of_rank)
+        assert equal.predicted_ms <= free.predicted_ms * 1.08

@@ -8,7 +8,6 @@ not describe; they are left out.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from typing import Any, NoReturn
 from seqplan.costs.fit.latency_fit import Observed
 from seqplan.costs.latency import Latency
 from seqplan.plans.experts import holds_whole_blocks
+from seqplan.plans.format.canonical import parse_json
 from seqplan.plans.format.fields import FieldReader, decode_text
 from seqplan.plans.plan import Plan, PlannedPipeline
 from seqplan.plans.scheme import Scheme
@@ -119,8 +119,8 @@ def read_measurements(path: Path) -> list[Measurement]:
             continue
         reader = _MeasurementReader(f"{path}, line {number}", strict=False)
         try:
-            fields = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            fields = parse_json(line, finite=False)
+        except ValueError as error:
             reader.fail("", f"is no JSON: {error}")
         measurements.append(reader.read(fields))
     if not measurements:

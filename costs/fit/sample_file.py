@@ -12,6 +12,7 @@ from typing import Any, Self
 from seqplan.costs.fit.sample_reader import FORMAT, SampleReader, list_fields
 from seqplan.costs.fit.samples import MeasuredOn, Sample, SampleError, require_same
 from seqplan.costs.fit.sync_samples import SyncSample
+from seqplan.plans.format.canonical import parse_json
 from seqplan.plans.format.fields import decode_text
 
 _SYNC = "sync"
@@ -130,8 +131,8 @@ def _parse(path: Path, content: bytes) -> tuple[MeasuredOn, list[Sample], list[S
     for number, line in enumerate(lines, start=1):
         reader = SampleReader(f"{path}, line {number}: not a sample")
         try:
-            fields = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            fields = parse_json(line, finite=False)
+        except ValueError as error:
             reader.fail("", f"no JSON: {error}")
         if number == 1:
             measured_on = reader.read_setting(fields)

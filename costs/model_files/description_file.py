@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Collection
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from seqplan.plans.format.canonical import parse_json
 from seqplan.plans.format.fields import read_text
 
 SUFFIXES = (".json", ".toml")
@@ -19,7 +19,7 @@ def read_fields(path: Path, error: type[ValueError] = ValueError) -> dict[str, A
     text = read_text(path, error)
     kind = "TOML" if path.suffix == ".toml" else "JSON"
     try:
-        fields = tomllib.loads(text) if kind == "TOML" else json.loads(text)
+        fields = tomllib.loads(text) if kind == "TOML" else parse_json(text, finite=False)
     except (ValueError, RecursionError) as failure:
         raise error(f"{path}: not {kind} ({failure}). Repair the file") from None
     if not isinstance(fields, dict):

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.plans.format.canonical import parse_json
 from seqplan.plans.format.decode import PlanReader
 from seqplan.plans.format.fields import MAX_INTEGER
 from seqplan.plans.load import PhaseLoad
@@ -74,10 +75,10 @@ def batch_from_json(line: str, where: str, last: int = -1) -> Batch:
 
 def _batch(line: bytes, where: str, last: int, counted: int) -> Batch:
     try:
-        raw = json.loads(line.decode(), object_pairs_hook=_unique)
+        raw = parse_json(line.decode(), finite=False)
     except UnicodeDecodeError as error:
         raise ValueError(f"{where}: not UTF-8 ({error.reason})") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"{where}: not a whole JSON object ({error}). Repair the line") from None
     if not isinstance(raw, dict):
         raise ValueError(f"{where}: must be an object with step, ids and lengths")
@@ -115,16 +116,6 @@ def _loads(raw: dict[str, object], where: str, number: int) -> tuple[PhaseLoad, 
         )
         for load in PlanReader(where, strict=True).loads(raw, number)
     )
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(
-            f"{next(n for n in names if names.count(n) > 1)!r} is written twice. Remove one"
-        )
-    return fields
 
 
 def _integers(raw: dict[str, object], name: str, where: str, least: int) -> tuple[int, ...]:

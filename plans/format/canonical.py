@@ -36,10 +36,14 @@ def digest_of(canonical: str) -> str:
     return "sha256:" + hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def parse_json(text: str) -> Any:
-    """Parse JSON strictly; ``ValueError`` for a field written twice, NaN and infinities."""
+def parse_json(text: str, *, finite: bool = True) -> Any:
+    """Parse JSON strictly; ``ValueError`` for a field written twice, NaN and infinities.
+
+    ``finite=False`` leaves numbers to the reader of the fields, which names their places.
+    """
+    constant = _refuse_constant if finite else None
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=constant)
     except RecursionError as error:
         raise ValueError(f"too deeply nested ({error}). Flatten it") from None
 

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
 
+from seqplan.plans.format.canonical import parse_json
 from seqplan.plans.format.documents import name_document
 
 MAX_INTEGER = 2**63 - 1
@@ -185,11 +186,11 @@ def decode_text(path: Path, content: bytes, error: type[ValueError]) -> str:
 def parse_document(text: str, origin: str, kind: str, error: type[ValueError]) -> Any:
     """Parse a ``kind`` of JSON document; ``error`` names the ``origin`` and the fault."""
     try:
-        return json.loads(text)
+        return parse_json(text, finite=False)
     except json.JSONDecodeError as failure:
         several = "; a plan file has several" if failure.msg == "Extra data" else ""
         reason = f"not a whole JSON document ({failure.msg} at line {failure.lineno}{several})"
-    except (ValueError, RecursionError) as failure:
-        # An integer of thousands of digits, lists nested thousands deep.
+    except ValueError as failure:
+        # A field written twice, an integer of thousands of digits, lists nested thousands deep.
         reason = f"not a {kind} ({failure})"
     raise error(f"{origin}: {reason}. Name a {kind}.json")

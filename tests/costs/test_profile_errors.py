@@ -129,7 +129,8 @@ def test_a_malformed_profile(place: str, value: Any, message: str, tmp_path: Pat
         (b"null", "must be an object: null"),
         (b"{}\n{}\n", "not a whole JSON document (Extra data at line 2; a plan file has several)"),
         (b"\x93NUMPY\x01", "is not text: byte 1"),
-        (b"[" * 100_000, "not a profile (maximum recursion depth exceeded"),
+        (b'{"schema": 2, "schema": 2}', "not a profile (field 'schema' is written twice. "),
+        (b"[" * 100_000, "not a profile (too deeply nested (maximum recursion depth exceeded"),
         (b"1" * 5000, "not a profile (Exceeds the limit"),
     ],
 )

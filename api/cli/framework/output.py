@@ -64,8 +64,12 @@ def count_of(number: int, noun: str) -> str:
     return f"{number:,} {noun if number == 1 else noun + plural}"
 
 
+ERRORS = "errors of the predictions, relative to the measured times: median / p90"
+"""Line below a table of ``describe_errors``."""
+
+
 def describe_errors(errors: Errors) -> str:
-    """Return the median and the p90 of relative errors, or a dash."""
+    """Return the median and the p90 of errors, or a dash."""
     if errors.median is None or errors.p90 is None:
         return "–"
     return f"{percent(errors.median)} / {percent(errors.p90)}"

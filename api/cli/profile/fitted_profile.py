@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from seqplan.api.cli.framework.options import add_option
-from seqplan.api.cli.framework.output import describe_errors, table, write_profile
+from seqplan.api.cli.framework.output import ERRORS, describe_errors, table, write_profile
 from seqplan.costs.fit import measured_profile
 from seqplan.costs.fit.samples import MeasuredOn, Sample
 from seqplan.costs.fit.sync_samples import SyncSample
@@ -124,7 +124,7 @@ def fit_lines(fit: measured_profile.MeasuredFit) -> list[str]:
         for scheme, scheme_fit in latencies.items()
     ]
     lines = table((*header, "packed", "verdict"), rows)
-    lines.append("errors: median / p90, relative")
+    lines.append(ERRORS)
     lines += [
         f"{scheme}: {remark}"
         for scheme, scheme_fit in latencies.items()

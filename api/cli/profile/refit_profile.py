@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from seqplan.api.cli.framework import server_options
 from seqplan.api.cli.framework.options import add_option
-from seqplan.api.cli.framework.output import check_output, describe_errors, table, write_profile
+from seqplan.api.cli.framework.output import (
+    ERRORS,
+    check_output,
+    describe_errors,
+    table,
+    write_profile,
+)
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.plans.format.plan_file import read_plans
@@ -157,7 +163,7 @@ def _lines(refitted: RefittedProfile) -> list[str]:
         name = str(others[0].scheme) if len(others) == 1 else f"{len(others)} others"
         rows.append((name, "0", "–", "–", others[0].how, others[0].reason))
     header = ("scheme", "pipelines", "profile's error", "held-out error after", "", "why")
-    return [*table(header, rows), "errors: median / p90, relative"]
+    return [*table(header, rows), ERRORS]
 
 
 def _describe_unplanned(observations: Observations, served: bool) -> str:

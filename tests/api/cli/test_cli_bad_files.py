@@ -51,7 +51,7 @@ def resealed(change: Callable[[Any], object]) -> Callable[[str], str]:
         (lambda text: "", "not a whole JSON document"),
         (lambda text: "[]", "not a proposal"),
         (lambda text: '{"schema": 1}', "schema: is 1, this version reads 2. Propose again"),
-        (lambda text: "[" * 100_000, "not a proposal (maximum recursion depth exceeded"),
+        (lambda text: "[" * 100_000, "not a proposal (too deeply nested (maximum recursion depth"),
         (lambda text: '{"schema": 2, "name": "\\ud800"}', "half of a surrogate pair is not text"),
     ],
 )

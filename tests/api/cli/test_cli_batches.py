@@ -17,7 +17,7 @@ LINES: dict[str, tuple[bytes, str]] = {
     "two on a line": (b'{"lengths":[1]} {"lengths":[2]}\n', "not a whole JSON object (Extra data"),
     "not an object": (b"[5,6]\n", "must be an object with step, ids and lengths"),
     "not text": (b'{"lengths":[\xff]}\n', "not UTF-8 (invalid start byte)"),
-    "nested": (b"[" * 100_000 + b"\n", "not a whole JSON object (maximum recursion depth"),
+    "nested": (b"[" * 100_000 + b"\n", "not a whole JSON object (too deeply nested"),
     "no lengths": (b'{"step":5,"ids":[1]}\n', "lengths must be a list of integers"),
     "lengths null": (b'{"lengths":null}\n', "lengths must be a list of integers"),
     "empty": (b'{"step":5,"ids":[],"lengths":[]}\n', "step 5: the batch has no sequences"),
@@ -63,7 +63,7 @@ LINES: dict[str, tuple[bytes, str]] = {
     "loads empty": (b'{"lengths":[5],"loads":[]}\n', "loads: is empty. Leave it out"),
     "twice": (
         b'{"lengths":[5],"lengths":[6]}\n',
-        "not a whole JSON object ('lengths' is written twice. Remove one)",
+        "not a whole JSON object (field 'lengths' is written twice. Remove one)",
     ),
 }
 

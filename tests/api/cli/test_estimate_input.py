@@ -59,6 +59,10 @@ def test_files_that_are_no_objects_are_one_line(tmp_path: Path) -> None:
     path.write_text("base = ")
     assert "device.toml: not TOML (" in complaint(call(*NODE, "--hardware", path))
     path = tmp_path / "device.json"
+    path.write_text('{"base": "a800-80gb", "base": "h100-80gb"}')
+    twice = "device.json: not JSON (field 'base' is written twice. Remove one)"
+    assert twice in complaint(call(*NODE, "--hardware", path))
+    path = tmp_path / "device.json"
     path.write_text("[1]")
     assert "device.json: must be an object of fields" in complaint(call(*NODE, "--hardware", path))
     assert "device.json: must be an object of fields" in complaint(call(*NODE, "--model", path))

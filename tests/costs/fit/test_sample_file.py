@@ -99,7 +99,10 @@ def test_damage_is_named_by_its_line(tmp_path: Path) -> None:
     with pytest.raises(SampleError, match=r"s\.jsonl, line 3: not a sample"):
         read_samples(path)
     path.write_text("[" * 100_000 + "\n")
-    with pytest.raises(SampleError, match="line 1: not a sample: no JSON: maximum recursion depth"):
+    with pytest.raises(SampleError, match="line 1: not a sample: no JSON: too deeply nested"):
+        read_samples(path)
+    path.write_text('{"format": 1, "format": 1}\n')
+    with pytest.raises(SampleError, match="field 'format' is written twice"):
         read_samples(path)
     with pytest.raises(SampleError, match="cannot be read"):
         read_samples(tmp_path / "none")

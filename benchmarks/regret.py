@@ -41,9 +41,9 @@ FAR = list_corners(0.3)
 ERRORS = (
     *list_corners(0.1),
     *FAR,
-    CostError(name="context parallelism +10%", wide=1.1),
-    CostError(name="context parallelism -10%", wide=0.9),
-    CostError(name="each coefficient within ±10%", spread=0.1, seed=1),
+    CostError(name="context parallelism +10 %", wide=1.1),
+    CostError(name="context parallelism -10 %", wide=0.9),
+    CostError(name="each coefficient within ±10 %", spread=0.1, seed=1),
 )
 """Errors of the costs that plans are made with."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 from inspect import signature
 from pathlib import Path
 
@@ -99,7 +100,7 @@ def main() -> None:
         if part and "only" not in signature(run).parameters:
             parser.error(f"{name} has no parts")
         for output in run(data, only=part) if part else run(data):
-            print(f"{output}\n", flush=True)
+            print(re.sub(r"(?<=\d)%", " %", f"{output}\n"), flush=True)
 
 
 if __name__ == "__main__":

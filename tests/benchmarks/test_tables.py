@@ -1,10 +1,12 @@
 """Tables of benchmarks: columns of head and rows agree, values are formatted."""
 
+import sys
+import types
 from pathlib import Path
 
 import pytest
 
-from benchmarks.run import BENCHMARKS
+from benchmarks import run
 from benchmarks.tables import Table, spread, write_csv
 
 
@@ -32,5 +34,18 @@ def test_results_are_written_with_their_head(tmp_path: Path) -> None:
 
 
 def test_a_benchmark_names_a_module_and_a_function() -> None:
-    assert all(target.count(".") == 1 for target in BENCHMARKS.values())
-    assert len(set(BENCHMARKS.values())) == len(BENCHMARKS)
+    assert all(target.count(".") == 1 for target in run.BENCHMARKS.values())
+    assert len(set(run.BENCHMARKS.values())) == len(run.BENCHMARKS)
+
+
+def test_printed_percentages_have_a_space(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub = types.ModuleType("benchmarks.stub")
+    stub.gaps = lambda _: [Table("gap", "{:.1%}", [(0.5,)]), f"at most {0.1:.0%}"]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "benchmarks.stub", stub)
+    monkeypatch.setattr(run, "BENCHMARKS", {"gaps": "stub.gaps"})
+    monkeypatch.setattr(sys, "argv", ["bench", "gaps"])
+    monkeypatch.setattr(run, "data_sets", lambda _: ())
+    run.main()
+    assert "| 50.0 % |\n\nat most 10 %\n" in capsys.readouterr().out

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from seqplan.plans.format.canonical import parse_json
+from seqplan.plans.format.documents import name_document
 from seqplan.plans.format.fields import read_text
 
 SUFFIXES = (".json", ".toml")
@@ -24,6 +25,8 @@ def read_fields(path: Path, error: type[ValueError] = ValueError) -> dict[str, A
         raise error(f"{path}: not {kind} ({failure}). Repair the file") from None
     if not isinstance(fields, dict):
         raise error(f"{path}: must be an object of fields. Name another file")
+    if document := name_document(fields):
+        raise error(f"{path}: is {document}. Name another file")
     return fields
 
 

@@ -175,6 +175,14 @@ def read_text(path: str | os.PathLike[str], error: type[ValueError]) -> str:
     return decode_text(Path(path), content, error)
 
 
+def name_document_of(path: str | os.PathLike[str]) -> str | None:
+    """Name the document that a file holds on any number of lines; None for others."""
+    try:
+        return name_document(json.loads(read_text(path, ValueError)))
+    except (ValueError, RecursionError):
+        return None
+
+
 def decode_text(path: Path, content: bytes, error: type[ValueError]) -> str:
     """Decode a file's content as UTF-8; ``error`` names the first byte that is none."""
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,8 +10,7 @@ from pathlib import Path
 
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.format.codec import PlanError, from_json, to_json
-from seqplan.plans.format.documents import name_document
-from seqplan.plans.format.fields import LONGEST, read_text
+from seqplan.plans.format.fields import LONGEST, name_document_of
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan
 
@@ -43,10 +41,7 @@ def read_plans(path: str | os.PathLike[str], *, strict: bool = True) -> Iterator
 
 def _reject_document(path: Path) -> None:
     """Raise ``PlanError`` if a file is one document on several lines."""
-    try:
-        document = name_document(json.loads(read_text(path, PlanError)))
-    except (ValueError, RecursionError):
-        return
+    document = name_document_of(path)
     if document == "a plan":
         raise PlanError(f"{path}: has a plan on several lines. Write each on one line") from None
     if document is not None:

@@ -19,6 +19,7 @@ from seqplan.costs.lengths.sources.grids import is_grid_field, read_grids
 from seqplan.costs.lengths.sources.options import choose_field, missing_field
 from seqplan.costs.lengths.sources.token_count import TextBatch, TokenCounter
 from seqplan.plans.format.documents import name_document
+from seqplan.plans.format.fields import name_document_of
 
 CHUNK = 1 << 16
 _KINDS: dict[type, str] = {int: "an integer", list: "a list of ids", str: "a text"}
@@ -50,7 +51,7 @@ def read_records(
         return
     place, record = first
     if document := name_document(record):
-        raise LengthsError(f"{place}: is {document}. Name the lengths that it is made from")
+        raise _is_document(place, document)
     field = choose_field(list(record), wanted, place)
     if isinstance(field, str) and is_chat(record[field]):
         field = Layout(chat=field)
@@ -162,6 +163,8 @@ def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         try:
             record = json.loads(text)
         except json.JSONDecodeError as error:
+            if text == "{" and (document := name_document_of(path)):
+                raise _is_document(str(path), document) from None
             # The decoder's line is always the first here, which would mislead.
             raise _not_json(place, f"{error.msg} at column {error.colno}") from None
         except (ValueError, RecursionError) as error:
@@ -171,6 +174,10 @@ def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 f"{place}: holds {shown(record)}; a .jsonl source has one object a line"
             )
         yield place, record
+
+
+def _is_document(place: str, document: str) -> LengthsError:
+    return LengthsError(f"{place}: is {document}. Name the lengths that it is made from")
 
 
 def _not_json(place: str, why: str) -> LengthsError:

@@ -120,6 +120,14 @@ def test_documents_in_place_of_others(dense: PlannedFiles, tmp_path: Path) -> No
     for path, given in ((dense.plans, "a plan"), (batches, "a batch")):
         line = complaint(call("lengths", path))
         assert line.endswith(f"line 1: is {given}. Name the lengths that it is made from")
+    profile.write_text(json.dumps(load_shipped(dense.profile).document, indent=1))
+    for path, given in ((dense.proposal, "a proposal"), (profile, "a profile")):
+        line = complaint(call("lengths", path))
+        assert line == f"{path}: is {given}. Name the lengths that it is made from"
+    node = ("estimate", "--seq-len", 4096, "--model", "llama-7b", "--hardware", "a800-80gb")
+    for option in ("--model", "--hardware"):
+        line = complaint(call(*node, option, profile))
+        assert line == f"{profile}: is a profile. Name another file"
 
 
 # Plans

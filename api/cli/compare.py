@@ -57,6 +57,14 @@ _ASSUMPTIONS: dict[str, Callable[[str], Any]] = {
     "search-static": _truth,
 }
 
+_CONCERNED = {
+    "switch_ms": "hotspa",
+    "cbc_s": "hydraulis",
+    "fast": "hydraulis",
+    "search_static": "megatron",
+}
+"""Assumption → the system that it is about."""
+
 EXAMPLES = f"""\
 example:
   seqplan compare lengths.npy --profile llama-32b-a800-80gb --gpus 64 \\
@@ -150,11 +158,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _options(args: argparse.Namespace) -> Options:
     changed = {name: value for name, value in args.assume.items() if name != "optimizer_ms"}
+    for name in changed:
+        if (system := _CONCERNED[name]) not in args.systems:
+            raise ValueError(
+                f"--assume {name.replace('_', '-')}: {system} is not among --systems. Add it, or "
+                "leave the assumption out"
+            )
     return Options(args.systems, **changed)
 
 
 def _sync(args: argparse.Namespace, profile: Profile, gpus: int) -> SyncTimes:
     if args.sync.times is None:
+        if "optimizer_ms" in args.assume:
+            raise ValueError("--assume optimizer-ms: --sync none counts none. Leave one out")
         return NO_SYNC
     return choose_sync(
         profile,

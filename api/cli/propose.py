@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from functools import partial
 
 from seqplan.api.cli.framework import options
@@ -135,7 +136,11 @@ def proposal_lines(proposal: Proposal) -> list[str]:
     if proposal.experts:
         notes += explain_degrees(proposal.experts, proposal.profile.expert_parallel)
     if proposal.sync is not None:
-        notes.append(f"All with the sync, {proposal.sync.source}.")
+        times = sorted(proposal.sync.of_strategy_ms(each.strategy) for each in proposal.candidates)
+        notes.append(
+            f"All with the sync, {_spread(times)}, and without the optimizer. The sync is "
+            f"{proposal.sync.source}."
+        )
     if derived := count_derived_schemes(proposal):
         of = "scheme of the candidates is" if derived == 1 else "schemes of the candidates are"
         notes.append(
@@ -156,6 +161,12 @@ def proposal_lines(proposal: Proposal) -> list[str]:
             f"{count_of(truncated, 'sequence')} truncated to {proposal.workload.max_len:,} tokens."
         )
     return lines
+
+
+def _spread(times: Sequence[float]) -> str:
+    """Write the least and the largest of ascending times."""
+    least, most = seconds(times[0]), seconds(times[-1])
+    return least if least == most else f"{least} to {most}"
 
 
 def count_derived_schemes(proposal: Proposal) -> int:

@@ -118,8 +118,8 @@ def problem(deployment: Deployment, scheme: Scheme, load: Load) -> str | None:
         return reason
     if deployment.zero == 3 and scheme.pp > 1:
         return "ZeRO-3 gathers every layer on every rank; use it with pp = 1"
-    if load.seq_len < 2 * scheme.stage_gpus:
-        return f"sequences of {load.seq_len} tokens are too short for {scheme.stage_gpus} GPUs"
+    if load.seq_len < 2 * scheme.stage_gpus > 2:
+        return f"{load.seq_len} tokens a sequence are too few for {scheme.stage_gpus} GPUs"
     stages = scheme.pp * deployment.virtual_stages
     # Embedding and head may stand for a layer each, as in Llama 3's 126 on 128 stages.
     if scheme.pp > 1 and stages > deployment.sizes.layers + 2:

@@ -118,7 +118,7 @@ def _scale_measured(
 
 def _derive_ms(profile: Profile, layout: Layout, gpus: int, links: Hardware) -> float:
     degree = profile.expert_degrees[0]
-    return _layout_ms(profile.shape, layout, gpus, profile.gpus_per_node, links, degree)
+    return layout_sync_ms(profile.shape, layout, gpus, profile.gpus_per_node, links, degree)
 
 
 def optimizer_of(profile: Profile, gpus: int) -> float:
@@ -152,7 +152,7 @@ def count_parameters(
     return held, units + layers
 
 
-def _layout_ms(
+def layout_sync_ms(
     shape: ModelShape,
     layout: Layout,
     gpus: int,
@@ -160,7 +160,7 @@ def _layout_ms(
     links: Hardware,
     expert_parallel: int = 1,
 ) -> float:
-    """Time all-gather and reduce-scatter of the fullest rank, none of it hidden."""
+    """Time all-gather and reduce-scatter of a layout's fullest rank, none of it hidden (ms)."""
     if gpus == 1:
         return 0.0
     held, units = count_parameters(shape, layout, expert_parallel)

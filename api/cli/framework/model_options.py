@@ -63,7 +63,10 @@ def sizes_of(name: str, longest: int | None = None) -> ModelSizes:
     sizes = parse_sizes(name, longest)
     if missing := [size for size in SIZES if size not in sizes]:
         raise ValueError(f"{name}: lacks {', '.join(missing)}. Add every size, or a base")
-    return ModelSizes.from_mapping(sizes)
+    try:
+        return ModelSizes.from_mapping(sizes)
+    except ValueError as error:
+        raise ValueError(f"{name}: {str(error).removeprefix('model: ')}") from None
 
 
 def parse_sizes(name: str | None, longest: int | None = None) -> dict[str, int]:
@@ -205,6 +208,7 @@ def add_training(parser: argparse.ArgumentParser, *, schedule: bool) -> None:
 _OF_AXES: dict[str, tuple[str, object]] = {
     "context_parallel": ("ring", "ring"),
     "tp_overlap": ("tp", 0.0),
+    "sequence_parallel": ("tp", True),
     "virtual_stages": ("pp", 1),
 }
 """Option → the axis that it concerns, and its default."""
@@ -215,8 +219,9 @@ def check_axes(args: argparse.Namespace, schemes: Collection[Scheme]) -> None:
     for name, (axis, default) in _OF_AXES.items():
         value = getattr(args, name, default)
         if value != default and all(getattr(scheme, axis) == 1 for scheme in schemes):
+            option = f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
             raise ValueError(
-                f"{name} {value}: no scheme has {axis} above 1. Add one, or leave {name} out"
+                f"{option}: no scheme has {axis} above 1. Add one, or leave {option} out"
             )
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -113,15 +114,17 @@ BAD = {
         ("--optimizer-shards 3", "optimizer_shards must divide the cluster's"),
         ("--precision fp4", "must be bf16, fp8, mxfp8, nvfp4, fp8:TIMES or mxfp8:TIMES: 'fp4'"),
         ("--pp 8 --virtual-stages 5", "40 stages (pp · virtual stages) are more than the 32"),
-        ("--virtual-stages 2", "virtual_stages 2: no scheme has pp above 1. Add one, or leave"),
-        ("--tp-overlap 0.5", "tp_overlap 0.5: no scheme has tp above 1. Add one, or leave"),
+        ("--virtual-stages 2", "--virtual-stages: no scheme has pp above 1. Add one, or leave"),
+        ("--tp-overlap 0.5", "--tp-overlap: no scheme has tp above 1. Add one, or leave"),
+        ("--no-sequence-parallel", "--no-sequence-parallel: no scheme has tp above 1. Add one"),
+        ("--zero 3 --sync hidden", "--sync hidden: ZeRO 3 has no separate sync. Leave"),
         ("--tp 1,2 --context-parallel all-gather", "no scheme has ring above 1. Add one, or leave"),
         ("--dispatcher deepep", "dispatcher deepep: requires expert_parallel above 1. "),
         ("--model {configs}/qwen3-next-80b.json --ring 2", "no ring passes on the state"),
         ("--recompute some", "--recompute: unknown recomputation mode: some. Give one of none, "),
         ("--offload-parameters", "offload_parameters: needs ZeRO 3 and offload_optimizer"),
         ("--tiled-mlp", "tiled_mlp: recompute 'none' must be mlp or full"),
-        ("--seq-len 1 --ring 8", "sequences of 1 tokens are too short for 8 GPUs"),
+        ("--seq-len 1 --ring 8", "1 tokens a sequence are too few for 8 GPUs"),
         ("--expert-parallel 8", "expert_parallel = 8 requires a model with experts"),
     ],
     "estimate --model qwen3-30b-a3b --hardware h100-80gb --nodes 2 --seq-len 4096": [
@@ -157,6 +160,8 @@ BAD = {
         ("--sync 1,2,3", "must be derived, none, MS or MS,MS, and overlap=SHARE: '1,2,3'"),
         ("--assume cbc-s=0", "CBC needs at least 0.1 seconds, not 0"),
         ("--assume cbc=1", "unknown assumption 'cbc'; there are optimizer-ms"),
+        ("--assume switch-ms=5 --systems static", "hotspa is not among --systems. Add it, or"),
+        ("--sync none --assume optimizer-ms=5", "optimizer-ms: --sync none counts none. Leave"),
         ("--assume fast=1", "must be yes or no: '1'"),
         ("--assume 'fast=no fast=yes'", "has fast twice"),
         ("-o /nowhere/report.html", "/nowhere"),
@@ -321,14 +326,15 @@ def test_a_sequence_longer_than_any_scheme_holds(tmp_path: Path, output: Path) -
 def test_a_sync_is_printed_and_kept(lengths: Path, output: Path) -> None:
     more = ("--profile", "llama-7b-a800-80gb", "--tokens", 8000)
     text = propose(lengths, output, *more).out
-    assert "All with the sync, derived for each layout: 6 bytes a parameter" in text
+    assert re.search(r"All with the sync, \d+ ms( to \d+ ms)?, and without the optimizer\.", text)
+    assert "The sync is derived for each layout" in text
     assert "derived, not measured (seqplan profile show)" in text
     document = json.loads(output.read_text())
     assert {"tp", "pp", "ms"} == set(document["sync"]["by_layout"][0])
     assert (document["layouts"]["chosen"] or "several layouts") in text
     output.unlink()
     text = propose(lengths, output, *more, "--gpus", 2, "--sync", "900,1400").out
-    assert "All with the sync, as given: 900 ms, different layouts 1400." in text
+    assert "All with the sync, 900 ms, and without the optimizer. The sync is as given:" in text
     assert json.loads(output.read_text())["sync"]["heterogeneous_ms"] == 1400
     output.unlink()
     more = (*more, "--gpus", 2, "--schemes", "measured")

@@ -12,8 +12,8 @@ COUNT = "must be an integer of 1 or more"
 
 FILES = {
     sizes: [
-        ({"heads": 30}, "model: hidden 4096 is no multiple of 30 heads"),
-        ({"hidden": 10**400}, "model: hidden must be from 1 to 10,000,000, not 1000"),
+        ({"heads": 30}, "model.json: hidden 4096 is no multiple of 30 heads"),
+        ({"hidden": 10**400}, "model.json: hidden must be from 1 to 10,000,000, not 1000"),
         ({"hidden": 0}, f"model.json: hidden {COUNT}: 0"),
         ({"layers": "32"}, f"model.json: layers {COUNT}: '32'"),
         ({"tied": 1}, "model.json: tied must be true or false: 1"),

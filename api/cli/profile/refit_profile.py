@@ -84,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
     if args.server is not None:
         if args.job is None:
             raise ValueError("--server requires --job")
+        if args.measurements is not None:
+            raise ValueError("--measurements is for --plans. Leave it out")
         with server_options.connect(args) as client:
             material = _of_job(client, args)
             observations = match_measurements(material.plans, material.measurements)
@@ -175,6 +177,8 @@ def _describe_unplanned(observations: Observations, served: bool) -> str:
 def _of_files(args: argparse.Namespace) -> _Material:
     from seqplan.costs.fit.measurements import read_measurements
 
+    if args.job is not None:
+        raise ValueError("--job is for --server. Leave it out")
     for name in ("profile", "measurements"):
         if getattr(args, name) is None:
             raise ValueError(f"--plans requires --{name}")

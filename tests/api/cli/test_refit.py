@@ -120,6 +120,17 @@ def test_a_refit_prints_its_measured_times(tmp_path: Path) -> None:
     assert "3 rank times left out" in outcome.err
 
 
+def test_options_of_the_other_source_are_rejected(tmp_path: Path) -> None:
+    files = ("--plans", tmp_path / "p.jsonl", "--measurements", tmp_path / "t.jsonl")
+    line = complaint(
+        call("profile", "refit", "--profile", "llama-7b-a800-80gb", *files, "--job", 1)
+    )
+    assert line == "--job is for --server. Leave it out"
+    job = ("--server", "http://127.0.0.1:1", "--job", "job")
+    line = complaint(call("profile", "refit", *job, "--measurements", tmp_path / "t.jsonl"))
+    assert line == "--measurements is for --plans. Leave it out"
+
+
 @pytest.mark.parametrize(
     ("factors", "steps", "why"),
     [

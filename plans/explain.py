@@ -244,8 +244,9 @@ def _binding(plan: Plan, times: Schedule, costs: Mapping[Scheme, SchemeCost]) ->
         yield "binding: unknown, the plan states no times" if runs else "binding: nothing runs"
     for index in sorted(tight, key=lambda index: -plan.pipelines[index].predicted_ms)[:3]:
         pipeline = plan.pipelines[index]
+        ranks = f"rank{'s' if len(pipeline.ranks) > 1 else ''} {_ranks(pipeline.ranks, 15)}"
         yield (
-            f"binding: pipeline {index} ({pipeline.scheme} on ranks {_ranks(pipeline.ranks, 15)}), "
+            f"binding: pipeline {index} ({pipeline.scheme} on {ranks}), "
             f"{_reason(plan, pipeline, costs.get(pipeline.scheme))}"
         )
     if len(tight) > 3:

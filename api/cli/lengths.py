@@ -100,7 +100,7 @@ def _as_text(lengths: Lengths, summary: Summary, output: Path | None) -> list[st
     if len(lengths.sources) > 1:
         lines.append(
             f"{len(lengths.sources):,} sources: {count_of(summary.sequences, 'sequence')}, "
-            f"{summary.tokens:,} tokens"
+            f"{count_of(summary.tokens, 'token')}"
         )
     lines.append(
         f"length: mean {summary.mean:,.1f}, median {summary.median:,.0f}, p90 {summary.p90:,.0f}, "
@@ -126,7 +126,7 @@ def _source_lines(lengths: Lengths) -> list[str]:
     lines = []
     for source in lengths.sources:
         notes = f" ({'; '.join(source.notes)})" if source.notes else ""
-        counts = f"{count_of(source.sequences, 'sequence')}, {source.tokens:,} tokens"
+        counts = f"{count_of(source.sequences, 'sequence')}, {count_of(source.tokens, 'token')}"
         lines.append(f"{source.path}: {counts}{notes}")
     return lines
 

@@ -107,6 +107,7 @@ def test_pipelines_that_bind_are_counted_beyond_three() -> None:
     four = tuple(pipeline(scheme, (i,), batch(COSTS, scheme, {i: 9})) for i in range(4))
     text = explain(plan_of(four, (9,) * 4, four[0].predicted_ms))
     assert "binding: 1 more pipeline without slack" in text
+    assert "binding: pipeline 0 (tp1 on rank 0), by its only sequence" in text
 
 
 def test_many_pipelines_of_a_scheme_are_summed_up() -> None:

@@ -225,8 +225,8 @@ def _range(text: str) -> tuple[int, int]:
     if (ends := _RANGE.fullmatch(text)) is None:
         raise ValueError(f"--lengths must be FROM..TO in tokens, as 64..4096: {text!r}")
     first, last = int(ends[1]), int(ends[2])
-    if last > LONGEST:
-        raise ValueError(f"--lengths must be at most {LONGEST:,} tokens: {text}")
+    if not first or last > LONGEST:
+        raise ValueError(f"--lengths must be from 1 to {LONGEST:,} tokens: {text}")
     return first, last
 
 

@@ -124,7 +124,7 @@ BAD = {
         ("--recompute some", "--recompute: unknown recomputation mode: some. Give one of none, "),
         ("--offload-parameters", "offload_parameters: needs ZeRO 3 and offload_optimizer"),
         ("--tiled-mlp", "tiled_mlp: recompute 'none' must be mlp or full"),
-        ("--seq-len 1 --ring 8", "1 tokens a sequence are too few for 8 GPUs"),
+        ("--seq-len 9 --ring 8", "9 tokens a sequence are too few for 8 GPUs"),
         ("--expert-parallel 8", "expert_parallel = 8 requires a model with experts"),
     ],
     "estimate --model qwen3-30b-a3b --hardware h100-80gb --nodes 2 --seq-len 4096": [
@@ -173,7 +173,8 @@ BAD = {
     "profile measure -o {output} --model {tiny}": [
         ("--lengths 9", "--lengths must be FROM..TO in tokens, as 64..4096: '9'"),
         ("--lengths 90..9", "lengths must rise"),
-        ("--lengths 64..99999999999999999999", "--lengths must be at most 1,000,000,000 tokens"),
+        ("--lengths 0..9", "--lengths must be from 1 to 1,000,000,000 tokens: 0..9"),
+        ("--lengths 64..99999999999999999999", "--lengths must be from 1 to 1,000,000,000 tokens"),
         ("--lengths '64..²'", "as 64..4096: '64..²'"),
         ("--capacity-gib 0", "argument --capacity-gib: must be a number above 0: '0'"),
         ("--capacity-gib inf", "must be a number above 0: 'inf'"),

@@ -251,9 +251,11 @@ def _plan_from_data(args: argparse.Namespace, folder: Path | None) -> int:
     if folder is not None:
         write_parts(folder, first, lengths)
         write_text(folder / "report.html", render(comparison, first.profile))
+    unusual = {"exact": args.exact, "slowdown": args.slowdown, "window": args.window > 1}
+    without = [f"--{name}" for name, given in unusual.items() if given]
     if args.json:
         fields = {"profile": first.origin, **_fields(rows, source)}
-        fields |= pay_fields(comparison, first.profile)
+        fields |= pay_fields(comparison, first.profile) | {"compared_without": without}
         print(json.dumps(fields, ensure_ascii=False))
         return 0
     workload = first.proposal.workload
@@ -275,6 +277,7 @@ def _plan_from_data(args: argparse.Namespace, folder: Path | None) -> int:
             else ()
         ),
         *pay_lines(comparison, first.profile),
+        *([f"  of plans without {' and '.join(without)}"] if without else ()),
     ]
     if args.output is not None:
         lines += ["", f"written: {folder if folder is not None else plans}"]
@@ -310,6 +313,7 @@ def _compare(
         options=Options(fast=gpus > LARGE_GPUS or workload.tokens > LARGE_TOKENS),
         execution=args.execution,
         trainer=args.trainer,
+        robust=args.robust,
         proposal=proposal,
         progress=progress,
     )
@@ -342,7 +346,8 @@ def _lines(args: argparse.Namespace, rows: list[StepRow], source: _Source) -> li
 
 def _source_of_proposal(args: argparse.Namespace, proposal: Proposal) -> _Source:
     if has_batches(args.data):
-        drawing = {"tokens": args.tokens, "steps": args.steps, "window": args.window > 1}
+        drawing = {name: getattr(args, name) for name in ("tokens", "steps", "tokenizer")}
+        drawing["window"] = args.window > 1
         if given := [name for name, value in drawing.items() if value]:
             raise ValueError(
                 f"--{given[0]} is for lengths: {args.data} has batches, which are drawn already. "

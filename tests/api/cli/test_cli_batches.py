@@ -118,7 +118,7 @@ def test_line_ends_of_other_systems(dense: PlannedFiles, tmp_path: Path) -> None
     assert (outcome.code, outcome.out.count("\n")) == (0, 2)
 
 
-@pytest.mark.parametrize("option", ["--tokens", "--steps", "--window"])
+@pytest.mark.parametrize("option", ["--tokens", "--steps", "--window", "--tokenizer"])
 def test_sampling_options_are_rejected_with_given_batches(
     dense: PlannedFiles, output: Path, tmp_path: Path, option: str
 ) -> None:

@@ -58,6 +58,14 @@ def test_summary_as_json_without_files(lengths: Path) -> None:
     assert fields["steps"] == 2
 
 
+def test_the_answer_states_the_options_that_it_leaves_out(lengths: Path) -> None:
+    more = (*SMALL, "--gpus", 4, "--slowdown", "3=1.5", "--window", 2)
+    profile = ("--profile", "llama3-8b-h100-80gb")
+    text = succeeded(call("plan", lengths, *profile, *more))
+    assert text.endswith("  of plans without --slowdown and --window\n")
+    assert "of plans without" not in succeeded(call("plan", lengths, *profile, *more[:-4]))
+
+
 def test_trainer_decides_the_schemes_and_the_rival_of_today(lengths: Path) -> None:
     text = succeeded(call("plan", lengths, *MODEL, *QUICK[2:]))
     assert "steps of 25,000 tokens (default, see --tokens), sequences up to 8,192" in " ".join(

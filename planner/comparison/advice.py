@@ -142,7 +142,7 @@ def _against_nearest(profile: Profile, systems: Sequence[System]) -> str:
     if rival is None:
         return f"{verdict.sentence}."
     error = profile.device_error
-    stated = "unknown" if error is None else f"{percent(error)}"
+    stated = "unknown" if error is None else percent(error, 0)
     return (
         f"{verdict.sentence}. Speed-up over the nearest rival, {rival.name}: {rival.text}. The "
         f"prediction's error against devices is {stated}."

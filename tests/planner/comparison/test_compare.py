@@ -210,7 +210,7 @@ def test_advice(error: float | None, factor: float, expected: str) -> None:
     static = replace(slower(ours, "static", factor), name="Static")
     text = advice(with_error(error), [ours, static])
     assert text.startswith(expected)
-    stated = "unknown" if error is None else f"{100 * error:.1f} %"
+    stated = "unknown" if error is None else f"{100 * error:.0f} %"
     assert f"The prediction's error against devices is {stated}." in text
     assert advice(with_error(error), [ours]).startswith("No other system was compared")
 

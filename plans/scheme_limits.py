@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from seqplan.plans.scheme import Scheme
 
+STAGED_MICRO_STEPS = (
+    "lockstep with stages is for trainers that change groups between micro-batches (Megatron); "
+    "here plan without lockstep, or with pp 1"
+)
+"""Reason why the built-in Llama runs no micro-steps that go through stages."""
+
 
 def find_unsupported(
     scheme: Scheme, *, layers: int, heads: int, kv_heads: int, ffn: int, vocab: int

@@ -14,7 +14,9 @@ from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.format.plan_file import check_sound, read_plans
 from seqplan.plans.plan import Plan
 from seqplan.plans.recomputation import is_offloaded, split_mode
+from seqplan.plans.schedule import stages_of_micro_steps
 from seqplan.plans.scheme import Scheme
+from seqplan.plans.scheme_limits import STAGED_MICRO_STEPS
 from seqplan.plans.views.placement import place_on_ranks, placement_of
 from seqplan.plans.views.sync_count import AllGathered, count_gathered
 from seqplan.plans.views.unit_layout import UnitLayout
@@ -211,6 +213,8 @@ def first_plans(path: Path, ranks: int, steps: int) -> list[Plan]:
                 f"--ranks {plan.gpus_left}, or plan for {ranks} GPUs"
             )
         check_sound(plan, where)
+        if stages_of_micro_steps(plan.pipelines) > 1:
+            raise ValueError(f"{where}: {STAGED_MICRO_STEPS}")
         plan = place_on_ranks(plan, ranks)
         if plans and plan.expert_parallel != plans[0].expert_parallel:
             raise ValueError(

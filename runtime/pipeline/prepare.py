@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from seqplan.plans.recomputation import MODES
-from seqplan.plans.scheme_limits import find_unsupported
+from seqplan.plans.scheme_limits import STAGED_MICRO_STEPS, find_unsupported
 from seqplan.plans.views.parameter_layout import Shard
 from seqplan.plans.views.placement import can_overlap_reduction
 from seqplan.plans.views.rank_view import PipelineView, RankView
@@ -93,10 +93,7 @@ def check_runnable(view: RankView, config: ModelConfig, blocks: ExpertBlocks | N
     check_expert_parallel(view, blocks)
     check_stages(view)
     if view.micro_steps is not None and any(placed.scheme.pp > 1 for placed in view.placement):
-        raise PlanError(
-            f"step {view.step}: lockstep with stages is for trainers that change groups "
-            "between micro-batches (Megatron); here plan without lockstep, or with pp 1"
-        )
+        raise PlanError(f"step {view.step}: {STAGED_MICRO_STEPS}")
     for index, placed in enumerate(view.placement):
         reason = find_unsupported(
             placed.scheme,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from command_line import call, complaint
+from random_plans import one_pipeline_plan
 from small_check import written
 
 from seqplan import Plan, Scheme, from_json, read_plans
@@ -46,6 +47,14 @@ def test_other_bad_input(plans: Path, tmp_path: Path) -> None:
     unsound = written(tmp_path / "unsound.jsonl", [replace(valid[0], tokens=valid[0].tokens + 1)])
     message = complaint(call("check", "training", "--plans", unsound, "--ranks", 2))
     assert "step 0: breaks a rule of the format: tokens: " in message
+
+
+def test_micro_steps_through_stages_are_rejected_before_ranks_start(tmp_path: Path) -> None:
+    plan = one_pipeline_plan(Scheme(pp=2), [40, 9], step=4)
+    pipelines = (replace(plan.pipelines[0], micro_step=0),)
+    path = written(tmp_path / "lockstep.jsonl", [replace(plan, pipelines=pipelines)])
+    with pytest.raises(ValueError, match=r"step 4: lockstep with stages is for trainers"):
+        first_plans(path, 2, 1)
 
 
 def test_large_steps_are_warned_of(plans: Path) -> None:

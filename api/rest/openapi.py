@@ -9,12 +9,21 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from seqplan.api.rest.payloads.bodies import Acks, PushedBatch, PushedBatches
+from seqplan.api.rest.payloads import bodies
 from seqplan.api.rest.payloads.described import CONTENTS, describe_name, make_example
 from seqplan.plans.service_routes import HEALTH, PLAN, READINESS
 
-_LARGE: tuple[type[BaseModel], ...] = (Acks, PushedBatch, PushedBatches)
-"""Bodies that the framework does not read itself, and so does not describe."""
+_BODIES: tuple[type[BaseModel], ...] = (
+    bodies.Ack,
+    bodies.Acks,
+    bodies.JobProposal,
+    bodies.MeasurementRequest,
+    bodies.NewJob,
+    bodies.NewProposal,
+    bodies.PushedBatch,
+    bodies.PushedBatches,
+)
+"""Bodies of requests, which ``json_body`` reads and the framework does not describe."""
 
 _PROBLEM = {
     "type": "object",
@@ -81,7 +90,7 @@ def describe(app: FastAPI) -> None:
             schemas.pop("HTTPValidationError", None)
             schemas.pop("ValidationError", None)
             schemas["Problem"] = _PROBLEM
-            for kind in _LARGE:
+            for kind in _BODIES:
                 schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
                 schemas |= schema.pop("$defs", {})
                 schemas[kind.__name__] = schema

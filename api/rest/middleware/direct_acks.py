@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 
-from pydantic import ValidationError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from seqplan.api.rest.payloads.bodies import Ack
@@ -18,6 +17,7 @@ from seqplan.api.rest.payloads.plan_response import describe_json, send_bytes
 from seqplan.api.rest.payloads.problems import Problem, answer_of, store_unavailable
 from seqplan.api.rest.state.ack_writer import Acknowledged, AckQueue
 from seqplan.api.store.errors import StoreUnavailable
+from seqplan.plans.format.canonical import parse_json
 from seqplan.plans.service_routes import ACKS
 
 _PATH = re.compile(ACKS.format(job=r"([^/\0]+)"))
@@ -72,8 +72,8 @@ def _is_short_json(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 def _read(job: str, body: bytes) -> Acknowledged | None:
     """Read an acknowledgement; None for a body whose error the framework words."""
     try:
-        ack = Ack.model_validate_json(body)
-    except ValidationError:
+        ack = Ack.model_validate(parse_json(body.decode()))
+    except ValueError:
         return None
     return Acknowledged(job, ack.step, ack.rank, ack.digest, ack.measured_ms)
 

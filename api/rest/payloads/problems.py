@@ -113,12 +113,7 @@ def _invalid(error: RequestValidationError) -> JSONResponse:
     place = ""
     for part in first["loc"]:
         place += f"[{part}]" if isinstance(part, int) else f".{part}"
-    message = first["msg"]
-    if first["loc"] == ("body",) and first["type"] == "model_attributes_type":
-        # Only a body of another content type is left as bytes.
-        is_json = not isinstance(first["input"], bytes)
-        message = "must be an object" if is_json else "must be application/json"
-    return problem(422, "invalid-request", f"{place.lstrip('.')}: {message}")
+    return problem(422, "invalid-request", f"{place.lstrip('.')}: {first['msg']}")
 
 
 def _http(request: Request, error: HTTPException) -> JSONResponse:

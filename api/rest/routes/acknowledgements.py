@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from seqplan.api.rest.payloads import answers
 from seqplan.api.rest.payloads.bodies import Ack, Acks, MeasurementRequest
 from seqplan.api.rest.payloads.idempotency import Done, once
-from seqplan.api.rest.payloads.large_bodies import large_body
+from seqplan.api.rest.payloads.json_bodies import json_body
 from seqplan.api.rest.state.ack_writer import Acknowledged, PlannedSteps
 from seqplan.api.rest.state.shared import AcksOf, ServiceOf
 from seqplan.api.store.tables.measurements import MeasurementRow, add_measurements
@@ -20,14 +20,17 @@ from seqplan.plans import service_routes
 routes = APIRouter(tags=["plans"])
 
 
-@routes.post(service_routes.ACKS, **answers.describe(answers.AcknowledgedResponse))
-async def acknowledge(acks: AcksOf, job: str, body: Ack) -> Response:
+OneAck = Annotated[Ack, Depends(json_body(Ack))]
+
+
+@routes.post(service_routes.ACKS, **answers.describe(answers.AcknowledgedResponse, body=Ack))
+async def acknowledge(acks: AcksOf, job: str, body: OneAck) -> Response:
     """A rank has done a step. Saying it again changes nothing, with or without a key."""
     await acks.put([Acknowledged(job, body.step, body.rank, body.digest, body.measured_ms)])
     return JSONResponse({"step": body.step, "rank": body.rank})
 
 
-ManyAcks = Annotated[Acks, Depends(large_body(Acks))]
+ManyAcks = Annotated[Acks, Depends(json_body(Acks))]
 
 
 @routes.post(service_routes.ACKS_MANY, **answers.describe(answers.AcknowledgedAll, body=Acks))
@@ -45,10 +48,13 @@ async def acknowledge_many(acks: AcksOf, job: str, body: ManyAcks) -> Response:
     return JSONResponse({"step": body.step, "ranks": body.ranks})
 
 
-@routes.post(service_routes.MEASUREMENTS, **answers.describe(answers.MeasuredRank))
-def add_measurement(
-    service: ServiceOf, request: Request, job: str, body: MeasurementRequest
-) -> Response:
+Measurement = Annotated[MeasurementRequest, Depends(json_body(MeasurementRequest))]
+
+
+@routes.post(
+    service_routes.MEASUREMENTS, **answers.describe(answers.MeasuredRank, body=MeasurementRequest)
+)
+def add_measurement(service: ServiceOf, request: Request, job: str, body: Measurement) -> Response:
     """What a step took on a rank (ms); a later figure replaces an earlier one."""
     acknowledged = Acknowledged(job, body.step, body.rank, None, body.measured_ms)
 

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 
 from seqplan.api.rest.payloads import answers, bodies
 from seqplan.api.rest.payloads.idempotency import Done, once
-from seqplan.api.rest.payloads.large_bodies import large_body
+from seqplan.api.rest.payloads.json_bodies import json_body
 from seqplan.api.rest.payloads.pages import read_page
 from seqplan.api.rest.payloads.parameters import AtStep, Limit
 from seqplan.api.rest.payloads.problems import Problem, not_found, require_found, require_row
@@ -37,8 +37,11 @@ routes = APIRouter(tags=["jobs"])
 _STOPPABLE = ("planning", "failed", "abandoned")
 
 
-@routes.post(service_routes.JOBS, **answers.describe(answers.JobBegun, 201))
-def create_job(service: ServiceOf, request: Request, body: bodies.NewJob) -> Response:
+JobBody = Annotated[bodies.NewJob, Depends(json_body(bodies.NewJob))]
+
+
+@routes.post(service_routes.JOBS, **answers.describe(answers.JobBegun, 201, body=bodies.NewJob))
+def create_job(service: ServiceOf, request: Request, body: JobBody) -> Response:
     """Begin a job; its plans can be requested at once."""
     look = look_at_data(service, body)  # which may take seconds, in which others write
 
@@ -133,7 +136,7 @@ def get_sampler_state(service: ServiceOf, job: str, step: AtStep) -> dict[str, A
     return sampler_state(service, job, step)
 
 
-Batches = Annotated[bodies.PushedBatches, Depends(large_body(bodies.PushedBatches))]
+Batches = Annotated[bodies.PushedBatches, Depends(json_body(bodies.PushedBatches))]
 
 
 @routes.post(
@@ -224,8 +227,14 @@ def get_revisions(service: ServiceOf, job: str) -> dict[str, Any]:
         return {"items": [_describe(revision) for revision in list_revisions(connection, row)]}
 
 
-@routes.put(service_routes.JOB_PROPOSAL, **answers.describe(answers.RevisionResponse))
-def set_job_proposal(service: ServiceOf, job: str, body: bodies.JobProposal) -> dict[str, Any]:
+ProposalBody = Annotated[bodies.JobProposal, Depends(json_body(bodies.JobProposal))]
+
+
+@routes.put(
+    service_routes.JOB_PROPOSAL,
+    **answers.describe(answers.RevisionResponse, body=bodies.JobProposal),
+)
+def set_job_proposal(service: ServiceOf, job: str, body: ProposalBody) -> dict[str, Any]:
     """Plan the unplanned steps of a job by another proposal.
 
     One of as many GPUs and the same ``max_len``; 409 for a job that is not being planned.

@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from seqplan.api.rest.middleware.tokens import TOKEN
 from seqplan.api.rest.payloads import answers
 from seqplan.api.rest.payloads.bodies import PushedBatch
-from seqplan.api.rest.payloads.large_bodies import large_body
+from seqplan.api.rest.payloads.json_bodies import json_body
 from seqplan.api.rest.payloads.problems import Problem
 from seqplan.api.rest.routes.jobs import check_batch
 from seqplan.api.rest.state.shared import QueriesOf
@@ -20,7 +20,7 @@ from seqplan.plans import service_routes
 
 routes = APIRouter(tags=["plans"])
 
-QueriedBatch = Annotated[PushedBatch, Depends(large_body(PushedBatch))]
+QueriedBatch = Annotated[PushedBatch, Depends(json_body(PushedBatch))]
 
 
 @routes.post(service_routes.PLAN_BATCH, **answers.describe(dict[str, Any], body=PushedBatch))

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import secrets
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse, Response
 from sqlalchemy import Connection
 
 from seqplan.api.rest.payloads import answers
 from seqplan.api.rest.payloads.bodies import NewProposal
 from seqplan.api.rest.payloads.idempotency import Done, once, upload_document
+from seqplan.api.rest.payloads.json_bodies import json_body
 from seqplan.api.rest.payloads.pages import read_page
 from seqplan.api.rest.payloads.parameters import Limit
 from seqplan.api.rest.payloads.problems import Problem, not_found, require_row
@@ -73,8 +74,13 @@ def delete_proposal(service: ServiceOf, queries: QueriesOf, proposal: str) -> Re
     return Response(status_code=204)
 
 
-@routes.post(service_routes.PROPOSALS, **answers.describe(answers.NewProposalId, 202))
-def create_proposal(service: ServiceOf, request: Request, body: NewProposal) -> Response:
+ProposalBody = Annotated[NewProposal, Depends(json_body(NewProposal))]
+
+
+@routes.post(
+    service_routes.PROPOSALS, **answers.describe(answers.NewProposalId, 202, body=NewProposal)
+)
+def create_proposal(service: ServiceOf, request: Request, body: ProposalBody) -> Response:
     """Make a proposal; the response's Location shows its progress."""
     key = secrets.token_hex(8)
 

@@ -95,6 +95,25 @@ def test_bodies_that_are_no_objects(
     assert (reply.status, reply.json["detail"]) == (422, detail)
 
 
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/jobs/none/acks", "/v1/jobs/none/batches"])
+@pytest.mark.parametrize(
+    ("body", "detail"),
+    [
+        (b'{"id":"a","id":"b"}', "body: not JSON: field 'id' is written twice. Remove one"),
+        (b'{"step":0,"step":1}', "body: not JSON: field 'step' is written twice. Remove one"),
+        (b'{"step":NaN}', "body: not JSON: NaN is not a number of JSON. Use a finite number"),
+        (b'{"step":%s}' % (b"9" * 5000), "body: not JSON: Exceeds the limit (4300 digits)"),
+        (b"[" * 20_000, "body: not JSON: too deeply nested"),
+        (b"\xff", "body: not JSON: 'utf-8' codec can't decode byte 0xff"),
+        (b"", "body: not JSON: Expecting value"),
+    ],
+)
+def test_texts_that_are_no_json(stocked: Stocked, path: str, body: bytes, detail: str) -> None:
+    kind = {"Content-Type": "application/json"}
+    reply = stocked.served.send("POST", path, body, kind)
+    assert (reply.status, reply.json["detail"][: len(detail)]) == (422, detail)
+
+
 @pytest.mark.parametrize("path", ["/v1/jobs", "/v1/jobs/none/acks", "/v1/proposals"])
 def test_requests_of_a_few_fields_are_small(stocked: Stocked, path: str) -> None:
     reply = stocked.served.send("POST", path, b" " * (1 << 17))

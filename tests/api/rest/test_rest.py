@@ -63,7 +63,7 @@ ACK = {"step": 0, "rank": 0, "digest": None}
         ("POST", "/v1/jobs", {"proposal": "x"}, 422, "there is no proposal x"),
         ("POST", "/v1/jobs", {"id": "a/b", "proposal": "x"}, 422, "body.id: "),
         ("POST", "/v1/jobs", {"proposal": "x", "look_ahead": "2"}, 422, "body.look_ahead: "),
-        ("POST", "/v1/jobs", b'{"proposal":', 422, "JSON decode error"),
+        ("POST", "/v1/jobs", b'{"proposal":', 422, "body: not JSON: Expecting value"),
         ("GET", "/v1/jobs/none", None, 404, "there is no job none"),
         ("GET", "/v1/jobs/none/plans/0?wait=30", None, 404, "there is no job none"),
         ("GET", "/v1/jobs/none/plans/x", None, 422, "path.step: "),

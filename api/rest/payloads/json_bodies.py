@@ -1,7 +1,4 @@
-"""Bodies of up to millions of numbers: read and checked in a thread, so that others are answered.
-
-Only this differs from the framework's reading of bodies; errors look the same.
-"""
+"""JSON bodies of requests; long ones are read in a thread, so that others are answered."""
 
 from __future__ import annotations
 
@@ -13,18 +10,26 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from starlette.concurrency import run_in_threadpool
 
+from seqplan.plans.format.canonical import parse_json
+
 Body = TypeVar("Body", bound=BaseModel)
 
 SMALL = 32_768
 """Bytes that are parsed at once, in less time than a thread takes to begin."""
 
 
-def large_body(kind: type[Body]) -> Callable[[Request], Awaitable[Body]]:
+def json_body(kind: type[Body]) -> Callable[[Request], Awaitable[Body]]:
     """Make the dependency that reads a request's body as ``kind``."""
 
     def parse_body(text: bytes) -> Body:
         try:
-            return kind.model_validate_json(text)
+            fields = parse_json(text.decode())
+        except ValueError as error:
+            raise ValueError(f"body: not JSON: {error}") from None
+        if not isinstance(fields, dict):
+            raise ValueError("body: must be an object")
+        try:
+            return kind.model_validate(fields)
         except ValidationError as error:
             first = error.errors(include_url=False, include_context=False, include_input=False)[0]
             place = {**first, "loc": ("body", *first["loc"])}
@@ -33,8 +38,7 @@ def large_body(kind: type[Body]) -> Callable[[Request], Awaitable[Body]]:
     async def read(request: Request) -> Body:
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media != "application/json":  # which no page of another site can send unasked
-            wrong = {"type": "content_type", "loc": ("body",), "msg": "must be application/json"}
-            raise RequestValidationError([wrong])
+            raise ValueError("body: must be application/json")
         text = await request.body()
         if len(text) <= SMALL:
             return parse_body(text)

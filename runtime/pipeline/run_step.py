@@ -23,11 +23,15 @@ from seqplan.runtime.pipeline.prepare import (
     StagedModel,
 )
 from seqplan.runtime.pipeline.stage import Stage, StageInput
-from seqplan.runtime.states.optimizers import check_optimizer
 from seqplan.runtime.states.staged_states import StagedStates
 from seqplan.runtime.stopwatch import Stopwatch
 from seqplan.runtime.tensor_parallel.split import TensorSplit
-from seqplan.runtime.training.run_step import SavedBytesCounter, StepResult, apply_gradients
+from seqplan.runtime.training.run_step import (
+    SavedBytesCounter,
+    StepResult,
+    apply_gradients,
+    check_update,
+)
 
 
 def run_staged_step(
@@ -43,13 +47,13 @@ def run_staged_step(
     """Run a rank's part of a step with any ⟨tp, pp, ulysses, ring⟩.
 
     Called by every rank, also by those without work. ``count_saved``, ``non_blocking``: as of
-    ``run_step``. ``RankLost`` if another rank died; ``ValueError`` if the optimizer needs whole
-    parameters and the sharding is ``flat``.
+    ``run_step``. ``RankLost`` if another rank died; ``ValueError`` for what ``check_update``
+    rejects.
     """
     states = model.states
     try:
         whole_step = Stopwatch(states.device)
-        check_optimizer(optimizer, states)
+        check_update(optimizer, states, clip_norm)
         model.tensor_groups.extend(view.placement)
         states.begin(view.placement)
         computing = states.stopwatch = Stopwatch(states.device)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
@@ -148,12 +149,12 @@ def run_step(
     the bytes are counted that micro-batches keep for backward. ``non_blocking``: see
     ``apply_gradients``. ``RankLost`` if another rank died; ``PlanError``, before the update, if the
     plan's number of loss tokens is wrong; ``ValueError`` if the model does not call seqplan's
-    attention, the optimizer needs whole parameters and the sharding is ``flat``, or a step that
-    reduces after each micro-batch, which waits for the ranks' counts, is to be ``non_blocking``.
+    attention, for what ``check_update`` rejects, or if a step that reduces after each micro-batch,
+    which waits for the ranks' counts, is to be ``non_blocking``.
     """
     try:
         whole_step = Stopwatch(states.device)
-        check_optimizer(optimizer, states)
+        check_update(optimizer, states, clip_norm)
         if non_blocking:
             states.check_non_blocking()
         divisor = LossDivisor(view, work, states)
@@ -200,6 +201,15 @@ def _align_recomputation(
         else replace(batch, context=replace(batch.context, recompute=mode))
         for batch, mode in zip(batches, modes, strict=True)
     ]
+
+
+def check_update(
+    optimizer: torch.optim.Optimizer, states: UnitStates, clip_norm: float | None
+) -> None:
+    """Reject updates that would be wrong, before a step computes. ``ValueError``."""
+    check_optimizer(optimizer, states)
+    if clip_norm is not None and not (isinstance(clip_norm, Real) and clip_norm > 0):
+        raise ValueError(f"clip_norm: {clip_norm!r}. Give a number above 0, or None")
 
 
 def apply_gradients(

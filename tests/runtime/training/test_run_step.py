@@ -95,6 +95,15 @@ def test_a_step_without_waits_updates_equally(group: dist.ProcessGroup) -> None:
         torch.testing.assert_close(first, second, rtol=0, atol=1e-7)
 
 
+@pytest.mark.parametrize("clip_norm", [0, -1.0, float("nan"), "1"])
+def test_norms_that_clip_nothing_or_turn_gradients_are_rejected(
+    group: dist.ProcessGroup, clip_norm: Any
+) -> None:
+    trained = Trained(group)
+    with pytest.raises(ValueError, match=r"clip_norm: .*\. Give a number above 0, or None"):
+        trained.step(clip_norm=clip_norm)
+
+
 def test_a_step_that_waits_for_counts_is_not_run_without_waits(group: dist.ProcessGroup) -> None:
     with pytest.raises(ValueError, match="reduce='micro-batch' waits for the ranks' counts"):
         Trained(group, "micro-batch").step(non_blocking=True)

@@ -196,7 +196,10 @@ def iterate_agreed_steps(
         cause: Exception | None = None
         try:
             plan = next(following, None)
-            while plan is not None and _check_plan(plan, expected).step < start_step:
+            while plan is not None and _check_plan(plan, expected).step < expected:
+                if compared:
+                    after = f"step {plan.step} follows step {expected - 1}"
+                    raise PlanError(f"{after}. Give each step once, in order")
                 plan = next(following, None)
             if plan is None:
                 record = Record(State.END, expected)

@@ -202,6 +202,15 @@ def test_bad_input_is_one_line(plans: Any, message: str) -> None:
         next(runtime.steps(plans, prepare=prepare_tokens))
 
 
+@pytest.mark.parametrize("order", [(0, 0), (1, 0)])
+def test_steps_out_of_order_are_rejected(order: tuple[int, int]) -> None:
+    plans = small_plans(2, 1)
+    steps = runtime.steps([plans[number] for number in order], prepare=prepare_tokens)
+    assert next(steps).view.step == order[0]
+    with pytest.raises(PlanError, match=rf"step 0 follows step {order[0]}\. Give each step once"):
+        next(steps)
+
+
 def test_other_objects_are_rejected() -> None:
     plans: Any = 7
     with pytest.raises(

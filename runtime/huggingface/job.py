@@ -103,6 +103,13 @@ class Job:
         self._closed = False
 
     @property
+    def _open(self) -> JobParts:
+        """Return the parts of a job that is not closed. ``RuntimeError``."""
+        if self._closed:
+            raise RuntimeError("the job is closed. Attach the model again")
+        return self._parts
+
+    @property
     def held_bytes(self) -> HeldBytes:
         """Count what this rank holds before any activation; as text a line for people."""
         return count_rank_bytes(self.model, self.states)
@@ -117,7 +124,7 @@ class Job:
         """
         iterated = steps(
             plans,
-            prepare=self._parts.prepare,
+            prepare=self._open.prepare,
             control_group=self.groups.control,
             start_step=self.next_step,
             **options,
@@ -140,7 +147,7 @@ class Job:
         device, and the step is acknowledged without its time; callbacks wait all the same.
         ``RankLost`` if another rank died.
         """
-        attached, routed = self._parts.attached, self._parts.routed
+        attached, routed = self._open.attached, self._open.routed
         attached.train()
         rates = tuple(float(group["lr"]) for group in self.optimizer.param_groups)
         result = run_step(
@@ -150,7 +157,7 @@ class Job:
             self.states,
             self.optimizer,
             clip_norm=clip_norm,
-            loss_of=self._parts.loss_of if routed is None else routed,
+            loss_of=self._open.loss_of if routed is None else routed,
             before=None if routed is None else routed.count,
             count_saved=count_saved,
             non_blocking=non_blocking,
@@ -162,7 +169,7 @@ class Job:
         if (iterated := self._steps()) is not None:
             iterated.acknowledge(result.step, measured_ms)
         self.next_step, self._digest = result.step + 1, step.view.digest
-        if not self._parts.callbacks:  # a report waits for the optimizer's last kernel
+        if not self._open.callbacks:  # a report waits for the optimizer's last kernel
             return result
         report = StepReport(
             step=result.step,
@@ -174,7 +181,7 @@ class Job:
             step_ms=1e3 * result.step_s,
             micro_batches=result.micro_batches,
         )
-        for callback in self._parts.callbacks:
+        for callback in self._open.callbacks:
             callback(report)
         return result
 
@@ -189,7 +196,7 @@ class Job:
         In evaluation mode, with the values after the last step; ``values_of`` gets logits. By
         default the log-probabilities of the labels.
         """
-        attached, rows = self._parts.attached, self._parts.loss_rows
+        attached, rows = self._open.attached, self._open.loss_rows
         attached.eval()
 
         def by_parts(hidden: Tensor, micro_batch: MicroBatchWork) -> Tensor:
@@ -215,7 +222,7 @@ class Job:
         rank's calls need those of its block, which take part when they leave: no rank waits for
         another by other means inside.
         """
-        attached, experts = self._parts.attached, self._parts.experts
+        attached, experts = self._open.attached, self._open.experts
         self.states.materialize()
         attached.lm.set_attn_implementation(attached.own_attention)
         attached.eval()
@@ -231,7 +238,7 @@ class Job:
         All ranks call it; the first writes, of split experts a layer's at a time. Of a model
         wrapped by peft, its adapters.
         """
-        experts, attached = self._parts.experts, self._parts.attached
+        experts, attached = self._open.experts, self._open.attached
         with self.evaluation():
             if experts is not None and attached.lm is self.model:
                 save_split_model(folder, attached.lm, experts, self.groups.control, options)

@@ -37,6 +37,9 @@ def train(trained: Any, plans: list[Plan]) -> dict[str, Any]:
         within = evaluated(input_ids=tokens).logits
     job.close()
     job.close()  # which does nothing
+    for call in (lambda: job.steps(iter(plans)), lambda: job.save_pretrained("trained")):
+        with pytest.raises(RuntimeError, match=r"^the job is closed\. Attach the model again$"):
+            call()
     with torch.no_grad():
         after = trained(input_ids=tokens).logits
     return {"losses": losses, "within": within.numpy(), "after": after.numpy()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import math
 import os
 import secrets
@@ -21,6 +20,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from seqplan.api.store import compaction, schema
 from seqplan.api.store.errors import StoreError, StoreUnavailable, outages
+from seqplan.api.store.health import Health
 from seqplan.api.store.migrations import migrate
 from seqplan.api.store.ownership import FolderMark, InUseElsewhere, Ownership
 
@@ -177,7 +177,7 @@ class Store:
         turn = nullcontext() if self.shared else self._turns.take(background=background)
         with self._watch_changes(), turn, self._engine.connect() as connection:
             connection = connection.execution_options(writes=True)
-            with connection.begin():
+            with self._transaction(connection):
                 yield connection
 
     @contextmanager
@@ -188,7 +188,15 @@ class Store:
         except StoreUnavailable as error:
             self.health.note_failure(str(error))
             raise
-        self.health.note_success()
+
+    @contextmanager
+    def _transaction(self, connection: Connection) -> Iterator[None]:
+        """Begin a transaction. One that changes nothing does not show that the disk has room."""
+        before = _count_changes(connection)
+        with connection.begin():
+            yield
+        if before is None or _count_changes(connection) != before:
+            self.health.note_success()
 
     def check_writable(self) -> None:
         """Write to the store, once a second at most; ``StoreUnavailable`` if that fails."""
@@ -232,7 +240,7 @@ class Store:
             @contextmanager
             def writing(*, background: bool = False) -> Iterator[Connection]:
                 # On the connection that holds the claim: without the claim nothing is written.
-                with self._watch_changes(), connection.begin():
+                with self._watch_changes(), self._transaction(connection):
                     yield connection
 
             try:
@@ -329,6 +337,11 @@ def _configure(connection: Any, _: ConnectionPoolEntry) -> None:
     connection.execute("PRAGMA synchronous=FULL")
 
 
+def _count_changes(connection: Connection) -> int | None:
+    """Count the rows that a connection to SQLite has changed; None for PostgreSQL."""
+    return getattr(connection.connection.driver_connection, "total_changes", None)
+
+
 def _begin(connection: Connection) -> None:
     # A reader that turns writer can be rejected at once: writers begin as such.
     writes = connection.get_execution_options().get("writes")
@@ -360,38 +373,3 @@ class Turns:
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
-
-
-_log = logging.getLogger("seqplan.store")
-
-
-class Health:
-    """Logs a line when writes to the store ``where`` begin to fail or succeed again."""
-
-    def __init__(self, where: str) -> None:
-        self._where = where
-        self._lock = threading.Lock()
-        self.opened = False
-        """Whether the store is open; until then its opener reports what fails."""
-        self.problem: str | None = None
-        """Why the last transaction that writes failed; None if it did not."""
-        self.failures = 0
-
-    def note_failure(self, reason: str) -> None:
-        """Note that the store could not be written to."""
-        if not self.opened:
-            return
-        with self._lock:
-            self.failures += 1
-            begins, self.problem = self.problem is None, reason
-        if begins:
-            _log.error("%s: cannot be written to: %s", self._where, reason)
-
-    def note_success(self) -> None:
-        """Note that a transaction is on disk."""
-        if self.problem is None:
-            return
-        with self._lock:
-            ends, self.problem = self.problem is not None, None
-        if ends:
-            _log.warning("%s: can be written to again", self._where)

@@ -46,7 +46,9 @@ def test_a_full_disk(tmp_path: Path) -> None:
         assert (reply.status, reply.headers["content-type"]) == (503, "application/problem+json")
         for _ in range(2):
             assert served.problem("GET", "/readyz", status=503)["type"].endswith("unavailable")
+        assert _acknowledge(served, 0, 0) == 200  # again, which changes nothing
         assert b"seqplan_store_writable 0.0\n" in served.send("GET", "/metrics").body
+        assert "can be written to again" not in log.read_text()
         assert log.read_text().count("store.db: cannot be written to: ") == 1
         # What needs no writing goes on.
         assert served.send("GET", "/v1/jobs/job/plans/1").status == 200

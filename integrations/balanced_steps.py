@@ -11,10 +11,12 @@ import numpy.typing as npt
 
 from seqplan.costs.latency import Latency
 from seqplan.integrations.replacement import describe_plan
+from seqplan.planner.argument_checks import read_seed, read_whole_number
 from seqplan.planner.balance.balance_ranks import balance
 from seqplan.planner.balance.loads import check_loads
 from seqplan.planner.balance.mode import Mode
 from seqplan.planner.balance.phase import Phase
+from seqplan.planner.batches.batch import whole_lengths
 from seqplan.planner.placement.slowdown import Slowdown
 from seqplan.plans.recomputation import split_mode
 
@@ -73,9 +75,10 @@ class BalancedSteps:
             balance(lengths, 1, capacity, cost, modes=modes, loads=[p.take([0]) for p in loads])
             self._lengths = loads[-1].tokens
         else:
-            balance(lengths, 1, capacity, cost, modes=modes, pad_to=pad_to)
-            self._lengths = np.asarray(lengths)
-        if not 1 <= sequences <= len(self._lengths):
+            self._lengths = whole_lengths(lengths)
+            balance(self._lengths, 1, capacity, cost, modes=modes, pad_to=pad_to)
+        sequences = read_whole_number("sequences", sequences)
+        if sequences > len(self._lengths):
             raise ValueError(
                 f"a step of {sequences} sequences cannot be drawn from {len(self._lengths)}"
             )
@@ -85,7 +88,7 @@ class BalancedSteps:
         for name in self.modes:
             split_mode(name)  # rejects unknown ones
         self._sequences, self._capacity, self._cost = sequences, capacity, cost
-        self._given_modes, self._seed, self._pad_to = modes, seed, pad_to
+        self._given_modes, self._seed, self._pad_to = modes, read_seed(seed), pad_to
         self._slowdown, self._loads = slowdown, loads
         if slowdown is not None:
             factors = Slowdown.from_value(slowdown, len(slowdown)).factors

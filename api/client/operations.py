@@ -24,6 +24,7 @@ from seqplan.api.client.call import (
     read_model,
 )
 from seqplan.api.rest.payloads import answers, bodies
+from seqplan.planner.batches.batch import whole_lengths
 from seqplan.plans import service_routes as routes
 from seqplan.plans.format.codec import from_json
 from seqplan.plans.plan import Plan
@@ -109,7 +110,7 @@ class Operations:
         """
         if not isinstance(lengths, bytes):
             file = io.BytesIO()
-            np.save(file, lengths, allow_pickle=False)
+            np.save(file, whole_lengths(lengths))
             lengths = file.getvalue()
         kind = answers.NewLengths
         media = "application/octet-stream"

@@ -281,6 +281,13 @@ def test_steps_are_the_same_on_every_rank_and_drawn_once_an_epoch() -> None:
         BalancedSteps(LENGTHS, 99, 160, Cost(0.0, 1.0, 0.0))
     with pytest.raises(ValueError, match="a micro-batch holds 100"):
         BalancedSteps(np.append(LENGTHS, 150), 12, 100, Cost(0.0, 1.0, 0.0))
+    read_once: Any = (length for length in LENGTHS)
+    assert len(BalancedSteps(read_once, 12, 160, Cost(0.0, 1.0, 0.0))) == len(LENGTHS)
+    for options in ({"sequences": 0}, {"sequences": 8.0}, {"sequences": "8"}, {"seed": -1}):
+        name = next(iter(options))
+        wrong: Any = {"sequences": 12, "capacity": 160, "cost": Cost(0.0, 1.0, 0.0)} | options
+        with pytest.raises(ValueError, match=f"^{name} must be a whole number of "):
+            BalancedSteps(LENGTHS, **wrong)
 
 
 @pytest.mark.parametrize("lockstep", [True, False])

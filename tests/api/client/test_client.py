@@ -108,6 +108,10 @@ def test_arguments_are_those_of_the_route() -> None:
         client.create_proposal(profile="p", lengths="l", gpus=0, max_len=1)
     with pytest.raises(ValueError, match=r"^stepz: Extra inputs are not permitted$"):
         client.create_job(proposal="p", stepz=3)  # type: ignore[call-arg]
+    nothing: Any
+    for nothing, message in ((None, "^lengths: None. Give a list"), ([], "there are no sequences")):
+        with pytest.raises((TypeError, ValueError), match=message):
+            client.upload_lengths(nothing)
 
 
 def test_a_lost_response_is_requested_again_and_done_once(stocked: Stocked) -> None:

@@ -14,6 +14,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 HEADERS_S = 10.0
 """Time from the begin of a connection, or of a request on it, to the end of its headers."""
 
+_HEADER_BYTES = 256 << 10
+"""Bytes that may come before the headers end; more than one read of the event loop."""
+
 _RESERVED_FILES = 128
 """Files that connections leave for the store, its arrays and the planning processes."""
 
@@ -100,6 +103,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     _admitted = False
     _headers_timer: asyncio.TimerHandle | None = None
+    _header_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Admit the connection, or close it."""
@@ -124,6 +128,11 @@ class GuardedProtocol(HttpToolsProtocol):
         """Parse data; one line a minute of those that are no HTTP."""
         if self._admitted:
             super().data_received(data)
+            if self._headers_timer is not None:  # they have not ended
+                self._header_bytes += len(data)
+                if self._header_bytes > _HEADER_BYTES:
+                    self.limits.log("large", f"{self._peer}: headers over {_HEADER_BYTES} bytes")
+                    self.transport.abort()
 
     def send_400_response(self, msg: str) -> None:
         """Respond to data that is no HTTP request."""
@@ -154,6 +163,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._headers_timer = self.loop.call_later(HEADERS_S, self._headers_late)
 
     def _have_headers(self) -> None:
+        self._header_bytes = 0
         if self._headers_timer is not None:
             self._headers_timer.cancel()
             self._headers_timer = None

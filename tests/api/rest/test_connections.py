@@ -83,6 +83,18 @@ def test_headers_that_do_not_come_end_the_connection(
     assert "127.0.0.1: no request within 0.1 s" in caplog.messages
 
 
+def test_headers_that_do_not_end_end_the_connection(
+    small: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = b"X: %s\r\n" % (b"a" * 100_000)
+    with _connect(small) as connection:
+        connection.sendall(b"GET /v1/jobs HTTP/1.1\r\nHost: localhost\r\n")
+        with pytest.raises(ConnectionError):
+            connection.sendall(100 * line)
+    assert "127.0.0.1: headers over 262144 bytes" in caplog.messages
+    assert small.send("GET", "/v1/jobs", headers={"X": "a" * 60_000}).status == 200
+
+
 def test_a_client_that_only_reads_any_more_is_answered(small: Served) -> None:
     with _connect(small) as connection:
         connection.sendall(b"GET /v1/jobs HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -156,13 +156,15 @@ def costs_of_environment(expert_parallel: int | None = None) -> dict[int, Cost]:
 
     ``expert_parallel``: as in ``ring_costs``. ``ValueError`` if neither is set, or one is invalid.
     """
+    profile, scheme = os.environ.get(PROFILE), os.environ.get(SCHEME)
     if text := os.environ.get(COST):
+        if profile or scheme:
+            raise ValueError(f"{COST} is set next to {PROFILE} or {SCHEME}. Unset one of them")
         try:
             a, b, c = (float(part) for part in text.split(","))
             return {1: Cost(a, b, c)}
         except ValueError as error:
             raise ValueError(f"{COST}={text!r}: must be a,b,c in ms ({error})") from None
-    profile, scheme = os.environ.get(PROFILE), os.environ.get(SCHEME)
     if not profile or not scheme:
         raise ValueError(
             f"no costs: set {PROFILE} and {SCHEME} (a profile and what a rank runs, as tp4), or "

@@ -42,13 +42,19 @@ class RecomputationLimits:
         pairs = [part.strip().partition(":") for part in text.split(",")]
         if not all(limit.strip().isdecimal() for _, _, limit in pairs):
             raise ValueError(f"recomputation limits: {text!r}. Give none:4096,full:16384")
-        return cls({mode.strip(): int(limit) for mode, _, limit in pairs})
+        limits = {mode.strip(): int(limit) for mode, _, limit in pairs}
+        if len(limits) < len(pairs):
+            raise ValueError(f"recomputation limits: {text!r} has a mode twice. Give each once")
+        return cls(limits)
 
     @classmethod
     def from_environment(cls) -> RecomputationLimits | None:
-        """Read ``SEQPLAN_RECOMPUTE``, None if it is not set."""
+        """Read ``SEQPLAN_RECOMPUTE``, None if it is not set. ``ValueError`` names it."""
         text = os.environ.get(VARIABLE)
-        return None if not text else cls.from_text(text)
+        try:
+            return None if not text else cls.from_text(text)
+        except ValueError as error:
+            raise ValueError(f"{VARIABLE}: {error}") from None
 
     @classmethod
     def from_value(cls, value: Any) -> RecomputationLimits | None:

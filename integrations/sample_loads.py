@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 from seqplan.costs.lengths.sources.grids import is_grid_field, list_frames
 from seqplan.planner.balance.cost import Cost
 from seqplan.planner.balance.phase import Phase
+from seqplan.plans.format.canonical import parse_json
 
 VARIABLE = "SEQPLAN_LOADS"
 """Environment variable with loads by name, as JSON."""
@@ -40,9 +40,7 @@ class SampleLoad:
         """Read ``SEQPLAN_LOADS``, none if it is not set. ``ValueError`` as ``list_from_value``."""
         text = os.environ.get(VARIABLE)
         try:
-            return cls.list_from_value(json.loads(text)) if text else []
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{VARIABLE}: not JSON: {error}. Give an object") from None
+            return cls.list_from_value(parse_json(text)) if text else []
         except (TypeError, ValueError) as error:
             raise ValueError(f"{VARIABLE}: {error}") from None
 

@@ -88,6 +88,10 @@ def test_costs_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SEQPLAN_SCHEME", "tp2")
     assert costs_of_environment()[1] == Cost.from_profile("llama-7b-a800-80gb", "tp2")
     monkeypatch.setenv("SEQPLAN_COST", "2e-6,0.1,60")
+    with pytest.raises(ValueError, match="SEQPLAN_COST is set next to SEQPLAN_PROFILE"):
+        costs_of_environment()
+    monkeypatch.delenv("SEQPLAN_PROFILE")
+    monkeypatch.delenv("SEQPLAN_SCHEME")
     assert costs_of_environment() == {1: Cost(2e-6, 0.1, 60.0)}
     monkeypatch.setenv("SEQPLAN_COST", "2e-6,fast")
     with pytest.raises(ValueError, match="SEQPLAN_COST='2e-6,fast': must be a,b,c"):

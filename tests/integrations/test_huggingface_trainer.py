@@ -157,11 +157,14 @@ def test_unknown_modes_of_steps_are_rejected() -> None:
         planned(recompute={"some": 200})
 
 
-def test_limits_of_modes_are_read_from_text() -> None:
+def test_limits_of_modes_are_read_from_text(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = RecomputationLimits.from_text("full:160, none:60")
     assert list(limits.tokens.items()) == [("none", 60), ("full", 160)]
     with pytest.raises(ValueError, match=r"recomputation limits: 'none'. Give none:4096"):
         RecomputationLimits.from_text("none")
+    monkeypatch.setenv("SEQPLAN_RECOMPUTE", "none:60,none:160")
+    with pytest.raises(ValueError, match=r"^SEQPLAN_RECOMPUTE: .* has a mode twice\. Give each"):
+        RecomputationLimits.from_environment()
 
 
 def test_modes_that_cannot_be_switched_are_rejected(

@@ -8,7 +8,8 @@ from seqplan.integrations.sample_loads import VARIABLE, SampleLoad
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{bad", "not JSON: Expecting .* Give an object"),
+        ("{bad", "Expecting property name"),
+        ('{"a": {}, "a": {}}', "field 'a' is written twice. Remove one"),
         ("[1]", r"\[1\]\. Give \{name"),
         ('{"vision": {"column": "x"}}', "vision: .* Give column and cost"),
         ('{"vision": {"column": "x", "cost": 5}}', r"vision: cost 5\. Give \[a, b, c\]"),

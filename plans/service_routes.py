@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import quote
+from urllib.parse import SplitResult, quote, urlsplit
 
 from seqplan.plans.version import VERSION
 
@@ -74,3 +74,18 @@ def describe_mismatch(version: str | None) -> str | None:
     fix = f"Install this one here: pip install 'seqplan=={wanted}.*'"
     age = "newer" if theirs > ours else "older"
     return f"the service is seqplan {version}, {age} than {VERSION} here. {fix}"
+
+
+def split_service_url(url: str, token: str | None) -> SplitResult:
+    """Split the URL of a service. ``ValueError`` for one, or a token, that cannot be used."""
+    parts = urlsplit(url)
+    valid = parts.scheme in ("http", "https") and parts.hostname and not parts.query
+    try:
+        parts.port  # noqa: B018 - raises if it is none
+    except ValueError:
+        valid = False
+    if not valid:
+        raise ValueError(f"server must be http://HOST:PORT: {url!r}")
+    if token is not None and not (token.isascii() and token.isprintable()):
+        raise ValueError("token: has characters that no header can hold. Copy it again")
+    return parts

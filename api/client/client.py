@@ -10,14 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import Any, ParamSpec, Protocol, TypeVar
-from urllib.parse import urlsplit
 
 import httpx2
 
 from seqplan.api.client.call import ServiceCall
 from seqplan.api.client.exchange import Pause, Received, exchange
 from seqplan.api.client.operations import Operations
-from seqplan.plans.service_routes import VERSION_HEADER
+from seqplan.plans.service_routes import VERSION_HEADER, split_service_url
 from seqplan.plans.version import VERSION
 
 P = ParamSpec("P")
@@ -47,15 +46,7 @@ class _Connection(Operations, ABC):
         retry_s: float = 30.0,
         poll_s: float = 0.5,
     ) -> None:
-        parts = urlsplit(url)
-        try:
-            port = parts.port
-        except ValueError:
-            port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or port == -1:
-            raise ValueError(f"server must be http://HOST:PORT: {url!r}")
-        if token is not None and not (token.isascii() and token.isprintable()):
-            raise ValueError("token: has characters that no header can hold. Copy it again")
+        parts = split_service_url(url, token)
         self._service = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip(
             "/"
         )

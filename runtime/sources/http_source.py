@@ -20,11 +20,19 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 from zlib import crc32
 
 from seqplan.plans.plan import Plan
-from seqplan.plans.service_routes import ACKS, ACKS_MANY, JOB, PLAN, RETRIED, VIEW, fill_route
+from seqplan.plans.service_routes import (
+    ACKS,
+    ACKS_MANY,
+    JOB,
+    PLAN,
+    RETRIED,
+    VIEW,
+    fill_route,
+    split_service_url,
+)
 from seqplan.plans.views.decode_view import decode_view
 from seqplan.plans.views.rank_view import RankView, place_view, rank_view
 from seqplan.runtime.errors import EndOfPlans, PlanError, PlanTimeout
@@ -92,11 +100,8 @@ class HttpSource:
         queue_folder: str | os.PathLike[str] | None = None,
         world_size: int | None = None,
     ) -> None:
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
-            raise ValueError(f"planning service: must be http://HOST:PORT, not {base_url!r}")
-        if token is not None and not (token.isascii() and token.isprintable()):
-            raise ValueError("planning service: the token has characters that no header can hold")
+        parts = split_service_url(base_url, token)
+        assert parts.hostname is not None
         self._prefix, self._job = parts.path.rstrip("/"), job
         where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{self._prefix}"
         self._where = where + fill_route(JOB, job=job)

@@ -175,7 +175,7 @@ def test_model_flops_by_hand() -> None:
     [
         (ONE_NODE, "tp3", Load(seq_len=4096, batch=8), "3 GPUs do not divide the cluster's 8"),
         (ONE_NODE, "pp8", Load(seq_len=4, batch=8), None),
-        (ONE_NODE, "r8", Load(seq_len=15, batch=1), "too short for 8 GPUs"),
+        (ONE_NODE, "r8", Load(seq_len=15, batch=1), "tokens a sequence are too few for 8 GPUs"),
         (ONE_NODE, "tp2", Load(seq_len=4096, batch=6), "batch 6 is no multiple of dp · micro"),
         (replace(ONE_NODE, zero=3), "pp2", Load(seq_len=4096, batch=4), "use it with pp = 1"),
         (

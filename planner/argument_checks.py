@@ -35,6 +35,10 @@ def check_kind(name: str, value: object, kind: type, fix: str) -> None:
 
 
 def check_list(name: str, value: object, entries: str) -> None:
-    """Check that ``value`` lists something; ``TypeError`` names the ``entries`` to give."""
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+    """Check that ``value`` lists something; ``TypeError`` names the ``entries`` to give.
+
+    A set has no order, by which entries belong to sequences or ranks.
+    """
+    unordered = isinstance(value, str | bytes | dict | set | frozenset)
+    if unordered or not isinstance(value, Iterable):
         raise TypeError(f"{name}: {value!r:.60}. Give a list of {entries}")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from seqplan.costs.latency import Latency
-from seqplan.planner.argument_checks import check_list
+from seqplan.planner.argument_checks import check_kind, check_list
 from seqplan.planner.balance.balanced import ModePricing
 from seqplan.planner.balance.micro_batch import (
     check_lengths,
@@ -59,6 +59,8 @@ class LengthOptions:
         whole = check_lengths(lengths, by_mode[-1], pad_to)
         if keep_together is not None:
             check_list("keep_together", keep_together, "keys, one for each sequence")
+            for key in keep_together:
+                check_kind("keep_together", key, Hashable, "text, numbers or tuples as keys")
         if keep_together is not None and len(keep_together) != len(whole):
             raise ValueError(
                 f"keep_together has {len(keep_together)} keys for {len(whole)} sequences"

@@ -146,8 +146,9 @@ def whole_lengths(lengths: object) -> npt.NDArray[np.int64]:
         return lengths.astype(np.int64)
     if callable(as_list := getattr(lengths, "tolist", None)):
         lengths = as_list()
-    if isinstance(lengths, str | bytes | dict) or not isinstance(lengths, Iterable):
-        raise TypeError(f"lengths: {lengths!r}. Give a list, an array or a tensor of tokens")
+    unordered = isinstance(lengths, str | bytes | dict | set | frozenset)
+    if unordered or not isinstance(lengths, Iterable):
+        raise TypeError(f"lengths: {lengths!r:.60}. Give a list, an array or a tensor of tokens")
     numbers = [_whole_length(place, length) for place, length in enumerate(lengths)]
     if not numbers:
         raise ValueError("lengths: there are no sequences. Give one or more")

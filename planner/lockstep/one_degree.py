@@ -22,7 +22,14 @@ from seqplan.planner.lockstep.micro_step_bounds import (
     one_degree_bound_ms,
 )
 from seqplan.planner.lockstep.rank_speeds import SpeedsFiller, speeds_bound_ms
-from seqplan.planner.lockstep.search import SearchSettings, Start, Starter, TargetFiller, search
+from seqplan.planner.lockstep.search import (
+    Improve,
+    SearchSettings,
+    Start,
+    Starter,
+    TargetFiller,
+    search,
+)
 from seqplan.planner.placement.fleet import Bin, PipelineClass
 
 SETTINGS = SearchSettings(extra=2, improved=2, fills=40)
@@ -144,23 +151,27 @@ class AllRanks:
     ) -> Iterator[Start[FilledMicroSteps]]:
         """List starts with the sequences in so many micro-steps, next to the light ones."""
         filler = TargetFiller(MicroStepsFiller([self._micro_batch], heavy, self._ranks))
-        few = LongestFirst([replace(self._micro_batch, count=self._ranks)], heavy)
+        assigned = LongestFirst([replace(self._micro_batch, count=self._ranks)], heavy)
         left, light_ms = number - len(light.times_ms), light.total_ms
 
-        def improve(
-            start: FilledMicroSteps, bound_ms: float, fills: int, in_common: bool
-        ) -> FilledMicroSteps:
-            """Improve the targets of micro-steps next to light ones, if they stay as many."""
-            better = filler.improve(start, bound_ms - light_ms, fills, in_common)
-            return self._complete(better if len(better.times_ms) == left else start) + light
+        def improve_from(start: FilledMicroSteps) -> Improve[FilledMicroSteps]:
+            """Return what improves a start next to the light ones, if its number stays."""
 
-        for starter in (filler, few):
+            def improve(
+                _: FilledMicroSteps, bound_ms: float, fills: int, in_common: bool
+            ) -> FilledMicroSteps:
+                better = filler.improve(start, bound_ms - light_ms, fills, in_common)
+                return self._complete(better if len(better.times_ms) == left else start) + light
+
+            return improve
+
+        for starter in (filler, assigned):
             for start in starter.list_starts(left, bound_ms - light_ms, best_ms - light_ms):
                 filled = start.micro_steps
                 if len(filled.times_ms) == left:
                     whole = self._complete(filled) + light
                     best_ms = min(best_ms, whole.total_ms)
-                    yield Start(whole, lambda _, *args, filled=filled: improve(filled, *args))
+                    yield Start(whole, improve_from(filled))
 
     def _complete(self, filled: FilledMicroSteps) -> FilledMicroSteps:
         """Move the shortest sequences to micro-steps with fewer of them than ranks."""

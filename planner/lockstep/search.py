@@ -25,9 +25,6 @@ GOOD = 3e-3
 FACTORS = (0.8, 0.87, 0.92, 0.96, 1.04, 1.08, 1.15, 1.25)
 """Multiples of one micro-step's target that are tried, the others following."""
 
-TRIED_FILLS = 40
-"""Micro-steps filled at most to improve one plan."""
-
 PASSES = 2
 
 
@@ -44,16 +41,17 @@ class Timed(Protocol):
 MicroStepsT = TypeVar("MicroStepsT", bound=Timed)
 
 
+Improve = Callable[[MicroStepsT, float, int, bool], MicroStepsT]
+"""Improves micro-steps, by the bound (ms), the micro-steps filled at most, and whether later
+targets are shortened in common."""
+
+
 @dataclass(frozen=True)
 class Start(Generic[MicroStepsT]):
-    """Micro-steps, and how their targets can be improved; None if they are final.
-
-    ``improve``: of these micro-steps, the bound (ms), the micro-steps filled at most, and whether
-    later targets are shortened in common.
-    """
+    """Micro-steps, and how their targets can be improved; None if they are final."""
 
     micro_steps: MicroStepsT
-    improve: Callable[[MicroStepsT, float, int, bool], MicroStepsT] | None = None
+    improve: Improve[MicroStepsT] | None = None
 
 
 class Starter(Protocol[MicroStepsT]):
@@ -228,9 +226,9 @@ def improve_targets(
     filler: MicroStepsFiller,
     start: FilledMicroSteps,
     bound_ms: float,
-    fills: int = TRIED_FILLS,
+    fills: int,
     *,
-    in_common: bool = True,
+    in_common: bool,
 ) -> FilledMicroSteps:
     """Change one micro-step's target and those of later ones against it, while the sum falls.
 

@@ -49,7 +49,9 @@ def fill_all(seed: int, *, one_each: bool) -> list[object]:
     least_waste = filler.fill_with_least_waste()
     filled.append(None if least_waste is None else least_waste.bins())
     start = common_target(filler, 4, 0.0)
-    filled.append(None if start is None else improve_targets(filler, start, 0.0, 60).bins())
+    filled.append(
+        None if start is None else improve_targets(filler, start, 0.0, 60, in_common=True).bins()
+    )
     two = TwoMicroSteps(filler.classes, filler.sequences, filler.ranks, one_each=one_each)
     together = two.search(6 * least_ms)
     filled.append(None if together is None else (together.bins(), together.times_ms))

@@ -1,14 +1,20 @@
-"""The sync of a step: messages and bytes of the fullest rank, and the time to lay it out."""
+"""The sync of a step: messages and bytes of the fullest rank, and the sync that plans count."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from benchmarks.planning import time_cpu
 from benchmarks.settings import Data
 from benchmarks.tables import Cells, Output, Table
 from seqplan import Strategy
+from seqplan.costs.analytic.estimate import estimate
+from seqplan.costs.analytic.validation.published_runs import deployment_of, list_runs, load_of
 from seqplan.costs.model_files.listed_models import MODELS
+from seqplan.planner.placement.fleet import Floats
+from seqplan.planner.sync.derive import ParameterTraffic
 from seqplan.plans.views.placement import PlacedPipeline, Placement
 from seqplan.plans.views.resharding import shards_of, unit_moves
 from seqplan.plans.views.sync_count import Moved, count_moved
@@ -44,6 +50,45 @@ def count_messages(data: Sequence[Data]) -> Output:
             assert sum(len(pipeline.ranks) for pipeline in placement) == ranks
             table.add(ranks, text, *count_largest(layouts, placement))
     yield table
+    yield Table(
+        "sync | hidden | runs | median error | p90 | bias",
+        "{} | {:.0%} | {} | {:.1%} | {:.1%} | {:+.1%}",
+        (
+            (
+                kind,
+                overlap,
+                len(errors),
+                *np.quantile(np.abs(errors), (0.5, 0.9)),
+                np.median(errors),
+            )
+            for kind, collectives in (("collectives", True), ("messages", False))
+            for overlap in (0.0, 0.5)
+            for errors in [predict_runs(collectives=collectives, overlap=overlap)]
+        ),
+        title="Published iterations of Megatron, with the sync that plans count",
+    )
+
+
+def predict_runs(*, collectives: bool, overlap: float = 0.0) -> Floats:
+    """Predict published iterations with the sync and optimizer of plans: relative errors."""
+    errors = []
+    for run in list_runs():
+        if run["stack"] != "megatron" or run["zero"] == 3:
+            continue
+        deployment, (scheme, load) = deployment_of(run), load_of(run)
+        terms = estimate(deployment, scheme, load).terms_ms
+        ms = sum(terms.values()) - terms.get("parameter sync", 0.0) - terms["optimizer"]
+        traffic = ParameterTraffic(
+            shape=deployment.sizes.shape,
+            gpus=deployment.cluster.gpus,
+            gpus_per_node=deployment.cluster.gpus_per_node,
+            links=deployment.cluster.hardware,
+        )
+        sync_ms = traffic.alone_ms((scheme.tp, scheme.pp), collectives=collectives)
+        ms += sync_ms * (1 - overlap) + traffic.optimizer_ms()
+        rate = run["tokens"] * run["sequences"] / run["GPUs"] / (ms / 1e3)
+        errors.append(run["tokens/s per GPU"] / rate - 1)
+    return np.array(errors)
 
 
 def place(strategy: Strategy) -> Placement:

@@ -27,9 +27,8 @@ from seqplan.planner.comparison.nearest import LEAST_STEPS
 from seqplan.planner.comparison.results import Comparison
 from seqplan.planner.comparison.sweep import AXES, sweep
 from seqplan.planner.problem import PlanningOptions
-from seqplan.planner.proposal.backends import apply_backend
+from seqplan.planner.proposal.backends import apply_backend, uses_collectives
 from seqplan.planner.sync.choice import choose_sync
-from seqplan.planner.sync.derive import OPTIMIZER_MS
 from seqplan.planner.sync.times import NO_SYNC, SyncTimes
 from seqplan.planner.systems.hotspa import SWITCH_MS
 from seqplan.planner.systems.hydraulis import CBC_S
@@ -72,7 +71,7 @@ example:
   seqplan compare lengths.npy --profile llama-32b-a800-80gb --gpus 64 \\
     --max-len 32768 --sweep gpus=32,64,128 -o report.html
 systems: {", ".join(SYSTEMS)}
-assumptions: optimizer-ms=MS (default as measured, else {OPTIMIZER_MS:g}); switch-ms=MS, HotSPa's
+assumptions: optimizer-ms=MS (default as measured, published or derived); switch-ms=MS, HotSPa's
   switches of an iteration (default {SWITCH_MS:g}); cbc-s=S, limit of Hydraulis's solver for each
   number of micro-batches (default {CBC_S:g}, as published); fast=yes, Hydraulis's dispatch and
   packing cut short (labeled so), for large clusters; search-static=yes, search the Megatron-like
@@ -178,6 +177,7 @@ def _sync(args: argparse.Namespace, profile: Profile, gpus: int) -> SyncTimes:
         sync_ms=None if args.sync.times == "derived" else args.sync.times,
         overlap=args.sync.overlap,
         optimizer_ms=args.assume.get("optimizer_ms"),
+        collectives=uses_collectives(args.trainer),
     )
 
 

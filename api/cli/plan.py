@@ -299,6 +299,7 @@ def _compare(
 ) -> Comparison:
     """Compare the plans of the drawn steps with every system that the profile allows."""
     from seqplan.planner.comparison.compare import Options, compare
+    from seqplan.planner.proposal.backends import uses_collectives
     from seqplan.planner.sync.choice import choose_sync
 
     workload = proposal.workload
@@ -308,7 +309,7 @@ def _compare(
         workload,
         lengths,
         args.steps or STEPS,
-        choose_sync(profile, gpus),
+        choose_sync(profile, gpus, collectives=uses_collectives(args.trainer)),
         seed=args.seed,
         options=Options(fast=gpus > LARGE_GPUS or workload.tokens > LARGE_TOKENS),
         execution=args.execution,

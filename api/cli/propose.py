@@ -72,7 +72,12 @@ def run(args: argparse.Namespace) -> int:
         optimizer_shards=args.optimizer_shards,
     )
     sync = choose_proposal_sync(
-        profile, args.gpus, args.sync.times, args.sync.overlap, method=args.method
+        profile,
+        args.gpus,
+        args.sync.times,
+        args.sync.overlap,
+        method=args.method,
+        trainer=args.trainer,
     )
     with ProgressBar(sys.stderr) as progress:
         proposal = make_proposal(

@@ -34,6 +34,7 @@ def parse_request(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
     ``ValueError`` as there; optional fields may be missing.
     """
     stated, method = request.get("sync", "derived"), request.get("method", METHODS[0])
+    trainer = request.get("trainer")
     times = (stated[0], stated[-1]) if isinstance(stated, list) else stated
     sync = choose_proposal_sync(
         profile,
@@ -41,8 +42,9 @@ def parse_request(profile: Profile, request: dict[str, Any]) -> dict[str, Any]:
         None if times == "none" else times,
         request.get("overlap", 0.0),
         method=method,
+        trainer=trainer,
     )
-    multiple, trainer = request.get("micro_step_multiple", 1), request.get("trainer")
+    multiple = request.get("micro_step_multiple", 1)
     _, execution = apply_backend(
         profile, request["gpus"], request.get("execution"), multiple, trainer
     )

@@ -26,7 +26,7 @@ class TrainingBackend:
     compared system that its users run today, and ``baseline_name``, what they call it. ``modes``:
     recomputation modes that it switches between micro-batches; ``loss``: how it computes the loss;
     ``stack``: rates and launches of its software in derived profiles. ``splits_experts``: runs
-    plans whose experts are on several ranks.
+    plans whose experts are on several ranks; ``collectives``: syncs equal replicas by them.
     """
 
     name: str
@@ -40,6 +40,7 @@ class TrainingBackend:
     loss: str = "whole"
     stack: str = "compiled"
     splits_experts: bool = False
+    collectives: bool = False
 
     def runs(self, scheme: Scheme) -> bool:
         """Return whether the backend runs ``scheme``."""
@@ -146,6 +147,7 @@ BACKENDS = {
             modes=("none", "attention_core", "full"),
             loss="whole",
             stack="megatron",
+            collectives=True,
             baseline="megatron-dcp",
             baseline_name="dynamic context parallelism by Megatron's rule",
         ),
@@ -154,6 +156,7 @@ BACKENDS = {
             _VERL,
             name="verl-megatron",
             stack="megatron",
+            collectives=True,
             splits_experts=True,
             axes=frozenset({"tp", "pp", "ring"}),
             zero_stages=(1, 2),
@@ -187,6 +190,11 @@ def find_backend(name: str) -> TrainingBackend:
         names=", ".join([*BACKENDS, *list_extensions("seqplan.trainers")]),
         name=name,
     )
+
+
+def uses_collectives(trainer: str | None) -> bool:
+    """Return whether a trainer syncs any layout by collectives, not messages as this runtime."""
+    return trainer is not None and find_backend(trainer).collectives
 
 
 def apply_backend(

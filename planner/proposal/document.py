@@ -39,7 +39,7 @@ _EXPERT_ROW = frozenset({"expert_parallel", "expected_ms", "sync_ms", "longest",
 _CANDIDATE = frozenset({"strategy", "gpus", "max_sequence", "expected_ms", "runs", "wins"})
 _SYNC = frozenset({"overlap", "optimizer_ms", "source"})
 _GIVEN = frozenset({"homogeneous_ms", "heterogeneous_ms"})
-_BY_LAYOUT = frozenset({"by_layout"})
+_BY_LAYOUT, _COLLECTIVES = frozenset({"by_layout"}), frozenset({"collectives"})
 _LAYOUTS = frozenset({"chosen", "why", "rows", "static", "static_ms"})
 _LAYOUT_ROW = frozenset({"tp", "pp", "sync_ms", "expected_ms"})
 
@@ -299,7 +299,8 @@ class _ProposalReader(FieldReader):
     def sync(self, raw: Any) -> SyncTimes:
         place = ".sync"
         by_layout = type(raw) is dict and "by_layout" in raw
-        self.fields(raw, place, _SYNC | (_BY_LAYOUT if by_layout else _GIVEN))
+        optional = _COLLECTIVES & raw.keys() if by_layout else frozenset()
+        self.fields(raw, place, _SYNC | (_BY_LAYOUT | optional if by_layout else _GIVEN))
         overlap, optimizer_ms = (self.number(raw, n, place) for n in ("overlap", "optimizer_ms"))
         source = self.text(raw, "source", place)
         try:
@@ -311,16 +312,21 @@ class _ProposalReader(FieldReader):
                 self.layout_time(entry, f"{place}.by_layout[{number}]")
                 for number, entry in enumerate(self.items(raw, "by_layout", place))
             ]
-            return LayoutSyncTimes(overlap, optimizer_ms, source, tuple(rows))
+            times = tuple((layout, ms) for layout, ms, _ in rows)
+            alone = tuple((layout, ms) for layout, _, ms in rows if ms is not None)
+            collectives = raw.get("collectives", False) is True
+            return LayoutSyncTimes(overlap, optimizer_ms, source, times, alone, collectives)
         except ProposalError:
             raise
         except ValueError as error:
             self.fail(place, str(error))
 
-    def layout_time(self, raw: Any, place: str) -> tuple[tuple[int, int], float]:
-        self.fields(raw, place, frozenset({"tp", "pp", "ms"}))
+    def layout_time(self, raw: Any, place: str) -> tuple[tuple[int, int], float, float | None]:
+        alone = type(raw) is dict and "alone_ms" in raw
+        self.fields(raw, place, frozenset({"tp", "pp", "ms", *(["alone_ms"] if alone else [])}))
         layout = self.integer(raw, "tp", place, 1), self.integer(raw, "pp", place, 1)
-        return layout, self.number(raw, "ms", place)
+        alone_ms = self.number(raw, "alone_ms", place) if alone else None
+        return layout, self.number(raw, "ms", place), alone_ms
 
     def layout_choice(self, raw: Any) -> LayoutChoice:
         place = ".layouts"

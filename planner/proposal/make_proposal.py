@@ -43,8 +43,8 @@ from seqplan.planner.proposal.expert_rows import ExpertRow
 from seqplan.planner.proposal.micro_steps_proposal import propose_micro_steps
 from seqplan.planner.proposal.proposal_sync import choose_proposal_sync
 from seqplan.planner.proposal.uniform import keep_best_scheme
-from seqplan.planner.sync.choice import check_sync
-from seqplan.planner.sync.times import NO_SYNC, LayoutSyncTimes, SyncTimes
+from seqplan.planner.sync.choice import check_sync, derive_again
+from seqplan.planner.sync.times import NO_SYNC, SyncTimes
 from seqplan.planner.workload import Workload
 from seqplan.plans.scheme import Strategy
 
@@ -94,7 +94,7 @@ def make_proposal(
     if profile.expert_degrees != (1,):
         return _propose_degrees(profile, sync, request)
     if sync == "derived":
-        sync = choose_proposal_sync(profile, workload.gpus, method=method)
+        sync = choose_proposal_sync(profile, workload.gpus, method=method, trainer=trainer)
     return _propose(profile, sync, request)
 
 
@@ -122,13 +122,12 @@ def _propose_degrees(
     problems: list[tuple[float, PlanningProblem]] = []
     for degree in profile.expert_degrees:
         at_degree = profile.at_expert_parallel(degree)
-        times = sync
-        if sync == "derived" or isinstance(sync, LayoutSyncTimes):
-            overlap = sync.overlap if isinstance(sync, LayoutSyncTimes) else 0.0
+        if sync == "derived":
             times = choose_proposal_sync(
-                at_degree, workload.gpus, overlap=overlap, method=request.method
+                at_degree, workload.gpus, method=request.method, trainer=request.trainer
             )
-        assert times != "derived"
+        else:
+            times = sync and derive_again(sync, at_degree, workload.gpus)
         problem = PlanningProblem(
             profile=at_degree, workload=workload, sync=times, execution=request.kind
         )

@@ -6,6 +6,7 @@ from typing import Literal
 
 from seqplan.costs.profile import Profile
 from seqplan.planner.errors import OptionError
+from seqplan.planner.proposal.backends import uses_collectives
 from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import SyncTimes
 
@@ -17,12 +18,13 @@ def choose_proposal_sync(
     overlap: float = 0.0,
     *,
     method: str = "search",
+    trainer: str | None = None,
 ) -> SyncTimes | None:
     """Make the sync to choose strategies with; None by forward and backward alone.
 
     ``sync``: times (ms) between equal replicas and between different ones, derived for each layout,
-    or left out. Also None under ZeRO-3, and for the published ``method`` eq4, which does not weigh
-    it. ``OptionError`` for options that exclude each other.
+    or left out; ``trainer``: that runs the plans. Also None under ZeRO-3, and for the published
+    ``method`` eq4, which does not weigh it. ``OptionError`` for options that exclude each other.
     """
     stated = isinstance(sync, tuple) or overlap > 0
     if sync is None and overlap > 0:
@@ -42,4 +44,10 @@ def choose_proposal_sync(
     if sync is None or profile.lockstep or (method == "eq4" and not stated):
         return None
     times = sync if isinstance(sync, tuple) else None
-    return choose_sync(profile, gpus, sync_ms=times, overlap=overlap)
+    return choose_sync(
+        profile,
+        gpus,
+        sync_ms=times,
+        overlap=overlap,
+        collectives=uses_collectives(trainer),
+    )

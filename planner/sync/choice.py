@@ -14,11 +14,13 @@ def choose_sync(
     sync_ms: tuple[float, float] | None = None,
     overlap: float = 0.0,
     optimizer_ms: float | None = None,
+    collectives: bool = False,
 ) -> SyncTimes:
     """Make the sync on ``gpus`` GPUs: as given (equal replicas, different ones), or derived.
 
-    ``optimizer_ms``: by default as measured or published. Under ZeRO-3 there is no sync: the
-    gathers of every layer are part of the profile's latency.
+    ``optimizer_ms``: by default as measured, published or derived; ``collectives``: as trainers
+    whose replicas are equal. Under ZeRO-3 there is no sync: the gathers of every layer are part of
+    the profile's latency.
     """
     if optimizer_ms is None:
         optimizer_ms = optimizer_of(profile, gpus)
@@ -29,7 +31,9 @@ def choose_sync(
         equal, different = sync_ms
         source = f"as given: {equal:g} ms, different layouts {different:g}"
         return GivenSyncTimes(overlap, optimizer_ms, source, equal, different)
-    return derive_sync(profile, gpus, overlap=overlap, optimizer_ms=optimizer_ms)
+    return derive_sync(
+        profile, gpus, overlap=overlap, optimizer_ms=optimizer_ms, collectives=collectives
+    )
 
 
 def check_sync(sync: object) -> None:
@@ -42,4 +46,10 @@ def derive_again(sync: SyncTimes, profile: Profile, gpus: int) -> SyncTimes:
     """Derive a sync by layout for another profile of the model; return one that is given."""
     if not isinstance(sync, LayoutSyncTimes):
         return sync
-    return derive_sync(profile, gpus, overlap=sync.overlap, optimizer_ms=sync.optimizer_ms)
+    return derive_sync(
+        profile,
+        gpus,
+        overlap=sync.overlap,
+        optimizer_ms=sync.optimizer_ms,
+        collectives=sync.collectives,
+    )

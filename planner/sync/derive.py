@@ -1,19 +1,25 @@
-"""The sync derived: bytes of the fullest rank over the cluster's links, by layout.
+"""The sync derived: bytes over the cluster's links, by layout.
 
 If a profile has measured syncs, they correct the derived times.
 
 Every rank owns an even part of each unit (a layer, an embedding, the head). A step all-gathers the
-rest of a pipeline's shard in bf16, and reduce-scatters its gradients to their owners in fp32; the
-rank whose tp·pp is smallest moves most. Per direction and unit:
+rest of a pipeline's shard in bf16, and reduce-scatters its gradients to their owners in fp32.
+
+Of collectives between equal replicas, each unit takes what a ring does (``ring_collective_ms``),
+and the start of its ranks. This runtime uses them for ranks that hold whole units, other trainers
+for any layout. Else the runtime sends messages between owners and holders; the rank whose tp·pp is
+smallest moves most:
 
     bytes · (share from other nodes / inter-node link  or  share of the node / intra-node link)
     + messages · latency
 
-Two totals are published (Hydraulis, arXiv 2412.07894, Table 1; LLaMA-32B on 64 A800): 1,110 ms
-between equal replicas, which were 4×tp16 (Table 3), and 1,710 ms between different ones, of which
-the paper does not identify; tp·pp = 8 at the smallest is assumed, as with 4 the bytes alone would
-take longer than that. Bytes at the links' rates and latencies are 560 and 1,100 ms of them. The
-rest of both is about the same, and is taken as fixed (``FIXED_MS_PER_UNIT``).
+Profiles of published latencies are of Hydraulis (arXiv 2412.07894), whose Table 1 has two totals of
+LLaMA-32B on 64 A800: 1,110 ms between equal replicas, which were 4×tp16 (Table 3), and 1,710 ms
+between different ones, of which the paper does not identify; tp·pp = 8 at the smallest is assumed,
+as with 4 the bytes alone would take longer than that. Bytes at the links' rates and latencies are
+560 and 1,100 ms of them. The rest of both is about the same, and is taken as fixed
+(``FIXED_MS_PER_UNIT``). Other systems show no such part: without it the iterations of
+``costs.analytic.validation.published_runs`` are predicted best.
 
 With experts on E ranks a rank holds the E-th part of them, whatever its tp.
 """
@@ -21,11 +27,15 @@ With experts on E ranks a rank holds the E-th part of them, whatever its tp.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import exp, log
 from statistics import mean
 
 from seqplan.costs.analytic.devices import DEVICES
-from seqplan.costs.analytic.hardware import LINK_EFFICIENCY, Hardware
+from seqplan.costs.analytic.estimate import OPTIMIZER_MOVED_BYTES
+from seqplan.costs.analytic.hardware import LINK_EFFICIENCY, ClusterHardware, Hardware
+from seqplan.costs.analytic.kernels import memory_ms
+from seqplan.costs.analytic.links import Group, rank_latency_ms, ring_collective_ms
 from seqplan.costs.analytic.profiled_device import hardware_of
 from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profile import Profile
@@ -46,96 +56,219 @@ MATRICES = 7
 """Of a layer. A shard's part of each begins with another owner than the part before ended with."""
 
 ASSUMED = "a800-80gb"
-"""Whose links are taken where the profile's hardware is not listed."""
+"""Whose links and memory are taken where the profile's hardware is not listed."""
+
+WHOLE = (1, 1)
+"""The layout whose ranks hold whole units, which the runtime syncs by collectives."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterTraffic:
+    """Parameters of a model, and the links that they take in a step.
+
+    ``fixed_ms_per_unit``: of each layer, embedding and head between nodes, beyond bytes and
+    latency.
+    """
+
+    shape: ModelShape
+    gpus: int
+    gpus_per_node: int
+    links: Hardware
+    expert_parallel: int = 1
+    fixed_ms_per_unit: float = 0.0
+
+    @classmethod
+    def of_profile(cls, profile: Profile, gpus: int) -> ParameterTraffic:
+        """Return the traffic of a profile's model; with the fixed part of published latencies."""
+        return cls(
+            shape=profile.shape,
+            gpus=gpus,
+            gpus_per_node=profile.gpus_per_node,
+            links=hardware_of(profile) or DEVICES[ASSUMED],
+            expert_parallel=profile.expert_degrees[0],
+            fixed_ms_per_unit=FIXED_MS_PER_UNIT if _is_published(profile) else 0.0,
+        )
+
+    def alone_ms(self, layout: Layout, *, collectives: bool) -> float:
+        """Time the sync between equal pipelines (ms).
+
+        ``collectives``: of any layout, as other trainers; the runtime uses them for ``WHOLE`` only.
+        """
+        if collectives or layout == WHOLE:
+            return self._collectives_ms(layout)
+        return self.messages_ms(layout)
+
+    def _collectives_ms(self, layout: Layout) -> float:
+        """Time an all-gather and a reduce-scatter of each unit over its replicas (ms)."""
+        if self.gpus == 1:
+            return 0.0
+        nodes = -(-self.gpus // self.gpus_per_node)
+        cluster = ClusterHardware(self.links, nodes, min(self.gpus, self.gpus_per_node))
+        ms = self._fixed_ms
+        for parameters, units, parts in _list_held(self.shape, layout, self.expert_parallel):
+            group = Group(max(1, self.gpus // (parts * layout[1])), parts)
+            sizes = [size * parameters / units for size in (GATHERED_BYTES, REDUCED_BYTES)]
+            one = float(ring_collective_ms(cluster, group, sizes).sum())
+            ms += units * (one + 2 * rank_latency_ms(cluster, group))
+        return ms
+
+    def messages_ms(self, layout: Layout) -> float:
+        """Time messages between owners and the layout's fullest rank, both ways (ms)."""
+        gpus, links = self.gpus, self.links
+        if gpus == 1:
+            return 0.0
+        held, units = count_parameters(self.shape, layout, self.expert_parallel)
+        near = min(gpus, self.gpus_per_node)
+        gigabytes = held * (GATHERED_BYTES + REDUCED_BYTES) / 1e9
+        across = gigabytes * (1 - near / gpus) / (links.inter_gb_s * LINK_EFFICIENCY)
+        within = gigabytes * (near - 1) / gpus / (links.intra_gb_s * LINK_EFFICIENCY)
+        messages = 2 * units * min(gpus - 1, gpus / layout[0] + MATRICES)
+        latency_us = links.inter_latency_us if self._spans else links.intra_latency_us
+        return 1e3 * max(across, within) + messages * latency_us / 1e3 + self._fixed_ms
+
+    @property
+    def _spans(self) -> bool:
+        return self.gpus > self.gpus_per_node
+
+    @property
+    def _fixed_ms(self) -> float:
+        fixed = self.fixed_ms_per_unit * (self.shape.layers + (1 if self.shape.tied else 2))
+        return fixed if self._spans else fixed * self.links.inter_gb_s / self.links.intra_gb_s
+
+    def optimizer_ms(self) -> float:
+        """Time the optimizer's step on states split over all GPUs, by the memory's rate (ms)."""
+        parameters, _ = count_parameters(self.shape, WHOLE)
+        return float(memory_ms(self.links, OPTIMIZER_MOVED_BYTES * parameters / self.gpus))
 
 
 def derive_sync(
-    profile: Profile, gpus: int, *, overlap: float = 0.0, optimizer_ms: float | None = None
+    profile: Profile,
+    gpus: int,
+    *,
+    overlap: float = 0.0,
+    optimizer_ms: float | None = None,
+    collectives: bool = False,
 ) -> LayoutSyncTimes:
     """Derive the sync of every layout of the profile on ``gpus`` GPUs (ms).
 
     The links are those of the profile's hardware if its data sheet is known, else ``ASSUMED``.
-    If the profile has measured syncs, a measurement on as many GPUs is taken as it is, and every
-    other time is multiplied by measured over derived: of the same layout on the nearest number of
-    GPUs, of a layout that was not measured by all of them.
+    ``collectives``: as trainers whose replicas are equal; else as this runtime. If the profile has
+    measured syncs, a measurement on as many GPUs is taken as it is, and every other time is
+    multiplied by measured over derived: of the same layout on the nearest number of GPUs, of a
+    layout that was not measured by all of them.
     """
-    hardware = hardware_of(profile)
-    links = hardware or DEVICES[ASSUMED]
+    traffic = ParameterTraffic.of_profile(profile, gpus)
     layouts = sorted(layouts_of(entry.scheme for entry in profile.schemes))
-    derived = {layout: _derive_ms(profile, layout, gpus, links) for layout in layouts}
-    near = "in one node" if gpus <= profile.gpus_per_node else "across nodes"
-    speed = links.intra_gb_s if gpus <= profile.gpus_per_node else links.inter_gb_s
-    assumed = "" if hardware else f" (those of {links.name}, as the profile's GPU is not listed)"
-    source = (
-        f"derived for each layout: {GATHERED_BYTES + REDUCED_BYTES} bytes a parameter of the "
-        f"fullest rank, links {near} of {speed:g} GB/s a GPU{assumed}, the fixed part from "
-        "Hydraulis Table 1"
-    )
+    alone = {layout: traffic.alone_ms(layout, collectives=collectives) for layout in layouts}
+    together = dict(alone)
+    if WHOLE in alone and not collectives:
+        together[WHOLE] = max(alone[WHOLE], traffic.messages_ms(WHOLE))
     if profile.sync and gpus > 1:
-        times, source = _scale_measured(profile, derived, gpus, links)
+        factors, source = _scale_measured(profile, alone, gpus, collectives)
+        alone, together = (
+            {layout: ms * factors[layout] for layout, ms in times.items()}
+            for times in (alone, together)
+        )
         source += f"; {percent(overlap, 0)} of it hidden"
     else:
-        times = derived
-        source += f"; {percent(overlap, 0)} of it hidden; nothing was measured"
+        source = f"{_describe(profile, traffic, collectives)}; {percent(overlap, 0)} of it hidden"
+        source += "; nothing was measured"
     return LayoutSyncTimes(
         overlap,
         optimizer_of(profile, gpus) if optimizer_ms is None else optimizer_ms,
         source,
-        tuple((layout, round(times[layout], 3)) for layout in layouts),
+        tuple((layout, round(together[layout], 3)) for layout in layouts),
+        tuple(
+            (layout, round(alone[layout], 3))
+            for layout in layouts
+            if round(alone[layout], 3) < round(together[layout], 3)
+        ),
+        collectives,
+    )
+
+
+def _describe(profile: Profile, traffic: ParameterTraffic, collectives: bool) -> str:
+    links = traffic.links
+    within = traffic.gpus <= traffic.gpus_per_node
+    near = "in one node" if within else "across nodes"
+    speed = links.intra_gb_s if within else links.inter_gb_s
+    listed = hardware_of(profile) is not None
+    assumed = "" if listed else f" (those of {links.name}, as the profile's GPU is not listed)"
+    whole = any(entry.scheme.tp == entry.scheme.pp == 1 for entry in profile.schemes)
+    by = "messages (tp1 alone: collectives)" if whole else "messages"
+    by = "collectives" if collectives else by
+    fixed = ", the fixed part from Hydraulis Table 1" if traffic.fixed_ms_per_unit else ""
+    return (
+        f"derived for each layout, by {by}: {GATHERED_BYTES + REDUCED_BYTES} bytes a parameter of "
+        f"the fullest rank, links {near} of {speed:g} GB/s a GPU{assumed}{fixed}"
     )
 
 
 def _scale_measured(
-    profile: Profile, derived: Mapping[Layout, float], gpus: int, links: Hardware
+    profile: Profile, alone: Mapping[Layout, float], gpus: int, collectives: bool
 ) -> tuple[dict[Layout, float], str]:
-    """Return each layout's time by the measurements, and describe how."""
+    """Return each layout's factor by the measurements, and describe how."""
     factors: dict[Layout, float] = {}
     for layout in sorted({(entry.tp, entry.pp) for entry in profile.sync}):
         entry = min(
             (entry for entry in profile.sync if (entry.tp, entry.pp) == layout),
             key=lambda entry: (abs(log(entry.gpus / gpus)), entry.gpus),
         )
-        factors[layout] = entry.ms / _derive_ms(profile, layout, entry.gpus, links)
+        derived = ParameterTraffic.of_profile(profile, entry.gpus)
+        factors[layout] = entry.ms / derived.alone_ms(layout, collectives=False)
     others = exp(mean(log(factor) for factor in factors.values()))
-    as_measured = {(entry.tp, entry.pp): entry.ms for entry in profile.sync if entry.gpus == gpus}
-    times = {
-        layout: as_measured.get(layout, ms * factors.get(layout, others))
-        for layout, ms in derived.items()
+    low, high = min(factors.values()), max(factors.values())
+    as_measured = {
+        layout: entry.ms / alone[layout]
+        for entry in profile.sync
+        for layout in [(entry.tp, entry.pp)]
+        if entry.gpus == gpus and layout in alone and (layout == WHOLE or not collectives)
     }
-    there = sorted(as_measured.keys() & derived.keys())
+    there = sorted(as_measured)
     parts = []
     if there:
         parts.append(f"measured on {gpus} GPUs for {', '.join(map(layout_text, there))}")
-    if len(there) < len(derived):
+    if len(there) < len(alone):
         counts = " or ".join(str(gpus) for gpus in sorted({e.gpus for e in profile.sync}))
-        low, high = min(factors.values()), max(factors.values())
         parts.append(
             f"{'others ' if there else ''}derived and multiplied by {low:.3g} to {high:.3g}, "
             f"as measured on {counts} GPUs"
         )
-    return times, "; ".join(parts)
+    scale = {layout: as_measured.get(layout, factors.get(layout, others)) for layout in alone}
+    return scale, "; ".join(parts)
 
 
-def _derive_ms(profile: Profile, layout: Layout, gpus: int, links: Hardware) -> float:
-    degree = profile.expert_degrees[0]
-    return layout_sync_ms(profile.shape, layout, gpus, profile.gpus_per_node, links, degree)
+def _is_published(profile: Profile) -> bool:
+    return any(entry.origin == "published" for entry in profile.schemes)
 
 
 def optimizer_of(profile: Profile, gpus: int) -> float:
     """Return the optimizer's step (ms).
 
-    Measured on the nearest number of GPUs, shared by ``gpus``; or as published.
+    Measured on the nearest number of GPUs, shared by ``gpus``; as published; or derived.
     """
-    if not profile.sync:
+    if profile.sync:
+        entry = min(
+            profile.sync, key=lambda entry: (abs(log(entry.gpus / gpus)), entry.gpus, entry.tp)
+        )
+        return round(entry.optimizer_ms * entry.gpus / gpus, 3)
+    if _is_published(profile):
         return OPTIMIZER_MS
-    entry = min(profile.sync, key=lambda entry: (abs(log(entry.gpus / gpus)), entry.gpus, entry.tp))
-    return round(entry.optimizer_ms * entry.gpus / gpus, 3)
+    return round(ParameterTraffic.of_profile(profile, gpus).optimizer_ms(), 3)
 
 
 def count_parameters(
     shape: ModelShape, layout: Layout, expert_parallel: int = 1
 ) -> tuple[float, int]:
     """Count parameters and their units on the fullest rank of a layout."""
+    held = _list_held(shape, layout, expert_parallel)
+    return sum(part[0] for part in held), sum(part[1] for part in held)
+
+
+def _list_held(
+    shape: ModelShape, layout: Layout, expert_parallel: int
+) -> list[tuple[float, int, int]]:
+    """List what the fullest rank holds: parameters, units, and parts that each is split into."""
     tp, pp = layout
     layers = -(-shape.layers // pp)
     if not shape.architecture.dense and (sizes := shape.sizes) is not None:
@@ -146,32 +279,9 @@ def count_parameters(
     in_embeddings = embeddings * (shape.vocab or 0) * shape.hidden
     units = layers + embeddings
     if expert_parallel == 1 or (sizes := shape.sizes) is None:
-        return (of_layers + in_embeddings) / tp, units
+        return [((of_layers + in_embeddings) / tp, units, tp)]
     in_experts = layers * sizes.expert_parameters / shape.layers
-    held = (of_layers - in_experts + in_embeddings) / tp + in_experts / expert_parallel
-    return held, units + layers
-
-
-def layout_sync_ms(
-    shape: ModelShape,
-    layout: Layout,
-    gpus: int,
-    gpus_per_node: int,
-    links: Hardware,
-    expert_parallel: int = 1,
-) -> float:
-    """Time all-gather and reduce-scatter of a layout's fullest rank, none of it hidden (ms)."""
-    if gpus == 1:
-        return 0.0
-    held, units = count_parameters(shape, layout, expert_parallel)
-    near = min(gpus, gpus_per_node)
-    gigabytes = held * (GATHERED_BYTES + REDUCED_BYTES) / 1e9
-    across = gigabytes * (1 - near / gpus) / (links.inter_gb_s * LINK_EFFICIENCY)
-    within = gigabytes * (near - 1) / gpus / (links.intra_gb_s * LINK_EFFICIENCY)
-    messages = 2 * units * min(gpus - 1, gpus / layout[0] + MATRICES)
-    spans = gpus > gpus_per_node
-    latency_us = links.inter_latency_us if spans else links.intra_latency_us
-    fixed = FIXED_MS_PER_UNIT * (shape.layers + (1 if shape.tied else 2))
-    if not spans:
-        fixed *= links.inter_gb_s / links.intra_gb_s
-    return 1e3 * max(across, within) + messages * latency_us / 1e3 + fixed
+    return [
+        ((of_layers - in_experts + in_embeddings) / tp, units, tp),
+        (in_experts / expert_parallel, layers, expert_parallel),
+    ]

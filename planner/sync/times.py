@@ -68,9 +68,11 @@ class SyncTimes(ABC):
 
     def compute_exposed_ms(self, layouts: Collection[Layout], *, regrouping: bool = False) -> float:
         """Return the sync that is not hidden; ``regrouping``: ranks change their groups."""
+        return self.whole_ms(layouts) * (1 - self._hidden_share(layouts, regrouping))
+
+    def _hidden_share(self, layouts: Collection[Layout], regrouping: bool = False) -> float:
         reduction_waits = regrouping or any(pp > 1 for _, pp in layouts)
-        hidden = self.overlap * (GATHERED_SHARE if reduction_waits else 1.0)
-        return self.whole_ms(layouts) * (1 - hidden)
+        return self.overlap * (GATHERED_SHARE if reduction_waits else 1.0)
 
     def of_strategy_ms(self, strategy: Strategy) -> float:
         """Return the time of an iteration next to computation and optimizer."""
@@ -104,41 +106,65 @@ class GivenSyncTimes(SyncTimes):
 
 @dataclass(frozen=True)
 class LayoutSyncTimes(SyncTimes):
-    """A time for each layout; between different ones, that of the layout that takes longest."""
+    """A time for each layout; between different ones, that of the layout that takes longest.
+
+    ``alone_ms``: times of layouts that take less when all pipelines are of that layout;
+    ``collectives``: of every layout, as other trainers (see ``derive_sync``).
+    """
 
     by_layout_ms: tuple[tuple[Layout, float], ...]
+    alone_ms: tuple[tuple[Layout, float], ...] = ()
+    collectives: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for layout, time in self.by_layout_ms:
+        for layout, time in (*self.by_layout_ms, *self.alone_ms):
             if not 0 <= time < float("inf"):
                 raise ValueError(
                     f"the sync of {layout_text(layout)} must be a number of 0 or more ms, "
                     f"not {time}"
+                )
+        for layout, time in self.alone_ms:
+            if not time <= self._times_ms.get(layout, -1.0):
+                raise ValueError(
+                    f"the sync of {layout_text(layout)} alone, {time} ms, must not be more than "
+                    "that next to others"
                 )
 
     @cached_property
     def _times_ms(self) -> dict[Layout, float]:
         return dict(self.by_layout_ms)
 
+    @cached_property
+    def _alone_ms(self) -> dict[Layout, float]:
+        return dict(self.by_layout_ms) | dict(self.alone_ms)
+
     def whole_ms(self, layouts: Collection[Layout]) -> float:
         """Return the longest of the layouts' times; ``KeyError`` for one without a time."""
-        return max((self._times_ms[layout] for layout in layouts), default=0.0)
+        times = self._alone_ms if len(set(layouts)) == 1 else self._times_ms
+        return max((times[layout] for layout in layouts), default=0.0)
 
     def families(self, layouts: Collection[Layout], similar: float = SIMILAR) -> list[Family]:
-        """List all layouts that take at most as long as each in turn.
+        """List layouts with a time alone, then those that take no longer than each.
 
         Without the hidden part. Times within the share ``similar`` of each other make one family,
         with the least of them.
         """
-        times = {layout: self.compute_exposed_ms([layout]) for layout in layouts}
-        families = []
+        alone = [layout for layout, _ in self.alone_ms if layout in layouts]
+        families = [
+            Family(frozenset({layout}), self.compute_exposed_ms([layout])) for layout in alone
+        ]
+        times = {
+            layout: self._times_ms[layout] * (1 - self._hidden_share([layout]))
+            for layout in layouts
+        }
         rising = sorted({times[layout] for layout in layouts})
         while rising:
             near = [time for time in rising if time <= rising[0] * (1 + similar)]
             rising = rising[len(near) :]
             members = frozenset(layout for layout in layouts if times[layout] <= near[-1])
-            families.append(Family(members, near[0]))
+            if len(members) > 1 or not members <= set(alone):
+                families.append(Family(members, near[0]))
         return families
 
 
@@ -170,6 +196,12 @@ def sync_fields(sync: SyncTimes) -> dict[str, Any]:
     """Write times of synchronization as a proposal's JSON has them."""
     fields = asdict(sync)
     if isinstance(sync, LayoutSyncTimes):
-        del fields["by_layout_ms"]
-        fields["by_layout"] = [{"tp": tp, "pp": pp, "ms": ms} for (tp, pp), ms in sync.by_layout_ms]
+        del fields["by_layout_ms"], fields["alone_ms"]
+        if not fields["collectives"]:
+            del fields["collectives"]
+        alone = {layout: {"alone_ms": ms} for layout, ms in sync.alone_ms}
+        fields["by_layout"] = [
+            {"tp": tp, "pp": pp, "ms": ms, **alone.get((tp, pp), {})}
+            for (tp, pp), ms in sync.by_layout_ms
+        ]
     return dict(fields)

@@ -19,7 +19,7 @@ from seqplan.planner.batches.batch import MOST_TOKENS, Batch, whole_lengths
 from seqplan.planner.errors import Infeasible, OptionError
 from seqplan.planner.placement.slowdown import Slowdown
 from seqplan.planner.problem import PACKINGS, PlanningOptions, PlanningProblem
-from seqplan.planner.proposal.backends import apply_backend, find_backend
+from seqplan.planner.proposal.backends import apply_backend, find_backend, uses_collectives
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.step.step_planner import StepPlanner
 from seqplan.planner.sync.choice import check_sync, choose_sync
@@ -122,7 +122,11 @@ class Planner:
         if not workload.models(profile):
             raise Infeasible(f"no scheme of {profile.name} fits {gpus} GPUs; add GPUs")
         if sync == "derived":
-            sync = None if profile.lockstep else choose_sync(profile, gpus)
+            sync = (
+                None
+                if profile.lockstep
+                else choose_sync(profile, gpus, collectives=uses_collectives(trainer))
+            )
         elif sync is not None and profile.lockstep:
             raise OptionError(
                 "profile {profile} is of ZeRO-3, whose gathers are part of its latency. Leave {0} "

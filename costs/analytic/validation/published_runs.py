@@ -41,16 +41,14 @@ def list_runs() -> list[dict[str, Any]]:
 
 def predict_run(run: dict[str, Any], *, products: float | None = None) -> ValidatedRow:
     """Predict tokens/s per GPU of a run; ``products``: another rate of the stack's products."""
-    deployment = _deployment_of(run)
+    deployment = deployment_of(run)
     if products is not None:
         efficiency = deployment.cluster.hardware.matmul_efficiency * products
         hardware = replace(
             deployment.cluster.hardware, matmul_efficiency=efficiency / deployment.product_gain
         )
         deployment = replace(deployment, cluster=replace(deployment.cluster, hardware=hardware))
-    load = Load(seq_len=run["tokens"], batch=run["sequences"], micro_batch=run["micro-batch"])
-    scheme = Scheme(tp=run["tp"], pp=run["pp"], ring=run["ring"])
-    predicted = estimate(deployment, scheme, load).tokens_per_s / run["GPUs"]
+    predicted = estimate(deployment, *load_of(run)).tokens_per_s / run["GPUs"]
     return ValidatedRow(
         group=f"{run['model']} {run['tokens']:,}",
         label=f"{run['hardware']} {run['precision']}, {run['GPUs']} GPUs",
@@ -60,6 +58,13 @@ def predict_run(run: dict[str, Any], *, products: float | None = None) -> Valida
         stack=run["stack"],
         source=run["source"],
     )
+
+
+def load_of(run: dict[str, Any]) -> tuple[Scheme, Load]:
+    """Return the scheme and the load of a run."""
+    scheme = Scheme(tp=run["tp"], pp=run["pp"], ring=run["ring"])
+    load = Load(seq_len=run["tokens"], batch=run["sequences"], micro_batch=run["micro-batch"])
+    return scheme, load
 
 
 def run_checks() -> list[TableCheck]:
@@ -83,7 +88,8 @@ def _select(prefixes: tuple[str, ...], hardware: str) -> Iterator[dict[str, Any]
             yield run
 
 
-def _deployment_of(run: dict[str, Any]) -> Deployment:
+def deployment_of(run: dict[str, Any]) -> Deployment:
+    """Return the cluster, model and settings of a run."""
     internevo, nvidia = run["id"].startswith("internevo"), run["stack"] == "megatron"
     hardware: Hardware = DEVICES[run["hardware"]]
     if internevo:

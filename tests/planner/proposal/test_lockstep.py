@@ -149,11 +149,13 @@ def test_an_sync_that_one_micro_step_hides_counts_for_nothing() -> None:
     assert "where the sync takes" not in document.layouts.why[-1]
 
 
-def test_costs_at_which_another_layout_wins_are_stated(document: Proposal) -> None:
+def test_costs_at_which_another_layout_wins_are_stated() -> None:
+    several = LLAMA.keep_schemes({e.scheme for e in LLAMA.schemes if e.scheme.tp > 1})
+    document = proposed(several)
     assert "tp8 where the sync takes twice as long" in document.layouts.why[-1]
-    derived = choose_sync(LLAMA, CLUSTER.gpus)
+    derived = choose_sync(several, CLUSTER.gpus)
     assert isinstance(derived, LayoutSyncTimes)
     doubled = replace(derived, by_layout_ms=tuple((k, 2 * ms) for k, ms in derived.by_layout_ms))
-    dear = make_proposal(LLAMA, CLUSTER, CODE[:400], sync=doubled, execution="lockstep")
+    dear = make_proposal(several, CLUSTER, CODE[:400], sync=doubled, execution="lockstep")
     assert document.layouts.chosen == "tp4"
     assert dear.layouts.chosen == "tp8"

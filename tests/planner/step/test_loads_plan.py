@@ -117,7 +117,7 @@ def test_plans_with_loads_are_sound(profile: str, gpus: int, tokens: int, slow: 
     planner = Planner.from_profile(profile, gpus, 32_768, slowdown=slowdown)
     made = planner.plan(lengths, loads=[vision])
     check_plan(made, models)
-    assert made.gap < 0.02
+    assert made.gap < 0.03
     assert to_json(
         Planner.from_profile(profile, gpus, 32_768, slowdown=slowdown).plan(lengths, loads=[vision])
     ) == to_json(replace(made, step=0))

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqplan.planner.sync.times import (
+    Family,
     GivenSyncTimes,
     LayoutSyncTimes,
     SyncTimes,
@@ -25,11 +26,16 @@ SYNC_OVERLAPS = st.one_of(
         TIMES,
     ),
     st.builds(
-        lambda overlap, times: LayoutSyncTimes(
-            overlap, 0.0, "made", tuple(zip(LAYOUTS, times, strict=True))
+        lambda overlap, times, alone: LayoutSyncTimes(
+            overlap,
+            0.0,
+            "made",
+            tuple(zip(LAYOUTS, times, strict=True)),
+            tuple((LAYOUTS[at], times[at] * share) for at, share in sorted(alone.items())),
         ),
         st.floats(0, 1),
         st.tuples(*[TIMES] * len(LAYOUTS)),
+        st.dictionaries(st.integers(0, len(LAYOUTS) - 1), st.floats(0, 1)),
     ),
 )
 STRATEGIES = st.dictionaries(
@@ -80,6 +86,22 @@ def test_the_layout_that_takes_longest_decides() -> None:
         ([(4, 1)], 20),
         ([(1, 1), (4, 1)], 50),
     ]
+
+
+def test_a_layout_may_take_less_alone() -> None:
+    times = (((1, 1), 100.0), ((4, 1), 40.0), ((8, 1), 20.0))
+    sync = LayoutSyncTimes(0.0, 0.0, "made", times, (((1, 1), 30.0),))
+    assert sync.of_strategy_ms(Strategy.parse("4×tp1 + 2×u2")) == 30
+    assert sync.of_strategy_ms(Strategy.parse("4×tp1 + 1×tp4")) == 100
+    assert sync.of_strategy_ms(Strategy.parse("2×tp4")) == 40
+    assert [(sorted(f.layouts), f.sync_ms) for f in sync.families([(1, 1), (4, 1)])] == [
+        ([(1, 1)], 30),
+        ([(4, 1)], 40),
+        ([(1, 1), (4, 1)], 100),
+    ]
+    assert sync.families([(1, 1)]) == [Family(frozenset({(1, 1)}), 30)]
+    with pytest.raises(ValueError, match=r"the sync of tp4 alone, 41\.0 ms, must not be more than"):
+        LayoutSyncTimes(0.0, 0.0, "made", times, (((4, 1), 41.0),))
 
 
 @pytest.mark.parametrize(

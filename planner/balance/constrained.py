@@ -13,8 +13,8 @@ import numpy as np
 from seqplan.planner.balance.assignment import assign_by_rank, assign_in_lockstep
 from seqplan.planner.balance.micro_batch_counts import MicroBatches, fill_empty, pad_counts
 from seqplan.planner.balance.slots import Items
-from seqplan.planner.lockstep.busy_ranks import assign_longest_first
 from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
+from seqplan.planner.placement.least_loaded import assign_to_least_loaded
 
 
 @dataclass(frozen=True)
@@ -191,9 +191,9 @@ def _pack_bundles(
     micro_batch: PipelineClass, bundles: Sequence[Bundle], number: int
 ) -> list[list[Bundle]] | None:
     """Put each bundle into the least loaded of ``number`` micro-batches with room; or None."""
-    items = ((place, of.work_ms, of.tokens) for place, of in enumerate(bundles))
-    packed = assign_longest_first(items, number, micro_batch.capacity)
-    return None if packed is None else [[bundles[i] for i in part] for _, part in packed]
+    items = ((place, [of.work_ms], of.tokens) for place, of in enumerate(bundles))
+    packed = assign_to_least_loaded(items, [number], [micro_batch.capacity])
+    return None if packed is None else [[bundles[i] for i in part] for _, part in packed[0]]
 
 
 def _work_ms(micro: Sequence[Bundle]) -> float:

@@ -5,11 +5,11 @@ A rank without a micro-batch would have to make one up, as all run in lockstep.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from heapq import heappop, heappush, heapreplace
+from collections.abc import Sequence
 from math import ceil
 
 from seqplan.planner.placement.fleet import PipelineClass
+from seqplan.planner.placement.least_loaded import assign_to_least_loaded
 
 Group = tuple[int, tuple[int, ...]]
 """Index of the class, and the positions of its sequences."""
@@ -75,14 +75,18 @@ class BusyRanks:
         degree, lengths = self._classes[k], self._lengths
         overhead = degree.c if self._one_each else 0.0
         items = [
-            (i, lengths[i] * (degree.a * lengths[i] + degree.b) + overhead, degree.pad(lengths[i]))
+            (
+                i,
+                [lengths[i] * (degree.a * lengths[i] + degree.b) + overhead],
+                degree.pad(lengths[i]),
+            )
             for i in sorted(positions, key=lambda i: (-lengths[i], i))
         ]
         room = sum(padded for *_, padded in items) if self._one_each else degree.capacity
-        assigned = assign_longest_first(items, number, room)
+        assigned = assign_to_least_loaded(items, [number], [room])
         if assigned is None:
             return None
-        return [(k, tuple(part)) for _, part in assigned if part]
+        return [(k, tuple(part)) for _, part in assigned[0] if part]
 
     def occupy_idle_ranks(self, groups: Sequence[Group]) -> list[Group]:
         """Split or widen groups while ranks are idle, each time for the shortest micro-step.
@@ -277,30 +281,3 @@ class BusyRanks:
         ordered = sorted(groups, key=lambda group: -self.time_ms(*group))
         half = len(ordered) // 2
         return [ordered[:half], ordered[half:]]
-
-
-def assign_longest_first(
-    items: Iterable[tuple[int, float, int]], number: int, capacity: int
-) -> list[tuple[float, list[int]]] | None:
-    """Give each sequence to the least loaded of a ``number`` of micro-batches with room.
-
-    ``items``: key, work (ms) and padded tokens of each, longest first. Returns the load and the
-    keys of each micro-batch; None if a sequence finds no room.
-    """
-    loads = [(0.0, place) for place in range(number)]
-    room = [capacity] * number
-    assigned: list[list[int]] = [[] for _ in loads]
-    for key, work, padded in items:
-        full = []
-        while loads and room[loads[0][1]] < padded:
-            full.append(heappop(loads))
-        if not loads:
-            return None
-        load, place = loads[0]
-        heapreplace(loads, (load + work, place))
-        room[place] -= padded
-        assigned[place].append(key)
-        for skipped in full:
-            heappush(loads, skipped)
-    by_place = {place: load for load, place in loads}
-    return [(by_place[place], part) for place, part in enumerate(assigned)]

@@ -190,7 +190,7 @@ def _search_strategies(
     strategies: list[Strategy] = []
     spaces = families.members
     if sync is not None:
-        spaces = [s for s in families.spaces if _reach(s.relaxation.models) >= max_len]
+        spaces = families.spaces
         batches = [batch_times.batch for batch_times in judged]
         strategies = promising_homogeneous(batches, models, gpus, max_len, sync)
     searches = 0
@@ -205,7 +205,7 @@ def _search_strategies(
             spaces, key=lambda s: (len(layouts_of(s.relaxation.models)), s.quick_bound_ms(batch))
         ):
             idle = searches >= effort.searched or fruitless[space] >= FRUITLESS
-            if idle or batch_times.close(space):
+            if idle or _reach(space.relaxation.models) < batch.longest or batch_times.close(space):
                 continue
             searched = True
             before_ms = batch_times.best_ms

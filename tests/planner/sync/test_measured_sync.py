@@ -76,3 +76,17 @@ def test_bad_entries_are_named(change: dict[str, float], message: str) -> None:
 def test_an_entry_is_there_once() -> None:
     with pytest.raises(ProfileError, match="lists a layout twice"):
         with_sync(entry(), entry(ms=1.0))
+
+
+def test_messages_and_collectives_are_corrected_apart() -> None:
+    """Layouts next to others by the factor of their layout; of other trainers tp1 as measured."""
+    profile = with_sync(entry(1, ms=2 * DERIVED[8].whole_ms([TP1])), entry(2, ms=77.0))
+    sync = choose_sync(profile, 8)
+    several = DERIVED[8].whole_ms([TP1, TP4])
+    assert sync.whole_ms([TP1, TP4]) == pytest.approx(2 * several, rel=1e-4)
+    collectives, derived = (choose_sync(of, 8, collectives=True) for of in (profile, PROFILE))
+    assert collectives.whole_ms([TP1]) == sync.whole_ms([TP1])
+    factor = 77.0 / DERIVED[8].whole_ms([TP2])
+    expected = factor * derived.whole_ms([TP2])
+    assert collectives.whole_ms([TP2]) == pytest.approx(expected, rel=1e-4)
+    assert collectives.source.startswith("measured on 8 GPUs for tp1; others derived")

@@ -247,18 +247,18 @@ def conclude(
         for strategy, row in zip(strategies, times, strict=True)
     ]
     regrouped = regrouping_times(may_regroup, judged, strategies, times)
-    layouts, layout = None, None
+    layouts, layout, static = None, None, None
     if sync is not None and scenarios is not None:
         holds = [entry.max_sequence >= max_len for entry in timed]
         holding = {entry.layout: entry.max_sequence >= max_len for entry in may_regroup}
         of_layouts = layout_times(times, strategies, holds, regrouped, holding, sync)
         layout = choose_layout(of_layouts, scenarios)
         layouts = explain_choice(layout, of_layouts, scenarios, sync)
-    kept = _keep_best(
-        [t for t in timed if layout is None or strategy_layouts(t.strategy) == {layout}],
-        max_len,
-        most_kept,
-    )
+        static = None if of_layouts.static is None else of_layouts.static[0]
+    usable = [t for t in timed if layout is None or strategy_layouts(t.strategy) == {layout}]
+    kept = _keep_best(usable, max_len, most_kept)
+    if len(kept) < most_kept:  # so that no step is slower than the best static strategy
+        kept += [entry for entry in usable if entry.strategy == static and entry not in kept]
     best_kept = np.min([entry.times_ms for entry in kept], axis=0)
     for entry_layout, reached in regrouped.items():
         if layout in (None, entry_layout):

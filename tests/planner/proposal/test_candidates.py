@@ -6,6 +6,8 @@ from instances import LLAMA_32B, batch_of
 
 from seqplan import Workload, find_profile, make_proposal
 from seqplan.planner.proposal.candidates import Effort, propose
+from seqplan.planner.sync.choice import choose_sync
+from seqplan.planner.sync.times import layouts_of
 
 
 def test_a_proposal_holds_the_longest_sequence_and_stands_near_its_bound() -> None:
@@ -16,6 +18,23 @@ def test_a_proposal_holds_the_longest_sequence_and_stands_near_its_bound() -> No
     assert any(proposed.max_sequence >= 32768 for proposed in proposal.candidates)
     assert all(proposed.strategy.gpus <= 64 for proposed in proposal.candidates)
     assert sum(proposed.wins for proposed in proposal.candidates) == pytest.approx(1.0)
+
+
+def test_layouts_that_hold_most_batches_are_candidates() -> None:
+    """One sequence is too long for tp1, whose sync takes a fifth of the time of other layouts."""
+    lengths = np.random.default_rng(0).lognormal(7, 0.8, 6000).astype(int).clip(32, 8000)
+    lengths[100] = 30_000
+    profile = find_profile("llama-13b-a800-80gb")
+    sync = choose_sync(profile, 64, overlap=0.5)
+    proposal = make_proposal(profile, Workload(64, 32_768, 200_000), lengths, sync=sync)
+    layouts = proposal.layouts
+    assert layouts is not None
+    assert layouts.static_ms is not None
+    assert layouts.chosen is None
+    assert proposal.expected_ms < 0.9 * layouts.static_ms
+    strategies = [candidate.strategy for candidate in proposal.candidates]
+    assert frozenset({(1, 1)}) in {layouts_of(s for s, _ in of.counts) for of in strategies}
+    assert layouts.static in map(str, strategies)
 
 
 @pytest.mark.parametrize(

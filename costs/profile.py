@@ -126,7 +126,7 @@ class Profile:
 
         ``ProfileError`` if it has none of them.
         """
-        if degree not in self.expert_degrees:
+        if isinstance(degree, bool) or degree not in self.expert_degrees:
             raise ProfileError(
                 f"profile {self.name}: has no expert_parallel {degree}, only {self._degrees}. "
                 "State one of them or derive the profile with this degree"

@@ -22,7 +22,7 @@ from seqplan.costs.model_files.model_file import find_model
 from seqplan.costs.model_files.vision_tower import GATED_FFN, VisionTower
 from seqplan.costs.model_sizes import SIZES, ModelSizes
 from seqplan.costs.profile import Profile
-from seqplan.costs.shipped.catalogue import find_profile
+from seqplan.planner.argument_checks import read_stage_scheme
 from seqplan.plans.scheme import Scheme
 
 
@@ -58,16 +58,9 @@ class Cost(Latency):
         split, by default the profile's smallest degree. ``ValueError`` for an unknown profile or
         scheme, and for stages: trainers that have them run micro-batches through all of them.
         """
-        known = find_profile(profile) if isinstance(profile, str) else profile
-        known = known.at_expert_parallel(expert_parallel or known.expert_degrees[0])
-        wanted = Scheme.parse(scheme) if isinstance(scheme, str) else scheme
-        if wanted.pp > 1:
-            raise ValueError(f"scheme {wanted} has stages; a cost is of ranks without")
-        for entry in known.schemes:
-            if entry.scheme == wanted:
-                return cls(entry.latency.a, entry.latency.b, entry.latency.c)
-        known_schemes = ", ".join(str(entry.scheme) for entry in known.schemes[:8])
-        raise ValueError(f"profile {known.name} has no scheme {wanted}; it has {known_schemes}, …")
+        known, wanted = read_stage_scheme(profile, scheme, expert_parallel)
+        latency = known.by_scheme[wanted].latency
+        return cls(latency.a, latency.b, latency.c)
 
     @classmethod
     def from_model(

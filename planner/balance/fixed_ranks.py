@@ -50,12 +50,13 @@ def balance_fixed(
     Positions in the result number the sequences of all ranks, rank after rank. ``ValueError`` as
     ``balance``, and where a rank has fewer sequences than micro-batches are needed.
     """
-    micro_batch = host_micro_batch(cost, capacity, 1)
+    mode = Mode("", capacity, cost)
+    micro_batch = host_micro_batch(mode, 1)
     lengths = check_lengths([length for of_rank in of_ranks for length in of_rank], micro_batch, 1)
     if not all(of_ranks):
         raise ValueError("a rank has no sequences to pack. Give each rank a sequence")
     packer = _Packer(micro_batch, of_ranks)
-    pricing = ModePricing(tuple(lengths), (Mode("", capacity, cost),))
+    pricing = ModePricing(tuple(lengths), (mode,))
     factors = (1.0,) * len(of_ranks)
     number = ceil(max(packer.fewest, least_count) / count_multiple) * count_multiple
     most = min(map(len, of_ranks))

@@ -55,7 +55,7 @@ class LengthOptions:
         if lengths is None:
             raise TypeError("lengths are missing. Give the tokens of each sequence, or loads")
         chosen = check_modes(capacity, cost, modes)
-        by_mode = [host_micro_batch(mode.cost, mode.capacity, pad_to) for mode in chosen]
+        by_mode = [host_micro_batch(mode, pad_to) for mode in chosen]
         whole = check_lengths(lengths, by_mode[-1], pad_to)
         if keep_together is not None:
             check_list("keep_together", keep_together, "keys, one for each sequence")

@@ -9,7 +9,6 @@ from typing import cast
 import numpy as np
 
 from seqplan.costs.latency import Latency
-from seqplan.planner.argument_checks import read_whole_number
 from seqplan.planner.balance.mode import Mode
 from seqplan.planner.batches.batch import whole_lengths
 from seqplan.planner.placement.fleet import PipelineClass
@@ -27,7 +26,6 @@ def check_modes(
             )
         if capacity is None:
             raise TypeError("capacity is missing. Give the tokens that a micro-batch can hold")
-        # An error in one of them is reported with the micro-batch that it describes.
         return (Mode("", capacity, cast(Latency, cost)),)
     if capacity is not None or cost is not None:
         raise TypeError("capacity and cost are stated by each mode. Leave both out with modes")
@@ -39,11 +37,9 @@ def check_modes(
     return tuple(sorted(modes, key=lambda mode: mode.capacity))
 
 
-def host_micro_batch(cost: Latency, capacity: int, pad_to: int) -> PipelineClass:
-    """Describe a micro-batch of a rank; ``ValueError`` if it holds nothing."""
-    if not isinstance(cost, Latency):
-        raise TypeError(f"cost: {cost!r}. Give a Cost, such as Cost.from_model(…)")
-    capacity, pad_to = read_whole_number("capacity", capacity), read_whole_number("pad_to", pad_to)
+def host_micro_batch(mode: Mode, pad_to: int) -> PipelineClass:
+    """Describe a micro-batch of a rank in a mode; ``ValueError`` if it holds nothing."""
+    cost, capacity = mode.cost, mode.capacity
     if capacity < pad_to:
         raise ValueError(
             f"capacity {capacity} holds nothing padded to multiples of {pad_to}"

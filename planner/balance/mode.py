@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from seqplan.costs.latency import Latency
 from seqplan.costs.profile import Profile
-from seqplan.costs.shipped.catalogue import find_profile
+from seqplan.planner.argument_checks import check_kind, read_stage_scheme, read_whole_number
 from seqplan.plans.scheme import Scheme
 
 
@@ -15,11 +15,19 @@ class Mode:
     """A recomputation mode that a trainer can switch to between micro-batches.
 
     ``capacity``: tokens of a micro-batch in it; ``cost``: of a micro-batch (``Cost``).
+    ``TypeError`` and ``ValueError`` for values of another kind, and for tokens below 1.
     """
 
     name: str
     capacity: int
     cost: Latency
+
+    def __post_init__(self) -> None:
+        check_kind("name", self.name, str, "the mode's name")
+        of_mode = f"mode {self.name}: " if self.name else ""
+        capacity = read_whole_number(f"{of_mode}capacity", self.capacity)
+        object.__setattr__(self, "capacity", capacity)
+        check_kind(f"{of_mode}cost", self.cost, Latency, "a Cost, such as Cost.from_model(…)")
 
     @classmethod
     def list_from_profile(
@@ -38,19 +46,13 @@ class Mode:
         experts are split, by default the profile's smallest degree. ``ValueError`` for an unknown
         profile or scheme, for one of several stages, and if no mode holds a token.
         """
-        known = find_profile(profile) if isinstance(profile, str) else profile
-        known = known.at_expert_parallel(expert_parallel or known.expert_degrees[0])
-        wanted = Scheme.parse(scheme) if isinstance(scheme, str) else scheme
-        if wanted.pp > 1:
-            raise ValueError(f"scheme {wanted}: has stages. Name one of ranks without")
-        if wanted not in known.by_scheme:
-            some = ", ".join(str(other) for other in list(known.by_scheme)[:8])
-            raise ValueError(f"profile {known.name} has no scheme {wanted}. It has {some}, …")
+        known, wanted = read_stage_scheme(profile, scheme, expert_parallel)
+        gpus, max_len = read_whole_number("gpus", gpus), read_whole_number("max_len", max_len)
         model = known.model(known.by_scheme[wanted], gpus, max_len)
-        modes = [
-            cls(mode.name, model.longest(mode.max_len), mode.latency) for mode in model.modes
-        ] or [cls(known.modes[0].name, model.max_sequence, model.latency)]
-        holding = [mode for mode in modes if mode.capacity > 0]
+        capacities = [
+            (mode.name, model.longest(mode.max_len), mode.latency) for mode in model.modes
+        ] or [(known.modes[0].name, model.max_sequence, model.latency)]
+        holding = [cls(name, tokens, cost) for name, tokens, cost in capacities if tokens > 0]
         if not holding:
             raise ValueError(
                 f"scheme {wanted} of {known.name} on {gpus} GPUs: no mode holds a token. "

@@ -53,7 +53,8 @@ class Phase:
 
     @cached_property
     def _of_samples(self) -> tuple[Ints, Floats]:
-        nested = {kind for kind in set(map(type, self.sequences)) if issubclass(kind, _NESTED)}
+        kinds = set(map(type, self.sequences)) - {type(np.ma.masked)}
+        nested = {kind for kind in kinds if issubclass(kind, _NESTED)}
         listed: list[Any] = [
             entry if type(entry) in nested else (entry,) for entry in self.sequences
         ]

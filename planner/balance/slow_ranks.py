@@ -7,7 +7,7 @@ from math import isfinite
 
 import numpy as np
 
-from seqplan.planner.argument_checks import read_whole_number
+from seqplan.planner.argument_checks import check_list, read_whole_number
 from seqplan.planner.placement.fleet import Floats
 from seqplan.planner.workload import MOST_GPUS
 from seqplan.plans.plan import Plan
@@ -59,14 +59,19 @@ class SlowRanks:
         ``rank_ms``: predicted computing time of each rank (``Balanced.rank_ms``), with the factors
         that the step was planned with; ``measured_ms``: measured, None for a rank that is lost, 0
         for one without work. ``ValueError`` for another number of ranks and for values that are no
-        times.
+        times, ``TypeError`` for those that are no numbers.
         """
         ranks = len(self._factors)
         for name, times in (("rank_ms", rank_ms), ("measured_ms", measured_ms)):
+            check_list(name, times, "milliseconds, one for each rank")
             if len(times) != ranks:
                 raise ValueError(f"{name} has {len(times)} times for {ranks} ranks. Give one each")
             for rank, ms in enumerate(times):
-                if ms is not None and not (isfinite(ms) and ms >= 0):
+                if ms is None:
+                    continue
+                if isinstance(ms, bool) or not isinstance(ms, int | float | np.number):
+                    raise TypeError(f"{name} of rank {rank}: {ms!r}. Give milliseconds as a number")
+                if not (isfinite(ms) and ms >= 0):
                     raise ValueError(f"{name} of rank {rank}: {ms}. Give milliseconds from 0 on")
         self._lost = np.array([ms is None for ms in measured_ms])
         measured = np.array([np.nan if not ms else float(ms) for ms in measured_ms])

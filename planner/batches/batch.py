@@ -141,9 +141,10 @@ def whole_lengths(lengths: object) -> npt.NDArray[np.int64]:
         and lengths.dtype.kind in "iu"
         and lengths.ndim == 1
         and lengths.size
+        and not np.ma.is_masked(lengths)
         and 0 < lengths.min() <= lengths.max() <= MOST_TOKENS
     ):
-        return lengths.astype(np.int64)
+        return np.array(lengths, dtype=np.int64)
     if callable(as_list := getattr(lengths, "tolist", None)):
         lengths = as_list()
     unordered = isinstance(lengths, str | bytes | dict | set | frozenset)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from seqplan.costs.profile import Profile
-from seqplan.costs.shipped.catalogue import find_profile
-from seqplan.planner.argument_checks import check_list
+from seqplan.planner.argument_checks import check_kind, check_list, read_integer, read_profile
 from seqplan.planner.balance.phase import Phase, list_loads
 from seqplan.planner.balance.slow_ranks import SlowRanks, list_usual_ms
 from seqplan.planner.batches.batch import MOST_TOKENS, Batch, whole_lengths
@@ -45,10 +43,8 @@ class Planner:
     """
 
     def __init__(self, problem: PlanningProblem, options: PlanningOptions | None = None) -> None:
-        if not isinstance(problem, PlanningProblem):
-            raise TypeError(
-                f"problem: {problem!r:.60}. Give Planner.from_profile or Planner.from_proposal"
-            )
+        fix = "Planner.from_profile or Planner.from_proposal"
+        check_kind("problem", problem, PlanningProblem, fix)
         self._problem = problem
         self._options = options or PlanningOptions()
         self._planner = StepPlanner(problem, self._options)
@@ -94,10 +90,7 @@ class Planner:
         over how many ranks experts are split, if the profile has several degrees. ``TypeError`` and
         ``ValueError`` name the argument; ``Infeasible`` if no scheme fits.
         """
-        if isinstance(profile, str):
-            profile = find_profile(profile)
-        if not isinstance(profile, Profile):
-            raise TypeError(f"profile: {profile!r:.60}. Give a profile, its name or its file")
+        profile = read_profile(profile)
         if expert_parallel is not None:
             profile = profile.at_expert_parallel(expert_parallel)
         if layout is not None and not isinstance(layout, str):
@@ -163,8 +156,7 @@ class Planner:
         """
         if isinstance(proposal, str | Path):
             proposal = Proposal.load(Path(proposal))
-        if not isinstance(proposal, Proposal):
-            raise TypeError(f"proposal: {proposal!r:.60}. Give a proposal or its file")
+        check_kind("proposal", proposal, Proposal, "a proposal or its file")
         gpus = proposal.workload.gpus
         options = _make_options(packing, seed, prove, exact, execution, slowdown, gpus, shapes)
         return cls(proposal.problem, options)
@@ -216,11 +208,12 @@ class Planner:
         if loads:
             batch = replace(batch, loads=list_loads(loads, len(batch.lengths)))
         plan = self._planner.plan(batch)
-        self._step = number + 1
+        self._step = batch.step + 1
         return plan
 
     def prove(self, plan: Plan) -> Plan:
         """Return a plan with the closest bound that can be proven; see ``StepPlanner.prove``."""
+        check_kind("plan", plan, Plan, "one of this planner")
         return self._planner.prove(plan)
 
     def observe(self, plan: Plan, measured_ms: Sequence[float | None]) -> tuple[float | None, ...]:
@@ -233,8 +226,7 @@ class Planner:
         ``ValueError`` as ``SlowRanks.observe``, ``OptionError`` for plans in lockstep,
         ``Infeasible`` if no scheme fits the ranks that are left.
         """
-        if not isinstance(plan, Plan):
-            raise TypeError(f"plan: {plan!r:.60}. Give the plan of the step")
+        check_kind("plan", plan, Plan, "the plan of the step")
         if plan.world_size != self.gpus:
             raise ValueError(f"plan: of {plan.world_size} ranks. Give one of {self.gpus}")
         if self._slow_ranks is None:
@@ -260,12 +252,12 @@ class Planner:
     ) -> Batch:
         limit = self._problem.workload.max_len
         try:
-            number = _whole("step", step)
+            number = read_integer("step", step)
             whole = whole_lengths(lengths)
             if ids is not None:
                 check_list("ids", ids, "whole numbers")
-            numbers = range(len(whole)) if ids is None else [_whole("an id", i) for i in ids]
-            counted = None if loss_tokens is None else _whole("loss_tokens", loss_tokens)
+            numbers = range(len(whole)) if ids is None else [read_integer("an id", i) for i in ids]
+            counted = None if loss_tokens is None else read_integer("loss_tokens", loss_tokens)
         except (TypeError, ValueError) as error:
             raise type(error)(f"step {step}: {error}") from None
         batch = Batch(number, tuple(numbers), tuple(whole.tolist()), counted)
@@ -276,14 +268,6 @@ class Planner:
                 f"{limit}; truncate it or plan for more"
             )
         return batch
-
-
-def _whole(name: str, value: object) -> int:
-    """Return a whole number as it is; ``ValueError`` for any other, by its name."""
-    try:
-        return index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise ValueError(f"{name} must be a whole number, not {value!r}") from None
 
 
 def _make_options(

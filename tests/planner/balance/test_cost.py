@@ -16,9 +16,9 @@ def test_of_a_profile() -> None:
     for source, scheme in (("llama-7b-a800-80gb", "tp2"), (profile, Scheme(tp=2))):
         cost = Cost.from_profile(source, scheme)
         assert (cost.a, cost.b, cost.c) == (entry.latency.a, entry.latency.b, entry.latency.c)
-    with pytest.raises(ValueError, match="has no scheme tp64; it has tp"):
+    with pytest.raises(ValueError, match=r"has no scheme tp64\. It has tp"):
         Cost.from_profile(profile, "tp64")
-    with pytest.raises(ValueError, match=r"tp2\.pp4 has stages"):
+    with pytest.raises(ValueError, match=r"tp2\.pp4: has stages"):
         Cost.from_profile(profile, "tp2.pp4")
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from balance_cases import COST
 
@@ -47,6 +48,7 @@ VALUES: list[tuple[Callable[[], object], str]] = [
     (lambda: small([4] * 3, equal_samples=True), "3 sequences cannot be assigned equally to 2"),
     (lambda: small(pad_to=16), "holds nothing padded to multiples of 16"),
     (lambda: small([9], 1, 15, pad_to=8), "9 tokens, padded to multiples of 8; "),
+    (lambda: Mode("none", 0, COST), "mode none: capacity must be a whole number of 1 or more, not"),
     (lambda: balance([5], 1, modes=[LIGHT, LIGHT]), "Name each once"),
     (lambda: balance([5, 300], 1, modes=[LIGHT, HEAVY]), "a micro-batch holds 200: truncate"),
     (lambda: small(shapes=0), "shapes: 0. Give a whole number of 1 or more"),
@@ -89,6 +91,8 @@ TYPES: list[tuple[Callable[[], object], str]] = [
     (lambda: small(modes=[LIGHT]), "stated by each mode"),
     (lambda: balance([5], 1), "or modes"),
     (lambda: balance([5], 1, modes=[]), "Give a list of Mode"),
+    (lambda: Mode(3, 40, COST), "name: 3. Give the mode's name"),  # type: ignore[arg-type]
+    (lambda: Mode("none", 40, None), "mode none: cost: None. Give a Cost"),  # type: ignore[arg-type]
     (lambda: small({5, 6}), "lengths: {5, 6}. Give a list, an array or a tensor of tokens"),
     (lambda: small(slowdown={1.0, 2.0}), "slowdown: {1.0, 2.0}. Give a list of factors"),
     (lambda: small(keep_together={1, 2}), "keep_together: {1, 2}. Give a list of keys"),
@@ -101,6 +105,10 @@ TYPES: list[tuple[Callable[[], object], str]] = [
     (lambda: load(TEXT, barrier="yes"), "barrier: 'yes'. Give True or False"),
     (lambda: balance(ranks=2), "lengths are missing. Give the tokens of each sequence, or loads"),
     (lambda: text([1.5]), "load text: sample 0 has 1.5. Give tokens as whole numbers"),
+    (lambda: text(np.ma.masked_array([5, 7], [0, 1])), "load text: sample 1 has masked. Give"),
+    (lambda: SlowRanks(2).observe([1.0] * 2, [1, "a"]), "measured_ms of rank 1: 'a'. Give milli"),
+    (lambda: SlowRanks(2).observe([1.0] * 2, [1, True]), "measured_ms of rank 1: True. Give mill"),
+    (lambda: SlowRanks(2).observe([1.0] * 2, 3), "measured_ms: 3. Give a list of milliseconds"),
     (lambda: text([1], "fast"), "load text: cost 'fast'. Give a Cost"),
 ]
 

@@ -9,6 +9,7 @@ import pytest
 from seqplan import (
     Cost,
     Infeasible,
+    Mode,
     Phase,
     Planner,
     Proposal,
@@ -32,6 +33,7 @@ TWO = Phase("v", [1, 2], Cost(0, 1, 0))
 
 PROFILE_OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"profile": None}, TypeError, "profile: None. Give a profile"),
+    ({"expert_parallel": True}, ValueError, "has no expert_parallel True, only 1. State one"),
     ({"layout": 4}, TypeError, "layout: 4. Give text"),
     ({"layout": "tp3"}, ValueError, "has no layout tp3; it has "),
     ({"prove": 1}, TypeError, "prove: 1. Give True or False"),
@@ -199,6 +201,11 @@ def plan_loads(loads: Any, **options: Any) -> None:
         (lambda: balance([5], 1, 10, COST, equal_samples=1), TypeError, "equal_samples: 1"),
         (lambda: balance([5], 1, 10, COST, barrier="no"), TypeError, "barrier: 'no'. Give True"),
         (lambda: Cost(1e300, 0.0, 0.0), ValueError, "coefficient a must be a number from 0 to"),
+        (lambda: Cost.from_profile(LLAMA, None), TypeError, "scheme: None. Give a scheme, such as"),
+        (lambda: Cost.from_profile(None, "tp1"), TypeError, "profile: None. Give a profile, its"),
+        (lambda: Mode.list_from_profile(LLAMA, None, 8), TypeError, "scheme: None. Give a scheme"),
+        (lambda: Mode.list_from_profile(LLAMA, "tp1", True), ValueError, "gpus must be a whole"),
+        (lambda: Planner.from_profile(LLAMA, 8, 9).prove(3), TypeError, "plan: 3. Give one of"),
         (lambda: COST.calibrate([([[5]], "3")]), TypeError, "measured: '3'. Give milliseconds"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Routes of the planning service and its version header, for service, client and ranks."""
+"""Routes of the planning service, and checks of its address and time limits, for all sides."""
 
 from __future__ import annotations
 
@@ -42,6 +42,9 @@ CALIBRATION = f"{JOB}/calibration"
 
 RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 """Statuses that pass: of proxies, of a service that starts, of too many requests."""
+
+MOST_S = 1e9
+"""Seconds of a time limit at most, 31 years: sockets and locks take no more than 292."""
 
 VERSION_HEADER = "Seqplan-Version"
 """Response header with the service's version."""
@@ -89,3 +92,11 @@ def split_service_url(url: str, token: str | None) -> SplitResult:
     if token is not None and not (token.isascii() and token.isprintable()):
         raise ValueError("token: has characters that no header can hold. Copy it again")
     return parts
+
+
+def check_seconds(name: str, value: object) -> None:
+    """Check a time limit; ``TypeError`` if it is no number, ``ValueError`` for another one."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name}: {value!r:.60}. Give seconds as a number")
+    if not 0 <= value <= MOST_S:
+        raise ValueError(f"{name}: {value}. Give seconds from 0 to {MOST_S:g}")

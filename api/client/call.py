@@ -34,6 +34,7 @@ T = TypeVar("T")
 Query = Mapping[str, str | int | float]
 
 _JSON = "application/json"
+_PLAIN = {int, float, str, bool, NoneType}
 
 
 @dataclass(frozen=True)
@@ -175,9 +176,20 @@ def read_model(kind: type[T]) -> Callable[[bytes], T]:
 def make_body(kind: Callable[P, BaseModel], *args: P.args, **kwargs: P.kwargs) -> BaseModel:
     """Make a request's body; ``ValueError`` in one line for a value that it may not have."""
     try:
-        return kind(*args, **kwargs)
+        return kind(*map(to_json_value, args), **to_json_value(kwargs))
     except ValidationError as error:
         raise ValueError(describe_first(error)) from None
+
+
+def to_json_value(value: Any) -> Any:
+    """Return numbers, arrays and tensors within ``value`` as numbers and lists of Python."""
+    if isinstance(value, Mapping):
+        return {key: to_json_value(entry) for key, entry in value.items()}
+    if callable(as_list := getattr(value, "tolist", None)):
+        return as_list()
+    if isinstance(value, list | tuple) and not set(map(type, value)) <= _PLAIN:
+        return [to_json_value(entry) for entry in value]
+    return list(value) if isinstance(value, tuple) else value
 
 
 def describe_first(error: ValidationError) -> str:

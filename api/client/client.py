@@ -16,7 +16,7 @@ import httpx2
 from seqplan.api.client.call import ServiceCall
 from seqplan.api.client.exchange import Pause, Received, exchange
 from seqplan.api.client.operations import Operations
-from seqplan.plans.service_routes import VERSION_HEADER, split_service_url
+from seqplan.plans.service_routes import VERSION_HEADER, check_seconds, split_service_url
 from seqplan.plans.version import VERSION
 
 P = ParamSpec("P")
@@ -47,6 +47,9 @@ class _Connection(Operations, ABC):
         poll_s: float = 0.5,
     ) -> None:
         parts = split_service_url(url, token)
+        limits = {"timeout_s": timeout_s, "retry_s": retry_s, "poll_s": poll_s}
+        for name, seconds in limits.items():
+            check_seconds(name, seconds)
         self._service = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}".rstrip(
             "/"
         )

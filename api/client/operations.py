@@ -22,6 +22,7 @@ from seqplan.api.client.call import (
     make_body,
     post,
     read_model,
+    to_json_value,
 )
 from seqplan.api.rest.payloads import answers, bodies
 from seqplan.planner.batches.batch import whole_lengths
@@ -166,9 +167,9 @@ class Operations:
 
         ``ids``: by default positions.
         """
-        names = list(range(len(lengths)) if ids is None else ids)
-        fields = {"step": step, "ids": names, "lengths": list(lengths), "loss_tokens": loss_tokens}
-        body = json.dumps(fields, default=int).encode()
+        names = list(range(len(lengths))) if ids is None else ids
+        fields = {"step": step, "ids": names, "lengths": lengths, "loss_tokens": loss_tokens}
+        body = json.dumps(to_json_value(fields)).encode()
         path = fill_route(routes.PLAN_BATCH, proposal=proposal)
 
         def decode(text: bytes) -> Plan:

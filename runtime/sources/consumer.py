@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 
 import torch.distributed as dist
 
+from seqplan.plans.service_routes import check_seconds
 from seqplan.plans.views.rank_view import RankView
 from seqplan.runtime.errors import EndOfPlans, PlanError, PlanTimeout, RankLost
 from seqplan.runtime.sources.acknowledgements import OUTAGE_S
@@ -123,6 +124,7 @@ class PlanConsumer(Generic[Prepared]):
     ) -> None:
         if prefetch < 1:
             raise ValueError(f"prefetch must be at least 1, not {prefetch}")
+        check_seconds("timeout_s", timeout_s)
         if not 0 <= rank < world_size:
             raise ValueError(f"rank must be in 0 … {world_size - 1}, not {rank}")
         if control_group is None and world_size > 1:

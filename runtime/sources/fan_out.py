@@ -19,6 +19,7 @@ from contextlib import suppress
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
+from seqplan.plans.service_routes import check_seconds
 from seqplan.plans.views.decode_view import decode_view
 from seqplan.plans.views.rank_view import RankView, rank_view, views_json
 from seqplan.runtime.errors import EndOfPlans, PlanError, PlanTimeout
@@ -106,6 +107,7 @@ class FanOutSource:
     def view(self, step: int, rank: int, timeout_s: float) -> RankView:
         if rank != self._rank:
             raise PlanError(f"step {step}: rank {self._rank} cannot return the view of rank {rank}")
+        check_seconds("timeout_s", timeout_s)
         try:
             if self._rank == 0:
                 return self._fan_out(step, timeout_s)

@@ -30,6 +30,7 @@ from seqplan.plans.service_routes import (
     PLAN,
     RETRIED,
     VIEW,
+    check_seconds,
     fill_route,
     split_service_url,
 )
@@ -84,7 +85,7 @@ class HttpSource:
     seconds that acknowledgements may wait for a service that is away, in a file of
     ``queue_folder`` (None: a folder of this user in the temporary folder). ``world_size``: ranks of
     the job, if known; plans made without lost ranks are placed on its ranks (``place_on_ranks``).
-    ``ValueError`` for a URL or token that cannot be used.
+    ``ValueError`` for a URL or token that cannot be used, and for times that are no limits.
     """
 
     ahead_s = 600.0
@@ -101,6 +102,7 @@ class HttpSource:
         world_size: int | None = None,
     ) -> None:
         parts = split_service_url(base_url, token)
+        check_seconds("outage_s", outage_s)
         assert parts.hostname is not None
         self._prefix, self._job = parts.path.rstrip("/"), job
         where = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{self._prefix}"
@@ -158,6 +160,7 @@ class HttpSource:
 
     def _get_plan(self, plan: str, subject: str, timeout_s: float) -> HttpResponse:
         """Return the answer with a plan or view, waiting for it to be planned."""
+        check_seconds("timeout_s", timeout_s)
         deadline = time.monotonic() + timeout_s
         pause = _FIRST_PAUSE_S
         while True:

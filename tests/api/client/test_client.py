@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import inspect
+import itertools
 import json
 import os
 import shutil
@@ -71,6 +72,11 @@ def test_a_job_from_upload_to_stop(stocked: Stocked) -> None:
         assert [step.step for step in client.items(client.list_steps, job, limit=1)] == [0, 1, 2]
         measured = list(client.items(client.list_measurements, job, limit=2))
         assert [(row.step, row.rank) for row in measured] == [(0, 0), (1, 0), (2, 0)]
+        pushing = client.create_job(proposal=begun.id).id
+        batch = {"step": np.int64(0), "ids": np.arange(2), "lengths": (np.int32(90), 70)}
+        client.push_batches(pushing, batches=[batch], end=np.bool_(True))
+        assert client.get_plan(pushing, 0, wait=60).lengths == (90, 70)
+        assert client.plan_batch(begun.id, np.array([90, 70])).lengths == (90, 70)
         other = client.create_job(proposal=begun.id, lengths=lengths.id, steps=10**6).id
         assert client.stop_job(other).state == "stopped"
         client.delete_job(other)
@@ -108,6 +114,9 @@ def test_arguments_are_those_of_the_route() -> None:
         client.create_proposal(profile="p", lengths="l", gpus=0, max_len=1)
     with pytest.raises(ValueError, match=r"^stepz: Extra inputs are not permitted$"):
         client.create_job(proposal="p", stepz=3)  # type: ignore[call-arg]
+    for name, limit in itertools.product(("timeout_s", "retry_s", "poll_s"), (-1, float("nan"))):
+        with pytest.raises(ValueError, match=rf"^{name}: {limit}\. Give seconds from 0 to 1e\+09$"):
+            Client("http://127.0.0.1:9", **{name: limit})
     nothing: Any
     for nothing, message in ((None, "^lengths: None. Give a list"), ([], "there are no sequences")):
         with pytest.raises((TypeError, ValueError), match=message):

@@ -216,6 +216,7 @@ def test_arguments_and_steps_that_do_not_fit() -> None:
     plans = small_plans(1, 1)
     for more, message in (
         ({"prefetch": 0}, "prefetch must be at least 1, not 0"),
+        ({"timeout_s": float("nan")}, r"timeout_s: nan\. Give seconds from 0 to 1e\+09"),
         ({"rank": 1}, "rank must be in 0 … 0, not 1"),
         ({"world_size": 2}, "control_group: 2 ranks need one to agree"),
     ):

@@ -1,10 +1,12 @@
 """The source of a planning service: outages are retried, invalid responses rejected."""
 
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import closing
 from email.utils import formatdate
 from pathlib import Path
+from typing import Any
 
 import pytest
 from plan_service import PlanService, serving
@@ -149,3 +151,24 @@ def test_urls_and_tokens_that_cannot_be_used() -> None:
     with pytest.raises(ValueError, match=r"^token: has characters") as caught:
         HttpSource("http://host", "job", "secret\n")
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "error", "fix"),
+    [
+        (float("nan"), ValueError, "Give seconds from 0 to 1e+09"),
+        (-1, ValueError, "Give seconds from 0 to 1e+09"),
+        (float("inf"), ValueError, "Give seconds from 0 to 1e+09"),
+        (None, TypeError, "Give seconds as a number"),
+        (True, TypeError, "Give seconds as a number"),
+    ],
+)
+def test_time_limits_that_cannot_be(
+    client: HttpSource, seconds: Any, error: type[Exception], fix: str
+) -> None:
+    for call in (client.view, client.plan):
+        arguments = (0, 1) if call == client.view else (0,)
+        with pytest.raises(error, match=re.escape(f"timeout_s: {seconds}. {fix}")):
+            call(*arguments, timeout_s=seconds)
+    with pytest.raises(error, match=re.escape(f"outage_s: {seconds}. {fix}")):
+        HttpSource("http://host", "job", outage_s=seconds)

@@ -310,6 +310,8 @@ def test_a_factory_that_fails_and_a_foreign_rank(tmp_path: Path) -> None:
             source.view(0, rank, SOON_S)
     with pytest.raises(PlanError, match="rank 1 cannot return the view of rank 0"):
         sources[1].view(0, 0, SOON_S)
+    with pytest.raises(ValueError, match=r"timeout_s: nan\. Give seconds"):
+        sources[1].view(0, 1, float("nan"))
     for source in sources:
         source.close()
 

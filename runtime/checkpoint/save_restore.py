@@ -8,6 +8,7 @@ by any number of ranks: each takes the stored slices that overlap its range.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -150,11 +151,16 @@ def restore(
     the first start; the number of ranks, and the sharding, may be other ones. ``ValueError``
     if the checkpoint is of another model or optimizer, of a newer format, or has states of the
     optimizer that are no value for each element and belong to other ranges than this job's. If the
-    newest is damaged, the one before is restored, with a warning; ``CheckpointError`` if all are.
+    newest is damaged, the one before is restored, with a warning; ``CheckpointError`` if all are,
+    and if ``folder`` is a file, or itself a checkpoint.
     """
-    checkpoints: list[list[Path]] = [[]]
-    if dist.get_rank(group) == 0:
-        checkpoints = [[path for _, path in reversed(_complete(Path(folder)))]]
+
+    def list_newest_first() -> list[Path]:
+        if dist.get_rank(group):
+            return []
+        return [path for _, path in reversed(_complete(Path(folder)))]
+
+    checkpoints = [attempt_together(list_newest_first, f"{folder}", group, _RESTORING)]
     with communicating(_RESTORING):
         dist.broadcast_object_list(checkpoints, dist.get_global_rank(group, 0), group=group)
     for path, older in zip(checkpoints[0], [*checkpoints[0][1:], None], strict=False):
@@ -253,9 +259,13 @@ def _transpose(states: UnitStates) -> frozenset[str]:
 
 
 def _complete(root: Path) -> list[tuple[int, Path]]:
-    """Return the whole checkpoints, the oldest first."""
-    if not root.is_dir():
+    """Return the whole checkpoints, the oldest first. ``OSError`` if ``root`` cannot have any."""
+    if not root.exists():
         return []
+    if not root.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "is a file. Give the folder of the checkpoints")
+    if (root / _CURSOR).is_file():
+        raise OSError(errno.EINVAL, f"is one checkpoint. Give its folder, {root.resolve().parent}")
     checkpoints = []
     for path in root.iterdir():
         match = _NAME.fullmatch(path.name)

@@ -96,9 +96,12 @@ class IndexedTokens:
     """Samples of anything that is indexed by id: a list, a mapping, a Hugging Face data set.
 
     ``data[id]`` is a sequence of integers, or, with ``field``, a mapping that holds one there.
+    ``TypeError`` for data without samples by id.
     """
 
     def __init__(self, data: Any, field: str | None = None) -> None:
+        if isinstance(data, str | bytes) or not hasattr(data, "__getitem__"):
+            raise TypeError(f"data: {data!r:.60}. Give samples by id, such as a list or a data set")
         self._data = data
         self._field = field
         self._last: tuple[int, Tokens] | None = None

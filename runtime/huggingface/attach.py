@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -81,6 +82,12 @@ def attach(
     and ``sharding`` is ``flat``.
     """
     _check_arguments(data, autocast, callbacks, optimizer, loss_of, scheduler)
+    _check_numbers(
+        resident_bytes,
+        loss_rows=loss_rows,
+        expert_parallel=expert_parallel,
+        expert_row_limit=1 if expert_row_limit is None else expert_row_limit,
+    )
     chosen = None if kernel is None else find_kernel(kernel)
     device = find_device(model, device)
     joined = join_ranks(device)
@@ -152,6 +159,19 @@ def _check_arguments(
     for value in callbacks:
         if not callable(value):
             raise TypeError(f"callbacks must be functions, not {_kind(value)}")
+
+
+def _check_numbers(resident_bytes: object, **counts: object) -> None:
+    """Check numbers before anything is made of them. ``TypeError``, ``ValueError``."""
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, Integral):
+            raise TypeError(f"{name}: {value!r:.60}. Give a whole number")
+    if resident_bytes is None:
+        return
+    if isinstance(resident_bytes, bool) or not isinstance(resident_bytes, Real):
+        raise TypeError(f"resident_bytes: {resident_bytes!r:.60}. Give bytes as a number")
+    if not float(resident_bytes) > 0:
+        raise ValueError(f"resident_bytes: {resident_bytes}. Give bytes above 0")
 
 
 def _kind(value: object) -> str:

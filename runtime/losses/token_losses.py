@@ -47,6 +47,15 @@ def log_probabilities(logits: Tensor, micro_batch: MicroBatchWork) -> Tensor:
     )
 
 
+def check_scalar(loss: object) -> Tensor:
+    """Return a loss that is a scalar. ``TypeError`` if it is no tensor, else ``ValueError``."""
+    if not isinstance(loss, Tensor):
+        raise TypeError(f"loss_of: returned {type(loss).__name__}. Return a scalar tensor")
+    if loss.ndim:
+        raise ValueError(f"loss_of: returned shape {tuple(loss.shape)}. Return a sum over tokens")
+    return loss
+
+
 def compute_chunked_loss(head: Callable[[Tensor], Tensor], loss_of: LossOf, rows: int) -> LossOf:
     """Return ``loss_of`` for hidden states, logits of ``rows`` tokens at a time.
 
@@ -61,7 +70,7 @@ def compute_chunked_loss(head: Callable[[Tensor], Tensor], loss_of: LossOf, rows
             return loss_of(head(hidden), micro_batch)
 
         def of_chunk(hidden: Tensor, start: int) -> Tensor:
-            return loss_of(head(hidden), micro_batch.rows(start, start + rows))
+            return check_scalar(loss_of(head(hidden), micro_batch.rows(start, start + rows)))
 
         parts: list[Tensor] = [
             checkpoint(of_chunk, hidden[start : start + rows], start, use_reentrant=False)
@@ -97,6 +106,7 @@ class LossDivisor:
 
     def divide(self, loss: Tensor) -> Tensor:
         """Divide a loss, a scalar, in its dtype."""
+        check_scalar(loss)
         if self._sums is None:
             return loss / float(max(self._view.loss_tokens, 1))
         weight = self._sums[1]

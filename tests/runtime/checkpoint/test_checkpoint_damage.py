@@ -94,6 +94,18 @@ def test_the_checkpoint_before_a_damaged_one_is_restored(tmp_path: Path) -> None
                 assert text.startswith(f"{folder / 'step-00000001'}: is damaged: ")
 
 
+def test_paths_that_are_no_folder_of_checkpoints(tmp_path: Path) -> None:
+    folder, file = tmp_path / "whole", tmp_path / "file"
+    run_ranks(write, 2, folder, 1)
+    file.touch()
+    for (_, of_file), (_, of_one), restored in run_ranks(
+        read, 2, file, folder / "step-00000001", folder
+    ):
+        assert of_file == f"{file}: is a file. Give the folder of the checkpoints"
+        assert of_one == f"{folder / 'step-00000001'}: is one checkpoint. Give its folder, {folder}"
+        assert restored == (1, "")
+
+
 def write_without_room(rank: int, world_size: int, folder: Path) -> None:
     """One rank may write small files only, as on a full disk."""
     groups, states, optimizer = parts()

@@ -119,6 +119,12 @@ def test_data_that_does_not_fit_the_plan(data: Any, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("data", [None, 7, "tokens.npy"])
+def test_data_without_samples_is_rejected(data: Any) -> None:
+    with pytest.raises(TypeError, match=rf"^data: {data!r}\. Give samples by id, such as a list"):
+        IndexedTokens(data)
+
+
 def test_data_that_breaks_its_word() -> None:
     class Short(IndexedTokens):
         def length(self, id: int) -> int:

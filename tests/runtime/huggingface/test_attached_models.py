@@ -125,12 +125,17 @@ def test_inexact_models_are_rejected_by_name_on_every_rank(rejected: Any, name: 
         ({"scheduler": 5}, "scheduler must be a function, not int"),
         ({"callbacks": [5]}, "callbacks must be functions, not int"),
         ({"autocast": "bf16"}, "autocast must be a floating dtype, such as torch.bfloat16: 'bf16'"),
+        ({"loss_rows": 1.5}, "loss_rows: 1.5. Give a whole number"),
+        ({"expert_parallel": "2"}, "expert_parallel: '2'. Give a whole number"),
+        ({"expert_row_limit": True}, "expert_row_limit: True. Give a whole number"),
+        ({"resident_bytes": "7"}, "resident_bytes: '7'. Give bytes as a number"),
+        ({"resident_bytes": float("nan")}, "resident_bytes: nan. Give bytes above 0"),
     ],
 )
 def test_wrong_arguments_are_rejected_first(options: dict[str, Any], message: str) -> None:
     from seqplan import huggingface
 
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         huggingface.attach(torch.nn.Linear(2, 2), **{"data": data(), "optimizer": list, **options})
 
 

@@ -12,6 +12,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from seqplan import Scheme, rank_view
 from seqplan.profiler.measure.bench import make_full_plan
 from seqplan.runtime.data.tokens import SeededTokens
+from seqplan.runtime.losses.token_losses import LossOf, compute_chunked_loss
 from seqplan.runtime.models.llama import Llama, ModelConfig
 from seqplan.runtime.sequence_parallel.peers import Peers
 from seqplan.runtime.states.gradient_reduction import Reduce
@@ -102,6 +103,27 @@ def test_norms_that_clip_nothing_or_turn_gradients_are_rejected(
     trained = Trained(group)
     with pytest.raises(ValueError, match=r"clip_norm: .*\. Give a number above 0, or None"):
         trained.step(clip_norm=clip_norm)
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "error", "message"),
+    [
+        (
+            lambda logits, _: logits.sum(-1),
+            ValueError,
+            r"loss_of: returned shape \(24,\)\. ",
+        ),
+        (lambda *_: 0.5, TypeError, r"loss_of: returned float\. Return a scalar tensor"),
+    ],
+)
+def test_losses_that_are_no_scalars_are_rejected(
+    group: dist.ProcessGroup, loss_of: LossOf, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        Trained(group).step(loss_of=loss_of)
+    of_parts = compute_chunked_loss(lambda hidden: hidden, lambda hidden, _: hidden.sum(-1), 8)
+    with pytest.raises(ValueError, match=r"loss_of: returned shape \(8,\)\. Return a sum"):
+        Trained(group).step(loss_of=of_parts)
 
 
 def test_a_step_that_waits_for_counts_is_not_run_without_waits(group: dist.ProcessGroup) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -100,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command. ``ValueError`` for a store or an address that cannot be used."""
     # Imported here: no other command needs the web framework or the database.
     from seqplan.api.rest.middleware.tokens import Access
-    from seqplan.api.rest.server import serve
+    from seqplan.api.rest.server import listen, serve
     from seqplan.api.rest.state.service_log import write_log
     from seqplan.api.service.service import Limits, Service
     from seqplan.api.store.store import Store
@@ -115,13 +116,10 @@ def run(args: argparse.Namespace) -> int:
     if args.list_tokens or args.add_token is not None or args.revoke_token is not None:
         return _tokens(args)
     write_log(args.log)
-    store = Store(args.store, args.files)
-    try:
-        limits = Limits(requests_a_second=args.rate_limit)
+    limits = Limits(requests_a_second=args.rate_limit)
+    with listen(args.host, args.port) as listener, closing(Store(args.store, args.files)) as store:
         service = Service(store, workers=args.workers, keeping=keeping_of(args), limits=limits)
-        return serve(store, service, args.host, args.port, Access(args.allow_host))
-    finally:
-        store.close()
+        return serve(store, service, listener, args.host, Access(args.allow_host))
 
 
 def _tokens(args: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ import secrets
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command. ``ValueError`` for an unusable file or one that is not the store's job."""
     # Imported here: no other command needs the web framework or the database.
     from seqplan.api.rest.middleware.tokens import Access
-    from seqplan.api.rest.server import serve
+    from seqplan.api.rest.server import listen, serve
     from seqplan.api.rest.state.service_log import write_log
     from seqplan.api.service.service import Service
     from seqplan.api.store.store import Store
@@ -75,16 +75,14 @@ def run(args: argparse.Namespace) -> int:
     check_port(job.port)
     job.workers.check_installed()
     inputs = _read_inputs(job, args.job)
-    store = Store(job.store, Path(job.files) if job.files else None)
-    try:
+    files = Path(job.files) if job.files else None
+    with listen(job.host, job.port) as listener, closing(Store(job.store, files)) as store:
         _enter_once(store, job, inputs, args.job)
         if job.token_file:
             _write_token(store, Path(job.token_file), job.job)
         service = Service(store, workers=job.workers, keeping=keeping_of(job))
         access = Access([job.allow_host] if job.allow_host else [], ranks_only=True)
-        return serve(store, service, job.host, job.port, access)
-    finally:
-        store.close()
+        return serve(store, service, listener, job.host, access)
 
 
 class _Inputs(NamedTuple):

@@ -42,11 +42,25 @@ _KEEP_ALIVE_S = 300
 """A rank sends a request once a step, and steps may be long."""
 
 
-def serve(store: Store, service: Service, host: str, port: int, access: Access) -> int:
-    """Serve until SIGINT or SIGTERM; port 0 takes a free one. Prints the address on stderr.
+def listen(host: str, port: int) -> socket.socket:
+    """Listen on an address, before a store is made; ``ValueError`` if it cannot be had.
 
-    ``ValueError`` for an address beyond loopback while the store has no tokens, or that cannot be
-    had.
+    Port 0 takes a free one.
+    """
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        reason = (error.strerror or str(error)).partition(" (while")[0]
+        raise ValueError(f"--host {host} --port {port}: {reason}. Name another") from None
+
+
+def serve(
+    store: Store, service: Service, listener: socket.socket, host: str, access: Access
+) -> int:
+    """Serve until SIGINT or SIGTERM on the address of ``host``. Prints it on stderr.
+
+    ``ValueError`` for an address beyond loopback while the store has no tokens.
     """
     files = raise_file_limit()
     access = replace(access, guarded=_has_tokens(store))
@@ -55,11 +69,6 @@ def serve(store: Store, service: Service, host: str, port: int, access: Access) 
             f"--host {host}: others could reach this, and the store has no tokens; make one with "
             "--add-token NAME (token_file in a job file), or listen on 127.0.0.1"
         )
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        raise ValueError(f"--host {host} --port {port}: {error.strerror or error}") from None
     shown = f"[{host}]" if ":" in host else host
     print(f"serving on http://{shown}:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
     server = make_server(service, access, files)

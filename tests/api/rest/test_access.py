@@ -1,9 +1,12 @@
 """Tokens: who may read, who may write, and when none is needed."""
 
+import socket
 from pathlib import Path
 
+import numpy as np
 from command_line import call, complaint, succeeded
 from service_process import serving_here
+from stocked_service import DATA
 
 
 def test_tokens(tmp_path: Path) -> None:
@@ -42,6 +45,26 @@ def test_a_store_in_use(tmp_path: Path) -> None:
     with serving_here(tmp_path / "s.db"):
         outcome = call("serve", "--store", tmp_path / "s.db", "--port", 0)
     assert "another service is using this store" in complaint(outcome)
+
+
+def test_a_port_in_use_leaves_no_store(tmp_path: Path) -> None:
+    """Of a sidecar, too, before it makes a proposal."""
+    np.save(tmp_path / "lengths.npy", np.load(DATA)[:3000])
+    job = tmp_path / "job.toml"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        job.write_text(
+            'profile = "llama-7b-a800-80gb"\nlengths = "lengths.npy"\ngpus = 4\nmax_len = 4096\n'
+            f"steps = 3\nport = {port}\n"
+        )
+        before = sorted(tmp_path.iterdir())
+        for arguments in (
+            ("serve", "--store", tmp_path / "s.db", "--port", port),
+            ("sidecar", "--job", job),
+        ):
+            line = complaint(call(*arguments))
+            assert line == f"--host 127.0.0.1 --port {port}: Address already in use. Name another"
+            assert sorted(tmp_path.iterdir()) == before
 
 
 def test_addresses_and_stores_that_cannot_be(tmp_path: Path) -> None:

@@ -43,17 +43,22 @@ def parse_json(text: str, *, finite: bool = True) -> Any:
     """
     constant = _refuse_constant if finite else None
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=constant)
+        return json.loads(text, object_pairs_hook=join_fields, parse_constant=constant)
     except RecursionError as error:
         raise ValueError(f"too deeply nested ({error}). Flatten it") from None
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+class RepeatedFieldError(ValueError):
+    """An object of JSON has a field twice, of which readers take different ones."""
+
+
+def join_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of its fields; ``RepeatedFieldError`` for one that is written twice."""
     fields = dict(pairs)
     if len(fields) != len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"field {twice!r} is written twice. Remove one")
+        raise RepeatedFieldError(f"field {twice!r} is written twice. Remove one")
     return fields
 
 

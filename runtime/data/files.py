@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from seqplan.plans.format.canonical import parse_json
 from seqplan.runtime.data.megatron import MegatronTokens
 from seqplan.runtime.data.tokens import IndexedTokens, TokenData, Tokens
 from seqplan.runtime.errors import DataError
@@ -69,7 +69,7 @@ def _lines(path: str | os.PathLike[str]) -> list[Any]:
         with open(path, encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):
                 try:
-                    samples.append(_sample(json.loads(line)))
+                    samples.append(_sample(parse_json(line, finite=False)))
                 except ValueError as error:
                     raise DataError(f"{path}:{number}: {error}") from None
     except UnicodeDecodeError as error:

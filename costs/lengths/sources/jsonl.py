@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,13 @@ from seqplan.costs.lengths.sources.error import LengthsError, first_line, shown
 from seqplan.costs.lengths.sources.grids import is_grid_field, read_grids
 from seqplan.costs.lengths.sources.options import choose_field, missing_field
 from seqplan.costs.lengths.sources.token_count import TextBatch, TokenCounter
+from seqplan.plans.format.canonical import RepeatedFieldError, join_fields
 from seqplan.plans.format.documents import name_document
 from seqplan.plans.format.fields import name_document_of
 
 CHUNK = 1 << 16
+_DECODER = json.JSONDecoder(object_pairs_hook=join_fields)
+_BETWEEN = re.compile(r"[\s,]*")
 _KINDS: dict[type, str] = {int: "an integer", list: "a list of ids", str: "a text"}
 
 
@@ -135,7 +139,10 @@ def _is_list(path: Path) -> bool:
 def _list_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the place and the fields of each record of a list."""
     try:
-        records = json.loads(path.read_text(encoding="utf-8-sig"))
+        text = path.read_text(encoding="utf-8-sig")
+        records = _DECODER.decode(text)
+    except RepeatedFieldError as error:
+        raise LengthsError(f"{path}: record {_count_sound(text)}: {error}") from None
     except (ValueError, RecursionError) as error:
         raise LengthsError(
             f"{path}: is not JSON: {first_line(error)}. Write a list of objects, or one a line"
@@ -145,6 +152,17 @@ def _list_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if type(record) is not dict:
             raise LengthsError(f"{place}: holds {shown(record)}. It must be an object")
         yield place, record
+
+
+def _count_sound(text: str) -> int:
+    """Count the records of a list before the first that has a field twice."""
+    at = text.index("[") + 1
+    for number in count():
+        try:
+            _, at = _DECODER.raw_decode(text, _BETWEEN.match(text, at).end())  # type: ignore[union-attr]
+        except RepeatedFieldError:
+            return number
+    raise AssertionError("a list ends")
 
 
 def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -161,12 +179,14 @@ def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if not text:
             continue
         try:
-            record = json.loads(text)
+            record = _DECODER.decode(text)
         except json.JSONDecodeError as error:
             if text == "{" and (document := name_document_of(path)):
                 raise _is_document(str(path), document) from None
             # The decoder's line is always the first here, which would mislead.
             raise _not_json(place, f"{error.msg} at column {error.colno}") from None
+        except RepeatedFieldError as error:
+            raise LengthsError(f"{place}: {error}") from None
         except (ValueError, RecursionError) as error:
             raise _not_json(place, first_line(error)) from None
         if type(record) is not dict:

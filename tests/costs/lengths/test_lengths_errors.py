@@ -84,6 +84,14 @@ CASES: list[tuple[str, Any, str]] = [
     ),
     ("a.jsonl", [[1, 2]], f"line 1: holds [1, 2]; {AN_OBJECT}"),
     (
+        *("a.jsonl", '{"length": 3}\n{"length": 3, "length": 4}\n'),
+        "line 2: field 'length' is written twice. Remove one",
+    ),
+    (
+        *("a.json", '[{"length": 3},\n {"length": 5, "of": {"a": 1, "a": 2}}]'),
+        "record 1: field 'a' is written twice. Remove one",
+    ),
+    (
         *("a.jsonl", b'{"length": 3}\n{"x": "\xff"}\n'),
         "line 2: is not UTF-8 (byte 8: invalid start byte); convert the file",
     ),

@@ -50,6 +50,13 @@ def test_powers_of_two_end_their_bucket(dtype: str) -> None:
     ]
 
 
+def test_percentiles_have_no_errors_of_rounding() -> None:
+    """As of 0.9 · 7 + 0.1 · 7, which is 7.000000000000001 in floating point."""
+    for last in range(1000):
+        summary = summarise(np.array([3, 80, last + 1]))
+        assert len(str(summary.p90)) <= len("000.00"), summary
+
+
 def test_no_lengths_have_no_summary() -> None:
     with pytest.raises(ValueError, match="no lengths"):
         summarise(np.array([], np.int64))

@@ -58,6 +58,11 @@ def test_folding_leaves_small_ids() -> None:
         ("a.jsonl", b'{"text": "x"}\n', r"a\.jsonl:1: the object has neither tokens nor input_ids"),
         ("a.jsonl", b"[1, 2.5]\n", r"a\.jsonl:1: must be a list of token ids"),
         ("a.jsonl", b"7\n", r"a\.jsonl:1: must be a list of token ids"),
+        (
+            "a.jsonl",
+            b'{"tokens": [1], "tokens": [2]}\n',
+            r"a\.jsonl:1: field 'tokens' is written",
+        ),
         ("a.jsonl", b"[99999999999999999999]\n", r"a\.jsonl:1: a token id does not fit 64 bits"),
         ("a.jsonl", b"\xff\xfe", r"a\.jsonl: not UTF-8"),
         ("a.npy", b"PK nothing", r"a\.npy: is not a whole \.npy file"),

@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 from seqplan.planner.balance.micro_batch_counts import MicroBatches
 from seqplan.planner.balance.mode import Mode
 from seqplan.planner.balance.shapes import pad_to_shape
+from seqplan.plans.percent import count_of
 
 Execution = Literal["lockstep", "uniform"]
 
@@ -142,10 +143,13 @@ class Balanced:
 
     def __repr__(self) -> str:
         counts = sorted({len(of_rank) for of_rank in self.micro_batches} - {0})
-        each = " to ".join(map(str, dict.fromkeys([counts[0], counts[-1]])))
+        fewest = f"{counts[0]} to " if counts[0] < counts[-1] else ""
+        ranks = len(self.micro_batches)
         return (
-            f"<Balanced: {len(self.lengths):,} sequences, {sum(self.lengths):,} tokens in "
-            f"{each} micro-batches on each of {len(self.micro_batches)} ranks, "
+            f"<Balanced: {count_of(len(self.lengths), 'sequence')}, "
+            f"{count_of(sum(self.lengths), 'token')} in "
+            f"{fewest}{count_of(counts[-1], 'micro-batch')} on "
+            f"{'each of ' if ranks > 1 else ''}{count_of(ranks, 'rank')}, "
             f"{self.predicted_ms:,.1f} ms, gap {100 * self.gap:.2f} %>"
         )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from seqplan.plans.format.atomic_file import write_text
+from seqplan.plans.percent import count_of as count_of
 from seqplan.plans.percent import percent
 
 if TYPE_CHECKING:
@@ -56,12 +57,6 @@ def seconds(time_ms: float | None) -> str:
     if time_ms is None:
         return "—"
     return f"{time_ms / 1000:.2f} s" if time_ms >= 1000 else f"{time_ms:.0f} ms"
-
-
-def count_of(number: int, noun: str) -> str:
-    """A number of things: ``1 step``, ``1,024 steps``."""
-    plural = "es" if noun.endswith("ch") else "s"
-    return f"{number:,} {noun if number == 1 else noun + plural}"
 
 
 ERRORS = "errors of the predictions, relative to the measured times: median / p90"

@@ -226,6 +226,18 @@ def test_bound_of_modes_holds_for_every_way(execution: Execution) -> None:
         assert best * (1 - 1e-9) <= balanced.predicted_ms <= 1.35 * best
 
 
+@pytest.mark.parametrize(
+    ("lengths", "ranks", "text"),
+    [
+        ([1], 1, "1 sequence, 1 token in 1 micro-batch on 1 rank, "),
+        ([90, 80, 70], 2, "3 sequences, 240 tokens in 1 to 2 micro-batches on each of 2 ranks, "),
+    ],
+)
+def test_a_balance_as_text(lengths: list[int], ranks: int, text: str) -> None:
+    balanced = balance(lengths, ranks, 100, COST, execution="uniform")
+    assert repr(balanced).startswith(f"<Balanced: {text}")
+
+
 def _splits(lengths: list[int]) -> list[list[float]]:
     """The costs of the micro-batches of every way to split a rank's sequences, longest first."""
     costs = []

@@ -36,6 +36,7 @@ from seqplan.planner.problem import PACKINGS, PlanningOptions
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.sync.times import parse_layout
 from seqplan.plans.format.atomic_file import atomic_write, write_text
+from seqplan.plans.format.plan_file import check_replaceable
 from seqplan.plans.percent import percent
 
 if TYPE_CHECKING:
@@ -150,6 +151,7 @@ def run(args: argparse.Namespace) -> int:
             return _plan_from_data(args, folder)
     proposal = _load_proposal(args)
     check_output(args.output, args.proposal, args.data)
+    check_replaceable(args.output)
     source = _source_of_proposal(args, proposal)
     rows = _plan(args, source, args.output, to_stdout=True)
     report = sys.stdout if args.output is not None else sys.stderr
@@ -223,7 +225,7 @@ def _plan(
 def _plan_from_data(args: argparse.Namespace, folder: Path | None) -> int:
     """Propose for the data, plan steps of it, and compare them."""
     from seqplan.api.cli.parts.compare_output import pay_fields, pay_lines
-    from seqplan.api.cli.parts.first_proposal import propose_for_data, write_parts
+    from seqplan.api.cli.parts.first_proposal import check_parts, propose_for_data, write_parts
     from seqplan.api.report import render
     from seqplan.planner.proposal.expert_rows import explain_degrees
     from seqplan.planner.step.slow_ranks import list_factors
@@ -236,6 +238,9 @@ def _plan_from_data(args: argparse.Namespace, folder: Path | None) -> int:
         )
     plans = args.output if folder is None else folder / "plans.jsonl"
     check_output(plans, args.data, args.profile, args.model, args.hardware)
+    check_replaceable(plans)
+    if folder is not None:
+        check_parts(folder, args.data)
     _options(args, proposed=False)  # so that bad options fail before the data is read
     if args.gpus is not None:
         list_factors(args.slowdown, args.gpus)
@@ -248,11 +253,14 @@ def _plan_from_data(args: argparse.Namespace, folder: Path | None) -> int:
     rows = _plan(args, source, plans, to_stdout=False, proposed=False)
     with ProgressBar(sys.stderr) as progress:
         comparison = _compare(args, first.proposal, first.profile, lengths, progress)
-    if folder is not None:
-        write_parts(folder, first, lengths)
-        write_text(folder / "report.html", render(comparison, first.profile))
     unusual = {"exact": args.exact, "slowdown": args.slowdown, "window": args.window > 1}
     without = [f"--{name}" for name, given in unusual.items() if given]
+    left_out = [f"of plans without {' and '.join(without)}"] if without else []
+    if folder is not None:
+        write_parts(folder, first, lengths)
+        sentences = [f"The comparison is {line}." for line in left_out]
+        stated = replace(comparison, assumptions=(*comparison.assumptions, *sentences))
+        write_text(folder / "report.html", render(stated, first.profile))
     if args.json:
         fields = {"profile": first.origin, **_fields(rows, source)}
         fields |= pay_fields(comparison, first.profile) | {"compared_without": without}
@@ -277,7 +285,7 @@ def _plan_from_data(args: argparse.Namespace, folder: Path | None) -> int:
             else ()
         ),
         *pay_lines(comparison, first.profile),
-        *([f"  of plans without {' and '.join(without)}"] if without else ()),
+        *(f"  {line}" for line in left_out),
     ]
     if args.output is not None:
         lines += ["", f"written: {folder if folder is not None else plans}"]

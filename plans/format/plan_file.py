@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from seqplan.plans.format.atomic_file import atomic_write
 from seqplan.plans.format.codec import PlanError, from_json, to_json
+from seqplan.plans.format.documents import name_document
 from seqplan.plans.format.fields import LONGEST, name_document_of
 from seqplan.plans.lint import lint
 from seqplan.plans.plan import Plan
@@ -80,6 +82,20 @@ def _check_follows(plan: Plan, previous: Plan | None, origin: str) -> None:
             f"but {previous.world_size} at step {previous.step}"
             ". Write them to separate files"
         )
+
+
+def check_replaceable(path: Path | None) -> None:
+    """Check that a file to write plans to is new, is empty or has plans. ``ValueError``."""
+    if path is None or not path.is_file():
+        return
+    with path.open("rb") as file:
+        first = file.readline(LONGEST)
+    try:
+        has_plans = not first or name_document(json.loads(first)) == "a plan"
+    except (ValueError, RecursionError):
+        has_plans = False
+    if not has_plans:
+        raise ValueError(f"{path}: exists, and has no plans. Name another file, or remove it")
 
 
 def check_sound(plan: Plan, origin: str) -> None:

@@ -57,6 +57,13 @@ above_zero = _number_type(float, lambda value: 0 < value < math.inf, "a number a
 """Argparse types."""
 
 
+def output_path(text: str) -> Path:
+    """An argparse type: the path of an output, which no dash is."""
+    if text == "-":
+        raise argparse.ArgumentTypeError("'-' is no file. Name one, or /dev/stdout")
+    return Path(text)
+
+
 _TYPES: dict[str, Callable[[str], object]] = {
     **dict.fromkeys(("B", "D", "K", "L", "N", "T", "V", "REQUESTS", "STEPS"), positive),
     **dict.fromkeys(("R", "S", "PORT", "STEP"), natural),
@@ -77,7 +84,8 @@ def add_option(parser: argparse._ActionsContainer, usage: str, **settings: Any) 
     flags = [word for word in words if word.startswith("-")]
     if flags and len(words) > len(flags):
         placeholder = usage.removeprefix(" ".join(flags)).strip()
-        settings = {"type": _TYPES.get(placeholder, str), **settings, "metavar": placeholder}
+        kind = output_path if "--output" in flags else _TYPES.get(placeholder, str)
+        settings = {"type": kind, **settings, "metavar": placeholder}
     parser.add_argument(*(flags or words), **settings)
 
 

@@ -126,6 +126,14 @@ def _profile_of_model(
     )
 
 
+def check_parts(folder: Path, data: str) -> None:
+    """Check that lengths in a folder are the input, or an earlier run's. ``ValueError``."""
+    lengths = folder / "lengths.npy"
+    of_run = (folder / "proposal.json").exists() or lengths.resolve() == Path(data).resolve()
+    if lengths.exists() and not of_run:
+        raise ValueError(f"{lengths}: exists, and is of no earlier run. Name another folder")
+
+
 def write_parts(folder: Path, first: FirstProposal, lengths: npt.NDArray[np.integer]) -> None:
     """Write what plans were made from: lengths, the profile if it was derived, the proposal."""
     from seqplan.api.cli.framework.output import write_profile

@@ -8,13 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from command_line import call, complaint, fresh_process, nothing_left
+from command_line import call, complaint, fresh_process, nothing_left, succeeded
 from planned_files import PlannedFiles, propose
 
 from seqplan import Scheme, read_plans, to_json
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.plans.format.canonical import canonical_json, digest_of
+
+PROFILE = ("--profile", "llama-7b-a800-80gb", "--gpus", 4)
+BEFORE = '{"pipelines": [], "sequences": [], "predicted_ms": 1}\n'
+"""Fields of a plan, by which a file of plans is known."""
 
 # Proposals
 
@@ -259,10 +264,27 @@ def test_an_unwritable_output_fails_before_the_work(dense: PlannedFiles, tmp_pat
     assert os.listdir(tmp_path) == []
 
 
+def test_files_that_have_no_plans_are_not_overwritten(dense: PlannedFiles, tmp_path: Path) -> None:
+    file, folder = tmp_path / "x.npy", tmp_path / "run"
+    folder.mkdir()
+    for path in (file, folder / "lengths.npy"):
+        np.save(path, np.array([5, 7]))
+    for options, path in (
+        (("--proposal", dense.proposal, "-o", file), f"{file}: exists, and has no plans. Name"),
+        ((*PROFILE, "-o", file), f"{file}: exists, and has no plans. Name another file, or remove"),
+        ((*PROFILE, "-o", folder), f"{folder / 'lengths.npy'}: exists, and is of no earlier run."),
+    ):
+        assert complaint(call("plan", dense.lengths, *options)).startswith(path)
+    assert np.array_equal(np.load(file), [5, 7])
+    assert os.listdir(folder) == ["lengths.npy"]
+    file.write_text(BEFORE)
+    succeeded(call("plan", dense.lengths, "--proposal", dense.proposal, "--steps", 1, "-o", file))
+
+
 def test_a_failed_command_leaves_the_file_that_was_there(
     dense: PlannedFiles, tmp_path: Path, output: Path
 ) -> None:
-    output.write_text("from before")
+    output.write_text(BEFORE)
     zero = tmp_path / "a.txt"
     zero.write_text("0\n")
     long = tmp_path / "batches.jsonl"
@@ -270,7 +292,7 @@ def test_a_failed_command_leaves_the_file_that_was_there(
     complaint(propose(zero, output))
     complaint(call("plan", "--proposal", dense.proposal, zero, "-o", output))
     complaint(call("plan", "--proposal", dense.proposal, long, "-o", output))
-    assert output.read_text() == "from before"
+    assert output.read_text() == BEFORE
     assert os.listdir(output.parent) == [output.name]
 
 
@@ -286,7 +308,7 @@ def test_a_full_device(dense: PlannedFiles) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="limits of processes")
-@pytest.mark.parametrize("before", ["", "from before"])
+@pytest.mark.parametrize("before", ["", BEFORE])
 def test_a_file_that_may_not_grow(dense: PlannedFiles, output: Path, before: str) -> None:
     """The device rejects in the middle of writing; what a full disk does."""
     import resource

@@ -42,6 +42,7 @@ BAD = {
     ],
     "plan": [
         ("", "the following arguments are required: DATA. For example: seqplan plan chat"),
+        ("l --proposal p -o -", "argument -o/--output: '-' is no file. Name one, or /dev/stdout"),
         ("l --workers ray:0", "argument --workers: must be W or ray:W, W of 1 or more: '"),
         ("l --workers 99999", "argument --workers: must be 1024 or fewer: '99999'"),
         ("l --tokens abc", "argument --tokens: must be an integer of 1 or more: 'abc' … --help)"),

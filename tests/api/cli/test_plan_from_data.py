@@ -58,11 +58,13 @@ def test_summary_as_json_without_files(lengths: Path) -> None:
     assert fields["steps"] == 2
 
 
-def test_the_answer_states_the_options_that_it_leaves_out(lengths: Path) -> None:
+def test_the_answer_states_the_options_that_it_leaves_out(lengths: Path, tmp_path: Path) -> None:
     more = (*SMALL, "--gpus", 4, "--slowdown", "3=1.5", "--window", 2)
     profile = ("--profile", "llama3-8b-h100-80gb")
-    text = succeeded(call("plan", lengths, *profile, *more))
-    assert text.endswith("  of plans without --slowdown and --window\n")
+    text = succeeded(call("plan", lengths, *profile, *more, "-o", tmp_path / "run"))
+    assert "\n  of plans without --slowdown and --window\n" in text
+    report = (tmp_path / "run" / "report.html").read_text()
+    assert "<li>The comparison is of plans without --slowdown and --window.</li>" in report
     assert "of plans without" not in succeeded(call("plan", lengths, *profile, *more[:-4]))
 
 

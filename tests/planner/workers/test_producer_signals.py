@@ -88,14 +88,15 @@ def test_an_interrupt(files: tuple[Path, Path], tmp_path: Path, when: str, to: s
 
 def test_termination(files: tuple[Path, Path], tmp_path: Path) -> None:
     output = tmp_path / "output" / "plans.jsonl"
-    output.write_text("from before")
+    before = '{"pipelines": [], "sequences": [], "predicted_ms": 1}\n'
+    output.write_text(before)
     with planning(files, output) as running:
         wait_until("a temporary file", lambda: len(os.listdir(output.parent)) == 2)
         running.terminate()
         out, err = running.communicate(timeout=PATIENCE_S)
         assert (running.returncode, out, err) == (143, "", "")
         assert os.listdir(output.parent) == [output.name]
-        assert output.read_text() == "from before"
+        assert output.read_text() == before
         wait_until("all processes ended", lambda: not alive_in(running.pid))
 
 

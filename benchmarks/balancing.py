@@ -235,7 +235,7 @@ def _scale_vision(patches: list[list[int]], share: float, text_ms: float) -> Pha
 
 PLANNED = (
     ("llama3-8b-h100-80gb", 8, 400_000, None),
-    ("llama-7b-a800-80gb", 64, 1_500_000, "tp2"),
+    ("llama-7b-a800-80gb", 64, 1_500_000, "tp1"),
     ("llama-32b-a800-80gb", 64, 800_000, "tp4"),
 )
 """Profile, GPUs, tokens of a step, and the layout of plans that sizes are chosen from: without

@@ -311,15 +311,14 @@ def _compare(
     from seqplan.planner.sync.choice import choose_sync
 
     workload = proposal.workload
-    gpus = workload.gpus
     return compare(
         profile,
         workload,
         lengths,
         args.steps or STEPS,
-        choose_sync(profile, gpus, collectives=uses_collectives(args.trainer)),
+        choose_sync(profile, workload.gpus, collectives=uses_collectives(args.trainer)),
         seed=args.seed,
-        options=Options(fast=gpus > LARGE_GPUS or workload.tokens > LARGE_TOKENS),
+        options=Options(fast=workload.gpus > LARGE_GPUS or workload.tokens > LARGE_TOKENS),
         execution=args.execution,
         trainer=args.trainer,
         robust=args.robust,

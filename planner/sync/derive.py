@@ -194,9 +194,10 @@ def _describe(profile: Profile, traffic: ParameterTraffic, collectives: bool) ->
     speed = links.intra_gb_s if within else links.inter_gb_s
     listed = hardware_of(profile) is not None
     assumed = "" if listed else f" (those of {links.name}, as the profile's GPU is not listed)"
-    whole = any(entry.scheme.tp == entry.scheme.pp == 1 for entry in profile.schemes)
-    by = "messages (tp1 alone: collectives)" if whole else "messages"
-    by = "collectives" if collectives else by
+    layouts = layouts_of(entry.scheme for entry in profile.schemes)
+    by = "messages (tp1 alone: collectives)" if WHOLE in layouts else "messages"
+    if collectives or layouts == {WHOLE}:
+        by = "collectives"
     fixed = ", the fixed part from Hydraulis Table 1" if traffic.fixed_ms_per_unit else ""
     return (
         f"derived for each layout, by {by}: {GATHERED_BYTES + REDUCED_BYTES} bytes a parameter of "

@@ -314,7 +314,7 @@ class _ProposalReader(FieldReader):
             ]
             times = tuple((layout, ms) for layout, ms, _ in rows)
             alone = tuple((layout, ms) for layout, _, ms in rows if ms is not None)
-            collectives = raw.get("collectives", False) is True
+            collectives = "collectives" in raw and self.boolean(raw, "collectives", place)
             return LayoutSyncTimes(overlap, optimizer_ms, source, times, alone, collectives)
         except ProposalError:
             raise

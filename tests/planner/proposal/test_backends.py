@@ -1,5 +1,6 @@
 """What each trainer runs: schemes, ZeRO stages, lockstep, and what its users run today."""
 
+import numpy as np
 import pytest
 from settings_made import CODE
 
@@ -10,6 +11,7 @@ from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.comparison.compare import Options, compare
 from seqplan.planner.proposal.backends import BACKENDS, find_backend
 from seqplan.planner.sync.choice import choose_sync
+from seqplan.planner.sync.times import LayoutSyncTimes, layouts_of
 from seqplan.plans.lint import lint
 
 CLUSTER = Workload(8, 8192, 30_000)
@@ -143,3 +145,17 @@ def test_uniform_execution_keeps_the_best_static_scheme() -> None:
     compared = compare(load_shipped(A800), cluster, CODE, 4, sync, options=options)
     static = next(system for system in compared.systems if system.key == "static")
     assert static.iterations[0].schemes[0][0] == entry.scheme
+
+
+def test_megatron_syncs_by_collectives() -> None:
+    """Also when it is planned for without a data set."""
+    lengths = np.random.default_rng(0).integers(100, 8_000, 400)
+    profile, workload = load_shipped("llama-7b-a800-80gb"), Workload(16, 8_192, 60_000)
+    for trainer in (None, "megatron"):
+        sync = make_proposal(profile, workload, lengths, trainer=trainer).sync
+        assert isinstance(sync, LayoutSyncTimes)
+        assert sync.collectives == (trainer is not None)
+        planner = Planner.from_profile(profile, 16, 8_192, trainer=trainer)
+        plan = planner.plan(lengths[:40].tolist())
+        layouts = layouts_of(pipeline.scheme for pipeline in plan.pipelines)
+        assert plan.sync_ms == pytest.approx(sync.compute_exposed_ms(layouts), abs=0.01)

@@ -113,6 +113,16 @@ def test_an_sync_must_know_every_layout() -> None:
         Proposal.from_json(replace(document, sync=part).to_json(), "file")
 
 
+def test_a_sync_of_collectives_is_kept() -> None:
+    document = proposed(choose_sync(profile(), CLUSTER.gpus, collectives=True))
+    assert isinstance(document.sync, LayoutSyncTimes)
+    assert document.sync.collectives
+    assert Proposal.from_json(document.to_json(), "file") == document
+    wrong = replace(document, sync=replace(document.sync, collectives="yes"))  # type: ignore[arg-type]
+    with pytest.raises(ProposalError, match=r"sync\.collectives"):
+        Proposal.from_json(wrong.to_json(), "file")
+
+
 def scenarios_of(sync: LayoutSyncTimes) -> Scenarios:
     """Return what layouts would take at other costs, all of them derived."""
     batches = list(Sampler(LENGTHS, CLUSTER.tokens, CLUSTER.max_len, 1).batches(3))

@@ -128,7 +128,7 @@ def judge_gain(profile: Profile, systems: Sequence[System]) -> Verdict:
         return Verdict(None, "No other system was compared: whether one would do is open")
     gain, error = rival.speedup - 1, profile.device_error
     if not rival.certain:
-        return Verdict(False, f"{rival.name} will do")
+        return Verdict(False, f"{rival.name} is as fast")
     if error is None:
         return Verdict(None, f"Plans pay off if the profile is right within {percent(gain)}")
     if gain <= error:

@@ -198,10 +198,10 @@ def with_error(error: float | None) -> Profile:
 @pytest.mark.parametrize(
     ("error", "factor", "expected"),
     [
-        (0.05, 0.99, "Static will do. "),
+        (0.05, 0.99, "Static is as fast. "),
         (0.05, 1.03, "Static will do, as far as predictions are right. "),
         (0.05, 1.5, "Plans pay off: they are 50.0 % faster. "),
-        (None, 1.0, "Static will do. "),
+        (None, 1.0, "Static is as fast. "),
         (None, 1.2, "Plans pay off if the profile is right within 20.0 %. "),
     ],
 )

@@ -90,7 +90,7 @@ def test_the_fixed_part_is_of_published_latencies_only() -> None:
 
 
 def test_published_iterations_come_out_with_the_sync_of_plans() -> None:
-    """Of NVIDIA's runs, whose sync is by collectives, mostly hidden; 13 % with the fixed part."""
+    """Of NVIDIA's runs, whose sync is by collectives, mostly hidden."""
     by_collectives, by_messages = (
         np.abs(predict_runs(collectives=collectives)) for collectives in (True, False)
     )

@@ -11,14 +11,16 @@ for any layout. Else the runtime sends messages between owners and holders; the 
 smallest moves most:
 
     bytes · (share from other nodes / inter-node link  or  share of the node / intra-node link)
-    + messages · latency
+    + units · latency + messages · (what a further rank of a collective adds)
+
+as the messages of a unit start together.
 
 Profiles of published latencies are of Hydraulis (arXiv 2412.07894), whose Table 1 has two totals of
 LLaMA-32B on 64 A800: 1,110 ms between equal replicas, which were 4×tp16 (Table 3), and 1,710 ms
 between different ones, of which the paper does not identify; tp·pp = 8 at the smallest is assumed,
-as with 4 the bytes alone would take longer than that. Bytes at the links' rates and latencies are
-560 and 1,100 ms of them. The rest of both is about the same, and is taken as fixed
-(``FIXED_MS_PER_UNIT``). Other systems show no such part: without it the iterations of
+as with 4 the bytes alone would take longer than that. Bytes at the links' rates, and the latency of
+each message, are 560 and 1,100 ms of them. The rest of both is about the same, and is taken as
+fixed (``FIXED_MS_PER_UNIT``). Other systems show no such part: without it the iterations of
 ``costs.analytic.validation.published_runs`` are predicted best.
 
 With experts on E ranks a rank holds the E-th part of them, whatever its tp.
@@ -66,8 +68,8 @@ WHOLE = (1, 1)
 class ParameterTraffic:
     """Parameters of a model, and the links that they take in a step.
 
-    ``fixed_ms_per_unit``: of each layer, embedding and head between nodes, beyond bytes and
-    latency.
+    ``published``: with the fixed part and the latency of each message that were fitted to
+    Hydraulis.
     """
 
     shape: ModelShape
@@ -75,18 +77,18 @@ class ParameterTraffic:
     gpus_per_node: int
     links: Hardware
     expert_parallel: int = 1
-    fixed_ms_per_unit: float = 0.0
+    published: bool = False
 
     @classmethod
     def of_profile(cls, profile: Profile, gpus: int) -> ParameterTraffic:
-        """Return the traffic of a profile's model; with the fixed part of published latencies."""
+        """Return the traffic of a profile's model."""
         return cls(
             shape=profile.shape,
             gpus=gpus,
             gpus_per_node=profile.gpus_per_node,
             links=hardware_of(profile) or DEVICES[ASSUMED],
             expert_parallel=profile.expert_degrees[0],
-            fixed_ms_per_unit=FIXED_MS_PER_UNIT if _is_published(profile) else 0.0,
+            published=_is_published(profile),
         )
 
     def alone_ms(self, layout: Layout, *, collectives: bool) -> float:
@@ -122,9 +124,13 @@ class ParameterTraffic:
         gigabytes = held * (GATHERED_BYTES + REDUCED_BYTES) / 1e9
         across = gigabytes * (1 - near / gpus) / (links.inter_gb_s * LINK_EFFICIENCY)
         within = gigabytes * (near - 1) / gpus / (links.intra_gb_s * LINK_EFFICIENCY)
-        messages = 2 * units * min(gpus - 1, gpus / layout[0] + MATRICES)
-        latency_us = links.inter_latency_us if self._spans else links.intra_latency_us
-        return 1e3 * max(across, within) + messages * latency_us / 1e3 + self._fixed_ms
+        messages = min(gpus - 1, gpus / layout[0] + MATRICES)
+        start_us = links.inter_latency_us if self._spans else links.intra_latency_us
+        if self.published:
+            start_us *= messages
+        elif self._spans:
+            start_us += messages * links.inter_rank_us
+        return 1e3 * max(across, within) + 2 * units * start_us / 1e3 + self._fixed_ms
 
     @property
     def _spans(self) -> bool:
@@ -132,7 +138,9 @@ class ParameterTraffic:
 
     @property
     def _fixed_ms(self) -> float:
-        fixed = self.fixed_ms_per_unit * (self.shape.layers + (1 if self.shape.tied else 2))
+        if not self.published:
+            return 0.0
+        fixed = FIXED_MS_PER_UNIT * (self.shape.layers + (1 if self.shape.tied else 2))
         return fixed if self._spans else fixed * self.links.inter_gb_s / self.links.intra_gb_s
 
     def optimizer_ms(self) -> float:
@@ -198,7 +206,7 @@ def _describe(profile: Profile, traffic: ParameterTraffic, collectives: bool) ->
     by = "messages (tp1 alone: collectives)" if WHOLE in layouts else "messages"
     if collectives or layouts == {WHOLE}:
         by = "collectives"
-    fixed = ", the fixed part from Hydraulis Table 1" if traffic.fixed_ms_per_unit else ""
+    fixed = ", the fixed part from Hydraulis Table 1" if traffic.published else ""
     return (
         f"derived for each layout, by {by}: {GATHERED_BYTES + REDUCED_BYTES} bytes a parameter of "
         f"the fullest rank, links {near} of {speed:g} GB/s a GPU{assumed}{fixed}"

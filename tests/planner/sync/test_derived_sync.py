@@ -76,11 +76,19 @@ def test_the_fixed_part_is_of_published_latencies_only() -> None:
     for entry in document["schemes"]:
         entry["origin"] = "derived"
     profile = Profile.from_document(document, "made")
-    units = FIXED_MS_PER_UNIT * (profile.shape.layers + 2)
-    for gpus, fixed_ms in ((64, units), (8, units * 25 / 200)):
-        published, derived = (dict(derive_sync(p, gpus).by_layout_ms) for p in (PROFILE, profile))
-        for layout, ms in derived.items():
-            assert published[layout] == pytest.approx(ms + fixed_ms, abs=0.01)
+    units = profile.shape.layers + 2
+    held, _ = count_parameters(profile.shape, (8, 1))
+    for gpus, gb_s, share, start_us, message_us, fixed_ms in (
+        (64, 25, 56 / 64, 20, 1, FIXED_MS_PER_UNIT),
+        (8, 200, 7 / 8, 10, 0, FIXED_MS_PER_UNIT * 25 / 200),
+    ):
+        published, derived = (derive_sync(p, gpus).whole_ms([(8, 1)]) for p in (PROFILE, profile))
+        bytes_ms = 1e3 * 6e-9 * held * share / (gb_s * LINK_EFFICIENCY)
+        messages = min(gpus - 1, gpus / 8 + 7)
+        start_ms = 2 * units * (start_us + message_us * messages) / 1e3
+        assert derived == pytest.approx(bytes_ms + start_ms, abs=0.01)
+        each_ms = 2 * units * messages * start_us / 1e3
+        assert published == pytest.approx(bytes_ms + each_ms + units * fixed_ms, abs=0.01)
     assert "fixed part from Hydraulis Table 1" in derive_sync(PROFILE, 64).source
     assert "fixed part" not in derive_sync(profile, 64).source
     assert derive_sync(PROFILE, 64).optimizer_ms == OPTIMIZER_MS

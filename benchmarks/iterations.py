@@ -174,6 +174,9 @@ DRAWN = 200_000
 SLOWER_SHOWN, GAP_SHOWN, BEHIND = 5e-5, 0.02, 1e-3
 """A setting has a row if a step is slower than the static one by more, or its gap is larger."""
 
+SHORT = 16_384
+"""Context (tokens) up to which settings are summed up apart."""
+
 NEARBY, SWAPS, SIZES = 1000, 3, (1, 2, 4)
 """Strategies near a plan's that are tried: their number, swaps and pipelines of a swap."""
 
@@ -219,7 +222,7 @@ def compare_drawn_settings(data: Sequence[Data], settings: int = 40, steps: int 
         "setting | layout | best static | static / ours | worst step | above the bound",
         "{} | {} | {} | {:.4f} | {:.4f} | {:.1%}",
     )
-    simulated, nearby, impossible = [], [], 0
+    simulated, nearby, short, impossible = [], [], [], 0
     for setting in [DrawnSetting.draw(rng, sources) for _ in range(settings)]:
         profile = load_shipped(f"llama-{setting.model}-a800-80gb")
         sync = choose_sync(profile, setting.where.gpus, overlap=setting.overlap)
@@ -229,6 +232,8 @@ def compare_drawn_settings(data: Sequence[Data], settings: int = 40, steps: int 
             impossible += 1
             continue
         simulated.append(its)
+        if setting.where.max_len <= SHORT:
+            short.append(its.ratio)
         nearby.append(_gain_nearby(its, profile, setting.where, sync, rng))
         worst = its.ratios.min()
         if worst < 1 - SLOWER_SHOWN or its.gap > GAP_SHOWN:
@@ -241,6 +246,8 @@ def compare_drawn_settings(data: Sequence[Data], settings: int = 40, steps: int 
         f"static / ours: median {median(ratios):.3f}, least {min(ratios):.4f}, largest "
         f"{max(ratios):.3f}, of any step at least {of_steps.min():.4f}, below {1 - BEHIND} on "
         f"{(of_steps < 1 - BEHIND).sum()} of {len(of_steps)} steps\n\n"
+        f"up to {SHORT // 1024}K: {len(short)} settings, median {median(short):.3f}, the two "
+        f"largest {', '.join(f'{ratio:.3f}' for ratio in sorted(short)[-2:])}\n\n"
         f"above the bound: median {np.median(gaps):.1%}, p90 {np.quantile(gaps, 0.9):.1%}, largest "
         f"{gaps.max():.1%}; {impossible} settings that no scheme holds are left out\n\n"
         f"of {NEARBY} strategies near that of each first plan one was better for "

@@ -11,6 +11,7 @@ from typing import Any
 from seqplan.api.cli.framework.output import count_of, seconds
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.window import WindowReport
+from seqplan.planner.placement.fill import kernel_state
 from seqplan.planner.problem import PlanningOptions
 from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.workers.executor import Workers
@@ -84,6 +85,8 @@ def summary_lines(rows: Sequence[StepRow], truncated: int) -> list[str]:
     ]
     if truncated:
         lines.append(f"{count_of(truncated, 'sequence')} of the data set truncated")
+    if (state := kernel_state()) != "compiled":
+        lines.append(f"fill: {state}; planning takes longer than with compiled code")
     return lines
 
 

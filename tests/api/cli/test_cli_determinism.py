@@ -29,6 +29,13 @@ def test_plans(plan_files: PlannedFiles, tmp_path: Path) -> None:
     assert plan(plan_files, tmp_path / "plans.jsonl", "--workers", 3, hash_seed="1") == expected
 
 
+def test_plans_without_compiled_code(dense: PlannedFiles, tmp_path: Path) -> None:
+    output, python = tmp_path / "plans.jsonl", {"SEQPLAN_KERNEL": "python"}
+    printed = succeeded(fresh_process(*dense.plan_arguments, "-o", output, environment=python))
+    assert output.read_bytes() == dense.plans.read_bytes()
+    assert "\nfill: Python (SEQPLAN_KERNEL=python); planning takes longer" in printed
+
+
 def test_exact_answers_are_never_worse(
     lockstep: PlannedFiles, lengths: Path, tmp_path: Path
 ) -> None:

@@ -14,8 +14,8 @@ from benchmarks.tables import Cells, Output, Table, spread
 from seqplan import Batch, Cost, Planner, Profile, Scheme, StepPlanner, Workload
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
-from seqplan.costs.analytic.devices import DEVICES
-from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.analytic.gpus.devices import DEVICES
+from seqplan.costs.analytic.gpus.hardware import ClusterHardware
 from seqplan.costs.model_files.listed_models import MODELS
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.costs.shipped.catalogue import load_shipped
@@ -25,7 +25,7 @@ from seqplan.planner.batches.sampler import Sampler
 from seqplan.planner.batches.window import WindowSampler
 from seqplan.planner.bounds.sequence_costs import sequence_costs
 from seqplan.planner.execution import ExecutionKind
-from seqplan.planner.lockstep.rank_groups import plan_groups
+from seqplan.planner.lockstep.filling.rank_groups import plan_groups
 from seqplan.planner.placement.dominance import drop_dominated
 from seqplan.planner.placement.fleet import Models, PipelineClass
 from seqplan.planner.problem import PlanningOptions, PlanningProblem

@@ -18,8 +18,8 @@ from benchmarks.planning import PlannedSteps, draw_batches, plan_steps, time_cpu
 from benchmarks.settings import Data, Lengths
 from benchmarks.tables import Cells, Output, Table
 from seqplan import Batch, Infeasible, Profile, Proposal, StepPlanner, Workload, make_proposal
-from seqplan.costs.analytic.devices import DEVICES
-from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.analytic.gpus.devices import DEVICES
+from seqplan.costs.analytic.gpus.hardware import ClusterHardware
 from seqplan.costs.derived.model_profiles import derive_model_profile
 from seqplan.costs.model_files.listed_models import MODELS
 from seqplan.costs.model_sizes import ModelSizes

@@ -23,7 +23,7 @@ from benchmarks.tables import Output, Table
 from seqplan import Plan, Planner, Profile, Scheme, Workload, construct_plan, rank_view
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
-from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.analytic.gpus.hardware import ClusterHardware
 from seqplan.costs.fit.measured_profile import ProfiledDevices, fit_all, profile_document
 from seqplan.costs.model_files.listed_models import MODELS
 from seqplan.costs.model_sizes import SIZES, ModelSizes

@@ -33,7 +33,7 @@ from seqplan import Batch, Cost, Scheme, balance
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.integrations.degree_costs import by_degree, ring_costs
-from seqplan.planner.lockstep.rank_groups import plan_groups
+from seqplan.planner.lockstep.filling.rank_groups import plan_groups
 from seqplan.planner.systems.trainers import first_fit_split
 
 PROFILE, SCHEME = "llama-7b-a800-80gb", "tp2"

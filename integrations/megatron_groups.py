@@ -16,7 +16,7 @@ from typing import Any
 
 from seqplan.integrations.replacement import replace
 from seqplan.planner.balance.cost import Cost
-from seqplan.planner.lockstep.rank_groups import GroupedMicroSteps, plan_groups
+from seqplan.planner.lockstep.filling.rank_groups import GroupedMicroSteps, plan_groups
 
 CREATE, FORMED = "create_hybrid_dp_cp_groups", "_HYBRID_DP_CP_GROUPS"
 

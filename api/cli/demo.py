@@ -22,8 +22,8 @@ from seqplan.api.cli.profile.show_profile import scheme_notes, scheme_rows, sche
 from seqplan.api.cli.propose import proposal_lines
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
-from seqplan.costs.analytic.devices import DEVICES
-from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.analytic.gpus.devices import DEVICES
+from seqplan.costs.analytic.gpus.hardware import ClusterHardware
 from seqplan.costs.lengths import histogram_lines, read_lengths, summarise
 from seqplan.costs.model_files.listed_models import MODELS
 from seqplan.costs.model_sizes import ModelSizes

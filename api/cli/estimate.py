@@ -16,7 +16,7 @@ from seqplan.api.cli.framework.options import add_option
 from seqplan.api.cli.framework.output import count_of, table
 from seqplan.costs.analytic.deployment import LOSSES, RECOMPUTED_MODULES, Deployment
 from seqplan.costs.analytic.estimate import Estimate, Load, estimate, problem
-from seqplan.costs.analytic.hardware import GIB
+from seqplan.costs.analytic.gpus.hardware import GIB
 from seqplan.costs.analytic.memory import VERDICTS
 from seqplan.costs.profiled_scheme import label_entry
 from seqplan.planner.sync.derive import WHOLE, ParameterTraffic

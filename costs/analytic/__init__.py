@@ -1,8 +1,7 @@
 """The analytic cost model: time and memory of a scheme from data sheets, without a device.
 
-Read ``hardware`` (a device, a cluster), ``devices`` (those with a name) and ``deployment`` (what
-is trained and how), then ``kernels``, ``attention_rates`` and ``links`` (one operation each),
-``layers`` and ``attention``, ``terms`` (a stage's time) and ``memory``; ``estimate`` puts a whole
-iteration together, ``derive`` makes profiles, ``complete`` adds to measured ones, and
+Read ``gpus`` (devices and single operations) and ``deployment`` (a model, and how it is trained),
+then ``layers`` and ``attention``, ``terms`` (a stage's time) and ``memory``; ``estimate`` puts a
+whole iteration together, ``derive`` makes profiles, ``complete`` adds to measured ones, and
 ``validation`` holds the model against published figures.
 """

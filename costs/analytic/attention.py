@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.costs.analytic.deployment import Deployment
-from seqplan.costs.analytic.hardware import ClusterHardware
-from seqplan.costs.analytic.kernels import KEPT_TIMES, freeze, memory_ms, seen_keys_ms
+from seqplan.costs.analytic.gpus.hardware import ClusterHardware
+from seqplan.costs.analytic.gpus.kernels import KEPT_TIMES, freeze, memory_ms, seen_keys_ms
+from seqplan.costs.analytic.gpus.links import all_to_all_ms, placement, ring_collective_ms, shift_ms
 from seqplan.costs.analytic.layers import Passes
-from seqplan.costs.analytic.links import all_to_all_ms, placement, ring_collective_ms, shift_ms
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.scheme import Scheme
 

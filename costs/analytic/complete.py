@@ -17,7 +17,7 @@ from seqplan.costs.analytic.derived_scheme import (
     fit_terms,
     write_derived_entry,
 )
-from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.analytic.gpus.hardware import ClusterHardware
 from seqplan.costs.analytic.memory import activation_bytes_per_token
 from seqplan.costs.analytic.terms import stage_terms
 from seqplan.costs.architecture import Architecture

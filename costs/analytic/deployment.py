@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.costs.analytic.expert_parallel import ExpertParallelism
-from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.analytic.gpus.hardware import ClusterHardware
 from seqplan.costs.analytic.stacks import DEFAULT_STACK, STACKS, Stack
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.costs.scheme_rules import expert_problem

@@ -20,7 +20,8 @@ from seqplan.costs.analytic.derived_scheme import (
 )
 from seqplan.costs.analytic.expert_parallel import ExpertParallelism
 from seqplan.costs.analytic.experts import SHARED_TERMS, block_problem, expert_terms
-from seqplan.costs.analytic.hardware import Hardware
+from seqplan.costs.analytic.gpus.hardware import Hardware
+from seqplan.costs.analytic.gpus.profiled_device import list_values
 from seqplan.costs.analytic.memory import (
     CONTEXT_BYTES,
     FRAGMENTATION,
@@ -31,7 +32,6 @@ from seqplan.costs.analytic.memory import (
     count_transient_bytes,
     state_bytes,
 )
-from seqplan.costs.analytic.profiled_device import list_values
 from seqplan.costs.analytic.terms import stage_terms
 from seqplan.costs.fit.latency_fit import Errors
 from seqplan.costs.latency import Latency

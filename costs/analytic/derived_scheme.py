@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.analytic.gpus.hardware import ClusterHardware
 from seqplan.costs.fit.latency_fit import Errors, Observed, fit_curve
 from seqplan.costs.latency import Latency
 from seqplan.costs.model_sizes import ModelSizes

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from seqplan.costs.analytic.attention import AttentionMask
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.experts import Replicated, block_problem, split_parameters
-from seqplan.costs.analytic.kernels import memory_ms
-from seqplan.costs.analytic.links import (
+from seqplan.costs.analytic.gpus.kernels import memory_ms
+from seqplan.costs.analytic.gpus.links import (
     placement,
     rank_latency_ms,
     ring_collective_ms,

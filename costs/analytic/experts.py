@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.costs.analytic.deployment import ELEMENT_BYTES, Deployment
-from seqplan.costs.analytic.kernels import TILE, memory_ms, product_ms
+from seqplan.costs.analytic.gpus.kernels import TILE, memory_ms, product_ms
+from seqplan.costs.analytic.gpus.links import Group, exchange_ms, ring_collective_ms, split_replicas
 from seqplan.costs.analytic.layers import Passes
-from seqplan.costs.analytic.links import Group, exchange_ms, ring_collective_ms, split_replicas
 from seqplan.costs.architecture import Architecture
 from seqplan.plans.scheme import Scheme
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.costs.analytic.deployment import ELEMENT_BYTES, Deployment
-from seqplan.costs.analytic.kernels import memory_ms, product_ms
+from seqplan.costs.analytic.gpus.kernels import memory_ms, product_ms
 from seqplan.costs.analytic.recurrent import count_recurrent_bytes, list_recurrent_weights
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.scheme import Scheme

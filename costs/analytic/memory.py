@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from math import ceil, inf
 
 from seqplan.costs.analytic.deployment import CHUNK_ROWS, ELEMENT_BYTES, Deployment
-from seqplan.costs.analytic.hardware import GIB
+from seqplan.costs.analytic.gpus.hardware import GIB
 from seqplan.costs.analytic.recurrent import count_recurrent_elements
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.scheme import Scheme

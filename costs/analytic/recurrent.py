@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqplan.costs.analytic.deployment import Deployment
-from seqplan.costs.analytic.kernels import memory_ms
+from seqplan.costs.analytic.gpus.kernels import memory_ms
 from seqplan.costs.architecture import Architecture
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.scheme import Scheme

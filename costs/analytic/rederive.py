@@ -8,8 +8,8 @@ from itertools import product
 from seqplan.costs.analytic.deployment import LOSSES, Deployment
 from seqplan.costs.analytic.derive import derive_profile, describe_degrees
 from seqplan.costs.analytic.expert_parallel import ExpertParallelism
-from seqplan.costs.analytic.hardware import ClusterHardware
-from seqplan.costs.analytic.profiled_device import hardware_of
+from seqplan.costs.analytic.gpus.hardware import ClusterHardware
+from seqplan.costs.analytic.gpus.profiled_device import hardware_of
 from seqplan.costs.analytic.stacks import DEFAULT_STACK, STACKS
 from seqplan.costs.profile import Profile
 from seqplan.costs.scheme_rules import scheme_problem

@@ -10,13 +10,13 @@ import numpy.typing as npt
 from seqplan.costs.analytic.attention import TRANSFER_MULTIPROCESSORS, attention_terms
 from seqplan.costs.analytic.deployment import CostTerm, Deployment
 from seqplan.costs.analytic.experts import LAUNCHES, expert_terms, split_parameters
-from seqplan.costs.analytic.kernels import memory_ms, product_ms
-from seqplan.costs.analytic.layers import Passes, memory_bound_ms, products_ms
-from seqplan.costs.analytic.links import (
+from seqplan.costs.analytic.gpus.kernels import memory_ms, product_ms
+from seqplan.costs.analytic.gpus.links import (
     placement,
     rank_latency_ms,
     ring_collective_ms,
 )
+from seqplan.costs.analytic.layers import Passes, memory_bound_ms, products_ms
 from seqplan.costs.analytic.memory import count_host_bytes
 from seqplan.costs.analytic.recurrent import recurrent_terms
 from seqplan.plans.scheme import Scheme

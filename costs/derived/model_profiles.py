@@ -8,7 +8,7 @@ from itertools import product
 from seqplan.costs.analytic.added_terms import load_cost_terms
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
-from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.analytic.gpus.hardware import ClusterHardware
 from seqplan.costs.analytic.memory import PARAMETER_BYTES
 from seqplan.costs.analytic.stacks import DEFAULT_STACK
 from seqplan.costs.derived.expected_error import add_expected_error

@@ -13,8 +13,8 @@ from typing import Any
 
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
-from seqplan.costs.analytic.devices import DEVICES
-from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.analytic.gpus.devices import DEVICES
+from seqplan.costs.analytic.gpus.hardware import ClusterHardware
 from seqplan.costs.derived.expected_error import describe_expected_error, describe_expert_error
 from seqplan.costs.derived.model_profiles import list_schemes
 from seqplan.costs.model_files.listed_models import MODELS

@@ -12,8 +12,8 @@ import numpy as np
 
 from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
-from seqplan.costs.analytic.devices import find_device
-from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.analytic.gpus.devices import find_device
+from seqplan.costs.analytic.gpus.hardware import ClusterHardware
 from seqplan.costs.fit.latency_fit import Observed
 from seqplan.costs.fit.refit import refit
 from seqplan.costs.latency import Latency

@@ -16,14 +16,14 @@ from seqplan.planner.balance.micro_batch import check_lengths, host_micro_batch
 from seqplan.planner.balance.micro_batch_counts import MicroBatches
 from seqplan.planner.balance.mode import Mode
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps
-from seqplan.planner.lockstep.filler import MicroStepsFiller
-from seqplan.planner.lockstep.micro_step_bounds import (
+from seqplan.planner.lockstep.bounds.micro_step_bounds import (
     Sequences,
     fewest_of_one_degree,
     one_degree_bound_ms,
 )
-from seqplan.planner.lockstep.search import SearchSettings, Start, common_target, search
+from seqplan.planner.lockstep.filling.filled_micro_steps import FilledMicroSteps
+from seqplan.planner.lockstep.filling.filler import MicroStepsFiller
+from seqplan.planner.lockstep.filling.search import SearchSettings, Start, common_target, search
 from seqplan.planner.placement.fleet import PipelineClass
 
 SETTINGS = SearchSettings(extra=1, improved=0, fills=0)

@@ -18,15 +18,15 @@ from seqplan.planner.balance.free import plan_free
 from seqplan.planner.balance.micro_batch_counts import MicroBatches, pad_counts
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.bounds.gpu_time import cheap_bound_ms, gpu_time_bound_ms
-from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps
-from seqplan.planner.lockstep.micro_step_bounds import (
+from seqplan.planner.lockstep.bounds.micro_step_bounds import (
     Sequences,
     fewest_micro_steps,
     fewest_of_one_degree,
     micro_steps_bound_ms,
     one_degree_bound_ms,
 )
-from seqplan.planner.lockstep.one_degree import plan_one_degree
+from seqplan.planner.lockstep.filling.filled_micro_steps import FilledMicroSteps
+from seqplan.planner.lockstep.filling.one_degree import plan_one_degree
 from seqplan.planner.placement.fleet import Bin, ClassMode, PipelineClass
 from seqplan.planner.placement.slowdown import Slowdown, slow_down
 

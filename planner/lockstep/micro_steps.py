@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from seqplan.planner.lockstep.busy_ranks import Group
-from seqplan.planner.lockstep.micro_step_bounds import in_stages_ms
+from seqplan.planner.lockstep.bounds.micro_step_bounds import in_stages_ms
+from seqplan.planner.lockstep.filling.busy_ranks import Group
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.plans.scheme import Scheme
 

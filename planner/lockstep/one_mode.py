@@ -9,10 +9,7 @@ from math import ceil, inf
 
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.lockstep.busy_ranks import BusyRanks, Group
-from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps
-from seqplan.planner.lockstep.filler import MicroStepsFiller
-from seqplan.planner.lockstep.micro_step_bounds import (
+from seqplan.planner.lockstep.bounds.micro_step_bounds import (
     Sequences,
     fewest_micro_steps,
     fewest_of_one_degree,
@@ -21,10 +18,13 @@ from seqplan.planner.lockstep.micro_step_bounds import (
     one_degree_bound_ms,
     stage_class,
 )
+from seqplan.planner.lockstep.filling.busy_ranks import BusyRanks, Group
+from seqplan.planner.lockstep.filling.filled_micro_steps import FilledMicroSteps
+from seqplan.planner.lockstep.filling.filler import MicroStepsFiller
+from seqplan.planner.lockstep.filling.one_degree import plan_one_degree
+from seqplan.planner.lockstep.filling.search import SearchSettings, TargetFiller, search
+from seqplan.planner.lockstep.filling.two_micro_steps import TwoMicroSteps
 from seqplan.planner.lockstep.micro_steps import MicroStep, MicroSteps
-from seqplan.planner.lockstep.one_degree import plan_one_degree
-from seqplan.planner.lockstep.search import SearchSettings, TargetFiller, search
-from seqplan.planner.lockstep.two_micro_steps import TwoMicroSteps
 from seqplan.planner.placement.dominance import drop_dominated
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.plans.scheme import Scheme

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.lockstep.micro_step_bounds import (
+from seqplan.planner.lockstep.bounds.micro_step_bounds import (
     fewest_micro_steps,
     micro_steps_bound_ms,
     stage_class,

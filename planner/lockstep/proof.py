@@ -28,10 +28,13 @@ from itertools import count
 from math import inf
 
 from seqplan.planner.batches.batch import Batch
+from seqplan.planner.lockstep.bounds.micro_step_bounds import (
+    fewest_micro_steps,
+    micro_steps_bound_ms,
+)
+from seqplan.planner.lockstep.bounds.micro_step_prices import Prices, refutes, solve
+from seqplan.planner.lockstep.bounds.micro_step_program import MicroStepProgram, Pool, ShareTables
 from seqplan.planner.lockstep.cells import Cell
-from seqplan.planner.lockstep.micro_step_bounds import fewest_micro_steps, micro_steps_bound_ms
-from seqplan.planner.lockstep.micro_step_prices import Prices, refutes, solve
-from seqplan.planner.lockstep.micro_step_program import MicroStepProgram, Pool, ShareTables
 from seqplan.planner.lockstep.micro_steps import MicroSteps
 
 

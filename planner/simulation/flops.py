@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from seqplan.costs.analytic.estimate import model_flops as flops_of_sizes
-from seqplan.costs.analytic.profiled_device import hardware_of
+from seqplan.costs.analytic.gpus.profiled_device import hardware_of
 from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profile import Profile
 

@@ -23,11 +23,11 @@ from seqplan.planner.placement.assembly import (
     floor_us,
     with_bound,
 )
-from seqplan.planner.placement.assign_shapes import SizedClass
 from seqplan.planner.placement.dispatch import dispatch
 from seqplan.planner.placement.fill import Filler, Placement
-from seqplan.planner.placement.fill_shapes import fill_shapes
 from seqplan.planner.placement.fleet import Fleet, Models, PipelineClass
+from seqplan.planner.placement.shapes.assign_shapes import SizedClass
+from seqplan.planner.placement.shapes.fill_shapes import fill_shapes
 from seqplan.planner.placement.slowdown import make_fleet_of
 from seqplan.planner.problem import PlanningOptions, PlanningProblem
 from seqplan.planner.step.selection import select_within

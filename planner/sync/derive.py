@@ -33,12 +33,12 @@ from dataclasses import dataclass
 from math import exp, log
 from statistics import mean
 
-from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.estimate import OPTIMIZER_MOVED_BYTES
-from seqplan.costs.analytic.hardware import LINK_EFFICIENCY, ClusterHardware, Hardware
-from seqplan.costs.analytic.kernels import memory_ms
-from seqplan.costs.analytic.links import Group, rank_latency_ms, ring_collective_ms
-from seqplan.costs.analytic.profiled_device import hardware_of
+from seqplan.costs.analytic.gpus.devices import DEVICES
+from seqplan.costs.analytic.gpus.hardware import LINK_EFFICIENCY, ClusterHardware, Hardware
+from seqplan.costs.analytic.gpus.kernels import memory_ms
+from seqplan.costs.analytic.gpus.links import Group, rank_latency_ms, ring_collective_ms
+from seqplan.costs.analytic.gpus.profiled_device import hardware_of
 from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profile import Profile
 from seqplan.planner.sync.times import Layout, LayoutSyncTimes, layout_text, layouts_of

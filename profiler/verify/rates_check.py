@@ -13,10 +13,15 @@ from dataclasses import replace
 
 import torch
 
-from seqplan.costs.analytic.attention_rates import RATES
-from seqplan.costs.analytic.devices import DEVICES
-from seqplan.costs.analytic.hardware import Hardware
-from seqplan.costs.analytic.kernels import BACKWARD_FLOPS, attention_kernel_ms, matmul_ms, memory_ms
+from seqplan.costs.analytic.gpus.attention_rates import RATES
+from seqplan.costs.analytic.gpus.devices import DEVICES
+from seqplan.costs.analytic.gpus.hardware import Hardware
+from seqplan.costs.analytic.gpus.kernels import (
+    BACKWARD_FLOPS,
+    attention_kernel_ms,
+    matmul_ms,
+    memory_ms,
+)
 from seqplan.profiler.verify.results import Figure
 from seqplan.profiler.verify.settings import VerifySettings
 from seqplan.runtime.sequence_parallel.kernels import Attended, Piece, Scores

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seqplan.costs.analytic.hardware import Hardware
+from seqplan.costs.analytic.gpus.hardware import Hardware
 from seqplan.costs.model_files.listed_models import MODELS
 from seqplan.costs.model_sizes import SIZES, ModelSizes
 from seqplan.profiler.measure.bench import Bench

@@ -15,7 +15,7 @@ from seqplan.integrations.degree_costs import (
 )
 from seqplan.integrations.megatron import _alignment
 from seqplan.integrations.megatron_groups import list_chains, plan_chains
-from seqplan.planner.lockstep.rank_groups import plan_groups
+from seqplan.planner.lockstep.filling.rank_groups import plan_groups
 
 
 def test_degrees_are_powers_of_two_that_divide_and_the_whole() -> None:

@@ -9,7 +9,7 @@ from seqplan import Batch, Scheme
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.lockstep.micro_step_bounds import stage_class
+from seqplan.planner.lockstep.bounds.micro_step_bounds import stage_class
 from seqplan.plans.plan import Provenance
 
 PLANNER = Provenance("0", 0, "sha256:0", None)

@@ -11,8 +11,8 @@ from functools import partial
 from cases import Result, run
 
 from seqplan.costs.analytic.deployment import Deployment
-from seqplan.costs.analytic.devices import DEVICES
-from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.analytic.gpus.devices import DEVICES
+from seqplan.costs.analytic.gpus.hardware import ClusterHardware
 from seqplan.costs.analytic.memory import LOGIT_BYTES, layer_activation_bytes, state_bytes
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.scheme import Scheme

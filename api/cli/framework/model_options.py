@@ -17,7 +17,7 @@ from seqplan.api.cli.framework.options import add_option, as_argument, number, p
 if TYPE_CHECKING:
     from seqplan.costs.analytic.deployment import Deployment
     from seqplan.costs.analytic.expert_parallel import ExpertParallelism
-    from seqplan.costs.analytic.hardware import ClusterHardware
+    from seqplan.costs.analytic.gpus.hardware import ClusterHardware
     from seqplan.costs.model_sizes import ModelSizes
     from seqplan.plans.scheme import Scheme
 
@@ -89,7 +89,7 @@ def name_part(named: str) -> str:
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Add ``--hardware``, ``--nodes`` and ``--gpus-per-node``."""
-    from seqplan.costs.analytic.devices import DEVICES
+    from seqplan.costs.analytic.gpus.devices import DEVICES
 
     group = parser.add_argument_group("cluster")
     add = partial(add_option, group)
@@ -104,8 +104,8 @@ def add_cluster(parser: argparse.ArgumentParser) -> None:
 
 def cluster_of(args: argparse.Namespace) -> ClusterHardware:
     """Return the requested cluster; ``ValueError`` for unknown hardware or a bandwidth of 0."""
-    from seqplan.costs.analytic.hardware import ClusterHardware
-    from seqplan.costs.analytic.hardware_file import find_hardware
+    from seqplan.costs.analytic.gpus.hardware import ClusterHardware
+    from seqplan.costs.analytic.gpus.hardware_file import find_hardware
 
     hardware = find_hardware(args.hardware, "--hardware")
     return ClusterHardware(hardware, args.nodes, args.gpus_per_node or hardware.gpus_per_node)

@@ -70,8 +70,8 @@ def _profile_of_model(
 ) -> tuple[Profile, str]:
     """Return a measured profile that ships, or derive one; and a line on which it is."""
     from seqplan.api.cli.framework.model_options import name_part, sizes_of
-    from seqplan.costs.analytic.hardware import ClusterHardware
-    from seqplan.costs.analytic.hardware_file import find_hardware
+    from seqplan.costs.analytic.gpus.hardware import ClusterHardware
+    from seqplan.costs.analytic.gpus.hardware_file import find_hardware
     from seqplan.costs.analytic.stacks import DEFAULT_STACK
     from seqplan.costs.derived.model_profiles import derive_model_profile
     from seqplan.costs.model_files.listed_models import MODELS

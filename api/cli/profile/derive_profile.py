@@ -16,7 +16,7 @@ from seqplan.api.cli.framework.output import check_output, count_of, write_profi
 from seqplan.costs.analytic.complete import complete
 from seqplan.costs.analytic.deployment import LOSSES
 from seqplan.costs.analytic.derive import derive_profile
-from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.analytic.gpus.hardware import ClusterHardware
 from seqplan.costs.derived.expected_error import add_expected_error
 from seqplan.costs.derived.model_profiles import OFFLOADING, list_schemes
 from seqplan.costs.model_sizes import ModelShape

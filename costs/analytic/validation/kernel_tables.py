@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from seqplan.costs.analytic.devices import DEVICES
-from seqplan.costs.analytic.kernels import BACKWARD_FLOPS, attention_kernel_ms
+from seqplan.costs.analytic.gpus.devices import DEVICES
+from seqplan.costs.analytic.gpus.kernels import BACKWARD_FLOPS, attention_kernel_ms
 from seqplan.costs.analytic.validation.published import read_published
 from seqplan.costs.analytic.validation.table_check import TableCheck, ValidatedRow, make_check
 

@@ -7,8 +7,8 @@ from math import inf
 from typing import Any
 
 from seqplan.costs.analytic.deployment import Deployment
-from seqplan.costs.analytic.devices import DEVICES
-from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.analytic.gpus.devices import DEVICES
+from seqplan.costs.analytic.gpus.hardware import ClusterHardware
 from seqplan.costs.analytic.memory import count_host_bytes, peak_bytes, usable_bytes
 from seqplan.costs.analytic.validation.published import list_rows, read_published
 from seqplan.costs.analytic.validation.table_check import TableCheck, ValidatedRow, make_check

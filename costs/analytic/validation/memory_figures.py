@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from seqplan.costs.analytic.deployment import Deployment
-from seqplan.costs.analytic.devices import DEVICES
-from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.analytic.gpus.devices import DEVICES
+from seqplan.costs.analytic.gpus.hardware import ClusterHardware
 from seqplan.costs.analytic.memory import peak_bytes, verdict
 from seqplan.costs.analytic.validation.published import list_rows, read_published
 from seqplan.costs.analytic.validation.table_check import TableCheck, ValidatedRow, make_check

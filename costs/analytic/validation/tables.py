@@ -12,11 +12,11 @@ from typing import Any
 
 from seqplan.costs.analytic.attention import PERMUTE_PASSES, attention_ms
 from seqplan.costs.analytic.deployment import Deployment
-from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.estimate import Load, estimate, model_flops
-from seqplan.costs.analytic.hardware import ClusterHardware
-from seqplan.costs.analytic.kernels import memory_ms
-from seqplan.costs.analytic.links import Group, all_to_all_ms
+from seqplan.costs.analytic.gpus.devices import DEVICES
+from seqplan.costs.analytic.gpus.hardware import ClusterHardware
+from seqplan.costs.analytic.gpus.kernels import memory_ms
+from seqplan.costs.analytic.gpus.links import Group, all_to_all_ms
 from seqplan.costs.analytic.memory import activation_bytes_per_token, state_bytes
 from seqplan.costs.analytic.terms import stage_terms
 from seqplan.costs.analytic.validation.expert_runs import expert_checks

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from seqplan.costs.analytic.deployment import Deployment
-from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.estimate import Estimate, Load, estimate
-from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.analytic.gpus.devices import DEVICES
+from seqplan.costs.analytic.gpus.hardware import ClusterHardware
 from seqplan.costs.analytic.validation.published import read_published, sizes_of
 from seqplan.costs.analytic.validation.published_runs import bridge_rows, run_checks
 from seqplan.costs.analytic.validation.table_check import TableCheck, ValidatedRow, make_check

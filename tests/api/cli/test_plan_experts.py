@@ -11,8 +11,8 @@ from command_line import call, succeeded
 from expert_profiles import make_expert_profile
 
 from seqplan import Batch, Infeasible, Profile, Scheme, StepPlanner, Workload
-from seqplan.costs.analytic.devices import DEVICES
-from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.analytic.gpus.devices import DEVICES
+from seqplan.costs.analytic.gpus.hardware import ClusterHardware
 from seqplan.costs.derived.model_profiles import derive_model_profile, list_expert_degrees
 from seqplan.costs.model_files.listed_models import MODELS
 from seqplan.costs.model_sizes import ModelSizes

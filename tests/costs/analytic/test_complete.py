@@ -11,8 +11,8 @@ from deployments import SCHEMES, deploy, profile_of, read_terms
 from seqplan import Profile, Scheme
 from seqplan.costs.analytic.complete import complete
 from seqplan.costs.analytic.derive import derive_profile
-from seqplan.costs.analytic.devices import DEVICES
-from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.analytic.gpus.devices import DEVICES
+from seqplan.costs.analytic.gpus.hardware import ClusterHardware
 from seqplan.costs.analytic.terms import stage_terms
 from seqplan.costs.model_files.listed_models import MODELS
 from seqplan.costs.model_sizes import ModelSizes

@@ -9,10 +9,10 @@ from deployments import SCHEMES, deploy, profile_of, read_terms
 
 from seqplan import Scheme
 from seqplan.costs.analytic.derive import derive_profile
-from seqplan.costs.analytic.devices import DEVICES
-from seqplan.costs.analytic.hardware_file import read_hardware
+from seqplan.costs.analytic.gpus.devices import DEVICES
+from seqplan.costs.analytic.gpus.hardware_file import read_hardware
+from seqplan.costs.analytic.gpus.profiled_device import hardware_of
 from seqplan.costs.analytic.memory import peak_bytes, usable_bytes
-from seqplan.costs.analytic.profiled_device import hardware_of
 from seqplan.costs.analytic.rederive import rederive_profile
 
 DEPLOYMENT = deploy("llama-7b")

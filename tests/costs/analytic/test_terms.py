@@ -8,11 +8,11 @@ from deployments import LLAMA_7B as LLAMA
 from deployments import deploy, read_terms
 
 from seqplan.costs.analytic.deployment import Deployment
-from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.estimate import Load, estimate, model_flops, problem
-from seqplan.costs.analytic.hardware import ClusterHardware
-from seqplan.costs.analytic.kernels import attention_kernel_ms, matmul_ms
-from seqplan.costs.analytic.links import (
+from seqplan.costs.analytic.gpus.devices import DEVICES
+from seqplan.costs.analytic.gpus.hardware import ClusterHardware
+from seqplan.costs.analytic.gpus.kernels import attention_kernel_ms, matmul_ms
+from seqplan.costs.analytic.gpus.links import (
     Group,
     all_to_all_ms,
     placement,

@@ -7,13 +7,13 @@ from deployments import LLAMA3_8B as LLAMA
 from deployments import deploy, read_terms
 
 from seqplan.costs.analytic.attention import attention_ms
-from seqplan.costs.analytic.attention_rates import RATES, rate_of
 from seqplan.costs.analytic.derive import derive_profile
-from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.estimate import Load, estimate, problem
-from seqplan.costs.analytic.hardware import ClusterHardware, Hardware
-from seqplan.costs.analytic.kernels import BACKWARD_FLOPS, attention_kernel_ms, matmul_ms
-from seqplan.costs.analytic.links import Group, rank_latency_ms, ring_collective_ms
+from seqplan.costs.analytic.gpus.attention_rates import RATES, rate_of
+from seqplan.costs.analytic.gpus.devices import DEVICES
+from seqplan.costs.analytic.gpus.hardware import ClusterHardware, Hardware
+from seqplan.costs.analytic.gpus.kernels import BACKWARD_FLOPS, attention_kernel_ms, matmul_ms
+from seqplan.costs.analytic.gpus.links import Group, rank_latency_ms, ring_collective_ms
 from seqplan.costs.analytic.memory import count_transient_bytes, layer_activation_bytes, verdict
 from seqplan.costs.model_sizes import ModelSizes
 from seqplan.plans.scheme import Scheme

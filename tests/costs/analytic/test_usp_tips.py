@@ -7,9 +7,9 @@ from deployments import LLAMA_7B as LLAMA
 from deployments import deploy, read_terms
 
 from seqplan.costs.analytic.deployment import Deployment
-from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.estimate import Estimate, Load, estimate, problem
-from seqplan.costs.analytic.hardware import ClusterHardware
+from seqplan.costs.analytic.gpus.devices import DEVICES
+from seqplan.costs.analytic.gpus.hardware import ClusterHardware
 from seqplan.plans.scheme import Scheme
 
 NODE = deploy(LLAMA, nodes=1)

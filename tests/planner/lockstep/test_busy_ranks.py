@@ -2,7 +2,7 @@
 
 import pytest
 
-from seqplan.planner.lockstep.busy_ranks import BusyRanks
+from seqplan.planner.lockstep.filling.busy_ranks import BusyRanks
 from seqplan.planner.placement.fleet import PipelineClass
 
 

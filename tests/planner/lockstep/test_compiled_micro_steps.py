@@ -7,10 +7,10 @@ import pytest
 from instances import add_modes, batch_of
 from native_extension import compiled, compute_both, measure_growth
 
-from seqplan.planner.lockstep.filler import Begun, MicroStepsFiller
-from seqplan.planner.lockstep.micro_step_bounds import Sequences
-from seqplan.planner.lockstep.search import common_target, improve_targets
-from seqplan.planner.lockstep.two_micro_steps import TwoMicroSteps
+from seqplan.planner.lockstep.bounds.micro_step_bounds import Sequences
+from seqplan.planner.lockstep.filling.filler import Begun, MicroStepsFiller
+from seqplan.planner.lockstep.filling.search import common_target, improve_targets
+from seqplan.planner.lockstep.filling.two_micro_steps import TwoMicroSteps
 from seqplan.planner.placement.fill import fill_kernel
 from seqplan.planner.placement.fleet import PipelineClass
 

@@ -7,7 +7,7 @@ from step_lengths import CODE
 
 from seqplan import Cost
 from seqplan.integrations.degree_costs import by_degree, ring_costs
-from seqplan.planner.lockstep.rank_groups import plan_groups
+from seqplan.planner.lockstep.filling.rank_groups import plan_groups
 
 CAPACITY = 8_192
 RING_MS = (None, 5.0, 25.0)

@@ -21,15 +21,19 @@ from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.lockstep.assemble import assemble_micro_steps
-from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps
-from seqplan.planner.lockstep.filler import Begun, MicroStepsFiller
-from seqplan.planner.lockstep.micro_step_bounds import Sequences, micro_steps_bound_ms, stage_class
+from seqplan.planner.lockstep.bounds.micro_step_bounds import (
+    Sequences,
+    micro_steps_bound_ms,
+    stage_class,
+)
+from seqplan.planner.lockstep.filling.filled_micro_steps import FilledMicroSteps
+from seqplan.planner.lockstep.filling.filler import Begun, MicroStepsFiller
+from seqplan.planner.lockstep.filling.search import _least_rest, _limit
 from seqplan.planner.lockstep.plan_micro_steps import (
     list_choices,
     plan_best_choice,
     plan_micro_steps,
 )
-from seqplan.planner.lockstep.search import _least_rest, _limit
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.plans.lint import lint
 

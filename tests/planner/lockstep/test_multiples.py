@@ -11,7 +11,7 @@ from seqplan import Batch, Cost, Scheme, balance
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.costs.shipped.catalogue import load_shipped
-from seqplan.planner.lockstep.micro_step_bounds import stage_class
+from seqplan.planner.lockstep.bounds.micro_step_bounds import stage_class
 from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
 from seqplan.planner.placement.fleet import PipelineClass
 

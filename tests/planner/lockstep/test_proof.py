@@ -11,7 +11,7 @@ from step_lengths import draw_clipped
 
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.lockstep.micro_step_program import PLACES, _count_places
+from seqplan.planner.lockstep.bounds.micro_step_program import PLACES, _count_places
 from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
 from seqplan.planner.lockstep.proof import CLOSE, QUICK, ProofSettings, prove_micro_steps
 

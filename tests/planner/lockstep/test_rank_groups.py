@@ -11,7 +11,7 @@ from step_lengths import CODE
 
 from seqplan.costs.latency import Latency
 from seqplan.integrations.degree_costs import by_degree, ring_costs
-from seqplan.planner.lockstep.rank_groups import GroupedMicroSteps, plan_groups
+from seqplan.planner.lockstep.filling.rank_groups import GroupedMicroSteps, plan_groups
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.simulation.one_f_one_b import simulate_ms
 

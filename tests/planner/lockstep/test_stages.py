@@ -9,7 +9,7 @@ from seqplan import Batch, Scheme
 from seqplan.costs.latency import Latency
 from seqplan.costs.scheme_model import SchemeModel
 from seqplan.planner.lockstep.assemble import assemble_micro_steps
-from seqplan.planner.lockstep.micro_step_bounds import in_stages_ms
+from seqplan.planner.lockstep.bounds.micro_step_bounds import in_stages_ms
 from seqplan.planner.lockstep.plan_micro_steps import plan_micro_steps
 from seqplan.planner.simulation.one_f_one_b import simulate_ms
 from seqplan.planner.simulation.timeline import pipelines_timeline, simulate_plan_ms

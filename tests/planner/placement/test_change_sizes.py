@@ -8,11 +8,11 @@ import pytest
 from native_extension import compiled, compute_both
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.placement.assign_shapes import SizedClass, assign_sizes
-from seqplan.planner.placement.change_sizes import change_sizes
-from seqplan.planner.placement.exchange_sized import SizedBatches
 from seqplan.planner.placement.fill import fill_kernel
 from seqplan.planner.placement.fleet import ClassMode, PipelineClass
+from seqplan.planner.placement.shapes.assign_shapes import SizedClass, assign_sizes
+from seqplan.planner.placement.shapes.change_sizes import change_sizes
+from seqplan.planner.placement.shapes.exchange_sized import SizedBatches
 
 MODES = (ClassMode(8e-4, 0.08, 2.0, 900), ClassMode(1e-3, 0.1, 2.0, 1_500))
 SIZES = (300, 500, 900, 1_500)

@@ -8,8 +8,8 @@ import pytest
 from native_extension import compiled, compute_both
 
 from seqplan.planner.placement.draws import Draws
-from seqplan.planner.placement.exchange_sized import NOTHING, SizedBatches, exchange_sized
 from seqplan.planner.placement.fill import fill_kernel
+from seqplan.planner.placement.shapes.exchange_sized import NOTHING, SizedBatches, exchange_sized
 
 
 def make_batches(seed: int) -> SizedBatches:

@@ -21,9 +21,9 @@ from seqplan import (
     to_json,
 )
 from seqplan.costs.fit.measurements import measurable
-from seqplan.planner.placement.assign_shapes import SizedClass
-from seqplan.planner.placement.fill_shapes import fill_shapes
 from seqplan.planner.placement.fleet import ClassMode, PipelineClass
+from seqplan.planner.placement.shapes.assign_shapes import SizedClass
+from seqplan.planner.placement.shapes.fill_shapes import fill_shapes
 from seqplan.planner.step.check_bounds import find_unproven
 from seqplan.planner.step.shapes_planner import ShapesPlanner, count_padded_tokens
 from seqplan.plans.lint import lint

@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks.sync import predict_runs
 from seqplan import Profile, Scheme, Strategy
-from seqplan.costs.analytic.devices import DEVICES
 from seqplan.costs.analytic.estimate import OPTIMIZER_MOVED_BYTES
-from seqplan.costs.analytic.hardware import HBM_EFFICIENCY, LINK_EFFICIENCY
+from seqplan.costs.analytic.gpus.devices import DEVICES
+from seqplan.costs.analytic.gpus.hardware import HBM_EFFICIENCY, LINK_EFFICIENCY
 from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.shipped.catalogue import list_shipped, load_shipped
 from seqplan.planner.proposal.proposal_sync import choose_proposal_sync

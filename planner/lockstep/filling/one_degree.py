@@ -13,16 +13,16 @@ from math import ceil
 
 import numpy as np
 
-from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps
-from seqplan.planner.lockstep.filler import MicroStepsFiller
-from seqplan.planner.lockstep.longest_first import LongestFirst
-from seqplan.planner.lockstep.micro_step_bounds import (
+from seqplan.planner.lockstep.bounds.micro_step_bounds import (
     Sequences,
     fewest_of_one_degree,
     one_degree_bound_ms,
 )
-from seqplan.planner.lockstep.rank_speeds import SpeedsFiller, speeds_bound_ms
-from seqplan.planner.lockstep.search import (
+from seqplan.planner.lockstep.filling.filled_micro_steps import FilledMicroSteps
+from seqplan.planner.lockstep.filling.filler import MicroStepsFiller
+from seqplan.planner.lockstep.filling.longest_first import LongestFirst
+from seqplan.planner.lockstep.filling.rank_speeds import SpeedsFiller, speeds_bound_ms
+from seqplan.planner.lockstep.filling.search import (
     Improve,
     SearchSettings,
     Start,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from seqplan.costs.analytic.hardware import BRIDGE_FLOWS, LINK_EFFICIENCY, ClusterHardware
+from seqplan.costs.analytic.gpus.hardware import BRIDGE_FLOWS, LINK_EFFICIENCY, ClusterHardware
 from seqplan.plans.scheme import Scheme
 
 Floats = npt.NDArray[np.float64]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from seqplan.costs.analytic.devices import DEVICES
-from seqplan.costs.analytic.hardware import Hardware
+from seqplan.costs.analytic.gpus.devices import DEVICES
+from seqplan.costs.analytic.gpus.hardware import Hardware
 from seqplan.costs.device_values import DEVICE_VALUES
 from seqplan.costs.profile import Profile
 

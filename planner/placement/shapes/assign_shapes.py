@@ -11,9 +11,9 @@ from math import ceil, floor
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.placement.exchange_sized import NOTHING
 from seqplan.planner.placement.fill import kernel_state
 from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass
+from seqplan.planner.placement.shapes.exchange_sized import NOTHING
 
 CHOSEN_FREELY = 3
 """Micro-batches of a pipeline whose sizes are free; any others have the cheapest for a token."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seqplan.costs.analytic.attention_rates import AttentionRate, rate_of
+from seqplan.costs.analytic.gpus.attention_rates import AttentionRate, rate_of
 from seqplan.plans.percent import percent
 
 GIB = 2**30

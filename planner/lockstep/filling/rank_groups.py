@@ -14,18 +14,18 @@ from math import ceil
 
 from seqplan.costs.latency import Latency
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.lockstep.busy_ranks import BusyRanks, Group
-from seqplan.planner.lockstep.few_groups import FEW, FewGroups
-from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps
-from seqplan.planner.lockstep.filler import MicroStepsFiller
-from seqplan.planner.lockstep.micro_step_bounds import (
+from seqplan.planner.lockstep.bounds.micro_step_bounds import (
     Sequences,
     fewest_micro_steps,
     in_stages_ms,
     micro_steps_bound_ms,
     one_by_one_bound_ms,
 )
-from seqplan.planner.lockstep.search import SearchSettings, TargetFiller, search
+from seqplan.planner.lockstep.filling.busy_ranks import BusyRanks, Group
+from seqplan.planner.lockstep.filling.few_groups import FEW, FewGroups
+from seqplan.planner.lockstep.filling.filled_micro_steps import FilledMicroSteps
+from seqplan.planner.lockstep.filling.filler import MicroStepsFiller
+from seqplan.planner.lockstep.filling.search import SearchSettings, TargetFiller, search
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.simulation.one_f_one_b import order_micro_batches
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.lockstep.busy_ranks import Group
-from seqplan.planner.lockstep.micro_step_bounds import in_stages_ms
+from seqplan.planner.lockstep.bounds.micro_step_bounds import in_stages_ms
+from seqplan.planner.lockstep.filling.busy_ranks import Group
 from seqplan.planner.placement.fill import AnyPlacement, PackedPlacement
 from seqplan.planner.placement.fleet import Bin
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from seqplan.planner.lockstep.filled_micro_steps import ClassGroups, FilledMicroSteps
-from seqplan.planner.lockstep.micro_step_bounds import Sequences
-from seqplan.planner.lockstep.search import Start
+from seqplan.planner.lockstep.bounds.micro_step_bounds import Sequences
+from seqplan.planner.lockstep.filling.filled_micro_steps import ClassGroups, FilledMicroSteps
+from seqplan.planner.lockstep.filling.search import Start
 from seqplan.planner.placement.fleet import PipelineClass
 from seqplan.planner.placement.least_loaded import Loaded, assign_to_least_loaded
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from seqplan.planner.lockstep.busy_ranks import BusyRanks, Group
+from seqplan.planner.lockstep.filling.busy_ranks import BusyRanks, Group
 from seqplan.planner.placement.fleet import PipelineClass
 
 MOST_SETS, MOST_TRIED = 40, 240

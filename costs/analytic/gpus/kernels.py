@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from seqplan.costs.analytic.hardware import HBM_EFFICIENCY, Hardware
+from seqplan.costs.analytic.gpus.hardware import HBM_EFFICIENCY, Hardware
 
 Floats = npt.NDArray[np.float64]
 

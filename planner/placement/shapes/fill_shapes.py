@@ -13,17 +13,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from seqplan.planner.batches.batch import Batch
-from seqplan.planner.placement.assign_shapes import (
+from seqplan.planner.placement.draws import Draws
+from seqplan.planner.placement.fleet import Floats, Ints
+from seqplan.planner.placement.shapes.assign_shapes import (
     SPREAD,
     MicroBatches,
     SizedClass,
     Sizes,
     assign_sizes,
 )
-from seqplan.planner.placement.change_sizes import change_sizes
-from seqplan.planner.placement.draws import Draws
-from seqplan.planner.placement.exchange_sized import NOTHING, SizedBatches, exchange_sized
-from seqplan.planner.placement.fleet import Floats, Ints
+from seqplan.planner.placement.shapes.change_sizes import change_sizes
+from seqplan.planner.placement.shapes.exchange_sized import NOTHING, SizedBatches, exchange_sized
 
 STARTS = ((4e-3, 1e-3), (4e-3, 3e-3), (4e-3, 5e-3), (8e-3, 2e-3))
 """Tried each: the time limit over that of free sizes, and the share of the tokens that the sizes

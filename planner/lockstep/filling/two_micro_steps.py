@@ -13,8 +13,8 @@ from math import prod
 
 import numpy as np
 
-from seqplan.planner.lockstep.filled_micro_steps import ClassGroups, FilledMicroSteps
-from seqplan.planner.lockstep.filler import MicroStepsFiller, find_first_left
+from seqplan.planner.lockstep.filling.filled_micro_steps import ClassGroups, FilledMicroSteps
+from seqplan.planner.lockstep.filling.filler import MicroStepsFiller, find_first_left
 from seqplan.planner.placement.fill import AnyPlacement
 from seqplan.planner.placement.fleet import Floats
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from seqplan.planner.bounds.linear_program import Block, minimize
 from seqplan.planner.bounds.resources import ROUNDING
-from seqplan.planner.lockstep.micro_step_program import RESOURCES, MicroStepProgram
+from seqplan.planner.lockstep.bounds.micro_step_program import RESOURCES, MicroStepProgram
 from seqplan.planner.placement.fleet import Floats, Ints
 
 LEAST_LEFT_OVER = 1e-7

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from seqplan.costs.analytic.devices import DEVICES, find_device
-from seqplan.costs.analytic.hardware import GIB, Hardware
-from seqplan.costs.analytic.profiled_device import replace_values
+from seqplan.costs.analytic.gpus.devices import DEVICES, find_device
+from seqplan.costs.analytic.gpus.hardware import GIB, Hardware
+from seqplan.costs.analytic.gpus.profiled_device import replace_values
 from seqplan.costs.model_files.description_file import (
     SUFFIXES,
     check_fields,

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from seqplan.planner.placement.assign_shapes import SPREAD, MicroBatches, SizedClass, Sizes
-from seqplan.planner.placement.exchange_sized import ABOVE_ALL, NOTHING, SizedBatches
 from seqplan.planner.placement.fill import kernel_state
 from seqplan.planner.placement.fleet import Ints
+from seqplan.planner.placement.shapes.assign_shapes import SPREAD, MicroBatches, SizedClass, Sizes
+from seqplan.planner.placement.shapes.exchange_sized import ABOVE_ALL, NOTHING, SizedBatches
 
 MOST_PACKED = 12
 """Choices of sizes at most that a pipeline's sequences are packed into."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
 
-from seqplan.planner.lockstep.busy_ranks import Group
-from seqplan.planner.lockstep.micro_step_bounds import in_stages_ms
-from seqplan.planner.lockstep.one_micro_step import OneMicroStep
+from seqplan.planner.lockstep.bounds.micro_step_bounds import in_stages_ms
+from seqplan.planner.lockstep.filling.busy_ranks import Group
+from seqplan.planner.lockstep.filling.one_micro_step import OneMicroStep
 from seqplan.planner.placement.fleet import PipelineClass
 
 FEW = 96

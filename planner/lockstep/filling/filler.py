@@ -21,8 +21,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from seqplan.planner.lockstep.filled_micro_steps import ClassGroups, FilledMicroSteps
-from seqplan.planner.lockstep.micro_step_bounds import Sequences
+from seqplan.planner.lockstep.bounds.micro_step_bounds import Sequences
+from seqplan.planner.lockstep.filling.filled_micro_steps import ClassGroups, FilledMicroSteps
 from seqplan.planner.placement.fill import AnyPlacement, Fill, FillStarter, PackedPlacement
 from seqplan.planner.placement.fill_tables import FillTables
 from seqplan.planner.placement.fleet import Floats, Ints, PipelineClass

@@ -6,7 +6,7 @@ import re
 from difflib import get_close_matches
 from pathlib import Path
 
-from seqplan.costs.analytic.hardware import Hardware
+from seqplan.costs.analytic.gpus.hardware import Hardware
 from seqplan.costs.model_files.description_file import read_listed
 
 DEVICES: dict[str, Hardware] = {

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Generic, Protocol, TypeVar
 
-from seqplan.planner.lockstep.filled_micro_steps import FilledMicroSteps
-from seqplan.planner.lockstep.filler import Begun, MicroStepsFiller
+from seqplan.planner.lockstep.filling.filled_micro_steps import FilledMicroSteps
+from seqplan.planner.lockstep.filling.filler import Begun, MicroStepsFiller
 
 TOLERANCE = 1e-3
 """Relative width at which a search for a target ends."""

@@ -8,8 +8,8 @@ from math import inf
 
 import numpy as np
 
-from seqplan.planner.lockstep.filler import MicroStepsFiller, Opening
-from seqplan.planner.lockstep.micro_step_bounds import Sequences, one_degree_bound_ms
+from seqplan.planner.lockstep.bounds.micro_step_bounds import Sequences, one_degree_bound_ms
+from seqplan.planner.lockstep.filling.filler import MicroStepsFiller, Opening
 from seqplan.planner.placement.fill import Fill
 from seqplan.planner.placement.fleet import Ints, PipelineClass
 

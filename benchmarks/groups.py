@@ -16,8 +16,10 @@ from seqplan.costs.analytic.deployment import Deployment
 from seqplan.costs.analytic.derive import derive_profile
 from seqplan.costs.analytic.gpus.devices import DEVICES
 from seqplan.costs.analytic.gpus.hardware import ClusterHardware
+from seqplan.costs.derived.model_profiles import derive_model_profile
 from seqplan.costs.model_files.listed_models import MODELS
 from seqplan.costs.model_sizes import ModelSizes
+from seqplan.costs.scheme_rules import MOST_RING, MOST_SHARES
 from seqplan.costs.shipped.catalogue import load_shipped
 from seqplan.integrations.degree_costs import by_degree, ring_costs
 from seqplan.integrations.megatron_groups import plan_chains
@@ -230,6 +232,58 @@ def _compare_divisors(
         gaps.append(best.gap)
     kind = "one by one" if one_each else "packed"
     return source.name, ranks, kind, *spread(ratios), median(gaps), median(times)
+
+
+LARGE_CLUSTERS = (
+    ("llama3-8b", 256, 131_072),
+    ("llama3-8b", 1024, 32_768),
+    ("llama3-8b", 1024, 131_072),
+    ("qwen3-32b", 1024, 131_072),
+    ("llama3-70b", 4096, 131_072),
+)
+"""Model, GPUs and context."""
+
+
+def compare_long_rings(
+    data: Sequence[Data],
+    settings: Sequence[tuple[str, int, int]] = LARGE_CLUSTERS,
+    tokens_a_gpu: int = 3_125,
+    steps: int = 8,
+) -> Output:
+    """Compare long rings over whole nodes with the degrees that are usual on few nodes."""
+    table = Table(
+        "lengths | model, GPUs, context | few nodes' degrees | all | ratio | gap"
+        " | proposal, CPU | step, CPU",
+        "{} | {}, {:,}, {}K | {:.3f} s | {:.3f} s | {:.2f} ({:.2f} to {:.2f}) | {:.1%}"
+        " | {:.0f} and {:.0f} s | {:.2f} and {:.2f} s",
+        title=f"Long rings, derived profiles for h100-80gb, {tokens_a_gpu:,} tokens a GPU",
+    )
+    for source, (model, gpus, context) in product(data, settings):
+        cluster = ClusterHardware(DEVICES["h100-80gb"], gpus // 8, 8)
+        sizes = ModelSizes.from_mapping(MODELS[model])
+        every = derive_model_profile(sizes, cluster, name=model)
+        few = every.keep_schemes(
+            {
+                entry.scheme
+                for entry in every.schemes
+                if entry.scheme.sp <= MOST_SHARES and entry.scheme.ring <= MOST_RING
+            }
+        )
+        where = Workload(gpus, context, tokens_a_gpu * gpus)
+        batches = draw_batches(source, where, steps)
+        planned, proposal_s = [], []
+        for profile in (few, every):
+            proposal, ms = time_cpu(make_proposal, profile, where, source.lengths)
+            planned.append(plan_steps(StepPlanner(proposal).plan, batches))
+            proposal_s.append(ms / 1e3)
+        ratios = planned[0].iterations_ms / planned[1].iterations_ms
+        table.add(
+            *(source.name, model, gpus, context // 1024),
+            *(steps_of.iterations_ms.mean() / 1e3 for steps_of in planned),
+            *(ratios.mean(), ratios.min(), ratios.max(), median(planned[1].gaps)),
+            *(*proposal_s, *(median(steps_of.planning_ms) / 1e3 for steps_of in planned)),
+        )
+    yield table
 
 
 def _derive(name: str, rings: Sequence[int]) -> Profile:

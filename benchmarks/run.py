@@ -34,6 +34,7 @@ BENCHMARKS = {
     "regrouping": "groups.compare_regrouping",
     "window": "groups.compose_windows",
     "degrees": "groups.compare_degrees",
+    "long_rings": "groups.compare_long_rings",
     "lockstep": "groups.bound_lockstep",
     "experts": "experts.compare_degrees",
     "balance": "balancing.balance_ranks",

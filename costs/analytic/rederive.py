@@ -12,11 +12,11 @@ from seqplan.costs.analytic.gpus.hardware import ClusterHardware
 from seqplan.costs.analytic.gpus.profiled_device import hardware_of
 from seqplan.costs.analytic.stacks import DEFAULT_STACK, STACKS
 from seqplan.costs.profile import Profile
-from seqplan.costs.scheme_rules import scheme_problem
+from seqplan.costs.scheme_rules import list_usual_context, scheme_problem
 from seqplan.plans.scheme import Scheme
 
-MOST_SHARES, MOST_STAGES = 16, 2
-"""Degrees of ulysses and ring, and of pp, at most."""
+MOST_STAGES = 2
+"""pp at most."""
 
 
 def rederive_profile(
@@ -49,15 +49,13 @@ def rederive_profile(
     derived = all(entry.origin == "derived" for entry in profile.schemes)
     if not derived or f"{deployment.description}; nothing was measured" not in profile.source:
         return None
-    powers = [2**power for power in range(MOST_SHARES.bit_length())]
     widths = (1,) if zero == 3 else (1, 2, 4, 8)
     stages = (1,) if zero == 3 else (1, MOST_STAGES)
     schemes = [
         scheme
-        for scheme in (Scheme(*degrees) for degrees in product(widths, stages, powers, powers))
+        for tp, pp in product(widths, stages)
+        for scheme in list_usual_context(tp, pp, gpus, profile.gpus_per_node)
         if runs(scheme)
-        and scheme.sp <= MOST_SHARES
-        and scheme.gpus <= gpus
         and scheme_problem(scheme, sizes.shape, gpus_per_node=profile.gpus_per_node) is None
     ]
     document = derive_profile(

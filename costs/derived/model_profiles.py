@@ -14,12 +14,12 @@ from seqplan.costs.analytic.stacks import DEFAULT_STACK
 from seqplan.costs.derived.expected_error import add_expected_error
 from seqplan.costs.model_sizes import ModelShape, ModelSizes
 from seqplan.costs.profile import Profile
-from seqplan.costs.scheme_rules import expert_problem, scheme_problem
+from seqplan.costs.scheme_rules import expert_problem, list_usual_context, scheme_problem
 from seqplan.plans.recomputation import MODES
 from seqplan.plans.scheme import Scheme
 
-MOST_SHARES, MOST_RING, MOST_STAGES = 16, 8, 2
-"""Of a scheme that is derived by default: ulysses·ring, ring and pp at most."""
+MOST_STAGES = 2
+"""pp at most, of a scheme that is derived by default."""
 
 OFFLOADING = ("elementwise+0.5", "elementwise+1")
 """Modes that are derived by default if there is host memory: others gain less from it."""
@@ -44,15 +44,12 @@ def list_schemes(shape: ModelShape, cluster: ClusterHardware, *, zero: int = 1) 
         resident = (PARAMETER_BYTES + 4) * sizes.parameters / (8 * MOST_STAGES)
         if resident > DEEP_FROM * cluster.hardware.memory_bytes:
             most_stages = DEEP_STAGES
-    powers = [2**power for power in range(MOST_SHARES.bit_length())]
     layouts = product((1,), (1,)) if zero == 3 else product((1, 2, 4, 8), (1, 2, 4, 8))
     return [
         scheme
-        for (tp, pp), ulysses, ring in product(layouts, powers, powers)
-        if (scheme := Scheme(tp, pp, ulysses, ring)).sp <= MOST_SHARES
-        and scheme.ring <= MOST_RING
-        and scheme.pp <= (MOST_STAGES if scheme.sp > 1 else most_stages)
-        and scheme.gpus <= cluster.gpus
+        for tp, pp in layouts
+        for scheme in list_usual_context(tp, pp, cluster.gpus, cluster.gpus_per_node)
+        if scheme.pp <= (MOST_STAGES if scheme.sp > 1 else most_stages)
         and scheme.tp * scheme.ulysses <= cluster.gpus_per_node
         and scheme_problem(scheme, shape) is None
     ]

@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Sequence
 from functools import partial
-from itertools import product
 from typing import Any
 
 from seqplan.api.cli.framework import model_options
@@ -21,7 +20,7 @@ from seqplan.costs.derived.expected_error import add_expected_error
 from seqplan.costs.derived.model_profiles import OFFLOADING, list_schemes
 from seqplan.costs.model_sizes import ModelShape
 from seqplan.costs.profile import Profile
-from seqplan.costs.scheme_rules import scheme_problem
+from seqplan.costs.scheme_rules import list_usual_context, scheme_problem
 from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.plans.percent import wrap_text
 from seqplan.plans.recomputation import MODES
@@ -167,28 +166,20 @@ def _schemes(
     return list_schemes(shape, cluster, zero=zero)
 
 
-MOST_STAGES, MOST_RING, MOST_SHARES, MOST_GPUS = 2, 8, 16, 64
-"""Limits of schemes without ``--schemes``: pp, ring, ulysses·ring and GPUs."""
+MOST_STAGES = 2
+"""pp at most, of schemes without ``--schemes``."""
 
 
 def _extend_layouts(
     layouts: Sequence[tuple[int, int]], shape: ModelShape, cluster: ClusterHardware
 ) -> list[Scheme]:
     """Combine Ulysses × ring with each measured layout of few stages and with tp1."""
-    powers = [2**power for power in range(MOST_SHARES.bit_length())]
-    schemes = [
-        Scheme(tp, pp, ulysses, ring)
-        for tp, pp in sorted({(1, 1), *layouts})
-        if pp <= MOST_STAGES
-        for ulysses, ring in product(powers, powers)
-        if ulysses <= cluster.gpus_per_node
-        and ring <= MOST_RING
-        and (ulysses * ring > 1 or (tp, pp) == (1, 1))
-    ]
     return [
         scheme
-        for scheme in schemes
-        if scheme.sp <= MOST_SHARES
-        and scheme.gpus <= min(cluster.gpus, MOST_GPUS)
+        for tp, pp in sorted({(1, 1), *layouts})
+        if pp <= MOST_STAGES
+        for scheme in list_usual_context(tp, pp, cluster.gpus, cluster.gpus_per_node)
+        if scheme.ulysses <= cluster.gpus_per_node
+        and (scheme.sp > 1 or (tp, pp) == (1, 1))
         and scheme_problem(scheme, shape) is None
     ]

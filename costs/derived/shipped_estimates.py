@@ -38,9 +38,9 @@ EXPERT_DEGREES = {
 
 EXPERT_DEVICES = ("h100-80gb", "h200-141gb", "b200-180gb")
 
-NODES, LARGE_NODES = 8, 32
+DENSE_NODES, EXPERT_NODES, LARGE_NODES = 128, 8, 32
 LARGE = ("qwen3-235b-a22b", "deepseek-v3")
-"""Models whose profiles are of ``LARGE_NODES``."""
+"""Models with experts whose profiles are of ``LARGE_NODES``."""
 
 LEAST_TOKENS = 8192
 """MaxLen of a scheme that ships, at least, on all nodes."""
@@ -63,7 +63,9 @@ def names() -> list[str]:
 def document_of(name: str) -> dict[str, Any]:
     """Derive the profile of this name, on nodes of eight GPUs; ``KeyError`` for another one."""
     model, device = _models()[name]
-    nodes = LARGE_NODES if model in LARGE else NODES
+    nodes = DENSE_NODES
+    if model in EXPERT_DEGREES:
+        nodes = LARGE_NODES if model in LARGE else EXPERT_NODES
     sizes, cluster = (
         ModelSizes.from_mapping(MODELS[model]),
         ClusterHardware(DEVICES[device], nodes, 8),

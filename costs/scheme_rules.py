@@ -22,7 +22,7 @@ SPREAD = 2.0
 
 
 def list_usual_context(tp: int, pp: int, gpus: int, gpus_per_node: int) -> list[Scheme]:
-    """List the schemes of tp and pp with each usual degree of ulysses and ring, powers of two."""
+    """List the schemes of tp and pp with usual degrees of ulysses and ring."""
     powers = [2**power for power in range(MOST_NODES.bit_length())]
     most_nodes = min(MOST_NODES, gpus // gpus_per_node // CLUSTER_SHARE)
     schemes = [Scheme(tp, pp, ulysses, ring) for ulysses, ring in product(powers, powers)]

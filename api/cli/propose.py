@@ -178,7 +178,7 @@ def proposal_lines(proposal: Proposal) -> list[str]:
 
 
 def find_longest_ring(proposal: Proposal) -> int:
-    """Find the longest ring that is usual on so many GPUs, of layouts of the profile."""
+    """Find the longest ring that is usual on the GPUs, in layouts of the profile."""
     profile = proposal.profile
     return max(
         scheme.ring

@@ -19,7 +19,8 @@ from seqplan.plans.recomputation import MODES
 from seqplan.plans.scheme import Scheme
 
 MOST_STAGES = 2
-"""pp at most, of a scheme that is derived by default."""
+"""pp at most, of a scheme that is derived by default. With 4 next to context parallelism, static
+runs of llama3-70b take up to 4 % less, but searches miss plans that are 0.8 % faster."""
 
 OFFLOADING = ("elementwise+0.5", "elementwise+1")
 """Modes that are derived by default if there is host memory: others gain less from it."""

@@ -114,7 +114,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     options.add_robust(parser)
     add("-o --output FILE", help="write report.html")
-    add("--json", action="store_true", help="all figures as JSON on stdout")
+    add("--json", help="all figures as JSON on stdout")
 
 
 def run(args: argparse.Namespace) -> int:

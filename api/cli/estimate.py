@@ -80,7 +80,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--loss", choices=LOSSES, default="chunked", help="default chunked")
     model_options.add_training(parser, schedule=True)
-    add("--json", action="store_true", help="as JSON")
+    add("--json", help="as JSON")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -39,11 +39,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--step K", type=natural, required=True)
     part = parser.add_mutually_exclusive_group()
     add_option(part, "--rank R", help="this rank's view, as JSON")
-    add("--json", action="store_true", help="the plan itself, as JSON")
+    add("--json", help="the plan itself, as JSON")
     add_option(
         part,
         "--witness",
-        action="store_true",
         help="the proof of the bound: values of sequences and prices of pipelines, as JSON",
     )
     add_origin(parser, "what groups hold and cost is explained as well")

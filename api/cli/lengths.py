@@ -66,7 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_tokenizer(parser)
     add("--glob PATTERN", help="read only these files of a folder of texts")
     add("-o --output FILE.npy", help="keep the lengths in this file")
-    add("--json", action="store_true", help="describe them as JSON")
+    add("--json", help="describe them as JSON")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -55,7 +55,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--job ID", help="the steps of this job")
     add("--after STEP", help="with --job: only the steps beyond this one")
     add_credentials(parser)
-    add("--json", action="store_true", help="as JSON")
+    add("--json", help="as JSON")
     add(
         "--to KIND:TARGET",
         action="append",

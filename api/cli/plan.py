@@ -108,7 +108,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--exact",
-        action="store_true",
         help="solve steps of few sequences whose proven gap is above 1 %% by constraint "
         "programming, for a better plan or a closer bound; takes up to a minute for each",
     )
@@ -127,7 +126,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="plans.jsonl or, without --proposal, a folder for all files; default: stdout with "
         "--proposal, else none",
     )
-    add("--json", action="store_true", help="the summary as JSON")
+    add("--json", help="the summary as JSON")
 
 
 @dataclass(frozen=True)

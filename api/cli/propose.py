@@ -54,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_sync(parser)
     options.add_execution(parser)
     add("-o --output FILE", help="write proposal.json")
-    add("--json", action="store_true", help="the proposal on stdout")
+    add("--json", help="the proposal on stdout")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -48,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     options.add_workers(parser, "planners of a job")
     add_keeping(parser)
     add("--add-token NAME", help="print a new bearer token, once, and end")
-    add("--list-tokens", action="store_true", help="print the names and scopes of tokens, and end")
+    add("--list-tokens", help="print the names and scopes of tokens, and end")
     add("--revoke-token NAME", help="have a token open nothing any more, and end")
     add("--scope", choices=("read", "write"), help="of that token; default read")
     add("--token-job ID", help="the only job that it opens")

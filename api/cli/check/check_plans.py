@@ -46,15 +46,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_origin(parser, "also check capacities and costs")
     add(
         "--prove",
-        action="store_true",
         help="prove every bound anew from the profile or proposal, not only that it fits the plan",
     )
     add(
         "--exact",
-        action="store_true",
         help="with --prove, solve for bounds of steps that were planned with --exact (seconds)",
     )
-    add("--json", action="store_true", help="as JSON")
+    add("--json", help="as JSON")
 
 
 def add_origin(parser: argparse.ArgumentParser, profile_help: str) -> None:

@@ -64,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--seed S", default=0, help="default 0")
     add("--dtype", choices=tuple(GATES), default="float32", help="of the ranks; default float32")
-    add("--json", action="store_true", help="as JSON")
+    add("--json", help="as JSON")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -176,21 +176,12 @@ def add_training(parser: argparse.ArgumentParser, *, schedule: bool) -> None:
         default=0,
         help="GPUs that ZeRO splits states over, copies on the others (hybrid ZeRO); default all",
     )
-    add(
-        "--offload-optimizer",
-        action="store_true",
-        help="the optimizer's states are in host memory, and it steps there",
-    )
+    add("--offload-optimizer", help="the optimizer's states are in host memory, and it steps there")
     add(
         "--offload-parameters",
-        action="store_true",
         help="parameters and gradients are in host memory too, under ZeRO 3",
     )
-    add(
-        "--tiled-mlp",
-        action="store_true",
-        help="feed-forwards run a tile of tokens at a time, and again in backward",
-    )
+    add("--tiled-mlp", help="feed-forwards run a tile of tokens at a time, and again in backward")
     add(
         "--virtual-stages V",
         default=1,

@@ -78,7 +78,7 @@ def add_option(parser: argparse._ActionsContainer, usage: str, **settings: Any) 
     """Add an option by its usage, such as ``-o --output FILE``, or an argument.
 
     ``settings``: as of ``add_argument``; ``metavar`` and, for most placeholders, ``type`` follow
-    from the usage.
+    from the usage. An option without placeholder and ``choices`` is a switch.
     """
     words = usage.split()
     flags = [word for word in words if word.startswith("-")]
@@ -86,6 +86,8 @@ def add_option(parser: argparse._ActionsContainer, usage: str, **settings: Any) 
         placeholder = usage.removeprefix(" ".join(flags)).strip()
         kind = output_path if "--output" in flags else _TYPES.get(placeholder, str)
         settings = {"type": kind, **settings, "metavar": placeholder}
+    elif flags and "choices" not in settings:
+        settings = {"action": "store_true", **settings}
     parser.add_argument(*(flags or words), **settings)
 
 

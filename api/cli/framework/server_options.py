@@ -26,7 +26,7 @@ def add_credentials(parser: argparse.ArgumentParser) -> None:
     """Add ``--token`` and ``--ca``."""
     add_option(
         parser,
-        "--token",
+        "--token TOKEN",
         help="for a service that requires one; better in SEQPLAN_TOKEN, which ps cannot show",
     )
     add_option(parser, "--ca FILE", help="trusted certificates (PEM) of an https server")

@@ -71,9 +71,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--loss", choices=LOSSES, help="default chunked")
     add("--schemes LIST", help="as u1,u2,u2.r2,tp2,tp2.pp2; default powers of two")
-    add("--name", help="of the profile; default by model and hardware")
+    add("--name NAME", help="of the profile; default by model and hardware")
     add("-o --output FILE", required=True)
-    add("--json", action="store_true", help="print the profile")
+    add("--json", help="print the profile")
     parser.set_defaults(as_measured={name: parser.get_default(name) for name in _AS_MEASURED})
 
 

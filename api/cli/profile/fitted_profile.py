@@ -29,10 +29,10 @@ def add_fitted_output(parser: argparse.ArgumentParser) -> None:
     """Add the options of a fitted profile: name, node and output."""
     add = partial(add_option, parser)
     add("--gpus-per-node N", default=GPUS_PER_NODE, help=f"default {GPUS_PER_NODE}")
-    add("--name", help="of the profile; default by model and device")
+    add("--name NAME", help="of the profile; default by model and device")
     add("--plot FILE", help="curves, samples and residuals as an HTML page")
     add("-o --output FILE", required=True)
-    add("--json", action="store_true", help="print the profile")
+    add("--json", help="print the profile")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ example:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add_option(parser, "--json", action="store_true", help="as JSON")
+    add_option(parser, "--json", help="as JSON")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -81,11 +81,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--capacity-gib GIB", help="memory of a rank; default the device's")
     add("--host-memory-gib GIB", help="host memory of a rank for modes that offload")
-    add(
-        "--even-if-busy",
-        action="store_true",
-        help="write a profile even if the machine had too much else to do",
-    )
+    add("--even-if-busy", help="write a profile even if the machine had too much else to do")
     add("--samples FILE", help="default OUTPUT.samples.jsonl")
     add_fitted_output(parser)
 

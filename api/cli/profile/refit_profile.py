@@ -72,7 +72,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--job ID", help="with --server")
     server_options.add_credentials(parser)
     add("-o --output FILE", help="without: only compare")
-    add("--json", action="store_true")
+    add("--json")
 
 
 def run(args: argparse.Namespace) -> int:

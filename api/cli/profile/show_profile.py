@@ -33,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--gpus N", default=64, help="default 64")
     add("--max-len L", default=32768, help="context; default 32768")
     add("--optimizer-shards D", help="ranks over which optimizer states are sharded; default all")
-    add("--json", action="store_true", help="as JSON")
+    add("--json", help="as JSON")
 
 
 def run(args: argparse.Namespace) -> int:

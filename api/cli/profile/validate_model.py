@@ -32,8 +32,8 @@ examples:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    add_option(parser, "--rows", action="store_true", help="every figure, not only summaries")
-    add_option(parser, "--json", action="store_true", help="as JSON, every figure")
+    add_option(parser, "--rows", help="every figure, not only summaries")
+    add_option(parser, "--json", help="as JSON, every figure")
 
 
 def run(args: argparse.Namespace) -> int:

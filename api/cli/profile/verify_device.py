@@ -57,9 +57,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=MINUTES,
         help="that all checks together take about, at most; default 10",
     )
-    add("--quick", action="store_true", help="small sizes, for seconds: times are not evaluated")
+    add("--quick", help="small sizes, for seconds: times are not evaluated")
     add("-o --output FILE", help="every figure, as JSON")
-    add("--json", action="store_true", help="print that instead of tables")
+    add("--json", help="print that instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:

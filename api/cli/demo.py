@@ -17,7 +17,7 @@ from seqplan.api.cli.check.check_training import print_check
 from seqplan.api.cli.framework.extras import RUNTIME, lacks_torch
 from seqplan.api.cli.framework.options import add_option
 from seqplan.api.cli.framework.output import ProgressBar, create_folder, seconds, table
-from seqplan.api.cli.parts.planned_steps import StepRow, plan_rows, summary_lines
+from seqplan.api.cli.parts.planned_steps import StepRow, summary_lines, write_steps
 from seqplan.api.cli.profile.show_profile import scheme_notes, scheme_rows, scheme_table
 from seqplan.api.cli.propose import proposal_lines
 from seqplan.costs.analytic.deployment import Deployment
@@ -38,6 +38,7 @@ from seqplan.planner.simulation.timeline import simulate_plan_ms
 from seqplan.planner.step.selection import select
 from seqplan.planner.strategies.homogeneous import best_homogeneous
 from seqplan.planner.sync.choice import choose_sync
+from seqplan.planner.workers.produce import produce
 from seqplan.planner.workload import Workload
 from seqplan.plans.format.atomic_file import atomic_write, write_text
 from seqplan.plans.format.codec import to_json
@@ -120,13 +121,9 @@ def _run(
     _title(f"4. {STEPS} steps, planned and checked")
     sampler = Sampler(lengths, CLUSTER.tokens, CLUSTER.max_len, SEED)
     batches = list(sampler.batches(STEPS))
-    rows: list[StepRow] = []
     plans = args.output / "plans.jsonl"
-    with atomic_write(plans, "w") as file, ProgressBar(sys.stderr) as progress:
-        for row, line in plan_rows(proposal, batches, PlanningOptions(seed=SEED), workers=1):
-            file.write(line + "\n")
-            rows.append(row)
-            progress("planning steps", len(rows), STEPS)
+    with atomic_write(plans, "w") as file:
+        rows = write_steps(proposal, batches, PlanningOptions(seed=SEED), file, steps=STEPS)
     print("\n".join(step_table(rows)))
     print()
     print("\n".join(summary_lines(rows, sampler.truncated)))
@@ -171,9 +168,9 @@ def execute_small(
         )
     sampler = Sampler(lengths, workload.tokens, workload.max_len, SMALL_SEED)
     with atomic_write(path) as file:
-        batches = sampler.batches(SMALL_STEPS)
-        for _, line in plan_rows(proposal, batches, PlanningOptions(seed=SMALL_SEED), workers=1):
-            file.write(line + "\n")
+        options = PlanningOptions(seed=SMALL_SEED)
+        for planned in produce(proposal, sampler.batches(SMALL_STEPS), options=options):
+            file.write(planned.line + "\n")
     plans = first_plans(path, workload.gpus, SMALL_STEPS)
     return _execute(plans, profile, path, server)
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from textwrap import wrap
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from seqplan.api.cli.framework import options
 from seqplan.api.cli.framework.model_options import add_model
 from seqplan.api.cli.framework.output import ProgressBar, check_output, count_of, create_folder
 from seqplan.api.cli.parts.planned_steps import (
     StepRow,
-    plan_rows,
     summary,
     summary_lines,
     window_lines,
+    write_steps,
 )
 from seqplan.costs.lengths import Lengths, SourceOptions, read_lengths
 from seqplan.planner.batches.batch import Batch
@@ -152,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
     check_output(args.output, args.proposal, args.data)
     check_replaceable(args.output)
     source = _source_of_proposal(args, proposal)
-    rows = _plan(args, source, args.output, to_stdout=True)
+    rows = _plan(args, source, args.output)
     report = sys.stdout if args.output is not None else sys.stderr
     if args.json:
         print(json.dumps(_fields(rows, source)), file=report)
@@ -180,11 +180,12 @@ def _load_proposal(args: argparse.Namespace) -> Proposal:
     return proposal
 
 
-def _options(args: argparse.Namespace, *, proposed: bool = True) -> PlanningOptions:
+def _options(args: argparse.Namespace) -> PlanningOptions:
+    """Return the options of planning; without ``--proposal`` the proposed one has the execution."""
     return PlanningOptions(
         seed=args.seed,
         packing=args.packing,
-        execution=args.execution if proposed else None,
+        execution=None if args.proposal is None else args.execution,
         exact=args.exact,
         slowdown=args.slowdown,
         robust=args.robust,
@@ -192,33 +193,25 @@ def _options(args: argparse.Namespace, *, proposed: bool = True) -> PlanningOpti
 
 
 def _supports_exact(args: argparse.Namespace, proposal: Proposal) -> bool:
-    options = _options(args, proposed=args.proposal is not None)
     try:
-        replace(options, exact=True).resolve_execution(proposal.problem)
+        replace(_options(args), exact=True).resolve_execution(proposal.problem)
     except ValueError:
         return False
     return True
 
 
-def _plan(
-    args: argparse.Namespace,
-    source: _Source,
-    output: Path | None,
-    *,
-    to_stdout: bool,
-    proposed: bool = True,
-) -> list[StepRow]:
-    """Plan the steps of a source and write them; ``proposed``: options narrow the proposal's."""
-    rows = []
-    with _output(output, to_stdout=to_stdout) as out, ProgressBar(sys.stderr) as progress:
-        for row, line in plan_rows(
-            source.proposal, source.batches, _options(args, proposed=proposed), args.workers
-        ):
-            if out is not None:
-                out.write(line + "\n")
-            rows.append(row)
-            progress("planning steps", len(rows), source.steps)
-    return rows
+def _plan(args: argparse.Namespace, source: _Source, output: Path | None) -> list[StepRow]:
+    """Plan the steps of a source and write them; with ``--proposal`` by default to stdout."""
+    stdout = None if args.proposal is None else sys.stdout
+    with nullcontext(stdout) if output is None else atomic_write(output) as out:
+        return write_steps(
+            source.proposal,
+            source.batches,
+            _options(args),
+            out,
+            steps=source.steps,
+            workers=args.workers,
+        )
 
 
 def _plan_from_data(args: argparse.Namespace, folder: Path | None) -> int:
@@ -240,16 +233,16 @@ def _plan_from_data(args: argparse.Namespace, folder: Path | None) -> int:
     check_replaceable(plans)
     if folder is not None:
         check_parts(folder, args.data)
-    _options(args, proposed=False)  # so that bad options fail before the data is read
+    _options(args)  # so that bad options fail before the data is read
     if args.gpus is not None:
         list_factors(args.slowdown, args.gpus)
     with ProgressBar(sys.stderr) as progress:
         source_lengths = _read_lengths(args)
         lengths = source_lengths.values
         first = propose_for_data(args, lengths, progress)
-        _options(args, proposed=False).resolve_execution(first.proposal.problem)
+        _options(args).resolve_execution(first.proposal.problem)
     source = _draw(args, first.proposal, source_lengths)
-    rows = _plan(args, source, plans, to_stdout=False, proposed=False)
+    rows = _plan(args, source, plans)
     with ProgressBar(sys.stderr) as progress:
         comparison = _compare(args, first.proposal, first.profile, lengths, progress)
     unusual = {"exact": args.exact, "slowdown": args.slowdown, "window": args.window > 1}
@@ -388,12 +381,3 @@ def _classes(proposal: Proposal) -> list[PipelineClass]:
         layout = parse_layout(proposal.layouts.chosen)
         models = {s: m for s, m in models.items() if (s.tp, s.pp) == layout}
     return [PipelineClass.from_model(model, 1) for model in drop_dominated(models).values()]
-
-
-@contextmanager
-def _output(path: Path | None, *, to_stdout: bool) -> Iterator[IO[str] | None]:
-    if path is None:
-        yield sys.stdout if to_stdout else None
-    else:
-        with atomic_write(path, "w") as file:
-            yield file

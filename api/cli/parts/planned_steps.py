@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import IO, Any
 
-from seqplan.api.cli.framework.output import count_of, seconds
+from seqplan.api.cli.framework.output import ProgressBar, count_of, seconds
 from seqplan.planner.batches.batch import Batch
 from seqplan.planner.batches.window import WindowReport
 from seqplan.planner.placement.fill import kernel_state
@@ -29,12 +30,27 @@ class StepRow:
     planning_ms: float
 
 
-def plan_rows(
-    proposal: Proposal, batches: Iterable[Batch], options: PlanningOptions, workers: Workers | int
-) -> Iterator[tuple[StepRow, str]]:
-    """Plan steps in order. ``RuntimeError`` if a plan breaks a rule, which is a bug."""
-    for planned in produce(proposal, batches, options=options, workers=workers):
-        yield StepRow(from_json(planned.line), planned.planning_ms), planned.line
+def write_steps(
+    proposal: Proposal,
+    batches: Iterable[Batch],
+    options: PlanningOptions,
+    out: IO[str] | None,
+    *,
+    steps: int,
+    workers: Workers | int = 1,
+) -> list[StepRow]:
+    """Plan so many steps in order, and write each plan's line to ``out``.
+
+    ``RuntimeError`` if a plan breaks a rule, which is a bug.
+    """
+    rows = []
+    with ProgressBar(sys.stderr) as progress:
+        for planned in produce(proposal, batches, options=options, workers=workers):
+            if out is not None:
+                out.write(planned.line + "\n")
+            rows.append(StepRow(from_json(planned.line), planned.planning_ms))
+            progress("planning steps", len(rows), steps)
+    return rows
 
 
 def summary(rows: Sequence[StepRow], truncated: int) -> dict[str, Any]:

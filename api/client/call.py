@@ -136,12 +136,12 @@ def declare(
     return decorate
 
 
-def post(
-    kind: type[T], route: str, body: BaseModel | None = None, /, **names: str
+def send_model(
+    method: str, kind: type[T], route: str, body: BaseModel, /, **names: str
 ) -> ServiceCall[T]:
-    """Make a POST of a model."""
-    text = None if body is None else body.model_dump_json(exclude_unset=True).encode()
-    return ServiceCall("POST", fill_route(route, **names), read_model(kind), body=text)
+    """Make a request whose body is a model."""
+    text = body.model_dump_json(exclude_unset=True).encode()
+    return ServiceCall(method, fill_route(route, **names), read_model(kind), body=text)
 
 
 def read_response(kind: Any, origin: str) -> Callable[[bytes], Any]:

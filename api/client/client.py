@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 import httpx2
 
 from seqplan.api.client.call import ServiceCall
-from seqplan.api.client.exchange import Pause, Received, exchange
+from seqplan.api.client.exchange import Exchange, Received
 from seqplan.api.client.operations import Operations
 from seqplan.plans.service_routes import VERSION_HEADER, check_seconds, split_service_url
 from seqplan.plans.version import VERSION
@@ -109,22 +109,16 @@ class Client(_Connection):
 
     def send(self, call: ServiceCall[T]) -> T:
         """Send a call and return its result."""
-        steps = exchange(call, self._service, self._retry_s)
-        received: Any = None
+        exchange = Exchange(call, self._service, self._retry_s)
+        request = self._request(call, exchange.headers)
         while True:
             try:
-                step = steps.send(received)
-            except StopIteration as end:
-                result: T = end.value
-                return result
-            received = None
-            if isinstance(step, Pause):
-                time.sleep(step.seconds)
-                continue
-            try:
-                received = _receive(self._http.request(**self._request(call, step.headers)))
+                received = _receive(self._http.request(**request))
             except (httpx2.HTTPError, OSError) as error:
                 received = _describe_trouble(error)
+            if (pause_s := exchange.find_pause(received)) is None:
+                return exchange.read(received)
+            time.sleep(pause_s)
 
     def items(
         self, operation: Callable[P, ItemPage[T]], *args: P.args, **kwargs: P.kwargs
@@ -166,22 +160,16 @@ class AsyncClient(_Connection):
 
     async def send(self, call: ServiceCall[T]) -> T:
         """Send a call and return its result."""
-        steps = exchange(call, self._service, self._retry_s)
-        received: Any = None
+        exchange = Exchange(call, self._service, self._retry_s)
+        request = self._request(call, exchange.headers)
         while True:
             try:
-                step = steps.send(received)
-            except StopIteration as end:
-                result: T = end.value
-                return result
-            received = None
-            if isinstance(step, Pause):
-                await asyncio.sleep(step.seconds)
-                continue
-            try:
-                received = _receive(await self._http.request(**self._request(call, step.headers)))
+                received = _receive(await self._http.request(**request))
             except (httpx2.HTTPError, OSError) as error:
                 received = _describe_trouble(error)
+            if (pause_s := exchange.find_pause(received)) is None:
+                return exchange.read(received)
+            await asyncio.sleep(pause_s)
 
     async def items(
         self, operation: Callable[P, Awaitable[ItemPage[T]]], *args: P.args, **kwargs: P.kwargs

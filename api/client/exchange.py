@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import uuid4
 
 from seqplan.api.client.call import ServiceCall
@@ -41,56 +39,47 @@ class Received(NamedTuple):
     trouble: str | None = None
 
 
-@dataclass(frozen=True)
-class Send:
-    """The request is to be sent."""
-
-    headers: dict[str, str]
-
-
-@dataclass(frozen=True)
-class Pause:
-    """Nothing is to be done for some seconds."""
-
-    seconds: float
-
-
-Exchange = Generator[Send | Pause, Received, T]
-
-
-def exchange(call: ServiceCall[T], service: str, retry_s: float) -> Exchange[T]:
-    """Yield the steps of a call, receive its responses and return its result.
+class Exchange(Generic[T]):
+    """A call under way: its headers, the pauses between its tries, and its result.
 
     Lost connections and statuses that pass are retried for ``retry_s`` seconds, with growing
-    pauses; a POST has an idempotency key, so that it is done once. ``ServiceError``.
+    pauses; a POST has an idempotency key, so that it is done once.
     """
-    headers = {} if call.body is None else {"Content-Type": call.content_type}
-    if call.method == "POST":
-        headers["Idempotency-Key"] = uuid4().hex
-    ends = time.monotonic() + retry_s
-    pause, tries = _FIRST_PAUSE_S, 0
-    while True:
-        received = yield Send(headers)
-        tries += 1
+
+    def __init__(self, call: ServiceCall[T], service: str, retry_s: float) -> None:
+        self._call, self._service = call, service
+        self.headers = {} if call.body is None else {"Content-Type": call.content_type}
+        if call.method == "POST":
+            self.headers["Idempotency-Key"] = uuid4().hex
+        self._ends = time.monotonic() + retry_s
+        self._pause_s, self._tries = _FIRST_PAUSE_S, 0
+
+    def find_pause(self, received: Received) -> float | None:
+        """Return the seconds after which the call is sent again; None if it is not."""
+        self._tries += 1
         passing = received.trouble is not None or received.status in RETRIED
-        wait = max(pause, received.retry_after_s)
-        if not passing or time.monotonic() + wait > ends:
-            break
-        yield Pause(wait)
-        pause = min(2 * pause, _LONGEST_PAUSE_S)
-    where = f"{service}{call.path}"
-    if received.trouble is not None:
-        raise ServiceError(f"{where}: no answer: {received.trouble}")
-    if mismatch := describe_mismatch(received.version):
-        raise ServiceError(f"{service}: {mismatch}")
-    # The first of several DELETEs may have worked, and its response been lost.
-    gone = call.method == "DELETE" and tries > 1 and received.status == 404
-    if not (200 <= received.status < 300 or gone):
-        raise _read_problem(where, received)
-    try:
-        return call.decode(received.body)
-    except (ValueError, RecursionError) as error:
-        raise ServiceError(f"{where}: response cannot be read: {error}", received.status) from None
+        wait_s = max(self._pause_s, received.retry_after_s)
+        if not passing or time.monotonic() + wait_s > self._ends:
+            return None
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        return wait_s
+
+    def read(self, received: Received) -> T:
+        """Return the result that the last response has. ``ServiceError``."""
+        where = f"{self._service}{self._call.path}"
+        if received.trouble is not None:
+            raise ServiceError(f"{where}: no answer: {received.trouble}")
+        if mismatch := describe_mismatch(received.version):
+            raise ServiceError(f"{self._service}: {mismatch}")
+        # The first of several DELETEs may have worked, and its response been lost.
+        gone = self._call.method == "DELETE" and self._tries > 1 and received.status == 404
+        if not (200 <= received.status < 300 or gone):
+            raise _read_problem(where, received)
+        try:
+            return self._call.decode(received.body)
+        except (ValueError, RecursionError) as error:
+            text = f"{where}: response cannot be read: {error}"
+            raise ServiceError(text, received.status) from None
 
 
 def _read_problem(where: str, received: Received) -> ServiceError:

@@ -20,8 +20,8 @@ from seqplan.api.client.call import (
     ServiceCall,
     declare,
     make_body,
-    post,
     read_model,
+    send_model,
     to_json_value,
 )
 from seqplan.api.rest.payloads import answers, bodies
@@ -42,7 +42,7 @@ def _create(route: str, kind: type[T], body: Callable[P, BaseModel], about: str)
     """Make a POST whose arguments are the fields of ``body``."""
 
     def make(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> ServiceCall[T]:
-        return post(kind, route, make_body(body, *args, **kwargs))
+        return send_model("POST", kind, route, make_body(body, *args, **kwargs))
 
     return Operation(make, body, about)
 
@@ -53,7 +53,7 @@ def _of_job(
     """Make a POST below a job, whose further arguments are the fields of ``body``."""
 
     def make(self: Any, job: str, /, *args: P.args, **kwargs: P.kwargs) -> ServiceCall[T]:
-        return post(kind, route, make_body(body, *args, **kwargs), job=job)
+        return send_model("POST", kind, route, make_body(body, *args, **kwargs), job=job)
 
     return Operation(make, body, about)
 
@@ -208,9 +208,8 @@ class Operations:
     @Operation
     def set_job_proposal(self, job: str, proposal: str) -> ServiceCall[answers.RevisionResponse]:
         """Plan the unplanned steps of a job by another proposal."""
-        body = make_body(bodies.JobProposal, proposal=proposal).model_dump_json().encode()
-        read = read_model(answers.RevisionResponse)
-        return ServiceCall("PUT", fill_route(routes.JOB_PROPOSAL, job=job), read, body=body)
+        body = make_body(bodies.JobProposal, proposal=proposal)
+        return send_model("PUT", answers.RevisionResponse, routes.JOB_PROPOSAL, body, job=job)
 
     push_batches = _of_job(
         routes.BATCHES,

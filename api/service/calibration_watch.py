@@ -193,10 +193,7 @@ def job_calibration(
 ) -> JobCalibration:
     """Compare predictions of these steps, ascending, with measurements."""
     measured = measurements.read_measurements_since(connection, job, steps[0]) if steps else {}
-    summary_of = summaries.of(
-        plans.digests(connection, job, measured),
-        lambda missing: plans.plan_lines(connection, job, missing),
-    )
+    summary_of = summaries.of(connection, job, plans.digests(connection, job, measured))
     points = _points(measured, summary_of)
     schemes = sorted(
         {pipeline.scheme for plan in summary_of.values() for pipeline in plan.measurable}

@@ -8,14 +8,16 @@ from __future__ import annotations
 import copy
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from sqlalchemy import Connection
+
 from seqplan.api.store.errors import RowDamaged
 from seqplan.api.store.lru import Lru
-from seqplan.api.store.tables.plans import PlannedStep, StoredPlan
+from seqplan.api.store.tables.plans import PlannedStep, StoredPlan, plan_lines
 from seqplan.costs.fit.measurements import Measurable, measurable
 from seqplan.plans.format.codec import from_json
 from seqplan.plans.format.decode import PlanError, PlanReader
@@ -101,19 +103,18 @@ class PlanSummaries:
         self._known.put(digest, summary)
 
     def of(
-        self, digests: Mapping[int, str], lines: Callable[[Iterable[int]], Mapping[int, str]]
+        self, connection: Connection, job: str, digests: Mapping[int, str]
     ) -> dict[int, PlanSummary]:
-        """Return the summaries of steps, given their plans' digests.
+        """Return the summaries of a job's steps, given their plans' digests.
 
-        ``lines`` gives the JSON of the steps that are not known yet.
+        Plans that are not known yet are read.
         """
         summaries: dict[int, PlanSummary] = {}
         for step, digest in digests.items():
             if (summary := self._known.get(digest)) is not None:
                 summaries[step] = summary
         missing = [step for step in digests if step not in summaries]
-        read = lines(missing) if missing else {}
-        for step, line in read.items():
+        for step, line in plan_lines(connection, job, missing).items():
             summaries[step] = PlanSummary.from_line(line, self._schemes)
             self._known.put(digests[step], summaries[step])
         return summaries

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from sqlalchemy import Connection
 
@@ -107,11 +108,7 @@ class Upkeep(PeriodicThread):
         with self._store.reading() as connection:
             pending = expiry.pending_removals(connection)
         for key in pending:
-
-            def delete_some(connection: Connection, rows: int, key: str = key) -> bool:
-                return expiry.delete_batch(connection, key, rows)
-
-            self._in_batches(claim, delete_some)
+            self._in_batches(claim, partial(expiry.delete_batch, key=key))
 
     def _expire(self, claim: Claim) -> None:
         with self._store.reading() as connection:
@@ -153,11 +150,7 @@ class Upkeep(PeriodicThread):
 
     def _do_hourly(self, claim: Claim) -> None:
         old = time.time() - self._keeping.answer_hours * _HOUR_S
-
-        def remove_old(connection: Connection, rows: int) -> bool:
-            return answers.remove_old_answers(connection, old, rows) == rows
-
-        self._in_batches(claim, remove_old)
+        self._in_batches(claim, partial(answers.remove_old_answers, before=old))
         try:
             leftovers.remove_leftovers(self._store, self._keeping.grace_days)
         except OSError as error:  # they only take space
@@ -174,8 +167,8 @@ class Upkeep(PeriodicThread):
                 return
             self._stopping.wait(time.monotonic() - began)
 
-    def _in_batches(self, claim: Claim, work: Callable[[Connection, int], bool]) -> None:
-        """Call ``work`` with a limit of rows, a transaction each, until it returns False.
+    def _in_batches(self, claim: Claim, work: Callable[..., bool]) -> None:
+        """Call ``work`` with a ``limit`` of rows, a transaction each, until it returns False.
 
         Between two of them as much time passes as one took: whoever waits goes first.
         """
@@ -183,7 +176,7 @@ class Upkeep(PeriodicThread):
         while not self._stopping.is_set():
             with claim.writing(background=True) as connection:
                 began = time.monotonic()
-                more = work(connection, rows)
+                more = work(connection, limit=rows)
             took = time.monotonic() - began
             if not more:
                 return

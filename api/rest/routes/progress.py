@@ -98,10 +98,8 @@ def list_steps(
         row = require_row(connection, JobOutline, job)
         planned = plans.read_planned_page(connection, job, after, limit + 1)
         shown = planned[:limit]
-        summary_of = summaries.of(
-            {step.step: step.digest for step in shown},
-            lambda missing: plans.plan_lines(connection, job, missing),
-        )
+        digests = {step.step: step.digest for step in shown}
+        summary_of = summaries.of(connection, job, digests)
         last_steps = last_acknowledged(connection, job, row.world_size)
     return {
         "items": [step_fields(step, summary_of[step.step], last_steps) for step in shown],
@@ -135,10 +133,8 @@ def _progress(
     lost = list_lost(read_slowdown(fields.pop("slowdown")))
     ranks = rank_progress(connection, job.id, min(job.world_size, MOST_GPUS), lost)
     underway = ranks.slowest + 1
-    summary = summaries.of(
-        plans.digests(connection, job.id, [underway]),
-        lambda missing: plans.plan_lines(connection, job.id, missing),
-    ).get(underway)
+    digests = plans.digests(connection, job.id, [underway])
+    summary = summaries.of(connection, job.id, digests).get(underway)
     since_s = None
     if ranks.acknowledged_at is not None:
         since_s = max(0.0, time.time() - ranks.acknowledged_at)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any
 
@@ -45,9 +46,7 @@ def get_proposal(service: ServiceOf, proposal: str) -> Response:
     """A proposal: its state, how far it is, and its document when it is ready."""
     row = require_row(service.store, rows.ProposalRow, proposal)
     making = service.proposals.progress.get(proposal)
-    progress = None
-    if making is not None:
-        progress = {"stage": making.stage, "done": making.done, "total": making.total}
+    progress = None if making is None else asdict(making)
     document = None if row.document is None else json.loads(row.document)
     body = {"id": row.id, "state": row.state, "error": row.error}
     return JSONResponse({**body, "progress": progress, "document": document})

@@ -19,19 +19,16 @@ from seqplan.api.service.service import Service
 from seqplan.api.store.rows import JobRow, get
 from seqplan.api.store.tables.acks import AckRow, acknowledge
 from seqplan.api.store.tables.measurements import MeasurementRow, add_measurements
-from seqplan.api.store.tables.plans import last_planned, plan_digest
+from seqplan.api.store.tables.plans import digests, last_planned
 
 MOST_AT_ONCE = 4096
 """Requests that share a transaction."""
 
 
 @dataclass(frozen=True)
-class Acknowledged:
+class Acknowledged(AckRow):
     """A rank has done a step, by the plan with ``digest`` if given, in ``measured_ms``."""
 
-    job: str
-    step: int
-    rank: int
     digest: str | None
     measured_ms: float | None
 
@@ -88,7 +85,7 @@ class AckQueue:
                 if problem is None
                 for ack in acks
             ]
-            acknowledge(connection, [AckRow(ack.job, ack.step, ack.rank) for ack in good])
+            acknowledge(connection, good)
             add_measurements(
                 connection,
                 [
@@ -158,5 +155,5 @@ class PlannedSteps:
 
     def _digest(self, job: str, step: int) -> str | None:
         if (job, step) not in self._digests:
-            self._digests[job, step] = plan_digest(self._connection, job, step)
+            self._digests[job, step] = digests(self._connection, job, [step]).get(step)
         return self._digests[job, step]

@@ -51,9 +51,9 @@ def forget_answers(connection: Connection, paths: Sequence[str], key: str) -> No
     connection.execute(delete(table).where(table.c.path.in_(paths), same))
 
 
-def remove_old_answers(connection: Connection, before: float, limit: int) -> int:
-    """Remove at most ``limit`` answers that were given before a time (Unix time); count them."""
+def remove_old_answers(connection: Connection, before: float, limit: int) -> bool:
+    """Remove at most ``limit`` answers given before a time (Unix time); False if that was all."""
     table = schema.answers
     old = select(table.c.path, table.c.key).where(table.c.at < int(before)).limit(limit)
     same = tuple_(table.c.path, table.c.key).in_(old)
-    return connection.execute(delete(table).where(same)).rowcount
+    return connection.execute(delete(table).where(same)).rowcount == limit

@@ -66,13 +66,6 @@ def get_plan(connection: Connection, job: str, step: int) -> StoredPlan | None:
     return None if row is None else StoredPlan(*row)
 
 
-def plan_digest(connection: Connection, job: str, step: int) -> str | None:
-    """Return the digest of a step's plan, if it is planned."""
-    table = schema.plans
-    query = select(table.c.digest).where(table.c.job == key_of(job), table.c.step == step)
-    return connection.execute(query).scalar()
-
-
 def digests(connection: Connection, job: str, steps: Iterable[int]) -> dict[int, str]:
     """Return the digest of each of these steps' plans, for those that have one."""
     return dict(_by_step(connection, job, steps, schema.plans.c.digest))
@@ -89,10 +82,10 @@ def last_planned(connection: Connection, job: str) -> int | None:
     return connection.execute(query).scalar()
 
 
-def list_planned_steps(connection: Connection, job: str, after: int = -1) -> list[int]:
-    """Return the steps beyond ``after`` that have a plan, ascending."""
+def list_planned_steps(connection: Connection, job: str) -> list[int]:
+    """Return the steps that have a plan, ascending."""
     table = schema.plans
-    query = select(table.c.step).where(table.c.job == key_of(job), table.c.step > after)
+    query = select(table.c.step).where(table.c.job == key_of(job))
     return list(connection.execute(query.order_by(table.c.step)).scalars())
 
 

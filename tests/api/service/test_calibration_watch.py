@@ -11,17 +11,19 @@ import pytest
 from measuring_ranks import measure as report
 from measuring_ranks import plan_of
 from service_process import serving_here, wait_until
+from sqlalchemy import Connection
 from stocked_service import stock
 
 from seqplan import Plan, from_json, to_json
 from seqplan.api.rest.state.metrics import Metrics
+from seqplan.api.service import plan_summary
 from seqplan.api.service.calibration_watch import CalibrationWatch, JobCalibration
 from seqplan.api.service.plan_summary import PlanSummaries, PlanSummary
 from seqplan.api.service.service import Service
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables.jobs import remove_job
 from seqplan.api.store.tables.measurements import MeasurementRow, add_measurements
-from seqplan.api.store.tables.plans import get_plan
+from seqplan.api.store.tables.plans import digests, plan_lines
 from seqplan.costs.fit.measurements import measurable
 from seqplan.plans.load import PhaseLoad
 
@@ -179,21 +181,21 @@ def test_looks_by_itself_until_stopped(planned: tuple[Store, list[Plan]]) -> Non
         watch.stop()
 
 
-def test_summaries_are_read_once_and_forgotten_in_order(planned: tuple[Store, list[Plan]]) -> None:
+def test_summaries_are_read_once_and_forgotten_in_order(
+    planned: tuple[Store, list[Plan]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     store, plans = planned
-    with store.reading() as connection:
-        lines = {}
-        for step in range(3):
-            stored = get_plan(connection, "job", step)
-            lines[step] = (stored.digest, stored.line)
     summaries, read = PlanSummaries(most=2), []
 
-    def predictions(*steps: int) -> list[float]:
-        def wanted(missing: object) -> dict[int, str]:
-            read.append(list(missing))  # type: ignore[call-overload]
-            return {step: lines[step][1] for step in read[-1]}
+    def read_lines(connection: Connection, job: str, steps: list[int]) -> dict[int, str]:
+        read.extend([steps] if steps else [])
+        return plan_lines(connection, job, steps)
 
-        read_now = summaries.of({step: lines[step][0] for step in steps}, wanted)
+    monkeypatch.setattr(plan_summary, "plan_lines", read_lines)
+
+    def predictions(*steps: int) -> list[float]:
+        with store.reading() as connection:
+            read_now = summaries.of(connection, "job", digests(connection, "job", steps))
         return [read_now[step].predicted_ms for step in steps]
 
     assert predictions(0, 1) == [plans[0].predicted_ms, plans[1].predicted_ms]
@@ -202,7 +204,9 @@ def test_summaries_are_read_once_and_forgotten_in_order(planned: tuple[Store, li
     assert predictions(0, 1) == [plans[0].predicted_ms, plans[1].predicted_ms]
     assert read == [[0, 1], [2], [1]]
     # Of a plan that was at hand nothing is read.
-    summaries.keep(lines[2][0], PlanSummary.from_plan(plans[2], len(plans[2].ids)))
+    with store.reading() as connection:
+        (digest,) = digests(connection, "job", [2]).values()
+    summaries.keep(digest, PlanSummary.from_plan(plans[2], len(plans[2].ids)))
     assert predictions(2, 1) == [plans[2].predicted_ms, plans[1].predicted_ms]
     assert read == [[0, 1], [2], [1]]
 

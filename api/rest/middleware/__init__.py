@@ -4,4 +4,5 @@
 ``request_metrics`` (counts and times), ``tokens`` (401 and 403, for foreign pages if there are no
 tokens; 429), ``direct_acks`` (acknowledgements, answered here), ``body_limit`` (413, and 422 for a
 NUL), ``direct_plans`` (HEAD as GET; plans and rank views, answered here).
+``http_middleware`` has the base of all.
 """

@@ -7,7 +7,8 @@ import re
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from seqplan.api.rest.payloads.problems import Problem, make_closing_response
+from seqplan.api.rest.middleware.http_middleware import HttpMiddleware
+from seqplan.api.rest.payloads.problems import Problem
 from seqplan.api.service.service import Limits
 from seqplan.plans import service_routes
 
@@ -25,25 +26,20 @@ _DOCUMENTS = re.compile(f"(?:{'|'.join(map(service_routes.route_pattern, _LARGE)
 """Paths whose bodies are documents or many numbers; all others are a few fields."""
 
 
-class BodyLimit:
-    """ASGI middleware that answers 413, by the header or as the body grows."""
+class BodyLimit(HttpMiddleware):
+    """Middleware that answers 413, by the header or as the body grows."""
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
-        self._app = app
+        super().__init__(app)
         self._limits = limits
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         most = self._most(scope["path"])
         length = next(
             (value for name, value in scope["headers"] if name == b"content-length"), b"0"
         )
         if int(length) > most:
-            error = Problem(413, "too-large", _too_large(most))
-            await make_closing_response(error)(scope, receive, send)
-            return
+            raise Problem(413, "too-large", _too_large(most))
         taken = 0
 
         async def receive_limited() -> Message:
@@ -69,20 +65,14 @@ def _too_large(most: int) -> str:
     return f"the body is larger than the {most} bytes allowed here"
 
 
-class NoNul:
-    """ASGI middleware that answers 422: databases differ in how they reject such a text."""
+class NoNul(HttpMiddleware):
+    """Middleware that answers 422: databases differ in how they reject such a text."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            for place, has in (
-                ("path", "\0" in scope["path"]),
-                ("query", b"%00" in scope["query_string"]),
-            ):
-                if has:
-                    error = Problem(422, "invalid-request", f"{place}: has a NUL character")
-                    await make_closing_response(error)(scope, receive, send)
-                    return
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        for place, has in (
+            ("path", "\0" in scope["path"]),
+            ("query", b"%00" in scope["query_string"]),
+        ):
+            if has:
+                raise Problem(422, "invalid-request", f"{place}: has a NUL character")
         await self._app(scope, receive, send)

@@ -14,6 +14,7 @@ from importlib.resources.abc import Traversable
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from seqplan.api.rest.middleware.http_middleware import HttpMiddleware
 from seqplan.api.rest.payloads.plan_response import send_bytes
 
 CONTENT_TYPES = {
@@ -47,20 +48,20 @@ class _File:
     tag: bytes
 
 
-class Dashboard:
-    """ASGI middleware that answers ``GET /`` and ``GET /dashboard/…``; the rest goes on.
+class Dashboard(HttpMiddleware):
+    """Middleware that answers ``GET /`` and ``GET /dashboard/…``; the rest goes on.
 
     The files' folder is named by their content, so that browsers may keep them for ever; the page
     itself is requested each time and has not changed (304) until the next version.
     """
 
     def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+        super().__init__(app)
         self._files = _dashboard()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         file = None
-        if scope["type"] == "http" and scope["method"] in ("GET", "HEAD"):
+        if scope["method"] in ("GET", "HEAD"):
             file = self._files.get(scope["path"])
         if file is None:
             await self._app(scope, receive, send)

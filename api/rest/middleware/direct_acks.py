@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from seqplan.api.rest.middleware.http_middleware import HttpMiddleware
 from seqplan.api.rest.payloads.bodies import Ack
 from seqplan.api.rest.payloads.plan_response import describe_json, send_bytes
-from seqplan.api.rest.payloads.problems import Problem, answer_of, store_unavailable
+from seqplan.api.rest.payloads.problems import Problem, answer_of
 from seqplan.api.rest.state.ack_writer import Acknowledged, AckQueue
-from seqplan.api.store.errors import StoreUnavailable
 from seqplan.plans.format.canonical import parse_json
 from seqplan.plans.service_routes import ACKS
 
@@ -25,16 +25,16 @@ _LENGTH_DIGITS = 3
 """An acknowledgement has fewer than 1,000 bytes; limits of larger bodies are others' to check."""
 
 
-class DirectAcks:
-    """ASGI middleware that answers ``POST …/acks``."""
+class DirectAcks(HttpMiddleware):
+    """Middleware that answers ``POST …/acks``."""
 
     def __init__(self, app: ASGIApp, acks: Callable[[], AckQueue]) -> None:
-        self._app = app
+        super().__init__(app)
         self._acks = acks
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         match = None
-        if scope["type"] == "http" and scope["method"] == "POST" and not scope["query_string"]:
+        if scope["method"] == "POST" and not scope["query_string"]:
             match = _PATH.fullmatch(scope["path"])
         if match is None or not _is_short_json(scope["headers"]):
             await self._app(scope, receive, send)
@@ -50,9 +50,6 @@ class DirectAcks:
             await self._acks().put([ack])
         except Problem as error:
             await answer_of(error)(scope, receive, send)
-            return
-        except StoreUnavailable as error:
-            await store_unavailable(error)(scope, receive, send)
             return
         body = b'{"step":%d,"rank":%d}' % (ack.step, ack.rank)
         await send_bytes(send, 200, describe_json(body), body)

@@ -13,11 +13,12 @@ from urllib.parse import parse_qsl
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from seqplan.api.rest.middleware.http_middleware import HttpMiddleware
 from seqplan.api.rest.payloads.parameters import LONGEST_WAIT_S
 from seqplan.api.rest.payloads.plan_response import answer, send_bytes
-from seqplan.api.rest.payloads.problems import Problem, store_unavailable
+from seqplan.api.rest.payloads.problems import Problem
 from seqplan.api.rest.state.plan_waiters import PlanWaiters
-from seqplan.api.store.errors import RowDamaged, StoreUnavailable
+from seqplan.api.store.errors import RowDamaged
 from seqplan.plans.service_routes import PLAN, VIEW
 
 WAITED = "seqplan.waited"
@@ -29,17 +30,16 @@ _PATH = re.compile(f"{_PLAN}(?:{_VIEW.removeprefix(_PLAN)})?")
 _WAIT = re.compile(r"[0-9]{1,4}(\.[0-9]{1,9})?")
 
 
-class PlanAnswers:
-    """ASGI middleware that answers ``…/plans/{step}`` and ``…/plans/{step}/ranks/{rank}``."""
+class PlanAnswers(HttpMiddleware):
+    """Middleware that answers ``…/plans/{step}`` and ``…/plans/{step}/ranks/{rank}``."""
 
     def __init__(self, app: ASGIApp, waiters: Callable[[], PlanWaiters]) -> None:
-        self._app = app
+        super().__init__(app)
         self._waiters = waiters
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not (
-            scope["type"] == "http"
-            and scope["method"] == "GET"
+            scope["method"] == "GET"
             and (match := _PATH.fullmatch(scope["path"]))
             and (wait := _wait(scope["query_string"])) is not None
         ):
@@ -61,9 +61,6 @@ class PlanAnswers:
         except (Problem, RowDamaged):
             await self._app(scope, receive, send)
             return
-        except StoreUnavailable as error:
-            await store_unavailable(error)(scope, receive, send)
-            return
         await send_bytes(send, status, headers, body)
 
 
@@ -78,14 +75,11 @@ def _wait(query: bytes) -> float | None:
     return seconds if seconds <= LONGEST_WAIT_S else None
 
 
-class Head:
-    """ASGI middleware that has HEAD answered as GET is, without the body."""
+class Head(HttpMiddleware):
+    """Middleware that has HEAD answered as GET is, without the body."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "HEAD":
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "HEAD":
             await self._app(scope, receive, send)
             return
         scope[WAITED] = True  # not among the times of requests

@@ -13,6 +13,7 @@ from itertools import count
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from seqplan.api.rest.middleware.direct_plans import WAITED
+from seqplan.api.rest.middleware.http_middleware import HttpMiddleware
 from seqplan.api.rest.middleware.tokens import TOKEN
 from seqplan.api.rest.state.service_log import REQUEST
 from seqplan.plans import service_routes
@@ -32,8 +33,8 @@ _STEPWISE = (
 _OF_EACH_STEP = re.compile("|".join(map(service_routes.route_pattern, _STEPWISE)))
 
 
-class Figures:
-    """ASGI middleware that counts statuses and passes ``answered`` the path and the time (s).
+class Figures(HttpMiddleware):
+    """Middleware that counts statuses and passes ``answered`` the path and the time (s).
 
     ``counts``: by ``status NUMBER``. Requests that waited for a plan are not timed. A request has
     the id of its X-Request-Id or a new one, which the response and lines of the log have, too.
@@ -42,17 +43,14 @@ class Figures:
     def __init__(
         self, app: ASGIApp, counts: Counter[str], answered: Callable[[str, float], None]
     ) -> None:
-        self._app = app
+        super().__init__(app)
         self._counts = counts
         self._answered = answered
         # A random number for each request would take the system longer than its plan takes.
         of_process = secrets.token_hex(3)
         self._ids = (f"{of_process}{number:06x}" for number in count(1))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         began = time.perf_counter()
         sent = next((value for name, value in scope["headers"] if name == _HEADER), b"")
         request = sent if _ID.fullmatch(sent) else next(self._ids).encode()

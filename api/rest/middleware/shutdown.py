@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from seqplan.api.rest.payloads.problems import Problem, make_closing_response
+from seqplan.api.rest.middleware.http_middleware import HttpMiddleware
+from seqplan.api.rest.payloads.problems import Problem
 
 _log = logging.getLogger("seqplan.requests")
 
 
-class Ending:
-    """ASGI middleware that answers 503 if the service ends before a request is done."""
+class Ending(HttpMiddleware):
+    """Middleware that answers 503 if the service ends before a request is done."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun = False
 
         async def send_noted(message: Message) -> None:
@@ -29,9 +27,7 @@ class Ending:
         try:
             await self._app(scope, receive, send_noted)
         except asyncio.CancelledError:
-            if scope["type"] != "http":
-                raise
             _log.warning("%s %s is cut off: the service ends", scope["method"], scope["path"])
             if not begun:
-                error = Problem(503, "ending", "the service is ending; retry with the next one")
-                await make_closing_response(error)(scope, receive, send)
+                detail = "the service is ending; retry with the next one"
+                raise Problem(503, "ending", detail) from None

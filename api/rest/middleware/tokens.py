@@ -16,8 +16,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from seqplan.api.rest.payloads.problems import Problem, make_closing_response, store_unavailable
-from seqplan.api.store.errors import StoreUnavailable
+from seqplan.api.rest.middleware.http_middleware import HttpMiddleware
+from seqplan.api.rest.payloads.problems import Problem
 from seqplan.api.store.store import Store
 from seqplan.api.store.tables.tokens import Token, find_token, list_tokens
 from seqplan.plans import service_routes
@@ -60,32 +60,25 @@ class Access:
     ranks_only: bool = False
 
 
-class Tokens:
-    """ASGI middleware that answers 401 and 403, and 503 if the tokens cannot be read.
+class Tokens(HttpMiddleware):
+    """Middleware that answers 401 and 403, and 503 if the tokens cannot be read.
 
     Once there was a token, no request goes without: revoking the last opens nothing.
     """
 
     def __init__(self, app: ASGIApp, store: Store, access: Access) -> None:
+        super().__init__(app)
         self._access = access
         self._required = access.guarded
-        self._app = app
         self._hosts = frozenset(host.lower() for host in access.hosts)
         self._store = store
         self._tokens: list[Token] = []
         self._read_at = -math.inf
         self._reading = asyncio.Lock()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN:
-            try:
-                await self._check(scope)
-            except StoreUnavailable as error:
-                await store_unavailable(error)(scope, receive, send)
-                return
-            except Problem as error:
-                await make_closing_response(error)(scope, receive, send)
-                return
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] not in OPEN:
+            await self._check(scope)
         await self._app(scope, receive, send)
 
     async def _check(self, scope: Scope) -> None:
@@ -157,26 +150,25 @@ class _Bucket:
     at: float
 
 
-class RateLimit:
-    """ASGI middleware that answers 429 beyond ``rate`` requests a second of one token.
+class RateLimit(HttpMiddleware):
+    """Middleware that answers 429 beyond ``rate`` requests a second of one token.
 
     Of one address in a service without tokens; None: no limit. A second's requests may come at
     once. Probes are not counted; a request that waits for a plan is one.
     """
 
     def __init__(self, app: ASGIApp, rate: int | None) -> None:
-        self._app = app
+        super().__init__(app)
         self._rate = rate
         self._buckets: dict[str, _Bucket] = {}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        counted = scope["type"] == "http" and scope["path"] not in OPEN
-        if self._rate is None or not counted or self._take(scope, self._rate):
-            await self._app(scope, receive, send)
-            return
-        whose = f"token {scope[TOKEN]}" if TOKEN in scope else "this address"
-        detail = f"{whose} has sent more than {self._rate} requests a second. Wait a second"
-        await make_closing_response(Problem(429, "too-many-requests", detail))(scope, receive, send)
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        rate = self._rate if scope["path"] not in OPEN else None
+        if rate is not None and not self._take(scope, rate):
+            whose = f"token {scope[TOKEN]}" if TOKEN in scope else "this address"
+            detail = f"{whose} has sent more than {rate} requests a second. Wait a second"
+            raise Problem(429, "too-many-requests", detail)
+        await self._app(scope, receive, send)
 
     def _take(self, scope: Scope, rate: int) -> bool:
         client = scope.get("client")

@@ -8,12 +8,11 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from seqplan.api.cli.framework.job_file import JobFile, read_job_file
+from seqplan.api.cli.framework.job_file import JobFile, name_file, read_job_file
 from seqplan.api.cli.framework.options import add_log, add_option, check_port
 from seqplan.api.cli.framework.output import ProgressBar
 from seqplan.api.cli.serve import keeping_of
@@ -99,7 +98,7 @@ def _read_inputs(job: JobFile, origin: Path) -> _Inputs:
     from seqplan.api.service.job_costs import check_refit, list_slow_ranks
 
     profile = find_profile(job.profile)
-    with _naming(origin):
+    with name_file(origin):
         profile, execution = apply_backend(
             profile, job.gpus, job.execution or None, job.micro_step_multiple, job.trainer or None
         )
@@ -109,7 +108,7 @@ def _read_inputs(job: JobFile, origin: Path) -> _Inputs:
         slow = list_slow_ranks(factors, job.gpus, refit=job.refit, robust=job.robust)
     lengths = read_lengths([job.lengths]).values
     workload = Workload(job.gpus, job.max_len, job.tokens or TOKENS_PER_GPU * job.gpus)
-    with _naming(origin):
+    with name_file(origin):
         check_tokens(int(lengths.clip(max=job.max_len).sum()), workload.tokens)
     return _Inputs(profile, execution, slow, lengths, workload)
 
@@ -149,7 +148,7 @@ def _enter(store: Store, claim: Claim, job: JobFile, inputs: _Inputs, origin: Pa
     request = _describe_request(job, profile, row.id, workload)
     if _is_known(store, job, request, origin):
         return
-    with _naming(origin), ProgressBar(sys.stderr) as progress:
+    with name_file(origin), ProgressBar(sys.stderr) as progress:
         document = make_proposal(
             profile,
             workload,
@@ -182,15 +181,6 @@ def _enter(store: Store, claim: Claim, job: JobFile, inputs: _Inputs, origin: Pa
                 robust=job.robust,
             ),
         )
-
-
-@contextmanager
-def _naming(origin: Path) -> Iterator[None]:
-    """Begin the message of a ``ValueError`` with the job file."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{origin}: {error}") from None
 
 
 def _describe_request(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -80,53 +82,43 @@ def read_job_file(path: Path) -> JobFile:
         raise ValueError(f"{path}: not TOML: {error}. Repair the file") from None
     known = {field.name: field for field in fields(JobFile)}
     check_fields(path, sorted(raw), known)
-    for name, field in known.items():
-        if name not in raw:
-            if field.default is MISSING:
-                raise ValueError(f"{path}: lacks {name}. State it")
-        elif name != "workers":
-            _check_value(path, name, raw[name], *_KINDS[field.type])
-    try:
+    with name_file(path):
+        for name, field in known.items():
+            if name not in raw:
+                if field.default is MISSING:
+                    raise ValueError(f"lacks {name}. State it")
+            elif name != "workers":
+                _check_value(name, raw[name], *_KINDS[field.type])
         check_job_id(raw.get("job", "job"))
+        workers = Workers.parse(raw.get("workers", 1))
+    slowdown = tuple(None if each == LOST else float(each) for each in raw.get("slowdown", ()))
+    values = {**raw, **_resolve_paths(raw, path.parent), "workers": workers, "slowdown": slowdown}
+    return JobFile(**values)
+
+
+@contextmanager
+def name_file(path: Path) -> Iterator[None]:
+    """Begin the message of a ``ValueError`` with the job file."""
+    try:
+        yield
     except ValueError as error:
-        raise ValueError(f"{path}: job: {error}") from None
-    return JobFile(
-        **{
-            **raw,
-            **_resolve_paths(raw, path.parent),
-            "workers": _read_workers(raw, path),
-            "slowdown": tuple(
-                None if each == LOST else float(each) for each in raw.get("slowdown", ())
-            ),
-        }
-    )
+        raise ValueError(f"{path}: {error}") from None
 
 
-def _check_value(path: Path, name: str, value: Any, kind: type, wanted: str) -> None:
+def _check_value(name: str, value: Any, kind: type, wanted: str) -> None:
     """Check a field's kind and range; ``ValueError`` names it."""
     factors = value if isinstance(value, list) else ()
     numbers = [each for each in factors if each != LOST]
     if type(value) is not kind or any(type(each) not in (int, float) for each in numbers):
-        raise ValueError(f"{path}: {name}: must be {wanted}: {value!r}")
+        raise ValueError(f"{name}: must be {wanted}: {value!r}")
     if value == "":
-        raise ValueError(f"{path}: {name} is empty. State it, or leave it out")
-    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{name} is empty. State it, or leave it out")
+    if type(value) is not int:
         return
     if value < (least := _LEAST.get(name, 1)):
-        raise ValueError(f"{path}: {name}: must be {least} or more: {value}")
+        raise ValueError(f"{name}: must be {least} or more: {value}")
     if name in _MOST and value > (most := _MOST[name]):
-        raise ValueError(f"{path}: {name} must be {most} or fewer, not {value}")
-
-
-def _read_workers(raw: dict[str, Any], path: Path) -> Workers:
-    """Read a number or text such as ``ray:4``; ``ValueError`` for another value."""
-    value = raw.get("workers", 1)
-    try:
-        if type(value) not in (int, str):
-            raise ValueError(f"workers must be W or ray:W, W of 1 or more: {value!r}")
-        return Workers.parse(value)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{name} must be {most} or fewer, not {value}")
 
 
 def _resolve_paths(raw: dict[str, Any], folder: Path) -> dict[str, str]:

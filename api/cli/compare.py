@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -32,7 +32,6 @@ from seqplan.planner.sync.choice import choose_sync
 from seqplan.planner.sync.times import NO_SYNC, SyncTimes
 from seqplan.planner.systems.hotspa import SWITCH_MS
 from seqplan.planner.systems.hydraulis import CBC_S
-from seqplan.planner.workload import TOKENS_PER_GPU, Workload
 from seqplan.plans.format.atomic_file import write_text
 
 DESCRIPTION = """\
@@ -121,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command. ``ValueError`` on bad input, ``Infeasible`` if nothing can run the data."""
     profile = options.usable_profile(args)
     check_output(args.output, args.data, args.profile)
-    _sync(args, profile, args.gpus)  # so that bad options fail before the data is read
+    _sync(args, profile)  # so that bad options fail before the data is read
     _options(args)
     PlanningOptions(robust=args.robust)
     apply_backend(profile, args.gpus, args.execution, args.micro_step_multiple, args.trainer)
@@ -133,7 +132,8 @@ def run(args: argparse.Namespace) -> int:
         def compare_at(axis: str, value: int) -> Comparison:
             if value == known[axis]:
                 return comparison
-            return _compare(args, profile, lengths, progress, {axis: value})
+            changed = argparse.Namespace(**{**vars(args), axis.replace("-", "_"): value})
+            return _compare(changed, profile, lengths, progress)
 
         sweeps = [sweep(axis, values, partial(compare_at, axis)) for axis, values in args.sweep]
     if args.output is not None:
@@ -166,14 +166,14 @@ def _options(args: argparse.Namespace) -> Options:
     return Options(args.systems, **changed)
 
 
-def _sync(args: argparse.Namespace, profile: Profile, gpus: int) -> SyncTimes:
+def _sync(args: argparse.Namespace, profile: Profile) -> SyncTimes:
     if args.sync.times is None:
         if "optimizer_ms" in args.assume:
             raise ValueError("--assume optimizer-ms: --sync none counts none. Leave one out")
         return NO_SYNC
     return choose_sync(
         profile,
-        gpus,
+        args.gpus,
         sync_ms=None if args.sync.times == "derived" else args.sync.times,
         overlap=args.sync.overlap,
         optimizer_ms=args.assume.get("optimizer_ms"),
@@ -186,25 +186,13 @@ def _compare(
     profile: Profile,
     lengths: npt.NDArray[np.integer],
     progress: ProgressBar,
-    changed: Mapping[str, int] | None = None,
 ) -> Comparison:
-    """Return the requested comparison, with the ``changed`` value of an axis."""
-    values = changed or {}
-    gpus = values.get("gpus", args.gpus)
-    tokens = values.get("tokens", args.tokens or TOKENS_PER_GPU * gpus)
-    workload = Workload(
-        gpus,
-        values.get("max-len", args.max_len),
-        tokens,
-        include_flagged=args.schemes.flagged,
-        optimizer_shards=args.optimizer_shards,
-    )
     return compare(
         profile,
-        workload,
+        options.workload_of(args),
         lengths,
         args.steps,
-        _sync(args, profile, gpus),
+        _sync(args, profile),
         seed=args.seed,
         options=_options(args),
         execution=args.execution,

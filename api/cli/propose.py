@@ -23,7 +23,6 @@ from seqplan.planner.proposal.document import Proposal
 from seqplan.planner.proposal.expert_rows import explain_degrees
 from seqplan.planner.proposal.make_proposal import METHODS, make_proposal
 from seqplan.planner.proposal.proposal_sync import choose_proposal_sync
-from seqplan.planner.workload import TOKENS_PER_GPU, Workload
 from seqplan.plans.format.atomic_file import write_text
 from seqplan.plans.percent import percent, wrap_text
 
@@ -65,13 +64,7 @@ def run(args: argparse.Namespace) -> int:
     )
     check_output(args.output, args.data, args.profile)
     lengths = read_lengths([args.data]).values
-    workload = Workload(
-        gpus=args.gpus,
-        max_len=args.max_len,
-        tokens=args.tokens or TOKENS_PER_GPU * args.gpus,
-        include_flagged=args.schemes.flagged,
-        optimizer_shards=args.optimizer_shards,
-    )
+    workload = options.workload_of(args)
     sync = choose_proposal_sync(
         profile,
         args.gpus,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from seqplan.costs.profile import Profile
     from seqplan.planner.proposal.scheme_filter import SchemeFilter
     from seqplan.planner.workers.executor import Workers
+    from seqplan.planner.workload import Workload
 
 
 T = TypeVar("T")
@@ -212,17 +213,26 @@ def usable_profile(args: argparse.Namespace) -> Profile:
     """The profile that was named, with the schemes that may be used; ``ProfileError`` for none."""
     from seqplan.costs.shipped.catalogue import find_profile
 
-    return filter_schemes(find_profile(args.profile), args)
-
-
-def filter_schemes(profile: Profile, args: argparse.Namespace) -> Profile:
-    """The profile with the schemes that may be used; ``ProfileError`` for none."""
+    profile = find_profile(args.profile)
     if args.trainer is not None:
         from seqplan.planner.proposal.backends import find_backend
 
         profile = find_backend(args.trainer).usable_profile(profile, args.gpus)
     schemes: SchemeFilter = args.schemes
     return schemes.apply(profile)
+
+
+def workload_of(args: argparse.Namespace) -> Workload:
+    """Return the planning problem; ``ValueError`` for numbers that do not fit together."""
+    from seqplan.planner.workload import TOKENS_PER_GPU, Workload
+
+    return Workload(
+        args.gpus,
+        args.max_len,
+        args.tokens or TOKENS_PER_GPU * args.gpus,
+        include_flagged=args.schemes.flagged,
+        optimizer_shards=args.optimizer_shards,
+    )
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -125,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
     PlanningOptions(robust=args.robust)
     apply_backend(profile, args.gpus, args.execution, args.micro_step_multiple, args.trainer)
     lengths = read_lengths([args.data]).values
-    with ProgressBar(sys.stderr) as progress:
+    with ProgressBar() as progress:
         comparison = _compare(args, profile, lengths, progress)
         known = {"gpus": args.gpus, "max-len": args.max_len, "tokens": comparison.tokens}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -113,7 +112,7 @@ def _run(
     print(f"and {more} derived from these: with Ulysses and ring (seqplan profile show)")
 
     _title(f"3. Proposal: {CLUSTER.tokens:,} tokens a step, context {CLUSTER.max_len:,}")
-    with ProgressBar(sys.stderr) as progress:
+    with ProgressBar() as progress:
         sync = choose_sync(profile, CLUSTER.gpus)
         proposal = make_proposal(profile, CLUSTER, lengths, seed=SEED, sync=sync, progress=progress)
     print("\n".join(proposal_lines(proposal)))
@@ -162,7 +161,7 @@ def execute_small(
     """Plan a few steps into ``path`` and run them on real ranks; whether losses agree."""
     workload = SMALL_WORKLOAD
     _title(f"6. Executed: {SMALL_STEPS} steps on {workload.gpus} processes, against one process")
-    with ProgressBar(sys.stderr) as progress:
+    with ProgressBar() as progress:
         proposal = make_proposal(
             profile, workload, lengths, seed=SMALL_SEED, sync=None, progress=progress
         )

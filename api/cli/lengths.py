@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from seqplan.api.cli.framework.options import add_option, add_tokenizer
+from seqplan.api.cli.framework.output import RedrawnLine, count_of
 from seqplan.api.cli.framework.output import check_output as check_apart
-from seqplan.api.cli.framework.output import count_of
 from seqplan.costs.lengths import (
     BLOCKS,
     Lengths,
@@ -140,31 +140,17 @@ def _blocks(out: TextIO) -> str:
     return BLOCKS
 
 
-class _ProgressLine:
+class _ProgressLine(RedrawnLine):
     """Progress of reading: one line of a terminal, or log lines at intervals."""
 
     def __init__(self, out: TextIO) -> None:
-        self._out = out
-        self._terminal = out.isatty()
+        super().__init__(out)
         self._every_s = 0.1 if self._terminal else 10.0
         # The first word comes after a while: most sources are read before there is a need.
         self._next = time.monotonic() + (0.5 if self._terminal else self._every_s)
-        self._shown = False
 
     def __call__(self, done: int, total: int | None) -> None:
         now = time.monotonic()
-        if now < self._next:
-            return
-        self._next = now + self._every_s
-        text = f"{done:,} of {total:,} sequences" if total else f"{done:,} sequences"
-        self._out.write(f"\r\x1b[K{text}" if self._terminal else f"{text}\n")
-        self._out.flush()
-        self._shown = True
-
-    def __enter__(self) -> _ProgressLine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._terminal and self._shown:
-            self._out.write("\r\x1b[K")
-            self._out.flush()
+        if now >= self._next:
+            self._next = now + self._every_s
+            self.show(f"{done:,} of {total:,} sequences" if total else f"{done:,} sequences")

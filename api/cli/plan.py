@@ -236,14 +236,14 @@ def _plan_from_data(args: argparse.Namespace, folder: Path | None) -> int:
     _options(args)  # so that bad options fail before the data is read
     if args.gpus is not None:
         list_factors(args.slowdown, args.gpus)
-    with ProgressBar(sys.stderr) as progress:
+    with ProgressBar() as progress:
         source_lengths = _read_lengths(args)
         lengths = source_lengths.values
         first = propose_for_data(args, lengths, progress)
         _options(args).resolve_execution(first.proposal.problem)
     source = _draw(args, first.proposal, source_lengths)
     rows = _plan(args, source, plans)
-    with ProgressBar(sys.stderr) as progress:
+    with ProgressBar() as progress:
         comparison = _compare(args, first.proposal, first.profile, lengths, progress)
     unusual = {"exact": args.exact, "slowdown": args.slowdown, "window": args.window > 1}
     without = [f"--{name}" for name, given in unusual.items() if given]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from functools import partial
 
@@ -73,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         method=args.method,
         trainer=args.trainer,
     )
-    with ProgressBar(sys.stderr) as progress:
+    with ProgressBar() as progress:
         proposal = make_proposal(
             profile,
             workload,

@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import secrets
-import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -148,7 +147,7 @@ def _enter(store: Store, claim: Claim, job: JobFile, inputs: _Inputs, origin: Pa
     request = _describe_request(job, profile, row.id, workload)
     if _is_known(store, job, request, origin):
         return
-    with name_file(origin), ProgressBar(sys.stderr) as progress:
+    with name_file(origin), ProgressBar() as progress:
         document = make_proposal(
             profile,
             workload,

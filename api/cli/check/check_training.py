@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     settings = {"data": args.data, "seed": args.seed, "dtype": args.dtype}
     with rank_server() as server:
         if args.json:
-            with ProgressBar(sys.stderr) as progress:
+            with ProgressBar() as progress:
                 check = check_training(plans, server=server, progress=progress, **settings)
             print(json.dumps(document(check, args.data)))
         else:
@@ -106,7 +106,7 @@ def print_check(
     """
     columns = step_columns(plans, dtype)
     begun = False
-    with ProgressBar(sys.stderr) as progress:
+    with ProgressBar() as progress:
 
         def step_seen(step: CheckedStep) -> None:
             nonlocal begun

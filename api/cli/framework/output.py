@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from seqplan.plans.format.atomic_file import write_text
 from seqplan.plans.percent import count_of as count_of
@@ -70,19 +70,44 @@ def describe_errors(errors: Errors) -> str:
     return f"{percent(errors.median)} / {percent(errors.p90)}"
 
 
-class ProgressBar:
-    """One line on a terminal, redrawn; in a log a line now and then. Use as a context manager.
+class RedrawnLine:
+    """One line on a terminal, redrawn; in a log a line each time. Use as a context manager."""
 
-    Call with (stage, done, total).
-    """
-
-    def __init__(self, out: TextIO = sys.stderr, width: int = 30) -> None:
+    def __init__(self, out: TextIO) -> None:
         self._out = out
-        self._width = width
         self._terminal = out.isatty()
+        self._shown = False
+
+    def show(self, text: str) -> None:
+        """Write a text, on a terminal in the place of the one before."""
+        self._out.write(f"\r\x1b[K{text}" if self._terminal else f"{text}\n")
+        self._out.flush()
+        self._shown = True
+
+    def clear(self) -> None:
+        """Take the line away, before another is printed or at the end."""
+        if self._terminal and self._shown:
+            self._out.write("\r\x1b[K")
+            self._out.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+
+
+_BAR = 30
+"""Characters of a bar."""
+
+
+class ProgressBar(RedrawnLine):
+    """A bar on stderr; in a log a line now and then. Call with (stage, done, total)."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
         self._last = 0.0
         self._stage = ""
-        self._shown = False
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         now = time.monotonic()
@@ -91,25 +116,10 @@ class ProgressBar:
             return
         self._last, self._stage = now, stage
         if self._terminal:
-            filled = self._width * done // max(total, 1)
-            bar = "█" * filled + "░" * (self._width - filled)
-            self._out.write(f"\r\x1b[K{stage:<22} {bar} {done}/{total}")
+            filled = _BAR * done // max(total, 1)
+            self.show(f"{stage:<22} {'█' * filled}{'░' * (_BAR - filled)} {done}/{total}")
         elif done in (0, total):
-            self._out.write(f"{stage}: {done}/{total}\n")
-        self._shown = True
-        self._out.flush()
-
-    def clear(self) -> None:
-        """Take the bar away, before a line is printed or at the end."""
-        if self._terminal and self._shown:
-            self._out.write("\r\x1b[K")
-            self._out.flush()
-
-    def __enter__(self) -> ProgressBar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.clear()
+            self.show(f"{stage}: {done}/{total}")
 
 
 def write_profile(path: Path, document: Mapping[str, Any]) -> Profile:

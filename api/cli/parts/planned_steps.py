@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -44,7 +43,7 @@ def write_steps(
     ``RuntimeError`` if a plan breaks a rule, which is a bug.
     """
     rows = []
-    with ProgressBar(sys.stderr) as progress:
+    with ProgressBar() as progress:
         for planned in produce(proposal, batches, options=options, workers=workers):
             if out is not None:
                 out.write(planned.line + "\n")

@@ -157,7 +157,7 @@ def _measure_modes(
     from seqplan.profiler.measure.run import Task, measure
 
     measured = []
-    with ProgressBar(sys.stderr) as progress:
+    with ProgressBar() as progress:
 
         def report(done: int, of: int, left_s: float, sample: Sample) -> None:
             progress(f"{sample.scheme}, {sample.tokens:,} tokens; {left_s:.0f} s left", done, of)

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from seqplan.api.report.drawing.charts import Axis, Look, Series, draw_chart
-from seqplan.api.report.drawing.markup import element, listing, section, table, text
+from seqplan.api.report.drawing.charts import Axis, Look, Series, draw_chart, space_lengths
+from seqplan.api.report.drawing.markup import lead, listing, section, table
 from seqplan.api.report.drawing.numbers import UNKNOWN, coefficient, milliseconds, percent, whole
 from seqplan.api.report.drawing.rows import figure
 from seqplan.api.report.page import document
@@ -50,14 +50,7 @@ def render_fits(
         _scheme_section(scheme, fit, _points(scheme, fit, layers, samples))
         for scheme, fit in fits.items()
     ]
-    body = "\n".join(
-        (
-            element("header", element("h1", text(name)), element("p", text(source), class_="lead")),
-            element("main", "\n".join(sections)),
-            element("footer", element("p", text(f"seqplan {VERSION}"), class_="lead")),
-        )
-    )
-    return document(name, body)
+    return document(name, lead(source), sections, f"seqplan {VERSION}")
 
 
 def _points(scheme: Scheme, fit: Fit, layers: int, samples: Sequence[Sample]) -> list[_Point]:
@@ -151,7 +144,7 @@ def _curve(fit: Fit, points: Sequence[_Point]) -> str:
     times = [point.measured for point in single]
     across = _tokens_axis(single)
     first, last = across.limits
-    lengths = [first * (last / first) ** (at / (CURVE_POINTS - 1)) for at in range(CURVE_POINTS)]
+    lengths = space_lengths(first, last, CURVE_POINTS)
     places = sorted([*lengths, *(point.tokens for point in single)])
     fitted = [fit.latency.micro_batch_ms([length]) for length in places]
     return draw_chart(

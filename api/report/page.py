@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.resources import files
 
-from seqplan.api.report.drawing.markup import element, text
+from seqplan.api.report.drawing.markup import element, lead, text
 from seqplan.api.report.sections.curves import curves
 from seqplan.api.report.sections.gantt import gantt
 from seqplan.api.report.sections.headline import headline
@@ -57,27 +57,22 @@ def render(
         element("li", element("a", name, href=f"#{ident}")) for ident, name, part in parts if part
     ]
     contents = element("nav", element("ul", *links), aria_label="Contents")
-    title = f"{comparison.profile} on {comparison.gpus:,} GPUs"
-    body = "\n".join(
-        (
-            _read("report/drawing/patterns.svg"),
-            element("header", element("h1", text(title)), _setting(comparison), contents),
-            element("main", "\n".join(part for _, _, part in parts)),
-            element(
-                "footer",
-                element(
-                    "p",
-                    text(f"seqplan {VERSION}. Simulated on profile {comparison.profile}."),
-                    class_="lead",
-                ),
-            ),
-        )
+    return document(
+        f"{comparison.profile} on {comparison.gpus:,} GPUs",
+        _setting(comparison) + contents,
+        [part for _, _, part in parts],
+        f"seqplan {VERSION}. Simulated on profile {comparison.profile}.",
+        before=[_read("report/drawing/patterns.svg")],
     )
-    return document(title, body)
 
 
-def document(title: str, body: str) -> str:
-    """A whole page around a body of markup: its style sheet, the scripts of its charts."""
+def document(
+    title: str, below: str, sections: Sequence[str], foot: str, *, before: Sequence[str] = ()
+) -> str:
+    """A whole page: its style sheet, title, sections, foot, and the scripts of its charts.
+
+    ``below``: markup below the title; ``before``: what stands before all that is shown.
+    """
     styles = [_read(name) for name in ("dashboard/vendor/uPlot.min.css", "report/drawing/page.css")]
     scripts = [
         _read(name) for name in ("dashboard/vendor/uPlot.iife.min.js", "report/drawing/charts.js")
@@ -91,7 +86,10 @@ def document(title: str, body: str) -> str:
         f"<title>{text(title)}</title>",
         *("<style>", *styles, "</style>"),
         "</head>",
-        *("<body>", WITHOUT_SCRIPTS, body),
+        *("<body>", WITHOUT_SCRIPTS, *before),
+        element("header", element("h1", text(title)), below),
+        element("main", "\n".join(sections)),
+        element("footer", lead(foot)),
         *("<script>", *scripts, "</script>"),
         "</body>",
         "</html>",
@@ -110,4 +108,4 @@ def _setting(comparison: Comparison) -> str:
         f"{comparison.tokens:,} tokens, sequences up to {comparison.max_len:,} tokens, seed "
         f"{comparison.seed}. Every figure is simulated on profile {comparison.profile}."
     )
-    return element("p", text(sentence), class_="lead")
+    return lead(sentence)

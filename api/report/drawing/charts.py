@@ -76,6 +76,11 @@ def draw_chart(
     )
 
 
+def space_lengths(first: float, last: float, count: int) -> list[float]:
+    """Return lengths that are spaced evenly by their logarithm."""
+    return [first * (last / first) ** (at / (count - 1)) for at in range(count)]
+
+
 def _short(value: float | None) -> float | None:
     """Six significant digits, more than a screen shows."""
     return None if value is None else float(f"{value:.6g}")

@@ -44,11 +44,16 @@ def section(ident: str, heading: str, sentence: str, *parts: str) -> str:
     return element(
         "section",
         element("h2", text(heading), id=f"{ident}-heading"),
-        element("p", text(sentence), class_="lead"),
+        lead(sentence),
         *parts,
         id=ident,
         aria_labelledby=f"{ident}-heading",
     )
+
+
+def lead(sentence: str) -> str:
+    """A sentence on what follows."""
+    return element("p", text(sentence), class_="lead")
 
 
 def listing(entries: Iterable[str]) -> str:

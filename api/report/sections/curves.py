@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from seqplan.api.report.drawing.charts import Axis, Series, draw_chart
-from seqplan.api.report.drawing.markup import element, section, table, text
+from seqplan.api.report.drawing.charts import Axis, Series, draw_chart, space_lengths
+from seqplan.api.report.drawing.markup import lead, section, table
 from seqplan.api.report.drawing.numbers import UNKNOWN, coefficient, whole
 from seqplan.api.report.drawing.rows import figure
 from seqplan.costs.profile import Profile
@@ -64,8 +64,8 @@ def curves(comparison: Comparison, profile: Profile) -> str:
                 for model in models
             ],
         ),
-        element("p", text(f"Source: {profile.source}"), class_="lead"),
-        element("p", text(f"Fit: {profile.residuals}"), class_="lead"),
+        lead(f"Source: {profile.source}"),
+        lead(f"Fit: {profile.residuals}"),
     )
 
 
@@ -81,7 +81,7 @@ def _chart(models: list[SchemeModel], limit: int) -> str:
     first = max(1, min(SHORTEST, min(ends.values()) // 2))
     utils = [model.util_len for model in models if model.util_len is not None]
     shown = {length for length in utils if first <= length <= last}
-    places = sorted({*_lengths(first, last), *ends.values(), *shown})
+    places = sorted({*space_lengths(first, last, 48), *ends.values(), *shown})
     curves = [
         Series(
             str(model.scheme),
@@ -106,8 +106,3 @@ def _chart(models: list[SchemeModel], limit: int) -> str:
         height=400,
         names_at_ends=True,
     )
-
-
-def _lengths(first: int, last: int, count: int = 48) -> list[float]:
-    """Lengths spaced evenly by their logarithm."""
-    return [first * (last / first) ** (at / (count - 1)) for at in range(count)]

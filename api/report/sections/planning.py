@@ -20,8 +20,7 @@ def planning(comparison: Comparison) -> str:
     gaps = [iteration.gap for iteration in iterations]
     times = [iteration.planning_ms for iteration in iterations]
     parts = []
-    if any(gap is not None for gap in gaps):
-        known = [gap for gap in gaps if gap is not None]
+    if known := [gap for gap in gaps if gap is not None]:
         parts.append(
             figure(
                 "Proven gap of each step",
@@ -34,8 +33,7 @@ def planning(comparison: Comparison) -> str:
                 ),
             )
         )
-    if any(time is not None for time in times):
-        known = [time for time in times if time is not None]
+    if known := [time for time in times if time is not None]:
         parts.append(
             figure(
                 "Planning time of each step",
@@ -47,8 +45,6 @@ def planning(comparison: Comparison) -> str:
                 ),
             )
         )
-    if not parts:
-        parts.append(element("p", "Neither was recorded."))
     rows = [
         [whole(iteration.step), percent(iteration.gap, 3), milliseconds(iteration.planning_ms)]
         for iteration in iterations
@@ -57,7 +53,7 @@ def planning(comparison: Comparison) -> str:
         "planning",
         "Planning",
         "How close to its proven bound each of our plans is, and how long planning it took.",
-        *parts,
+        *(parts or [element("p", "Neither was recorded.")]),
         table("Gap and planning time", ["Step", "Gap", "Planning (ms)"], rows, left=0),
     )
 

@@ -127,25 +127,22 @@ def _tokens(args: argparse.Namespace) -> int:
     from seqplan.api.store.store import Store
     from seqplan.api.store.tables.tokens import add_token, list_tokens, revoke_token
 
+    expires_at = None
+    if args.token_days is not None:
+        expires_at = int(time.time() + args.token_days * 86400)
     store = Store(args.store, args.files, in_use=True)
-    try:
-        with store.writing() as connection:
-            if args.add_token is not None:
-                expires_at = None
-                if args.token_days is not None:
-                    expires_at = int(time.time() + args.token_days * 86400)
-                token = add_token(
-                    connection,
-                    args.add_token,
-                    args.scope or "read",
-                    job=args.token_job,
-                    expires_at=expires_at,
-                )
-            if args.revoke_token is not None:
-                revoke_token(connection, args.revoke_token)
-            listed = list_tokens(connection) if args.list_tokens else []
-    finally:
-        store.close()
+    with closing(store), store.writing() as connection:
+        if args.add_token is not None:
+            token = add_token(
+                connection,
+                args.add_token,
+                args.scope or "read",
+                job=args.token_job,
+                expires_at=expires_at,
+            )
+        if args.revoke_token is not None:
+            revoke_token(connection, args.revoke_token)
+        listed = list_tokens(connection) if args.list_tokens else []
     if args.add_token is not None:
         print(token)
     for known in listed:

@@ -17,7 +17,6 @@ from seqplan.plans.percent import percent, wrap_text
 if TYPE_CHECKING:
     from seqplan.costs.profile import Profile
     from seqplan.planner.comparison.nearest import Rival
-    from seqplan.planner.comparison.results import Comparison
 
 
 def sweep_lines(sweep: Sweep) -> list[str]:

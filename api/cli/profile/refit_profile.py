@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,11 +21,10 @@ from seqplan.api.cli.framework.output import (
 from seqplan.costs.profile import Profile
 from seqplan.costs.shipped.catalogue import find_profile
 from seqplan.plans.format.plan_file import read_plans
-from seqplan.plans.plan import Plan
 
 if TYPE_CHECKING:
     from seqplan.api.client.client import Client
-    from seqplan.costs.fit.measurements import Measurement, Observations
+    from seqplan.costs.fit.measurements import Observations
     from seqplan.costs.fit.refit import Refitted, RefittedProfile
 
 DESCRIPTION = """\
@@ -48,14 +45,8 @@ examples:
 """
 
 
-@dataclass(frozen=True)
-class _Material:
-    """Plans and measured times to compare a profile with; ``where``: their name in messages."""
-
-    profile: Profile
-    plans: Iterable[Plan]
-    measurements: Sequence[Measurement]
-    where: str
+_Material = tuple[Profile, "Observations", str]
+"""A profile, its measured times, and the name of these in messages."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +68,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command. ``ValueError`` for files, or a job, that do not fit together."""
-    from seqplan.costs.fit.measurements import match_measurements
     from seqplan.costs.fit.refit import refit_profile
 
     check_output(args.output, args.profile, args.plans, args.measurements)
@@ -87,18 +77,16 @@ def run(args: argparse.Namespace) -> int:
         if args.measurements is not None:
             raise ValueError("--measurements is for --plans. Leave it out")
         with server_options.connect(args) as client:
-            material = _of_job(client, args)
-            observations = match_measurements(material.plans, material.measurements)
+            profile, observations, where = _read_job(client, args)
     else:
-        material = _of_files(args)
-        observations = match_measurements(material.plans, material.measurements)
-    profile = material.profile.at_expert_parallel(observations.expert_parallel)
+        profile, observations, where = _read_files(args)
+    profile = profile.at_expert_parallel(observations.expert_parallel)
     by_scheme = observations.by_scheme
     if lacking := sorted(set(by_scheme) - set(profile.by_scheme)):
-        raise ValueError(f"{material.where}: has scheme {lacking[0]}, which {profile.name} lacks")
+        raise ValueError(f"{where}: has scheme {lacking[0]}, which {profile.name} lacks")
     if not by_scheme:
         raise ValueError(
-            f"{args.measurements or material.where}: no step of {material.where} has a pipeline "
+            f"{args.measurements or where}: no step of {where} has a pipeline "
             "of one stage that was measured on all of its ranks and had them to itself"
         )
     refitted = refit_profile(profile, by_scheme)
@@ -174,8 +162,8 @@ def _describe_unplanned(observations: Observations, served: bool) -> str:
     return f"{count:,} rank times left out: of {len(steps):,} steps {missing}, {steps[0]} the first"
 
 
-def _of_files(args: argparse.Namespace) -> _Material:
-    from seqplan.costs.fit.measurements import read_measurements
+def _read_files(args: argparse.Namespace) -> _Material:
+    from seqplan.costs.fit.measurements import match_measurements, read_measurements
 
     if args.job is not None:
         raise ValueError("--job is for --server. Leave it out")
@@ -183,13 +171,12 @@ def _of_files(args: argparse.Namespace) -> _Material:
         if getattr(args, name) is None:
             raise ValueError(f"--plans requires --{name}")
     profile = find_profile(args.profile)
-    return _Material(
-        profile, read_plans(args.plans), read_measurements(args.measurements), args.plans
-    )
+    plans, measurements = read_plans(args.plans), read_measurements(args.measurements)
+    return profile, match_measurements(plans, measurements), args.plans
 
 
-def _of_job(client: Client, args: argparse.Namespace) -> _Material:
-    from seqplan.costs.fit.measurements import Measurement, MeasurementError
+def _read_job(client: Client, args: argparse.Namespace) -> _Material:
+    from seqplan.costs.fit.measurements import Measurement, MeasurementError, match_measurements
 
     where = f"job {args.job} of {args.server}"
     if args.profile is None:
@@ -203,7 +190,7 @@ def _of_job(client: Client, args: argparse.Namespace) -> _Material:
     steps = sorted({timed.step for timed in measurements})
     fetched = (server_options.fetch_plan(client, args.job, step) for step in steps)
     plans = (plan for plan in fetched if plan is not None)
-    return _Material(profile, plans, measurements, where)
+    return profile, match_measurements(plans, measurements), where
 
 
 def _fields(result: Refitted) -> dict[str, Any]:

@@ -235,9 +235,9 @@ def _look_at_tokens(service: Service, new: NewJob) -> DataLook:
     with service.store.reading() as connection:
         proposal = rows.get(connection, rows.ProposalRow, new.proposal)
         lengths = rows.get(connection, rows.ListedLengths, new.lengths)
-    if proposal is None or proposal.state != "ready" or lengths is None:
+    if proposal is None or proposal.state != "ready":
         return DataLook()
-    if lengths.kind == "histogram":
+    if lengths is None or lengths.kind == "histogram":
         return DataLook()
     workload = ready_document(proposal).workload
     array = open_lengths(service.store, new.lengths)

@@ -48,12 +48,9 @@ def remove_leftovers(store: Store, grace_days: float = GRACE_DAYS) -> None:
     lengths, now = store.files / "lengths", time.time()
     found = _read_found(store)
     uploads = (path for path in _parse_name(store.files, _UPLOAD) if _is_upload(path))
-    leftovers = [*uploads, *_parse_name(lengths, _WRITING)]
-    for path in _parse_name(lengths, ARRAY):
-        if not _is_needed(store, path):
-            leftovers.append(path)
+    arrays = (path for path in _parse_name(lengths, ARRAY) if not _is_needed(store, path))
     since = {}
-    for path in leftovers:
+    for path in (*uploads, *_parse_name(lengths, _WRITING), *arrays):
         if now - _last_change(path) < QUIET_S:
             continue
         name = str(path.relative_to(store.files))

@@ -123,14 +123,9 @@ def iterate_planned(
         after = steps[-1].step
 
 
-def first_state(row: JobRow) -> SamplerState:
-    """Return the sampler of a job that draws its batches, before the job's first step."""
-    return SamplerState(row.first_step, row.first_epoch, row.first_cursor)
-
-
 def read_latest_state(connection: Connection, row: JobRow, step: int) -> SamplerState:
     """Return the sampler's latest state at or before ``step`` that is kept."""
-    latest = first_state(row)
+    latest = SamplerState(row.first_step, row.first_epoch, row.first_cursor)
     for table in (schema.plans, schema.sampler_states):
         query = select(table.c.step, table.c.epoch, table.c.cursor)
         with_state = query.where(

@@ -27,7 +27,7 @@ from seqplan.integrations.huggingface_trainer import (
 )
 from seqplan.integrations.recomputation_limits import RecomputationLimits
 from seqplan.integrations.sample_loads import SampleLoad
-from seqplan.integrations.versions import UnsupportedVersion, find_installed_version
+from seqplan.integrations.versions import UnsupportedVersion, find_class, find_installed_version
 from seqplan.planner.balance.cost import Cost
 from seqplan.planner.balance.mode import Mode
 from seqplan.planner.balance.phase import Phase
@@ -35,16 +35,8 @@ from seqplan.planner.balance.phase import Phase
 __all__ = ["SeqplanOptions", "SeqplanPlugin"]
 
 
-def _base(module: str, name: str) -> Any:
-    """Return a class of Axolotl; ``object`` if Axolotl is not installed."""
-    try:
-        return getattr(import_module(module), name, object)
-    except ImportError:
-        return object
-
-
-_PLUGIN = _base("axolotl.integrations.base", "BasePlugin")
-_TRAINER = _base("axolotl.core.trainers.base", "AxolotlTrainer")
+_PLUGIN = find_class("axolotl.integrations.base", "BasePlugin") or object
+_TRAINER = find_class("axolotl.core.trainers.base", "AxolotlTrainer") or object
 
 
 class SeqplanOptions(BaseModel):

@@ -215,26 +215,17 @@ def _plan_groups(
     capacity: int,
     costs: Mapping[int, Cost],
     *,
-    one_each: bool = False,
-    multiple: int = 1,
-    stages: int = 1,
     known: _Groups | None = None,
+    **options: Any,
 ) -> _Groups:
     """Plan groups for samples (id, tokens); ids by micro-batch and rank.
 
-    ``known``: those of Megatron's rule, which the plan is no slower than.
+    ``known``: those of Megatron's rule, which the plan is no slower than; ``options``: as of
+    ``plan_chains``.
     """
     ids, lengths = _split(samples)
-    grouped = plan_chains(
-        lengths,
-        ranks,
-        capacity,
-        costs,
-        one_each=one_each,
-        multiple=multiple,
-        stages=stages,
-        known=None if known is None else _degrees(known, ids),
-    )
+    degrees = None if known is None else _degrees(known, ids)
+    grouped = plan_chains(lengths, ranks, capacity, costs, known=degrees, **options)
     figures.update(describe_plan(grouped))
     log_plan(logger, len(grouped.micro_steps), grouped)
     return [

@@ -20,13 +20,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import torch
 
 from seqplan.integrations.balanced_steps import BalancedSteps, RankedStep
-from seqplan.integrations.versions import UnsupportedVersion, find_installed_version
+from seqplan.integrations.versions import UnsupportedVersion, find_class, find_installed_version
 from seqplan.planner.balance.cost import Cost
 
 __all__ = ["PlannedDataLoader", "PlannedTrainer"]
@@ -40,22 +39,19 @@ Sample = tuple[Sequence[int], Sequence[int]]
 
 def _base(module: str, name: str) -> Any:
     """Return a class of torchtitan; a stand-in if torchtitan is not installed."""
-    try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError):
 
-        class Absent:
-            @dataclass(kw_only=True, slots=True)
-            class Config:
-                pass
+    class Absent:
+        @dataclass(kw_only=True, slots=True)
+        class Config:
+            pass
 
-            def __init__(self, *_: Any, **__: Any) -> None:
-                raise UnsupportedVersion(
-                    f"torchtitan {find_installed_version('torchtitan')} has no {name} in {module}; "
-                    "0.3.0 has it"
-                )
+        def __init__(self, *_: Any, **__: Any) -> None:
+            raise UnsupportedVersion(
+                f"torchtitan {find_installed_version('torchtitan')} has no {name} in {module}; "
+                "0.3.0 has it"
+            )
 
-        return Absent
+    return find_class(module, name) or Absent
 
 
 _LOADER = _base("torchtitan.components.dataloader", "BaseDataLoader")

@@ -19,6 +19,14 @@ def find_installed_version(package: str) -> str:
         return "unknown"
 
 
+def find_class(path: str, name: str) -> Any:
+    """Return a class of a trainer's module; None if the trainer has none or is not installed."""
+    try:
+        return getattr(import_module(path), name, None)
+    except ImportError:
+        return None
+
+
 def import_with(package: str, path: str, *names: str, known: str) -> Any:
     """Import a trainer's module, which must have ``names``.
 

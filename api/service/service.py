@@ -168,9 +168,7 @@ class Service:
 
         Its rows are deleted in the background.
         """
-        with self.store.reading() as connection:
-            row = get(connection, JobRow, job)
-        if row is None:
+        if (row := self._read(job)) is None:
             return False
         with self._planning_stopped(row), self.store.writing() as connection:
             was_there = jobs.remove_job(connection, job)
@@ -180,8 +178,7 @@ class Service:
 
     def halt(self, job: str, state: str, *states: str) -> JobRow | None:
         """Plan a job no further, from one of ``states``; None if it is in another, or gone."""
-        with self.store.reading() as connection:
-            row = get(connection, JobRow, job)
+        row = self._read(job)
         if row is None or row.state not in states:
             return None
         with self._planning_stopped(row), self.store.writing() as connection:
@@ -208,8 +205,7 @@ class Service:
                 if row is not None and row.state == "planning":
                     revision = add_revision(connection, row, proposal, slowdown, kind, reason)
         finally:
-            with self.store.reading() as connection:
-                row = get(connection, JobRow, job)
+            row = self._read(job)
             if row is not None and row.state == "planning":
                 self.plan(row)
         if revision is not None:
@@ -276,13 +272,13 @@ class Service:
         with self._lock:
             known = list(self._running)
         for job in known:
-            if not self._exists(job):
+            if self._read(job) is None:
                 self._forget(job)
         self._listener.on_removed(None)
 
     def _notice(self, job: str | None) -> None:
         gone = None if job is None else removed_job(job)
-        if gone is not None and not self._exists(gone):
+        if gone is not None and self._read(gone) is None:
             self._forget(gone)
             return
         known = None if job is None else self.job(job)
@@ -293,9 +289,9 @@ class Service:
                 known.news.look_again()
             self._listener.on_published(job, None)
 
-    def _exists(self, job: str) -> bool:
+    def _read(self, job: str) -> JobRow | None:
         with self.store.reading() as connection:
-            return get(connection, JobRow, job) is not None
+            return get(connection, JobRow, job)
 
     def _forget(self, job: str) -> None:
         """Stop planning a removed job, and release its waiting requests."""

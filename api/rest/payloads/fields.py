@@ -70,34 +70,29 @@ Duration = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-def _sync_times(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
-    try:
-        times = check(value)
-    except ValidationError:
-        # Of a choice of two, pydantic names the first that it is not.
-        wanted = "must be derived, none, or times of 0 or more ms, as 900 or [900, 1400]"
-        raise PydanticCustomError("sync_times", wanted) from None
-    return [times] if isinstance(times, float) else times
+def _reword(kind: str, wanted: str) -> WrapValidator:
+    """Make the one message of a field: of a choice, pydantic names the first that it is not."""
+
+    def check_value(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return check(value)
+        except ValidationError:
+            raise PydanticCustomError(kind, wanted) from None
+
+    return WrapValidator(check_value)
 
 
 _Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 SyncField = Annotated[
     Literal["derived", "none"] | _Time | Annotated[list[_Time], Field(min_length=1, max_length=2)],
-    WrapValidator(_sync_times),
+    AfterValidator(lambda times: [times] if isinstance(times, float) else times),
+    _reword("sync_times", "must be derived, none, or times of 0 or more ms, as 900 or [900, 1400]"),
 ]
 """``derived``, ``none``, or one time or two (ms) as a list."""
 
-
-def _factors(value: Any, check: ValidatorFunctionWrapHandler) -> Any:
-    try:
-        return check(value)
-    except ValidationError:
-        wanted = "must be a factor of 1 or more for each rank, as [1, 1.3]"
-        raise PydanticCustomError("factors", wanted) from None
-
-
 _Factor = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 SlowdownField = Annotated[
-    Annotated[list[_Factor | None], Field(max_length=MOST_GPUS)], WrapValidator(_factors)
+    Annotated[list[_Factor | None], Field(max_length=MOST_GPUS)],
+    _reword("factors", "must be a factor of 1 or more for each rank, as [1, 1.3]"),
 ]
 """How many times as long each rank takes, null for a lost one."""

@@ -115,7 +115,7 @@ class PlanWaiters(Listener):
             return ready
         key, removals = (job, step), self._removals
         if key not in self._loading:
-            task = asyncio.create_task(self._load_in_thread(job, step))
+            task = asyncio.create_task(run_sync(self._load, job, step, limiter=self._threads))
             self._loading[key] = task
             task.add_done_callback(lambda _: self._on_loaded(key, task))
         ready = await asyncio.shield(self._loading[key])
@@ -157,9 +157,6 @@ class PlanWaiters(Listener):
     def _on_loaded(self, key: tuple[str, int], task: asyncio.Task[ReadyPlan | None]) -> None:
         if self._loading.get(key) is task:
             del self._loading[key]
-
-    async def _load_in_thread(self, job: str, step: int) -> ReadyPlan | None:
-        return await run_sync(self._load, job, step, limiter=self._threads)
 
     def _load(self, job: str, step: int) -> ReadyPlan | None:
         with self._service.store.reading() as connection:
